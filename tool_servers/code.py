@@ -12,10 +12,9 @@ sandbox failed.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import httpx
 from pydantic import Field
@@ -34,7 +33,7 @@ from afm.sandbox import (
     open_sandbox,
 )
 from afm.tools.remote import RUN_PATH, RunRequest, result_body
-from tool_servers.shared.command import Launch, ServerSettings
+from tool_servers.shared.command import CORES, Launch, ServerSettings, or_cores
 from tool_servers.shared.endpoint import Endpoint, RefusalError, closing, counter
 from tool_servers.shared.serve import ServedApp
 
@@ -61,8 +60,8 @@ class CodeServerSettings(ServerSettings):
     """Where programs run."""
     max_limits: dict[str, float | int] = Field(default_factory=dict)
     """The most that a request may ask for, by field of :class:`SandboxLimits`."""
-    max_parallel: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
-    """Programs at the same time; by default the number of cores."""
+    max_parallel: Annotated[int, or_cores()] = Field(default=CORES, ge=1, validate_default=True)
+    """Programs at the same time; ``null``: the number of cores."""
     max_waiting: int = Field(default=256, ge=0)
     max_wait_s: float = Field(default=30.0, gt=0)
     max_request_bytes: int = Field(default=64 << 20, ge=1024)
@@ -203,7 +202,7 @@ def open_app(launch: Launch) -> ServedApp:
 
 def trial(client: httpx.Client) -> str:
     """One real request."""
-    result = client.post(RUN_PATH, json={"code": _TRIAL}).json()["stdout"]
+    result = client.post(RUN_PATH, json={"code": _TRIAL}).raise_for_status().json()["stdout"]
     if result != "42\n":
         raise ValueError(f"a program printed {result!r}, expected '42\\n'")
     return "a program printed 42"

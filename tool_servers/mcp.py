@@ -75,7 +75,7 @@ def http_app(
 ) -> Starlette:
     """``server`` behind MCP's Streamable HTTP; ``tools`` are closed at the end.
 
-    Names are checked by :class:`tool_servers.shared.access.BrowserGuard`, as for all servers: the library's own check would
+    Names are checked by :class:`tool_servers.shared.serve.BrowserGuard`, as for all servers: the library's own check would
     refuse a server with a token behind a proxy.
     """
     manager = StreamableHTTPSessionManager(
@@ -173,7 +173,7 @@ def trial(client: httpx.Client) -> str:
     }
     body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": parameters}
     response = client.post(MCP_PATH, json=body, headers={"Accept": "application/json, text/event-stream"})
-    return f"speaks MCP {response.json()['result']['protocolVersion']}"
+    return f"speaks MCP {response.raise_for_status().json()['result']['protocolVersion']}"
 
 
 async def _close(tools: Mapping[str, Tool]) -> None:

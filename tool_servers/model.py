@@ -239,7 +239,7 @@ def open_app(launch: Launch) -> ServedApp:
 
 def trial(client: httpx.Client) -> str:
     """One real request."""
-    [model] = client.get("/v1/models").json()["data"]
+    [model] = client.get("/v1/models").raise_for_status().json()["data"]
     body = {"model": model["id"], "prompt": "long river", "max_tokens": 1}
-    usage = client.post("/v1/completions", json=body).json()["usage"]
+    usage = client.post("/v1/completions", json=body).raise_for_status().json()["usage"]
     return f"{model['id']} continued a text by {usage['completion_tokens']} token"

@@ -141,8 +141,7 @@ def _cache(settings: Environment) -> Iterator[Finding]:
 def _servers(settings: Environment, report: Report) -> Iterator[Finding]:
     """Each tool server: answers already, could start, is not set up, or cannot start."""
     try:
-        from tool_servers.shared.command import KINDS, NotSetUpError
-        from tool_servers.shared.control import checked_command
+        from tool_servers.shared.command import KINDS, NotSetUpError, checked_command
 
         folder = configs_folder() / "servers"
     except (ImportError, AfmError) as error:

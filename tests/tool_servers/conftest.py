@@ -66,7 +66,7 @@ class RedisServer:
 def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     """Running."""
     if shutil.which("redis-server") is None:
-        pytest.skip("needs apt-get install redis-server")
+        pytest.skip("Redis is not installed: requirements/install-redis.sh")
     server = RedisServer(tmp_path)
     server.start()
     yield server

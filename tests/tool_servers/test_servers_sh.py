@@ -19,7 +19,7 @@ import pytest
 from site_server import Site
 
 from afm.models.tiny import create_tiny_model, train_tokenizer
-from tool_servers.shared import control
+from tool_servers import __main__ as command_line
 from tool_servers.shared.command import LOG_VARIABLE
 from tool_servers.wiki_search.build import IndexPlan, build
 
@@ -65,7 +65,7 @@ class Servers:
             for name, value in variables.items():
                 patch.setenv(name, str(value))
             try:
-                code = control.main([verb, *options, *rest])
+                code = command_line.main([verb, *options, *rest])
             except SystemExit as end:
                 code = end.code
         output = "".join(self._capsys.readouterr())
@@ -98,7 +98,7 @@ class Servers:
 def servers(tmp_path, monkeypatch, capsys):
     servers = Servers(tmp_path, monkeypatch, capsys)
     yield servers
-    control.main(["stop", "--state", str(servers.state), "--wait", "5"])
+    command_line.main(["stop", "--state", str(servers.state), "--wait", "5"])
     for log in servers.state.glob("*.log*"):
         assert TOKEN not in log.read_text()
 
@@ -131,7 +131,7 @@ def trusting(servers, site):
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wiki")
+    folder = tmp_path_factory.mktemp("wiki_search")
     corpus = folder / "corpus.jsonl"
     corpus.write_text(
         json.dumps({"id": "0", "contents": '"Mill"\nThe mill at the river was built in 1702.'}) + "\n"
@@ -169,10 +169,16 @@ def test_relative_paths_are_those_of_the_callers_folder(servers, index, tmp_path
     )
     (servers.configs / "wiki.yaml").write_text("index: index\n")
     told = servers(
-        "start", "wiki", "search", "--state", "state here", cwd=caller, WEB_PAGE_STORE="pages.jsonl"
+        "start",
+        "wiki_search",
+        "web_search",
+        "--state",
+        "state here",
+        cwd=caller,
+        WEB_PAGE_STORE="pages.jsonl",
     )
     assert told.count(" started, pid ") == 2, told
-    tested = servers("test", "wiki", "search", "--state", "state here", cwd=caller)
+    tested = servers("test", "wiki_search", "web_search", "--state", "state here", cwd=caller)
     assert "1 passages" in tested
     servers("stop", "--state", "state here", cwd=caller)
     in_front = subprocess.run(
@@ -228,7 +234,7 @@ def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, site, t
 
 def test_a_stop_lets_requests_finish(servers, slow_site):
     url = trusting(servers, slow_site)
-    servers("start", "crawl")
+    servers("start", "crawl_page")
     with ThreadPoolExecutor() as pool:
         request = pool.submit(servers.crawl, url)
         assert slow_site.waiting.wait(10)
@@ -240,12 +246,12 @@ def test_a_stop_lets_requests_finish(servers, slow_site):
 
 def test_a_stop_that_takes_too_long_becomes_a_kill_and_says_so(servers, slow_site):
     url = trusting(servers, slow_site)
-    servers("start", "crawl")
+    servers("start", "crawl_page")
     pid = servers.pid("crawl_page")
     with ThreadPoolExecutor() as pool:
         request = pool.submit(servers.crawl, url)
         assert slow_site.waiting.wait(10)
-        assert "killed after" in servers("stop", "crawl", "--wait", "0.3", status=1)
+        assert "killed after" in servers("stop", "crawl_page", "--wait", "0.3", status=1)
         with pytest.raises(httpx.HTTPError):
             request.result()
     assert not Path(f"/proc/{pid}/exe").exists()
@@ -280,12 +286,12 @@ def test_all_problems_are_told_before_anything_starts(servers):
         (("model",), {}, "no model named; servers.sh start model -- --model FOLDER"),
         (("model", "--", "--model", "absent"), {}, "absent: no folder with a model"),
         (
-            ("wiki", "--", "--index=absent"),
+            ("wiki_search", "--", "--index=absent"),
             {},
             "absent: no index there; build one with `afm serve wiki build",
         ),
-        (("crawl",), {"SUMMARY_OPENAI_API_BASE_URL": "http://x/v1"}, "SUMMARY_MODEL is not"),
-        (("search",), {"WEB_PAGE_STORE": "/absent"}, "WEB_PAGE_STORE: /absent: no such file"),
+        (("crawl_page",), {"SUMMARY_OPENAI_API_BASE_URL": "http://x/v1"}, "SUMMARY_MODEL is not"),
+        (("web_search",), {"WEB_PAGE_STORE": "/absent"}, "WEB_PAGE_STORE: /absent: no such file"),
     ],
 )
 def test_what_is_missing_is_named(servers, words, variables, message):
@@ -326,7 +332,7 @@ def test_bad_pages_a_bad_index_and_a_port_twice_are_told_before_anything_starts(
 
 
 def test_a_server_that_ends_at_once_fails_with_its_last_words(servers, tmp_path):
-    told = servers("start", "crawl", status=1, WEB_CACHE=tmp_path)
+    told = servers("start", "crawl_page", status=1, WEB_CACHE=tmp_path)
     assert "crawl_page       failed: ended with status 1" in told
     assert f"cache {tmp_path}: cannot be opened" in told
     assert not (servers.state / "crawl_page.pid").exists()
@@ -346,25 +352,25 @@ def test_tools_of_a_wrong_class_are_told_by_a_dry_run(servers, tmp_path):
 
 
 def test_an_engine_that_the_index_lacks_is_told_before_the_start(servers, index):
-    told = servers("start", "wiki", "--", "--index", index, "--engine", "dense", status=1)
+    told = servers("start", "wiki_search", "--", "--index", index, "--engine", "dense", status=1)
     assert "has no dense part; add it: afm serve wiki build" in told
 
 
 def test_a_killed_server_is_noticed_and_can_be_started_again(servers):
-    servers("start", "crawl")
+    servers("start", "crawl_page")
     os.kill(servers.pid("crawl_page"), signal.SIGKILL)
     servers.wait_for_port("CRAWL_PAGE")
     assert "crawl_page       has ended by itself; see " in servers("status", status=1)
     assert "FAILED: does not run" in servers("test", status=1)
-    assert "started" in servers("start", "crawl")
-    assert "healthy" in servers("status", "crawl")
+    assert "started" in servers("start", "crawl_page")
+    assert "healthy" in servers("status", "crawl_page")
 
 
 def test_a_server_that_hangs_is_not_healthy(servers):
-    servers("start", "crawl")
+    servers("start", "crawl_page")
     os.kill(servers.pid("crawl_page"), signal.SIGSTOP)
     try:
-        assert "not healthy" in servers("status", "crawl", status=1)
+        assert "not healthy" in servers("status", "crawl_page", status=1)
     finally:
         os.kill(servers.pid("crawl_page"), signal.SIGCONT)
 
@@ -382,7 +388,7 @@ def test_another_process_with_the_number_of_a_dead_server_is_left_alone(servers)
 
 
 def test_a_dry_run_starts_nothing(servers):
-    told = servers("start", "crawl", "--dry-run")
+    told = servers("start", "crawl_page", "--dry-run")
     assert "-m tool_servers crawl_page" in told
     assert not (servers.state / "crawl_page.pid").exists()
 

@@ -8,8 +8,9 @@ import re
 import time
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from afm.configuration import Settings
 from afm.errors import ConfigError
 from afm.settings import Environment
 from tool_servers.shared.upstream import Patience, Upstream, UpstreamError, ask_model
@@ -34,10 +35,8 @@ _SENTENCES = re.compile(r"(?<=[.!?。！？])\s+|\n")
 _CUT = "\n[...]\n"
 
 
-class SummarySettings(BaseModel):
+class SummarySettings(Settings):
     """How pages are summed up by the model at ``SUMMARY_OPENAI_API_BASE_URL``, when it is set."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     chunk_chars: int = Field(default=24_000, ge=1000)
     """Of a page that the model reads at once."""

@@ -6,6 +6,7 @@ are hostile.
 
 from __future__ import annotations
 
+import codecs
 import html
 import json
 import re
@@ -15,7 +16,6 @@ from typing import Any
 from urllib.parse import urljoin
 
 from afm.trajectory.observation import readable
-from tool_servers.shared.fetch_body import text_of
 from tool_servers.shared.parser_pool import serve_parser
 
 _TITLE = re.compile(r"(?is)<title[^>]{0,200}>([^<]{1,1000})")
@@ -49,6 +49,13 @@ _BLOCKS = frozenset(
         "h6",
     ]
 )
+_TEXT_CODECS = re.compile(
+    r"ascii|utf[-_](?:8|8[-_]sig|16|16[-_][bl]e|32|32[-_][bl]e)|iso8859[-_]\d+|latin[-_]1|cp\d{3,4}|koi8[-_][rtu]"
+    r"|mac[-_]\w+|gb2312|gbk|gb18030|big5\w*|euc[-_]\w+|shift[-_]jis\w*|iso2022[-_]\w+|johab|hz|tis[-_]620|ptcp154"
+)
+_META = re.compile(rb"""(?i)<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}["']?\s{0,9}([a-z0-9_:.+-]{2,40})""")
+_META_BYTES = 4096
+_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _SHORT_CHARS = 4000
 """A page with so few characters is shown whole, menus and links included."""
 _MAX_PDF_PAGES = 300
@@ -97,6 +104,35 @@ def extract(body: bytes, media_type: str, charset: str | None, url: str, max_cha
         raise NoTextError("the page holds no readable text")
     title = " ".join(readable(page.title).split())[:_MAX_TITLE_CHARS]
     return Extracted(title, text)
+
+
+def text_of(body: bytes, charset: str | None) -> str:
+    """The text of a body: by its byte order mark, the header's charset, its own ``meta`` tag, UTF-8, or Windows-1252.
+
+    Wrong bytes become U+FFFD. Only codecs of text in linear time are used, whatever a page asks for.
+    """
+    for mark, codec in _BOMS:
+        if body.startswith(mark):
+            return body.decode(codec, "replace")
+    declared = _META.search(body, 0, _META_BYTES)
+    for name in (charset, declared[1].decode() if declared else None):
+        known = _codec(name)
+        if known:
+            return body.decode(known, "replace")
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError:
+        return body.decode("cp1252", "replace")
+
+
+def _codec(name: str | None) -> str | None:
+    try:
+        codec = codecs.lookup(name.strip()).name if name else ""
+    except (LookupError, ValueError):
+        return None
+    if codec in ("iso8859-1", "ascii"):
+        return "cp1252"  # as browsers do
+    return codec if _TEXT_CODECS.fullmatch(codec) else None
 
 
 def _html(text: str, url: str) -> Extracted:

@@ -217,7 +217,7 @@ def open_app(launch: Launch) -> ServedApp:
 def trial(client: httpx.Client) -> str:
     """Ask for a private address, which must be refused: so nothing is fetched."""
     body = {"urls": "http://127.0.0.1:9/", "goal": "", "seconds": 30}
-    kind = client.post(PATH, json=body).json()["pages"][0]["kind"]
+    kind = client.post(PATH, json=body).raise_for_status().json()["pages"][0]["kind"]
     if kind != "blocked":
         raise ValueError(f"a private address is {kind!r}, expected 'blocked'")
     return "a private address is blocked"

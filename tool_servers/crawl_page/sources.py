@@ -26,12 +26,10 @@ _FAULTS = {
 
 
 class ReaderKind(StrEnum):
-    """Who fetches pages."""
+    """Who fetches pages: this server, or a reader service."""
 
     DIRECT = "direct"
-    """This server."""
     JINA = "jina"
-    """A reader service at ``JINA_BASE_URL``."""
 
 
 class CrawlSettings(FetcherSettings):
@@ -40,6 +38,7 @@ class CrawlSettings(FetcherSettings):
     content: ClassVar[str] = "page reader settings"
 
     reader: ReaderKind = ReaderKind.DIRECT
+    """Who fetches pages: ``direct``, this server, or ``jina``, the reader service at ``JINA_BASE_URL``."""
     max_urls: int = Field(default=8, ge=1)
     """Pages of one request; further addresses are refused."""
     max_page_chars: int = Field(default=300_000, ge=1000)
@@ -51,6 +50,7 @@ class CrawlSettings(FetcherSettings):
     cached_pages: int = Field(default=10_000, ge=1)
     """Pages kept."""
     summary: SummarySettings = SummarySettings()
+    """How a model sums pages up."""
 
 
 @dataclass(frozen=True, slots=True)

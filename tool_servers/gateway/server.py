@@ -312,7 +312,7 @@ def open_app(launch: Launch) -> ServedApp:
 def trial(client: httpx.Client) -> str:
     """Ask for the models; that an endpoint has no list of them is no fault of either."""
     try:
-        return f"{len(client.get('/v1/models').json()['data'])} models behind it"
+        return f"{len(client.get('/v1/models').raise_for_status().json()['data'])} models behind it"
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         if status not in (404, 405, 501):

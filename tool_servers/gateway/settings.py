@@ -5,9 +5,9 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from afm.configuration import validated
+from afm.configuration import Settings, validated
 from afm.distill.gateway import Usage
 from afm.endpoints.budget import CachedTokenPrice
 from afm.endpoints.connections import address_fault, checked_key, environment_key
@@ -16,10 +16,8 @@ from afm.settings import Environment
 from tool_servers.shared.command import ServerSettings
 
 
-class UpstreamSettings(BaseModel):
+class UpstreamSettings(Settings):
     """One endpoint behind the gateway."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str
     """With its ``/v1``."""
@@ -52,9 +50,9 @@ class GatewaySettings(ServerSettings):
     silence_s: float = Field(default=300.0, gt=0)
     """Between two pieces of an answer; then it is cut."""
     max_request_bytes: int = Field(default=64 << 20, ge=1024)
-    """Of a request."""
+    """Largest request."""
     max_answer_bytes: int = Field(default=64 << 20, ge=1024)
-    """Of an answer."""
+    """Largest answer."""
     max_parallel: int = Field(default=256, ge=1)
     """Calls at the same time."""
     max_waiting: int = Field(default=1024, ge=0)

@@ -10,6 +10,7 @@ import fcntl
 import sqlite3
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ _TIMEOUT_S = 1.0
 _TRIM_EVERY = 64
 _OPENING_S = 5.0
 _BUSY_S = 1.0
+_REST_S = 1.0
+"""How long a store is left alone after a failure, so that a dead one does not slow every request down."""
 _RENEWAL_S = 60.0
 """A disk that damages one file after the other is not given a new one all the time."""
 
@@ -65,29 +68,6 @@ class WorkUnderWay(Generic[ResultT]):
             task.exception()  # every waiter may be gone
 
 
-REST_S = 1.0
-"""How long a store is left alone after a failure, so that a dead one does not slow every request down."""
-
-
-def packed(text: str) -> bytes:
-    """A text as stores hold it."""
-    return zlib.compress(text.encode("utf-8", "replace"), 1)
-
-
-def unpacked(stored: object) -> str:
-    """The text again.
-
-    Raises:
-        ValueError: It is none that :func:`packed` made.
-    """
-    if not isinstance(stored, bytes):
-        raise ValueError(f"got {type(stored).__name__}, expected bytes")
-    try:
-        return zlib.decompress(stored).decode()
-    except zlib.error as error:
-        raise ValueError(str(error)) from None
-
-
 class Rest:
     """The time after a failure."""
 
@@ -96,7 +76,7 @@ class Rest:
 
     def begin(self) -> None:
         """The store has just failed."""
-        self._until = time.monotonic() + REST_S
+        self._until = time.monotonic() + _REST_S
 
     def over(self) -> bool:
         """Whether the store may be asked."""
@@ -130,20 +110,63 @@ class OwnCounts:
         self._stored.clear()
 
 
-class RedisCache:
-    """Redis; while it is away every look-up is a miss within a second and counters go on in this process."""
+class Cache(ABC):
+    """Texts by key, and counters that never expire.
+
+    Attributes:
+        errors: What the store did not answer, and texts that it spoilt.
+    """
+
+    def __init__(self, max_entries: int, ttl_s: float) -> None:
+        self.errors = 0
+        self._max_entries, self._ttl_s = max_entries, ttl_s
+        self._counts = OwnCounts()
+        self._reading, self._writing = Rest(), Rest()  # a file that is locked for writing can be read
+
+    async def get(self, key: str) -> str | None:
+        """The text, unless it is absent, too old or unreadable, or the store is away."""
+        stored = await self._ask(lambda: self._read(key), self._reading)
+        try:
+            return None if stored is None else zlib.decompress(stored).decode()
+        except (zlib.error, ValueError, TypeError):
+            self.errors += 1
+            return None
+
+    async def put(self, key: str, text: str) -> None:
+        """Keep a text, if the store can be written."""
+        value = zlib.compress(text.encode("utf-8", "replace"), 1)
+        await self._ask(lambda: self._write(key, value), self._writing)
+
+    @abstractmethod
+    async def add(self, key: str, amount: int) -> int:
+        """Add to a counter; while the store is away, this process's own count goes on from what it last saw."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the store."""
+
+    @abstractmethod
+    async def _ask(self, work: Callable[[], Any], rest: Rest) -> Any:
+        """What ``work`` gives; ``None``, and one more error, when the store fails or rests."""
+
+    @abstractmethod
+    def _read(self, key: str) -> Any: ...
+
+    @abstractmethod
+    def _write(self, key: str, value: bytes) -> Any: ...
+
+
+class RedisCache(Cache):
+    """Redis; while it is away every look-up is a miss within a second."""
 
     def __init__(self, url: str, name: str, *, max_entries: int, ttl_s: float) -> None:
         try:
             from redis import asyncio as redis
         except ImportError:
             raise MissingExtraError("redis", "servers") from None
-        self.errors = 0
+        super().__init__(max_entries, ttl_s)
         self._prefix = f"afm:{name}:"
-        self._max_entries = max_entries
-        self._ttl_ms = max(1, round(ttl_s * 1000))
-        self._rest = Rest()
-        self._counts = OwnCounts()
+        self._writing = self._reading
         try:
             self._redis: Any = redis.Redis.from_url(
                 url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
@@ -153,33 +176,23 @@ class RedisCache:
         except (ValueError, TypeError):
             raise ConfigError("cache: got no valid Redis address, expected redis://HOST:6379/0") from None
 
-    async def get(self, key: str) -> str | None:
-        """The text, unless it is absent, too old, or Redis is away."""
-        stored = await self._run(lambda: self._redis.get(self._prefix + key))
-        try:
-            return None if stored is None else unpacked(stored)
-        except ValueError:
-            self.errors += 1
-            return None
-
-    async def put(self, key: str, text: str) -> None:
-        """Keep a text, if Redis is there."""
-        await self._run(lambda: self._write(key, packed(text)))
-
     async def add(self, key: str, amount: int) -> int:
-        """Add to a counter; while Redis is away, this process's own count goes on from what it last saw."""
+        """See :class:`Cache`."""
         due = self._counts.due(key, amount)
-        stored = await self._run(lambda: self._redis.incrby(f"{self._prefix}count:{key}", due))
+        stored = await self._ask(lambda: self._redis.incrby(f"{self._prefix}count:{key}", due), self._writing)
         return self._counts.value(key, amount, due, stored)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """See :class:`Cache`."""
         await self._redis.aclose()
+
+    def _read(self, key: str) -> Any:
+        return self._redis.get(self._prefix + key)
 
     async def _write(self, key: str, value: bytes) -> None:
         order = f"{self._prefix}order"
         async with self._redis.pipeline(transaction=False) as steps:
-            steps.set(self._prefix + key, value, px=self._ttl_ms)
+            steps.set(self._prefix + key, value, px=max(1, round(self._ttl_s * 1000)))
             steps.zadd(order, {key: time.time()})
             steps.zcard(order)
             *_, entries = await steps.execute()
@@ -187,33 +200,26 @@ class RedisCache:
             dropped = await self._redis.zpopmin(order, entries - self._max_entries)
             await self._redis.delete(*(self._prefix + member.decode() for member, _ in dropped))
 
-    async def _run(self, work: Callable[[], Any]) -> Any:
+    async def _ask(self, work: Callable[[], Any], rest: Rest) -> Any:
         from redis.exceptions import RedisError
 
-        if not self._rest.over():
-            self.errors += 1
-            return None
         try:
-            async with asyncio.timeout(2 * _TIMEOUT_S):
-                return await work()
+            if rest.over():
+                async with asyncio.timeout(2 * _TIMEOUT_S):
+                    return await work()
         except (RedisError, OSError, TimeoutError):
-            self.errors += 1
-            self._rest.begin()
-            return None
+            rest.begin()
+        self.errors += 1
+        return None
 
 
-class SqliteCache:
+class SqliteCache(Cache):
     """A file that several processes may use at once and that survives ``kill -9``; one that is damaged is set aside."""
 
     def __init__(self, path: Path, name: str, *, max_entries: int, ttl_s: float) -> None:
-        self.errors = 0
-        self._path = path
-        self._name = name
-        self._max_entries = max_entries
-        self._ttl_s = ttl_s
+        super().__init__(max_entries, ttl_s)
+        self._path, self._name = path, name
         self._puts = 0
-        self._counts = OwnCounts()
-        self._reading, self._writing = Rest(), Rest()  # a file that is locked for writing can be read
         self._damaged, self._kept_until = False, float("-inf")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache")
         try:
@@ -222,24 +228,26 @@ class SqliteCache:
             self._thread.shutdown()
             raise ConfigError(f"cache {path}: cannot be opened: {error}; choose another place") from None
 
-    async def get(self, key: str) -> str | None:
-        """The text, unless it is absent, too old or unreadable."""
-        return await self._run(lambda: self._tried(lambda: self._read(key), self._reading))
-
-    async def put(self, key: str, text: str) -> None:
-        """Keep a text, if the file can be written."""
-        await self._run(lambda: self._tried(lambda: self._write(key, packed(text)), self._writing))
-
     async def add(self, key: str, amount: int) -> int:
-        """Add to a counter; while the file cannot be written, this process's own count goes on from what it last saw."""
-        return await self._run(lambda: self._counted(key, amount))
+        """See :class:`Cache`."""
+
+        def counted() -> int:
+            due = self._counts.due(key, amount)
+            return self._counts.value(
+                key, amount, due, self._tried(lambda: self._count(key, due), self._writing)
+            )
+
+        return await self._in_thread(counted)
 
     async def close(self) -> None:
-        """Close the file."""
-        await self._run(lambda: self._store.close())
+        """See :class:`Cache`."""
+        await self._in_thread(lambda: self._store.close())
         self._thread.shutdown()
 
-    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+    async def _ask(self, work: Callable[[], Any], rest: Rest) -> Any:
+        return await self._in_thread(lambda: self._tried(work, rest))
+
+    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._done, work)
 
     def _done(self, work: Callable[[], ResultT]) -> ResultT:
@@ -256,15 +264,8 @@ class SqliteCache:
         except sqlite3.Error as error:
             self._damaged = _is_damage(error)
             rest.begin()
-        except (ValueError, TypeError):
-            pass  # one bad row
         self.errors += 1
         return None
-
-    def _counted(self, key: str, amount: int) -> int:
-        due = self._counts.due(key, amount)
-        stored = self._tried(lambda: self._count(key, due), self._writing)
-        return self._counts.value(key, amount, due, stored)
 
     def _renew(self) -> None:
         """Go on with a new file."""
@@ -279,12 +280,12 @@ class SqliteCache:
             self._reading, self._writing = Rest(), Rest()
             old.close()
 
-    def _read(self, key: str) -> str | None:
+    def _read(self, key: str) -> Any:
         row = self._store.execute(
-            "SELECT value FROM texts WHERE cache = ? AND key = ? AND stored_at > ?",
+            "SELECT coalesce(value, '') FROM texts WHERE cache = ? AND key = ? AND stored_at > ?",
             (self._name, key, time.time() - self._ttl_s),
         ).fetchone()
-        return None if row is None else unpacked(row[0])
+        return None if row is None else row[0]
 
     def _write(self, key: str, value: bytes) -> None:
         self._store.execute(
@@ -311,10 +312,6 @@ class SqliteCache:
             (self._name, key, amount),
         ).fetchone()
         return int(row[0])
-
-
-Cache = SqliteCache | RedisCache
-"""Texts by key, and counters that never expire. ``errors`` counts what the store did not answer, and texts that it spoilt."""
 
 
 def open_cache(where: str, name: str, *, max_entries: int, ttl_s: float) -> Cache:

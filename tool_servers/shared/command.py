@@ -10,19 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 
-from afm.configuration import read_file, validated
+from afm.configuration import Settings, read_file, validated
 from afm.errors import ConfigError, MissingExtraError, UsageError, suggestion
 from afm.settings import Environment
-from tool_servers.shared.access import check_exposure
 
 LOG_VARIABLE = "AFM_SERVER_LOG"
 """``BYTES:PATH``, set by whoever sent standard output and errors of a server to ``PATH``."""
+MIN_TOKEN = 16
+"""Characters of a token that opens a server to other machines."""
 _PORT = 8000
 _BACKLOG = 2048
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
@@ -92,10 +94,23 @@ def load_server(name: str) -> Any:
     return import_module(f"tool_servers.{name}.server" if in_folder else f"tool_servers.{name}")
 
 
-class ServerSettings(BaseModel):
+def own_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def or_cores(most: int = 1 << 16) -> BeforeValidator:
+    """Makes ``null`` the number of cores, at most ``most``."""
+    return BeforeValidator(lambda number: min(most, own_cores()) if number is None else number)
+
+
+CORES: Any = None
+"""The default of a field with :func:`or_cores`, for type checkers."""
+
+
+class ServerSettings(Settings):
     """How much work a server takes on."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     content: ClassVar[str] = "server settings"
     """What errors call the file's content."""
 
@@ -116,6 +131,29 @@ class ServerSettings(BaseModel):
             ConfigError: Names the file, the key path, the value and what was expected.
         """
         return cls() if path is None else validated(cls, read_file(path, cls.content), str(path))
+
+
+def check_exposure(host: str, token: str | None, variable: str) -> None:
+    """Refuse to listen beyond this machine without a token, or with one that can be guessed.
+
+    Raises:
+        ConfigError: Names the environment variable that holds the token.
+    """
+    if is_loopback(host) or len(token or "") >= MIN_TOKEN:
+        return
+    problem = "needs a token" if token is None else f"needs a longer token, got {len(token)} characters"
+    raise ConfigError(
+        f"host {host!r}: a server that other machines can reach {problem}; set {variable} to a random text of at least "
+        f"{MIN_TOKEN} characters (openssl rand -hex 16) here and where its clients run, or listen on 127.0.0.1"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this is an address of the loopback device, or its name."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +234,29 @@ def parse_launch(name: str, words: Sequence[str], environment: Environment) -> L
     if hasattr(module, "add_options"):
         module.add_options(parser)
     return Launch(name, parser.parse_args(words), environment)
+
+
+def checked_command(
+    name: str, configs: Path, words: Sequence[str], environment: Environment
+) -> tuple[list[str], int]:
+    """The command that starts ``name`` and its port, once everything that it needs is there.
+
+    Raises:
+        NotSetUpError: It has not been configured.
+        AfmError: It has, but wrongly: settings, keys, token, or a port that is taken.
+    """
+    kind = KINDS[name]
+    own = ["--http"] if name == "mcp" else []
+    if kind.config and (configs / kind.config).exists():
+        own += ["--config", str(configs / kind.config)]
+    launch = parse_launch(name, [*own, *words], environment)
+    load_server(name).check(launch)
+    address = launch.address()
+    try:
+        address.listen().close()
+    except ConfigError as error:
+        raise ConfigError(f"{error}; stop what listens there, or choose another port") from None
+    return serve_command(name, [*own, *words]), address.port
 
 
 def serve_command(name: str, words: Sequence[str]) -> list[str]:

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
+import zlib
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 from urllib.parse import urljoin
 
 import httpcore
 import httpx
 from pydantic import Field
+from starlette.datastructures import Headers
 
 from afm.errors import ToolError
-from tool_servers.shared.command import ServerSettings
-from tool_servers.shared.fetch_body import CodingError, Inflater, TooLongError
+from tool_servers.shared.command import CORES, ServerSettings, or_cores
 from tool_servers.shared.fetch_connect import (
     Dial,
     FetchMeter,
     GuardedNetwork,
     Resolve,
-    SystemResolver,
     UnresolvedError,
     dial,
     metering,
+    resolve,
 )
 from tool_servers.shared.url_guard import DEFAULT_PORTS, BlockedError, Policy, Target, target_of
 
+_MEMBERS = 1_000
+_GZIP_MARK = 0x1F
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_CONNECTIONS = 200
 _KEEP_ALIVE_S = 10.0
@@ -46,8 +49,8 @@ class FetcherSettings(ServerSettings):
     """Of what is fetched, as it comes and after decompression."""
     fetch_s: float = Field(default=30.0, gt=0)
     """For one fetch, redirects included."""
-    workers: int = Field(default_factory=lambda: min(4, len(os.sched_getaffinity(0))), ge=1)
-    """Processes that take apart what was fetched; by default one for each core, at most four."""
+    workers: Annotated[int, or_cores(4)] = Field(default=CORES, ge=1, validate_default=True)
+    """Processes that take apart what was fetched; ``null``: one for each core, at most four."""
     cached_s: float = Field(default=3 * 3600.0, gt=0)
     """For how long results are kept."""
     request_s: float = Field(default=90.0, gt=0)
@@ -139,6 +142,87 @@ class Fetched:
     body: bytes
 
 
+class TooLongError(Exception):
+    """More bytes than allowed."""
+
+
+class CodingError(Exception):
+    """The body is not in the encoding that it is said to be in."""
+
+
+class Inflater:
+    """Collects a body, decompressed as it comes, and never holds more than ``max_bytes``.
+
+    A gzip body may have several members, one behind the other. Other bytes behind its end are passed over, as browsers do.
+
+    Args:
+        coding: The ``Content-Encoding``: none, ``identity``, ``gzip`` or ``deflate``.
+
+    Raises:
+        CodingError: Another coding.
+    """
+
+    def __init__(self, coding: str, max_bytes: int) -> None:
+        coding = coding.strip().lower()
+        if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            raise CodingError(f"the page is sent in the coding {coding[:40]!r}, expected gzip or none")
+        self._max_bytes = max_bytes
+        self._deflate = coding == "deflate"
+        self._unpacker = zlib.decompressobj(47) if coding not in ("", "identity") else None
+        self._gzip, self._members = coding in ("gzip", "x-gzip"), 1
+        self._body = bytearray()
+        self._received = 0
+        self._over = False
+
+    def add(self, chunk: bytes) -> None:
+        """The next bytes from the network.
+
+        Raises:
+            TooLongError: The body is too long.
+            CodingError: It is not compressed as it should be.
+        """
+        self._received += len(chunk)
+        if self._received > self._max_bytes:
+            raise TooLongError
+        if self._unpacker is None:
+            self._body += chunk
+            return
+        if self._deflate and self._received == len(chunk) and chunk and chunk[0] & 0x0F != 8:
+            self._unpacker = zlib.decompressobj(-15)  # without the zlib header, as some servers do
+        while chunk and not self._over:
+            if self._unpacker.eof:
+                self._next_member(chunk)
+                continue
+            room = self._max_bytes - len(self._body)
+            try:
+                self._body += self._unpacker.decompress(chunk, room + 1)
+            except zlib.error as error:
+                raise CodingError(f"the page is said to be compressed but is not: {error}") from None
+            if len(self._body) > self._max_bytes:
+                raise TooLongError
+            chunk = self._unpacker.unused_data
+
+    def _next_member(self, rest: bytes) -> None:
+        """Begin to unpack another member, if ``rest`` is the beginning of one."""
+        self._over = not self._gzip or rest[0] != _GZIP_MARK
+        if self._over:
+            return
+        self._members += 1
+        if self._members > _MEMBERS:
+            raise CodingError(f"the page has more than {_MEMBERS} gzip members")
+        self._unpacker = zlib.decompressobj(31)
+
+    def body(self) -> bytes:
+        """Everything.
+
+        Raises:
+            CodingError: The compressed body breaks off.
+        """
+        if self._unpacker is not None and self._received and not self._unpacker.eof:
+            raise CodingError("the compressed page breaks off")
+        return bytes(self._body)
+
+
 class Fetcher:
     """Fetches pages over one pool of connections; no proxy, no cookies, no credentials.
 
@@ -153,14 +237,13 @@ class Fetcher:
         policy: Policy | None = None,
         limits: FetchLimits | None = None,
         *,
-        resolve: Resolve | None = None,
+        resolve: Resolve = resolve,
         dial: Dial = dial,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._policy = policy or Policy()
         self._limits = limits or FetchLimits()
-        self._resolver = SystemResolver() if resolve is None else None
-        self._network = GuardedNetwork(self._policy, resolve or self._resolver or SystemResolver(), dial)
+        self._network = GuardedNetwork(self._policy, resolve, dial)
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl_context or httpx.create_ssl_context(),
             max_connections=_MAX_CONNECTIONS,
@@ -209,8 +292,6 @@ class Fetcher:
     async def close(self) -> None:
         """Close all connections."""
         await self._pool.aclose()
-        if self._resolver is not None:
-            self._resolver.close()
 
     async def _followed(self, url: str) -> Fetched:
         meter = FetchMeter(self._limits.max_bytes)
@@ -238,26 +319,26 @@ class Fetcher:
             "GET", url, headers=_headers(target, limits.accept), extensions={"timeout": seconds}
         ) as response:
             meter.in_head = False
-            headers = _Headers(response.headers)
+            headers = Headers(raw=[(name.lower(), value) for name, value in response.headers])
             if response.status in _REDIRECTS:
-                return _next_url(target, headers.get("location"))
+                return _next_url(target, headers.get("location", ""))
             if not 200 <= response.status < 300:
                 message = f"the server answers with status {response.status}"
                 raise FetchError(FetchFault.STATUS, message, status=response.status)
-            media_type, charset = _media_type(headers.get("content-type"))
+            media_type, charset = _media_type(headers.get("content-type", ""))
             if media_type and not self._reads(media_type):
                 message = f"the address leads to a file of type {media_type[:60]!r}, which is not read"
                 raise FetchError(FetchFault.TYPE, message, status=response.status)
             body = await self._body(response.aiter_stream(), headers, meter)
         return Fetched(target.url, response.status, media_type, charset, body)
 
-    async def _body(self, chunks: AsyncIterable[bytes], headers: _Headers, meter: FetchMeter) -> bytes:
+    async def _body(self, chunks: AsyncIterable[bytes], headers: Headers, meter: FetchMeter) -> bytes:
         most = self._limits.max_bytes
-        length = headers.get("content-length")
+        length = headers.get("content-length", "")
         try:
             if length.isdecimal() and int(length[:20]) > most:
                 raise TooLongError
-            inflater = Inflater(headers.get("content-encoding"), most)
+            inflater = Inflater(headers.get("content-encoding", ""), most)
             async for chunk in chunks:
                 await meter.step()
                 inflater.add(chunk)
@@ -269,18 +350,6 @@ class Fetcher:
 
     def _reads(self, media_type: str) -> bool:
         return media_type.startswith(self._limits.types) or media_type.endswith(("+json", "+xml"))
-
-
-class _Headers:
-    """Response headers by lower-case name; of one that stands twice, the first."""
-
-    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
-        self._values: dict[str, str] = {}
-        for name, value in raw:
-            self._values.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
-
-    def get(self, name: str) -> str:
-        return self._values.get(name, "")
 
 
 def _headers(target: Target, accept: str) -> list[tuple[str, str]]:

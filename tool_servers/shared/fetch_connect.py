@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -29,7 +30,7 @@ SocketOptions = Iterable[
 ]
 
 _MAX_TRIED = 4
-_NAME_SERVER_THREADS = 32
+_NAME_SERVER_THREADS = ThreadPoolExecutor(32, thread_name_prefix="resolve")
 _HEAD_BYTES = 64 << 10
 _HEAD_READ_BYTES = 1 << 10
 _FREE_STEPS = 5_000
@@ -123,23 +124,11 @@ class _Metered(httpcore.AsyncNetworkStream):
         return self._stream.get_extra_info(info)
 
 
-class SystemResolver:
-    """The operating system's resolver, in threads of its own: a slow name server holds up nothing else."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_NAME_SERVER_THREADS, thread_name_prefix="resolve")
-
-    async def __call__(self, host: str, port: int) -> Sequence[str]:
-        """Addresses of ``host``, each once."""
-        loop = asyncio.get_running_loop()
-        entries = await loop.run_in_executor(
-            self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        )
-        return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-
-    def close(self) -> None:
-        """Start no further look-ups."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Addresses of ``host``, each once, by the operating system; a slow name server holds up other names only."""
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    entries = await asyncio.get_running_loop().run_in_executor(_NAME_SERVER_THREADS, look_up)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 async def dial(address: str, port: int, timeout_s: float | None) -> httpcore.AsyncNetworkStream:

@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -20,16 +21,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from afm.processes import follow_parent
-from tool_servers.shared.access import BrowserGuard
-from tool_servers.shared.command import LOG_VARIABLE, Address
+from tool_servers.shared.command import LOG_VARIABLE, Address, is_loopback
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 
+_PLACE = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::[0-9]{1,5})?\Z")
+_JSON = re.compile(r"application/(?:[a-z0-9.-]+\+)?json\Z")
 _KEPT = 3
 _LOOK_S = 1.0
 
@@ -168,6 +172,57 @@ def bounded(head_s: float, most: int) -> type[BoundedProtocol]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, highest))
         most = max(16, files - _OTHER_FILES)
     return type("Connection", (BoundedProtocol,), {"head_s": head_s, "most": most})
+
+
+class BrowserGuard:
+    """Keeps pages in a browser on this machine from using a server, which programs on this machine may use.
+
+    A page may post to any address as long as the body looks like a form or plain text (cross-site request forgery), so
+    posted bodies are JSON. The owner of a page's domain may resolve its name to 127.0.0.1 (DNS rebinding); the browser
+    then sends JSON, too, but under that name. So without a token, ``Host`` and, where there is one, ``Origin`` must name
+    this machine. With a token, which no page knows, a server answers under any name: a proxy before it has its own.
+
+    | refusal | |
+    |---|---|
+    | 403 | ``Origin`` is another site |
+    | 415 | a posted body that is not JSON |
+    | 421 | ``Host`` is another name |
+
+    Args:
+        token: What the server asks of requests.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it unread."""
+        refusal = self._refusal(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+            return
+        status, message = refusal
+        body = {"error": message, "kind": "request"}
+        await JSONResponse(body, status, {"Connection": "close"})(scope, receive, send)
+
+    def _refusal(self, method: str, headers: Mapping[str, str]) -> tuple[int, str] | None:
+        if self._token is None:
+            host, origin = headers.get("host", ""), headers.get("origin")
+            advice = "a server without a token is for this machine: set its token, or ask for 127.0.0.1"
+            if not _is_this_machine(host):
+                return 421, f"Host: got {host[:80]!r}, expected 127.0.0.1 or localhost; {advice}"
+            if origin is not None and not _is_this_machine(re.sub(r"\Ahttps?://", "", origin)):
+                return 403, f"Origin: got {origin[:80]!r}, expected none or http://localhost; {advice}"
+        kind = headers.get("content-type", "")
+        if method == "POST" and not _JSON.match(kind.partition(";")[0].strip().lower()):
+            return 415, f"Content-Type: got {kind[:80]!r}, expected application/json"
+        return None
+
+
+def _is_this_machine(place: str) -> bool:
+    """Whether a host, with or without a port, is a loopback address or ``localhost``."""
+    match = _PLACE.match(place.lower())
+    return match is not None and is_loopback(match[1].strip("[]"))
 
 
 @dataclass(frozen=True, slots=True)

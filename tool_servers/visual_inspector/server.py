@@ -51,7 +51,7 @@ class InspectorSettings(FetcherSettings):
     content: ClassVar[str] = "image server settings"
 
     folder: Path | None = None
-    """Pictures below it may be named by their path; ``VISION_IMAGE_FOLDER`` when ``None``."""
+    """Pictures below it may be named by their path; ``null``: ``VISION_IMAGE_FOLDER``."""
     max_bytes: int = Field(default=20 << 20, ge=1024)
     max_pixels: int = Field(default=50_000_000, ge=1)
     """Width times height; larger pictures are refused before they are unpacked."""
@@ -263,7 +263,11 @@ def trial(client: httpx.Client) -> str:
     picture = io.BytesIO()
     Image.new("RGB", (32, 32), "red").save(picture, "PNG")
     image = "data:image/png;base64," + base64.b64encode(picture.getvalue()).decode()
-    answer = client.post(PATH, json={"image": image, "question": "Which colour is this picture?"}).json()
+    answer = (
+        client.post(PATH, json={"image": image, "question": "Which colour is this picture?"})
+        .raise_for_status()
+        .json()
+    )
     return f"the model saw: {' '.join(answer['text'].split())[:60]}"
 
 

@@ -42,7 +42,7 @@ class SearchSettings(ServerSettings):
     max_results: int = Field(default=50, ge=1)
     """Most results of one search."""
     searches_per_run: int | None = Field(default=None, ge=1)
-    """Most searches that one run may send to the provider; ``None`` is no bound."""
+    """Most searches that one run may send to the provider; ``null`` is no bound."""
     try_s: float = Field(default=15.0, gt=0)
     """For one request to the provider."""
     total_s: float = Field(default=40.0, gt=0)
@@ -52,7 +52,7 @@ class SearchSettings(ServerSettings):
     cached_searches: int = Field(default=100_000, ge=1)
     """Searches kept."""
     cached_s: float = Field(default=7 * 24 * 3600.0, gt=0)
-    """For how long."""
+    """How long searches are kept."""
     max_waiting: int = Field(default=1024, ge=0)
 
 

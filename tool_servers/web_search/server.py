@@ -167,5 +167,5 @@ def open_app(launch: Launch) -> ServedApp:
 
 def trial(client: httpx.Client) -> str:
     """One real request."""
-    results = client.post(PATH, json={"q": "long river", "num": 3}).json()["organic"]
+    results = client.post(PATH, json={"q": "long river", "num": 3}).raise_for_status().json()["organic"]
     return f"{len(results)} results"

@@ -11,8 +11,9 @@ import zlib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from afm.configuration import Settings
 from afm.errors import DataError
 from afm.runs.atomic import replace_text
 from tool_servers.wiki_search.corpus import OFFSETS, STORE, CorpusPassage
@@ -21,10 +22,8 @@ NAME = "manifest.json"
 _EDGE = 1 << 16
 
 
-class FileFacts(BaseModel):
+class FileFacts(Settings):
     """Size and checksums of a file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     bytes: int
     edges: int
@@ -33,10 +32,8 @@ class FileFacts(BaseModel):
     """Of all its bytes."""
 
 
-class Bm25Facts(BaseModel):
+class Bm25Facts(Settings):
     """Parameters of the BM25 part."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     k1: float
     b: float
@@ -44,10 +41,8 @@ class Bm25Facts(BaseModel):
     postings: int
 
 
-class DenseFacts(BaseModel):
+class DenseFacts(Settings):
     """Parameters of the dense part; queries must be encoded by the same model in the same way."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
     dimensions: int
@@ -56,10 +51,8 @@ class DenseFacts(BaseModel):
     passage_prefix: str
 
 
-class IndexManifest(BaseModel):
+class IndexManifest(Settings):
     """The whole of ``manifest.json``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     passages: int

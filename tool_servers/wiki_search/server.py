@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,7 +26,7 @@ from starlette.responses import Response
 
 from afm.errors import ConfigError
 from afm.trajectory.observation import whole_characters
-from tool_servers.shared.command import Launch, NotSetUpError, ServerSettings
+from tool_servers.shared.command import CORES, Launch, NotSetUpError, ServerSettings, or_cores
 from tool_servers.shared.endpoint import Endpoint, RefusalError
 from tool_servers.shared.serve import ServedApp
 from tool_servers.wiki_search.index import checked_manifest
@@ -54,6 +53,7 @@ class WikiServerSettings(ServerSettings):
     topk: int = Field(default=3, ge=1)
     """Passages for a query of a request that does not say how many."""
     max_topk: int = Field(default=100, ge=1)
+    """Most passages that a request may ask for."""
     max_queries: int = Field(default=4_096, ge=1)
     """Of one request; Search-R1 sends 512 x 5."""
     max_query_chars: int = Field(default=8_192, ge=1)
@@ -65,8 +65,8 @@ class WikiServerSettings(ServerSettings):
     max_wait_s: float = Field(default=30.0, gt=0)
     search_s: float = Field(default=60.0, gt=0)
     """The longest search; then status 503."""
-    threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
-    """Searches at the same time; by default the number of cores."""
+    threads: Annotated[int, or_cores()] = Field(default=CORES, ge=1, validate_default=True)
+    """Searches at the same time; ``null``: the number of cores."""
 
 
 def _text(value: Any) -> Any:
@@ -189,5 +189,7 @@ def open_app(launch: Launch) -> ServedApp:
 
 def trial(client: httpx.Client) -> str:
     """One real request."""
-    [passages] = client.post(PATH, json={"queries": ["long river"], "topk": 3}).json()["result"]
+    [passages] = (
+        client.post(PATH, json={"queries": ["long river"], "topk": 3}).raise_for_status().json()["result"]
+    )
     return f"{len(passages)} passages"

@@ -7,8 +7,15 @@ from tool_server import ROOT, ToolServer, running
 
 from afm.errors import ConfigError
 from afm.settings import Environment
-from tool_servers.shared.access import MIN_TOKEN, allowed, check_exposure
-from tool_servers.shared.command import KINDS, Address, parse_launch
+from tool_servers.shared.command import (
+    KINDS,
+    MIN_TOKEN,
+    Address,
+    ServerSettings,
+    check_exposure,
+    parse_launch,
+)
+from tool_servers.shared.endpoint import Endpoint
 
 LONG = "a" * MIN_TOKEN
 TEXT = "text/plain"
@@ -123,8 +130,8 @@ def test_a_server_with_a_token_answers_under_any_name(serve_page_reader):
     ],
 )
 def test_the_scheme_of_a_token_is_read_in_any_letter_case(given, well):
-    assert allowed({"authorization": given}, LONG) is well
-    assert allowed({"authorization": given}, None)
+    for token, lets_in in ((LONG, well), (None, True)):
+        assert Endpoint("test", ServerSettings(), token=token).allows({"authorization": given}) is lets_in
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

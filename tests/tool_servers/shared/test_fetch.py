@@ -12,8 +12,8 @@ import zlib
 
 import pytest
 
+from tool_servers.crawl_page.extract import text_of
 from tool_servers.shared.fetch import Fetcher, FetchError, FetchFault, FetchLimits
-from tool_servers.shared.fetch_body import text_of
 
 LIMITS = FetchLimits(max_bytes=1 << 20, total_s=1.0, connect_s=0.5, redirects=3)
 
