@@ -1,16 +1,21 @@
-"""Child processes that never outlive the one that started them, even if that is killed by ``kill -9``."""
+"""Child processes: shown and logged, and never outliving the one that started them, even if that is killed by ``kill -9``."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, BinaryIO
 
 PARENT_VARIABLE = "AFM_PARENT_PROCESS"
 """Set in a child's environment: the id of the process it must not outlive."""
 
 _PR_SET_PDEATHSIG = 1
+_MAX_LINE_BYTES = 1_000_000
 
 
 def tied_environment() -> dict[str, str]:
@@ -39,3 +44,82 @@ def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent: int | No
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != expected:  # it ended before the request took effect
         raise SystemExit(128 + number)
+
+
+def run_logged(
+    command: Sequence[str], *, env: Mapping[str, str], log_path: Path, keep_open: Sequence[int], echo: bool
+) -> int:
+    """Run a command to its end; its output goes to ``log_path`` and, with ``echo``, to our standard output.
+
+    Progress bars stay alive on a terminal; the log keeps their last state only. The first Ctrl-C is passed on,
+    the second one kills.
+
+    Returns:
+        Its exit status; 128 + n when signal n ended it.
+    """
+    child = subprocess.Popen(
+        list(command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env={**env, PARENT_VARIABLE: str(os.getpid())},
+        pass_fds=tuple(keep_open),
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    try:
+        with log_path.open("ab") as log:
+            status = _until_end(child, child.stdout, _LineLog(log, echo=echo))
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _until_end(child: subprocess.Popen[bytes], output: IO[bytes], log: _LineLog) -> int:
+    interrupts = 0
+    while True:
+        try:
+            while chunk := os.read(output.fileno(), 65_536):
+                log.write(chunk)
+            log.close()
+            return child.wait()
+        except KeyboardInterrupt:
+            interrupts += 1
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGINT if interrupts == 1 else signal.SIGKILL)
+
+
+class _LineLog:
+    """Writes whole lines to a log and shows the output: as it comes on a terminal, else in whole lines."""
+
+    def __init__(self, log: BinaryIO, *, echo: bool) -> None:
+        self._log = log
+        self._raw = echo and sys.stdout.isatty()
+        self._lines = echo and not self._raw
+        self._rest = b""
+
+    def write(self, chunk: bytes) -> None:
+        if self._raw:
+            _show(chunk)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._rest = self._rest[-_MAX_LINE_BYTES:]
+        for line in lines:
+            self._line(line)
+
+    def close(self) -> None:
+        if self._rest:
+            self._line(self._rest)
+
+    def _line(self, line: bytes) -> None:
+        last = line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n"  # what a progress bar ended at
+        self._log.write(last)
+        self._log.flush()
+        if self._lines:
+            _show(last)
+
+
+def _show(text: bytes) -> None:
+    sys.stdout.write(text.decode("utf-8", errors="replace"))
+    sys.stdout.flush()

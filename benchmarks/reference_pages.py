@@ -101,6 +101,8 @@ def _default(field: Any) -> str:
     if value in (None, "", (), [], {}) or isinstance(value, BaseModel):
         return ""
     text = str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, tuple):
+        text = ", ".join(map(str, value))
     return "`{}`".format(text.replace("\n", "\\n").replace("|", "\\|"))
 
 

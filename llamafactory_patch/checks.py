@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError, MissingExtraError, suggestion
-from llamafactory_patch.config import SftJob, names_in
+from llamafactory_patch.config import SftJob
+from llamafactory_patch.settings import names_in
 
 _SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"}
 """Keys of an entry of ``dataset_info.json`` that say where the rows are."""

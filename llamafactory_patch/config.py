@@ -9,17 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from afm.agents import AgentSpec, PromptMode, PromptSource, load_agent
+from afm.agents import AgentSpec, PromptMode, PromptSource
 from afm.configuration import apply_overrides, override_key, read_extended
 from afm.errors import ConfigError, UsageError, suggestion
 from afm.presets import take_preset
 from llamafactory_patch.keys import engine_keys
-
-OWN_KEYS = {
-    "agent": "name or YAML of the agent that is trained; saved beside the model",
-    "threads": "CPU threads of each training process",
-}
-"""Keys of a configuration that LLaMA-Factory never sees."""
+from llamafactory_patch.settings import SftSettings, split_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,31 +22,26 @@ class SftJob:
     """One training, resolved.
 
     Attributes:
-        config: LLaMA-Factory's keys and those of :class:`llamafactory_patch.arguments.AgentArguments`.
+        config: LLaMA-Factory's keys and ours, as the training process reads them.
         output_dir: Where the model and everything about its training goes.
+        own: Our keys.
         agent: The agent that is trained, if the configuration names one.
-        threads: CPU threads per process, ``None`` for the engine's choice.
         published: What ``preset=script|paper`` laid over the recipe.
     """
 
     config: dict[str, Any]
     output_dir: Path
-    agent: AgentSpec | None
-    threads: int | None
+    own: SftSettings = field(default_factory=SftSettings)
+    agent: AgentSpec | None = None
     published: dict[str, Any] = field(default_factory=dict)
 
-    def settings(self) -> dict[str, Any]:
+    def dependencies(self) -> dict[str, Any]:
         """What the trained model depends on, to compare two runs by."""
         kept = {key: value for key, value in self.config.items() if key not in _WITHOUT_INFLUENCE}
         kept |= {"published": self.published} if self.published else {}
-        prompt = self.prompt
+        prompt = PromptSource.load(self.own.prompt)
         asked = {} if prompt.mode is PromptMode.OWN else {"prompt": prompt.told}
         return kept | ({"agent": self.agent.digest} if self.agent else {}) | asked
-
-    @property
-    def prompt(self) -> PromptSource:
-        """What the rows of the agent are asked with."""
-        return PromptSource.load(self.config.get("prompt", PromptMode.OWN.value))
 
 
 _SECRETS = {
@@ -89,7 +79,7 @@ _SCRIPT_VARIABLES = {
 _WITHOUT_INFLUENCE = frozenset(
     {"disable_tqdm", "logging_steps", "output_dir", "overwrite_output_dir", "plot_loss", "report_to"}
     | {"resume_from_checkpoint", "save_steps", "save_strategy", "save_total_limit", "run_name"}
-    | {"record_agent", "prompt", "prompt_check"}  # the agent's digest counts, and that of the prompt's text
+    | {"agent", "threads", "prompt", "prompt_check"}  # digests of the agent and of the prompt's text count
     | {
         "use_swanlab",
         "swanlab_mode",
@@ -106,8 +96,6 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
 
     The files that ``agent``, ``deepspeed`` and ``fsdp_config`` name in the YAML are relative to it, all else to the
     working folder. ``fsdp_config`` alone shards everything (``fsdp: full_shard auto_wrap``).
-    ``agent: NAME_OR_PATH`` switches the author mask on for the tag that agent's environment writes, and
-    has the template checked against the tokenizer's chat template; both can be set explicitly.
     ``preset=script|paper`` lays published settings over the recipe first; see :mod:`afm.presets`.
 
     Raises:
@@ -117,54 +105,18 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     config = read_extended(Path(config_path), "training arguments", anchor=_anchor_paths)
     overrides, preset = take_preset(config, "sft", Path(config_path), overrides)
     apply_overrides(config, overrides)
-    _checked(config, config_path, overrides)
+    _check_keys(config, config_path, overrides)
     output_dir = config.get("output_dir")
     if not isinstance(output_dir, str) or not output_dir:
         raise ConfigError(f"{config_path}: output_dir: got {output_dir!r}, expected a folder; output_dir=DIR")
-    threads = config.pop("threads", None)
-    if threads is not None and (not isinstance(threads, int) or threads < 1):
-        raise ConfigError(f"{config_path}: threads: got {threads!r}, expected a positive number")
-    agent_name = config.pop("agent", None)
-    if not isinstance(agent_name, str | None):
-        raise ConfigError(f"{config_path}: agent: got {agent_name!r}, expected a name or the path of a YAML")
-    agent = load_agent(agent_name) if agent_name is not None else None
     if config.get("resume_from_checkpoint") is None:
         config.pop("resume_from_checkpoint", None)  # stock configurations say null where they mean nothing
-    if agent_name is not None:
-        config.setdefault("record_agent", _named(agent_name))
-    config = {"stage": "sft", "do_train": True, **config}
-    if config.get("fsdp_config"):
-        config.setdefault("fsdp", "full_shard auto_wrap")
-    _check_contradictions(config, config_path)
-    _check_prompt(config, config_path)
-    if agent is not None:
-        config = _with_agent(config, agent, config_path)
-    return SftJob(config, Path(output_dir), agent, threads, preset.as_dict() if preset else {})
-
-
-def _named(agent: str | Path) -> str:
-    """A shipped agent's name, or a path that holds in any working folder."""
-    return str(Path(agent).resolve()) if str(agent).endswith((".yaml", ".yml")) else str(agent)
-
-
-def _with_agent(config: dict[str, Any], agent: AgentSpec, config_path: str | Path) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"match_chat_template": True, "ignore_observation": True}
-    if agent.observation_role is not None:
-        defaults["ignore_observation_token"] = agent.observation_role
-    config = {**defaults, **config}
-    tags = names_in(config.get("ignore_observation_token"))
-    if agent.observation_role is not None and agent.observation_role not in tags:
-        raise ConfigError(
-            f"{config_path}: ignore_observation_token: got {config['ignore_observation_token']!r}, but the "
-            f"environment of agent {agent.name!r} writes {agent.observation_role!r}; leave the key out"
-        )
-    for silent in names_in(config.get("roles_without_loss")):
-        if silent and silent not in agent.roles:
-            raise ConfigError(
-                f"{config_path}: roles_without_loss: agent {agent.name!r} has no role {silent!r}; "
-                f"{suggestion(silent, agent.roles)}"
-            )
-    return config
+    stock, own = split_config(config, str(config_path), overrides)
+    if stock.get("fsdp_config"):
+        stock.setdefault("fsdp", "full_shard auto_wrap")
+    _check_contradictions(stock, config_path)
+    config = {"stage": "sft", "do_train": True, **stock, **own.model_dump(mode="json", exclude_unset=True)}
+    return SftJob(config, Path(output_dir), own, own.spec, preset.as_dict() if preset else {})
 
 
 def _check_contradictions(config: Mapping[str, Any], config_path: str | Path) -> None:
@@ -180,22 +132,6 @@ def _check_contradictions(config: Mapping[str, Any], config_path: str | Path) ->
             )
 
 
-def _check_prompt(config: dict[str, Any], config_path: str | Path) -> None:
-    """Refuse a prompt that cannot be used; a file's path will hold in any working folder."""
-    if "prompt" not in config:
-        return
-    try:
-        source = PromptSource.load(config["prompt"])
-    except ConfigError as error:
-        raise ConfigError(f"{config_path}: {error}") from None
-    if source.mode is PromptMode.FILE and "record_agent" not in config:
-        raise ConfigError(
-            f"{config_path}: prompt: a file needs `agent`, which says whose rows are asked with it"
-        )
-    if source.mode is PromptMode.FILE:
-        config["prompt"] = str(Path(source.path).resolve())
-
-
 def _anchor_paths(config: dict[str, Any], folder: Path) -> None:
     for key, suffix in (("agent", ".yaml"), ("deepspeed", ".json"), ("fsdp_config", ".json")):
         value = config.get(key)
@@ -203,18 +139,18 @@ def _anchor_paths(config: dict[str, Any], folder: Path) -> None:
             config[key] = os.path.normpath(folder / value)
 
 
-def _checked(config: Mapping[str, Any], config_path: str | Path, overrides: Sequence[str]) -> None:
+def _check_keys(config: Mapping[str, Any], config_path: str | Path, overrides: Sequence[str]) -> None:
     """Refuse unknown keys, and words where LLaMA-Factory needs numbers, before it spends a minute on them."""
     known = engine_keys()
     typed = {override_key(override).split(".")[0]: override for override in overrides}
     for key, value in config.items():
-        if key in OWN_KEYS:
+        if key in SftSettings.model_fields:
             continue
         kind = known.get(key)
         if key in _SCRIPT_VARIABLES and key not in known:
             fault = f"{key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
         elif key not in known:
-            close = suggestion(key, [*known, *OWN_KEYS])
+            close = suggestion(key, [*known, *SftSettings.model_fields])
             hint = close if close.startswith("did you mean") else "see LLaMA-Factory's training arguments"
             fault = f"unknown key {key!r}; {hint}"
         elif kind is not None and not kind.holds(value):
@@ -224,12 +160,6 @@ def _checked(config: Mapping[str, Any], config_path: str | Path, overrides: Sequ
         if key in typed:
             raise UsageError(f"override {typed[key]!r}: {fault}")
         raise ConfigError(f"{config_path}: {fault}")
-
-
-def names_in(value: Any) -> list[str]:
-    """Names that a list holds, or a text with commas between."""
-    names = value.split(",") if isinstance(value, str) else value or []
-    return [str(name).strip() for name in names]
 
 
 def fsdp_settings(job: SftJob) -> dict[str, Any]:

@@ -5,32 +5,34 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from afm.agents.prompt_record import check_prompts, record_of_model
+from afm.errors import ConfigError
 from afm.findings import Finding, Level, Report
 from afm.memory_arithmetic import (
     GIB,
     Hardware,
     MemoryNeed,
     ModelShape,
+    activation_bytes,
     described,
     disk_finding,
     fits,
+    fsdp2_bytes,
     model_shape,
 )
 from llamafactory_patch.checks import check_data, check_model, check_output, check_trackers
 from llamafactory_patch.config import SftJob, fsdp_settings, resolve
-from llamafactory_patch.engine import Arguments, load_engine, load_tools, parse_arguments
-from llamafactory_patch.memory import Sharding, memory_need, sharding_of, trained_parameters
+from llamafactory_patch.engine import TOKENISED_STAGES, Arguments, load_engine, parse_arguments
+from llamafactory_patch.run_folder import TOKENISED_FOLDER
 
 if TYPE_CHECKING:
-    from llamafactory_patch.rehearsal import DataSet, Rehearsal
+    from llamafactory_patch.data_check import DataSet
 
-_LISTED_ROWS = 3
 _PACKAGES = {"deepspeed": "deepspeed", "enable_liger_kernel": "liger-kernel"}
 """What keys need that LLaMA-Factory looks for on the GPUs of the training only."""
 
@@ -49,7 +51,7 @@ def diagnose(
     report.asked("model", lambda: check_model(job))
     report.asked("trackers", lambda: check_trackers(job, env))
     report.asked("fsdp", lambda: fsdp_settings(job))
-    steps = training_steps(job.config, _rehearsed_rows(job, report), _world(job, hardware))
+    steps = training_steps(job.config, _sequences(job, report), _world(job, hardware))
     report.add(*_batch(job, steps, hardware))
     shape = report.asked("model", lambda: model_shape(str(job.config.get("model_name_or_path", ""))))
     report.add(*_context(job, shape))
@@ -60,8 +62,8 @@ def diagnose(
     return report.findings
 
 
-def _rehearsed_rows(job: SftJob, report: Report) -> int | None:
-    """Ask LLaMA-Factory about the arguments and the data; what the trainer gets of it, if that can be told."""
+def _sequences(job: SftJob, report: Report) -> int | None:
+    """Ask LLaMA-Factory about the arguments and the data; the sequences of an epoch, if they can be told."""
     arguments = report.asked("engine", lambda: _parsed(job))
     if arguments is None:
         report.asked("data", lambda: check_data(job))
@@ -70,55 +72,9 @@ def _rehearsed_rows(job: SftJob, report: Report) -> int | None:
     sets = report.asked("data", lambda: _data_sets(job, arguments))
     if sets is None:
         return None
-    from llamafactory_patch.rehearsal import check_silent_roles, stops_at_bad_rows
+    from llamafactory_patch.data_check import report_data
 
-    stops = stops_at_bad_rows(arguments)
-    for data_set in sets:
-        report.add(*_data(data_set, stops))
-    report.asked("prompts", lambda: _check_prompts(job, sets))
-    report.asked("data", lambda: check_silent_roles(arguments))
-    rehearsal = _rehearsed(job, report, arguments, sets)
-    return _trained_rows(report, arguments, sets, rehearsal)
-
-
-def _rehearsed(
-    job: SftJob, report: Report, arguments: Arguments, sets: Sequence[DataSet]
-) -> Rehearsal | None:
-    """Send a sample of the rows the way of a training, if there is a tokenizer here to do it with."""
-    from llamafactory_patch.rehearsal import rehearse, sequence_lengths
-
-    local = [data_set for data_set in sets if data_set.sample]
-    here = Path(str(job.config.get("model_name_or_path") or "-")).expanduser().is_dir()
-    if not local or len(local) != len(sets) or not here:
-        return None
-    if report.asked("tokenizer", lambda: load_tools(arguments)) is None:
-        return None
-    rehearsal = report.asked("data", lambda: rehearse(arguments, sets))
-    if rehearsal is not None:
-        report.add(*_sample(rehearsal, arguments))
-    rows = [row for data_set in sets for row in data_set.sample]
-    report.add(*_lengths(arguments, sequence_lengths(arguments, rows)))
-    return rehearsal
-
-
-def _trained_rows(
-    report: Report, arguments: Arguments, sets: Sequence[DataSet], rehearsal: Rehearsal | None
-) -> int | None:
-    """Sequences of one epoch, if they can be told."""
-    data = arguments.data
-    trained = [data_set for data_set in sets if not data_set.evaluation]
-    if not trained or any(data_set.rows is None for data_set in trained):
-        return None
-    rows = sum(data_set.taken for data_set in trained)
-    evaluated = validation_rows(rows, data.val_size)
-    if evaluated:
-        text = f"val_size={data.val_size} takes {evaluated:,} of {rows:,} rows away for evaluation"
-        report.add(Finding(Level.OK if evaluated < rows else Level.ERROR, "data", text))
-    rows = max(0, rows - evaluated)
-    if rehearsal is not None:
-        return -(-rows * rehearsal.sequences // rehearsal.rows)
-    mixed = data.mix_strategy != "concat" and len(trained) > 1
-    return None if data.packing or mixed else rows
+    return report_data(arguments, sets, report)
 
 
 def _parsed(job: SftJob) -> Arguments:
@@ -127,46 +83,14 @@ def _parsed(job: SftJob) -> Arguments:
 
 
 def _data_sets(job: SftJob, arguments: Arguments) -> list[DataSet]:
-    from llamafactory_patch.rehearsal import read_data
+    from llamafactory_patch.data_check import read_data
 
     check_data(job)
-    return list(read_data(arguments))
+    return read_data(arguments)
 
 
-def _data(data_set: DataSet, stops: bool) -> Iterator[Finding]:
-    if data_set.rows is None:
-        yield Finding(
-            Level.WARNING, "data", f"{data_set.name}: not in local JSON files, so its rows were not read"
-        )
-        return
-    good = data_set.rows - data_set.bad
-    purpose = "evaluate" if data_set.evaluation else "train"
-    yield Finding(
-        Level.OK if good else Level.ERROR, "data", f"{data_set.name}: {good:,} rows to {purpose} on"
-    )
-    if data_set.asked and sum(data_set.asked.rows.values()):
-        yield Finding(Level.OK, "prompts", f"{data_set.name}: {data_set.asked}")
-    if not data_set.bad:
-        return
-    listed = "; ".join(data_set.listed)
-    text = f"{data_set.name}: {data_set.bad:,} bad rows, {listed}{' ...' if data_set.bad > len(data_set.listed) else ''}"
-    yield Finding(Level.ERROR if stops else Level.WARNING, "data", text)
-
-
-def _check_prompts(job: SftJob, sets: Sequence[DataSet]) -> None:
-    """Hold the prompts of the training rows against those of the model.
-
-    Raises:
-        ConfigError: It was trained with another.
-    """
-    base = record_of_model(str(job.config.get("model_name_or_path", "")))
-    for data_set in sets:
-        if data_set.asked and not data_set.evaluation and job.config.get("prompt_check", True):
-            check_prompts(data_set.asked.record, base, str(job.config["model_name_or_path"]))
-
-
-def prompt_words(job: SftJob) -> list[str]:
-    """What becomes of the prompts of each data set, read as a training reads them.
+def prompt_summaries(job: SftJob) -> list[str]:
+    """What happens to the prompts of each data set, read as a training reads them.
 
     Raises:
         ConfigError: The model was trained with another prompt, or the training would refuse its arguments.
@@ -174,36 +98,39 @@ def prompt_words(job: SftJob) -> list[str]:
     """
     if job.agent is None:
         return []
-    sets = _data_sets(job, _parsed(job))
-    _check_prompts(job, sets)
+    arguments = _parsed(job)
+    sets = _data_sets(job, arguments)
+    from llamafactory_patch.data_check import check_records
+
+    check_records(arguments, sets)
     return [f"{data_set.name}: {data_set.asked}" for data_set in sets if data_set.asked]
 
 
-def _sample(rehearsal: Rehearsal, arguments: Arguments) -> Iterator[Finding]:
-    """What a training would say of the sampled rows."""
-    from llamafactory_patch.rehearsal import stops_at_bad_rows
+def show_examples(
+    config_path: str | Path, overrides: Sequence[str], count: int, *, as_json: bool = False
+) -> None:
+    """Print the statistics of the training data and ``count`` sequences of it whole, as the trainer gets them.
 
-    bad = [row for row in rehearsal.bad if row.is_fault]
-    if not rehearsal.sequences and rehearsal.rows:
-        yield Finding(Level.ERROR, "data", "no sampled row can be trained on")
-    if bad:
-        listed = "; ".join(map(str, bad[:_LISTED_ROWS])) + (" ..." if len(bad) > _LISTED_ROWS else "")
-        level = Level.ERROR if stops_at_bad_rows(arguments) else Level.WARNING
-        yield Finding(level, "data", f"{len(bad):,} bad rows in the sample, {listed}")
-    else:
-        yield Finding(Level.OK, "sample", f"{rehearsal.rows:,} rows can be prepared as in a training")
+    Rows that a training has stored are read from there; nothing is stored.
 
+    Raises:
+        ConfigError: The configuration is wrong, its data is missing, or its rows have no labels.
+        DataError: A row cannot be trained on.
+    """
+    job = resolve(config_path, overrides)
+    check_data(job)
+    arguments = _parsed(job)
+    from llamafactory_patch.data_check import preparing
+    from llamafactory_patch.statistics import print_examples
+    from llamafactory_patch.tokenise import load_or_tokenise
 
-def _lengths(arguments: Arguments, lengths: Sequence[int]) -> Iterator[Finding]:
-    """Tokens of a sample of rows against ``cutoff_len``."""
-    if not lengths:
-        return
-    cutoff = arguments.data.cutoff_len
-    long = sum(length > cutoff for length in lengths)
-    said = f"{long} of {len(lengths)} sampled rows are longer than cutoff_len={cutoff:,} (longest {max(lengths):,} tokens)"
-    yield Finding(
-        Level.WARNING if long else Level.OK, "lengths", said + ("; they will be cut" if long else "")
-    )
+    if arguments.stage not in TOKENISED_STAGES:
+        raise ConfigError(f"stage: the rows of {arguments.stage!r} have no labels; nothing to show")
+    data = arguments.data
+    with preparing():
+        made = load_or_tokenise(arguments, Path(data.tokenized_path or job.output_dir / TOKENISED_FOLDER))
+    rows, prompts = made.sets["train"], made.prompts
+    print_examples(rows, made.tokenizer, data.cutoff_len, count, prompts=prompts, as_json=as_json)
 
 
 def obstacles(job: SftJob, env: Mapping[str, str]) -> list[str]:
@@ -322,6 +249,105 @@ def _advice(need: MemoryNeed, sharding: Sharding) -> str:
     return f"; try {', '.join([*tips, 'more GPUs, a smaller cutoff_len, or LoRA'])}"
 
 
+class Sharding(StrEnum):
+    """How a model is spread over GPUs."""
+
+    NONE = "one copy a GPU"
+    ZERO2 = "ZeRO-2"
+    ZERO3 = "ZeRO-3"
+    ZERO3_OFFLOAD = "ZeRO-3, offloaded"
+    FSDP2 = "FSDP2"
+
+
+def memory_need(shape: ModelShape, config: Mapping[str, Any], sharding: Sharding, gpus: int) -> MemoryNeed:
+    """What each of ``gpus`` needs for a configuration of LLaMA-Factory, estimated from the model's shape.
+
+    States of parameters, gradients and AdamW follow DeepSpeed's own estimators (0.19.8, ``estimate_zero2_...`` and
+    ``estimate_zero3_model_states_mem_needs``) for ZeRO; the rest is in :mod:`afm.memory_arithmetic`. Nothing of it was
+    ever compared with a GPU by its authors.
+    """
+    rows = int(config.get("per_device_train_batch_size") or 8)
+    stage = config.get("stage", "sft")
+    tokens = rows * int(config.get("cutoff_len") or 2048) * (2 if stage == "dpo" else 1)
+    width = 2 if config.get("bf16") or config.get("fp16") or config.get("pure_bf16") else 4
+    checkpointing = not config.get("disable_gradient_checkpointing")
+    activations = activation_bytes(shape, tokens, width, checkpointing=checkpointing)
+    # logits, their copy in fp32 and its gradient; Liger's fused loss never holds them all, but preferences are
+    # computed from logits (0.9.5, train/dpo/trainer.py), those of the reference beside the policy's
+    preferred = stage in ("dpo", "kto")
+    logits = 0 if config.get("enable_liger_kernel") and not preferred else width + 4 + 4
+    logits += width + 4 if _is_compared(config) else 0
+    states = _states(shape, config, sharding, gpus, width) + _reference(shape, config, sharding, gpus, width)
+    return MemoryNeed(states, activations, tokens * shape.vocab * logits)
+
+
+def sharding_of(config: Mapping[str, Any]) -> Sharding:
+    """How the configuration spreads the model."""
+    if config.get("fsdp"):
+        return Sharding.FSDP2
+    settings = config.get("deepspeed")
+    if not settings:
+        return Sharding.NONE
+    try:
+        zero = (
+            settings if isinstance(settings, dict) else json.loads(Path(settings).read_text(encoding="utf-8"))
+        )
+        zero = zero["zero_optimization"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return Sharding.NONE
+    if not isinstance(zero, dict):
+        return Sharding.NONE
+    if zero.get("stage") == 3:
+        return Sharding.ZERO3_OFFLOAD if zero.get("offload_param") else Sharding.ZERO3
+    return Sharding.ZERO2 if zero.get("stage") == 2 else Sharding.NONE
+
+
+def trained_parameters(shape: ModelShape, config: Mapping[str, Any]) -> int:
+    """Parameters with gradients."""
+    if config.get("finetuning_type", "lora") != "lora":
+        return shape.parameters
+    return shape.adapters(int(config.get("lora_rank") or 8), str(config.get("lora_target") or "all"))
+
+
+def _is_compared(config: Mapping[str, Any]) -> bool:
+    """Whether the policy is held against a reference: in KTO, and in DPO with most losses."""
+    stage = config.get("stage", "sft")
+    return stage == "kto" or (stage == "dpo" and config.get("pref_loss") not in ("orpo", "simpo"))
+
+
+def _reference(
+    shape: ModelShape, config: Mapping[str, Any], sharding: Sharding, gpus: int, width: int
+) -> int:
+    """Weights of the reference: a second model of that shape, or the same one without its adapters."""
+    own = config.get("ref_model") or config.get("finetuning_type", "lora") != "lora"
+    if not _is_compared(config) or not own:
+        return 0
+    match sharding:
+        case Sharding.NONE | Sharding.ZERO2:
+            return width * shape.parameters
+        case Sharding.ZERO3 | Sharding.FSDP2:
+            return width * shape.parameters // gpus
+        case Sharding.ZERO3_OFFLOAD:
+            return 0
+
+
+def _states(shape: ModelShape, config: Mapping[str, Any], sharding: Sharding, gpus: int, width: int) -> int:
+    trained = trained_parameters(shape, config)
+    frozen = shape.parameters - trained if trained < shape.parameters else 0
+    largest = 4 * shape.embedding
+    match sharding:
+        case Sharding.NONE:
+            return 16 * trained + width * frozen
+        case Sharding.ZERO2:
+            return 2 * trained + 18 * trained // gpus + width * frozen
+        case Sharding.ZERO3:
+            return largest + 18 * trained // gpus + width * frozen // gpus
+        case Sharding.ZERO3_OFFLOAD:
+            return largest
+        case Sharding.FSDP2:
+            return fsdp2_bytes(shape, trained, gpus, width, frozen)
+
+
 def training_steps(config: Mapping[str, Any], sequences: int | None, world: int) -> int | None:
     """Steps of the whole training (transformers 5.5.4, ``Trainer.set_initial_training_values``).
 
@@ -345,10 +371,3 @@ def warmup_steps(config: Mapping[str, Any], steps: int) -> int:
     ratio = config.get("warmup_ratio")
     warm = config.get("warmup_steps", 0) if ratio is None else ratio
     return int(warm) if warm >= 1 else math.ceil(steps * warm)
-
-
-def validation_rows(rows: int, val_size: float) -> int:
-    """Rows that ``val_size`` takes away from the training (LLaMA-Factory 0.9.5, data/data_utils.py, ``split_dataset``)."""
-    if val_size <= 1e-6:
-        return 0
-    return int(val_size) if val_size > 1 or isinstance(val_size, int) else math.ceil(rows * val_size)

@@ -21,10 +21,9 @@ from llamafactory.data.processor import (
 )
 
 from afm.errors import DataError
-from afm.masking import Boundary
-from llamafactory_patch.arguments import MASKING_REVISION, AgentArguments
 from llamafactory_patch.bad_rows import FAULT_COLUMN, ROW_COLUMN, BadRow, RowName
-from llamafactory_patch.masks import IGNORE_INDEX, MaskedTemplate, rendering
+from llamafactory_patch.masks import IGNORE_INDEX, MASKING_REVISION, MaskedTemplate, rendering
+from llamafactory_patch.settings import SftSettings
 
 Examples = dict[str, list[Any]]
 """A batch of aligned rows, or of model inputs, by column."""
@@ -51,13 +50,14 @@ class _AuthorMask:
     columns: tuple[str, ...]
     replays = True  # what was encoded to check a row is what the stock processor gets
 
-    def __init__(self, agent: AgentArguments, **stock: Any) -> None:
+    def __init__(self, settings: SftSettings, **stock: Any) -> None:
         super().__init__(**stock)
         self.masking_revision = MASKING_REVISION  # part of the fingerprint of the cached data set
         self._encoded: Iterator[Any] | None = None
-        boundary = Boundary(agent.observation_boundary)
-        tags = agent.observation_tags if agent.ignore_observation else ()
-        self.template = MaskedTemplate(self.template, tags, boundary, agent.silent_roles)
+        silent = settings.roles_without_loss
+        self.template = MaskedTemplate(
+            self.template, settings.masked_tags, settings.observation_boundary, silent
+        )
 
     def preprocess_dataset(self, examples: Examples) -> Examples:
         """Token ids and labels of a batch of rows.
@@ -203,7 +203,7 @@ _MASKED = {
 
 
 def row_processor(
-    stage: str, stock: Mapping[str, Any], agent: AgentArguments, *, do_generate: bool = False
+    stage: str, stock: Mapping[str, Any], settings: SftSettings, *, do_generate: bool = False
 ) -> Any:
     """What encodes the rows of a kind of training: ours where a loss falls on single tokens, else LLaMA-Factory's.
 
@@ -213,7 +213,7 @@ def row_processor(
     """
     chosen = loader._get_dataset_processor(**stock, stage=stage, do_generate=do_generate)
     masked = _MASKED.get(type(chosen))
-    return chosen if masked is None else masked(agent, **stock)
+    return chosen if masked is None else masked(settings, **stock)
 
 
 def _arguments(examples: Examples, index: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from afm.errors import AfmError, ConfigError, EngineError, MissingExtraError, suggestion
-from llamafactory_patch.arguments import AgentArguments, split_config
+from llamafactory_patch.settings import SftSettings, split_config
 
 SUPPORTED = "0.9.5"
 """The one LLaMA-Factory release whose internals were read and tested."""
@@ -49,7 +49,7 @@ class Arguments:
     data: Any
     training: Any
     finetuning: Any
-    agent: AgentArguments
+    sft: SftSettings
 
     @property
     def stage(self) -> str:
@@ -95,7 +95,7 @@ def parse_arguments(config: Mapping[str, Any]) -> Arguments:
     from llamafactory.data.template import TEMPLATES
     from llamafactory.hparams import get_train_args
 
-    stock, agent = split_config(config)
+    stock, own = split_config(config)
     stock = {key: value for key, value in stock.items() if key not in _HARDWARE_KEYS}
     with tempfile.TemporaryDirectory() as empty, quiet():
         try:
@@ -110,7 +110,7 @@ def parse_arguments(config: Mapping[str, Any]) -> Arguments:
         raise ConfigError(
             f"template: LLaMA-Factory has no {data.template!r}; {suggestion(data.template, TEMPLATES)}"
         )
-    arguments = Arguments(model, data, training, finetuning, agent)
+    arguments = Arguments(model, data, training, finetuning, own)
     _check_mask(arguments)
     return arguments
 
@@ -123,7 +123,7 @@ def _check_mask(arguments: Arguments) -> None:
             "streaming: rows are tokenised and stored before the training, which then reads them from the disk and "
             "holds no more of them than a stream would; leave the key out"
         )
-    if not arguments.agent.ignore_observation:
+    if not arguments.sft.ignore_observation:
         return
     if stage in _REFUSED:
         raise ConfigError(
@@ -154,7 +154,7 @@ def load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
             del _tools[oldest]
         _tools[key] = _load_tools(arguments)
     tools, template = _tools[key]
-    if arguments.agent.match_chat_template:
+    if arguments.sft.match_chat_template:
         check_chat_template(template, tools["tokenizer"])
     return tools, template
 

@@ -68,12 +68,12 @@ class KeyKind:
 
 @cache
 def engine_keys() -> Mapping[str, KeyKind | None]:
-    """Keys that LLaMA-Factory with this package's options understands, each with its kind if that is a plain one.
+    """Keys that LLaMA-Factory understands, each with its kind if that is a plain one.
 
     Raises:
         MissingExtraError: LLaMA-Factory or transformers is not installed.
     """
-    files = [Path(__file__).with_name("arguments.py")]
+    files = []
     for package, names in _SOURCES.items():
         spec = find_spec(package)
         if spec is None or not spec.submodule_search_locations:
@@ -96,9 +96,9 @@ def _fields(tree: ast.Module) -> Iterator[tuple[str, KeyKind | None]]:
 
 
 def _also_listed(tree: ast.Module) -> frozenset[str]:
-    """Keys annotated as texts which their class splits at commas, or joins by them, so that a list does as well."""
+    """Keys annotated as texts which their class splits at commas, so that a list does as well."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    arguments = (call.args[0] for call in calls if ast.unparse(call.func) in ("split_arg", "_joined"))
+    arguments = (call.args[0] for call in calls if ast.unparse(call.func) == "split_arg")
     return frozenset(key.attr for key in arguments if isinstance(key, ast.Attribute))
 
 

@@ -12,23 +12,24 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from afm.configuration import parse_yaml
 from afm.errors import AfmError, ConfigError, UsageError
 from afm.findings import has_gpu
 from afm.memory_arithmetic import positive_variable
-from afm.processes import die_with_parent, follow_parent
+from afm.processes import die_with_parent, follow_parent, run_logged
 from afm.runs.folder import RunFolder
 from llamafactory_patch import run_folder
-from llamafactory_patch.arguments import AgentArguments, split_config
-from llamafactory_patch.checks import check_data, check_sources, check_trackers, tracker_variables
+from llamafactory_patch.checks import check_sources, check_trackers, tracker_variables
 from llamafactory_patch.config import SftJob, fsdp_settings, resolve
-from llamafactory_patch.process import process_border, run_logged
+from llamafactory_patch.settings import SftSettings, split_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ _LOCK_WAIT_S = 30.0
 """A killed training's processes hold the folder until they have ended, too."""
 _LOG_TAIL_BYTES = 1 << 16
 _LAST_LINES = 15
+_RANK = "rank"
+"""The word by which :func:`main` knows that torchrun has started it."""
 _SHOWN_VARIABLES = (*_TORCHRUN_VARIABLES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
@@ -86,8 +89,7 @@ def run_sft(
     ``MASTER_ADDR``), call it on each.
 
     Args:
-        config_path: YAML of LLaMA-Factory's training arguments, the arguments this package adds, and
-            :data:`llamafactory_patch.config.OWN_KEYS`.
+        config_path: YAML of LLaMA-Factory's training arguments and :class:`llamafactory_patch.settings.SftSettings`.
         overrides: ``key=value`` pairs that replace keys of the YAML.
         dry_run: Print the resolved command and configuration, say what is missing, and start nothing.
         echo: Show the trainer's output on standard output, too.
@@ -143,14 +145,14 @@ def _reason(log_path: Path, start: int, status: int) -> str:
 
 def _show(job: SftJob, node: Node) -> int:
     """Print what would be run; 1 if something is missing that it needs."""
-    from llamafactory_patch.doctor import obstacles, prompt_words
+    from llamafactory_patch.doctor import obstacles, prompt_summaries
 
     print(_described(job, node))
     if not job.config.get("use_cpu") and not has_gpu():
         print("warning: this machine has no GPU (no nvidia-smi), which the recipe is for", file=sys.stderr)
     missing = obstacles(job, os.environ)
     try:
-        for text in prompt_words(job) if not missing else ():
+        for text in prompt_summaries(job) if not missing else ():
             print(f"# {text}")
     except AfmError as error:
         missing = [str(error)]
@@ -165,9 +167,14 @@ def main() -> None:
     Every other command line is LLaMA-Factory's own (``train CONFIG``, ``export CONFIG``, ``chat CONFIG``, ...),
     run where the rows of a training are tokenised before it.
     """
+    if sys.argv[1:2] == [_RANK]:
+        del sys.argv[1]
+        with _errors_end_the_process():
+            _train_rank()
+        return
     signal.signal(signal.SIGTERM, _exit_on_signal)
     follow_parent()
-    with process_border():
+    with _errors_end_the_process():
         words = [word for word in sys.argv[1:] if word != "--dry-run"]
         if words and words[0].endswith((".yaml", ".yml")):
             raise SystemExit(run_sft(words[0], words[1:], dry_run="--dry-run" in sys.argv))
@@ -183,6 +190,18 @@ def main() -> None:
         if words[:1] == ["train"] and not {"-h", "--help"} & set(words):
             sys.argv[2:] = [str(stock_training(words[1:]))]
         _launch()
+
+
+@contextmanager
+def _errors_end_the_process() -> Iterator[None]:
+    """End the process with one clear message, and a documented status, for errors raised on purpose."""
+    try:
+        yield
+    except AfmError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def stock_training(words: list[str]) -> Path:
@@ -214,7 +233,7 @@ def stock_training(words: list[str]) -> Path:
 def _tokenise(config: Mapping[str, Any], folder: Path, output_dir: Path, node: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(signal.SIGKILL)
-    with process_border():
+    with _errors_end_the_process():
         from llamafactory_patch.tokenise import provide
 
         provide(config, folder, output_dir, node=node)
@@ -233,7 +252,9 @@ def training_config(words: list[str]) -> dict[str, Any]:
         sys.argv = before
     if isinstance(config, dict):
         return {str(key): value for key, value in config.items()}
-    parser = HfArgumentParser([*_TRAIN_ARGS, AgentArguments])
+    parser = HfArgumentParser(_TRAIN_ARGS)
+    for key in SftSettings.model_fields:
+        parser.add_argument(f"--{key}", nargs="?", const=True, type=parse_yaml)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     flags, unknown = parser.parse_known_args(config)
@@ -242,43 +263,17 @@ def training_config(words: list[str]) -> dict[str, Any]:
     return dict(vars(flags))
 
 
-def show_examples(
-    config_path: str | Path, overrides: Sequence[str], count: int, *, as_json: bool = False
-) -> None:
-    """Print the statistics of the training data and ``count`` sequences of it whole, as the trainer gets them.
-
-    Raises:
-        ConfigError: The configuration is wrong, or its data is missing.
-        DataError: A row cannot be trained on.
-    """
-    job = resolve(config_path, overrides)
-    check_data(job)
-    from llamafactory_patch.engine import load_engine, parse_arguments
-
-    load_engine()
-    from llamafactory_patch.rehearsal import training_sets
-    from llamafactory_patch.statistics import print_examples
-
-    arguments = parse_arguments(job.config)
-    folder = Path(arguments.data.tokenized_path or job.output_dir / run_folder.TOKENISED_FOLDER)
-    made = training_sets(arguments, folder)
-    cutoff = arguments.data.cutoff_len
-    print_examples(made.sets["train"], made.tokenizer, cutoff, count, prompts=made.prompts, as_json=as_json)
-
-
 def _launch() -> None:
-    """Hand over to LLaMA-Factory, whose relaunch under torchrun must run our worker.
+    """Hand over to LLaMA-Factory, whose relaunch under torchrun must come back to :func:`main`.
 
-    ``llamafactory.launcher.launch`` (0.9.5) gives torchrun its own ``__file__``, finds torchrun on the PATH and
-    splits the command at blanks: so we set the first, extend the second and pass paths without the third.
+    ``llamafactory.launcher.launch`` (0.9.5) gives torchrun its own ``__file__`` and finds torchrun on the PATH.
     """
     from subprocess import CalledProcessError
 
     from llamafactory import launcher
 
-    from llamafactory_patch import worker
-
-    launcher.__file__ = _without_blanks(Path(worker.__file__))
+    launcher.__file__ = f"--module llamafactory_patch.launcher {_RANK}"
+    os.environ["PYTHONSAFEPATH"] = "1"  # else the working folder stands first on the path of every rank
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     try:
         launcher.launch()
@@ -286,15 +281,16 @@ def _launch() -> None:
         raise SystemExit(error.returncode if error.returncode > 0 else 128 - error.returncode) from None
 
 
-def _without_blanks(path: Path) -> str:
-    """The path itself, or a link to it that needs no quoting."""
-    if not any(character.isspace() for character in str(path)):
-        return str(path)
-    folder = Path(tempfile.mkdtemp(prefix="llamafactory_patch_"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    link = folder / f"{'_'.join(path.stem.split())}{path.suffix}"
-    link.symlink_to(path.resolve())
-    return str(link)
+def _train_rank() -> None:
+    """What torchrun starts on every rank: LLaMA-Factory's own training."""
+    die_with_parent(signal.SIGKILL)
+    from llamafactory_patch.engine import load_engine, mend_trainer
+
+    load_engine()
+    mend_trainer()
+    from llamafactory.train.tuner import run_exp
+
+    run_exp()
 
 
 def _exit_on_signal(number: int, frame: object) -> None:
@@ -309,9 +305,9 @@ def _command(job: SftJob, node: Node) -> list[str]:
 def _variables(job: SftJob, node: Node) -> dict[str, str]:
     """What the child's environment has besides or instead of ours."""
     wanted = {"PYTHONUNBUFFERED": "1"} | tracker_variables(job)
-    if job.threads is not None:
+    if job.own.threads is not None:
         # Threads that spin while they wait made steps ten times slower on a busy machine.
-        wanted |= {"OMP_NUM_THREADS": str(job.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        wanted |= {"OMP_NUM_THREADS": str(job.own.threads), "OMP_WAIT_POLICY": "PASSIVE"}
     if node.count > 1:
         wanted |= {"NODE_RANK": str(node.number), "MASTER_PORT": "29500"}
     if job.config.get("deepspeed") or job.config.get("fsdp") or node.count > 1:

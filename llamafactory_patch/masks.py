@@ -21,6 +21,9 @@ from afm.trajectory.tags import segments_around
 IGNORE_INDEX = -100
 """The label of a token without loss (LLaMA-Factory 0.9.5, extras/constants.py)."""
 
+MASKING_REVISION = 3
+"""Counts changes of the masking itself: data sets cached or stored by another revision are not reused."""
+
 Text = tuple[str, ...]
 """A text in which the agent and the environment take turns, the agent first."""
 
@@ -43,24 +46,27 @@ def segments_by_tag(text: str, tags: Sequence[str]) -> tuple[Segment, ...]:
     return tuple(segments_around(text, _spans(text, tuple(tags))))
 
 
-def check_roles(rows: Iterable[Mapping[str, Any]], roles: Sequence[str]) -> None:
-    """Check that each of ``roles`` stands in an assistant turn of aligned rows, outside of other roles.
-
-    Reading ends as soon as all were seen.
-
-    Raises:
-        ConfigError: A role is in no row: it is spelled wrongly, or the rows are others.
-    """
+def unseen_roles(rows: Iterable[Mapping[str, Any]], roles: Sequence[str]) -> list[str]:
+    """Those of ``roles`` that stand in no assistant turn of aligned rows outside of other roles; reads as far as needed."""
     unseen = list(roles)
     for row in rows if unseen else ():
         turns = (*row["_prompt"], *row["_response"])
         texts = [turn["content"] for turn in turns if turn["role"] == "assistant"]
         unseen = [role for role in unseen if not any(next(role_spans(text, [role]), None) for text in texts)]
         if not unseen:
-            return
-    if unseen:
+            break
+    return unseen
+
+
+def refuse_unseen(roles: Sequence[str]) -> None:
+    """Refuse roles that no row has: they are spelled wrongly, or the rows are others.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if roles:
         raise ConfigError(
-            f"roles_without_loss: no row has {' or '.join(f'<{role}>' for role in unseen)} outside of other "
+            f"roles_without_loss: no row has {' or '.join(f'<{role}>' for role in roles)} outside of other "
             "roles; expected roles that the rows have"
         )
 

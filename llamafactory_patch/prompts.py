@@ -16,9 +16,9 @@ from afm.agents.load import without_tools
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, PromptTally, check_prompts, record_of_model
 from afm.agents.prompt_source import QUESTION_MARK
 from afm.errors import ConfigError, DataError
-from llamafactory_patch.arguments import AgentArguments
 from llamafactory_patch.conversations import Aligned, turn
 from llamafactory_patch.engine import Arguments
+from llamafactory_patch.settings import SftSettings
 
 ASKED_COLUMN = "_asked"
 """Of aligned rows: what became of their prompt, a :class:`PromptState`."""
@@ -158,13 +158,13 @@ class PromptCounts:
         return ", ".join(words)
 
 
-def row_prompts(agent: AgentArguments) -> RowPrompts:
+def row_prompts(own: SftSettings) -> RowPrompts:
     """What a training's arguments say about prompts.
 
     Raises:
         ConfigError: The file of ``prompt`` is wrong.
     """
-    return RowPrompts(PromptSource.load(agent.prompt), agent.record_agent or "")
+    return RowPrompts(PromptSource.load(own.prompt), own.agent or "")
 
 
 class PromptCounter:
@@ -186,9 +186,9 @@ class PromptCounter:
         return PromptCounts(dict(self._rows), self._tally.record())
 
 
-def count_prompts(dataset: Any, agent: AgentArguments) -> PromptCounts | None:
+def count_prompts(dataset: Any, own: SftSettings) -> PromptCounts | None:
     """The prompts of a training's aligned rows, when an agent is trained."""
-    prompts = row_prompts(agent)
+    prompts = row_prompts(own)
     if not prompts.agent:
         return None
     counter = PromptCounter(prompts)
@@ -205,7 +205,7 @@ def keep_record(record: PromptRecord, arguments: Arguments, output_dir: Path) ->
     """
     model = arguments.model.model_name_or_path
     base = record_of_model(model)
-    if arguments.agent.prompt_check:
+    if arguments.sft.prompt_check:
         check_prompts(record, base, model)
     if record.templates:
         record.after(base).save(output_dir / PROMPT_FILE)

@@ -21,11 +21,11 @@ from llamafactory.data.parser import DatasetAttr, get_dataset_list
 from afm.agents import MODEL_AGENT_FILE, load_agent, shipped_agents
 from afm.errors import ConfigError, DataError
 from afm.trajectory.io import BrokenArrayError, json_rows
-from llamafactory_patch.arguments import MASKING_REVISION
 from llamafactory_patch.bad_rows import FAULT_COLUMN, ROW_COLUMN, BadRow, BadRowReport, RowName
 from llamafactory_patch.conversations import aligned_row
 from llamafactory_patch.engine import Arguments
 from llamafactory_patch.formats import Converter
+from llamafactory_patch.masks import MASKING_REVISION
 from llamafactory_patch.prompts import ASKED_COLUMN, PromptState, row_prompts
 
 _TURNS = [{"role": Value("string"), "content": Value("string"), "loss": Value("bool")}]
@@ -137,8 +137,8 @@ def _read_other(attr: DatasetAttr, arguments: Arguments) -> Dataset:
 
 def agents_of(attr: DatasetAttr, folder: Path, arguments: Arguments) -> Iterator[str | FileState]:
     """What the prompts of rows depend on beside the file itself, and the text of ``prompt``."""
-    if arguments.agent.record_agent:
-        yield load_agent(arguments.agent.record_agent).digest
+    if arguments.sft.agent:
+        yield load_agent(arguments.sft.agent).digest
     elif attr.formatting == "trajectory":
         yield from (load_agent(name).digest for name in shipped_agents())
         if (own := folder / MODEL_AGENT_FILE).is_file():
@@ -146,10 +146,9 @@ def agents_of(attr: DatasetAttr, folder: Path, arguments: Arguments) -> Iterator
 
 
 def _converter(attr: DatasetAttr, arguments: Arguments, folder: Path) -> Converter:
-    data, agent = arguments.data, arguments.agent
-    tags = agent.observation_tags if agent.ignore_observation else ()
-    places = (str(folder), tags, str(data.template), str(data.media_dir))
-    return Converter(attr, *places, agent=agent.record_agent or "", prompts=row_prompts(agent))
+    data, own = arguments.data, arguments.sft
+    places = (str(folder), own.masked_tags, str(data.template), str(data.media_dir))
+    return Converter(attr, *places, agent=own.agent or "", prompts=row_prompts(own))
 
 
 def converted_rows(

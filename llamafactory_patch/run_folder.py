@@ -37,7 +37,7 @@ def config_path(job: SftJob, node: int = 0) -> Path:
 def config_text(job: SftJob, config: dict[str, Any]) -> str:
     """``config`` as YAML, with the settings LLaMA-Factory does not see as comments."""
     agent = f"{job.agent.name} (digest {job.agent.digest})" if job.agent else "none"
-    head = f"# Resolved by `afm sft`. agent: {agent}; threads: {job.threads or 'all'}\n"
+    head = f"# Resolved by `afm sft`. agent: {agent}; threads: {job.own.threads or 'all'}\n"
     head += "".join(f"# {line}\n" for line in preset_lines(job.published))
     return head + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
@@ -60,7 +60,7 @@ def is_finished(job: SftJob) -> bool:
         ) from None
     # A training that was refused, or died before it had anything to lose, claims nothing.
     begun = finished or _last_checkpoint(job.output_dir) or logged_losses(job.output_dir / HISTORY_FILE)
-    if begun and (differences := changes(settings, json.loads(json.dumps(job.settings())))):
+    if begun and (differences := changes(settings, json.loads(json.dumps(job.dependencies())))):
         raise ConfigError(
             f"{job.output_dir} holds {'a finished' if finished else 'an interrupted'} training with other "
             f"settings ({'; '.join(differences)}); choose another output_dir, or start anew there with "
@@ -151,7 +151,7 @@ def logged_losses(history: Path) -> dict[int, float]:
 
 
 def _write_manifest(job: SftJob, **progress: Any) -> None:
-    manifest = {"settings": job.settings(), "agent": job.agent.name if job.agent else None, **progress}
+    manifest = {"settings": job.dependencies(), "agent": job.agent.name if job.agent else None, **progress}
     replace_text(job.output_dir / MANIFEST_FILE, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -27,7 +27,6 @@ from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
 from afm.errors import ConfigError, DataError, EngineError
 from afm.runs.atomic import replace_text
 from afm.runs.folder import RunFolder
-from llamafactory_patch.arguments import MASKING_REVISION
 from llamafactory_patch.bad_rows import REPORT_FILE, BadRowReport
 from llamafactory_patch.encoding import row_processor
 from llamafactory_patch.engine import (
@@ -37,7 +36,7 @@ from llamafactory_patch.engine import (
     parse_arguments,
     tokenizer_digest,
 )
-from llamafactory_patch.masks import check_roles
+from llamafactory_patch.masks import MASKING_REVISION, refuse_unseen, unseen_roles
 from llamafactory_patch.prompts import PromptCounts, count_prompts, keep_record
 from llamafactory_patch.reading import FileState, agents_of, entries, read_set
 from llamafactory_patch.statistics import first_without_label, show_data
@@ -79,7 +78,7 @@ def provide(config: Mapping[str, Any], folder: Path, output_dir: Path, *, node: 
         return
     with RunFolder(folder.parent, "tokenized_path").locked(name=f".{folder.name}.lock", wait_s=timeout_s):
         if not check_stored(arguments) and not is_current(folder, origin):
-            report = BadRowReport(arguments.agent.on_bad_rows, output_dir / REPORT_FILE)
+            report = BadRowReport(arguments.sft.on_bad_rows, output_dir / REPORT_FILE)
             made = tokenise(arguments, report)
             _store(made, folder, origin)
             if made.prompts is not None:
@@ -122,7 +121,7 @@ def load_or_tokenise(arguments: Arguments, folder: Path) -> Tokenised:
     named = check_stored(arguments)
     if named or is_current(folder, origin_of(arguments)):
         return Tokenised(load_from_disk(str(folder)), load_tools(arguments)[0]["tokenizer"])
-    return tokenise(arguments, BadRowReport(arguments.agent.on_bad_rows))
+    return tokenise(arguments, BadRowReport(arguments.sft.on_bad_rows))
 
 
 def tokenise(
@@ -149,8 +148,8 @@ def tokenise(
     trained, held_out = split_dataset(merged, evaluation, data, seed=seed)
     prompts = None
     if whole and "train" in trained:
-        check_roles(trained["train"], arguments.agent.silent_roles)
-        prompts = count_prompts(trained["train"], arguments.agent)
+        refuse_unseen(unseen_roles(trained["train"], arguments.sft.roles_without_loss))
+        prompts = count_prompts(trained["train"], arguments.sft)
     stock = {"template": template, **tools, "data_args": data}
     sets = {name: _encoded(rows, arguments, stock, report) for name, rows in trained.items()}
     generated = arguments.training.predict_with_generate
@@ -183,7 +182,7 @@ def _encoded(
     data = arguments.data
     stage = _DATA_OF_STAGE.get(arguments.stage, arguments.stage)
     encoded = rows.map(
-        row_processor(stage, stock, arguments.agent, do_generate=do_generate).preprocess_dataset,
+        row_processor(stage, stock, arguments.sft, do_generate=do_generate).preprocess_dataset,
         batched=True,
         batch_size=data.preprocessing_batch_size,
         remove_columns=rows.column_names,
@@ -242,7 +241,7 @@ _WITHOUT_EFFECT: Final = frozenset(
     {
         *("dataset_dir", "media_dir", "tokenized_path", "data_shared_file_system", "overwrite_cache"),
         *("preprocessing_num_workers", "streaming", "buffer_size", "match_chat_template"),
-        *("record_agent", "eval_num_beams", "ignore_pad_token_for_loss", "prompt", "prompt_check"),
+        *("agent", "threads", "eval_num_beams", "ignore_pad_token_for_loss", "prompt", "prompt_check"),
     }
 )
 """Data arguments that change no row; a new one counts until it is named here."""
@@ -257,12 +256,10 @@ _SHOWN_CHARS: Final = 120
 
 def origin_of(arguments: Arguments) -> dict[str, Any]:
     """What the rows of a training depend on."""
-    model, data, agent = arguments.model, arguments.data, arguments.agent
+    model, data, own = arguments.model, arguments.data, arguments.sft
     stock = [field.name for field in fields(DataArguments) if field.name not in _WITHOUT_EFFECT]
-    ours = [field.name for field in fields(agent) if field.name not in _WITHOUT_EFFECT]
-    if not agent.ignore_observation:
-        ours = [name for name in ours if name not in _OF_THE_MASK]
-    prompt = {} if agent.prompt == PromptMode.OWN else {"prompt": PromptSource.load(agent.prompt).told}
+    unmasked = () if own.ignore_observation else _OF_THE_MASK
+    prompt = {} if own.prompt == PromptMode.OWN else {"prompt": PromptSource.load(own.prompt).told}
     origin = {
         "revision": MASKING_REVISION,
         "stage": arguments.stage,
@@ -270,7 +267,7 @@ def origin_of(arguments: Arguments) -> dict[str, Any]:
         "tokenizer": tokenizer_digest(str(model.model_name_or_path)),
         **{name: getattr(model, name, None) for name in _OF_THE_MODEL},
         **{name: getattr(data, name) for name in stock},
-        **{name: getattr(agent, name) for name in ours},
+        **own.model_dump(mode="json", exclude={*_WITHOUT_EFFECT, *unmasked}),
         **prompt,
         "data sets": _data_sets(arguments),
     }
@@ -330,7 +327,7 @@ def check_stored(arguments: Arguments) -> bool:
     folder = Path(arguments.data.tokenized_path)
     stored, origin = _stored_origin(folder), origin_of(arguments)
     if stored is None:
-        if arguments.agent.ignore_observation:
+        if arguments.sft.ignore_observation:
             raise ConfigError(
                 f"tokenized_path: no record in {folder} of what its data set was made from, or with which mask; "
                 "delete the folder or name another"

@@ -75,7 +75,7 @@ def afm() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-_LONG = ("test_training.py", "test_road.py", "test_stock.py", "test_promises.py", "test_benchmarks.py")
+_LONG = ("test_training.py", "test_reproduce.py", "test_stock.py", "test_promises.py", "test_benchmarks.py")
 """Files that take longest; begun last, one of them would keep one process busy while the other has nothing left."""
 
 _TEST_LIMITS = (40.0, 300.0)

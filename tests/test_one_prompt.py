@@ -106,7 +106,7 @@ def sft_ids(folder, model, rows, prompt, monkeypatch):
             "report_to": "none",
             "ignore_observation": True,
             "match_chat_template": True,
-            "record_agent": "math",
+            "agent": "math",
             "prompt": prompt,
         }
     )

@@ -17,8 +17,8 @@ from afm.cli import (
     mask,
     quickstart,
     report,
+    reproduce,
     reward,
-    road,
     sandbox,
     serve,
     train,
@@ -51,7 +51,7 @@ app.command()(mask.mask)
 app.command()(convert.convert)
 app.command(context_settings=_FOREIGN)(train.sft)
 app.command(context_settings=_FOREIGN)(train.rl)
-app.command()(road.road)
+app.command()(reproduce.reproduce)
 app.command()(train.export)
 app.add_typer(evaluation.app, name="eval")
 app.command()(report.report)

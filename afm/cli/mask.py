@@ -108,7 +108,7 @@ def _show_training(
         raise UsageError(
             f"--tokenizer, --agent, --from and --without-loss are for files of rows; {config} sets its own"
         )
-    from llamafactory_patch.launcher import show_examples
+    from llamafactory_patch.doctor import show_examples
 
     show_examples(config, overrides, examples, as_json=as_json)
 

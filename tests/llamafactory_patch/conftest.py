@@ -87,7 +87,7 @@ class Pipeline:
             provide(config, Path(stored), out)
             self.sets = load_from_disk(stored)
         else:
-            self.sets = tokenise(arguments, BadRowReport(arguments.agent.on_bad_rows, out / REPORT_FILE)).sets
+            self.sets = tokenise(arguments, BadRowReport(arguments.sft.on_bad_rows, out / REPORT_FILE)).sets
         self.tokenizer = load_tools(arguments)[0]["tokenizer"]
         self.rows = list(self.sets["train"])
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def job(**config):
-    return SftJob(config, Path("out"), None, None)
+    return SftJob(config, Path("out"))
 
 
 def test_nothing_is_asked_for_by_default():

@@ -7,10 +7,10 @@ import pytest
 
 from afm.configuration import read_file
 from afm.errors import ConfigError, UsageError
-from llamafactory_patch.arguments import AgentArguments
 from llamafactory_patch.checks import check_data, check_sources
 from llamafactory_patch.config import fsdp_settings, resolve
 from llamafactory_patch.keys import engine_keys
+from llamafactory_patch.settings import split_config
 
 pytest.importorskip("llamafactory")
 
@@ -33,7 +33,7 @@ def test_keys_read_from_the_source_are_those_of_the_classes():
     load_engine()
     from llamafactory.hparams.parser import _TRAIN_ARGS
 
-    fields = (field for cls in (*_TRAIN_ARGS, AgentArguments) for field in dataclasses.fields(cls))
+    fields = (field for cls in _TRAIN_ARGS for field in dataclasses.fields(cls))
     assert engine_keys().keys() == {field.name for field in fields if field.init}
 
 
@@ -136,23 +136,25 @@ def test_a_malformed_index_of_data_sets_is_explained(config, tmp_path, index, me
 
 def test_an_agent_switches_its_mask_on_and_is_not_llamafactorys_business(config):
     job = resolve(config("output_dir: a\nagent: math\nthreads: 3"))
-    assert (job.agent.name, job.threads) == ("math", 3)
+    assert job.agent.name == "math"
     assert job.config == {
         "stage": "sft",
         "do_train": True,
         "output_dir": "a",
-        "match_chat_template": True,
-        "record_agent": "math",
+        "agent": "math",
         "ignore_observation": True,
-        "ignore_observation_token": "observation",
+        "ignore_observation_token": ["observation"],
+        "match_chat_template": True,
+        "threads": 3,
     }
+    assert split_config(job.config)[0].keys() == {"stage", "do_train", "output_dir"}
 
 
 def test_a_mask_for_another_tag_than_the_agents_is_refused(config):
     with pytest.raises(ConfigError, match="agent 'math' writes 'observation'; leave the key out"):
         resolve(config("output_dir: a\nagent: math\nignore_observation_token: result"))
     job = resolve(config("output_dir: a\nagent: math\nignore_observation_token: result,observation"))
-    assert job.config["ignore_observation_token"] == "result,observation"
+    assert job.own.masked_tags == ("result", "observation")
 
 
 def test_files_beside_the_configuration_are_found_from_anywhere(config, tmp_path):
@@ -238,7 +240,7 @@ def test_llamafactory_accepts_every_recipe(path, tmp_path, monkeypatch):
     load_engine()
     job = resolve(path)
     arguments = parse_arguments(job.config)
-    assert arguments.agent.ignore_observation is (job.agent is not None)
+    assert arguments.sft.ignore_observation is (job.agent is not None)
     assert arguments.data.cutoff_len == job.config["cutoff_len"]
     assert arguments.training.learning_rate == job.config["learning_rate"]
     assert arguments.finetuning.finetuning_type == job.config["finetuning_type"]
@@ -292,22 +294,21 @@ def test_the_agent_that_is_trained_reads_the_records(tmp_path):
     path = tmp_path / "sft.yaml"
     path.write_text("output_dir: out\nagent: mine.yaml\n", encoding="utf-8")
     job = resolve(path)
-    assert job.config["record_agent"] == str(tmp_path / "mine.yaml")
-    assert "record_agent" not in job.settings()
+    assert job.config["agent"] == str(tmp_path / "mine.yaml")
+    assert job.dependencies()["agent"] == job.agent.digest
 
 
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("ignore_observation_token=", "ignore_observation_token: got None, expected a text or a list"),
+        ("ignore_observation_token=", "ignore_observation_token: expected the name of a tag, or several"),
         ("template=5", "template: got 5, expected a text"),
         ("report_to=5", "report_to: got 5, expected a text or a list"),
         ("deepspeed=[1]", r"deepspeed: got \[1\], expected a mapping or a text"),
         ("fsdp_config=5", "fsdp_config: got 5, expected a mapping or a text"),
         ("dataset=5", "dataset: got 5, expected a text or a list"),
         ("dataset={}", "dataset: got {}, expected a text or a list"),
-        ("agent=5", "agent: got 5, expected a name or the path of a YAML"),
-        ("agent={}", "agent: got {}, expected a name or the path of a YAML"),
+        ("agent=5", r"agent: got 5 \(int\), expected a valid string"),
         ("num_train_epochs=.nan", "num_train_epochs: got nan, expected a number above 0"),
         ("num_train_epochs=.inf", "num_train_epochs: got inf, expected a number above 0"),
         (
@@ -315,7 +316,7 @@ def test_the_agent_that_is_trained_reads_the_records(tmp_path):
             "gradient_accumulation_steps: got 0, expected a whole number above 0",
         ),
         ("packing=5", "packing: got 5, expected true or false"),
-        ("on_bad_rows=maybe", "on_bad_rows: got 'maybe', expected one of error, drop"),
+        ("on_bad_rows=maybe", "on_bad_rows: got 'maybe' .*expected 'error' or 'drop'"),
     ],
 )
 def test_values_of_a_wrong_kind_are_refused_in_one_line(config, override, told):
@@ -350,4 +351,4 @@ def test_masks_of_a_set_of_programs_and_mathematics_do_not_depend_on_which_agent
         for one in named
     ]
     assert masks[0] == masks[1]
-    assert masks[0]["ignore_observation_token"] == "observation"
+    assert masks[0]["ignore_observation_token"] == ["observation"]

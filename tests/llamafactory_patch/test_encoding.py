@@ -280,7 +280,7 @@ def test_a_cached_data_set_is_not_reused_with_another_mask(pipeline, data_dir, t
 
 STORED_OTHERWISE = [
     ({"observation_boundary": "mask"}, "observation_boundary='split'", "observation_boundary='mask'"),
-    ({"roles_without_loss": "think"}, "roles_without_loss=None", "roles_without_loss='think'"),
+    ({"roles_without_loss": "think"}, r"roles_without_loss=\[\]", r"roles_without_loss=\['think'\]"),
     ({"mask_history": True}, "mask_history=False", "mask_history=True"),
     ({"cutoff_len": 99}, "cutoff_len=2048", "cutoff_len=99"),
     ({"packing": True}, "cutoff_len=2048, packing=False", "cutoff_len=2047, packing=True"),

@@ -69,19 +69,19 @@ def parse():
 
 
 def test_the_mask_is_off_unless_asked_for(parse):
-    agent = parse().agent
-    assert not agent.ignore_observation
-    assert (agent.observation_tags, agent.observation_boundary) == (("observation",), "split")
-    assert parse(ignore_observation_token="seen, heard").agent.observation_tags == ("seen", "heard")
+    own = parse().sft
+    assert not own.ignore_observation
+    assert (own.ignore_observation_token, own.observation_boundary) == (("observation",), "split")
+    assert parse(ignore_observation_token="seen, heard").sft.ignore_observation_token == ("seen", "heard")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ignore_observation_token": "<observation>"}, "is no tag name"),
-        ({"ignore_observation_token": "a,,b"}, "is no tag name"),
-        ({"ignore_observation_token": "two words"}, "is no tag name"),
-        ({"ignore_observation_token": ""}, "is no tag name"),
+        ({"ignore_observation_token": "<observation>"}, "expected names of tags without brackets"),
+        ({"ignore_observation_token": "a,,b"}, "expected names of tags without brackets"),
+        ({"ignore_observation_token": "two words"}, "expected names of tags without brackets"),
+        ({"ignore_observation_token": ""}, "expected the name of a tag, or several"),
         ({"observation_boundary": "cut"}, "observation_boundary: got 'cut'"),
         ({"ignore_observations": True}, "ignore_observations"),
         ({"ignore_observation": True, "train_on_prompt": True}, "switch train_on_prompt off"),

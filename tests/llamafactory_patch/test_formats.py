@@ -44,7 +44,7 @@ def test_trajectories_are_asked_as_the_agent_that_is_trained(pipeline, data_dir,
         "extends: math\nname: math\nprompt: ''\nquestion_format: 'Q {question}'\n", encoding="utf-8"
     )
     folder = data_dir([record(), record("b", agent_name="web")], name="rows.jsonl", formatting="trajectory")
-    built = pipeline(tiny, folder, record_agent=str(own), on_bad_rows="drop")
+    built = pipeline(tiny, folder, agent=str(own), on_bad_rows="drop")
     assert built.masked() == [f"<|im_start|>user\nQ a?<|im_end|>\n<|im_start|>assistant\n{SEEN}\n"]
     report = (folder / "out" / REPORT_FILE).read_text("utf-8")
     assert "agent: got a record of 'web', but the agent that is trained is 'math'" in report

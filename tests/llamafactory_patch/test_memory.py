@@ -1,7 +1,7 @@
 import pytest
 
 from afm.memory_arithmetic import model_shape
-from llamafactory_patch.memory import Sharding, memory_need, trained_parameters
+from llamafactory_patch.doctor import Sharding, memory_need, trained_parameters
 
 
 def test_adapters_are_those_that_peft_adds(tmp_path):

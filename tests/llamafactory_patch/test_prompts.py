@@ -8,7 +8,6 @@ from afm.agents import PromptSource, PromptTemplate, load_agent
 from afm.agents.load import without_tools
 from afm.agents.prompt_record import record_of_model
 from afm.errors import ConfigError, DataError
-from llamafactory_patch.arguments import AgentArguments
 from llamafactory_patch.conversations import aligned_row, turn
 from llamafactory_patch.prompts import (
     ASKED_COLUMN,
@@ -18,6 +17,7 @@ from llamafactory_patch.prompts import (
     count_prompts,
     keep_record,
 )
+from llamafactory_patch.settings import SftSettings
 
 MATH = load_agent("math")
 RULES = "Work in 'plan' and 'answer'.\n<plan> comes first.\n\nTask:\n"
@@ -131,19 +131,19 @@ def chat(user, system=""):
 
 def test_the_pipeline_trains_on_the_prompts_that_are_asked_for(pipeline, data_dir, tiny, file):
     folder = data_dir(ROWS)
-    own = pipeline(tiny, folder, record_agent="math")
+    own = pipeline(tiny, folder, agent="math")
     questions = ("1 + 1?", "2 + 2?", "3 + 3?", "4?")
     assert prompts_of(own) == [*(chat(MATH.user_message(one)) for one in questions), chat("Hi?")]
-    row = pipeline(tiny, folder, record_agent="math", prompt="row")
+    row = pipeline(tiny, folder, agent="math", prompt="row")
     assert prompts_of(row)[1:4] == [
         chat(RULES + "2 + 2?"),
         chat(RULES + "3 + 3?"),
         chat("Question: 4?", "Rules: <plan> first."),
     ]
-    of_file = pipeline(tiny, folder, record_agent="math", prompt=str(file))
+    of_file = pipeline(tiny, folder, agent="math", prompt=str(file))
     assert prompts_of(of_file) == [*(chat(f"Solve:\n{one}", "Be exact.") for one in questions), chat("Hi?")]
     file.write_text("user: 'Q: {question}'\n")  # the cache knows the content
-    again = pipeline(tiny, folder, record_agent="math", prompt=str(file))
+    again = pipeline(tiny, folder, agent="math", prompt=str(file))
     assert prompts_of(again)[0] == chat("Q: 1 + 1?")
     assert prompts_of(pipeline(tiny, folder))[1] == chat(RULES + "2 + 2?")  # nobody is trained as an agent
 
@@ -151,7 +151,7 @@ def test_the_pipeline_trains_on_the_prompts_that_are_asked_for(pipeline, data_di
 def test_a_row_that_cannot_be_asked_is_named_with_file_and_line(pipeline, data_dir, tiny):
     folder = data_dir([ROWS[0], {"instruction": RULES + "x\nTask: 1?", "output": SAID}], name="rows.jsonl")
     with pytest.raises(DataError, match=r"rows.jsonl:2 .*2 lines that begin with .*prompt=row"):
-        pipeline(tiny, folder, record_agent="math")
+        pipeline(tiny, folder, agent="math")
 
 
 def test_the_models_folder_gets_the_record_and_a_model_of_another_prompt_is_refused(tmp_path):
@@ -164,8 +164,11 @@ def test_the_models_folder_gets_the_record_and_a_model_of_another_prompt_is_refu
         counter.add({**aligned(user), ASKED_COLUMN: state})
     counts = counter.counts()
     assert str(counts) == "prompt row: 2 rows as the rows have them, 1 chats as they are"
-    agent = AgentArguments(record_agent="math")
-    arguments = SimpleNamespace(model=SimpleNamespace(model_name_or_path=str(tmp_path / "base")), agent=agent)
+    model = SimpleNamespace(model_name_or_path=str(tmp_path / "base"))
+    arguments, unchecked = (
+        SimpleNamespace(model=model, sft=SftSettings(agent="math", prompt_check=check))
+        for check in (True, False)
+    )
     keep_record(counts.record, arguments, tmp_path / "out")
     record = record_of_model(tmp_path / "out")
     assert record == counts.record
@@ -176,10 +179,9 @@ def test_the_models_folder_gets_the_record_and_a_model_of_another_prompt_is_refu
     with pytest.raises(ConfigError, match=r"base was trained with another prompt: .*prompt_check=off"):
         keep_record(own.counts().record, arguments, tmp_path / "second")
     assert not (tmp_path / "second").exists()
-    agent.prompt_check = False
-    keep_record(own.counts().record, arguments, tmp_path / "second")
+    keep_record(own.counts().record, unchecked, tmp_path / "second")
     assert record_of_model(tmp_path / "second").the_one == PromptTemplate.of_agent(MATH)
 
 
 def test_a_training_as_no_agent_counts_no_prompts():
-    assert count_prompts([], AgentArguments()) is None
+    assert count_prompts([], SftSettings()) is None

@@ -13,7 +13,7 @@ from llamafactory_patch.config import SftJob
 @pytest.fixture
 def job(tmp_path):
     def make(**config):
-        return SftJob({"output_dir": str(tmp_path), "seed": 1, **config}, tmp_path, load_agent("math"), None)
+        return SftJob({"output_dir": str(tmp_path), "seed": 1, **config}, tmp_path, agent=load_agent("math"))
 
     return make
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from llamafactory_patch.doctor import training_steps, validation_rows, warmup_steps
+from llamafactory_patch.doctor import training_steps, warmup_steps
+from llamafactory_patch.engine import load_engine
 
 CASES = [
     (20, {"per_device_train_batch_size": 2, "num_train_epochs": 1}),
@@ -30,6 +31,10 @@ def test_steps_and_warm_up_are_the_trainers(rows, config, tmp_path):
 def test_validation_rows_are_those_that_llamafactory_splits_off(val_size, left):
     """Eleven rows: 5.5, 2.75 and 0.11 of them are rounded up."""
     datasets = pytest.importorskip("datasets")
+    pytest.importorskip("llamafactory")
+    load_engine()
+    from llamafactory_patch.data_check import validation_rows
+
     assert 11 - validation_rows(11, val_size) == left
     if val_size:
         rows = datasets.Dataset.from_dict({"x": list(range(11))})

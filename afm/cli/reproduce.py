@@ -1,4 +1,4 @@
-"""``afm road``: check what is missing, then run stage after stage; a stage that is done finds its own results and ends at once."""
+"""``afm reproduce``: check what is missing, then run stage after stage; a stage that is done finds its own results and ends at once."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from typing import Annotated
 import typer
 
 from afm.cli.options import configs_folder
-from afm.cli.road_stages import (
+from afm.cli.reproduce_stages import (
     AGENTS,
     NAMES,
-    Road,
-    RoadCommand,
-    RoadStage,
+    ChainStage,
+    Reproduction,
+    StageCommand,
     check_overrides,
     process_environment,
 )
@@ -32,11 +32,11 @@ from afm.errors import ConfigError, EngineError, UsageError, suggestion
 _READY = "ready: "
 _ABSENT = ("tools", "packages", "judge")
 """Findings of `afm doctor` about what must be here for a run on this machine; it warns, as another machine may have it."""
-_NO_GPU = "this machine has no GPU (no nvidia-smi); TINY=1 walks the road on a CPU"
+_NO_GPU = "this machine has no GPU (no nvidia-smi); TINY=1 runs the chain on a CPU"
 _NO_ENGINE = "neither vllm nor sglang is installed; pip install -r requirements/gpu-rl-sglang.txt"
 
 
-def road(
+def reproduce(
     agent: Annotated[str, typer.Argument(help=f"One of {', '.join(AGENTS)}.")],
     further: Annotated[
         list[str] | None,
@@ -54,27 +54,29 @@ def road(
     ] = "",
     tiny: Annotated[
         bool,
-        typer.Option("--tiny", envvar="TINY", help="The same road on a CPU: rows of our own, a tiny model."),
+        typer.Option(
+            "--tiny", envvar="TINY", help="The same stages on a CPU: rows of our own, a tiny model."
+        ),
     ] = False,
     root: Annotated[
         Path | None,
         typer.Option(
-            envvar="ROOT", help="Folder of data, models and runs [default: here; tiny: runs/road/AGENT]."
+            envvar="ROOT", help="Folder of data, models and runs [default: here; tiny: runs/reproduce/AGENT]."
         ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print each stage's commands and what is missing, run nothing.")
     ] = False,
 ) -> None:
-    """Walk from the published data of an agent to a report: download, prepare, SFT, RL, evaluation, report.
+    """Reproduce AFM, from the published data of an agent to a report: download, prepare, SFT, RL, evaluation, report.
 
     If interrupted, run the same command again to resume: every stage knows by its own files what is done. The exit status is 1 if
     anything is missing that no earlier stage makes.
     """
-    way = _road(agent, further or [], size, benchmarks.split(), root, tiny=tiny)
+    run = _reproduction(agent, further or [], size, benchmarks.split(), root, tiny=tiny)
     if first not in NAMES:
         raise UsageError(f"FROM={first}: no such stage; {suggestion(first, NAMES)}")
-    stages = way.stages()
+    stages = run.stages()
     passed, ahead = stages[: NAMES.index(first)], stages[NAMES.index(first) :]
     missing = [
         f"{path}: missing, stage {stage.name} makes it"
@@ -83,19 +85,19 @@ def road(
         if not path.exists()
     ]
     if dry_run or not (tiny or missing):
-        missing += _find_missing(way, ahead, show=dry_run)
+        missing += _find_missing(run, ahead, show=dry_run)
     for text in missing:
         print(f"error: this would not start: {text}", file=sys.stderr)
     if missing:
         raise typer.Exit(1)
     if not dry_run:
         for number, stage in enumerate(ahead, NAMES.index(first) + 1):
-            _run(way, stage, f"[{number}/{len(NAMES)}] {stage.name}")
+            _run_stage(run, stage, f"[{number}/{len(NAMES)}] {stage.name}")
 
 
-def _road(
+def _reproduction(
     agent: str, further: list[str], size: str, benchmarks: list[str], root: Path | None, *, tiny: bool
-) -> Road:
+) -> Reproduction:
     if agent not in AGENTS:
         raise UsageError(f"{agent}: no such agent; {suggestion(agent, AGENTS)}")
     chosen = AGENTS[agent]
@@ -103,22 +105,24 @@ def _road(
         raise UsageError(f"SIZE={size}: {agent} is published in {' and '.join(chosen.sizes)}")
     configs = configs_folder()
     if tiny:
-        from afm.cli.road_tiny import make_repositories
+        from afm.cli.reproduce_fixtures import make_repositories
 
-        place = (root or Path("runs/road") / agent).resolve()
+        place = (root or Path("runs/reproduce") / agent).resolve()
         sets = make_repositories(chosen.short, place / "hub", configs)
         size = "tiny"
     else:
         place, sets = (root or Path.cwd()).resolve(), configs / f"data/{agent}.yaml"
-    return Road(chosen, place, configs.parent, size, tiny, sets, check_overrides(further), tuple(benchmarks))
+    return Reproduction(
+        chosen, place, configs.parent, size, tiny, sets, check_overrides(further), tuple(benchmarks)
+    )
 
 
-def _find_missing(way: Road, stages: Sequence[RoadStage], *, show: bool) -> list[str]:
+def _find_missing(run: Reproduction, stages: Sequence[ChainStage], *, show: bool) -> list[str]:
     """What is missing; with ``show`` the commands are printed, too."""
     from afm.findings import has_gpu
 
     trains = any(stage.name in ("sft", "rl", "eval") for stage in stages)
-    missing = [] if way.tiny or not trains or has_gpu() else [_NO_GPU]
+    missing = [] if run.tiny or not trains or has_gpu() else [_NO_GPU]
     made: list[Path] = []
     for stage in stages:
         if show:
@@ -126,18 +130,18 @@ def _find_missing(way: Road, stages: Sequence[RoadStage], *, show: bool) -> list
         for number, command in enumerate(stage.commands):
             if show:
                 print(_command_line(command))
-            if command.check and not way.tiny and number == 0:  # the others differ in their data alone
+            if command.check and not run.tiny and number == 0:  # the others differ in their data alone
                 errors = list(_errors(command.check, made))
-                missing += [f"{stage.name}: {text}" for text in [*errors, *_later_needs(way, stage, errors)]]
+                missing += [f"{stage.name}: {text}" for text in [*errors, *_later_needs(run, stage, errors)]]
         made += stage.makes
     return list(dict.fromkeys(missing))
 
 
-def _later_needs(way: Road, stage: RoadStage, errors: Sequence[str]) -> Iterator[str]:
+def _later_needs(run: Reproduction, stage: ChainStage, errors: Sequence[str]) -> Iterator[str]:
     """What `afm doctor` finds only once the rows and the model are there, which an earlier stage may take days to make."""
     if stage.name == "eval" and not _serves_models():
         yield _NO_ENGINE
-    asks = way.agent.judged and stage.name in ("rl", "eval") and not way.own_judge(stage.name)
+    asks = run.agent.judged and stage.name in ("rl", "eval") and not run.own_judge(stage.name)
     if asks and not any(text.startswith("judge: ") for text in errors):
         yield from _judge()
 
@@ -175,28 +179,28 @@ def _errors(check: Sequence[str], made: Sequence[Path]) -> Iterator[str]:
             yield f"{finding['subject']}: {text}"
 
 
-def _command_line(command: RoadCommand) -> str:
+def _command_line(command: StageCommand) -> str:
     variables = [f"{name}={shlex.quote(value)}" for name, value in command.variables.items()]
     return " ".join([*variables, shlex.join(command.words)])
 
 
-def _run(way: Road, stage: RoadStage, title: str) -> None:
-    from afm.cli.road_tiny import make_start_model, serving
+def _run_stage(run: Reproduction, stage: ChainStage, title: str) -> None:
+    from afm.cli.reproduce_fixtures import make_start_model, serving
 
     print(title, flush=True)
     began = time.monotonic()
-    if way.tiny and stage.name == "sft":
-        make_start_model(way)
+    if run.tiny and stage.name == "sft":
+        make_start_model(run)
     if stage.name == "report":
-        _link_trainings(way)
-    around = serving(way, stage.name, way.root / "hub") if way.tiny else nullcontext()
-    with around, _served_model(way, stage) as commands:
+        _link_trainings(run)
+    around = serving(run, stage.name, run.root / "hub") if run.tiny else nullcontext()
+    with around, _served_model(run, stage) as commands:
         for command in commands:
             print(f"  {_command_line(command)}", flush=True)
             done = subprocess.run(
                 command.words,
                 env=process_environment(command.variables, Path(sys.executable)),
-                cwd=way.project,
+                cwd=run.project,
                 check=False,
             )
             if done.returncode != 0:
@@ -210,14 +214,14 @@ def _run(way: Road, stage: RoadStage, title: str) -> None:
 
 
 @contextmanager
-def _served_model(way: Road, stage: RoadStage) -> Iterator[Sequence[RoadCommand]]:
+def _served_model(run: Reproduction, stage: ChainStage) -> Iterator[Sequence[StageCommand]]:
     """The stage's commands; those of an evaluation on GPUs ask a server of the model, which ends with the block."""
-    if way.tiny or stage.name != "eval" or all(path.exists() for path in stage.makes):
+    if run.tiny or stage.name != "eval" or all(path.exists() for path in stage.makes):
         yield stage.commands
         return
     if not _serves_models():
         raise ConfigError(f"evaluation: {_NO_ENGINE}")
-    words = ["afm", "serve", "model", str(way.model), "--name", way.model.name]
+    words = ["afm", "serve", "model", str(run.model), "--name", run.model.name]
     words += [f"--replicas={os.environ.get('REPLICAS', '1')}"]
     words += [f"--tensor-parallel={os.environ.get('TENSOR_PARALLEL', '1')}"]
     env = process_environment({}, Path(sys.executable))
@@ -228,17 +232,17 @@ def _served_model(way: Road, stage: RoadStage) -> Iterator[Sequence[RoadCommand]
                 print(f"  {line}", end="", flush=True)
                 if line.startswith(_READY):
                     urls = next(word for word in shlex.split(line) if word.startswith("model="))
-                    yield way.stages(urls.removeprefix("model="))[NAMES.index("eval")].commands
+                    yield run.stages(urls.removeprefix("model="))[NAMES.index("eval")].commands
                     return
             raise EngineError("the model's server did not start; see what it said above")
         finally:
             server.terminate()
 
 
-def _link_trainings(way: Road) -> None:
+def _link_trainings(run: Reproduction) -> None:
     """The report finds the curves of both trainings beside the evaluations."""
-    for name, target in (("sft", way.sft_model), ("rl", way.rl_run)):
-        link = way.results / name
+    for name, target in (("sft", run.sft_model), ("rl", run.rl_run)):
+        link = run.results / name
         if not link.exists():
             link.unlink(missing_ok=True)
-            link.symlink_to(os.path.relpath(target, way.results))
+            link.symlink_to(os.path.relpath(target, run.results))

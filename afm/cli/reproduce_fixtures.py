@@ -1,4 +1,4 @@
-"""What ``TINY=1`` adds to the road: repositories with words of our own on a Hub of this machine, servers for the tools, a fresh model.
+"""What ``TINY=1`` adds to `afm reproduce`: repositories with words of our own on a Hub of this machine, servers for the tools, a fresh model.
 
 The repositories have the published layouts: AFM's SFT sets (alpaca JSON), RL sets (parquet), prompts (constants of Python
 files) and benchmark files. Questions come from the generated worlds; a CPU can train on them in a minute.
@@ -13,19 +13,21 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import yaml
 
 from afm.cli.recipes import build_wiki_index, environment, loopback_server, wiki_server
-from afm.cli.road_stages import Road
+from afm.cli.reproduce_stages import Reproduction
 from afm.configuration import read_file
 from afm.datasets import Task
 from afm.datasets.mini_world import WorldSplit
 from afm.datasets.rl_files import answers_of
+from afm.runs.folder import sha256_of
 
 _VOCABULARY, _HEADS = 1024, 4
 SFT_ROWS, RL_ROWS, BENCHMARK_ROWS = 24, 40, 4
@@ -43,7 +45,7 @@ _JUDGED = "Say whether the answer to {question} is right."
 
 
 @contextmanager
-def serving(road: Road, stage: str, hub: Path) -> Iterator[None]:
+def serving(run: Reproduction, stage: str, hub: Path) -> Iterator[None]:
     """What a stage talks to, on the loopback, while the block runs; its addresses are in the environment."""
     with ExitStack() as stack:
         if stage == "download":
@@ -51,10 +53,10 @@ def serving(road: Road, stage: str, hub: Path) -> Iterator[None]:
             stack.enter_context(
                 environment({"HF_ENDPOINT": url, "GITHUB_RAW_ENDPOINT": url, "HF_HUB_OFFLINE": "0"})
             )
-        elif stage in ("rl", "eval") and road.agent.short == "mhqa":
+        elif stage in ("rl", "eval") and run.agent.short == "mhqa":
             index = build_wiki_index(hub / "world/corpus.jsonl", hub / "index")
             stack.enter_context(wiki_server(index, hub / "wiki_server.log"))
-        elif stage in ("rl", "eval") and road.agent.short == "web":
+        elif stage in ("rl", "eval") and run.agent.short == "web":
             stack.enter_context(_web(hub))
         yield
 
@@ -89,71 +91,45 @@ def _web(hub: Path) -> Iterator[None]:
         yield
 
 
-def make_start_model(road: Road) -> None:
+def make_start_model(run: Reproduction) -> None:
     """A tokenizer of the SFT rows, and a model from random weights, if they are not there."""
     from afm.models.tiny import create_tiny_model, train_tokenizer
 
-    if road.start.exists():
+    if run.start.exists():
         return
-    rows = json.loads((road.data / "sft" / f"{road.agent.name}_sft.json").read_text(encoding="utf-8"))
+    rows = json.loads((run.data / "sft" / f"{run.agent.name}_sft.json").read_text(encoding="utf-8"))
     texts = [text for row in rows for text in (row["instruction"], row["output"])]
-    unfinished = road.start.with_name("start.new")
+    unfinished = run.start.with_name("start.new")
     shutil.rmtree(unfinished, ignore_errors=True)
     train_tokenizer(texts, unfinished, vocab_size=_VOCABULARY, whole_tags=True)
     create_tiny_model(unfinished, unfinished, heads=_HEADS)
-    unfinished.rename(road.start)
+    unfinished.rename(run.start)
 
 
-_API = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/revision/[^/]+)?")
-_RESOLVED = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/[^/]+/(.+)")
-_RANGE = re.compile(r"bytes=(\d+)-")
+_API = re.compile(r"/api/datasets/([^/?]+/[^/?]+)")
+_RESOLVED = re.compile(r"^/datasets/([^/]+/[^/]+)/resolve/[^/]+/")
 
 
-class _HubHandler(BaseHTTPRequestHandler):
-    """Answers of a Hub whose repositories are the folders of ``folder``; a subclass sets it."""
-
-    folder: Path
-    protocol_version = "HTTP/1.1"
+class _HubHandler(SimpleHTTPRequestHandler):
+    """Answers of a Hub whose repositories are the folders of ``directory``."""
 
     def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        if listed := _API.fullmatch(path):
-            return self._describe(self.folder / listed[1])
-        resolved = _RESOLVED.fullmatch(path)
-        file = self.folder / (f"{resolved[1]}/{resolved[2]}" if resolved else path.lstrip("/"))
-        if not file.resolve().is_relative_to(self.folder.resolve()) or not file.is_file():
-            return self._send(404, b"Entry not found", {"X-Error-Code": "EntryNotFound"})
-        content = file.read_bytes()
-        begin = _RANGE.fullmatch(self.headers.get("Range", ""))
-        start = int(begin[1]) if begin else 0
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
-        if resolved:
-            headers["X-Repo-Commit"] = _commit(self.folder / resolved[1])
-        if begin:
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        return self._send(206 if begin else 200, content[start:], headers)
-
-    def _describe(self, repository: Path) -> None:
-        if not repository.is_dir():
-            return self._send(404, b"Repository not found", {"X-Error-Code": "RepoNotFound"})
+        listed = _API.match(self.path)
+        if listed is None:
+            super().do_GET()
+            return
+        repository = Path(self.directory) / unquote(listed[1])
         files = [_hub_entry(path, repository) for path in _files(repository)]
-        name = repository.relative_to(self.folder).as_posix()
-        body = {"id": name, "private": False, "tags": [], "siblings": files, "sha": _commit(repository)}
-        return self._send(200, json.dumps(body).encode(), {})
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in ({"Content-Length": str(len(body))} | headers).items():
-            self.send_header(name, value)
+        answer = {"id": unquote(listed[1]), "private": False, "tags": [], "siblings": files}
+        body = json.dumps(answer | {"sha": _commit(repository)}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
+
+    def translate_path(self, path: str) -> str:
+        """A file of a repository, whichever commit is asked for."""
+        return super().translate_path(_RESOLVED.sub(r"/\1/", path))
 
     def log_message(self, *_: object) -> None:
         """Requests are not of interest."""
@@ -162,14 +138,13 @@ class _HubHandler(BaseHTTPRequestHandler):
 @contextmanager
 def hub_server(folder: Path) -> Iterator[str]:
     """Serve ``folder/OWNER/NAME`` as the Hub does, and below ``/OWNER/NAME/COMMIT/`` as GitHub does, while the block runs; yields the address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_HubHandler,), {"folder": folder}))
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    handler = partial(_HubHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 def _files(repository: Path) -> list[Path]:
@@ -178,9 +153,9 @@ def _files(repository: Path) -> list[Path]:
 
 def _hub_entry(path: Path, repository: Path) -> dict[str, object]:
     """A file as the Hub's API lists large ones."""
-    content, name = path.read_bytes(), path.relative_to(repository).as_posix()
-    lfs = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
-    return {"rfilename": name, "size": len(content), "blobId": "0" * 40, "lfs": lfs}
+    size, name = path.stat().st_size, path.relative_to(repository).as_posix()
+    lfs = {"sha256": sha256_of(path), "size": size, "pointerSize": 134}
+    return {"rfilename": name, "size": size, "blobId": "0" * 40, "lfs": lfs}
 
 
 def _commit(repository: Path) -> str:
@@ -272,8 +247,7 @@ def _make_file(
         ]
         text = json.dumps(rows) if path.suffix == ".json" else "\n".join(map(json.dumps, rows))
         _write(path, text.encode())
-    content = path.read_bytes()
-    return {"name": name, "size": len(content), "checksum": hashlib.sha256(content).hexdigest()}
+    return {"name": name, "size": path.stat().st_size, "checksum": sha256_of(path)}
 
 
 def _constants(agent: str, file: str, entry: dict[str, Any]) -> Iterator[str]:

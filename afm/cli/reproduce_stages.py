@@ -1,4 +1,4 @@
-"""The stages of one agent's road: what each runs, reads and writes. Their order and their commands, nothing is run here."""
+"""The stages of `afm reproduce` for one agent: what each runs, reads and writes, in order. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ AGENTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class RoadCommand:
+class StageCommand:
     """One process, with variables beyond the caller's; ``check`` are the arguments of `afm doctor` for the same settings."""
 
     words: tuple[str, ...]
@@ -97,16 +97,16 @@ class RoadCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class RoadStage:
-    """One part of the road; what it ``makes`` is read by later stages, and must be there if it is passed over."""
+class ChainStage:
+    """One part of the chain; what it ``makes`` is read by later stages, and must be there if it is passed over."""
 
     name: str
-    commands: tuple[RoadCommand, ...]
+    commands: tuple[StageCommand, ...]
     makes: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
-class Road:
+class Reproduction:
     """Where everything lies.
 
     Attributes:
@@ -172,7 +172,7 @@ class Road:
                 )
         return chosen
 
-    def stages(self, server: str = "") -> list[RoadStage]:
+    def stages(self, server: str = "") -> list[ChainStage]:
         """All of them, in order; ``server`` is the model's address in evaluation, else it runs in the process."""
         first = [self._download(), self._prepare(), self._sft(), self._rl()]
         return [*first, self._eval(server), self._report()]
@@ -187,20 +187,20 @@ class Road:
         """Benchmarks that come from their owners."""
         return [name for name in self.evaluated if name not in self._own_benchmarks()]
 
-    def _download(self) -> RoadStage:
+    def _download(self) -> ChainStage:
         out = ("--out", str(self.raw))
-        commands = [RoadCommand(("afm", "data", "download", str(self.sets), *out))]
+        commands = [StageCommand(("afm", "data", "download", str(self.sets), *out))]
         if others := self._others():
-            commands.append(RoadCommand(("afm", "data", "download", "benchmarks", *out, *_only(others))))
-        return RoadStage("download", tuple(commands), (self.raw / "download.lock.json",))
+            commands.append(StageCommand(("afm", "data", "download", "benchmarks", *out, *_only(others))))
+        return ChainStage("download", tuple(commands), (self.raw / "download.lock.json",))
 
-    def _prepare(self) -> RoadStage:
+    def _prepare(self) -> ChainStage:
         prepare = ("afm", "data", "prepare", "published")
         common = ("--data", str(self.raw), "--out")
-        commands = [RoadCommand((*prepare, str(self.sets), *common, str(self.data)))]
+        commands = [StageCommand((*prepare, str(self.sets), *common, str(self.data)))]
         if others := [name for name in self._others() if name != _AS_IT_IS]:
             commands.append(
-                RoadCommand((*prepare, "benchmarks", *common, str(self.data / "eval"), *_only(others)))
+                StageCommand((*prepare, "benchmarks", *common, str(self.data / "eval"), *_only(others)))
             )
         made = [
             self.data / "sft" / "dataset_info.json",
@@ -208,7 +208,7 @@ class Road:
             *map(self._benchmark_data, self.evaluated),
             *(Path(text) for text in dict.fromkeys(map(self._prompt, self.evaluated)) if text != "row"),
         ]
-        return RoadStage("prepare", tuple(commands), tuple(made))
+        return ChainStage("prepare", tuple(commands), tuple(made))
 
     def _rl_files(self) -> tuple[Path, Path]:
         return self.data / "rl" / "train.parquet", self.data / "rl" / "val.parquet"
@@ -216,7 +216,7 @@ class Road:
     def _benchmark_data(self, name: str) -> Path:
         return self.raw / name if name == _AS_IT_IS else self.data / "eval" / f"{name}.jsonl"
 
-    def _sft(self) -> RoadStage:
+    def _sft(self) -> ChainStage:
         folder = self.project / "train" / self.agent.name / "sft"
         variables = {"DATA_DIR": str(self.data / "sft"), "OUTPUT_DIR": str(self.sft_model)}
         if self.tiny:
@@ -230,10 +230,10 @@ class Road:
         same = [f"{key}={variables[name]}" for key, name in keys.items() if name in variables]
         check = (str(self.project / "configs" / config), *same, *overrides)
         learnt = ["--quiet", *_TINY_SFT] if self.tiny else []
-        command = RoadCommand((str(folder / script), *learnt, *overrides), variables, check)
-        return RoadStage("sft", (command,), (self.sft_model / "config.json",))
+        command = StageCommand((str(folder / script), *learnt, *overrides), variables, check)
+        return ChainStage("sft", (command,), (self.sft_model / "config.json",))
 
-    def _rl(self) -> RoadStage:
+    def _rl(self) -> ChainStage:
         script = f"train_{self.agent.method}_{self.agent.name}"
         config = f"rl/{self.agent.short}_{self.agent.method}"
         trained, tested = self._rl_files()
@@ -254,9 +254,9 @@ class Road:
         overrides += self._overrides("rl")
         words = (str(self.project / "train" / self.agent.name / "rl" / f"{script}.sh"), *overrides)
         check = (str(self.project / "configs" / f"{config}.yaml"), f"model={self.sft_model}", *overrides)
-        return RoadStage("rl", (RoadCommand(words, variables, check),), (self.model / "config.json",))
+        return ChainStage("rl", (StageCommand(words, variables, check),), (self.model / "config.json",))
 
-    def _eval(self, server: str) -> RoadStage:
+    def _eval(self, server: str) -> ChainStage:
         folder = "configs/tiny/eval" if self.tiny else "configs/eval"
         script = str(self.project / "evaluation" / self.agent.name / "eval.sh")
         commands, made = [], []
@@ -273,9 +273,9 @@ class Road:
             model = server or str(self.model)
             check = (str(self.project / folder / f"{name}.yaml"), f"model.path={model}", *overrides)
             variables = {"BENCHMARK": name, "CONFIGS": folder, "MODEL": model}
-            commands.append(RoadCommand((script, *overrides), variables, check))
+            commands.append(StageCommand((script, *overrides), variables, check))
             made.append(out / "metrics.json")
-        return RoadStage("eval", tuple(commands), tuple(made))
+        return ChainStage("eval", tuple(commands), tuple(made))
 
     def _prompt(self, benchmark: str) -> str:
         """What questions are asked with: the training's published prompt."""
@@ -283,9 +283,9 @@ class Road:
             return "row"
         return str(self.raw / "prompts" / f"{self.agent.name}.txt")
 
-    def _report(self) -> RoadStage:
-        return RoadStage(
-            "report", (RoadCommand(("afm", "report", str(self.results))),), (self.results / "report.html",)
+    def _report(self) -> ChainStage:
+        return ChainStage(
+            "report", (StageCommand(("afm", "report", str(self.results))),), (self.results / "report.html",)
         )
 
     def own_judge(self, stage: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamafactory_patch.process import run_logged
+from afm.processes import run_logged
 
 
 def logged(code, tmp_path, *, echo=True):
@@ -53,7 +53,7 @@ except KeyboardInterrupt:
 
 PARENT = """
 import os, pathlib, signal, sys
-from llamafactory_patch.process import run_logged
+from afm.processes import run_logged
 signal.signal(signal.SIGINT, signal.default_int_handler)
 command = [sys.executable, "-c", pathlib.Path("child.py").read_text()]
 sys.exit(run_logged(command, env=os.environ, log_path=pathlib.Path("log"), keep_open=(), echo=False))

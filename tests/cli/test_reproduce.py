@@ -16,10 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.cli import road_tiny as fixtures
+from afm.cli import reproduce_fixtures as fixtures
 from afm.cli.main import app
-from afm.cli.road import _errors
-from afm.cli.road_stages import AGENTS, NAMES
+from afm.cli.reproduce import _errors
+from afm.cli.reproduce_stages import AGENTS, NAMES
 from afm.configuration import read_extended
 from afm.datasets.hub_sets import read_hub_sets
 from afm.errors import UsageError
@@ -39,7 +39,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def road(*words: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["road", *words])
+    result = CliRunner().invoke(app, ["reproduce", *words])
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -93,7 +93,7 @@ def test_a_dry_run_of_the_tiny_road_prints_every_stage(agent: str, tmp_path: Pat
 def test_the_scripts_hand_everything_to_the_road() -> None:
     for agent in AGENTS:
         script = ROOT / f"train/{agent}/all.sh"
-        assert script.read_text().rstrip().endswith(f'exec afm road {agent} "$@"')
+        assert script.read_text().rstrip().endswith(f'exec afm reproduce {agent} "$@"')
         assert os.access(script, os.X_OK)
 
 
@@ -116,7 +116,7 @@ def test_what_no_stage_makes_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GRM_BASE_URL", raising=False)
-    monkeypatch.setattr("afm.cli.road._errors", lambda *_: iter(()))  # the doctor is asked above
+    monkeypatch.setattr("afm.cli.reproduce._errors", lambda *_: iter(()))  # the doctor is asked above
     words = ("web_agent", "--root", str(tmp_path), "--dry-run", "eval.rewards.judge.url=http://127.0.0.1:9")
     status, _, told = road(*words)
     assert status == 1
@@ -137,7 +137,7 @@ def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_wrong_words_are_told(words: list[str], told: str) -> None:
-    result = CliRunner().invoke(app, ["road", *words])
+    result = CliRunner().invoke(app, ["reproduce", *words])
     assert isinstance(result.exception, UsageError)
     assert told in str(result.exception)
 
@@ -164,15 +164,15 @@ def kill_when(command: list[str], env: dict[str, str], reached: Callable[[], boo
             pytest.param(
                 name,
                 marks=pytest.mark.skipif(
-                    "AFM_ALL_ROADS" not in os.environ,
-                    reason="on demand: set AFM_ALL_ROADS=1; benchmarks/README.md has a record",
+                    "AFM_ALL_AGENTS" not in os.environ,
+                    reason="on demand: set AFM_ALL_AGENTS=1; benchmarks/README.md has a record",
                 ),
             )
             for name in ("mhqa_agent", "web_agent")
         ),
     ],
 )
-def test_the_whole_road_is_walked_on_a_cpu_and_goes_on_after_a_kill(agent: str, tmp_path: Path) -> None:
+def test_the_whole_chain_runs_on_a_cpu_and_resumes_after_a_kill(agent: str, tmp_path: Path) -> None:
     pytest.importorskip("llamafactory")
     pytest.importorskip("verl")
     command = [str(ROOT / f"train/{agent}/all.sh")]

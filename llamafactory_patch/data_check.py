@@ -1,0 +1,291 @@
+"""What a training would make of its data, asked without a training: every local row is read, and a sample tokenised.
+
+Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.engine.load_engine` comes first.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from afm.agents.prompt_record import check_prompts, record_of_model
+from afm.errors import AfmError, ConfigError, DataError
+from afm.findings import Finding, Level, Report
+from llamafactory_patch.bad_rows import FAULT_COLUMN, BadRow, BadRowReport
+from llamafactory_patch.engine import TOKENISED_STAGES, Arguments, load_tools, quiet
+from llamafactory_patch.masks import refuse_unseen, rendering, unseen_roles
+from llamafactory_patch.prompts import PromptCounter, PromptCounts, row_prompts
+from llamafactory_patch.reading import FEATURES, entries, local_rows
+from llamafactory_patch.tokenise import check_layout, check_stored, tokenise
+
+_SAMPLED_ROWS = 200
+_LISTED_ROWS = 3
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """One data set as a training would read it.
+
+    Attributes:
+        attr: Its entry of ``dataset_info.json``.
+        evaluation: Whether the trainer is evaluated on it, and not trained.
+        rows: Number of rows, bad ones among them, those that a filter had not kept left out; ``None`` when it is not
+            in local JSON files, and was not read.
+        bad: Number of bad rows.
+        listed: The first of them.
+        taken: Number of good rows that ``num_samples`` and ``max_samples`` let through.
+        sample: Some of these, evenly spread, at most 200.
+        asked: The prompts of the good rows, when an agent is trained.
+        unseen: Of ``roles_without_loss`` those that no row has.
+    """
+
+    attr: Any
+    evaluation: bool
+    rows: int | None = None
+    bad: int = 0
+    listed: tuple[str, ...] = ()
+    taken: int = 0
+    sample: tuple[Row, ...] = ()
+    asked: PromptCounts | None = None
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The file, or what else ``dataset_info.json`` names."""
+        return str(self.attr.dataset_name)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCheck:
+    """What became of a sample of the rows on the way to the trainer.
+
+    Attributes:
+        rows: Rows of the sample, those of ``eval_dataset`` left out.
+        sequences: What the trainer gets of them: packs, when they are packed.
+        bad: Rows that cannot be trained on.
+    """
+
+    rows: int
+    sequences: int
+    bad: tuple[BadRow, ...]
+
+
+def report_data(arguments: Arguments, sets: Sequence[DataSet], report: Report) -> int | None:
+    """Report on the rows, their prompts and a sample of them; returns the sequences of an epoch if they can be told."""
+    stops = arguments.stage in TOKENISED_STAGES and arguments.sft.on_bad_rows == "error"
+    level = Level.ERROR if stops else Level.WARNING
+    for data_set in sets:
+        report.add(*_rows(data_set, level))
+    report.asked("prompts", lambda: check_records(arguments, sets))
+    report.asked("data", lambda: _check_silent_roles(sets))
+    sample = _report_sample(arguments, sets, report, level)
+    trained = [data_set for data_set in sets if not data_set.evaluation]
+    if not trained or any(data_set.rows is None for data_set in trained):
+        return None
+    data = arguments.data
+    rows = sum(data_set.taken for data_set in trained)
+    if evaluated := validation_rows(rows, data.val_size):
+        text = f"val_size={data.val_size} takes {evaluated:,} of {rows:,} rows away for evaluation"
+        report.add(Finding(Level.OK if evaluated < rows else Level.ERROR, "data", text))
+    rows = max(0, rows - evaluated)
+    if sample is not None:
+        return -(-rows * sample.sequences // sample.rows)
+    mixed = data.mix_strategy != "concat" and len(trained) > 1
+    return None if data.packing or mixed else rows
+
+
+def _rows(data_set: DataSet, level: Level) -> Iterator[Finding]:
+    name = data_set.name
+    if data_set.rows is None:
+        yield Finding(Level.WARNING, "data", f"{name}: not in local JSON files, so its rows were not read")
+        return
+    good = data_set.rows - data_set.bad
+    purpose = "evaluate" if data_set.evaluation else "train"
+    yield Finding(Level.OK if good else Level.ERROR, "data", f"{name}: {good:,} rows to {purpose} on")
+    if data_set.asked and sum(data_set.asked.rows.values()):
+        yield Finding(Level.OK, "prompts", f"{name}: {data_set.asked}")
+    if data_set.bad:
+        yield _bad_rows(level, f"{name}: {data_set.bad:,} bad rows", data_set.listed, data_set.bad)
+
+
+def _bad_rows(level: Level, text: str, listed: Sequence[str], count: int) -> Finding:
+    more = " ..." if count > len(listed) else ""
+    return Finding(level, "data", f"{text}, {'; '.join(listed)}{more}")
+
+
+def check_records(arguments: Arguments, sets: Sequence[DataSet]) -> None:
+    """Compare the prompts of the training rows with those of the model.
+
+    Raises:
+        ConfigError: It was trained with another.
+    """
+    model = str(arguments.model.model_name_or_path)
+    base = record_of_model(model)
+    for data_set in sets:
+        if data_set.asked and not data_set.evaluation and arguments.sft.prompt_check:
+            check_prompts(data_set.asked.record, base, model)
+
+
+def _check_silent_roles(sets: Sequence[DataSet]) -> None:
+    """Refuse roles that no row has; nothing is said where some rows are not in local JSON files."""
+    trained = [data_set for data_set in sets if not data_set.evaluation]
+    if trained and all(data_set.rows is not None for data_set in trained):
+        refuse_unseen([role for role in trained[0].unseen if all(role in other.unseen for other in trained)])
+
+
+def _report_sample(
+    arguments: Arguments, sets: Sequence[DataSet], report: Report, level: Level
+) -> SampleCheck | None:
+    """Send a sample of the rows the way of a training, if there is a tokenizer here to do it with."""
+    here = Path(str(arguments.model.model_name_or_path or "-")).expanduser().is_dir()
+    if not sets or not all(data_set.sample for data_set in sets) or not here:
+        return None
+    if report.asked("tokenizer", lambda: load_tools(arguments)) is None:
+        return None
+    sample = report.asked("data", lambda: check_sample(arguments, sets))
+    if sample is not None:
+        report.add(*_sample(sample, level))
+    if lengths := sequence_lengths(arguments, [row for data_set in sets for row in data_set.sample]):
+        cutoff = arguments.data.cutoff_len
+        long = sum(length > cutoff for length in lengths)
+        text = f"{long} of {len(lengths)} sampled rows are longer than cutoff_len={cutoff:,}"
+        text += f" (longest {max(lengths):,} tokens)" + "; they will be cut" * bool(long)
+        report.add(Finding(Level.WARNING if long else Level.OK, "lengths", text))
+    return sample
+
+
+def _sample(sample: SampleCheck, level: Level) -> Iterator[Finding]:
+    """What a training would say of the sampled rows."""
+    bad = [row for row in sample.bad if row.is_fault]
+    if not sample.sequences and sample.rows:
+        yield Finding(Level.ERROR, "data", "no sampled row can be trained on")
+    if bad:
+        listed = [str(row) for row in bad[:_LISTED_ROWS]]
+        yield _bad_rows(level, f"{len(bad):,} bad rows in the sample", listed, len(bad))
+    else:
+        yield Finding(Level.OK, "sample", f"{sample.rows:,} rows can be prepared as in a training")
+
+
+def read_data(arguments: Arguments) -> list[DataSet]:
+    """Every data set; of those in local JSON files all rows are read and converted.
+
+    Raises:
+        ConfigError: ``dataset_info.json`` is wrong, or the data sets or stored rows do not fit the training.
+        DataError: A file as a whole is broken.
+    """
+    check_layout(arguments)
+    check_stored(arguments)
+    data = arguments.data
+    trained = [_read(attr, arguments, evaluation=False) for attr in entries(data.dataset, arguments)]
+    return [
+        *trained,
+        *(_read(attr, arguments, evaluation=True) for attr in entries(data.eval_dataset, arguments)),
+    ]
+
+
+def _read(attr: Any, arguments: Arguments, *, evaluation: bool) -> DataSet:
+    rows = local_rows(attr, arguments)
+    if rows is None:
+        return DataSet(attr, evaluation)
+    data = arguments.data
+    sample: list[Row] = []
+    listed: list[str] = []
+    bad = good = 0
+    step = 1
+    unseen = list(arguments.sft.roles_without_loss)
+    counter = PromptCounter(row_prompts(arguments.sft))
+    for row in rows:
+        fault = BadRow.load(row[FAULT_COLUMN]) if row[FAULT_COLUMN] else None
+        if fault is None:
+            within = attr.num_samples is not None or data.max_samples is None or good < data.max_samples
+            sample += [row] if within and good % step == 0 else []
+            unseen = unseen_roles([row], unseen) if within else unseen
+            good += 1
+            counter.add(row)
+        elif fault.is_fault:
+            bad += 1
+            listed += [str(fault)] if len(listed) < _LISTED_ROWS else []
+        if len(sample) > _SAMPLED_ROWS:
+            sample, step = sample[::2], 2 * step
+    drawn = good if attr.num_samples is None else int(attr.num_samples)
+    taken = drawn if data.max_samples is None else min(drawn, data.max_samples)
+    asked = counter.counts() if arguments.sft.agent else None
+    counts = (good + bad, bad, tuple(listed), taken)
+    return DataSet(attr, evaluation, *counts, tuple(sample), asked, tuple(unseen))
+
+
+def check_sample(arguments: Arguments, sets: Sequence[DataSet]) -> SampleCheck:
+    """Send the samples of the data sets the way of a training; nothing is stored of it.
+
+    Raises:
+        ConfigError: The data does not fit the kind of training.
+    """
+    data = copy.copy(arguments.data)
+    data.preprocessing_num_workers, data.val_size = None, 0.0
+    data.mix_strategy, data.interleave_probs = "concat", None
+    report = BadRowReport("drop")
+
+    def sample_of(attr: Any, *_: object) -> Dataset:
+        rows = next(data_set.sample for data_set in sets if data_set.attr == attr)
+        return report.sieve(Dataset.from_list(list(rows), features=FEATURES))
+
+    rows = sum(len(data_set.sample) for data_set in sets if not data_set.evaluation)
+    try:
+        with preparing(), redirect_stderr(io.StringIO()):  # progress
+            made = tokenise(replace(arguments, data=data), report, sample_of, whole=False)
+        sequences = len(made.sets.get("train", ()))
+    except DataError:
+        if not report.rows:
+            raise
+        sequences = 0
+    return SampleCheck(rows, sequences, tuple(report.rows))
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """Without a word on standard output, and with one error for what LLaMA-Factory may raise."""
+    try:
+        with quiet(), redirect_stdout(io.StringIO()):
+            yield
+    except AfmError:
+        raise
+    except (ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"the data cannot be prepared: {error}") from None
+
+
+def sequence_lengths(arguments: Arguments, rows: Sequence[Row]) -> list[int]:
+    """Tokens of each row (of the longer side of a pair) before anything is cut; rows that no template can write are left out.
+
+    Raises:
+        ConfigError: The tokenizer cannot be loaded, or its chat template is not the configured one.
+    """
+    tools, template = load_tools(arguments)
+    lengths = []
+    for row in rows:
+        with suppress(DataError), rendering():
+            lengths.append(max(_lengths(template, tools["tokenizer"], row)))
+    return lengths
+
+
+def _lengths(template: Any, tokenizer: Any, row: Row) -> Iterator[int]:
+    for response in row["_response"]:
+        turns = [*row["_prompt"], response]
+        pairs = template.encode_multiturn(tokenizer, turns, row["_system"], row["_tools"])
+        yield sum(len(prompt) + len(answer) for prompt, answer in pairs)
+
+
+def validation_rows(rows: int, val_size: float) -> int:
+    """Rows that ``val_size`` takes away from the training (LLaMA-Factory 0.9.5, data/data_utils.py, ``split_dataset``)."""
+    if val_size <= 1e-6:
+        return 0
+    return int(val_size) if val_size > 1 or isinstance(val_size, int) else math.ceil(rows * val_size)

@@ -1,0 +1,122 @@
+"""The keys of ``afm sft`` that are ours; LLaMA-Factory never sees them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from afm.agents import AgentSpec, PromptMode, PromptSource, load_agent
+from afm.configuration import Settings, validated
+from afm.errors import suggestion
+from afm.masking import Boundary
+
+
+def names_in(value: Any) -> Any:
+    """The names in a text with commas between them; a list stays as it is."""
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(",")] if value.strip() else []
+    return [] if value is None else value
+
+
+def _check_tags(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(re.fullmatch(r"[^\s<>/]+", name) for name in names):
+        raise ValueError("names of tags without brackets, commas between several")
+    return names
+
+
+TagNames = Annotated[tuple[str, ...], BeforeValidator(names_in), AfterValidator(_check_tags)]
+
+
+class SftSettings(Settings):
+    """Who is trained, what has no loss, how the rows are asked, and what happens to bad rows."""
+
+    agent: str | None = None
+    """Name or YAML of the agent that is trained. It is saved with the model as `agent.yaml`, so that evaluation and
+    RL use the same prompt. It switches `ignore_observation` and `match_chat_template` on."""
+    ignore_observation: bool = False
+    """No loss on what the environment wrote."""
+    ignore_observation_token: TagNames = ("observation",)
+    """The tag between which the environment writes; commas separate several. By default the agent's."""
+    observation_boundary: Boundary = Boundary.SPLIT
+    """`split`: each author's text is encoded on its own, exact and equal to rollouts. `mask` and `keep`: ids as stock
+    LLaMA-Factory; a token across a joint is masked or trained on."""
+    roles_without_loss: TagNames = ()
+    """Roles of the agent that are not trained on, for example `plan`. They stay in the text and change no token."""
+    on_bad_rows: Literal["error", "drop"] = "error"
+    """Rows that cannot be trained on: `error` stops, `drop` continues without them. Both list every such row with
+    file, line and reason in `bad_rows.jsonl` of the output folder."""
+    prompt: str = PromptMode.OWN.value
+    """What the agent's rows are asked with: `own`, `row` or a file with `{question}`, see docs/prompts.md."""
+    prompt_check: bool = True
+    """Refuse to train a model with another prompt than it was trained with before."""
+    match_chat_template: bool = False
+    """Refuse to train when `template` renders a question otherwise than the tokenizer's own chat template, which
+    rollouts use."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of each training process."""
+
+    @property
+    def spec(self) -> AgentSpec | None:
+        """The agent that is trained."""
+        return load_agent(self.agent) if self.agent else None
+
+    @property
+    def masked_tags(self) -> tuple[str, ...]:
+        """Tags between which no token has a loss."""
+        return self.ignore_observation_token if self.ignore_observation else ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        """What the agent implies; paths that hold in any working folder."""
+        data = dict(data)
+        if isinstance(name := data.get("agent"), str):
+            role = load_agent(name).observation_role
+            implied = {"match_chat_template": True, "ignore_observation": True}
+            data = implied | ({"ignore_observation_token": role} if role else {}) | data
+            data["agent"] = str(Path(name).resolve()) if name.endswith((".yaml", ".yml")) else name
+        if isinstance(prompt := data.get("prompt"), str) and (path := PromptSource.load(prompt).path):
+            data["prompt"] = str(Path(path).resolve())
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> SftSettings:
+        silent, tags, spec = self.roles_without_loss, self.ignore_observation_token, self.spec
+        if not tags:
+            raise ValueError("ignore_observation_token: expected the name of a tag, or several")
+        if silent and not self.ignore_observation:
+            raise ValueError("roles_without_loss needs ignore_observation=true")
+        if both := set(silent) & set(tags):
+            raise ValueError(f"roles_without_loss: {sorted(both)} are tags of the environment already")
+        if spec is None:
+            if self.prompt not in (PromptMode.OWN, PromptMode.ROW):
+                raise ValueError("prompt: a file needs `agent`, which says whose rows are asked with it")
+            return self
+        if spec.observation_role is not None and spec.observation_role not in tags:
+            raise ValueError(
+                f"ignore_observation_token: got {','.join(tags)!r}, but the environment of agent {spec.name!r} writes "
+                f"{spec.observation_role!r}; leave the key out"
+            )
+        for role in silent:
+            if role not in spec.roles:
+                near = suggestion(role, spec.roles)
+                raise ValueError(f"roles_without_loss: agent {spec.name!r} has no role {role!r}; {near}")
+        return self
+
+
+def split_config(
+    config: Mapping[str, Any], label: str = "configuration", overrides: Sequence[str] = ()
+) -> tuple[dict[str, Any], SftSettings]:
+    """LLaMA-Factory's part of a configuration, and ours.
+
+    Raises:
+        ConfigError: A value of ours makes no sense.
+        UsageError: The same, when overrides alone are at fault.
+    """
+    own = {key: value for key, value in config.items() if key in SftSettings.model_fields}
+    stock = {key: value for key, value in config.items() if key not in own}
+    return stock, validated(SftSettings, own, label, overrides=overrides)
