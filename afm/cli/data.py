@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,8 +54,6 @@ app.command()(livecodebench)
 app.command()(stats)
 app.command()(queries)
 app.command()(expand)
-
-_HELD_OUT = "val"
 
 
 @app.command()
@@ -181,21 +178,24 @@ def prepare_rl(
 ) -> None:
     """Write problems as the parquet rows that `afm rl` reads."""
     from afm.datasets import read_tasks
-    from afm.datasets.rl_files import HeldOut, RlPart, note_rl, write_rl, write_rl_held_out
+    from afm.datasets.hub_sets import Validation
+    from afm.datasets.rl_files import write_rl
 
-    spec = agent_option(agent)
-    source = None if prompt is None else prompt_option(prompt)
-    if validation is None:
-        made = partial(write_rl, ability=ability, gold=ground_truth, inputs=[tasks], prompt=source)
-        print(f"{out}: {made(read_tasks(tasks), spec, out, split=split)} rows")
-        return
-    if out.with_name(f"{_HELD_OUT}.parquet") == out:
+    held_out = None if validation is None else Validation(rows=validation)
+    if held_out is not None and out.name == f"{held_out.name}.parquet":
         raise UsageError(f"--out {out}: --validation writes that file; choose another name")
-    part, held = RlPart(read_tasks(tasks), spec, ability, source), HeldOut(validation, seed=0)
-    for path, rows in write_rl_held_out(
-        part, out, held, name=_HELD_OUT, split=split, gold=ground_truth
-    ).items():
-        note_rl(path, rows, spec, inputs=[tasks], split=split if path == out else _HELD_OUT)
+    written = write_rl(
+        read_tasks(tasks),
+        agent_option(agent),
+        out,
+        split=split,
+        ability=ability,
+        gold=ground_truth,
+        inputs=[tasks],
+        prompt=None if prompt is None else prompt_option(prompt),
+        validation=held_out,
+    )
+    for path, rows in written.items():
         print(f"{path}: {rows} rows")
 
 

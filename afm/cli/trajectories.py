@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -235,20 +234,6 @@ def _funnel(path: Path) -> list[FunnelStage]:
 _SHOW_EVERY = 500
 
 
-class Absent(StrEnum):
-    """Values of ``--absent``, as :class:`afm.datasets.negative_samples.AbsentAnswer`."""
-
-    ANSWER = "answer"
-    EXPLAIN = "explain"
-
-
-class Direct(StrEnum):
-    """Values of ``--direct``, as :class:`afm.datasets.negative_samples.DirectAnswer`."""
-
-    AGENT = "agent"
-    PLAIN = "plain"
-
-
 def negative(
     records: RecordsArgument,
     out: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
@@ -270,13 +255,13 @@ def negative(
         ),
     ] = None,
     absent: Annotated[
-        Absent,
+        Literal["answer", "explain"],
         typer.Option(help="Where a tool is asked for that is not there: answer without it, or explain only."),
-    ] = Absent.ANSWER,
+    ] = "answer",
     direct: Annotated[
-        Direct,
+        Literal["agent", "plain"],
         typer.Option(help="How the agent answers a general question: in its functions, or as plain text."),
-    ] = Direct.AGENT,
+    ] = "agent",
     on_bad_rows: Annotated[
         OnBadRows, typer.Option(help="Stop at rows that are wrong, or go on without them.")
     ] = OnBadRows.ERROR,

@@ -21,10 +21,9 @@ from afm.datasets.prepared import (
 )
 from afm.datasets.published import BadRows, ReadCounts, listing_bad_rows
 from afm.datasets.readers.row import ReadRow
-from afm.datasets.rl_files import HeldOut, RlPart, write_rl_parts
+from afm.datasets.rl_files import RlPart, write_rl_parts
 from afm.datasets.schema import Task, read_tasks, write_tasks
 from afm.errors import DataError
-from afm.runs.atomic import replacing_together
 from afm.runs.folder import sha256_of, write_manifest
 
 _KEY_BYTES = 12
@@ -103,7 +102,7 @@ def prepare_mix(
     prompts = {} if own_prompts else _prompts(mix, data)
     counts = {part: ReadCounts() for part in parts}
     listing = target.with_name(f"{target.name}{BAD_SUFFIX}")
-    with listing_bad_rows(listing, list(counts.values()), strict=strict) as bad:
+    with listing_bad_rows(listing, strict=strict) as bad:
         streams = _streams(parts, _Unique(keep), bad, counts, on_row)
         paths = _write(mix, parts, streams, target, prompts)
     _note(mix, parts, counts, target, [*paths], keep, prompts)
@@ -179,26 +178,12 @@ def _write(
         write_tasks(chain.from_iterable(streams.values()), path)
         return [path]
     path = target.with_name(f"{target.name}.parquet")
-    if mix.validation is None:
-        write_rl_parts(_rl_parts(parts, streams, prompts), path, split=mix.split, gold=mix.ground_truth)
-        return [path]
-    rows, seed, name = mix.validation.rows, mix.validation.seed, mix.validation.name
-    held = {part: HeldOut(-(-rows // len(parts)), seed) for part in parts}
-    trained = {part: held[part].split(stream) for part, stream in streams.items()}
-    paths = [path, path.with_name(f"{name}.parquet")]
-    with replacing_together(paths) as (first, others):
-        write_rl_parts(_rl_parts(parts, trained, prompts), first, split=mix.split, gold=mix.ground_truth)
-        if not any(held[part].tasks for part in parts):
-            return paths[:1]
-        tested = {part: iter(held[part].tasks) for part in parts}
-        write_rl_parts(_rl_parts(parts, tested, prompts), others, split=name, gold=mix.ground_truth)
-    return paths
-
-
-def _rl_parts(parts: Parts, streams: dict[str, Iterator[Task]], prompts: Prompts) -> list[RlPart]:
-    return [
+    rl_parts = [
         RlPart(streams[part], load_agent(step.agent), step.ability, prompts.get(step.agent))
         for part, (step, _) in parts.items()
+    ]
+    return [
+        *write_rl_parts(rl_parts, path, split=mix.split, gold=mix.ground_truth, validation=mix.validation)
     ]
 
 

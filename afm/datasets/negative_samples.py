@@ -23,7 +23,7 @@ from afm.tools.registry import faults_of
 from afm.trajectory import Author, Segment, Step, Trajectory, parse, render, validate
 from afm.trajectory.answer import read_answer
 from afm.trajectory.call_forms import written_calls
-from afm.trajectory.chat import row_id
+from afm.trajectory.chat import content_text, message_list, row_id
 from afm.trajectory.record import Record
 from afm.trajectory.tags import tag_pattern
 
@@ -268,42 +268,29 @@ def general_question(row: Any, *, default_id: str) -> GeneralQuestion:
     """
     if not isinstance(row, Mapping):
         raise DataError(f"got {type(row).__name__}, expected an object")
-    identity = row_id(row) or default_id
+    system, question, answer = "", row.get("question"), row.get("answer")
     if "messages" in row:
-        return _first_exchange(row["messages"], identity)
-    answer = row.get("answer")
-    if isinstance(answer, list) and answer:
+        system, question, answer = _first_exchange(message_list(row, "messages", content_key=None))
+    elif isinstance(answer, list) and answer:
         answer = answer[0]
-    return GeneralQuestion(
-        identity, _filled_text(row.get("question"), "question"), _filled_text(answer, "answer")
-    )
+    for name, text in (("question", question), ("answer", answer)):
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{name}: got {str(text)[:40]!r}, expected a text that is not empty")
+    return GeneralQuestion(row_id(row) or default_id, str(question), str(answer), system)
 
 
-def _first_exchange(messages: Any, identity: str) -> GeneralQuestion:
-    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
-        raise DataError(f"messages: got {str(messages)[:40]!r}, expected a list of messages")
+def _first_exchange(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
+    """System prompt (empty without one), question and reply."""
     system = ""
-    if messages and messages[0].get("role") in ("system", "developer"):
-        system = _filled_text(messages[0].get("content"), "messages[0].content")
-        messages = messages[1:]
-    roles = [message.get("role") for message in messages[:2]]
+    if messages[0]["role"] in ("system", "developer"):
+        system, messages = content_text(messages[0]), messages[1:]
+    roles = [message["role"] for message in messages[:2]]
     if roles != ["user", "assistant"]:
         raise DataError(f"messages: begins with the turns {roles}, expected user, then assistant")
     asked, replied = messages[:2]
     if replied.get("tool_calls") or replied.get("function_call"):
         raise DataError("messages: the first reply calls a tool; expected a question that needs none")
-    question, answer = (
-        _filled_text(message.get("content"), f"{message['role']}'s content") for message in (asked, replied)
-    )
-    return GeneralQuestion(identity, question, answer, system)
-
-
-def _filled_text(value: Any, what: str) -> str:
-    if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
-        value = "".join(str(part.get("text", "")) for part in value if part.get("type") == "text")
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{what}: got {str(value)[:40]!r}, expected a text that is not empty")
-    return value
+    return system, content_text(asked), content_text(replied)
 
 
 def _shortest_way(spec: AgentSpec) -> tuple[str, ...]:

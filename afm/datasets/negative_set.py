@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +21,9 @@ from afm.datasets.negative_samples import (
     SampleMaker,
     general_question,
 )
-from afm.datasets.sft_files import COLUMNS, check_name, register
+from afm.datasets.published import BadRows, listing_bad_rows
+from afm.datasets.sft_files import COLUMNS, check_name, register, write_array
 from afm.errors import ConfigError, DataError
-from afm.runs.atomic import replace_text, replacing
 from afm.runs.folder import write_manifest
 from afm.trajectory.chat import row_id
 from afm.trajectory.io import BrokenArrayError, explain, json_rows
@@ -37,17 +37,9 @@ DEFAULT_RATIOS: Final[Mapping[NegativeKind, float]] = {
 }
 """Rows of a kind for each trajectory with a tool call."""
 
-_SHOWN = 5
-_MAKES = {
-    NegativeKind.ABSENT_NOT_NEEDED: "a trajectory without a tool call, or a question of --general FILE",
-    NegativeKind.ABSENT_NEEDED: "a trajectory with a tool call",
-    NegativeKind.PRESENT_NOT_NEEDED: "a trajectory without a tool call, or a question of --general FILE",
-    NegativeKind.PRESENT_NEEDED: "a trajectory with a tool call",
-}
-
-
 OnRow = Callable[[int], None]
 """Receives how many rows were read so far; each file is read twice."""
+_Places = dict[NegativeKind, "array[int]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,28 +103,29 @@ def write_negative(
     target, report = out / f"{name}.json", out / f"{name}.bad_rows.jsonl"
     if target.resolve() in {file.resolve() for file in sources.files}:
         raise ConfigError(f"{target}: input and output are the same file; choose another folder or name")
-    survey = _survey(sources, maker, on_row)
-    _report(report, survey.bad)
-    if survey.bad and not drop_bad_rows:
-        raise DataError(_list_errors(survey.bad, report))
+    numbers = count(1)
+
+    def read() -> Iterator[_SourceRow]:
+        for row in _source_rows(sources):
+            on_row(next(numbers))
+            yield row
+
+    with listing_bad_rows(report) as bad:
+        places, unused = _survey(read(), maker, bad)
+    if bad.count and not drop_bad_rows:
+        more = [f"{bad.count} bad rows in all, listed in {report}"] if bad.count > len(bad.first) else []
+        raise DataError("\n".join(map(str, [*bad.first, *more])))
     wanted = {
-        kind: round(ratios.get(kind, 0) * len(survey.places[NegativeKind.PRESENT_NEEDED]))
-        for kind in NegativeKind
+        kind: round(ratios.get(kind, 0) * len(places[NegativeKind.PRESENT_NEEDED])) for kind in NegativeKind
     }
-    _check_sources(sources, maker, ratios, survey)
-    chosen = {
-        kind: _choose(survey.places[kind], wanted[kind], f"{maker.seed}/{kind}") for kind in NegativeKind
-    }
-    rows = _write(target, _samples(sources, maker, chosen, survey.rows, on_row))
+    _check_sources(sources, maker, ratios, places)
+    chosen = {kind: _choose(places[kind], wanted[kind], f"{maker.seed}/{kind}") for kind in NegativeKind}
+    rows: Counter[NegativeKind] = Counter()
+    write_array(_samples(read(), maker, chosen, rows), target, "no row was chosen; expected higher ratios")
     register(out, name, target.name, {**COLUMNS, "system": "system"})
-    counts = {
-        **{str(kind): rows[kind] for kind in NegativeKind},
-        "bad_rows": len(survey.bad),
-        **survey.unused,
-    }
     write_manifest(
         out / f"{name}.manifest.json",
-        counts=counts,
+        counts={**{str(kind): rows[kind] for kind in NegativeKind}, "bad_rows": bad.count, **unused},
         spec=maker.spec,
         seed=maker.seed,
         inputs=sources.files,
@@ -140,7 +133,7 @@ def write_negative(
         absent_answer=maker.absent_answer,
         direct_answer=maker.direct_answer,
     )
-    return NegativeSummary(target, rows, wanted, survey.unused, len(survey.bad), report)
+    return NegativeSummary(target, rows, wanted, unused, bad.count, report)
 
 
 def _check(maker: SampleMaker, ratios: Mapping[NegativeKind, float]) -> None:
@@ -160,16 +153,18 @@ def _check(maker: SampleMaker, ratios: Mapping[NegativeKind, float]) -> None:
 
 
 def _check_sources(
-    sources: NegativeSources, maker: SampleMaker, ratios: Mapping[NegativeKind, float], survey: _Survey
+    sources: NegativeSources, maker: SampleMaker, ratios: Mapping[NegativeKind, float], places: _Places
 ) -> None:
-    if not survey.places[NegativeKind.PRESENT_NEEDED]:
+    if not places[NegativeKind.PRESENT_NEEDED]:
         raise DataError(
             "holds no trajectory with a tool call, by which the ratios count", path=str(sources.records)
         )
     for kind in NegativeKind:
-        if not ratios.get(kind, 0) or survey.places[kind]:
+        if not ratios.get(kind, 0) or places[kind]:
             continue
-        message = f"nothing to make {kind} from: expected {_MAKES[kind]}; or set its ratio to 0"
+        called = kind is NegativeKind.ABSENT_NEEDED
+        source = "with a tool call" if called else "without a tool call, or a question of --general FILE"
+        message = f"nothing to make {kind} from: expected a trajectory {source}; or set its ratio to 0"
         agents_way = kind is NegativeKind.PRESENT_NOT_NEEDED and maker.direct_answer is DirectAnswer.AGENT
         if agents_way and sources.general is not None and not maker.direct_way:
             message += (
@@ -179,45 +174,29 @@ def _check_sources(
         raise DataError(message, path=str(sources.records))
 
 
-def _choose(places: array[int], count: int, seed: str) -> frozenset[int]:
-    if count >= len(places):
-        return frozenset(places)
-    return frozenset(random.Random(seed).sample(places, count))
+def _choose(places: array[int], most: int, seed: str) -> frozenset[int]:
+    return frozenset(places if most >= len(places) else random.Random(seed).sample(places, most))
 
 
 def _samples(
-    sources: NegativeSources,
+    rows: Iterable[_SourceRow],
     maker: SampleMaker,
     chosen: Mapping[NegativeKind, frozenset[int]],
-    rows_before: int,
-    on_row: OnRow,
-) -> Iterator[tuple[NegativeSample, _SourceRow]]:
-    """The chosen samples in the order of their files, each with the row it is from."""
-    for row in _source_rows(sources):
-        on_row(rows_before + row.number + 1)
+    written: Counter[NegativeKind],
+) -> Iterator[dict[str, Any]]:
+    """The chosen samples in the order of their files, counted in ``written``."""
+    for row in rows:
         if not any(row.number in numbers for numbers in chosen.values()):
             continue
-        made = _samples_of(row, maker)
-        if not isinstance(made, list):
-            raise DataError(
-                "changed while it was read; run the command again", path=str(row.file), line=row.line
-            )
-        for sample in made:
+        try:
+            made = _samples_of(row, maker)
+        except DataError as error:
+            message = f"changed while it was read ({error.message}); run the command again"
+            raise DataError(message, path=error.path, line=error.line) from None
+        for sample in made if isinstance(made, list) else ():
             if row.number in chosen[sample.kind]:
-                yield sample, row
-
-
-def _write(target: Path, samples: Iterator[tuple[NegativeSample, _SourceRow]]) -> Counter[NegativeKind]:
-    rows: Counter[NegativeKind] = Counter()
-    with replacing(target) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for sample, row in samples:
-            file.write(",\n" if rows else "[\n")
-            file.write(json.dumps(_alpaca(sample, row), ensure_ascii=False))
-            rows[sample.kind] += 1
-        file.write("\n]\n")
-        if not rows:
-            raise DataError("no row was chosen; expected higher ratios", path=str(target))
-    return rows
+                written[sample.kind] += 1
+                yield _alpaca(sample, row)
 
 
 def _alpaca(sample: NegativeSample, row: _SourceRow) -> dict[str, Any]:
@@ -239,21 +218,6 @@ def _alpaca(sample: NegativeSample, row: _SourceRow) -> dict[str, Any]:
     }
 
 
-def _report(path: Path, bad: list[DataError]) -> None:
-    if not bad:
-        path.unlink(missing_ok=True)
-        return
-    lines = [{"file": error.path, "line": error.line, "reason": error.message} for error in bad]
-    replace_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-
-
-def _list_errors(bad: list[DataError], report: Path) -> str:
-    lines = [str(error) for error in bad[:_SHOWN]]
-    if len(bad) > _SHOWN:
-        lines.append(f"... and {len(bad) - _SHOWN} more rows, all listed in {report}")
-    return "\n".join(lines)
-
-
 @dataclass(frozen=True, slots=True)
 class _SourceRow:
     """One row of the sources; ``number`` counts through all files."""
@@ -270,18 +234,6 @@ class _SourceRow:
         return row_id(self.item) or f"{self.file.stem}-{self.line}"
 
 
-@dataclass
-class _Survey:
-    """What the sources hold; ``places`` has for each kind the numbers of the rows it can be made from."""
-
-    places: dict[NegativeKind, array[int]] = field(
-        default_factory=lambda: {kind: array("q") for kind in NegativeKind}
-    )
-    unused: Counter[str] = field(default_factory=Counter)
-    bad: list[DataError] = field(default_factory=list)
-    rows: int = 0
-
-
 def _source_rows(sources: NegativeSources) -> Iterator[_SourceRow]:
     """Every row of all files, in their order; an array that breaks off is an error, since the lost rows cannot be counted."""
     number = 0
@@ -293,27 +245,28 @@ def _source_rows(sources: NegativeSources) -> Iterator[_SourceRow]:
             number += 1
 
 
-def _survey(sources: NegativeSources, maker: SampleMaker, on_row: OnRow) -> _Survey:
-    """Read everything once and see what can be made of it."""
-    survey = _Survey()
-    for row in _source_rows(sources):
-        survey.rows += 1
-        on_row(survey.rows)
-        made = _samples_of(row, maker)
-        if isinstance(made, DataError):
-            survey.bad.append(made)
-        elif isinstance(made, str):
-            survey.unused[made] += 1
-        else:
-            for sample in made:
-                survey.places[sample.kind].append(row.number)
-    return survey
+def _survey(rows: Iterable[_SourceRow], maker: SampleMaker, bad: BadRows) -> tuple[_Places, Counter[str]]:
+    """For each kind the numbers of the rows it can be made from; and the rows that give no sample, by reason."""
+    places: _Places = {kind: array("q") for kind in NegativeKind}
+    unused: Counter[str] = Counter()
+    for row in rows:
+        try:
+            made = _samples_of(row, maker)
+        except DataError as error:
+            bad.note(error)
+            continue
+        if isinstance(made, str):
+            unused[made] += 1
+            continue
+        for sample in made:
+            places[sample.kind].append(row.number)
+    return places, unused
 
 
-def _samples_of(row: _SourceRow, maker: SampleMaker) -> list[NegativeSample] | str | DataError:
-    """The samples of a row, why there is none, or what is wrong with it."""
+def _samples_of(row: _SourceRow, maker: SampleMaker) -> list[NegativeSample] | str:
+    """The samples of a row, or why there is none; what is wrong with it is an error with its place."""
     if isinstance(row.item, DataError):
-        return row.item
+        raise row.item
     try:
         if row.is_general:
             return maker.of_question(general_question(row.item, default_id=f"{row.file.stem}-{row.line}"))
@@ -321,7 +274,6 @@ def _samples_of(row: _SourceRow, maker: SampleMaker) -> list[NegativeSample] | s
         if not record.kept:
             return "not kept by a filter"
         return maker.of_record(record) or "wrong answer without a tool"
-    except ValidationError as error:
-        return DataError(explain(error), path=str(row.file), line=row.line)
-    except DataError as error:
-        return DataError(error.message, path=str(row.file), line=row.line)
+    except (ValidationError, DataError) as error:
+        message = error.message if isinstance(error, DataError) else explain(error)
+        raise DataError(message, path=str(row.file), line=row.line) from None

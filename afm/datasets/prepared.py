@@ -22,7 +22,7 @@ from afm.datasets.published import BadRows, OnRow, ReadCounts, data_files, listi
 from afm.datasets.published_prompts import PROMPTS_FOLDER
 from afm.datasets.readers.programs import count_tests
 from afm.datasets.readers.row import AlpacaRow, Conversation, ReadRow
-from afm.datasets.rl_files import HeldOut, RlPart, usual_gold, write_rl_held_out, write_rl_parts
+from afm.datasets.rl_files import RlPart, usual_gold, write_rl_parts
 from afm.datasets.schema import Task, write_tasks
 from afm.datasets.sft_files import write_alpaca, write_chat
 from afm.errors import DataError
@@ -194,7 +194,7 @@ def _prepare(
     if is_of_another_command(path):
         return Prepared((path,), counts, None, made_now=False, of_another=True)
     nothing: _NothingError | None = None
-    with listing_bad_rows(listing, [counts], strict=strict) as bad:
+    with listing_bad_rows(listing, strict=strict) as bad:
         show = None if on_row is None else lambda rows: on_row(label, rows)
         made = read_wanted(step, list(source.files), bad, counts, label=source.set, on_row=show)
         try:
@@ -261,22 +261,17 @@ def _write(made: Iterable[ReadRow], path: Path, step: Preparation) -> list[Path]
         case Product.TASKS:
             write_tasks(_of(made, Task, step), path)
         case Product.RL:
-            return _write_rl(_of(made, Task, step), path, step)
+            spec = load_agent(step.agent)
+            part, gold = (
+                RlPart(_of(made, Task, step), spec, step.ability),
+                step.ground_truth or usual_gold(spec),
+            )
+            return [*write_rl_parts([part], path, split=step.split, gold=gold, validation=step.validation)]
         case Product.SFT:
             write_alpaca(_of(made, AlpacaRow, step), path, path.stem)
         case Product.CHAT:
             write_chat(_of(made, Conversation, step), path, path.stem)
     return [path]
-
-
-def _write_rl(tasks: Iterator[Task], path: Path, step: Preparation) -> list[Path]:
-    spec = load_agent(step.agent)
-    part, gold = RlPart(tasks, spec, step.ability), step.ground_truth or usual_gold(spec)
-    if step.validation is None:
-        write_rl_parts([part], path, split=step.split, gold=gold)
-        return [path]
-    held, name = HeldOut(step.validation.rows, step.validation.seed), step.validation.name
-    return [*write_rl_held_out(part, path, held, name=name, split=step.split, gold=gold)]
 
 
 def _of(made: Iterable[ReadRow], kind: type[KindT], step: Preparation) -> Iterator[KindT]:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ _TABLES = {".tsv": "\t", ".csv": ","}
 _KEY_BYTES = 12
 _SHOW_EVERY = 500
 _REASON_CHARS = 100
+_FIRST_BAD = 5
 ARROW_SUFFIX = ".arrow"
 _STATE, _SPLITS, _INFO = "state.json", "dataset_dict.json", "dataset_info.json"
 SUFFIXES = (".parquet", ".jsonl", ".json", ARROW_SUFFIX, *_TABLES)
@@ -78,9 +79,16 @@ class ReadCounts:
 
 
 class BadRows:
-    """Writes down the rows that are refused: file, line and reason, one JSON line each; if ``strict``, the first is an error."""
+    """Writes down the rows that are refused: file, line and reason, one JSON line each; if ``strict``, the first is an error.
+
+    Attributes:
+        count: How many there were.
+        first: The first few of them.
+    """
 
     def __init__(self, file: IO[str], *, strict: bool = False) -> None:
+        self.count = 0
+        self.first: list[DataError] = []
         self._file = file
         self._strict = strict
 
@@ -88,16 +96,20 @@ class BadRows:
         """Write one down, or raise it."""
         if self._strict:
             raise error
+        self.count += 1
+        if self.count <= _FIRST_BAD:
+            self.first.append(error)
         row = {"file": error.path, "line": error.line, "reason": error.message}
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 @contextmanager
-def listing_bad_rows(path: Path, counts: Sequence[ReadCounts], *, strict: bool) -> Iterator[BadRows]:
-    """Refused rows are listed in ``path``, which appears when the block ends well and is absent when ``counts`` have none."""
+def listing_bad_rows(path: Path, *, strict: bool = False) -> Iterator[BadRows]:
+    """Refused rows are listed in ``path``, which appears when the block ends well and is absent when there were none."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as sink:
-        yield BadRows(sink, strict=strict)
-    if not any(part.bad for part in counts):
+        bad = BadRows(sink, strict=strict)
+        yield bad
+    if not bad.count:
         path.unlink()
 
 

@@ -7,13 +7,13 @@ import heapq
 import json
 import pickle
 import tempfile
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from afm.agents import AgentSpec, PromptMode, PromptSource, PromptTemplate
+from afm.datasets.hub_sets import Validation
 from afm.datasets.schema import GoldForm, Task, check_writable
 from afm.errors import DataError, MissingExtraError
 from afm.runs.atomic import replacing, replacing_together
@@ -46,105 +46,89 @@ class RlPart:
 def write_rl(
     tasks: Iterable[Task],
     spec: AgentSpec,
-    path: str | Path,
+    path: Path,
     *,
     split: str = "train",
     ability: str = "math",
     gold: GoldForm | None = None,
     inputs: Iterable[Path] = (),
     prompt: PromptSource | None = None,
-) -> int:
-    """Write tasks as the parquet rows of AFM's RL data (``prompt``, ``reward_model``, ``extra_info`` ..).
+    validation: Validation | None = None,
+) -> dict[Path, int]:
+    """Write tasks of one agent as :func:`write_rl_parts` does, and a manifest beside each file.
+
+    Args:
+        ability: Of tasks that name none.
+        gold: How ``ground_truth`` is held; by default :func:`usual_gold`.
+    """
+    part = RlPart(tasks, spec, ability, prompt)
+    rows = write_rl_parts([part], path, split=split, gold=gold or usual_gold(spec), validation=validation)
+    for file, count in rows.items():
+        write_manifest(
+            file.with_name(f"{file.name}.manifest.json"),
+            counts={"rows": count},
+            spec=spec,
+            inputs=inputs,
+            split=split if file == path else file.stem,
+            outputs={file.name: sha256_of(file)},
+        )
+    return rows
+
+
+def write_rl_parts(
+    parts: Sequence[RlPart],
+    path: Path,
+    *,
+    split: str = "train",
+    gold: GoldForm = GoldForm.TEXT,
+    validation: Validation | None = None,
+) -> dict[Path, int]:
+    """Write the tasks of one or more agents as the parquet rows of AFM's RL data (``prompt``, ``reward_model``, ``extra_info`` ..).
 
     ``extra_info.index`` is the task's id. Ground truths that are no strings are stored as JSON.
     Further values of ``task.extra_info`` become columns of ``extra_info``. The tasks are read once and laid aside on disk, since
     their columns depend on all of them; memory holds a group of rows and a key a task.
 
     Args:
-        ability: Of tasks that name none.
-        gold: How ``ground_truth`` is held; by default :func:`usual_gold`.
+        validation: Questions to hold out of every part, in a file beside ``path``; both files appear together.
+
+    Returns:
+        The rows by file; the second file is absent where nothing was held out.
 
     Raises:
         DataError: No tasks, an id that occurs twice (its samples would share a group), or a task without answers in a
             form that needs them.
     """
-    target = Path(path)
-    part = RlPart(tasks, spec, ability, prompt)
-    rows = write_rl_parts([part], target, split=split, gold=gold or usual_gold(spec))
-    note_rl(target, rows, spec, inputs=inputs, split=split)
-    return rows
-
-
-def write_rl_held_out(
-    part: RlPart,
-    path: Path,
-    held: HeldOut,
-    *,
-    name: str = "val",
-    split: str = "train",
-    gold: GoldForm | None = None,
-) -> dict[Path, int]:
-    """As :func:`write_rl`, with the questions of ``held`` in ``NAME.parquet`` beside ``path``; both appear together.
-
-    Writes no manifest. Returns the rows by file; the second file is absent where nothing was held out.
-    """
-    others, form = path.with_name(f"{name}.parquet"), gold or usual_gold(part.spec)
+    if validation is None:
+        return {path: _write_parquet(parts, path, split, gold)}
+    others = path.with_name(f"{validation.name}.parquet")
+    held = [HeldOut(-(-validation.rows // len(parts)), validation.seed) for _ in parts]
     with replacing_together([path, others]) as (first, second):
-        trained = replace(part, tasks=held.split(part.tasks))
-        rows = {path: write_rl_parts([trained], first, split=split, gold=form)}
-        if held.tasks:
-            tested = replace(part, tasks=held.tasks)
-            rows[others] = write_rl_parts([tested], second, split=name, gold=form)
+        trained = [replace(part, tasks=own.split(part.tasks)) for part, own in zip(parts, held, strict=True)]
+        rows = {path: _write_parquet(trained, first, split, gold)}
+        tested = [replace(part, tasks=own.tasks) for part, own in zip(parts, held, strict=True)]
+        if any(part.tasks for part in tested):
+            rows[others] = _write_parquet(tested, second, validation.name, gold)
     return rows
 
 
-def note_rl(path: Path, rows: int, spec: AgentSpec, *, inputs: Iterable[Path], split: str) -> None:
-    """The manifest of one parquet file."""
-    write_manifest(
-        path.with_name(f"{path.name}.manifest.json"),
-        counts={"rows": rows},
-        spec=spec,
-        inputs=inputs,
-        split=split,
-        outputs={path.name: sha256_of(path)},
-    )
-
-
-def write_rl_parts(
-    parts: Sequence[RlPart], path: Path, *, split: str = "train", gold: GoldForm = GoldForm.TEXT
-) -> int:
-    """As :func:`write_rl`, for the tasks of several agents in one file; ids must be unique over all parts."""
+def _write_parquet(parts: Sequence[RlPart], path: Path, split: str, gold: GoldForm) -> int:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise MissingExtraError("pyarrow", "eval") from error
-    ends: list[int] = []
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path.parent) as file:
         spool = _Spool(file, path)
-        extras = _extra_columns(spool.filled(_chain_parts(parts, ends)))
-        schema = _schema(
-            pa, sorted({tool for part in parts for tool in part.spec.tool_roles.values()}), extras, gold
-        )
+        extras = _extra_columns(spool.fill(parts))
+        tools = sorted({tool for part in parts for tool in part.spec.tool_roles.values()})
+        schema = _schema(pa, tools, extras, gold)
         with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-            for number, batch in enumerate(spool.batches(_BATCH_ROWS)):
-                rows = []
-                for place, task in enumerate(batch, number * _BATCH_ROWS):
-                    part = parts[bisect_right(ends, place)]
-                    rows.append(_row(task, part, extras, split, gold))
+            for batch in spool.batches(_BATCH_ROWS):
+                rows = [_row(task, parts[number], extras, split, gold) for number, task in batch]
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     return spool.rows
-
-
-def _chain_parts(parts: Iterable[RlPart], ends: list[int]) -> Iterator[Task]:
-    """The tasks of all parts; ``ends`` gets the number of tasks up to the end of each."""
-    count = 0
-    for part in parts:
-        for task in part.tasks:
-            count += 1
-            yield task
-        ends.append(count)
 
 
 def _row(task: Task, part: RlPart, extras: Mapping[str, str], split: str, form: GoldForm) -> dict[str, Any]:
@@ -214,20 +198,15 @@ _OWN_KEYS = frozenset({"index", "split", "question", "answer", "need_tools_kwarg
 def _extra_columns(tasks: Iterable[Task]) -> dict[str, str]:
     """Type of every further column: one of bool, int, float, str; ``json`` where rows disagree."""
     kinds: dict[str, str] = {}
-    for key, value in _extras(tasks):
+    for key, value in (item for task in tasks for item in task.extra_info.items()):
+        if key in _OWN_KEYS or value is None:
+            continue
         fits = isinstance(value, bool | float | str) or (isinstance(value, int) and abs(value) < _INT_LIMIT)
         kind = type(value).__name__ if fits else "json"
         known = kinds.setdefault(key, kind)
         if known != kind:
             kinds[key] = "float" if {known, kind} == {"int", "float"} else "json"
     return kinds
-
-
-def _extras(tasks: Iterable[Task]) -> Iterator[tuple[str, Any]]:
-    for task in tasks:
-        for key, value in task.extra_info.items():
-            if key not in _OWN_KEYS and value is not None:
-                yield key, value
 
 
 def _cell(value: Any, kind: str) -> Any:
@@ -275,28 +254,28 @@ class _Spool:
         self._file = file
         self._path = path
 
-    def filled(self, tasks: Iterable[Task]) -> Iterator[Task]:
+    def fill(self, parts: Iterable[RlPart]) -> Iterator[Task]:
         """Lay every task aside and hand it on.
 
         Raises:
             DataError: An id occurs twice, a task may not be written in plain form, or there is none.
         """
         seen: set[bytes] = set()
-        for task in tasks:
+        for number, task in ((number, task) for number, part in enumerate(parts) for task in part.tasks):
             check_writable(task)
             name = task.id.encode("utf-8", "surrogatepass")
             key = hashlib.blake2b(name, digest_size=_ID_KEY_BYTES).digest()
             if key in seen:
                 raise DataError(f"task id {task.id!r} occurs twice; ids must be unique", path=str(self._path))
             seen.add(key)
-            pickle.dump(task, self._file, pickle.HIGHEST_PROTOCOL)
+            pickle.dump((number, task), self._file, pickle.HIGHEST_PROTOCOL)
             self.rows += 1
             yield task
         if not self.rows:
             raise DataError("no tasks to write", path=str(self._path))
 
-    def batches(self, size: int) -> Iterator[list[Task]]:
-        """All of them in their order, ``size`` at a time."""
+    def batches(self, size: int) -> Iterator[list[tuple[int, Task]]]:
+        """All of them in their order with the numbers of their parts, ``size`` at a time."""
         self._file.seek(0)
         for begin in range(0, self.rows, size):
             count = min(size, self.rows - begin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +47,8 @@ def write_sft(
     check_name(name)
     out = Path(out_dir)
     target = out / f"{name}.json"
-    rows = 0
-    with replacing(target) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for record in records:
-            if record.kept:
-                file.write("[\n" if rows == 0 else ",\n")
-                file.write(json.dumps(_alpaca(record, spec, readers), ensure_ascii=False))
-                rows += 1
-        file.write("\n]\n")
-        if rows == 0:
-            raise DataError("no trajectory was kept, so there is nothing to train on", path=str(target))
+    kept = (_alpaca(record, spec, readers) for record in records if record.kept)
+    rows = write_array(kept, target, "no trajectory was kept, so there is nothing to train on")
     register(out, name, target.name)
     write_manifest(
         out / f"{name}.manifest.json",
@@ -68,17 +60,31 @@ def write_sft(
     return rows
 
 
-def write_alpaca(rows: Iterable[AlpacaRow], path: Path, name: str) -> None:
-    """Write one JSON array, and its entry in ``dataset_info.json``."""
-    begun, with_system = False, False
+def write_array(rows: Iterable[Mapping[str, Any]], path: Path, without_rows: str) -> int:
+    """Write one JSON array, replacing ``path`` once all of it is written; an error that says ``without_rows`` if there are none."""
+    count = 0
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for row in rows:
-            file.write(",\n" if begun else "[\n")
-            file.write(json.dumps(row.model_dump(exclude_none=True), ensure_ascii=False))
-            begun, with_system = True, with_system or row.system is not None
-        file.write("\n]\n" if begun else "[]\n")
-    if begun:
-        register(path.parent, name, path.name, {**COLUMNS, **({"system": "system"} if with_system else {})})
+            file.write((",\n" if count else "[\n") + json.dumps(row, ensure_ascii=False))
+            count += 1
+        file.write("\n]\n")
+        if not count:
+            raise DataError(without_rows, path=str(path))
+    return count
+
+
+def write_alpaca(rows: Iterable[AlpacaRow], path: Path, name: str) -> None:
+    """Write one JSON array, and its entry in ``dataset_info.json``."""
+    columns = dict(COLUMNS)
+
+    def dumped() -> Iterator[dict[str, Any]]:
+        for row in rows:
+            if row.system is not None:
+                columns["system"] = "system"
+            yield row.model_dump(exclude_none=True)
+
+    write_array(dumped(), path, "no rows to write")
+    register(path.parent, name, path.name, columns)
 
 
 def write_chat(rows: Iterable[Conversation], path: Path, name: str) -> None:

@@ -90,7 +90,8 @@ def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing_behind(tmp_path
 def test_rl_rows_have_the_published_layout(tmp_path, spec):
     task = Task(id="m-1", question="1+6?", ground_truth="7", data_source="mini_math", extra_info={"steps": 1})
 
-    assert write_rl([task], spec, tmp_path / "rl.parquet", split="train") == 1
+    path = tmp_path / "rl.parquet"
+    assert write_rl([task], spec, path, split="train") == {path: 1}
 
     (row,) = pq.read_table(tmp_path / "rl.parquet").to_pylist()
     assert row == {
@@ -188,7 +189,8 @@ def test_tasks_are_streamed_into_row_groups_whatever_their_number(tmp_path, spec
 
     def peak(count):
         tracemalloc.start()
-        assert write_rl(tasks(count), spec, tmp_path / f"{count}.parquet") == count
+        path = tmp_path / f"{count}.parquet"
+        assert write_rl(tasks(count), spec, path) == {path: count}
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found

@@ -19,15 +19,15 @@ from afm.datasets.encyclopaedia.questions import (
     Hop,
     Shape,
     WorldQuestion,
+    chain,
     chain_words,
+    number_hop,
     path_info,
     split_of,
     walk,
 )
 from afm.datasets.encyclopaedia.relations import (
-    ATTRIBUTE_OF,
     LISTED_ON,
-    OF_KIND,
     RELATION,
     EntityKind,
     find_fact,
@@ -144,7 +144,7 @@ def _proved(
     ways = [way for way in _COMBINATIONS if width == 2 or not way.pairs_only]
     way = None if deep else rng.choice(ways)
     for _ in range(_MAX_MISSES):
-        question = _deep(rng, world, depth) if way is None else _wide(rng, world, depth, width, way)
+        question = chain(rng, world, depth) if way is None else _wide(rng, world, depth, width, way)
         if question is None or question.text in seen or split_of(question) is not split:
             continue
         proof = prove(world, question.path, question.answer)
@@ -155,24 +155,6 @@ def _proved(
         f"a world of {world.size:,} pages ran out of questions by {growth} (depth {depth}, width {width}) of split "
         f"{split.value!r} after {len(seen):,}; ask for fewer or smaller ones, or for a larger world"
     )
-
-
-def _deep(rng: random.Random, world: Encyclopaedia, depth: int) -> WorldQuestion | None:
-    start = rng.choice(world.ranges[rng.choice(tuple(EntityKind))])
-    steps = walk(rng, world, start, depth - 1)
-    if steps is None:
-        return None
-    path, end = steps
-    asked = rng.choice((*OF_KIND[world.kind(end)], None))
-    if asked is None:
-        path = [*path, _number(world, end)]
-    else:
-        target = world.object_of(asked, end)
-        if target == end or any(target == hop.page for hop in path):
-            return None
-        path = [*path, Hop(end, asked.name, world.names.name(target))]
-    text = f"What is the {chain_words(path)} {world.names.name(start)}?"
-    return WorldQuestion(Shape.CHAIN, text, path[-1].gives, tuple(path), (start,))
 
 
 def _wide(
@@ -208,16 +190,11 @@ def _branch(
         steps = walk(rng, world, start, depth - 1, taken)
         if steps is None:
             continue
-        path, end = [*steps[0], _number(world, steps[1])], steps[1]
+        path, end = [*steps[0], number_hop(world, steps[1])], steps[1]
         pages = {hop.page for hop in path}
         if len(pages) == len(path) and not pages & taken and kind in (None, world.kind(end)):
             return start, path
     return None
-
-
-def _number(world: Encyclopaedia, page: int) -> Hop:
-    attribute = ATTRIBUTE_OF[world.kind(page)]
-    return Hop(page, attribute.name, str(world.value(attribute, page)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ def _draw_new(
     shapes: Sequence[Shape],
     seen: set[bytes],
 ) -> WorldQuestion:
-    draw = {Shape.CHAIN: _chain, Shape.COMPARISON: _comparison, Shape.INTERSECTION: _intersection}
+    draw = {Shape.CHAIN: chain, Shape.COMPARISON: _comparison, Shape.INTERSECTION: _intersection}
     for _ in range(_MAX_MISSES):
         question = draw[rng.choice(shapes)](rng, world, hops)
         if question is None or split_of(question) is not split:
@@ -156,9 +156,9 @@ def _draw_new(
     )
 
 
-def _chain(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQuestion | None:
-    kind = rng.choice(tuple(EntityKind))
-    start = rng.choice(world.ranges[kind])
+def chain(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQuestion | None:
+    """A question by depth from a random entity; ``None`` where its facts lead back to a page."""
+    start = rng.choice(world.ranges[rng.choice(tuple(EntityKind))])
     steps = walk(rng, world, start, hops - 1)
     if steps is None:
         return None
@@ -190,9 +190,7 @@ def _comparison(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQue
             start = target = rng.choice(world.ranges[kind])
             first, words = [], world.names.name(start)
         named.append(start)
-        branches.append(
-            (words, target, [*first, Hop(target, attribute.name, str(world.value(attribute, target)))])
-        )
+        branches.append((words, target, [*first, number_hop(world, target)]))
     values = [world.value(attribute, target) for _, target, _ in branches]
     pages = [hop.page for _, _, part in branches for hop in part]
     if len(set(values)) < len(values) or len(set(pages)) < len(pages):
@@ -256,13 +254,17 @@ def walk(
 
 def _last_hop(rng: random.Random, world: Encyclopaedia, page: int, been: set[int]) -> Hop | None:
     """Any fact of ``page`` but one that leads back."""
-    kind = world.kind(page)
-    attribute = ATTRIBUTE_OF[kind]
-    asked = rng.choice((*OF_KIND[kind], None))
+    asked = rng.choice((*OF_KIND[world.kind(page)], None))
     if asked is None:
-        return Hop(page, attribute.name, str(world.value(attribute, page)))
+        return number_hop(world, page)
     target = world.object_of(asked, page)
     return None if target in been | {page} else Hop(page, asked.name, world.names.name(target))
+
+
+def number_hop(world: Encyclopaedia, page: int) -> Hop:
+    """The number of a page, for example the year in which its guild opened."""
+    attribute = ATTRIBUTE_OF[world.kind(page)]
+    return Hop(page, attribute.name, str(world.value(attribute, page)))
 
 
 def chain_words(path: Sequence[Hop]) -> str:

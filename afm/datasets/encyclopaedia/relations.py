@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -29,159 +29,103 @@ SHARES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
-    """Every entity of kind ``subject`` has exactly one ``object`` in this relation; ``name`` as in ``the {name} of X``.
+class Fact:
+    """What every entity of kind ``subject`` has exactly one of; ``name`` as in ``the {name} of X``.
 
     Attributes:
-        wordings: Two sentences for the subject's page, with ``{s}`` and ``{o}``.
-        listed: The sentence on the object's page, with ``{o}`` and the subjects as ``{s}``; ``None``: not stated there.
+        variation: A second sentence for the subject's page, with ``{s}`` for the subject and ``{o}`` for what it has.
+        value: How the plain sentence gives it.
     """
 
     name: str
     subject: EntityKind
+    variation: str
+    value: str = field(default="{o}", kw_only=True)
+
+    @property
+    def wordings(self) -> tuple[str, str]:
+        """The sentences that state the fact, the plain one first."""
+        return f"The {self.name} of {{s}} is {self.value}.", self.variation
+
+    @property
+    def brief(self) -> str:
+        """The fact's line on brief pages: ``Mayor {o}.``, the noun directly before what it gives."""
+        return f"{self.name.capitalize()} {self.value.removeprefix('in ')}."
+
+
+@dataclass(frozen=True, slots=True)
+class Relation(Fact):
+    """A fact that gives an entity of kind ``object``.
+
+    Attributes:
+        listed: The sentence on the object's page, with ``{o}`` and the subjects as ``{s}``; ``None``: not stated there.
+    """
+
     object: EntityKind
-    wordings: tuple[str, str]
     listed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Attribute:
+class Attribute(Fact):
     """A number from ``low`` to ``high``; ``less`` and ``more`` ask for an extreme: ``was born later``."""
 
-    name: str
-    subject: EntityKind
     low: int
     high: int
-    wordings: tuple[str, str]
     less: str
     more: str
 
 
+_K = EntityKind
 RELATIONS = (
-    Relation(
-        "capital", EntityKind.REALM, EntityKind.TOWN, ("The capital of {s} is {o}.", "{s} is ruled from {o}.")
-    ),
-    Relation(
-        "ruler", EntityKind.REALM, EntityKind.PERSON, ("The ruler of {s} is {o}.", "{s} is ruled by {o}.")
-    ),
-    Relation(
-        "mouth", EntityKind.RIVER, EntityKind.REALM, ("The mouth of {s} is in {o}.", "{s} ends in {o}.")
-    ),
-    Relation(
-        "realm",
-        EntityKind.TOWN,
-        EntityKind.REALM,
-        ("The realm of {s} is {o}.", "{s} belongs to the realm {o}."),
-        "Towns of {o} include {s}.",
-    ),
-    Relation(
-        "river",
-        EntityKind.TOWN,
-        EntityKind.RIVER,
-        ("The river of {s} is {o}.", "{s} lies on the river {o}."),
-        "Towns on {o} include {s}.",
-    ),
-    Relation(
-        "mayor", EntityKind.TOWN, EntityKind.PERSON, ("The mayor of {s} is {o}.", "{s} has {o} as its mayor.")
-    ),
-    Relation(
-        "seat", EntityKind.GUILD, EntityKind.TOWN, ("The seat of {s} is {o}.", "{s} has its seat in {o}.")
-    ),
-    Relation(
-        "founder",
-        EntityKind.GUILD,
-        EntityKind.PERSON,
-        ("The founder of {s} is {o}.", "{s} was founded by {o}."),
-    ),
-    Relation(
-        "author", EntityKind.BOOK, EntityKind.PERSON, ("The author of {s} is {o}.", "{s} was written by {o}.")
-    ),
-    Relation(
-        "publisher",
-        EntityKind.BOOK,
-        EntityKind.GUILD,
-        ("The publisher of {s} is {o}.", "{s} was published by {o}."),
-    ),
-    Relation(
-        "birthplace",
-        EntityKind.PERSON,
-        EntityKind.TOWN,
-        ("The birthplace of {s} is {o}.", "{s} was born in {o}."),
-        "People born in {o} include {s}.",
-    ),
-    Relation(
-        "guild",
-        EntityKind.PERSON,
-        EntityKind.GUILD,
-        ("The guild of {s} is {o}.", "{s} works for the guild {o}."),
-        "Members of {o} include {s}.",
-    ),
-    Relation(
-        "teacher",
-        EntityKind.PERSON,
-        EntityKind.PERSON,
-        ("The teacher of {s} is {o}.", "{s} was taught by {o}."),
-    ),
-    Relation(
-        "friend",
-        EntityKind.PERSON,
-        EntityKind.PERSON,
-        ("The friend of {s} is {o}.", "{s} has a friend, {o}."),
-    ),
+    Relation("capital", _K.REALM, "{s} is ruled from {o}.", _K.TOWN),
+    Relation("ruler", _K.REALM, "{s} is ruled by {o}.", _K.PERSON),
+    Relation("mouth", _K.RIVER, "{s} ends in {o}.", _K.REALM, value="in {o}"),
+    Relation("realm", _K.TOWN, "{s} belongs to the realm {o}.", _K.REALM, "Towns of {o} include {s}."),
+    Relation("river", _K.TOWN, "{s} lies on the river {o}.", _K.RIVER, "Towns on {o} include {s}."),
+    Relation("mayor", _K.TOWN, "{s} has {o} as its mayor.", _K.PERSON),
+    Relation("seat", _K.GUILD, "{s} has its seat in {o}.", _K.TOWN),
+    Relation("founder", _K.GUILD, "{s} was founded by {o}.", _K.PERSON),
+    Relation("author", _K.BOOK, "{s} was written by {o}.", _K.PERSON),
+    Relation("publisher", _K.BOOK, "{s} was published by {o}.", _K.GUILD),
+    Relation("birthplace", _K.PERSON, "{s} was born in {o}.", _K.TOWN, "People born in {o} include {s}."),
+    Relation("guild", _K.PERSON, "{s} works for the guild {o}.", _K.GUILD, "Members of {o} include {s}."),
+    Relation("teacher", _K.PERSON, "{s} was taught by {o}.", _K.PERSON),
+    Relation("friend", _K.PERSON, "{s} has a friend, {o}.", _K.PERSON),
 )
 
 ATTRIBUTES = (
     Attribute(
         "area",
-        EntityKind.REALM,
+        _K.REALM,
+        "{s} covers {o} square miles.",
         100,
         9_999,
-        ("The area of {s} is {o} square miles.", "{s} covers {o} square miles."),
         "is smaller in area",
         "is larger in area",
+        value="{o} square miles",
     ),
     Attribute(
-        "length",
-        EntityKind.RIVER,
-        20,
-        999,
-        ("The length of {s} is {o} miles.", "{s} runs over {o} miles."),
-        "is shorter",
-        "is longer",
+        "length", _K.RIVER, "{s} runs over {o} miles.", 20, 999, "is shorter", "is longer", value="{o} miles"
     ),
     Attribute(
         "founding year",
-        EntityKind.TOWN,
+        _K.TOWN,
+        "{s} was founded in {o}.",
         1000,
         1899,
-        ("The founding year of {s} is {o}.", "{s} was founded in {o}."),
         "was founded earlier",
         "was founded later",
     ),
+    Attribute("opening year", _K.GUILD, "{s} opened in {o}.", 1500, 1999, "opened earlier", "opened later"),
     Attribute(
-        "opening year",
-        EntityKind.GUILD,
-        1500,
-        1999,
-        ("The opening year of {s} is {o}.", "{s} opened in {o}."),
-        "opened earlier",
-        "opened later",
-    ),
-    Attribute(
-        "publication year",
-        EntityKind.BOOK,
-        1600,
-        1999,
-        ("The publication year of {s} is {o}.", "{s} appeared in {o}."),
-        "appeared earlier",
-        "appeared later",
+        "publication year", _K.BOOK, "{s} appeared in {o}.", 1600, 1999, "appeared earlier", "appeared later"
     ),
     Attribute(
         "birth year",
-        EntityKind.PERSON,
+        _K.PERSON,
+        "{s} was born in the year {o}.",
         1700,
         1999,
-        ("The birth year of {s} is {o}.", "{s} was born in the year {o}."),
         "was born earlier",
         "was born later",
     ),
@@ -191,20 +135,14 @@ ABOUT = "Facts about {s}:"
 """On brief pages: whose facts these are. It repeats the title, so that a search prefers the page to those that name it."""
 
 
-def brief(wordings: tuple[str, str]) -> str:
-    """A fact's line on brief pages: ``Mayor {o}.``, the noun directly before what it gives."""
-    noun, _, value = wordings[0].removeprefix("The ").partition(" of {s} is ")
-    return f"{noun.capitalize()} {value.removeprefix('in ')}"
-
-
 OF_KIND = {kind: tuple(r for r in RELATIONS if r.subject is kind) for kind in EntityKind}
 LISTED_ON = {kind: tuple(r for r in RELATIONS if r.object is kind and r.listed) for kind in EntityKind}
 ATTRIBUTE_OF = {attribute.subject: attribute for attribute in ATTRIBUTES}
 RELATION = {relation.name: relation for relation in RELATIONS}
 
 
-_WORDINGS = {fact.name: fact.wordings for fact in (*RELATIONS, *ATTRIBUTES)}
-_FACT = "|".join(map(re.escape, sorted(_WORDINGS, key=len, reverse=True)))
+_FACTS: dict[str, Fact] = {fact.name: fact for fact in (*RELATIONS, *ATTRIBUTES)}
+_FACT = "|".join(map(re.escape, sorted(_FACTS, key=len, reverse=True)))
 _CHAIN = re.compile(rf"What is the ((?:{_FACT})(?: of the (?:{_FACT}))*) of (\w+ \w+)\?")
 
 
@@ -237,10 +175,11 @@ def read_chain(question: str) -> Chain | None:
 
 def find_fact(text: str, asks: str, name: str) -> StatedFact | None:
     """The sentence in ``text`` that states the fact ``asks`` of the entity ``name``, in any of its wordings."""
-    wordings: tuple[str, ...] = _WORDINGS.get(asks, ())
-    if wordings and ABOUT.replace("{s}", name) in text:
-        wordings = (*wordings, brief(_WORDINGS[asks]))
-    for wording in wordings:
+    fact = _FACTS.get(asks)
+    if fact is None:
+        return None
+    brief = (fact.brief,) if ABOUT.replace("{s}", name) in text else ()
+    for wording in (*fact.wordings, *brief):
         before, _, after = wording.replace("{s}", name).partition("{o}")
         match = re.search(rf"{re.escape(before)}(\w+(?: \w+)??){re.escape(after)}", text)
         if match is not None:

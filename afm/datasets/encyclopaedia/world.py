@@ -17,8 +17,8 @@ from afm.datasets.encyclopaedia.relations import (
     SHARES,
     Attribute,
     EntityKind,
+    Fact,
     Relation,
-    brief,
 )
 from afm.errors import ConfigError
 
@@ -243,16 +243,16 @@ class Encyclopaedia:
             writer.add(ABOUT, [])
         for relation in OF_KIND[kind]:
             target = self.object_of(relation, number)
-            writer.add(self._sentence(relation.wordings, writer), [(target, self.names.name(target))])
+            writer.add(self._sentence(relation, writer), [(target, self.names.name(target))])
         attribute = ATTRIBUTE_OF[kind]
         value = str(self.value(attribute, number))
-        writer.add(self._sentence(attribute.wordings, writer).replace("{o}", value), [])
+        writer.add(self._sentence(attribute, writer).replace("{o}", value), [])
         if not self.brief:
             self._add_lists(kind, number, writer)
         return writer.page()
 
-    def _sentence(self, wordings: tuple[str, str], writer: _PageText) -> str:
-        return brief(wordings) if self.brief else writer.pick(wordings)
+    def _sentence(self, fact: Fact, writer: _PageText) -> str:
+        return fact.brief if self.brief else writer.pick(fact.wordings)
 
     def _add_lists(self, kind: EntityKind, number: int, writer: _PageText) -> None:
         for relation in LISTED_ON[kind]:
