@@ -87,7 +87,7 @@ def convert(
         missing_thought=missing_thought,
         tools=_names(tool or ()),
         bare=bare,
-        options={"atif_version": atif_version},
+        atif_version=atif_version,
     )
     source = FORMATS[read_as.value] if read_as is not None else detected(file)
     with replacing(out) as temporary:

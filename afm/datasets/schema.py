@@ -22,6 +22,7 @@ from afm.agents.prompt_source import QUESTION_MARK, row_messages
 from afm.errors import DataError, MissingExtraError
 from afm.runs.atomic import replacing
 from afm.trajectory.chat import row_id
+from afm.trajectory.io import json_rows
 from afm.trajectory.record import SEALING_KEY
 
 _GOLD_KEYS = ("ground_truth", "answer")
@@ -113,12 +114,14 @@ def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
     file = Path(path)
     if not file.is_file():
         raise DataError("no such file; expected tasks as .jsonl or .parquet", path=str(file))
-    rows = parquet_rows(file) if file.suffix == ".parquet" else _jsonl_rows(file)
+    rows = parquet_rows(file) if file.suffix == ".parquet" else json_rows(file)
     seen: set[str] = set()
     for number, row in rows:
         try:
             if isinstance(row, DataError):
                 raise row
+            if not isinstance(row, Mapping):
+                raise DataError(f"expected a JSON object, got {type(row).__name__}")
             task = task_of_row(row, default_id=f"{file.stem}-{number}", data_source=data_source)
             if task.id in seen:
                 raise DataError(f"id {task.id!r} was used by an earlier row; ids must be unique")
@@ -246,23 +249,6 @@ def _text(row: Mapping[str, Any], key: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise DataError(f"`{key}`: expected a string, got {value!r}")
     return value
-
-
-def _jsonl_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataError]]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield number, _json_row(line)
-
-
-def _json_row(line: bytes) -> Mapping[str, Any] | DataError:
-    try:
-        row = json.loads(line)
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
-        return DataError(f"no JSON: {error}")
-    if not isinstance(row, dict):
-        return DataError(f"expected a JSON object, got {type(row).__name__}")
-    return row
 
 
 def parquet_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataError]]:

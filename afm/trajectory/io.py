@@ -51,7 +51,7 @@ def load_records(path: str | Path) -> list[Record]:
     return records
 
 
-class RecordWriter:
+class RecordWriter(Journal):
     """Appends records to a JSONL file; for one writer at a time.
 
     A killed process leaves at most one partial line, the last. Opening the file again moves that line to
@@ -59,20 +59,7 @@ class RecordWriter:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._journal = Journal(self.path, exclusive=False)
-
-    @property
-    def repaired_bytes(self) -> int:
-        """Length of the partial line that was moved away, 0 when there was none."""
-        return self._journal.repaired_bytes
-
-    def __enter__(self) -> RecordWriter:
-        self._journal.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._journal.__exit__()
+        super().__init__(Path(path), exclusive=False)
 
     def write(self, record: Record) -> int:
         """Append one record and hand it to the operating system; returns the length of the file now, in bytes.
@@ -81,7 +68,7 @@ class RecordWriter:
             DataError: The record holds something that JSON cannot express.
             ValueError: The writer is not open.
         """
-        return self._journal.append(line_of_record(record, self.path))
+        return self.append(line_of_record(record, self.path))
 
 
 def append_record(path: str | Path, record: Record) -> None:

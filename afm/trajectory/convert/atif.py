@@ -12,16 +12,13 @@ from typing import Any
 from afm.errors import DataError
 from afm.trajectory.chat import hidden_reasoning
 from afm.trajectory.convert.base import KEY, Context, dialogue_format, kept_aside
-from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, second_question, take_all
+from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, Walk, take_all
 from afm.trajectory.convert.messages import declared
 from afm.trajectory.record import Cost, Record
 
 VERSIONS = tuple(f"1.{minor}" for minor in range(9))
-USUAL = "1.7"
-"""What is written: 1.8 adds recordings, which no record holds, and fewer readers know it."""
 _PREFIX = "ATIF-v"
 _USD = "cost_usd"
-_OPTION = "atif_version"
 _ROW_KEYS = {
     *("schema_version", "session_id", "trajectory_id", "agent", "steps", "final_metrics"),
     *("continued_trajectory_ref", "subagent_trajectories", "extra"),
@@ -46,10 +43,8 @@ def _parse(row: Any) -> Dialogue:
     steps = row.get("steps")
     if not isinstance(steps, list) or not steps:
         raise DataError("steps: expected a list of steps")
-    reader = _AtifReader()
+    reader = _AtifWalk()
     take_all(enumerate(steps, 1), reader.take, "steps[{}]")
-    if reader.question is None:
-        raise DataError("steps: none is the user's")
     agent = row["agent"] if isinstance(row.get("agent"), dict) else {}
     reader.leave_rest(row, agent)
     facts: dict[str, Any] = {
@@ -58,11 +53,11 @@ def _parse(row: Any) -> Dialogue:
         **reader.spent(row.get("final_metrics")),
         **({"kept": False, "reason": f"atif: {reader.unclear}"} if reader.unclear else {}),
     }
-    return Dialogue(reader.question, tuple(reader.turns), facts, tuple(dict.fromkeys(reader.lost)))
+    return reader.dialogue("steps: none is the user's", facts)
 
 
 def _show(dialogue: Dialogue, record: Record, context: Context) -> dict[str, Any]:
-    version = context.options.get(_OPTION, USUAL)
+    version = context.atif_version
     minor = VERSIONS.index(version)
     agent: dict[str, Any] = {"name": record.agent, "version": record.agent_digest or "0"}
     agent |= {"model_name": record.model} if record.model else {}
@@ -128,13 +123,11 @@ def _shown_steps(dialogue: Dialogue) -> list[dict[str, Any]]:
     return steps
 
 
-class _AtifReader:
+class _AtifWalk(Walk):
     """A trajectory as far as it was read."""
 
     def __init__(self) -> None:
-        self.question: str | None = None
-        self.turns: list[AgentTurn] = []
-        self.lost: list[str] = []
+        super().__init__()
         self.unclear = ""
         self._spent: Counter[str] = Counter()
         self._times: list[datetime] = []
@@ -155,10 +148,8 @@ class _AtifReader:
         if source == "system":
             self.lost += ["steps of the system"] if text or step.get("observation") else []
         elif source == "user":
-            if self.turns:
-                raise second_question(text)
+            self.ask(text)
             self.lost += ["observations of the user's steps"] if step.get("observation") else []
-            self.question = text if self.question is None else f"{self.question}\n\n{text}"
         elif source == "agent":
             self._agent(step, text)
         else:

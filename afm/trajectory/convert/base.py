@@ -62,7 +62,7 @@ class Context:
         missing_thought: Stands where an agent needs a thought and a row has none.
         tools: Tools of the agent by other names for them; an empty one leaves calls and results out.
         bare: Write nothing that the format does not know.
-        options: Of single formats, such as ``atif_version``.
+        atif_version: What is written; 1.8 adds recordings, which no record holds, and fewer readers know it.
         folder: Where an ``agent.yaml`` may say more than the name of a row's agent.
     """
 
@@ -70,7 +70,7 @@ class Context:
     missing_thought: str = ""
     tools: Mapping[str, str] = field(default_factory=dict)
     bare: bool = False
-    options: Mapping[str, str] = field(default_factory=dict)
+    atif_version: str = "1.7"
     folder: Path | None = None
     _loaded: dict[str, AgentSpec] = field(default_factory=dict)
 

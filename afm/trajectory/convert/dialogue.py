@@ -111,6 +111,33 @@ def dialogue_of(record: Record, spec: AgentSpec) -> Dialogue:
     return Dialogue(spec.user_message(record.question), tuple(turns))
 
 
+class Walk:
+    """A conversation as far as it was read; each format says what one of its items adds."""
+
+    def __init__(self) -> None:
+        self.question: str | None = None
+        self.turns: list[AgentTurn] = []
+        self.lost: list[str] = []
+
+    def ask(self, text: str) -> None:
+        """Add to the question; once the agent has spoken it is another question, and an error."""
+        if self.turns:
+            raise second_question(text)
+        self.question = text if self.question is None else f"{self.question}\n\n{text}"
+
+    def give(self, turn: int, use: int, result: str, *, ok: bool = True) -> None:
+        """Give a result to a call."""
+        uses = list(self.turns[turn].uses)
+        uses[use] = replace(uses[use], result=result, ok=ok)
+        self.turns[turn] = replace(self.turns[turn], uses=tuple(uses))
+
+    def dialogue(self, without_question: str, facts: Mapping[str, Any] | None = None) -> Dialogue:
+        """The whole; an error that says ``without_question`` where nobody asked."""
+        if self.question is None:
+            raise DataError(without_question)
+        return Dialogue(self.question, tuple(self.turns), facts or {}, tuple(dict.fromkeys(self.lost)))
+
+
 def take_all(items: Iterable[ItemT], take: Callable[[ItemT], None], place: str) -> None:
     """Hand each item to ``take``; an error of it says where: ``place`` with the item's number."""
     for number, item in enumerate(items):

@@ -22,7 +22,7 @@ from afm.trajectory.convert.dialogue import (
     AgentTurn,
     Dialogue,
     Use,
-    second_question,
+    Walk,
     take_all,
     with_call,
 )
@@ -71,20 +71,19 @@ def _dialogue(messages: Sequence[Mapping[str, Any]], column: str) -> Dialogue:
     Raises:
         DataError: A message cannot stand where it does; names it.
     """
-    walk = _Walk()
+    walk = _MessageWalk()
     take_all(messages, walk.take, column + "[{}]")
-    if walk.question is None or not walk.turns:
-        raise DataError(f"{column}: expected a question and at least one message of the assistant")
-    return Dialogue(walk.question, tuple(walk.turns), lost=tuple(dict.fromkeys(walk.lost)))
+    expected = f"{column}: expected a question and at least one message of the assistant"
+    if not walk.turns:
+        raise DataError(expected)
+    return walk.dialogue(expected)
 
 
-class _Walk:
-    """A conversation as far as it was read."""
+class _MessageWalk(Walk):
+    """A list of messages as far as it was read."""
 
     def __init__(self) -> None:
-        self.question: str | None = None
-        self.turns: list[AgentTurn] = []
-        self.lost: list[str] = []
+        super().__init__()
         self._ids: list[str] = []
 
     def take(self, message: Mapping[str, Any]) -> None:
@@ -105,12 +104,10 @@ class _Walk:
             raise DataError(f"role: got {role!r}, expected system, user, assistant or tool")
 
     def _user(self, text: str) -> None:
-        if not self.turns:
-            self.question = text if self.question is None else f"{self.question}\n\n{text}"
+        if not self.turns or (self._open() is None and self.turns[-1].uses):
+            self.ask(text)
         elif self._open() is not None:
             self._result(_OBSERVATION.sub("", text, count=1), "")
-        elif self.turns[-1].uses:
-            raise second_question(text)
         else:  # the call stands in the assistant's text, in the tags of its agent
             use = Use("", "", _OBSERVATION.sub("", text, count=1))
             self.turns[-1] = replace(self.turns[-1], uses=(use,))
@@ -152,7 +149,7 @@ class _Walk:
 
     def _result(self, text: str, identity: str, name: str = "") -> None:
         place = self._open(identity, name)
-        uses = list(self.turns[-1].uses) if self.turns else []
+        uses = self.turns[-1].uses if self.turns else ()
         expected = "expected that of a call before it without a result"
         if place is None and name and uses:
             raise DataError(f"name: got {name!r}, {expected}: {', '.join(use.tool for use in uses)}")
@@ -161,8 +158,7 @@ class _Walk:
             raise DataError(f"tool_call_id: got {identity!r}, {expected}; the last calls are {calls}")
         if place is None:
             raise DataError("a result of a tool without a call before it")
-        uses[place] = replace(uses[place], result=text)
-        self.turns[-1] = replace(self.turns[-1], uses=tuple(uses))
+        self.give(-1, place, text)
 
 
 def _parse_openai(row: Any) -> Dialogue:

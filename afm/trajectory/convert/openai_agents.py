@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from afm.errors import DataError
 from afm.trajectory.chat import called_function, content_text, hidden_reasoning
 from afm.trajectory.convert.base import Item, dialogue_format
-from afm.trajectory.convert.dialogue import AgentTurn, Dialogue, Use, second_question
+from afm.trajectory.convert.dialogue import AgentTurn, Dialogue, Use, Walk, second_question
 from afm.trajectory.record import Cost
 
 
@@ -45,20 +44,18 @@ def _parse(row: Any) -> Dialogue:
     if "generation" not in kinds:
         more = "; `response` spans hold no words" if "response" in kinds else ""
         raise DataError(f"the trace has no generation span{more}")
-    walk = _Spans({str(span.get("id")): span for span in spans})
+    walk = _SpanWalk({str(span.get("id")): span for span in spans})
     for number, span in enumerate(spans):
         try:
             walk.take(span)
         except DataError as error:
             raise DataError(f"span {span.get('id') or number}: {error.message}") from None
-    if walk.question is None:
-        raise DataError("no generation was asked by a user")
     trace: dict[str, Any] = next((part for part in row if part.get("object") == "trace"), {})
     identity = str(trace.get("id") or spans[0].get("trace_id") or "")
     facts: dict[str, Any] = {"id": identity, "model": walk.model}
     if walk.cost != Cost():
         facts["cost"] = walk.cost
-    return Dialogue(walk.question, tuple(walk.turns), facts, tuple(dict.fromkeys(walk.lost)))
+    return walk.dialogue("no generation was asked by a user", facts)
 
 
 OPENAI_AGENTS = dialogue_format(
@@ -74,13 +71,11 @@ OPENAI_AGENTS = dialogue_format(
 """A trace becomes one trajectory: what all its agents said and called, in the order of time."""
 
 
-class _Spans:
+class _SpanWalk(Walk):
     """A trace as far as it was read."""
 
     def __init__(self, spans: Mapping[str, Mapping[str, Any]]) -> None:
-        self.question: str | None = None
-        self.turns: list[AgentTurn] = []
-        self.lost: list[str] = []
+        super().__init__()
         self.model = ""
         self.cost = Cost()
         self._spans = spans
@@ -159,28 +154,23 @@ class _Spans:
         name, argument, result = str(data.get("name")), data.get("input"), data.get("output")
         if result is None:
             return
-        waiting = [
-            (turn, use)
-            for turn in range(len(self.turns))
-            for use in range(len(self.turns[turn].uses))
-            if self.turns[turn].uses[use].result is None and self.turns[turn].uses[use].tool == name
-        ]
+        waiting = {
+            (place, number): use
+            for place, turn in enumerate(self.turns)
+            for number, use in enumerate(turn.uses)
+            if use.result is None and use.tool == name
+        }
         if not waiting:
             self.lost.append(f"a result of {name} that no generation asked for")
             return
         same = [
-            place
-            for place in waiting
-            if argument is None or self.turns[place[0]].uses[place[1]].arguments == _decoded(argument)
+            place for place, use in waiting.items() if argument is None or use.arguments == _decoded(argument)
         ]
         if not same:
             raise DataError(
                 f"{name} ran with {str(argument)[:80]!r}, which no generation asked for; its result belongs to no call"
             )
-        turn, use = same[0]
-        uses = list(self.turns[turn].uses)
-        uses[use] = replace(uses[use], result=str(result), ok=not failed)
-        self.turns[turn] = replace(self.turns[turn], uses=tuple(uses))
+        self.give(*same[0], str(result), ok=not failed)
 
 
 def _decoded(argument: Any) -> Any:

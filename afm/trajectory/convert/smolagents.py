@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from afm.errors import DataError
 from afm.trajectory.chat import content_text, row_id
 from afm.trajectory.convert.base import Context, dialogue_format, lost_keys
-from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, take_all
+from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, Walk, take_all
 from afm.trajectory.programs import without_last_call
 from afm.trajectory.record import Cost, Record
 from afm.trajectory.tags import split
@@ -58,27 +58,26 @@ def _parse(row: Any) -> Dialogue:
     if not steps:
         raise DataError(f"expected a list of steps, or one under {', '.join(_STEPS)}")
     outer = row if isinstance(row, dict) else {}
-    log = _Log()
+    log = _StepWalk()
     take_all(steps, log.take, "step {}")
     # In logs of benchmarks `task` beside the steps is a level, and the question of a step has instructions in it.
     question = outer.get("question") or log.task or outer.get("task")
-    if not isinstance(question, str):
-        raise DataError("holds no task; expected a step with `task`, or `question` beside the steps")
+    log.question = question if isinstance(question, str) else None
     output = outer.get("output", outer.get("prediction"))
     if output is not None and not log.has_answer(str(output)):
         log.turns.append(AgentTurn(str(output), final=True))
     for key in lost_keys(outer, _KNOWN):
         log.lost.append(key + ", the work of a managed agent" * key.endswith("_actions'"))
-    return Dialogue(question, tuple(log.turns), _facts(outer, steps), tuple(dict.fromkeys(log.lost)))
+    without = "holds no task; expected a step with `task`, or `question` beside the steps"
+    return log.dialogue(without, _facts(outer, steps))
 
 
-class _Log:
+class _StepWalk(Walk):
     """A step log as far as it was read."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.task: Any = None
-        self.turns: list[AgentTurn] = []
-        self.lost: list[str] = []
         self._answered = False
 
     def take(self, step: Any) -> None:

@@ -87,7 +87,7 @@ def read(row, **options):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_we_write_is_accepted_by_their_models_and_comes_back(version):
-    row = ATIF.write(record(), Context(options={"atif_version": version}))
+    row = ATIF.write(record(), Context(atif_version=version))
     accepted = nat.Trajectory.model_validate(row)
     assert accepted.schema_version == f"ATIF-v{version}"
     assert [step.source for step in accepted.steps] == ["user", "agent", "agent"]
@@ -97,7 +97,7 @@ def test_what_we_write_is_accepted_by_their_models_and_comes_back(version):
 
 
 def test_nothing_stands_in_a_version_that_came_later():
-    oldest = ATIF.write(record(), Context(options={"atif_version": "1.0"}))
+    oldest = ATIF.write(record(), Context(atif_version="1.0"))
     newest = ATIF.write(record(), Context())
     assert "extra" not in oldest  # since 1.1
     assert "tool_definitions" not in oldest["agent"]  # since 1.5
@@ -328,7 +328,7 @@ def test_version_8_has_recordings():
     row["steps"][1]["message"] = [{"type": "text", "text": "When?"}, {"type": "audio", "source": source}]
     found = read(row, missing_thought="On.")
     assert "recordings" in found.lost
-    written = ATIF.write(found.record, Context(agent=SPEC, options={"atif_version": "1.8"}))
+    written = ATIF.write(found.record, Context(agent=SPEC, atif_version="1.8"))
     assert written["schema_version"] == "ATIF-v1.8"
     assert ATIF.read(written, Context(agent=SPEC)).record == found.record
     nat.Trajectory.model_validate(written | {"schema_version": "ATIF-v1.7"})  # nothing else is new

@@ -88,7 +88,7 @@ RECORDS = st.builds(
 
 
 def there_and_back(name, record, **options):
-    context = Context(options=options)
+    context = Context(**options)
     row = json.loads(json.dumps(FORMATS[name].write(record, context), ensure_ascii=False))
     return row, FORMATS[name].read(row, Context()).record
 
