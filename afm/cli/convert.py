@@ -1,43 +1,45 @@
-"""``afm convert``, ``afm validate`` and ``afm data merge``: formats of trajectories, their rules, and those of a recorded team."""
+"""``afm convert``, ``validate`` and ``mask``: trajectories of any format, their rules, and which of their tokens are trained on."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from afm.cli.options import AgentOption, CallReadersOption, OnBadRows, RowsJsonOption, agent_option
-from afm.errors import DataError, TrajectoryError, UsageError
+from afm.cli.options import CallReadersOption, OnBadRows, RowsJsonOption, agent_option
+from afm.errors import DataError, MissingExtraError, TrajectoryError, UsageError
+from afm.masking import Boundary, MaskedIds, encode_batch, role_spans
+from afm.terminal import visible
 
 if TYPE_CHECKING:
     from afm.tools.registry import Reader
-    from afm.trajectory.convert.files import TrajectoryRow
+    from afm.trajectory.convert import TrajectoryRow
 
 
-class FormatName(StrEnum):
-    """Formats; a test holds them against :data:`afm.trajectory.convert.FORMATS`."""
-
-    COA = "coa"
-    ALPACA = "alpaca"
-    SHAREGPT = "sharegpt"
-    OPENAI = "openai"
-    MESSAGES = "messages"
-    REACT = "react"
-    AGENT_FLAN = "agent_flan"
-    SMOLAGENTS = "smolagents"
-    ATIF = "atif"
-    OPENAI_AGENTS = "openai_agents"
+FormatName = Literal[
+    "coa",
+    "alpaca",
+    "sharegpt",
+    "openai",
+    "messages",
+    "react",
+    "agent_flan",
+    "smolagents",
+    "atif",
+    "openai_agents",
+]
+"""A test holds them against :data:`afm.trajectory.convert.FORMATS`."""
 
 
 _FileArgument = Annotated[
     Path, typer.Argument(help="JSONL, a JSON array, or one JSON object.", exists=True, dir_okay=False)
 ]
-ReadAsOption = Annotated[
+_ReadAsOption = Annotated[
     FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
 ]
 _AgentOption = Annotated[
@@ -63,7 +65,7 @@ def convert(
     file: _FileArgument,
     write_as: Annotated[FormatName, typer.Option("--to", help="What is written.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="JSONL; .json writes one JSON array.")],
-    read_as: ReadAsOption = None,
+    read_as: _ReadAsOption = None,
     agent: _AgentOption = None,
     tool: _ToolOption = None,
     missing_thought: _MissingThoughtOption = "",
@@ -89,11 +91,9 @@ def convert(
         bare=bare,
         atif_version=atif_version,
     )
-    source = FORMATS[read_as.value] if read_as is not None else detected(file)
+    source = detected(file) if read_as is None else FORMATS[read_as]
     with replacing(out) as temporary:
-        done = convert_file(
-            file, source, temporary, FORMATS[write_as.value], context, array=out.suffix == ".json"
-        )
+        done = convert_file(file, source, temporary, FORMATS[write_as], context, array=out.suffix == ".json")
         for error in done.bad:
             print(error, file=sys.stderr)
         if done.bad and on_bad_rows is OnBadRows.ERROR:
@@ -105,7 +105,7 @@ def convert(
     for what, rows in done.lost.items():
         print(f"warning: lost in {rows} rows: {what}", file=sys.stderr)
     refused = f", {done.refused} of them break their agent's rules (kept: false)" if done.refused else ""
-    print(f"{out}: {done.rows} rows, {source.name} to {write_as.value}{refused}")
+    print(f"{out}: {done.rows} rows, {source.name} to {write_as}{refused}")
 
 
 def _names(pairs: Sequence[str]) -> Mapping[str, str]:
@@ -119,19 +119,9 @@ def _names(pairs: Sequence[str]) -> Mapping[str, str]:
 
 
 def validate(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="Trajectory JSONL, alpaca rows, or any format of `afm convert`.", exists=True, dir_okay=False
-        ),
-    ],
-    agent: Annotated[
-        str | None,
-        typer.Option(
-            help="Agent to check against: a shipped name or a YAML. Default: the one each row names."
-        ),
-    ] = None,
-    read_as: ReadAsOption = None,
+    file: _FileArgument,
+    agent: _AgentOption = None,
+    read_as: _ReadAsOption = None,
     tools: CallReadersOption = None,
     as_json: RowsJsonOption = False,
 ) -> None:
@@ -140,7 +130,7 @@ def validate(
     Every fault is printed with file, line and character. The exit status is 1 if there is any.
     """
     from afm.tools.registry import readers_of
-    from afm.trajectory.convert.files import read_rows
+    from afm.trajectory.convert import read_rows
 
     if agent is not None:
         agent_option(agent)
@@ -185,53 +175,156 @@ def _as_json(row: TrajectoryRow | DataError, faults: Sequence[DataError]) -> str
     return json.dumps({"id": identity, "line": row.line, "valid": not faults, "faults": listed})
 
 
-def merge(
-    log: Annotated[Path, typer.Argument(help="Log of `afm serve gateway`.", exists=True, dir_okay=False)],
-    team: Annotated[
-        Path, typer.Option("--map", help="YAML as those in configs/teams.", exists=True, dir_okay=False)
-    ],
-    tasks: Annotated[Path, typer.Option(help="The tasks, as JSONL or parquet.", exists=True, dir_okay=False)],
-    output_dir: Annotated[
-        Path, typer.Option(help="Folder of trajectories.jsonl, dropped.jsonl, manifest.json.")
-    ],
-    agent: AgentOption = "mhqa",
-    name: Annotated[str, typer.Option(help="Name of the team in the trajectories.")] = "",
-    on_bad_rows: Annotated[
-        OnBadRows,
-        typer.Option(
-            help="Stop at a line of the log that cannot be read, or go on without it and without attempts that miss it."
+_BATCH_ROWS = 256
+
+
+_OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(help="Of a training: key=value, as for `afm sft`.")
+]
+_TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(help="Of rows: folder of a fast Hugging Face tokenizer.", show_default=False),
+]
+_BoundaryOption = Annotated[Boundary, typer.Option(help="What happens to a token with text of both authors.")]
+_WithoutLossOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A role of the agent that is not trained on; may be given several times."),
+]
+
+
+def mask(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Trajectory JSONL, alpaca rows, any format of `afm convert`, or the YAML of a training.",
+            exists=True,
+            dir_okay=False,
         ),
-    ] = OnBadRows.ERROR,
+    ],
+    overrides: _OverridesArgument = None,
+    tokenizer: _TokenizerOption = None,
+    agent: _AgentOption = None,
+    read_as: _ReadAsOption = None,
+    boundary: _BoundaryOption = Boundary.SPLIT,
+    without_loss: _WithoutLossOption = None,
+    examples: Annotated[int, typer.Option(help="Of a training: how many sequences are shown.", min=1)] = 3,
+    as_json: RowsJsonOption = False,
 ) -> None:
-    """Turn a team's recorded model calls into one trajectory a task, or say why not.
+    """Show which tokens of a FILE's trajectories are trained on; masked text stands in ⟦ ⟧.
 
-    What is dropped stands with its reason in `dropped.jsonl`, lines that cannot be read in `unreadable.jsonl`.
+    Of rows every response is shown whole, before a training cuts it. Those whose structure is faulty are reported, and the exit status is 1 if there is any. Of a training, data of any layout is prepared as LLaMA-Factory would get it: token statistics, and some sequences with their prompts, cut and packed. Control characters of a terminal are shown as pictures.
     """
-    from afm.datasets import read_tasks
-    from afm.distill.gateway_log import UNREADABLE_FILE, merge_gateway_log
-    from afm.distill.team_map import TeamMap
-    from afm.terminal import ProgressView
+    if file.suffix in (".yaml", ".yml"):
+        _show_training(file, overrides or [], examples, as_json, (tokenizer, agent, read_as, without_loss))
+        return
+    if overrides:
+        raise UsageError(f"{overrides[0]!r}: only the YAML of a training takes overrides, {file} holds rows")
+    if tokenizer is None:
+        raise UsageError("--tokenizer is missing: the folder that holds tokenizer.json")
+    from afm.trajectory.convert import read_rows
 
-    spec = agent_option(agent)
-    view = ProgressView()
-    merged = merge_gateway_log(
-        log,
-        read_tasks(tasks),
-        spec,
-        TeamMap.read(team, spec),
-        output_dir,
-        name=name or log.parent.name,
-        drop_bad_lines=on_bad_rows is OnBadRows.DROP,
-        progress=view.update,
+    if agent is not None:
+        agent_option(agent)
+    silent = tuple(without_loss or ())
+    loaded = _load_tokenizer(tokenizer)
+    show = _print_json if as_json else _print_preview
+    faulty, unseen = 0, set(silent)
+    rows = read_rows(file, agent, read_as=read_as)
+    while batch := list(islice(rows, _BATCH_ROWS)):
+        sound, faults = _sorted_out(batch, str(file))
+        for fault in faults:
+            print(fault, file=sys.stderr)
+        faulty += len(faults)
+        unseen -= _roles_in(sound, unseen)
+        encoded = encode_batch(loaded, [row.segments for row in sound], boundary, roles_without_loss=silent)
+        for row, masked in zip(sound, encoded, strict=True):
+            show(loaded, row, masked)
+    if unseen:
+        raise UsageError(
+            f"--without-loss {' '.join(sorted(unseen))}: no row has it outside of other roles, and a training would "
+            "refuse it"
+        )
+    if faulty:
+        raise typer.Exit(1)
+
+
+def _show_training(
+    config: Path, overrides: list[str], examples: int, as_json: bool, of_rows: tuple[object, ...]
+) -> None:
+    if any(of_rows):
+        raise UsageError(
+            f"--tokenizer, --agent, --from and --without-loss are for files of rows; {config} sets its own"
+        )
+    from llamafactory_patch.doctor import show_examples
+
+    show_examples(config, overrides, examples, as_json=as_json)
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    if not (folder / "tokenizer.json").is_file():
+        raise UsageError(f"--tokenizer {folder}: expected a folder that holds tokenizer.json")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise MissingExtraError("transformers", "sft") from None
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
+def _sorted_out(
+    batch: Iterable[TrajectoryRow | DataError], path: str
+) -> tuple[list[TrajectoryRow], list[DataError]]:
+    """Rows that can be encoded, and what is wrong with these and the others."""
+    from afm.trajectory import structure_faults
+
+    rows: list[TrajectoryRow] = []
+    faults: list[DataError] = []
+    for row in batch:
+        if isinstance(row, DataError):
+            faults.append(row)
+            continue
+        rows.append(row)
+        text = "".join(segment.text for segment in row.segments)
+        faults += [issue.located(path, row.line) for issue in structure_faults(text, row.spec)]
+    return rows, faults
+
+
+def _roles_in(rows: Iterable[TrajectoryRow], roles: Collection[str]) -> set[str]:
+    """Those of ``roles`` that the agent takes somewhere, outside of other roles."""
+    texts = [part.text for row in rows if roles for part in row.segments if part.author == "agent"]
+    return {role for role in roles if any(next(role_spans(text, [role]), None) for text in texts)}
+
+
+def _runs(masked: MaskedIds) -> Iterator[tuple[int, list[int]]]:
+    for kept, pairs in groupby(zip(masked.mask, masked.ids, strict=True), key=lambda pair: pair[0]):
+        yield kept, [token for _, token in pairs]
+
+
+def _text(tokenizer: Any, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+
+def _print_json(tokenizer: Any, row: TrajectoryRow, masked: MaskedIds) -> None:
+    trained = [token for kept, ids in _runs(masked) if kept for token in ids]
+    hidden = [token for kept, ids in _runs(masked) if not kept for token in ids]
+    shown = {
+        "id": row.id,
+        "tokens": len(masked.ids),
+        "trained": len(trained),
+        "trained_text": _text(tokenizer, trained),
+        "masked_text": _text(tokenizer, hidden),
+    }
+    print(json.dumps(shown))
+
+
+def _print_preview(tokenizer: Any, row: TrajectoryRow, masked: MaskedIds) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    preview = Text(
+        f"{visible(row.id)}: {len(masked.ids)} tokens, {sum(masked.mask)} trained on\n",
+        style="bold",
     )
-    dropped = sum(merged.dropped.values())
-    spent = f", {merged.cost_usd:.2f} USD" if merged.cost_usd else ""
-    view.line(f"{merged.path}: {merged.kept} of {merged.kept + dropped} attempts kept{spent}")
-    for reason, count in sorted(merged.dropped.items()):
-        print(f"  dropped: {count} {reason}")
-    if merged.unreadable:
-        print(f"  lines that cannot be read: {merged.unreadable}, listed in {output_dir / UNREADABLE_FILE}")
-    if merged.missing:
-        print(f"  tasks without a call in the log: {merged.missing}")
-    if not merged.kept:
-        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(output_dir))
+    for kept, ids in _runs(masked):
+        text = visible(_text(tokenizer, ids))
+        preview.append(text if kept else f"⟦{text}⟧", style="green" if kept else "dim")
+    Console(soft_wrap=True, highlight=False).print(preview, end="\n\n")

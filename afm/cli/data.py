@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.convert import merge
 from afm.cli.distill import distill, expand
 from afm.cli.options import (
     AgentOption,
@@ -22,7 +21,7 @@ from afm.cli.options import (
 )
 from afm.cli.published_data import download, livecodebench, mix, published, tasks
 from afm.cli.queries import queries
-from afm.cli.trajectories import filter_files, negative, stats
+from afm.cli.trajectories import filter_files, merge, negative, stats
 from afm.datasets.schema import GoldForm
 from afm.errors import DataError, UsageError
 

@@ -14,7 +14,6 @@ from afm.cli import (
     convert,
     data,
     doctor,
-    mask,
     quickstart,
     report,
     reproduce,
@@ -47,7 +46,7 @@ app.command()(ask.ask)
 app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")
 app.command()(convert.validate)
-app.command()(mask.mask)
+app.command()(convert.mask)
 app.command()(convert.convert)
 app.command(context_settings=_FOREIGN)(train.sft)
 app.command(context_settings=_FOREIGN)(train.rl)

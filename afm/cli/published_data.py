@@ -115,7 +115,7 @@ def published(
 ) -> None:
     """Make training and evaluation files of downloaded sets, as their YAML says."""
     from afm.datasets.prepared import input_files, prepare_prompts, prepare_set, set_folder
-    from afm.datasets.published_prompts import PROMPTS_FOLDER
+    from afm.datasets.published import PROMPTS_FOLDER
     from afm.terminal import ProgressView
 
     chosen = sets_option(sets).chosen(only or [], everything=everything)
@@ -297,7 +297,7 @@ def livecodebench(
     ),
 ) -> None:
     """Make the folder of complete tests that LIVECODEBENCH_DATA_PATH names, each problem checked."""
-    from afm.datasets.livecodebench_tests import write_complete_tests
+    from afm.datasets.readers.programs import write_complete_tests
 
     count = write_complete_tests(files, out)
     print(f"{count:,} problems with complete tests in {out}; export LIVECODEBENCH_DATA_PATH={out.absolute()}")

@@ -1,4 +1,4 @@
-"""``afm data filter``, ``stats`` and ``negative``: select trajectories, describe them, and add samples without tool calls."""
+"""``afm data filter``, ``stats``, ``negative`` and ``merge``: files of trajectories, from a log or for a training."""
 
 from __future__ import annotations
 
@@ -320,3 +320,55 @@ def _show_kinds(summary: NegativeSummary, view: ProgressView) -> None:
         print(f"  not used: {count} {reason}")
     if summary.bad_rows:
         print(f"  bad rows: {summary.bad_rows} left out; listed in {summary.report}")
+
+
+def merge(
+    log: Annotated[Path, typer.Argument(help="Log of `afm serve gateway`.", exists=True, dir_okay=False)],
+    team: Annotated[
+        Path, typer.Option("--map", help="YAML as those in configs/teams.", exists=True, dir_okay=False)
+    ],
+    tasks: Annotated[Path, typer.Option(help="The tasks, as JSONL or parquet.", exists=True, dir_okay=False)],
+    output_dir: Annotated[
+        Path, typer.Option(help="Folder of trajectories.jsonl, dropped.jsonl, manifest.json.")
+    ],
+    agent: AgentOption = "mhqa",
+    name: Annotated[str, typer.Option(help="Name of the team in the trajectories.")] = "",
+    on_bad_rows: Annotated[
+        OnBadRows,
+        typer.Option(
+            help="Stop at a line of the log that cannot be read, or go on without it and without attempts that miss it."
+        ),
+    ] = OnBadRows.ERROR,
+) -> None:
+    """Turn a team's recorded model calls into one trajectory a task, or say why not.
+
+    What is dropped stands with its reason in `dropped.jsonl`, lines that cannot be read in `unreadable.jsonl`.
+    """
+    from afm.datasets import read_tasks
+    from afm.distill.gateway_log import UNREADABLE_FILE, merge_gateway_log
+    from afm.distill.team_map import TeamMap
+    from afm.terminal import ProgressView
+
+    spec = agent_option(agent)
+    view = ProgressView()
+    merged = merge_gateway_log(
+        log,
+        read_tasks(tasks),
+        spec,
+        TeamMap.read(team, spec),
+        output_dir,
+        name=name or log.parent.name,
+        drop_bad_lines=on_bad_rows is OnBadRows.DROP,
+        progress=view.update,
+    )
+    dropped = sum(merged.dropped.values())
+    spent = f", {merged.cost_usd:.2f} USD" if merged.cost_usd else ""
+    view.line(f"{merged.path}: {merged.kept} of {merged.kept + dropped} attempts kept{spent}")
+    for reason, count in sorted(merged.dropped.items()):
+        print(f"  dropped: {count} {reason}")
+    if merged.unreadable:
+        print(f"  lines that cannot be read: {merged.unreadable}, listed in {output_dir / UNREADABLE_FILE}")
+    if merged.missing:
+        print(f"  tasks without a call in the log: {merged.missing}")
+    if not merged.kept:
+        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(output_dir))

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from afm.configuration import Settings, read_file, validated
 from afm.datasets.hub import HubFile, RepositoryKind, checked_name, is_commit
-from afm.datasets.published_prompts import PublishedPrompt
+from afm.datasets.published import PublishedPrompt
 from afm.datasets.readers import READERS, checked_reader
 from afm.datasets.readers.questions import plain_rows
 from afm.datasets.readers.row import RowReader

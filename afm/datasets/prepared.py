@@ -18,11 +18,18 @@ import afm
 from afm.agents import load_agent
 from afm.datasets.download import MANIFEST_FILE
 from afm.datasets.hub_sets import LOCK_FILE, HubSet, Preparation, Product, read_lock, split_of
-from afm.datasets.published import BadRows, OnRow, ReadCounts, data_files, listing_bad_rows, read_published
-from afm.datasets.published_prompts import PROMPTS_FOLDER
+from afm.datasets.published import (
+    PROMPTS_FOLDER,
+    BadRows,
+    OnRow,
+    ReadCounts,
+    listing_bad_rows,
+    read_published,
+)
 from afm.datasets.readers.programs import count_tests
 from afm.datasets.readers.row import AlpacaRow, Conversation, ReadRow
 from afm.datasets.rl_files import RlPart, usual_gold, write_rl_parts
+from afm.datasets.row_files import data_files
 from afm.datasets.schema import Task, write_tasks
 from afm.datasets.sft_files import write_alpaca, write_chat
 from afm.errors import DataError

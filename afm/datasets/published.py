@@ -1,11 +1,16 @@
-"""Rows of published files through a reader: made into tasks, conversations or samples, or refused with file and line."""
+"""What others publish: rows, through a reader made into tasks, conversations or samples, or refused; and their prompts.
+
+Prompts are constants of a Python file, which is parsed and never executed, or stand around the questions of rows. This project
+ships none of these texts: a list in ``configs/data/`` names repository, commit, file and constant, ``afm data download``
+fetches the file, ``afm data prepare published`` writes the text with ``{question}``.
+"""
 
 from __future__ import annotations
 
-import csv
+import ast
 import hashlib
 import json
-import sys
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,22 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from afm.datasets.readers.row import AlpacaRow, ReadRow, RowReader
-from afm.datasets.schema import Task, batch_rows, checked_gold, parquet_rows, plain_value
-from afm.errors import DataError, MissingExtraError
-from afm.runs.atomic import replacing
-from afm.trajectory.io import json_rows
+from afm.datasets.row_files import columnar_rows, published_rows
+from afm.datasets.schema import Task, checked_gold, plain_value
+from afm.errors import DataError, suggestion
+from afm.runs.atomic import replace_text, replacing
 
-_TABLES = {".tsv": "\t", ".csv": ","}
 _KEY_BYTES = 12
 _SHOW_EVERY = 500
 _REASON_CHARS = 100
 _FIRST_BAD = 5
-ARROW_SUFFIX = ".arrow"
-_STATE, _SPLITS, _INFO = "state.json", "dataset_dict.json", "dataset_info.json"
-SUFFIXES = (".parquet", ".jsonl", ".json", ARROW_SUFFIX, *_TABLES)
 
 OnRow = Callable[[int], None]
 """Receives how many rows have been read."""
@@ -166,60 +167,6 @@ def rows_of(file: Path, reader: RowReader) -> Iterator[tuple[int, Any]]:
             raise DataError(error.message, path=str(file)) from None
 
 
-def published_rows(file: Path) -> Iterator[tuple[int, Any]]:
-    """Rows of a JSONL, JSON, parquet, TSV or CSV file with their lines (parquet: row numbers, from 1).
-
-    A :class:`DataError` stands in place of a row that cannot be decoded.
-
-    Raises:
-        DataError: The file is missing, of another kind, or unreadable as a whole.
-    """
-    if not file.is_file():
-        raise DataError(f"no such file; expected one of {', '.join(SUFFIXES)}", path=str(file))
-    if file.suffix == ".parquet":
-        return parquet_rows(file)
-    if file.suffix == ARROW_SUFFIX:
-        return _arrow_rows(file)
-    if file.suffix in _TABLES:
-        return _table_rows(file, _TABLES[file.suffix])
-    if file.suffix in (".jsonl", ".json"):
-        return json_rows(file)
-    raise DataError(f"expected one of {', '.join(SUFFIXES)}", path=str(file))
-
-
-def data_files(folder: Path) -> dict[Path, str]:
-    """Files below a folder that can hold rows, sorted, each with its path as the Hub would call it.
-
-    Of folders that ``save_to_disk`` wrote only the arrow files with rows are listed, not their descriptions.
-
-    Raises:
-        DataError: A saved folder is not whole.
-    """
-    saved = _saved_files(folder)
-    places = [place for place in [folder, *folder.rglob("*")] if place.is_dir() and _is_saved(place)]
-    names = {path: _hub_name(path, split) for path, split in saved.items()}
-    for path in folder.rglob("*"):
-        inside = any(place in path.parents for place in places)
-        if path.suffix in SUFFIXES and path.is_file() and not inside:
-            names[path] = path.relative_to(folder).as_posix()
-    return dict(sorted(names.items()))
-
-
-def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
-    csv.field_size_limit(sys.maxsize)
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            table = csv.DictReader(lines, delimiter=delimiter)
-            for row in table:
-                if None in row or None in row.values():
-                    wrong = f"expected {len(table.fieldnames or ())} fields, as in the first line"
-                    yield table.line_num, DataError(wrong)
-                else:
-                    yield table.line_num, row
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"no readable table: {error}", path=str(file)) from None
-
-
 def _make(row: Any, reader: RowReader, default: str, data_source: str | None) -> ReadRow:
     if isinstance(row, DataError):
         raise row
@@ -270,83 +217,114 @@ def _reason(message: str) -> str:
     return message.partition(", got ")[0][:_REASON_CHARS]
 
 
-# Folders that ``Dataset.save_to_disk`` wrote: arrow streams, with a ``state.json`` that names them; one of several splits has
-# ``dataset_dict.json`` and one folder a split. AFM's download scripts leave the published sets in this form.
+PROMPTS_FOLDER = "prompts"
+"""In the folder of the downloads."""
+QUESTION = "{question}"
+_PROMPT = "{prompt}"
 
 
-def _is_saved(folder: Path) -> bool:
-    """Whether ``folder`` was written by ``save_to_disk``, with or without splits."""
-    return (folder / _SPLITS).is_file() or ((folder / _STATE).is_file() and (folder / _INFO).is_file())
+class PublishedPrompt(BaseModel):
+    """One prompt."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-def _saved_files(folder: Path) -> dict[Path, str]:
-    """The arrow files of a saved folder, or of saved folders below it, with the split of each (empty: it has none)."""
-    splits: dict[Path, str] = {}
-    inside: set[Path] = set()
-    for place in sorted([folder, *(path for path in folder.rglob("*") if path.is_dir())]):
-        if place in inside or not _is_saved(place):
-            continue
-        if (place / _SPLITS).is_file():
-            for split in map(_plain_name, _read_list(place / _SPLITS, "splits")):
-                inside.add(place / split)
-                splits |= dict.fromkeys(_saved_streams(place / split), split)
+    name: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]*$")
+    """Of the text file, without its ending."""
+    file: str
+    """Path in the repository: a Python file, or a parquet file of rows with prompts."""
+    constant: str = ""
+    """Name of the text at the top of a Python file."""
+    form: str = Field(default=f"{_PROMPT}\n\nQuestion: {QUESTION}", pattern=r"\{prompt\}")
+    """The user's turn around it: ``{prompt}`` is the text without blanks at its ends, ``{question}`` stays.
+    """
+
+    def write(self, sources: Path, folder: Path) -> Path:
+        """Take the text out of ``sources/file`` into ``folder/name.txt``; raises what :meth:`text` does.
+
+        A line break follows the text, which whoever reads a prompt takes away (:mod:`afm.agents.prompt_source`).
+        """
+        path = folder / f"{self.name}.txt"
+        replace_text(path, self.text(sources) + "\n")
+        return path
+
+    def text(self, sources: Path) -> str:
+        """The user's turn, with ``{question}`` exactly once."""
+        source = sources / self.file
+        if source.suffix == ".parquet":
+            text = around_questions(source)
         else:
-            splits |= dict.fromkeys(_saved_streams(place), "")
-    return splits
-
-
-def _hub_name(path: Path, split: str) -> str:
-    """What the file would be called on the Hub, for patterns such as ``data/train-*.parquet``."""
-    return f"data/{split or path.parent.name}-00000-of-00001.parquet"
-
-
-def _arrow_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
-    """Rows of an arrow stream, with their numbers from 1."""
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "eval") from error
-    number = 0
-    try:
-        with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as batches:
-            for batch in batches:
-                for row in batch_rows(batch):
-                    number += 1
-                    yield number, row
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"no whole arrow stream ({error}); save the set with save_to_disk again", path=str(file)
-        ) from None
-
-
-def _saved_streams(folder: Path) -> list[Path]:
-    listed = _read_list(folder / _STATE, "_data_files")
-    files = [
-        folder / _plain_name(entry.get("filename") if isinstance(entry, dict) else entry) for entry in listed
-    ]
-    for file in files:
-        if not file.is_file():
+            text = self.form.replace(_PROMPT, text_constant(source, self.constant).strip())
+        if (count := text.count(QUESTION)) != 1:
             raise DataError(
-                f"no such file, though {folder / _STATE} names it; save the set again", path=str(file)
+                f"prompt {self.name!r}: {QUESTION} occurs {count} times, expected once; "
+                "correct `form` in the list of sets",
+                path=str(source),
             )
-    return files
+        return text
 
 
-def _read_list(path: Path, key: str) -> list[Any]:
+def text_constant(file: Path, name: str) -> str:
+    """The text that a Python file gives a name at its top level: a literal, or one with ``.strip()`` behind it.
+
+    Raises:
+        DataError: The file is missing or no Python, or has no text of that name.
+    """
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))[key]
-        if not isinstance(entries, list):
-            raise TypeError
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        tree = ast.parse(file.read_bytes())
+    except OSError:
+        raise DataError("no such file; `afm data download` fetches it", path=str(file)) from None
+    except (SyntaxError, ValueError) as error:
+        raise DataError(f"no Python file: {error}", path=str(file)) from None
+    texts = {
+        target.id: text
+        for node in tree.body
+        if isinstance(node, ast.Assign) and (text := _literal(node.value)) is not None
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    if name not in texts:
+        raise DataError(f"no constant {name!r} that is a text; {suggestion(name, texts)}", path=str(file))
+    return texts[name]
+
+
+def around_questions(file: Path) -> str:
+    """What the user's turns of all rows of a parquet file begin and end with, ``{question}`` between.
+
+    A word that all questions begin with, and a line that all end with, is the questions'.
+
+    Raises:
+        DataError: The file is missing, has fewer than two rows, or a row without a user's turn.
+    """
+    if not file.is_file():
+        raise DataError("no such file; `afm data download` fetches it", path=str(file))
+    turns = [_user_turn(row, file, number) for number, row in columnar_rows(file)]
+    if len(set(turns)) < 2:
         raise DataError(
-            f"not readable as what save_to_disk writes, expected a list {key!r} ({type(error).__name__}); save the set again",
-            path=str(path),
-        ) from None
-    return entries
+            f"{len(set(turns))} different prompts, expected two or more to compare", path=str(file)
+        )
+    before = re.sub(r"\S+\Z", "", _shared_start(turns))
+    after = _shared_start([turn[len(before) :][::-1] for turn in turns])[::-1]
+    return before + QUESTION + re.sub(r"\A[^\n]+", "", after)
 
 
-def _plain_name(name: Any) -> str:
-    """A name within its folder, which is all that save_to_disk writes."""
-    if not isinstance(name, str) or not name or name == ".." or Path(name).name != name:
-        raise DataError(f"a folder of save_to_disk names {name!r}, expected a name within that folder")
-    return name
+def _shared_start(texts: list[str]) -> str:
+    first, last = min(texts), max(texts)
+    differs = (place for place, (mine, other) in enumerate(zip(first, last, strict=False)) if mine != other)
+    return first[: next(differs, len(first))]
+
+
+def _user_turn(row: Any, file: Path, number: int) -> str:
+    try:
+        return str(next(turn["content"] for turn in reversed(row["prompt"]) if turn["role"] == "user"))
+    except (DataError, KeyError, TypeError, StopIteration):
+        raise DataError("expected `prompt` with a user's turn", path=str(file), line=number) from None
+
+
+def _literal(value: ast.expr) -> str | None:
+    if isinstance(value, ast.Constant):
+        return value.value if isinstance(value.value, str) else None
+    match value:
+        case ast.Call(func=ast.Attribute(value=inner, attr="strip"), args=[], keywords=[]):
+            text = _literal(inner)
+            return None if text is None else text.strip()
+    return None

@@ -19,7 +19,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from afm.agents.prompt_source import QUESTION_MARK, row_messages
-from afm.errors import DataError, MissingExtraError
+from afm.datasets.row_files import columnar_rows
+from afm.errors import DataError
 from afm.runs.atomic import replacing
 from afm.trajectory.chat import row_id
 from afm.trajectory.io import json_rows
@@ -114,7 +115,7 @@ def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
     file = Path(path)
     if not file.is_file():
         raise DataError("no such file; expected tasks as .jsonl or .parquet", path=str(file))
-    rows = parquet_rows(file) if file.suffix == ".parquet" else json_rows(file)
+    rows = columnar_rows(file) if file.suffix == ".parquet" else json_rows(file)
     seen: set[str] = set()
     for number, row in rows:
         try:
@@ -249,33 +250,6 @@ def _text(row: Mapping[str, Any], key: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise DataError(f"`{key}`: expected a string, got {value!r}")
     return value
-
-
-def parquet_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataError]]:
-    """Rows of a parquet file with their numbers, from 1; a batch of them in memory at a time."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "eval") from error
-    try:
-        with pq.ParquetFile(file) as table:
-            rows = (row for batch in table.iter_batches(batch_size=256) for row in batch_rows(batch))
-            yield from enumerate(rows, 1)
-    except pa.ArrowException as error:
-        raise DataError(f"no readable parquet file: {error}", path=str(file)) from error
-
-
-def batch_rows(batch: Any) -> Iterator[dict[str, Any] | DataError]:
-    """Rows of an Arrow batch; a :class:`DataError` stands in place of one with a cell that cannot be decoded."""
-    try:
-        yield from batch.to_pylist()
-    except (ValueError, OverflowError):  # bytes that are no UTF-8, years beyond 9999
-        for place in range(batch.num_rows):
-            try:
-                yield from batch.slice(place, 1).to_pylist()
-            except (ValueError, OverflowError) as error:
-                yield DataError(f"a value cannot be decoded: {error}")
 
 
 def plain_value(value: Any, name: str, level: int = 0) -> Any:

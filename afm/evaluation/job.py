@@ -17,8 +17,9 @@ from afm.agents import AgentSpec, PromptMode, PromptSource
 from afm.agents.prompt_record import RunPrompts, run_prompts
 from afm.configuration import read_mapping, validated
 from afm.datasets import Task, task_of_row
-from afm.datasets.published import SUFFIXES, data_files, published_rows, rows_of
+from afm.datasets.published import rows_of
 from afm.datasets.readers import READERS
+from afm.datasets.row_files import SUFFIXES, data_files, published_rows
 from afm.errors import DataError
 from afm.evaluation.agents import RowAgents, with_judge_text
 from afm.evaluation.agreement import agree

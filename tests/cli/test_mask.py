@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from afm.cli.mask import mask
+from afm.cli.convert import mask
 from afm.errors import UsageError
 
 app = typer.Typer()

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from afm.cli.data import app
 from afm.datasets import Task, read_tasks
 from afm.datasets.hub_sets import Lock, LockedSet
-from afm.datasets.published import data_files, published_rows
 from afm.datasets.rl_files import HeldOut
+from afm.datasets.row_files import data_files, published_rows
 from afm.errors import AfmError, DataError
 from afm.evaluation.job import task_files
 

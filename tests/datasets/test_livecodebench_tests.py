@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.cli.main import app
-from afm.datasets.livecodebench_tests import TESTS_FILE, write_complete_tests
+from afm.datasets.readers.programs import TESTS_FILE, write_complete_tests
 from afm.errors import DataError
 from afm.evaluation.config import load_config
 from afm.evaluation.job import load_tasks, sources_of

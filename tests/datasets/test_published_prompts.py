@@ -14,7 +14,7 @@ from afm.agents.prompt_source import PromptSource
 from afm.cli.data import app
 from afm.datasets.download import plan, run
 from afm.datasets.hub_sets import read_hub_sets
-from afm.datasets.published_prompts import PublishedPrompt, text_constant
+from afm.datasets.published import PublishedPrompt, text_constant
 from afm.errors import AfmError, ConfigError, DataError
 
 pytest.importorskip("huggingface_hub")

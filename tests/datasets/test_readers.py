@@ -20,9 +20,10 @@ from afm.configuration import read_file
 from afm.datasets import Task, read_tasks
 from afm.datasets.hub_sets import Preparation, Product, read_hub_sets
 from afm.datasets.prepared import make
-from afm.datasets.published import BadRows, ReadCounts, published_rows, read_published
+from afm.datasets.published import BadRows, ReadCounts, read_published
 from afm.datasets.readers import READERS
 from afm.datasets.rl_files import write_rl
+from afm.datasets.row_files import published_rows
 from afm.datasets.schema import GoldForm
 from afm.errors import DataError
 from afm.evaluation.job import read_benchmark

@@ -9,9 +9,10 @@ import struct
 import pytest
 
 from afm.agents import load_agent
-from afm.datasets.published import BadRows, ReadCounts, data_files, read_published
+from afm.datasets.published import BadRows, ReadCounts, read_published
 from afm.datasets.readers import READERS
 from afm.datasets.rl_files import write_rl
+from afm.datasets.row_files import data_files
 from afm.datasets.schema import plain_value
 from afm.errors import DataError
 

@@ -10,7 +10,7 @@ import pytest
 from afm.agents import load_agent, save_agent
 from afm.errors import ConfigError, DataError, UsageError
 from afm.trajectory import Author, Record, Segment
-from afm.trajectory.convert.files import TrajectoryRow, read_rows
+from afm.trajectory.convert import TrajectoryRow, read_rows
 from afm.trajectory.io import json_rows
 from afm.trajectory.record import TextSegment
 

@@ -6,7 +6,7 @@ What it cannot read it refuses with a reason; :func:`afm.datasets.published.read
 
 from __future__ import annotations
 
-from afm.datasets.readers import conversations, programs, questions, t_eval
+from afm.datasets.readers import conversations, programs, questions
 from afm.datasets.readers.row import RowReader
 from afm.datasets.schema import task_of_row
 from afm.errors import suggestion
@@ -31,7 +31,7 @@ READERS: dict[str, RowReader] = {
     "webwalker": RowReader(questions.read_webwalker, "webwalker"),
     "hle": RowReader(questions.read_hle, "hle"),
     "browsecomp": RowReader(questions.read_browsecomp, "browsecomp"),
-    "t_eval": RowReader(t_eval.read_t_eval, unpack=t_eval.unpack_t_eval),
+    "t_eval": RowReader(conversations.read_t_eval, unpack=conversations.unpack_t_eval),
     "glaive": RowReader(conversations.read_glaive, unpack=conversations.unpack_glaive),
     "retool": RowReader(conversations.read_retool, "retool", makes_conversations=True),
     "retool_questions": RowReader(conversations.read_retool_question, "retool"),

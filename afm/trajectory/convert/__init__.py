@@ -1,8 +1,265 @@
-"""Trajectories from and to the formats of others (docs/formats.md)."""
+"""Trajectories from and to the formats of others (docs/formats.md): rows of a file, and the same in another format."""
 
 from __future__ import annotations
 
-from afm.trajectory.convert.base import Context
-from afm.trajectory.convert.files import FORMATS, convert_file, detected, read_converted
+import json
+from codecs import BOM_UTF8
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-__all__ = ["FORMATS", "Context", "convert_file", "detected", "read_converted"]
+from afm.agents import AgentSpec, agent_of_model
+from afm.errors import DataError, UsageError, suggestion
+from afm.trajectory.convert.atif import ATIF
+from afm.trajectory.convert.base import ALPACA, ALPACA_KEYS, COA, Context, Format, Item, Read
+from afm.trajectory.convert.messages import AGENT_FLAN, MESSAGES, OPENAI, REACT, SHAREGPT
+from afm.trajectory.convert.openai_agents import OPENAI_AGENTS
+from afm.trajectory.convert.smolagents import SMOLAGENTS
+from afm.trajectory.io import json_rows, raw_lines
+from afm.trajectory.record import Record
+from afm.trajectory.tags import author_segments
+from afm.trajectory.types import Segment
+
+__all__ = ["FORMATS", "Context", "TrajectoryRow", "convert_file", "detected", "read_converted", "read_rows"]
+
+FORMATS: dict[str, Format] = {
+    entry.name: entry
+    for entry in (
+        COA,
+        ATIF,
+        ALPACA,
+        SHAREGPT,
+        AGENT_FLAN,
+        OPENAI,
+        REACT,
+        OPENAI_AGENTS,
+        SMOLAGENTS,
+        MESSAGES,
+    )
+}
+"""In the order in which a row is held against them."""
+
+
+_WHOLE_BYTES = 256 << 20
+"""A larger file that is one JSON object over many lines is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion did: rows written, bad rows with file and line, and in how many rows what was lost.
+
+    ``refused`` trajectories are those that their agent's rules refuse; they are marked ``kept: false``.
+    """
+
+    rows: int
+    bad: tuple[DataError, ...]
+    lost: Mapping[str, int]
+    refused: int
+
+
+def convert_file(
+    source: Path, read_as: Format, target: Path, write_as: Format, context: Context, *, array: bool = False
+) -> Converted:
+    """Write the rows of ``source`` that can be converted in another format; ``target`` is replaced.
+
+    A row without an id gets :attr:`Record.identity`.
+
+    Args:
+        array: Write one JSON array, not JSONL.
+
+    Raises:
+        DataError: The file cannot be opened.
+        UsageError: The format is only read.
+    """
+    if write_as.write is None:
+        raise UsageError(f"--to {write_as.name}: it is only read")
+    bad: list[DataError] = []
+    lost: Counter[str] = Counter()
+    rows = refused = 0
+    with target.open("w", encoding="utf-8") as file:
+        for line, row in read_converted(source, read_as, context):
+            if isinstance(row, DataError):
+                bad.append(row)
+                continue
+            try:
+                text = _row_text(row.record, write_as.write, context)
+            except DataError as error:
+                bad.append(DataError(error.message, path=str(source), line=line))
+                continue
+            lost.update(row.lost)
+            refused += not row.record.kept
+            file.write((("[\n" if rows == 0 else ",\n") if array else "") + text + ("" if array else "\n"))
+            rows += 1
+        if array:
+            file.write("\n]\n" if rows else "[]\n")
+    if rows and write_as.loses and (context.bare or write_as.kept is None):
+        lost[write_as.loses] += rows
+    return Converted(rows, tuple(bad), dict(lost), refused)
+
+
+def _row_text(record: Record, write: Callable[[Record, Context], Any], context: Context) -> str:
+    named = record.model_copy(update={"id": record.identity})
+    text = json.dumps(write(named, context), ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"half a character ({error.object[error.start]!r}) cannot be written") from None
+    return text
+
+
+def read_converted(path: Path, read_as: Format, context: Context) -> Iterator[tuple[int, Read | DataError]]:
+    """Each row of a file with its line, read, or why it could not be.
+
+    Raises:
+        DataError: The file cannot be opened.
+    """
+    for line, row in read_as.gathered(rows_of(path)):
+        if isinstance(row, DataError):
+            yield line, row
+            continue
+        try:
+            yield line, read_as.read(row, context)
+        except DataError as error:
+            yield line, DataError(error.message, path=str(path), line=line)
+
+
+def detected(path: Path) -> Format:
+    """The format of a file, by its first row.
+
+    Raises:
+        DataError: It is none that is known.
+    """
+    for line, row in rows_of(path):
+        if isinstance(row, DataError):
+            raise row
+        for candidate in FORMATS.values():
+            if candidate.known(row):
+                return candidate
+        shown = f"the keys {sorted(row)[:8]}" if isinstance(row, dict) else type(row).__name__
+        raise DataError(
+            f"got {shown}, which no format has; say --from {', '.join(FORMATS)}", path=str(path), line=line
+        )
+    raise DataError("holds no rows", path=str(path))
+
+
+def rows_of(path: Path) -> Iterator[Item]:
+    """Decoded rows of JSONL or of a JSON array; a file that is one object, or one conversation, is one row.
+
+    Lines that are lists of messages or steps are rows, too.
+    """
+    first = _first_line(path)
+    line = _json(first)
+    if first[:1] == b"{" and line is None:
+        whole = _json(_all(path))
+        yield from json_rows(path) if whole is None else [(1, whole)]
+    elif isinstance(line, list) and line and _is_part(line[0]):
+        for number, text in raw_lines(path):
+            if text.strip():
+                row = _json(text)
+                error = DataError("no JSON", path=str(path), line=number)
+                yield number, error if row is None else row
+    elif first[:1] == b"[" and line is None and _is_part(next((row for _, row in json_rows(path)), None)):
+        whole = _json(_all(path))
+        yield 1, DataError("no JSON", path=str(path), line=1) if whole is None else whole
+    else:
+        yield from json_rows(path)
+
+
+def _first_line(path: Path) -> bytes:
+    for _, line in raw_lines(path):
+        if line.strip().removeprefix(BOM_UTF8):
+            return line.strip().removeprefix(BOM_UTF8)
+    return b""
+
+
+def _all(path: Path) -> bytes:
+    """The whole of a file that may be one row; nothing of one that is too large for that."""
+    return path.read_bytes().removeprefix(BOM_UTF8) if path.stat().st_size <= _WHOLE_BYTES else b""
+
+
+def _is_part(item: Any) -> bool:
+    """Whether an element of an array is a message or a step, so that the array is one conversation."""
+    keys = ("role", "step_number", "model_output", "task", "plan")
+    return (
+        isinstance(item, dict) and any(key in item for key in keys) and not {"steps", "messages"} & set(item)
+    )
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRow:
+    """One response of a file, with the agent it is to be read as.
+
+    ``id`` is the row's own, else its number in the file from 1; ``line`` is the one on which the row begins.
+    """
+
+    id: str
+    line: int
+    spec: AgentSpec
+    segments: tuple[Segment, ...]
+
+
+def read_rows(
+    path: str | Path, agent: str | None = None, *, read_as: str | None = None
+) -> Iterator[TrajectoryRow | DataError]:
+    """Yield every response of a file, and for a bad row its error with path and line.
+
+    Args:
+        path: Record JSONL, alpaca JSONL, a JSON array of alpaca rows, or any format that is converted.
+        agent: Read all rows as this agent (name or YAML). By default a record is read as the agent it names (the
+            ``agent.yaml`` beside the file, or the shipped one).
+        read_as: Name of the format; by default found by the first row.
+
+    Raises:
+        DataError: The file cannot be opened.
+        ConfigError: ``agent`` cannot be loaded.
+        UsageError: An alpaca row is met, which names no agent, and ``agent`` is not given.
+    """
+    path = Path(path)
+    context = Context(agent=agent_of_model(path.parent, agent) if agent else None, folder=path.parent)
+    other = _other_format(path, read_as)
+    rows = json_rows(path) if other is None else read_converted(path, other, context)
+    for number, (line, item) in enumerate(rows, start=1):
+        try:
+            yield item if isinstance(item, DataError) else _trajectory_row(number, line, item, context)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
+        except DataError as error:
+            yield DataError(error.message, path=str(path), line=line)
+
+
+def _other_format(path: Path, read_as: str | None) -> Format | None:
+    """A format that has to be converted; ``None`` for records and alpaca rows, and for what is none."""
+    if read_as is not None and read_as not in FORMATS:
+        raise UsageError(f"no format {read_as!r}; {suggestion(read_as, FORMATS)}")
+    try:
+        row_format = detected(path) if read_as is None else FORMATS[read_as]
+    except DataError:
+        return None
+    return None if row_format in (COA, ALPACA) else row_format
+
+
+def _trajectory_row(number: int, line: int, item: Any, context: Context) -> TrajectoryRow:
+    """A row of records or alpaca rows, or one that was converted already."""
+    if not isinstance(item, dict | Read):
+        raise DataError(f"got {type(item).__name__}, expected an object")
+    if isinstance(item, Read) or "segments" in item:
+        record = item.record if isinstance(item, Read) else COA.read(item, context).record
+        return TrajectoryRow(record.id or str(number), line, context.spec(record.agent), record.by_author)
+    if not isinstance(item.get("output"), str):
+        raise DataError(
+            f"got the keys {sorted(item)[:8]}, expected a trajectory record or an alpaca row with texts under "
+            f"{', '.join(ALPACA_KEYS)}"
+        )
+    if context.agent is None:
+        raise UsageError("alpaca rows name no agent; give --agent NAME")
+    segments = author_segments(item["output"], context.agent)
+    return TrajectoryRow(str(item.get("id", number)), line, context.agent, segments)

@@ -1,0 +1,154 @@
+"""Files of published rows, whatever holds them: JSONL, JSON, parquet, tables, folders of ``Dataset.save_to_disk``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from afm.errors import DataError, MissingExtraError
+from afm.trajectory.io import json_rows
+
+_TABLES = {".tsv": "\t", ".csv": ","}
+_ARROW = ".arrow"
+_STATE, _SPLITS, _INFO = "state.json", "dataset_dict.json", "dataset_info.json"
+SUFFIXES = (".parquet", ".jsonl", ".json", _ARROW, *_TABLES)
+
+
+def published_rows(file: Path) -> Iterator[tuple[int, Any]]:
+    """Rows of a JSONL, JSON, parquet, TSV or CSV file with their lines (parquet: row numbers, from 1).
+
+    A :class:`DataError` stands in place of a row that cannot be decoded.
+
+    Raises:
+        DataError: The file is missing, of another kind, or unreadable as a whole.
+    """
+    if not file.is_file():
+        raise DataError(f"no such file; expected one of {', '.join(SUFFIXES)}", path=str(file))
+    if file.suffix in (".parquet", _ARROW):
+        return columnar_rows(file)
+    if file.suffix in _TABLES:
+        return _table_rows(file, _TABLES[file.suffix])
+    if file.suffix in (".jsonl", ".json"):
+        return json_rows(file)
+    raise DataError(f"expected one of {', '.join(SUFFIXES)}", path=str(file))
+
+
+def columnar_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataError]]:
+    """Rows of a parquet file or an arrow stream with their numbers, from 1; a batch of them in memory at a time."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "eval") from error
+    try:
+        if file.suffix == _ARROW:
+            with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as batches:
+                yield from enumerate(_decoded(batches), 1)
+        else:
+            with pq.ParquetFile(file) as table:
+                yield from enumerate(_decoded(table.iter_batches(batch_size=256)), 1)
+    except (pa.ArrowException, OSError) as error:
+        stream = f"no whole arrow stream ({error}); save the set with save_to_disk again"
+        message = stream if file.suffix == _ARROW else f"no readable parquet file: {error}"
+        raise DataError(message, path=str(file)) from None
+
+
+def _decoded(batches: Iterable[Any]) -> Iterator[dict[str, Any] | DataError]:
+    """Rows of Arrow batches; a :class:`DataError` stands in place of one with a cell that cannot be decoded."""
+    for batch in batches:
+        try:
+            yield from batch.to_pylist()
+        except (ValueError, OverflowError):  # bytes that are no UTF-8, years beyond 9999
+            for place in range(batch.num_rows):
+                try:
+                    yield from batch.slice(place, 1).to_pylist()
+                except (ValueError, OverflowError) as error:
+                    yield DataError(f"a value cannot be decoded: {error}")
+
+
+def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
+    csv.field_size_limit(sys.maxsize)
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            table = csv.DictReader(lines, delimiter=delimiter)
+            for row in table:
+                if None in row or None in row.values():
+                    wrong = f"expected {len(table.fieldnames or ())} fields, as in the first line"
+                    yield table.line_num, DataError(wrong)
+                else:
+                    yield table.line_num, row
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"no readable table: {error}", path=str(file)) from None
+
+
+def data_files(folder: Path) -> dict[Path, str]:
+    """Files below a folder that can hold rows, sorted, each with its path as the Hub would call it.
+
+    Of folders that ``save_to_disk`` wrote only the arrow files with rows are listed, not their descriptions. AFM's download
+    scripts leave the published sets in this form.
+
+    Raises:
+        DataError: A saved folder is not whole.
+    """
+    names: dict[Path, str] = {}
+    saved: set[Path] = set()
+    for path in sorted([folder, *folder.rglob("*")]):  # a folder before what is in it
+        if not saved.isdisjoint(path.parents):
+            continue
+        if path.is_dir() and (streams := _saved_files(path)) is not None:
+            saved.add(path)
+            names |= streams
+        elif path.suffix in SUFFIXES and path.is_file():
+            names[path] = path.relative_to(folder).as_posix()
+    return dict(sorted(names.items()))
+
+
+def _saved_files(folder: Path) -> dict[Path, str] | None:
+    """The arrow files of a folder that ``save_to_disk`` wrote, as the Hub would call them; ``None`` for another folder.
+
+    A ``state.json`` names them; a folder of several splits has ``dataset_dict.json`` and one folder a split.
+    """
+    hub_name = "data/{}-00000-of-00001.parquet"
+    if (folder / _SPLITS).is_file():
+        splits = map(_plain_name, _read_list(folder / _SPLITS, "splits"))
+        return {file: hub_name.format(split) for split in splits for file in _saved_streams(folder / split)}
+    if (folder / _STATE).is_file() and (folder / _INFO).is_file():
+        return dict.fromkeys(_saved_streams(folder), hub_name.format(folder.name))
+    return None
+
+
+def _saved_streams(folder: Path) -> list[Path]:
+    listed = _read_list(folder / _STATE, "_data_files")
+    files = [
+        folder / _plain_name(entry.get("filename") if isinstance(entry, dict) else entry) for entry in listed
+    ]
+    for file in files:
+        if not file.is_file():
+            raise DataError(
+                f"no such file, though {folder / _STATE} names it; save the set again", path=str(file)
+            )
+    return files
+
+
+def _read_list(path: Path, key: str) -> list[Any]:
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))[key]
+        if not isinstance(entries, list):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"not readable as what save_to_disk writes, expected a list {key!r} ({type(error).__name__}); save the set again",
+            path=str(path),
+        ) from None
+    return entries
+
+
+def _plain_name(name: Any) -> str:
+    """A name within its folder, which is all that save_to_disk writes."""
+    if not isinstance(name, str) or not name or name == ".." or Path(name).name != name:
+        raise DataError(f"a folder of save_to_disk names {name!r}, expected a name within that folder")
+    return name
