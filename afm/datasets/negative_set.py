@@ -103,15 +103,9 @@ def write_negative(
     target, report = out / f"{name}.json", out / f"{name}.bad_rows.jsonl"
     if target.resolve() in {file.resolve() for file in sources.files}:
         raise ConfigError(f"{target}: input and output are the same file; choose another folder or name")
-    numbers = count(1)
-
-    def read() -> Iterator[_SourceRow]:
-        for row in _source_rows(sources):
-            on_row(next(numbers))
-            yield row
-
+    reads = count(1)
     with listing_bad_rows(report) as bad:
-        places, unused = _survey(read(), maker, bad)
+        places, unused = _survey(_source_rows(sources, on_row, reads), maker, bad)
     if bad.count and not drop_bad_rows:
         more = [f"{bad.count} bad rows in all, listed in {report}"] if bad.count > len(bad.first) else []
         raise DataError("\n".join(map(str, [*bad.first, *more])))
@@ -121,7 +115,11 @@ def write_negative(
     _check_sources(sources, maker, ratios, places)
     chosen = {kind: _choose(places[kind], wanted[kind], f"{maker.seed}/{kind}") for kind in NegativeKind}
     rows: Counter[NegativeKind] = Counter()
-    write_array(_samples(read(), maker, chosen, rows), target, "no row was chosen; expected higher ratios")
+    write_array(
+        _samples(_source_rows(sources, on_row, reads), maker, chosen, rows),
+        target,
+        "no row was chosen; expected higher ratios",
+    )
     register(out, name, target.name, {**COLUMNS, "system": "system"})
     write_manifest(
         out / f"{name}.manifest.json",
@@ -234,13 +232,14 @@ class _SourceRow:
         return row_id(self.item) or f"{self.file.stem}-{self.line}"
 
 
-def _source_rows(sources: NegativeSources) -> Iterator[_SourceRow]:
+def _source_rows(sources: NegativeSources, on_row: OnRow, reads: Iterator[int]) -> Iterator[_SourceRow]:
     """Every row of all files, in their order; an array that breaks off is an error, since the lost rows cannot be counted."""
     number = 0
     for file in sources.files:
         for line, item in json_rows(file):
             if isinstance(item, BrokenArrayError):
                 raise item
+            on_row(next(reads))
             yield _SourceRow(number, file, line, file is sources.general, item)
             number += 1
 

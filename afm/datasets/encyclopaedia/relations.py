@@ -29,7 +29,7 @@ SHARES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class WorldFact:
     """What every entity of kind ``subject`` has exactly one of; ``name`` as in ``the {name} of X``.
 
     Attributes:
@@ -54,7 +54,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation(Fact):
+class Relation(WorldFact):
     """A fact that gives an entity of kind ``object``.
 
     Attributes:
@@ -66,7 +66,7 @@ class Relation(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Attribute(Fact):
+class Attribute(WorldFact):
     """A number from ``low`` to ``high``; ``less`` and ``more`` ask for an extreme: ``was born later``."""
 
     low: int
@@ -141,7 +141,7 @@ ATTRIBUTE_OF = {attribute.subject: attribute for attribute in ATTRIBUTES}
 RELATION = {relation.name: relation for relation in RELATIONS}
 
 
-_FACTS: dict[str, Fact] = {fact.name: fact for fact in (*RELATIONS, *ATTRIBUTES)}
+_FACTS: dict[str, WorldFact] = {fact.name: fact for fact in (*RELATIONS, *ATTRIBUTES)}
 _FACT = "|".join(map(re.escape, sorted(_FACTS, key=len, reverse=True)))
 _CHAIN = re.compile(rf"What is the ((?:{_FACT})(?: of the (?:{_FACT}))*) of (\w+ \w+)\?")
 

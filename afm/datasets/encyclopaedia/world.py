@@ -17,8 +17,8 @@ from afm.datasets.encyclopaedia.relations import (
     SHARES,
     Attribute,
     EntityKind,
-    Fact,
     Relation,
+    WorldFact,
 )
 from afm.errors import ConfigError
 
@@ -251,7 +251,7 @@ class Encyclopaedia:
             self._add_lists(kind, number, writer)
         return writer.page()
 
-    def _sentence(self, fact: Fact, writer: _PageText) -> str:
+    def _sentence(self, fact: WorldFact, writer: _PageText) -> str:
         return fact.brief if self.brief else writer.pick(fact.wordings)
 
     def _add_lists(self, kind: EntityKind, number: int, writer: _PageText) -> None:
