@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
-from afm.errors import AfmError
+from afm.errors import AfmError, ConfigError
 
 T = TypeVar("T")
 
@@ -103,6 +103,16 @@ class Report:
 def failed(findings: Iterable[Finding]) -> bool:
     """Whether the training would not start, or would not end well."""
     return any(finding.level is Level.ERROR for finding in findings)
+
+
+def refuse_errors(findings: Iterable[Finding]) -> None:
+    """Let a training start only where no finding is an error.
+
+    Raises:
+        ConfigError: Says every error.
+    """
+    if errors := [finding.text for finding in findings if finding.level is Level.ERROR]:
+        raise ConfigError("; ".join(errors))
 
 
 @dataclass(frozen=True, slots=True)

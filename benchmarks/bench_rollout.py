@@ -131,9 +131,9 @@ class Rollout:
     """verl's agent loop manager with our engine behind it, in a Ray of its own."""
 
     def __init__(self, folder: Path, model: Path, scratch: Path, episodes: int, processes: int) -> None:
+        from verl_ext.command import environment as run_environment
+        from verl_ext.command import ray_overrides
         from verl_ext.compose import compose, overrides_of
-        from verl_ext.plan import environment as run_environment
-        from verl_ext.plan import ray_overrides
         from verl_ext.settings import RlSettings
 
         settings = RlSettings.model_validate(

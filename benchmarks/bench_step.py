@@ -29,8 +29,8 @@ from timing import REPO, environment, report, summary
 
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.processes import tied_environment
+from verl_ext.command import ray_overrides, trainer_environment
 from verl_ext.compose import Flat, arguments, overrides_of
-from verl_ext.plan import ray_overrides, trainer_environment
 from verl_ext.processes import adopt_orphans, end_descendants, scratch_folder
 from verl_ext.settings import RlSettings
 

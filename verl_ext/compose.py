@@ -13,8 +13,8 @@ from types import NoneType
 from typing import Any
 
 from afm.errors import ConfigError, MissingExtraError, suggestion
+from verl_ext import CPU_ENGINE
 from verl_ext.checkpoints import CHECKPOINT_DIR
-from verl_ext.checks import CPU_ENGINE
 from verl_ext.group_guard import SAMPLER
 from verl_ext.settings import SETTINGS_FILE, RlSettings
 

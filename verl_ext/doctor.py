@@ -1,48 +1,58 @@
-"""What would go wrong with a reinforcement-learning run, told before anything costs time."""
+"""What would go wrong with a reinforcement-learning run, said before anything costs time.
+
+:func:`diagnose` is ``afm doctor``; :func:`start_findings` is the part of it that every start of a run looks at.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from afm.errors import ConfigError
-from afm.findings import Finding, Level, Report, has_gpu
-from afm.memory_arithmetic import (
-    GIB,
-    Hardware,
-    ModelShape,
-    described,
-    fits,
-    missing_model_files,
-    model_shape,
-    recipe_hardware,
+from afm.errors import ConfigError, MissingExtraError
+from afm.findings import (
+    BUILD_ADVICE,
+    FLASH_ATTENTION,
+    WHY_FLASH_ATTENTION,
+    Finding,
+    Level,
+    Report,
+    failed,
+    has_gpu,
+    lock_advice,
+    try_imports,
 )
+from afm.memory_arithmetic import Hardware, missing_model_files, model_shape, recipe_hardware
 from afm.rewards import RewardSettings
 from afm.rollout.routes import Route
 from afm.settings import load_settings as load_environment
 from afm.tools.health import tool_findings, unanswered
-from verl_ext.checks import check
+from verl_ext.algorithms import choice_findings
+from verl_ext.command import ray_overrides, steps_of
 from verl_ext.compose import compose, overrides_of
-from verl_ext.doctor_findings import (
+from verl_ext.doctor_episodes import (
     agent_findings,
     engine_findings,
     judge_address,
     judge_findings,
     reward_settings,
 )
-from verl_ext.memory_estimate import checkpoint_finding, host_bytes, kv_cache, phases
-from verl_ext.plan import called_tools, check_trackers, missing_packages, ray_overrides, steps_of
-from verl_ext.prompts import rl_prompts
-from verl_ext.rows import Rows, prompt_finding, read_rows, row_findings
+from verl_ext.memory_arithmetic import checkpoint_finding, memory_findings
+from verl_ext.rows import Rows, check_agents, prompt_finding, read_rows, rl_prompts, row_findings
 from verl_ext.settings import RlSettings, load_settings
-from verl_ext.workload import Workload, split_findings, workload_of
+from verl_ext.sizes import RunSizes, has_critic, size_findings, sizes_of
+
+if TYPE_CHECKING:
+    from afm.tools import Tool
 
 _TRACKER_KEYS = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
-_DEFAULT_GIB = 80.0
+_ELSEWHERE = re.compile(r"\w[\w.-]*(/[\w.-]+)?|\w+://.+")
+"""Models that need no folder here: names on the hub, and the addresses that verl copies from."""
 
 Rewards = Mapping[str, RewardSettings]
 """Of each agent, by its key in ``agents:``; the only one has the empty key."""
@@ -70,56 +80,136 @@ def diagnose(
     settings = report.asked("keys", lambda: load_settings(config_path, [*overrides, *asked.overrides()]))
     if settings is None or report.asked("agent", settings.routes) is None:
         return report.findings
-    config = report.asked("keys", lambda: compose(overrides_of(settings, ray_overrides(settings, "RAY"))))
+    config = report.asked("keys", lambda: _composed(settings))
     routes = settings.routes()
     rewards = report.asked("rewards", lambda: {r.name: reward_settings(r.rewards) for r in routes})
     rows = _rows(settings, rewards, report) if rewards is not None else None
-    _surroundings(settings, report, env)
+    tools = _requirements(settings, config, report, here=has_gpu())
+    report.add(*_output(settings), *_offline(settings, env), *(tool_findings(tools) if tools else ()))
     if config is None:
         return report.findings
-    report.add(Finding(Level.OK, "keys", "verl knows all of them"))
+    report.add(Finding(Level.OK, "keys", "verl knows all of them"), *choice_findings(config))
     _engine(settings, config, report)
-    report.add(*_packages(settings, config))
     written = recipe_hardware(Path(config_path))
-    size = asked.gpu_gib or (written.gpu_gib if written else _DEFAULT_GIB)
-    load = report.asked("batch", lambda: workload_of(config, size))
-    if load is not None:
-        report.add(*_hardware(settings, load, None if asked.overrides() else written))
-        _sizes(settings, config, load, rewards, rows, report)
+    size = asked.gpu_gib or (written or Hardware()).gpu_gib
+    sizes = report.asked("batch", lambda: sizes_of(config, size))
+    if sizes is not None:
+        report.add(*_hardware(settings, sizes, None if asked.overrides() else written))
+        _arithmetic(settings, config, sizes, rewards, rows, report)
     return report.findings
 
 
-def _sizes(
-    settings: RlSettings,
-    config: Any,
-    load: Workload,
-    rewards: Rewards | None,
-    rows: Rows | None,
-    report: Report,
-) -> None:
-    """Everything that is arithmetic."""
-    routes = settings.routes()
-    shape = report.asked("model", lambda: model_shape(settings.model))
-    report.asked("batch", lambda: check(config))
-    report.add(*split_findings(load, shape))
-    steps = _steps(config, rows, load, report)
-    if rewards is not None:
-        report.add(*engine_findings(load, shape, config))
-        for route in routes:
-            findings = agent_findings(load, route.limits, rewards[route.name], config)
-            report.add(*(_of_agent(finding, route) for finding in findings))
-    if rewards is not None and rows is not None:
-        for route in routes:
-            _judge(route, rows, load, rewards[route.name], steps, report)
-        report.asked("prompts", lambda: _prompts(settings, rows, load, report))
-    if shape is None:
-        text = "the model's config.json is not here; no estimate"
-        advice = "for one, say model=Qwen/Qwen2.5-7B-Instruct or another that is known by name"
-        report.add(Finding(Level.WARNING, "memory", f"{text}; {advice}"))
-        return
-    report.add(checkpoint_finding(load, shape, settings.output_dir, steps))
-    if settings.platform == "gpu":
-        report.add(*_memory(load, shape))
+def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
+    """Whether the files, packages and tools that a run reads are there.
+
+    Args:
+        here: The run is to train on this machine. Otherwise packages and models may be on the nodes of a cluster alone.
+    """
+    report = Report()
+    for file in (*settings.train_files, *settings.val_files):
+        if not Path(file).is_file():
+            report.add(Finding(Level.ERROR, "data", f"{file}: no such file (train_files, val_files)"))
+    config = _composed(settings) if here and settings.platform == "gpu" else None
+    _requirements(settings, config, report, here=here)
+    if not failed(report.findings):
+        report.asked("agents", lambda: check_agents(settings))
+    return report.findings
+
+
+def _composed(settings: RlSettings) -> Any:
+    return compose(overrides_of(settings, ray_overrides(settings, "RAY")))
+
+
+def _requirements(settings: RlSettings, config: Any, report: Report, *, here: bool) -> Mapping[str, Tool]:
+    """Look for model, trackers, packages and the tools of the agents, which are returned."""
+    report.add(_model(settings, here=here))
+    for package in settings.trackers:
+        if find_spec(package) is None:
+            report.add(Finding(Level.ERROR, "trackers", str(MissingExtraError(package, "trackers"))))
+    if config is not None and settings.platform == "gpu":
+        report.add(*_packages(config, here=here))
+    return report.asked("tools", lambda: called_tools(settings)) or {}
+
+
+def _model(settings: RlSettings, *, here: bool) -> Finding:
+    folder = Path(settings.model).expanduser()
+    if folder.is_dir():
+        if missing := missing_model_files(folder):
+            text = f"{folder}: without {', '.join(missing)}; expected a whole model"
+            return Finding(Level.ERROR, "model", text)
+        return Finding(Level.OK, "model", f"{folder}: configuration, weights and tokenizer")
+    if settings.platform == "gpu" and (_ELSEWHERE.fullmatch(settings.model) or not here):
+        text = f"{settings.model}: no folder here; verl would look for it on the Hugging Face hub"
+        return Finding(Level.WARNING, "model", text)
+    expected = "expected one" + ", or ORGANISATION/NAME on the hub" * (settings.platform == "gpu")
+    return Finding(Level.ERROR, "model", f"{settings.model}: no such folder; {expected} (model)")
+
+
+def _packages(config: Any, *, here: bool) -> Iterator[Finding]:
+    """What verl imports on a GPU machine only, with who needs it and what to do."""
+    needs = _gpu_modules(config)
+    errors = try_imports(list(needs)).errors
+    for name, (package, why) in needs.items():
+        if name in errors:
+            text = ("" if here else "for the machine that trains: ") + f"{package} {errors[name]}: {why}"
+            yield Finding(Level.ERROR if here else Level.WARNING, "packages", text)
+    if not errors:
+        yield Finding(Level.OK, "packages", "those that the configuration needs on GPUs can be imported")
+
+
+def _gpu_modules(config: Any) -> dict[str, tuple[str, str]]:
+    """Modules that a configuration needs on GPUs, with their package and the reason."""
+    actor = config.actor_rollout_ref
+    lock = lock_advice(f"gpu-rl-{'vllm' if actor.rollout.name == 'vllm' else 'sglang'}.txt")
+    needs = {}
+    if actor.rollout.name in ("sglang", "vllm"):
+        needs[actor.rollout.name] = (actor.rollout.name, f"rollout.name asks for it; {lock}")
+    attention = (actor.model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    if attention == "flash_attention_2" or has_critic(config):
+        needs[FLASH_ATTENTION] = ("flash_attn", f"{WHY_FLASH_ATTENTION}; {BUILD_ADVICE}")
+    if (backend := actor.rollout.checkpoint_engine.backend) in ("nccl", "nixl", "delta_sharded"):
+        why = f"rollout.checkpoint_engine.backend={backend} sends weights with it"
+        needs["cupy"] = ("cupy", f"{why}; {lock}")
+    if actor.model.get("use_liger"):
+        needs["liger_kernel"] = ("liger-kernel", f"actor_rollout_ref.model.use_liger is on; {lock}")
+    return needs
+
+
+def called_tools(settings: RlSettings) -> dict[str, Tool]:
+    """The tools that the agents call, by name; nothing is started.
+
+    Raises:
+        ConfigError: One is not declared, or the tools file is wrong.
+    """
+    from afm.tools import load_tools
+
+    called: dict[str, Tool] = {}
+    for route in settings.routes():
+        needed = set(route.declared.tool_roles.values())
+        agent = f"agent {route.declared.name!r}" + (f" ({route.key})" if route.name else "")
+        if needed and route.tools is None:
+            raise ConfigError(f"{agent} calls {sorted(needed)}; name a tool YAML (tools)")
+        tools = {} if route.tools is None else load_tools(route.tools)
+        if missing := needed - set(tools):
+            source = "tools" if isinstance(route.tools, dict) else route.tools
+            raise ConfigError(f"{source}: {agent} calls {sorted(missing)}, not declared there")
+        called |= {name: tool for name, tool in tools.items() if name in needed}
+    return called
+
+
+def _output(settings: RlSettings) -> Iterator[Finding]:
+    folder = settings.output_dir.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        text = f"output_dir {settings.output_dir}: {folder} cannot be written to"
+        yield Finding(Level.ERROR, "output", text)
+
+
+def _offline(settings: RlSettings, env: Mapping[str, str]) -> Iterator[Finding]:
+    for name in settings.trackers:
+        if (key := _TRACKER_KEYS.get(name)) and not env.get(key):
+            yield Finding(Level.OK, "trackers", f"{name}: offline, as {key} is not set")
 
 
 def _rows(settings: RlSettings, rewards: Rewards, report: Report) -> Rows | None:
@@ -132,50 +222,10 @@ def _rows(settings: RlSettings, rewards: Rewards, report: Report) -> Rows | None
     tested = report.asked("data", lambda: read_rows(settings.val_files, routes, by_source))
     if tested is not None and settings.val_files:
         report.add(*row_findings(tested, routes, "val_files"))
-    if trained is not None and not trained.bad_count:
+    if trained is not None and not trained.bad.count:
         prompts = report.asked("prompts", lambda: rl_prompts(settings))
         report.add(*([Finding(Level.OK, "prompts", str(prompts))] if prompts else []))
     return trained
-
-
-def _of_agent(finding: Finding, route: Route) -> Finding:
-    """A finding about one of several agents, with its name."""
-    return replace(finding, text=f"{route.name}: {finding.text}") if route.name else finding
-
-
-def _surroundings(settings: RlSettings, report: Report, env: Mapping[str, str]) -> None:
-    """The model's folder, the output folder, trackers and tools."""
-    report.add(*_model(settings), *_output(settings))
-    report.asked("trackers", lambda: check_trackers(settings))
-    for name in settings.trackers:
-        if (key := _TRACKER_KEYS.get(name)) and not env.get(key):
-            report.add(Finding(Level.OK, "trackers", f"{name}: offline, as {key} is not set"))
-    tools = report.asked("tools", lambda: called_tools(settings))
-    if tools:
-        report.add(*tool_findings(tools))
-
-
-def _model(settings: RlSettings) -> Iterator[Finding]:
-    folder = Path(settings.model).expanduser()
-    if not folder.is_dir():
-        level = Level.ERROR if settings.platform == "cpu" else Level.WARNING
-        text = f"{settings.model}: no folder here; verl would look for it on the Hugging Face hub"
-        yield Finding(level, "model", text)
-        return
-    if missing := missing_model_files(folder):
-        yield Finding(Level.ERROR, "model", f"{folder}: without {', '.join(missing)}; expected a whole model")
-    else:
-        yield Finding(Level.OK, "model", f"{folder}: configuration, weights and tokenizer")
-
-
-def _output(settings: RlSettings) -> Iterator[Finding]:
-    folder = settings.output_dir.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        yield Finding(
-            Level.ERROR, "output", f"output_dir {settings.output_dir}: {folder} cannot be written to"
-        )
 
 
 def _engine(settings: RlSettings, config: Any, report: Report) -> None:
@@ -202,42 +252,62 @@ def _validated(config: Any, *, with_critic: bool) -> bool:
     return True
 
 
-def _packages(settings: RlSettings, config: Any) -> Iterator[Finding]:
-    """What verl imports on a GPU machine only; an error where this is one, since the run would end."""
-    if settings.platform != "gpu":
-        return
-    level = Level.ERROR if has_gpu() else Level.WARNING
-    here = "" if has_gpu() else "for the machine that trains: "
-    missing = missing_packages(config)
-    for text in missing:
-        yield Finding(level, "packages", f"{here}{text}")
-    if not missing:
-        yield Finding(Level.OK, "packages", "those that the configuration needs on GPUs can be imported")
-
-
-def _hardware(settings: RlSettings, load: Workload, written: Hardware | None) -> Iterator[Finding]:
-    yield Finding(Level.OK, "hardware", f"{load.hardware}")
-    if written and (written.nodes, written.gpus) != (load.hardware.nodes, load.hardware.gpus):
+def _hardware(settings: RlSettings, sizes: RunSizes, written: Hardware | None) -> Iterator[Finding]:
+    yield Finding(Level.OK, "hardware", f"{sizes.hardware}")
+    if written and (written.nodes, written.gpus) != (sizes.hardware.nodes, sizes.hardware.gpus):
         keys = "verl.trainer.nnodes and n_gpus_per_node, by which verl goes"
         yield Finding(Level.WARNING, "hardware", f"the recipe's header says {written}; other than {keys}")
-    if settings.platform == "gpu" and load.hardware.nodes > 1 and settings.ray_address is None:
-        text = f"{load.hardware.nodes} nodes, but ray_address is not set: a run on this machine alone would wait for GPUs"
-        yield Finding(
-            Level.WARNING, "hardware", f"{text}; start train/ray_cluster.sh, add ray_address=HOST:PORT"
-        )
+    if settings.platform == "gpu" and sizes.hardware.nodes > 1 and settings.ray_address is None:
+        text = f"{sizes.hardware.nodes} nodes, but ray_address is not set: a run on this machine alone would wait for GPUs"
+        advice = "start train/ray_cluster.sh, add ray_address=HOST:PORT"
+        yield Finding(Level.WARNING, "hardware", f"{text}; {advice}")
 
 
-def _steps(config: Any, rows: Rows | None, load: Workload, report: Report) -> int | None:
-    if rows is None:
-        return load.steps
-    steps = report.asked("steps", lambda: steps_of(config, rows.count))
-    if steps is not None:
-        report.add(Finding(Level.OK, "steps", f"{steps:,} steps of {load.batch} of {rows.count:,} prompts"))
-    return steps
+def _arithmetic(
+    settings: RlSettings,
+    config: Any,
+    sizes: RunSizes,
+    rewards: Rewards | None,
+    rows: Rows | None,
+    report: Report,
+) -> None:
+    """Sizes of batches, episodes, the judge's bill, memory and disk."""
+    shape = report.asked("model", lambda: model_shape(settings.model))
+    report.add(*size_findings(config, sizes, shape))
+    steps = sizes.steps
+    if rows is not None:
+        steps = report.asked("steps", lambda: steps_of(config, rows.count))
+        if steps is not None:
+            text = f"{steps:,} steps of {sizes.batch} of {rows.count:,} prompts"
+            report.add(Finding(Level.OK, "steps", text))
+    if rewards is not None:
+        report.add(*engine_findings(sizes, shape, config))
+        for route in settings.routes():
+            findings = agent_findings(sizes, route.limits, rewards[route.name], config)
+            report.add(*(_of_agent(finding, route) for finding in findings))
+            if rows is not None:
+                _judge(route, rows, sizes, rewards[route.name], steps, report)
+    if rewards is not None and rows is not None:
+        model = Path(settings.model).expanduser()
+        finding = report.asked("prompts", lambda: prompt_finding(rows, model, sizes.prompt))
+        report.add(*([finding] if finding else []))
+    if shape is None:
+        text = "the model's config.json is not here; no estimate"
+        advice = "for one, say model=Qwen/Qwen2.5-7B-Instruct or another that is known by name"
+        report.add(Finding(Level.WARNING, "memory", f"{text}; {advice}"))
+        return
+    report.add(checkpoint_finding(sizes, shape, settings.output_dir, steps))
+    if settings.platform == "gpu":
+        report.add(*memory_findings(sizes, shape))
+
+
+def _of_agent(finding: Finding, route: Route) -> Finding:
+    """A finding about one of several agents, with its name."""
+    return replace(finding, text=f"{route.name}: {finding.text}") if route.name else finding
 
 
 def _judge(
-    route: Route, all_rows: Rows, load: Workload, reward: RewardSettings, steps: int | None, report: Report
+    route: Route, all_rows: Rows, sizes: RunSizes, reward: RewardSettings, steps: int | None, report: Report
 ) -> None:
     environment = report.asked("judge", load_environment)
     if environment is None:
@@ -245,50 +315,9 @@ def _judge(
     rows = all_rows.by_agent[route.name]
     share = rows.good / max(1, all_rows.good)
     findings = report.asked(
-        "judge", lambda: list(judge_findings(rows, load, reward, environment, steps, share))
+        "judge", lambda: list(judge_findings(rows, sizes, reward, environment, steps, share))
     )
     report.add(*(_of_agent(finding, route) for finding in findings or ()))
     address = judge_address(reward, environment) if rows.scorers["judge"] else None
     if findings and address and (why := asyncio.run(unanswered(address))):
         report.add(Finding(Level.WARNING, "judge", f"nobody answers at {address} ({why})"))
-
-
-def _prompts(settings: RlSettings, rows: Rows, load: Workload, report: Report) -> None:
-    model = Path(settings.model).expanduser()
-    if finding := prompt_finding(rows, model, load.prompt):
-        report.add(finding)
-
-
-def _memory(load: Workload, shape: ModelShape) -> Iterator[Finding]:
-    size = load.hardware.gpu_gib
-    for name, need in phases(load, shape).items():
-        enough = fits(need.total, size)
-        over = "" if enough else f", more than {size:g}; {_advice(load, name)}"
-        level = Level.OK if enough else Level.WARNING
-        yield Finding(level, "memory", f"{name}: {described(need)}{over}")
-    yield Finding(
-        Level.OK, "memory", f"each node's CPU holds {host_bytes(load, shape) / GIB:,.0f} GiB meanwhile"
-    )
-    cache = kv_cache(load, shape)
-    wanted = -(-load.episodes // max(1, load.engines))
-    text = (
-        f"{max(0, cache.tokens):,} tokens in each of {load.engines} engines ({cache.token_bytes / 1024:.0f} KiB a token "
-        f"on each GPU): {cache.sequences} episodes of full length at once, of {wanted} that a step gives it"
-    )
-    if cache.sequences < 1:
-        advice = "raise rollout.gpu_memory_utilization or tensor_model_parallel_size, or shorten the response"
-        yield Finding(Level.ERROR, "kv cache", f"{text}; {advice}")
-    else:
-        yield Finding(Level.OK, "kv cache", text)
-
-
-def _advice(load: Workload, phase: str) -> str:
-    match phase:
-        case "rollout" | "weights to engine":
-            return "lower rollout.gpu_memory_utilization, or offload (fsdp_config.param_offload, optimizer_offload)"
-        case "critic update":
-            return "raise critic.ulysses_sequence_parallel_size, use more GPUs, or critic.fsdp.offload_policy=true"
-        case _:
-            longer = "lower ppo_max_token_len_per_gpu and raise ulysses_sequence_parallel_size"
-            fused = "" if load.fused_logits else "model.use_fused_kernels=true, "
-            return f"{fused}{longer}, use more GPUs, or fsdp_config.offload_policy=true"

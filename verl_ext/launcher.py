@@ -17,7 +17,7 @@ import yaml
 
 from afm.agents import MODEL_AGENTS_DIR, save_agents
 from afm.errors import AfmError, UsageError
-from afm.findings import has_gpu
+from afm.findings import Level, has_gpu, refuse_errors
 from afm.presets import preset_lines
 from afm.processes import follow_parent
 from verl_ext.alarms import ALARMS_FILE, AlarmAction, RaisedAlarm, Watch
@@ -29,7 +29,9 @@ from verl_ext.checkpoints import (
     resumable_step,
     saved_step,
 )
+from verl_ext.command import command, environment, total_steps, trainer_environment
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME
+from verl_ext.doctor import start_findings
 from verl_ext.export import AGENT_FILE, export_model, prompts_of
 from verl_ext.failures import (
     forget_failures,
@@ -42,10 +44,9 @@ from verl_ext.failures import (
 )
 from verl_ext.kept_episodes import forget_after
 from verl_ext.metrics import METRICS_FILE, MetricsLog, progress_line, read_metrics
-from verl_ext.plan import check_files, command, environment, obstacles, total_steps, trainer_environment
 from verl_ext.processes import ALARMED, ProcessBook, Trainer, scratch_folder
-from verl_ext.prompts import keep_prompts, rl_prompts
 from verl_ext.ray_watch import TrainerPatience
+from verl_ext.rows import keep_prompts, rl_prompts
 from verl_ext.settings import SETTINGS_FILE, RlSettings, as_plain, load_settings
 
 LOG_FILE = "training.log"
@@ -85,7 +86,8 @@ def _show(settings: RlSettings) -> int:
     print(f"# verl accepts this configuration; {steps or 'all'} steps, output in {settings.output_dir}")
     if settings.platform == "gpu" and not has_gpu():
         print("warning: this machine has no GPU (no nvidia-smi), which the recipe is for", file=sys.stderr)
-    missing = obstacles(settings) or _wrong_prompts(settings)
+    errors = [f.text for f in start_findings(settings, here=True) if f.level is Level.ERROR]
+    missing = errors or _wrong_prompts(settings)
     for text in missing:
         print(f"error: this would not start: {text}", file=sys.stderr)
     return 1 if missing else 0
@@ -112,7 +114,8 @@ class Run:
 
     def start(self) -> int:
         """Train what is left to train, then export the model."""
-        check_files(self._settings)
+        # Without GPUs here, the run may be meant for the nodes of a cluster, which have packages of their own.
+        refuse_errors(start_findings(self._settings, here=has_gpu()))
         total = total_steps(self._settings)
         if (exported_step(self._model) or 0) >= total:
             print(f"{self._out}: already trained for {total} steps; the model is in {self._model}")

@@ -25,7 +25,7 @@ from afm.configuration import Settings, validated
 from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
-from verl_ext.checks import CPU_ENGINE
+from verl_ext import CPU_ENGINE
 from verl_ext.ray_watch import report_if_it_fails
 
 

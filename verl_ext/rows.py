@@ -1,4 +1,7 @@
-"""The rows of an RL parquet as a run will use them: readable, told apart, judged by something, each with an agent that can solve it."""
+"""The rows of an RL parquet as a run will use them: readable, each with an id, a scorer and an agent that can solve it.
+
+Also the prompts of these rows: held against those that the model was trained with, and kept for the run's export.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,16 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from afm.agents import PromptMode
-from afm.agents.prompt_source import QUESTION_MARK, row_messages
+from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, RunPrompts, run_prompts
+from afm.agents.prompt_source import QUESTION_MARK, Messages, row_messages
 from afm.datasets import Task
 from afm.datasets.schema import task_of_row
 from afm.errors import AfmError, ConfigError, DataError
@@ -18,7 +26,7 @@ from afm.findings import Finding, Level
 from afm.rewards.registry import BY_SOURCE, checked_name, scorer_name
 from afm.rollout.routes import HOPELESS_ADVICE, Route, Routes, mismatch
 from verl_ext.compose import AGENT_LOOP_NAME
-from verl_ext.settings import RlSettings
+from verl_ext.settings import SETTINGS_FILE, RlSettings
 
 _LISTED = 3
 _LONGEST = 256
@@ -29,8 +37,25 @@ _INDEX = "extra_info.index"
 
 
 @dataclass(slots=True)
+class Examples:
+    """How many there are of something, and what the first few are."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        """Count one more."""
+        self.count += 1
+        if self.count <= _LISTED:
+            self.first.append(text)
+
+    def __str__(self) -> str:
+        return "; ".join(self.first) + " ..." * (self.count > len(self.first))
+
+
+@dataclass(slots=True)
 class Rows:
-    """What was found in some files.
+    """What some files hold.
 
     Attributes:
         count: Rows, bad ones included.
@@ -40,6 +65,7 @@ class Rows:
         judged: Some of the rows that a model judges.
         kinds: Rows by data source and ability.
         hopeless: Rows by data source, and why their agent cannot solve them.
+        foreign: Rows by the agent loop that they name, if it is not ours.
         unclear: Rows whose question cannot be told from the instruction in their prompt.
         by_agent: The rows of each agent, by its key in ``agents:``; nothing but counts, scorers and judged rows.
     """
@@ -49,15 +75,13 @@ class Rows:
     scorers: Counter[str] = field(default_factory=Counter)
     longest: list[tuple[str, list[dict[str, str]]]] = field(default_factory=list)
     judged: list[Task] = field(default_factory=list)
-    bad: list[str] = field(default_factory=list)
-    bad_count: int = 0
+    bad: Examples = field(default_factory=Examples)
     unnamed: int = 0
-    repeated: list[str] = field(default_factory=list)
-    repeated_count: int = 0
+    repeated: Examples = field(default_factory=Examples)
     foreign: Counter[str] = field(default_factory=Counter)
     unjudged: dict[str, str] = field(default_factory=dict)
     other_prompts: int = 0
-    unclear: list[str] = field(default_factory=list)
+    unclear: Examples = field(default_factory=Examples)
     seen: dict[str, str] = field(default_factory=dict)
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     hopeless: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -87,8 +111,7 @@ def read_rows(files: Sequence[str], routes: Routes, by_source: Mapping[str, Mapp
                 route = routes.find(task.data_source, task.ability)
                 chat = route.prompt.messages(route.spec, task.question, task.prompt) if route else []
             except DataError as error:
-                rows.bad_count += 1
-                rows.bad += [f"{place}: {error.message}"] if len(rows.bad) < _LISTED else []
+                rows.bad.add(f"{place}: {error.message}")
                 continue
             rows.good += 1
             _note(rows, row, task, place)
@@ -97,22 +120,9 @@ def read_rows(files: Sequence[str], routes: Routes, by_source: Mapping[str, Mapp
                 _note_judge(rows, task, route, tables.get(route.name, BY_SOURCE))
                 _note_prompt(rows, task, route, chat)
                 if route.prompt.mode is not PromptMode.ROW and question_is_unclear(row):
-                    rows.unclear.append(place)
+                    rows.unclear.add(place)
     rows.longest = _longest(rows)
     return rows
-
-
-def kinds_of(files: Sequence[str]) -> Counter[tuple[str, str]]:
-    """Number of rows by data source and ability, read from these columns alone.
-
-    Raises:
-        ConfigError: A file is missing or no parquet.
-    """
-    kinds: Counter[tuple[str, str]] = Counter()
-    for file in dict.fromkeys(files):
-        for row in rows_of(Path(file), ("data_source", "ability")):
-            kinds[row.get("data_source") or "", row.get("ability") or ""] += 1
-    return kinds
 
 
 def check_agents(settings: RlSettings) -> None:
@@ -124,16 +134,18 @@ def check_agents(settings: RlSettings) -> None:
     """
     if not settings.agents:
         return
-    kinds = kinds_of((*settings.train_files, *settings.val_files))
+    kinds: Counter[tuple[str, str]] = Counter()
+    for file in dict.fromkeys((*settings.train_files, *settings.val_files)):
+        for row in rows_of(Path(file), ("data_source", "ability")):
+            kinds[row.get("data_source") or "", row.get("ability") or ""] += 1
     for warning in settings.routes().check(kinds, "train_files and val_files"):
         print(f"warning: {warning}", file=sys.stderr)
 
 
 def row_findings(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
     """What is to be said of them; ``key`` is the setting that names the files."""
-    if rows.bad_count:
-        more = " ..." if rows.bad_count > len(rows.bad) else ""
-        text = f"{key}: {rows.bad_count:,} of {rows.count:,} rows are bad: {'; '.join(rows.bad)}{more}"
+    if rows.bad.count:
+        text = f"{key}: {rows.bad.count:,} of {rows.count:,} rows are bad: {rows.bad}"
         yield Finding(Level.ERROR, "data", f"{text}; an episode of such a row ends the run")
     yield Finding(
         Level.OK if rows.good else Level.ERROR, "data", f"{key}: {rows.good:,} rows that can be read"
@@ -145,8 +157,8 @@ def row_findings(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
     for source, reason in rows.unjudged.items():
         yield Finding(Level.ERROR, "rewards", f"{key}: {reason} (rows of data_source {source!r})")
     yield from _agents(rows, routes, key)
-    if rows.unclear:
-        text = f"{key}: {len(rows.unclear):,} rows may be asked a part of their question: {', '.join(rows.unclear[:_LISTED])}"
+    if rows.unclear.count:
+        text = f"{key}: {rows.unclear.count:,} rows may be asked a part of their question: {rows.unclear}"
         why = "their prompt has several lines that begin with Question: or Task:, and what follows the last is asked"
         yield Finding(Level.ERROR, "prompts", f"{text}; {why}: say prompt=row, or give extra_info.question")
     if rows.other_prompts:
@@ -228,9 +240,7 @@ def _note(rows: Rows, row: Mapping[str, Any], task: Task, place: str) -> None:
     if info.get("index") in (None, ""):
         rows.unnamed += 1
     elif task.id in rows.seen:
-        rows.repeated_count += 1
-        if len(rows.repeated) < _LISTED:
-            rows.repeated.append(f"{place} has {task.id!r} of {rows.seen[task.id]}")
+        rows.repeated.add(f"{place} has {task.id!r} of {rows.seen[task.id]}")
     else:
         rows.seen[task.id] = place
     loop = row.get("agent_name")
@@ -256,9 +266,9 @@ def question_is_unclear(row: Mapping[str, Any]) -> bool:
 
 def _longest(rows: Rows) -> list[tuple[str, list[dict[str, str]]]]:
     """The longest by characters."""
-    return sorted(rows.longest, key=lambda prompt: -sum(len(turn["content"]) for turn in prompt[1]))[
-        :_LONGEST
-    ]
+    return nlargest(
+        _LONGEST, rows.longest, key=lambda prompt: sum(len(turn["content"]) for turn in prompt[1])
+    )
 
 
 def _note_judge(rows: Rows, task: Task, route: Route, table: Mapping[str, str]) -> None:
@@ -284,9 +294,99 @@ def _ids(rows: Rows, key: str) -> Iterator[Finding]:
     if rows.unnamed > 1 or (rows.unnamed and rows.seen):
         text = f"{key}: {rows.unnamed:,} of {rows.good:,} rows have no {_INDEX}, so verl gives each of them 0"
         yield Finding(Level.ERROR, "ids", f"{text}; {alike}: number them, or use `afm data prepare rl`")
-    if rows.repeated_count:
-        more = " ..." if rows.repeated_count > len(rows.repeated) else ""
-        text = f"{key}: {rows.repeated_count:,} rows repeat an {_INDEX}: {'; '.join(rows.repeated)}{more}"
+    if rows.repeated.count:
+        text = f"{key}: {rows.repeated.count:,} rows repeat an {_INDEX}: {rows.repeated}"
         yield Finding(Level.ERROR, "ids", f"{text}; {alike}: make them unique")
     elif rows.good and not rows.unnamed:
         yield Finding(Level.OK, "ids", f"{key}: every {_INDEX} is unique")
+
+
+@dataclass(frozen=True, slots=True)
+class RlPrompts:
+    """What the training rows of a run are asked with, by key in ``agents:`` (empty where all have one agent)."""
+
+    by_agent: Mapping[str, RunPrompts]
+
+    @property
+    def record(self) -> PromptRecord:
+        """What the model of the run is trained with, by this run and before it."""
+        every = list(self.by_agent.values())
+        asked = reduce(PromptRecord.plus, (prompts.asked for prompts in every))
+        return asked.after(every[0].trained)
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{name}: {prompts}" if name else str(prompts) for name, prompts in self.by_agent.items()
+        )
+
+
+def rl_prompts(settings: RlSettings) -> RlPrompts:
+    """The prompts of the training rows; those of the validation are checked, too.
+
+    Raises:
+        ConfigError: The model was trained with another prompt, and ``prompt_check`` is on; or a file cannot be read.
+        DataError: A row has no prompt; with file and row.
+    """
+    routes = settings.routes()
+
+    def asked(route: Route, files: Sequence[str]) -> RunPrompts:
+        rows = _prompts_of(files, routes, route)
+        return run_prompts(route.prompt, route.spec, rows, settings.model, check=settings.prompt_check)
+
+    for route in routes:
+        asked(route, settings.val_files)
+    return RlPrompts({route.name: asked(route, settings.train_files) for route in routes})
+
+
+def keep_prompts(prompts: RlPrompts, out: Path, step: int) -> dict[str, str]:
+    """Write the record of a run into its folder, and the files that ``prompt`` names.
+
+    Args:
+        step: Of the checkpoint that the run goes on from.
+
+    Returns:
+        What the settings that its workers read are to say as ``prompt``, by key in ``agents:``.
+
+    Raises:
+        ConfigError: The steps before were asked with another prompt.
+    """
+    kept = {name: str(entry.source.kept_in(out)) for name, entry in prompts.by_agent.items()}
+    file = out / SETTINGS_FILE
+    before = yaml.safe_load(file.read_text(encoding="utf-8")) if step and file.is_file() else {}
+    for name, now in kept.items() if before else ():
+        earlier = _earlier(before, name)
+        if Path(earlier).name != Path(now).name:
+            raise ConfigError(
+                f"prompt: {out} holds a run up to step {step} with prompt {earlier}, and this one says "
+                f"{prompts.by_agent[name].source}; choose another output_dir"
+            )
+    prompts.record.save(out / PROMPT_FILE)
+    return kept
+
+
+def _earlier(settings: Mapping[str, Any], name: str) -> str:
+    entry = (settings.get("agents") or {}).get(name) or {}
+    return str(entry.get("prompt") or settings.get("prompt") or PromptMode.OWN.value)
+
+
+def _prompts_of(
+    files: Sequence[str], routes: Routes, route: Route
+) -> Iterator[tuple[str, str, Messages | None]]:
+    """The rows of one agent, with their own prompts.
+
+    Raises:
+        DataError: With ``own`` or a file, a row's question cannot be told from its instruction.
+    """
+    wanted = ("data_source", "ability", "prompt", "question", "extra_info")
+    from_rows = route.prompt.mode is PromptMode.ROW
+    for file in files:
+        for number, row in enumerate(rows_of(Path(file), wanted), 1):
+            if routes.find(row.get("data_source") or "", row.get("ability") or "") is route:
+                if not from_rows and question_is_unclear(row):
+                    raise DataError(
+                        "the row has no `question`, and several lines of its prompt begin with Question: or Task:, so a part "
+                        "of the question could be asked; add extra_info.question, or say prompt=row",
+                        path=file,
+                        line=number,
+                    )
+                yield f"{file}:{number}", "?", row_messages(row.get("prompt")) if from_rows else None

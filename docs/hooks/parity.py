@@ -15,7 +15,7 @@ from afm.presets import Kind, PresetSource, PublishedRecipe, PublishedSetting, p
 from afm.rewards import RewardSettings
 from llamafactory_patch.config import resolve
 from verl_ext.compose import compose, overrides_of
-from verl_ext.doctor_findings import reward_settings
+from verl_ext.doctor_episodes import reward_settings
 from verl_ext.settings import RlSettings, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]

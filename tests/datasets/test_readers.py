@@ -622,7 +622,7 @@ def test_verl_takes_prepared_rows_in_every_form(form, tmp_path):
     assert [rows[n]["index"] for n in range(3)] == ["t0", "t1", "t2"]
     assert rows[1]["tools_kwargs"].keys() == {"wiki_search"}
     found = read_rows([str(path)], routes_of(AgentRoute(agent="mhqa"), {}, load_agent), {})
-    assert (found.good, found.bad_count, found.repeated_count, found.unnamed, found.other_prompts) == (
+    assert (found.good, found.bad.count, found.repeated.count, found.unnamed, found.other_prompts) == (
         3,
         0,
         0,

@@ -14,8 +14,8 @@ from afm.evaluation.benchmarks import CODE, QUESTIONS, WEB, PublishedSettings
 from afm.presets import published
 from llamafactory_patch.config import resolve
 from llamafactory_patch.run_folder import config_text
-from verl_ext.doctor_findings import reward_settings
-from verl_ext.plan import command
+from verl_ext.command import command
+from verl_ext.doctor_episodes import reward_settings
 from verl_ext.settings import as_plain, load_settings
 
 pytest.importorskip("verl")

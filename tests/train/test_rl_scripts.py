@@ -22,9 +22,9 @@ from afm.rewards import Sample
 from afm.rewards.formula import OverlongPenalty
 from afm.trajectory.types import Author, Segment
 from verl_ext import launcher
-from verl_ext.doctor_findings import reward_settings
+from verl_ext.command import command
+from verl_ext.doctor_episodes import reward_settings
 from verl_ext.group_guard import GroupFate, SampleGroup
-from verl_ext.plan import command
 from verl_ext.settings import RlSettings, load_settings
 
 pytest.importorskip("verl")
@@ -292,7 +292,7 @@ def test_verls_own_validation_accepts_every_configuration(tmp_path: Path) -> Non
 import sys
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
-from verl_ext.plan import command
+from verl_ext.command import command
 from verl_ext.settings import load_settings
 for path in sys.argv[2:]:
     _, config = command(load_settings(path, [f"model={sys.argv[1]}"]), "/tmp/ray")

@@ -9,7 +9,7 @@ import pytest
 
 from afm.memory_arithmetic import Hardware
 from afm.models.tiny import train_tokenizer
-from verl_ext.workload import Placement, RolloutEngine, Workload
+from verl_ext.sizes import Placement, RolloutEngine, RunSizes
 
 TEXTS = [
     "Tom has 12 coins. Tom finds 13 more. How many coins does Tom have?",
@@ -78,19 +78,19 @@ def said(tokenizer: Any) -> Callable[..., ServerOutput]:
 
 
 @pytest.fixture
-def workload() -> Workload:
+def sizes() -> RunSizes:
     """A small run: 2 nodes of 4 GPUs, engines of 2, data ranks of 2, DAPO on samples of up to 100 + 900 tokens."""
-    return Workload(
+    return RunSizes(
         hardware=Hardware(nodes=2, gpus=4, gpu_gib=80.0),
         engine=RolloutEngine(
-            name="sglang", own_gpus=None, tensor_parallel=2, data_parallel=1, memory_share=0.5, model_len=1000, sequences=256,
+            name="sglang", own_gpus=None, tensor_parallel=2, data_parallel=1, memory_share=0.5, model_len=1000,
             sleeps=True,
         ),
         actor=Placement(
             tokens=500, shards=8, moves_parameters=True, moves_optimizer=True, stays_on_cpu=False
         ),
         reference=None, critic=None, prompt=100, response=900, batch=16, mini_batch=8, gen_batch=None, samples=8,
-        passes=1, filtered=True, ahead=False, packed=True, sequence_parallel=2, log_prob_tokens=500, entropy_bonus=False,
+        passes=1, filtered=True, ahead=False, packed=True, sequence_parallel=2, critic_parallel=1, log_prob_tokens=500, entropy_bonus=False,
         fused_logits=False, checkpointing=True, lora_rank=0, steps=10, save_every=5, kept=2,
         saved=("model", "optimizer", "extra"),
     )  # fmt: skip

@@ -40,7 +40,8 @@ def test_a_dry_run_prints_a_command_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_dry_run_of_a_run_that_has_what_it_needs_ends_well(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text("{}")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
     task = Task(id="1", question="1 + 1?", ground_truth="2", data_source="math_dapo")
     write_rl([task], load_agent("math"), tmp_path / "rows.parquet")
     rows = [f"{key}=[{tmp_path}/rows.parquet]" for key in ("train_files", "val_files")]

@@ -1,15 +1,19 @@
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from afm.errors import ConfigError
-from verl_ext.checks import check
+from verl_ext.command import command, environment, steps_of, total_steps, trainer_environment
 from verl_ext.compose import compose, flatten, hydra_text, overrides_of
-from verl_ext.plan import called_tools, command, environment, total_steps, trainer_environment
+from verl_ext.doctor import called_tools
 from verl_ext.settings import RlSettings
+from verl_ext.sizes import check
 
 pytest.importorskip("verl")
+OmegaConf = pytest.importorskip("omegaconf").OmegaConf
 
 
 def settings(tmp_path: Path, **changes: Any) -> RlSettings:
@@ -146,68 +150,72 @@ def test_a_default_of_ours_can_be_changed_with_and_without_its_plus(tmp_path: Pa
     assert config.actor_rollout_ref.model.override_config.attn_implementation == "eager"
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """verl's configuration of the settings above; composing one takes half a second."""
+    return compose(overrides_of(settings(tmp_path_factory.mktemp("plain"))))
+
+
+@pytest.fixture
+def changed(plain: Any) -> Callable[[Mapping[str, Any]], Any]:
+    def change(values: Mapping[str, Any]) -> Any:
+        config = deepcopy(plain)
+        for key, value in values.items():
+            OmegaConf.update(config, key, value)
+        return config
+
+    return change
+
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("data.train_batch_size", 6, "must be a multiple"),
-        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 12, "expected a divisor of the 32 samples"),
-        (
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-            None,
-            "expected a divisor of the 32 samples",
-        ),
+        (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 12, "expected a divisor of the 32 samples"),
+        (f"{ACTOR}.ppo_micro_batch_size_per_gpu", None, "expected a divisor of the 32 samples"),
         ("trainer.n_gpus_per_node", 5, "does not divide by 5 data ranks"),
-        (
-            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-            48,
-            "log_prob_micro_batch_size_per_gpu is 48; expected a divisor of the 64 samples",
-        ),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size", 0, "got 0, expected a positive whole number"),
-        ("data.train_batch_size", -8, "got -8, expected a positive whole number"),
+        (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 48, "is 48; expected a divisor of the 64 samples"),
+        (f"{ACTOR}.ppo_mini_batch_size", 0, "got 0, expected a positive whole number"),
         ("data.train_batch_size", "many", "got 'many', expected a positive whole number"),
+        (f"{ROLLOUT}.gpu_memory_utilization", 1.5, "got 1.5, expected a share"),
         ("algorithm.adv_estimator", "grop", "got 'grop'; did you mean 'grpo'"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", "gsop", "did you mean 'gspo'"),
-        (
-            "trainer.v1.trainer_mode",
-            "separate_async",
-            "parameter_sync_step x actor.ppo_mini_batch_size = 4 x 4",
-        ),
-        ("trainer.v1.trainer_mode", "async", "did you mean 'sync'"),
-        ("actor_rollout_ref.rollout.name", "vlm", "did you mean 'vllm'"),
-        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 2, "1 GPUs do not divide by"),
+        ("trainer.v1.trainer_mode", "separate_async", "parameter_sync_step x actor.ppo_mini_batch_size = 4 x 4"),
+        (f"{ACTOR}.ulysses_sequence_parallel_size", 2, "1 GPUs do not divide by"),
         ("algorithm.rollout_correction.rollout_is", "tokens", "got 'tokens'; did you mean 'token'"),
-        ("actor_rollout_ref.actor.kl_loss_type", "low_var", "did you mean 'low_var_kl'"),
         ("trainer.v1.sampler.max_off_policy_strategy", "keep", "expected one of: drop, wait"),
-        ("actor_rollout_ref.actor.optim.lr", "abc", "got 'abc', expected a number"),
-        ("actor_rollout_ref.rollout.temperature", 0.0, "expected a number above 0"),
+        (f"{ACTOR}.optim.lr", "abc", "got 'abc', expected a number"),
+        (f"{ROLLOUT}.temperature", 0.0, "expected a number above 0"),
         ("trainer.total_training_steps", 0, "got 0, expected 1 or more, or null"),
         ("algorithm.filter_groups.max_num_gen_batches", "ten", "got 'ten', expected a whole number"),
         ("algorithm.adv_estimator", "gae", "critic.ppo_micro_batch_size_per_gpu is None"),
         ("algorithm.use_kl_in_reward", True, "ref.log_prob_micro_batch_size_per_gpu is None"),
     ],
-)
+)  # fmt: skip
 def test_batch_arithmetic_is_checked_before_anything_starts(
-    tmp_path: Path, key: str, value: Any, message: str
+    changed: Any, key: str, value: Any, message: str
 ) -> None:
-    config = compose(overrides_of(settings(tmp_path)) | {key: value})
     with pytest.raises(ConfigError, match=message):
-        check(config)
+        check(changed({key: value}))
 
 
 def test_the_words_are_those_that_verl_knows() -> None:
     from verl.trainer.ppo import core_algos
 
-    from verl_ext.checks import CHOICES
+    from verl_ext.algorithms import CHOICES
 
     assert set(CHOICES["algorithm.adv_estimator"]) == set(core_algos.ADV_ESTIMATOR_REGISTRY)
     losses = CHOICES["actor_rollout_ref.actor.policy_loss.loss_mode"]
     assert set(losses) == set(core_algos.POLICY_LOSS_REGISTRY)
 
 
-def test_groups_are_filtered_by_what_samples_tell(tmp_path: Path) -> None:
+def test_groups_are_filtered_by_what_samples_tell(changed: Any) -> None:
     from afm.rollout import Episode
     from afm.trajectory.record import Cost, StopReason, Verdict
-    from verl_ext.checks import FACTS
+    from verl_ext.algorithms import FACTS
     from verl_ext.group_guard import DRIFT
     from verl_ext.training_sample import facts
 
@@ -216,15 +224,13 @@ def test_groups_are_filtered_by_what_samples_tell(tmp_path: Path) -> None:
     assert set(FACTS) == {*facts(episode, verdict), DRIFT, "reward"}
     filtering = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "scroe"}
     with pytest.raises(ConfigError, match=r"filter_groups\.metric: got 'scroe'; did you mean 'score'"):
-        check(compose(overrides_of(settings(tmp_path)) | filtering))
+        check(changed(filtering))
 
 
 def test_a_module_of_the_callers_own_may_bring_its_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = compose(
-        overrides_of(settings(tmp_path)) | {"actor_rollout_ref.actor.policy_loss.loss_mode": "mine"}
-    )
+    config = changed({f"{ACTOR}.policy_loss.loss_mode": "mine"})
     monkeypatch.delenv("VERL_USE_EXTERNAL_MODULES", raising=False)
     with pytest.raises(ConfigError, match="loss_mode"):
         check(config)
@@ -243,11 +249,8 @@ def test_a_number_of_workers_that_is_none_is_a_plain_error(tmp_path: Path, train
         command(settings(tmp_path, verl={"trainer": trainer}), "scratch")
 
 
-def test_group_filtering_of_single_samples_is_refused(tmp_path: Path) -> None:
-    filtering = {"algorithm.filter_groups.enable": True, "actor_rollout_ref.rollout.n": 1}
-    config = compose(overrides_of(settings(tmp_path)) | filtering | {
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 4
-    })  # fmt: skip
+def test_group_filtering_of_single_samples_is_refused(changed: Any) -> None:
+    config = changed({"algorithm.filter_groups.enable": True, f"{ROLLOUT}.n": 1})
     with pytest.raises(ConfigError, match="at least 2 samples a prompt"):
         check(config)
 
@@ -283,17 +286,16 @@ def test_an_interpreter_below_a_folder_with_a_blank_starts_workers(
     assert config.ray_kwargs.ray_init.runtime_env.py_executable == "'/my project/.venv/bin/python'"
 
 
-@pytest.mark.parametrize(
-    ("trainer", "steps"), [({}, 90), ({"total_training_steps": 7}, 7), ({"total_epochs": 2}, 6)]
-)
-def test_steps_are_counted_as_verl_counts_them(tmp_path: Path, trainer: dict[str, int], steps: int) -> None:
+def test_steps_are_counted_as_verl_counts_them(changed: Any, tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
+    batch = {"data.train_batch_size": 10}
+    assert steps_of(changed(batch), 31) == 90
+    assert steps_of(changed(batch | {"trainer.total_training_steps": 7}), 31) == 7
+    assert steps_of(changed(batch | {"trainer.total_epochs": 2}), 31) == 6
+    assert steps_of(changed(batch | {"data.train_max_samples": 20}), 31) == 60
     pa.parquet.write_table(pa.table({"row": range(31)}), tmp_path / "train.parquet")
-    verl = {"data": {"train_batch_size": 10}, "trainer": trainer}
-    made = settings(tmp_path, verl=verl, train_files=[str(tmp_path / "train.parquet")])
-    assert total_steps(made) == steps
     few = settings(
         tmp_path, verl={"data": {"train_batch_size": 32}}, train_files=[str(tmp_path / "train.parquet")]
     )

@@ -12,8 +12,8 @@ import pytest
 
 from afm.errors import EngineError
 from verl_ext import patches, patching
+from verl_ext.algorithms import CHOICES
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, saved_step
-from verl_ext.checks import CHOICES
 from verl_ext.metrics import aggregation_of
 from verl_ext.patching import PATCHES, Patch, after_import
 

@@ -10,10 +10,11 @@ from pydantic import TypeAdapter
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.rl_files import write_rl
-from afm.errors import ConfigError
+from afm.errors import ConfigError, DataError
 from afm.findings import Finding, Level
 from afm.rollout.routes import AgentRoute, AgentRoutes, routes_of
-from verl_ext.rows import kinds_of, prompt_finding, read_rows, row_findings
+from verl_ext.rows import check_agents, prompt_finding, read_rows, row_findings
+from verl_ext.settings import RlSettings
 
 SPEC = load_agent("math")
 TESTS = '{"inputs": ["1"], "outputs": ["2"]}'
@@ -72,7 +73,7 @@ def test_indices_are_unique_over_all_files(tmp_path: Path) -> None:
     for name in ("a", "b"):
         pq.write_table(pa.Table.from_pylist([row("7")]), tmp_path / f"{name}.parquet")
     rows = read_rows([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")], ROUTES, {})
-    assert rows.repeated == ["b.parquet:1 has '7' of a.parquet:1"]
+    assert rows.repeated.first == ["b.parquet:1 has '7' of a.parquet:1"]
 
 
 def test_rows_without_an_index_would_all_be_zero(found: Any) -> None:
@@ -155,11 +156,11 @@ def test_a_row_that_no_agent_takes_is_an_error_before_a_run(found: Any, tmp_path
     [text] = [text for level, text in worst(found(*rows, agents=MIXED)) if level is Level.ERROR]
     told = "no entry of `agents` takes rows of data_source 'olympiadbench' and ability 'math' (1 rows)"
     assert text.startswith(f"train_files: {told}; name it under data_sources of one of code, math")
-    assert kinds_of([str(tmp_path / "rows.parquet")] * 2) == {
-        ("codeforces", ""): 1,
-        ("gsm8k", ""): 1,
-        ("olympiadbench", "math"): 1,
-    }
+    file = str(tmp_path / "rows.parquet")
+    settings = RlSettings(agent="math", model="m", output_dir=tmp_path, train_files=(file,), val_files=(file,), agents=MIXED)  # fmt: skip
+    with pytest.raises(DataError) as caught:
+        check_agents(settings)
+    assert told in str(caught.value)
 
 
 def test_a_source_that_nothing_judges_is_an_error(found: Any) -> None:

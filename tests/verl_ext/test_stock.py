@@ -15,8 +15,8 @@ import yaml
 
 from afm.models.tiny import create_tiny_model, learn_by_heart, train_tokenizer
 from afm.processes import tied_environment
+from verl_ext.command import environment, ray_overrides
 from verl_ext.compose import arguments, compose, default_overrides, flatten
-from verl_ext.plan import environment, ray_overrides
 from verl_ext.processes import Process, descendants, end, scratch_folder
 from verl_ext.settings import RlSettings
 

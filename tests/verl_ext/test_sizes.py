@@ -5,17 +5,17 @@ import pytest
 
 from afm.findings import Level
 from afm.memory_arithmetic import Hardware, model_shape
-from verl_ext.workload import Workload, split_findings
+from verl_ext.sizes import Placement, RunSizes, budget_faults, split_findings
 
 SHAPE = model_shape("Qwen/Qwen2.5-7B")  # 28 heads, 4 key-value heads
 
 
-def errors(load: Workload) -> list[str]:
-    return [finding.text for finding in split_findings(load, SHAPE) if finding.level is Level.ERROR]
+def errors(sizes: RunSizes) -> list[str]:
+    return [finding.text for finding in split_findings(sizes, SHAPE) if finding.level is Level.ERROR]
 
 
-def test_what_divides_is_said(workload: Workload) -> None:
-    assert [finding.text for finding in split_findings(workload, SHAPE)] == [
+def test_what_divides_is_said(sizes: RunSizes) -> None:
+    assert [finding.text for finding in split_findings(sizes, SHAPE)] == [
         "8 GPUs: 4 rollout engines of 2, 4 data ranks of 2",
         "16 prompts x 8 samples = 128 a step, 2 updates of 64 samples (16 a data rank)",
     ]
@@ -35,42 +35,60 @@ def test_what_divides_is_said(workload: Workload) -> None:
         ({"shards": 3}, "8 GPUs do not divide by actor's fsdp_size=3"),
     ],
 )  # fmt: skip
-def test_what_does_not_divide_is_an_error(workload: Workload, changes: dict[str, Any], told: str) -> None:
+def test_what_does_not_divide_is_an_error(sizes: RunSizes, changes: dict[str, Any], told: str) -> None:
     plain = {key: value for key, value in changes.items() if key not in ("tensor_parallel", "shards")}
-    load = replace(workload, **plain)
+    sizes = replace(sizes, **plain)
     if size := changes.get("tensor_parallel"):
-        load = replace(load, engine=replace(load.engine, tensor_parallel=size))
+        sizes = replace(sizes, engine=replace(sizes.engine, tensor_parallel=size))
     if shards := changes.get("shards"):
-        load = replace(load, actor=replace(load.actor, shards=shards))
-    found = errors(load)
+        sizes = replace(sizes, actor=replace(sizes.actor, shards=shards))
+    found = errors(sizes)
     assert any(told in error for error in found), found
 
 
-def test_an_engine_lies_in_whole_nodes(workload: Workload) -> None:
-    across = replace(
-        workload, hardware=Hardware(4, 3, 80), engine=replace(workload.engine, tensor_parallel=4)
-    )
+def test_an_engine_lies_in_whole_nodes(sizes: RunSizes) -> None:
+    across = replace(sizes, hardware=Hardware(4, 3, 80), engine=replace(sizes.engine, tensor_parallel=4))
     assert "an engine of 4 GPUs" in errors(across)[0]
     assert "into nodes of 3" in errors(across)[0]
 
 
-def test_group_filtering_leaves_gen_batch_size_without_a_meaning(workload: Workload) -> None:
-    found = [f for f in split_findings(replace(workload, gen_batch=32), SHAPE) if f.level is Level.WARNING]
+def test_group_filtering_leaves_gen_batch_size_without_a_meaning(sizes: RunSizes) -> None:
+    found = [f for f in split_findings(replace(sizes, gen_batch=32), SHAPE) if f.level is Level.WARNING]
     assert [finding.text for finding in found] == [
         "data.gen_batch_size is 32; with group filtering verl fetches prompts one by one; leave it out"
     ]
-    ahead = replace(workload, filtered=False, ahead=True, gen_batch=5)
+    ahead = replace(sizes, filtered=False, ahead=True, gen_batch=5)
     told = [f.text for f in split_findings(ahead, SHAPE) if f.subject == "batch"]
     assert told[0].startswith("data.gen_batch_size is 5; in its asynchronous trainers verl fetches")
 
 
-def test_without_a_shape_the_gpus_are_still_counted(workload: Workload) -> None:
-    wrong = replace(workload, sequence_parallel=3)
+def test_without_a_shape_the_gpus_are_still_counted(sizes: RunSizes) -> None:
+    wrong = replace(sizes, sequence_parallel=3)
     assert [f.level for f in split_findings(wrong, None)] == [Level.ERROR]
 
 
-def test_engines_on_gpus_of_their_own_divide_those(workload: Workload) -> None:
-    apart = replace(workload, engine=replace(workload.engine, own_gpus=6))
+def test_engines_on_gpus_of_their_own_divide_those(sizes: RunSizes) -> None:
+    apart = replace(sizes, engine=replace(sizes.engine, own_gpus=6))
     assert next(split_findings(apart, SHAPE)).text == "14 GPUs: 3 rollout engines of 2, 4 data ranks of 2"
-    odd = replace(workload, engine=replace(workload.engine, own_gpus=5))
+    odd = replace(sizes, engine=replace(sizes.engine, own_gpus=5))
     assert errors(odd)[0].startswith("5 GPUs do not divide by rollout.tensor_model_parallel_size")
+
+
+def test_every_pass_has_room_for_the_longest_sample(sizes: RunSizes) -> None:
+    assert list(budget_faults(sizes)) == []
+    place = Placement(999, 8, moves_parameters=True, moves_optimizer=True, stays_on_cpu=False)
+    small = replace(
+        sizes,
+        actor=replace(place, tokens=400),
+        log_prob_tokens=499,
+        reference=replace(place, tokens=499),
+        critic=place,
+    )
+    least = "fewer than the longest sample has (1,000); raise it to"
+    assert list(budget_faults(small)) == [
+        f"actor.ppo_max_token_len_per_gpu: 400 tokens x 2 GPUs, {least} 500",
+        f"rollout.log_prob_max_token_len_per_gpu: 499 tokens x 2 GPUs, {least} 500",
+        f"ref.log_prob_max_token_len_per_gpu: 499 tokens x 2 GPUs, {least} 500",
+        f"critic.ppo_infer_max_token_len_per_gpu: 999 tokens x 1 GPUs, {least} 1000",
+    ]
+    assert list(budget_faults(replace(small, packed=False))) == []

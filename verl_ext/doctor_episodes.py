@@ -23,9 +23,9 @@ from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.judge_prompt import SCHEMA, Case, messages
 from afm.rewards.text_match import gold_answers
 from afm.settings import Environment
-from verl_ext.checks import SHAPED
+from verl_ext.algorithms import SHAPED
 from verl_ext.rows import Rows
-from verl_ext.workload import CRITIC_BUDGET, Workload
+from verl_ext.sizes import CRITIC_BUDGET, RunSizes
 
 _CHARS_A_TOKEN = 4
 """Of English text, roughly; only to tell how many observations a response has room for."""
@@ -33,41 +33,41 @@ _ENGINE_OVERRIDES = {"sglang": "json_model_override_args", "vllm": "hf_overrides
 """By which key under ``rollout.engine_kwargs`` an engine reads another model configuration than the folder's."""
 
 
-def engine_findings(load: Workload, shape: ModelShape | None, config: Any) -> Iterator[Finding]:
+def engine_findings(sizes: RunSizes, shape: ModelShape | None, config: Any) -> Iterator[Finding]:
     """Of the longest episode of any agent, against engine, model and batches."""
-    yield _model_len(load, shape)
+    yield _model_len(sizes, shape)
     if shape is not None and shape.max_positions:
-        yield from _positions(load, shape, config)
-    yield from _budgets(load, config)
+        yield from _positions(sizes, shape, config)
+    yield from _unread_budget(sizes, config)
 
 
-def agent_findings(load: Workload, limits: Limits, reward: RewardSettings, config: Any) -> Iterator[Finding]:
+def agent_findings(sizes: RunSizes, limits: Limits, reward: RewardSettings, config: Any) -> Iterator[Finding]:
     """Of one agent's episodes, against its own limits and its reward's."""
-    own = replace(load, response=min(load.response, limits.max_response_tokens or load.response))
+    own = replace(sizes, response=min(sizes.response, limits.max_response_tokens or sizes.response))
     yield from _observations(own, limits)
     yield from _overlong(own, limits, reward)
     yield from _shaping(own, reward, config)
 
 
-def _model_len(load: Workload, shape: ModelShape | None) -> Finding:
-    sample = f"prompt {load.prompt:,} + response {load.response:,} = {load.longest:,} tokens"
-    there, name = load.engine.model_len, "rollout.max_model_len"
+def _model_len(sizes: RunSizes, shape: ModelShape | None) -> Finding:
+    sample = f"prompt {sizes.prompt:,} + response {sizes.response:,} = {sizes.longest:,} tokens"
+    there, name = sizes.engine.model_len, "rollout.max_model_len"
     if there is None:
         if shape is None or not shape.max_positions:
             return Finding(Level.OK, "context", sample)
         there, name = shape.max_positions, "the model's positions (rollout.max_model_len is not set)"
-    if there < load.longest:
+    if there < sizes.longest:
         advice = "raise it, or lower data.max_prompt_length or the agent's limits.max_response_tokens"
         return Finding(Level.ERROR, "context", f"{sample}, more than {name} ({there:,}); {advice}")
     return Finding(Level.OK, "context", f"{sample} within {name} ({there:,})")
 
 
-def _positions(load: Workload, shape: ModelShape, config: Any) -> Iterator[Finding]:
+def _positions(sizes: RunSizes, shape: ModelShape, config: Any) -> Iterator[Finding]:
     """Whether verl starts the engine: it refuses sequences longer than ``max_position_embeddings``."""
-    needed = load.engine.model_len or load.longest
+    needed = sizes.engine.model_len or sizes.longest
     trainer = _positions_in(config.actor_rollout_ref.model.override_config) or shape.max_positions
-    key = _ENGINE_OVERRIDES.get(load.engine.name)
-    overrides = config.actor_rollout_ref.rollout.engine_kwargs.get(load.engine.name) or {}
+    key = _ENGINE_OVERRIDES.get(sizes.engine.name)
+    overrides = config.actor_rollout_ref.rollout.engine_kwargs.get(sizes.engine.name) or {}
     engine = (_positions_in(overrides.get(key)) if key else None) or shape.max_positions
     text = f"sequences of {needed:,} tokens against {{:,}} positions of the model"
     if trainer < needed:
@@ -81,8 +81,8 @@ def _positions(load: Workload, shape: ModelShape, config: Any) -> Iterator[Findi
         yield Finding(
             Level.ERROR,
             "positions",
-            f"{text.format(engine)}, as {load.engine.name} reads them: override_config reaches the trainer alone; set "
-            f"rollout.engine_kwargs.{load.engine.name}.{key} to {{max_position_embeddings: {needed}}} too",
+            f"{text.format(engine)}, as {sizes.engine.name} reads them: override_config reaches the trainer alone; set "
+            f"rollout.engine_kwargs.{sizes.engine.name}.{key} to {{max_position_embeddings: {needed}}} too",
         )
     elif shape.max_positions < needed:
         message = f"{text.format(trainer)} by override, {shape.max_positions:,} by its config.json: unseen in its training"
@@ -102,32 +102,20 @@ def _positions_in(overrides: Any) -> int | None:
     return int(positions) if isinstance(positions, int) else None
 
 
-def _budgets(load: Workload, config: Any) -> Iterator[Finding]:
-    """A packed micro batch holds at least the longest sample; verl fails at the first one that is too long."""
-    if not load.packed:
-        return
-    split, critic = load.sequence_parallel, config.critic
-    if load.critic and critic.ppo_max_token_len_per_gpu != load.critic.tokens:
-        text = f"critic.ppo_max_token_len_per_gpu={critic.ppo_max_token_len_per_gpu} is not read; batches are packed by"
-        advice = f"set verl.critic.+{CRITIC_BUDGET}={critic.ppo_max_token_len_per_gpu} if you mean it"
-        yield Finding(Level.WARNING, "context", f"{text} {CRITIC_BUDGET} ({load.critic.tokens:,}); {advice}")
-    budgets: dict[str, tuple[int, int]] = {
-        "rollout.log_prob_max_token_len_per_gpu": (load.log_prob_tokens, split),
-        **({"ref.log_prob_max_token_len_per_gpu": (load.reference.tokens, split)} if load.reference else {}),
-    }
-    if load.critic:
-        budgets[f"critic.{CRITIC_BUDGET}"] = (load.critic.tokens, critic.ulysses_sequence_parallel_size)
-    for key, (tokens, parts) in budgets.items():
-        if tokens * parts < load.longest:
-            text = f"{key}: {tokens:,} tokens x {parts} GPUs, fewer than the longest sample has ({load.longest:,})"
-            yield Finding(Level.ERROR, "context", f"{text}; raise it to {-(-load.longest // parts)}")
+def _unread_budget(sizes: RunSizes, config: Any) -> Iterator[Finding]:
+    """A budget of the critic's that verl does not read."""
+    budget = config.critic.ppo_max_token_len_per_gpu
+    if sizes.packed and sizes.critic and budget != sizes.critic.tokens:
+        text = f"critic.ppo_max_token_len_per_gpu={budget} is not read; batches are packed by"
+        advice = f"set verl.critic.+{CRITIC_BUDGET}={budget} if you mean it"
+        yield Finding(Level.WARNING, "context", f"{text} {CRITIC_BUDGET} ({sizes.critic.tokens:,}); {advice}")
 
 
-def _observations(load: Workload, limits: Limits) -> Iterator[Finding]:
+def _observations(sizes: RunSizes, limits: Limits) -> Iterator[Finding]:
     if not limits.max_turns:
         return
     each = limits.max_observation_chars // _CHARS_A_TOKEN
-    full = load.response // max(1, each)
+    full = sizes.response // max(1, each)
     text = (
         f"{limits.max_turns} calls, whose observations have at most {limits.max_observation_chars:,} characters (about "
         f"{each:,} tokens); the response has room for {full:,} of full length"
@@ -135,22 +123,22 @@ def _observations(load: Workload, limits: Limits) -> Iterator[Finding]:
     low = full < min(2, limits.max_turns)
     advice = "; lower limits.max_observation_chars" if low else ""
     yield Finding(Level.WARNING if low else Level.OK, "observations", text + advice)
-    if limits.max_turn_tokens and limits.max_turn_tokens > load.response:
-        message = f"limits.max_turn_tokens is {limits.max_turn_tokens:,}, more than a response has ({load.response:,})"
+    if limits.max_turn_tokens and limits.max_turn_tokens > sizes.response:
+        message = f"limits.max_turn_tokens is {limits.max_turn_tokens:,}, more than a response has ({sizes.response:,})"
         yield Finding(Level.WARNING, "observations", message)
 
 
-def _overlong(load: Workload, limits: Limits, reward: RewardSettings) -> Iterator[Finding]:
+def _overlong(sizes: RunSizes, limits: Limits, reward: RewardSettings) -> Iterator[Finding]:
     if (long := reward.overlong) is None:
         return
     begins = long.max_tokens - long.buffer_tokens
     text = (
-        f"the penalty grows from {begins:,} to {long.max_tokens:,} tokens; a response has {load.response:,}"
+        f"the penalty grows from {begins:,} to {long.max_tokens:,} tokens; a response has {sizes.response:,}"
     )
-    if begins >= load.response:
+    if begins >= sizes.response:
         advice = "it never applies: set rewards.overlong.max_tokens to the response's length"
         yield Finding(Level.ERROR, "overlong", f"{text}; {advice}")
-    elif long.max_tokens != load.response:
+    elif long.max_tokens != sizes.response:
         advice = "set rewards.overlong.max_tokens to the response's length"
         yield Finding(Level.WARNING, "overlong", f"{text}; {advice}")
     elif long.count is CountedTokens.AGENT and limits.max_turns != 0:
@@ -162,10 +150,10 @@ def _overlong(load: Workload, limits: Limits, reward: RewardSettings) -> Iterato
         yield Finding(Level.OK, "overlong", text)
 
 
-def _shaping(load: Workload, reward: RewardSettings, config: Any) -> Iterator[Finding]:
+def _shaping(sizes: RunSizes, reward: RewardSettings, config: Any) -> Iterator[Finding]:
     """Groups that differ in shaping alone: all answers are wrong, and training on them teaches their length."""
     metric = config.algorithm.filter_groups.metric
-    if load.filtered and reward.overlong is not None and metric in SHAPED:
+    if sizes.filtered and reward.overlong is not None and metric in SHAPED:
         text = f"groups are filtered by {metric}, which holds the overlong penalty: a group of wrong answers"
         advice = "set verl.algorithm.filter_groups.metric=acc"
         yield Finding(Level.WARNING, "filter", f"{text} is trained on where lengths differ; {advice}")
@@ -189,7 +177,7 @@ def reward_settings(source: Path | dict[str, Any] | None) -> RewardSettings:
 
 def judge_findings(
     rows: Rows,
-    load: Workload,
+    sizes: RunSizes,
     reward: RewardSettings,
     environment: Environment,
     steps: int | None,
@@ -214,7 +202,7 @@ def judge_findings(
     key = "" if environment.grm_api_key else "; GRM_API_KEY is not set, so it is asked without a key"
     model = judge.model or environment.grm_model_name
     yield Finding(Level.WARNING if key else Level.OK, "judge", f"{model} at {url}{key}")
-    yield Finding(Level.OK, "judge", _cost(rows, load, reward, model, steps, share))
+    yield Finding(Level.OK, "judge", _cost(rows, sizes, reward, model, steps, share))
 
 
 def judge_address(reward: RewardSettings, environment: Environment) -> str | None:
@@ -232,11 +220,11 @@ def _unjudged(reward: RewardSettings) -> Finding:
 
 
 def _cost(
-    rows: Rows, load: Workload, reward: RewardSettings, model: str, steps: int | None, share: float
+    rows: Rows, sizes: RunSizes, reward: RewardSettings, model: str, steps: int | None, share: float
 ) -> str:
     """Calls and tokens at most, of the samples that are trained on; those that group filtering drops come on top."""
     judge = reward.judge
-    samples = round(share * load.episodes * rows.scorers["judge"] / rows.good)
+    samples = round(share * sizes.episodes * rows.scorers["judge"] / rows.good)
     calls = samples * (2 if judge.control else 1)
     fields = judge.request_fields(model, SCHEMA)
     reply = next((int(fields[key]) for key in _LIMITS if key in fields), 0)
@@ -253,7 +241,7 @@ def _cost(
             f" and {tokens * steps * price / 1e6:,.2f} in all" if steps else ""
         )
         text += f" at {price:g} a million"
-    if load.filtered:
+    if sizes.filtered:
         text += "; groups that are filtered out come on top"
     return text + "; exact matches and cached verdicts cost nothing"
 

@@ -1,35 +1,20 @@
-"""What a run will execute: environment, command line, and the checks before anything costs time."""
+"""What a run executes: the trainer's environment, its command line, and how many steps it has."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from afm.errors import ConfigError, DataError, MissingExtraError
-from afm.findings import (
-    BUILD_ADVICE,
-    FLASH_ATTENTION,
-    WHY_FLASH_ATTENTION,
-    has_gpu,
-    lock_advice,
-    try_imports,
-)
+from afm.errors import ConfigError
 from afm.rewards import load_reward
-from verl_ext.checks import check
 from verl_ext.compose import Flat, arguments, compose, overrides_of
 from verl_ext.metrics import ENGINE_LOG
-from verl_ext.rows import check_agents
 from verl_ext.settings import RlSettings
-
-if TYPE_CHECKING:
-    from afm.rollout.routes import Route
-    from afm.tools import Tool
+from verl_ext.sizes import check
 
 
 def environment(settings: RlSettings) -> dict[str, str]:
@@ -92,8 +77,6 @@ def trainer_environment(settings: RlSettings) -> dict[str, str]:
     )
 
 
-_ELSEWHERE = re.compile(r"\w[\w.-]*(/[\w.-]+)?|\w+://.+")
-"""Models that need no folder here: names on the hub, and the addresses that verl copies from."""
 _MODULES = "VERL_USE_EXTERNAL_MODULES"
 _FIXED = ("VERL_FILE_LOGGER_PATH", "VERL_PLATFORM", "CUDA_VISIBLE_DEVICES")
 
@@ -152,112 +135,6 @@ def command(settings: RlSettings, scratch: str, steps: int | None = None) -> tup
     # Hydra would otherwise leave a folder `outputs/` wherever the run was started.
     hydra = arguments({"hydra.run.dir": str(settings.output_dir.absolute() / "hydra")})
     return [sys.executable, "-P", "-m", "verl.trainer.main_ppo", *arguments(overrides), *hydra], config
-
-
-def check_files(settings: RlSettings) -> None:
-    """Whether everything a run reads is there, before it costs time.
-
-    Raises:
-        ConfigError: A file, a tool or a weight is missing.
-    """
-    # Without GPUs here, the run may be meant for the nodes of a cluster, which have packages of their own.
-    if missing := obstacles(settings, packages=has_gpu()):
-        raise ConfigError("; ".join(missing))
-
-
-def obstacles(settings: RlSettings, *, packages: bool = True) -> list[str]:
-    """Files, packages and tools that a run needs and does not have.
-
-    Args:
-        packages: Look for what nodes with GPUs have, too: the packages that verl imports there, and the model's folder.
-    """
-    missing = [
-        f"{file}: no such file (train_files, val_files)"
-        for file in (*settings.train_files, *settings.val_files)
-        if not Path(file).is_file()
-    ]
-    model = Path(settings.model)
-    if settings.platform == "cpu" and not (model / "config.json").is_file():
-        missing.append(f"{model}: no config.json; expected the folder of a Hugging Face model (model)")
-    elif packages and not model.is_dir() and not _ELSEWHERE.fullmatch(settings.model):
-        missing.append(f"{model}: no such folder; expected one, or ORGANISATION/NAME on the hub (model)")
-    for look in (check_trackers, called_tools, *(() if missing else (check_agents,))):
-        try:
-            look(settings)
-        except (ConfigError, DataError, MissingExtraError) as error:
-            missing.append(str(error))
-    if settings.platform == "gpu" and packages:
-        missing += missing_packages(compose(overrides_of(settings, ray_overrides(settings, "RAY"))))
-    return missing
-
-
-def missing_packages(config: Any) -> list[str]:
-    """What verl imports on a GPU machine and cannot import here: the package, who needs it, what to do."""
-    needs = _gpu_modules(config)
-    errors = try_imports(list(needs)).errors
-    return [f"{package} {errors[name]}: {why}" for name, (package, why) in needs.items() if name in errors]
-
-
-def _gpu_modules(config: Any) -> dict[str, tuple[str, str]]:
-    """Modules that a configuration needs on GPUs, with their package and the reason."""
-    actor, critic = config.actor_rollout_ref, config.critic.enable
-    if critic is None:  # verl/trainer/ppo/utils.py:96
-        critic = config.algorithm.adv_estimator == "gae"
-    lock = lock_advice(f"gpu-rl-{'vllm' if actor.rollout.name == 'vllm' else 'sglang'}.txt")
-    needs = {}
-    if actor.rollout.name in ("sglang", "vllm"):
-        needs[actor.rollout.name] = (actor.rollout.name, f"rollout.name asks for it; {lock}")
-    attention = (actor.model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
-    if attention == "flash_attention_2" or critic:
-        needs[FLASH_ATTENTION] = ("flash_attn", f"{WHY_FLASH_ATTENTION}; {BUILD_ADVICE}")
-    if (backend := actor.rollout.checkpoint_engine.backend) in ("nccl", "nixl", "delta_sharded"):
-        why = f"rollout.checkpoint_engine.backend={backend} sends weights with it"
-        needs["cupy"] = ("cupy", f"{why}; {lock}")
-    if actor.model.get("use_liger"):
-        needs["liger_kernel"] = ("liger-kernel", f"actor_rollout_ref.model.use_liger is on; {lock}")
-    return needs
-
-
-def check_trackers(settings: RlSettings) -> None:
-    """Whether every tracker is installed.
-
-    Raises:
-        MissingExtraError: One is not.
-    """
-    for package in settings.trackers:
-        if find_spec(package) is None:
-            raise MissingExtraError(package, "trackers")
-
-
-def called_tools(settings: RlSettings) -> dict[str, Tool]:
-    """The tools that the agents call, by name; nothing is started.
-
-    Raises:
-        ConfigError: One is not declared, or the tools file is wrong.
-    """
-    called: dict[str, Tool] = {}
-    for route in settings.routes():
-        called |= _called_by(route)
-    return called
-
-
-def _called_by(route: Route) -> dict[str, Tool]:
-    needed = set(route.declared.tool_roles.values())
-    agent = f"agent {route.declared.name!r}" + (f" ({route.key})" if route.name else "")
-    if route.tools is None:
-        if needed:
-            raise ConfigError(f"{agent} calls {sorted(needed)}; name a tool YAML (tools)")
-        return {}
-    from afm.tools import load_tools
-
-    tools = load_tools(route.tools)
-    if missing := needed - set(tools):
-        raise ConfigError(f"{_named(route.tools)}: {agent} calls {sorted(missing)}, not declared there")
-    return {name: tool for name, tool in tools.items() if name in needed}
-
-
-def _named(tools: Path | dict[str, Any]) -> str:
-    return "tools" if isinstance(tools, dict) else str(tools)
 
 
 def _rows(file: str) -> int:

@@ -14,9 +14,9 @@ from afm.memory_arithmetic import model_shape
 from afm.rewards import RewardSettings
 from afm.rewards.judge_prompt import Case, messages
 from afm.settings import Environment
-from verl_ext.doctor_findings import agent_findings, engine_findings, judge_findings, reward_settings
+from verl_ext.doctor_episodes import agent_findings, engine_findings, judge_findings, reward_settings
 from verl_ext.rows import Rows
-from verl_ext.workload import Placement, Workload
+from verl_ext.sizes import Placement, RunSizes
 
 OmegaConf = pytest.importorskip("omegaconf").OmegaConf
 
@@ -27,7 +27,7 @@ LIMITS = Limits(max_turns=4, max_observation_chars=400, max_response_tokens=900)
 
 
 def episode_report(
-    load: Workload,
+    sizes: RunSizes,
     *,
     limits: Limits = LIMITS,
     reward: dict[str, Any] | None = None,
@@ -49,15 +49,15 @@ def episode_report(
     )
     settings = RewardSettings.model_validate(reward or {})
     findings = [
-        *engine_findings(load, shape, config),
-        *agent_findings(load, limits, settings, config),
+        *engine_findings(sizes, shape, config),
+        *agent_findings(sizes, limits, settings, config),
     ]
     worst = sorted(findings, key=lambda finding: [Level.OK, Level.WARNING, Level.ERROR].index(finding.level))
     return {finding.subject: finding for finding in worst}
 
 
-def test_a_sample_fits_in_the_engine_and_the_model(workload: Workload) -> None:
-    told = episode_report(workload)
+def test_a_sample_fits_in_the_engine_and_the_model(sizes: RunSizes) -> None:
+    told = episode_report(sizes)
     assert {finding.level for finding in told.values()} == {Level.OK}
     expected = "prompt 100 + response 900 = 1,000 tokens within rollout.max_model_len (1,000)"
     assert told["context"].text == expected
@@ -66,16 +66,16 @@ def test_a_sample_fits_in_the_engine_and_the_model(workload: Workload) -> None:
     )
 
 
-def test_an_engine_too_short_for_a_sample_is_an_error(workload: Workload) -> None:
-    short = replace(workload, engine=replace(workload.engine, model_len=999))
+def test_an_engine_too_short_for_a_sample_is_an_error(sizes: RunSizes) -> None:
+    short = replace(sizes, engine=replace(sizes.engine, model_len=999))
     assert episode_report(short)["context"].level is Level.ERROR
     assert "more than rollout.max_model_len (999); raise it" in episode_report(short)["context"].text
-    unset = replace(workload, engine=replace(workload.engine, model_len=None))
+    unset = replace(sizes, engine=replace(sizes.engine, model_len=None))
     assert "more than the model's positions" in episode_report(unset, shape=SHORT)["context"].text
 
 
-def test_verl_starts_no_engine_beyond_the_models_positions(workload: Workload) -> None:
-    told = episode_report(workload, shape=SHORT)["positions"]
+def test_verl_starts_no_engine_beyond_the_models_positions(sizes: RunSizes) -> None:
+    told = episode_report(sizes, shape=SHORT)["positions"]
     assert told.level is Level.ERROR
     assert "1,000 tokens against 900 positions of the model: verl will not start the engine" in told.text
     assert "override_config.max_position_embeddings=1000" in told.text
@@ -89,52 +89,35 @@ def test_verl_starts_no_engine_beyond_the_models_positions(workload: Workload) -
     ],
 )
 def test_trainer_and_engine_are_both_told_of_more_positions(
-    workload: Workload, engine: str, key: str, value: Any
+    sizes: RunSizes, engine: str, key: str, value: Any
 ) -> None:
-    load = replace(workload, engine=replace(workload.engine, name=engine))
+    sizes = replace(sizes, engine=replace(sizes.engine, name=engine))
     override = {"max_position_embeddings": 1000}
-    half = episode_report(load, shape=SHORT, override=override)["positions"]
+    half = episode_report(sizes, shape=SHORT, override=override)["positions"]
     assert half.level is Level.ERROR
     assert f"set rollout.engine_kwargs.{engine}.{key} to" in half.text
-    both = episode_report(load, shape=SHORT, override=override, engine_kwargs={engine: {key: value}})[
+    both = episode_report(sizes, shape=SHORT, override=override, engine_kwargs={engine: {key: value}})[
         "positions"
     ]
     assert both.level is Level.WARNING
     assert "900 by its config.json: unseen in its training" in both.text
 
 
-def test_every_pass_has_room_for_the_longest_sample(workload: Workload) -> None:
-    told = episode_report(replace(workload, log_prob_tokens=499))["context"]
-    assert told.level is Level.ERROR
-    assert "rollout.log_prob_max_token_len_per_gpu: 499 tokens x 2 GPUs, fewer than" in told.text
-    assert told.text.endswith("raise it to 500")
-    place = Placement(999, 8, moves_parameters=True, moves_optimizer=True, stays_on_cpu=False)
-    assert (
-        "ref.log_prob_max_token_len_per_gpu"
-        in episode_report(replace(workload, reference=replace(place, tokens=400)))["context"].text
-    )
-    critic = {"ppo_max_token_len_per_gpu": 999, "ulysses_sequence_parallel_size": 1}
-    assert (
-        "critic.ppo_infer_max_token_len_per_gpu: 999 tokens x 1 GPUs"
-        in episode_report(replace(workload, critic=place), critic=critic)["context"].text
-    )
-
-
-def test_a_key_of_the_critic_that_verl_does_not_read_is_told(workload: Workload) -> None:
+def test_a_key_of_the_critic_that_verl_does_not_read_is_told(sizes: RunSizes) -> None:
     place = Placement(32768, 8, moves_parameters=True, moves_optimizer=True, stays_on_cpu=False)
     critic = {"ppo_max_token_len_per_gpu": 40960, "ulysses_sequence_parallel_size": 1}
-    told = episode_report(replace(workload, critic=place), critic=critic)["context"]
+    told = episode_report(replace(sizes, critic=place), critic=critic)["context"]
     assert told.level is Level.WARNING
     assert "critic.ppo_max_token_len_per_gpu=40960 is not read" in told.text
 
 
-def test_observations_leave_room_for_the_agent(workload: Workload) -> None:
-    long = episode_report(workload, limits=LIMITS.model_copy(update={"max_observation_chars": 3600}))[
+def test_observations_leave_room_for_the_agent(sizes: RunSizes) -> None:
+    long = episode_report(sizes, limits=LIMITS.model_copy(update={"max_observation_chars": 3600}))[
         "observations"
     ]
     assert long.level is Level.WARNING
     assert "room for 1 of full length; lower limits.max_observation_chars" in long.text
-    turn = episode_report(workload, limits=LIMITS.model_copy(update={"max_turn_tokens": 901}))["observations"]
+    turn = episode_report(sizes, limits=LIMITS.model_copy(update={"max_turn_tokens": 901}))["observations"]
     assert "limits.max_turn_tokens is 901, more than a response has (900)" in turn.text
 
 
@@ -148,26 +131,26 @@ def test_observations_leave_room_for_the_agent(workload: Workload) -> None:
     ],
 )
 def test_the_overlong_buffer_lies_in_the_response(
-    workload: Workload, most: int, buffer: int, level: Level, told: str
+    sizes: RunSizes, most: int, buffer: int, level: Level, told: str
 ) -> None:
     reward = {
         "formula": "correct + overlong",
         "overlong": {"max_tokens": most, "buffer_tokens": buffer, "count": "all"},
     }
-    finding = episode_report(workload, reward=reward)["overlong"]
+    finding = episode_report(sizes, reward=reward)["overlong"]
     assert (finding.level, told in finding.text) == (level, True), finding.text
 
 
-def test_a_penalty_that_counts_the_agents_tokens_alone_is_seldom_reached(workload: Workload) -> None:
+def test_a_penalty_that_counts_the_agents_tokens_alone_is_seldom_reached(sizes: RunSizes) -> None:
     reward = {
         "formula": "correct + overlong",
         "overlong": {"max_tokens": 900, "buffer_tokens": 100, "count": "agent"},
     }
-    finding = episode_report(workload, reward=reward)["overlong"]
+    finding = episode_report(sizes, reward=reward)["overlong"]
     assert finding.level is Level.WARNING
     assert finding.text.endswith("so few episodes reach it: set rewards.overlong.count=all")
     without_calls = LIMITS.model_copy(update={"max_turns": 0})
-    assert episode_report(workload, reward=reward, limits=without_calls)["overlong"].level is Level.OK
+    assert episode_report(sizes, reward=reward, limits=without_calls)["overlong"].level is Level.OK
 
 
 @pytest.mark.parametrize(
@@ -180,16 +163,16 @@ def test_a_penalty_that_counts_the_agents_tokens_alone_is_seldom_reached(workloa
     ],
 )
 def test_groups_filtered_by_shaping_are_told(
-    workload: Workload, metric: str, formula: str, warned: bool
+    sizes: RunSizes, metric: str, formula: str, warned: bool
 ) -> None:
     long = {"overlong": {"max_tokens": 900, "buffer_tokens": 100, "count": "all"}}
     reward = {"formula": formula} | (long if "overlong" in formula else {})
-    told = episode_report(workload, reward=reward, metric=metric).get("filter")
+    told = episode_report(sizes, reward=reward, metric=metric).get("filter")
     assert (told is not None) == warned
     if told is not None:
         assert told.level is Level.WARNING
         assert told.text.endswith("set verl.algorithm.filter_groups.metric=acc")
-    off = episode_report(replace(workload, filtered=False), reward=reward, metric=metric)
+    off = episode_report(replace(sizes, filtered=False), reward=reward, metric=metric)
     assert "filter" not in off
 
 
@@ -198,15 +181,15 @@ URL = "http://127.0.0.1:1/v1"
 
 
 def judge_report(
-    load: Workload, judge: dict[str, Any], rows: Rows | None = None, **environment: Any
+    sizes: RunSizes, judge: dict[str, Any], rows: Rows | None = None, **environment: Any
 ) -> list[Finding]:
     known = rows or Rows(good=4, scorers=Counter(judge=2, math=2), judged=[TASK])
     settings = reward_settings({"judge": judge})
-    return list(judge_findings(known, load, settings, Environment(**environment), 10))
+    return list(judge_findings(known, sizes, settings, Environment(**environment), 10))
 
 
-def test_the_cost_of_a_step_is_that_of_its_judged_samples(workload: Workload) -> None:
-    told = judge_report(replace(workload, filtered=False), {"url": URL}, grm_api_key="k")[-1].text
+def test_the_cost_of_a_step_is_that_of_its_judged_samples(sizes: RunSizes) -> None:
+    told = judge_report(replace(sizes, filtered=False), {"url": URL}, grm_api_key="k")[-1].text
     asked = sum(len(part["content"]) for part in messages(Case("Who?", ("A", "B"), "A"))) // 3
     # half of 16 x 8 samples, accepted ones twice, a reply of at most 512 tokens
     tokens = 2 * 64 * (asked + 512)
@@ -215,35 +198,35 @@ def test_the_cost_of_a_step_is_that_of_its_judged_samples(workload: Workload) ->
         f"{tokens:,} tokens, {tokens * 10:,} in 10 steps; exact matches"
     )
     once = judge_report(
-        workload, {"url": URL, "control": False, "request": {"max_tokens": 100}}, grm_api_key="k"
+        sizes, {"url": URL, "control": False, "request": {"max_tokens": 100}}, grm_api_key="k"
     )
     assert f"at most 64 calls a step (64 samples) of about {asked} + 100 tokens" in once[-1].text
     assert "groups that are filtered out come on top" in once[-1].text
 
 
-def test_money_is_told_only_when_a_price_is(workload: Workload) -> None:
-    assert " a million" not in judge_report(workload, {"url": URL}, grm_api_key="k")[-1].text
-    priced = judge_report(workload, {"url": URL, "price_per_million_tokens": 1e6}, grm_api_key="k")[-1].text
+def test_money_is_told_only_when_a_price_is(sizes: RunSizes) -> None:
+    assert " a million" not in judge_report(sizes, {"url": URL}, grm_api_key="k")[-1].text
+    priced = judge_report(sizes, {"url": URL, "price_per_million_tokens": 1e6}, grm_api_key="k")[-1].text
     tokens = int(priced.split(" tokens: ")[1].split(" ")[0].replace(",", ""))
     assert f"{tokens:,}.00 a step and {tokens * 10:,}.00 in all at 1e+06 a million" in priced
     with pytest.raises(ConfigError, match=r"price_per_million_tokens: got -1"):
         reward_settings({"judge": {"price_per_million_tokens": -1}})
 
 
-def test_a_judge_that_nobody_is_ends_a_run_or_is_stood_in_for(workload: Workload) -> None:
-    abstains = judge_report(workload, {"without_endpoint": "abstain"})[-1]
+def test_a_judge_that_nobody_is_ends_a_run_or_is_stood_in_for(sizes: RunSizes) -> None:
+    abstains = judge_report(sizes, {"without_endpoint": "abstain"})[-1]
     assert (abstains.level, abstains.subject) == (Level.ERROR, "judge")
     assert "no sample of these rows has a score" in abstains.text
-    exact = judge_report(workload, {})[-1]
+    exact = judge_report(sizes, {})[-1]
     assert (exact.level, "exact match stands in" in exact.text) == (Level.WARNING, True)
 
 
-def test_a_missing_key_is_told(workload: Workload) -> None:
-    told = judge_report(workload, {"url": URL})[1]
+def test_a_missing_key_is_told(sizes: RunSizes) -> None:
+    told = judge_report(sizes, {"url": URL})[1]
     assert (told.level, "GRM_API_KEY is not set" in told.text) == (Level.WARNING, True)
-    assert judge_report(workload, {"url": URL}, grm_api_key="k")[1].text == f"gpt-4.1-mini at {URL}"
+    assert judge_report(sizes, {"url": URL}, grm_api_key="k")[1].text == f"gpt-4.1-mini at {URL}"
 
 
-def test_rows_that_no_model_judges_cost_nothing(workload: Workload) -> None:
-    told = judge_report(workload, {}, Rows(good=3, scorers=Counter(math=3)))
+def test_rows_that_no_model_judges_cost_nothing(sizes: RunSizes) -> None:
+    told = judge_report(sizes, {}, Rows(good=3, scorers=Counter(math=3)))
     assert [finding.text for finding in told] == ["judged by math (3 rows); formula correct * format"]

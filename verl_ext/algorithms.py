@@ -1,0 +1,108 @@
+"""Where the algorithm of a run is chosen: the keys of verl that name it, and the words that verl 0.9.1 knows.
+
+The recipes in ``configs/rl`` train with DAPO or PPO. GSPO, CISPO, Dr. GRPO, RLOO, KL, entropy and TIS are files to lay over
+a recipe (``configs/rl/algorithms``), each with its formula and source. The formulas themselves run in verl
+(``verl/trainer/ppo/core_algos.py``); here a misspelt word is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from afm.errors import suggestion
+from afm.findings import Finding, Level
+from verl_ext import CPU_ENGINE
+
+ESTIMATOR = "algorithm.adv_estimator"
+LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
+GROUP_METRIC = "algorithm.filter_groups.metric"
+
+FACTS = (
+    "reward",
+    "score",
+    "acc",
+    "correct",
+    "format",
+    "overlong",
+    "abstained",
+    "answered",
+    "cut_short",
+    "used_tool",
+    "tool_calls",
+    "tool_failures",
+    "duplicate_calls",
+    "agent_tokens",
+    "response_tokens",
+    "seconds",
+    "token_drift",
+)
+"""What our agent loop reports of each sample (:func:`verl_ext.training_sample.facts`), by which groups can be filtered."""
+
+SHAPED = ("reward", "score", "overlong")
+"""Those that hold the overlong penalty: they differ between answers that are equally wrong."""
+
+_KL = tuple(name + end for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))
+CHOICES: Mapping[str, tuple[str | None, ...]] = {
+    ESTIMATOR: (
+        "gae",
+        "gdpo",
+        "gpg",
+        "grpo",
+        "grpo_passk",
+        "grpo_vectorized",
+        "opo",
+        "optimal_token_baseline",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "remax",
+        "rloo",
+        "rloo_vectorized",
+        "tir_optimal_token_baseline",
+    ),
+    LOSS: (
+        "bypass_mode",
+        "cispo",
+        "clip_cov",
+        "dppo_kl",
+        "dppo_tv",
+        "dro",
+        "geo_mean",
+        "gpg",
+        "gspo",
+        "kl_cov",
+        "sapo",
+        "vanilla",
+    ),
+    "actor_rollout_ref.actor.loss_agg_mode": (
+        "token-mean",
+        "token-sum",
+        "seq-mean-token-sum",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum-norm",
+    ),
+    "actor_rollout_ref.actor.kl_loss_type": _KL,
+    "algorithm.kl_penalty": _KL,
+    GROUP_METRIC: FACTS,
+    "algorithm.rollout_correction.rollout_is": ("token", "sequence", None),
+    "trainer.v1.sampler.max_off_policy_strategy": ("drop", "wait"),
+    "trainer.v1.trainer_mode": ("sync", "colocate_async", "separate_async"),
+    "actor_rollout_ref.rollout.name": ("sglang", "vllm", CPU_ENGINE),
+}
+"""Key to its words; engines are those whose stop parameters :mod:`verl_ext.server_model` knows."""
+
+
+def choice_findings(config: Any) -> Iterator[Finding]:
+    """Words that verl does not know, each with what was probably meant; modules of the caller's own may add some."""
+    from omegaconf import OmegaConf
+
+    modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
+    extended = any(name.strip() not in ("", "verl_ext") for name in modules)
+    for key, known in CHOICES.items():
+        value = OmegaConf.select(config, key)
+        unused = key == GROUP_METRIC and not config.algorithm.filter_groups.enable
+        if value in known or unused or (extended and key in (ESTIMATOR, LOSS)):
+            continue
+        words = [word or "null" for word in known]
+        yield Finding(Level.ERROR, "algorithm", f"verl.{key}: got {value!r}; {suggestion(str(value), words)}")

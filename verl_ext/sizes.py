@@ -1,0 +1,390 @@
+"""Sizes of a run: what verl's configuration asks of the hardware, and whether batches, models and GPUs divide as verl needs it.
+
+verl finds these faults only when the trainer is up, or never.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from afm.findings import Finding, Level, refuse_errors
+from afm.memory_arithmetic import Hardware, ModelShape
+from verl_ext.algorithms import choice_findings
+
+CRITIC_BUDGET = "ppo_infer_max_token_len_per_gpu"
+"""What verl 0.9.1 packs the critic's batches by (``trainer/ppo/v1/trainer_base.py``); ``ppo_max_token_len_per_gpu``
+is not read there. A key of its data class that its YAML does not declare."""
+_CRITIC_BUDGET_DEFAULT = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How one model of the trainer lies on its GPUs.
+
+    Attributes:
+        tokens: Most tokens of one pass on one GPU.
+        shards: GPUs that share its parameters.
+        moves_parameters: They are on the GPU only while they are used.
+        moves_optimizer: The same of the optimizer's state.
+        stays_on_cpu: Everything is on the CPU all the time, but for the layer under work.
+    """
+
+    tokens: int
+    shards: int
+    moves_parameters: bool
+    moves_optimizer: bool
+    stays_on_cpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutEngine:
+    """The rollout engines.
+
+    Attributes:
+        own_gpus: Of all engines together, ``None`` when they share the trainer's.
+        memory_share: Of a GPU, for weights and cache.
+        model_len: Longest sequence, ``None`` for the model's own.
+        sleeps: It frees its memory while the trainer works.
+    """
+
+    name: str
+    own_gpus: int | None
+    tensor_parallel: int
+    data_parallel: int
+    memory_share: float
+    model_len: int | None
+    sleeps: bool
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.tensor_parallel * self.data_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class RunSizes:
+    """One training. Lengths in tokens, batches in prompts.
+
+    Attributes:
+        log_prob_tokens: Most tokens of one pass that only computes probabilities, on one GPU.
+        ahead: Episodes are rolled out while the trainer works (the asynchronous trainers).
+        passes: Times that each sample is trained on (``ppo_epochs``).
+        packed: A micro batch is filled up to a number of tokens (``use_dynamic_bsz``).
+        steps: ``None`` when the epochs decide.
+        kept: Checkpoints that stay, ``None`` for all.
+        saved: What a checkpoint of the actor holds.
+    """
+
+    hardware: Hardware
+    engine: RolloutEngine
+    actor: Placement
+    reference: Placement | None
+    critic: Placement | None
+    prompt: int
+    response: int
+    batch: int
+    mini_batch: int
+    gen_batch: int | None
+    samples: int
+    passes: int
+    filtered: bool
+    ahead: bool
+    packed: bool
+    sequence_parallel: int
+    critic_parallel: int
+    log_prob_tokens: int
+    entropy_bonus: bool
+    fused_logits: bool
+    checkpointing: bool
+    lora_rank: int
+    steps: int | None
+    save_every: int
+    kept: int | None
+    saved: tuple[str, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        return self.prompt + self.response
+
+    @property
+    def episodes(self) -> int:
+        """Samples that a step trains on."""
+        return self.batch * self.samples
+
+    @property
+    def engines(self) -> int:
+        """Rollout engines on all GPUs."""
+        return (self.engine.own_gpus or self.hardware.world) // self.engine.gpus
+
+    @property
+    def ranks(self) -> int:
+        """Data ranks: groups of GPUs that each work on samples of their own."""
+        return self.hardware.world // self.sequence_parallel
+
+
+def has_critic(config: Any) -> bool:
+    """Whether verl trains a critic (verl/trainer/ppo/utils.py:96)."""
+    enabled = config.critic.enable
+    return bool(enabled) if enabled is not None else config.algorithm.adv_estimator == "gae"
+
+
+def sizes_of(config: Any, gpu_gib: float = 80.0) -> RunSizes:
+    """Read the composed configuration of verl (an OmegaConf).
+
+    Raises:
+        ConfigError: A size is no positive whole number, or the engines' share of memory no share.
+    """
+    refuse_errors(_number_findings(config, _SIZE_RULES))
+    parts, trainer, data, critic = config.actor_rollout_ref, config.trainer, config.data, config.critic
+    actor, rollout, ref = parts.actor, parts.rollout, parts.ref
+    hardware = Hardware(trainer.nnodes, trainer.n_gpus_per_node, gpu_gib)
+    longest = data.max_prompt_length + data.max_response_length
+
+    def tokens(section: Any, budget: int, micro_batch: int | None, split: int) -> int:
+        return int(budget) if section.use_dynamic_bsz else (micro_batch or 1) * longest // split
+
+    def passes(section: Any) -> int:
+        micro_batch = section.log_prob_micro_batch_size_per_gpu
+        return tokens(actor, section.log_prob_max_token_len_per_gpu, micro_batch, split)
+
+    def placement(fsdp: Any, most: int) -> Placement:
+        return Placement(
+            tokens=most,
+            shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else hardware.world,
+            moves_parameters=bool(fsdp.param_offload),
+            moves_optimizer=bool(fsdp.optimizer_offload),
+            stays_on_cpu=bool(fsdp.offload_policy or fsdp.forward_only),
+        )
+
+    split, critic_split = actor.ulysses_sequence_parallel_size, critic.ulysses_sequence_parallel_size
+    trained = tokens(actor, actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu, split)
+    critic_budget = critic.get(CRITIC_BUDGET) or _CRITIC_BUDGET_DEFAULT
+    valued = tokens(critic, critic_budget, critic.ppo_micro_batch_size_per_gpu, critic_split)
+    with_reference = actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    return RunSizes(
+        hardware=hardware,
+        engine=_engine(rollout, separate=trainer.v1.trainer_mode == "separate_async"),
+        actor=placement(actor.fsdp_config, trained),
+        reference=placement(ref.fsdp_config, passes(ref)) if with_reference else None,
+        critic=placement(critic.fsdp, valued) if has_critic(config) else None,
+        prompt=data.max_prompt_length,
+        response=data.max_response_length,
+        batch=data.train_batch_size,
+        mini_batch=actor.ppo_mini_batch_size,
+        gen_batch=data.gen_batch_size,
+        samples=rollout.n,
+        passes=actor.ppo_epochs,
+        filtered=bool(config.algorithm.filter_groups.enable),
+        ahead=trainer.v1.trainer_mode != "sync",
+        packed=bool(actor.use_dynamic_bsz),
+        sequence_parallel=split,
+        critic_parallel=critic_split,
+        log_prob_tokens=passes(rollout),
+        entropy_bonus=bool(actor.entropy_coeff),
+        fused_logits=bool(parts.model.use_fused_kernels),
+        checkpointing=bool(parts.model.enable_gradient_checkpointing),
+        lora_rank=parts.model.lora_rank,
+        steps=trainer.total_training_steps,
+        save_every=trainer.save_freq,
+        kept=trainer.max_actor_ckpt_to_keep,
+        saved=tuple(actor.checkpoint.save_contents),
+    )
+
+
+def _engine(rollout: Any, *, separate: bool) -> RolloutEngine:
+    return RolloutEngine(
+        name=rollout.name,
+        own_gpus=rollout.nnodes * rollout.n_gpus_per_node if separate else None,
+        tensor_parallel=rollout.tensor_model_parallel_size,
+        data_parallel=rollout.data_parallel_size,
+        memory_share=rollout.gpu_memory_utilization,
+        model_len=rollout.max_model_len,
+        sleeps=bool(rollout.free_cache_engine),
+    )
+
+
+_Rules = Iterable[tuple[tuple[str, ...], Callable[[Any], bool], str]]
+"""Keys, what their values have to fulfil, and that in words."""
+
+
+def _real(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+_SIZES = (
+    *(f"data.{key}" for key in ("max_prompt_length", "max_response_length", "train_batch_size")),
+    *(f"trainer.{key}" for key in ("nnodes", "n_gpus_per_node", "total_epochs")),
+    *(f"actor_rollout_ref.actor.{key}" for key in ("ppo_mini_batch_size", "ppo_epochs")),
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "critic.ulysses_sequence_parallel_size",
+    *(f"actor_rollout_ref.rollout.{key}" for key in ("n", "max_num_seqs", "data_parallel_size")),
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+)
+_SIZE_RULES: _Rules = (
+    (_SIZES, lambda value: type(value) is int and value > 0, "a positive whole number"),
+    (
+        ("actor_rollout_ref.rollout.gpu_memory_utilization",),
+        lambda value: _real(value) and 0 < value <= 1,
+        "a share of a GPU's memory above 0, at most 1",
+    ),
+)
+_OTHER_RULES: _Rules = (
+    (
+        ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr"),
+        lambda value: _real(value) and value >= 0,
+        "a number, 0 or above",
+    ),
+    (
+        ("actor_rollout_ref.rollout.temperature",),
+        lambda value: _real(value) and value > 0,
+        "a number above 0",
+    ),
+    (
+        ("trainer.total_training_steps",),
+        lambda value: value is None or (type(value) is int and value > 0),
+        "1 or more, or null",
+    ),
+    (
+        ("algorithm.filter_groups.max_num_gen_batches",),
+        lambda value: type(value) is int,
+        "a whole number (0: no bound)",
+    ),
+)
+
+
+def _number_findings(config: Any, rules: _Rules) -> Iterator[Finding]:
+    from omegaconf import OmegaConf
+
+    for keys, accepts, expected in rules:
+        for key in keys:
+            if not accepts(value := OmegaConf.select(config, key)):
+                yield Finding(Level.ERROR, "batch", f"verl.{key}: got {value!r}, expected {expected}")
+
+
+def check(config: Any) -> None:
+    """Words and arithmetic that verl finds out about late or not at all.
+
+    Raises:
+        ConfigError: An unknown algorithm, sizes that do not divide, or a sample that does not fit.
+    """
+    refuse_errors(choice_findings(config))
+    refuse_errors(size_findings(config, sizes_of(config)))
+
+
+def size_findings(config: Any, sizes: RunSizes, shape: ModelShape | None = None) -> Iterator[Finding]:
+    """What does not divide or fit, in numbers, GPUs, batches and token budgets, and how it divides where all does."""
+    yield from _number_findings(config, _OTHER_RULES)
+    yield from split_findings(sizes, shape)
+    if not sizes.hardware.world % sizes.sequence_parallel:
+        yield from (Finding(Level.ERROR, "batch", fault) for fault in _batch_faults(config, sizes))
+    yield from (Finding(Level.ERROR, "context", fault) for fault in budget_faults(sizes))
+
+
+def _batch_faults(config: Any, sizes: RunSizes) -> Iterator[str]:
+    """Batches that do not divide into mini batches, ranks and micro batches, with whole data ranks."""
+    batch, mini, ranks = sizes.batch, sizes.mini_batch, sizes.ranks
+    if batch % mini:
+        yield f"data.train_batch_size is {batch}, actor.ppo_mini_batch_size {mini}: the first must be a multiple"
+    updates = config.trainer.v1.separate_async.parameter_sync_step
+    if config.trainer.v1.trainer_mode == "separate_async" and batch != updates * mini:
+        yield (
+            f"data.train_batch_size is {batch}; with trainer.v1.trainer_mode=separate_async verl wants "
+            f"trainer.v1.separate_async.parameter_sync_step x actor.ppo_mini_batch_size = {updates} x {mini}"
+        )
+    if sizes.filtered and sizes.samples < 2:
+        yield f"algorithm.filter_groups needs at least 2 samples a prompt, rollout.n is {sizes.samples}"
+    if mini * sizes.samples % ranks:
+        yield f"mini batch of {mini} x {sizes.samples} samples does not divide by {ranks} data ranks"
+    elif not sizes.packed:
+        for key, size, count in _micro_batches(config, sizes):
+            if size is None or count % size:
+                yield f"{key} is {size}; expected a divisor of the {count} samples that a rank has there"
+
+
+def _micro_batches(config: Any, sizes: RunSizes) -> Iterator[tuple[str, int | None, int]]:
+    """Key, value and number of samples of every micro batch that is used."""
+    parts, critic = config.actor_rollout_ref, config.critic
+    per_step, per_mini = (count * sizes.samples // sizes.ranks for count in (sizes.batch, sizes.mini_batch))
+    size, log_prob = "ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"
+    yield f"actor_rollout_ref.actor.{size}", parts.actor[size], per_mini
+    yield f"actor_rollout_ref.rollout.{log_prob}", parts.rollout[log_prob], per_step
+    if sizes.reference:
+        yield f"actor_rollout_ref.ref.{log_prob}", parts.ref[log_prob], per_step
+    if config.algorithm.adv_estimator == "gae":
+        per_mini = critic.ppo_mini_batch_size * sizes.samples // sizes.ranks
+        yield f"critic.{size}", critic[size], per_mini
+
+
+def budget_faults(sizes: RunSizes) -> Iterator[str]:
+    """Packed micro batches too small for the longest sample; verl fails at the first one that is too long."""
+    budgets = {
+        "actor.ppo_max_token_len_per_gpu": (sizes.actor.tokens, sizes.sequence_parallel),
+        "rollout.log_prob_max_token_len_per_gpu": (sizes.log_prob_tokens, sizes.sequence_parallel),
+    }
+    if sizes.reference:
+        budgets["ref.log_prob_max_token_len_per_gpu"] = (sizes.reference.tokens, sizes.sequence_parallel)
+    if sizes.critic:
+        budgets[f"critic.{CRITIC_BUDGET}"] = (sizes.critic.tokens, sizes.critic_parallel)
+    for key, (tokens, parts) in budgets.items() if sizes.packed else ():
+        if tokens * parts < sizes.longest:
+            text = f"{key}: {tokens:,} tokens x {parts} GPUs, fewer than the longest sample has ({sizes.longest:,})"
+            yield f"{text}; raise it to {-(-sizes.longest // parts)}"
+
+
+def split_findings(sizes: RunSizes, shape: ModelShape | None) -> Iterator[Finding]:
+    """One finding for each thing that does not divide; one that says how it divides when all do."""
+    faults = [*_gpu_faults(sizes), *(_model_faults(sizes, shape) if shape else ())]
+    gen, one_by_one = sizes.gen_batch, sizes.filtered or sizes.ahead
+    if gen and not one_by_one and sizes.batch % gen:
+        text = f"data.train_batch_size={sizes.batch} is no multiple of data.gen_batch_size={gen}"
+        faults.append(f"{text}; leave the second out")
+    yield from (Finding(Level.ERROR, "splits", fault) for fault in faults)
+    if one_by_one and gen not in (None, 1):
+        why = "with group filtering" if sizes.filtered else "in its asynchronous trainers"
+        text = f"data.gen_batch_size is {gen}; {why} verl fetches prompts one by one"
+        yield Finding(Level.WARNING, "batch", f"{text}; leave it out")
+    if not faults:
+        gpus, mini = sizes.hardware.world + (sizes.engine.own_gpus or 0), sizes.mini_batch * sizes.samples
+        text = f"{gpus} GPUs: {sizes.engines} rollout engines of {sizes.engine.gpus}"
+        text += f", {sizes.ranks} data ranks of {sizes.sequence_parallel}"
+        yield Finding(Level.OK, "splits", text)
+        text = f"{sizes.batch} prompts x {sizes.samples} samples = {sizes.episodes:,} a step, "
+        text += f"{sizes.batch // sizes.mini_batch * sizes.passes} updates of {mini:,} samples "
+        yield Finding(Level.OK, "batch", f"{text}({mini // sizes.ranks:,} a data rank)")
+
+
+def _gpu_faults(sizes: RunSizes) -> Iterator[str]:
+    world, each, node = sizes.hardware.world, sizes.engine.gpus, sizes.hardware.gpus
+    served = sizes.engine.own_gpus or world
+    factors = "rollout.tensor_model_parallel_size x data_parallel_size"
+    if world % sizes.sequence_parallel:
+        yield f"{world} GPUs do not divide by actor.ulysses_sequence_parallel_size={sizes.sequence_parallel}"
+    if served % each:
+        yield f"{served} GPUs do not divide by {factors} = {each}: the rest would have no rollout engine"
+    elif node % each and each % node:
+        yield f"an engine of {each} GPUs ({factors}) fits no whole number of times into nodes of {node}"
+    for name, place in (("actor", sizes.actor), ("critic", sizes.critic), ("ref", sizes.reference)):
+        if place is not None and world % place.shards:
+            yield f"{world} GPUs do not divide by {name}'s fsdp_size={place.shards}"
+
+
+def _model_faults(sizes: RunSizes, shape: ModelShape) -> Iterator[str]:
+    for key, split in (
+        ("rollout.tensor_model_parallel_size", sizes.engine.tensor_parallel),
+        ("actor.ulysses_sequence_parallel_size", sizes.sequence_parallel),
+    ):
+        if shape.heads % split:
+            fitting = [size for size in (1, 2, 4, 8) if not shape.heads % size]
+            text = f"the model's {shape.heads} attention heads do not divide by {key}={split}"
+            yield f"{text}; expected one of {fitting}"
+        elif shape.kv_heads % split and split % shape.kv_heads:
+            text = f"the model's {shape.kv_heads} key-value heads and {key}={split}"
+            yield f"{text}: neither is a multiple of the other"
+    if shape.mlp % sizes.engine.tensor_parallel:
+        key = f"rollout.tensor_model_parallel_size={sizes.engine.tensor_parallel}"
+        yield f"the model's {shape.mlp} intermediate features do not divide by {key}"
