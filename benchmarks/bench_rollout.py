@@ -117,7 +117,7 @@ def write_loops(folder: Path, episodes: int) -> dict[str, Any]:
         loops.append({"name": way, "_target_": target, "settings": str(folder / f"settings_{name}.yaml")})
     (folder / "loops.yaml").write_text(yaml.safe_dump(loops))
     config = {"type": "native", "tools": tool_file(folder, "tools_stock", {})}
-    entry = {"class_name": "verl_ext.tools.AfmTool", "config": config}
+    entry = {"class_name": "verl_ext.stock.AfmTool", "config": config}
     (folder / "stock_tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
     rollout = "actor_rollout_ref.rollout"
     return {

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import os
 
-CPU_ENGINE = "afm_cpu"
-"""Name of our rollout engine: ``actor_rollout_ref.rollout.name=afm_cpu``."""
-
 
 def _loaded_by_verl() -> bool:
     modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "")

@@ -33,7 +33,7 @@ from afm.sandbox.slots import share_cores
 from afm.seeds import derive_seed
 from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
-from verl_ext import CPU_ENGINE
+from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.failures import is_fatal, record_failure
 from verl_ext.group_guard import SAMPLER, refuse_non_finite
 from verl_ext.kept_episodes import keep, worth_keeping

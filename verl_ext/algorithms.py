@@ -13,8 +13,9 @@ from typing import Any
 
 from afm.errors import suggestion
 from afm.findings import Finding, Level
-from verl_ext import CPU_ENGINE
 
+CPU_ENGINE = "afm_cpu"
+"""Name of our rollout engine: ``actor_rollout_ref.rollout.name=afm_cpu``."""
 ESTIMATOR = "algorithm.adv_estimator"
 LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 GROUP_METRIC = "algorithm.filter_groups.metric"

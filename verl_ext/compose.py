@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any
 
 from afm.errors import ConfigError, MissingExtraError, suggestion
-from verl_ext import CPU_ENGINE
+from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.checkpoints import CHECKPOINT_DIR
 from verl_ext.group_guard import SAMPLER
 from verl_ext.settings import SETTINGS_FILE, RlSettings

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
+
+
+def _nothing(self: object, *args: object, **options: object) -> None:
+    """A CPU has no cache to empty, no allocator or profiler to set up, one device, and its work is never pending."""
 
 
 class CpuDevice(ModuleType):
@@ -22,21 +25,12 @@ class CpuDevice(ModuleType):
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
+    empty_cache = ipc_collect = set_device = synchronize = _nothing
+    reset_peak_memory_stats = reset_accumulated_memory_stats = _nothing
+
     def is_available(self) -> bool:
         """No: nothing may take this for an accelerator."""
         return False
-
-    def empty_cache(self) -> None:
-        """Nothing is cached."""
-
-    def ipc_collect(self) -> None:
-        """Nothing is shared."""
-
-    def reset_peak_memory_stats(self, device: object = None) -> None:
-        """Nothing is counted."""
-
-    def reset_accumulated_memory_stats(self, device: object = None) -> None:
-        """Nothing is counted."""
 
     def memory_allocated(self, device: object = None) -> int:
         """Bytes on the device: none."""
@@ -48,12 +42,6 @@ class CpuDevice(ModuleType):
         """Free and total bytes of main memory."""
         page = os.sysconf("SC_PAGE_SIZE")
         return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
-
-    def set_device(self, device: object) -> None:
-        """There is one device."""
-
-    def synchronize(self, device: object = None) -> None:
-        """Work on a CPU is never pending."""
 
     def get_device_name(self, device: object = None) -> str:
         """Shown in logs."""
@@ -68,16 +56,15 @@ class CpuDevice(ModuleType):
         torch.set_rng_state(state)
 
 
-_DEVICE = CpuDevice()
-
-
 @PlatformRegistry.register(platform="cpu")
 class PlatformCpu(PlatformBase):
     """verl's platform interface over the CPU; never chosen by itself, only by ``VERL_PLATFORM=cpu``."""
 
     device_name = "cpu"
     vendor_name = "generic"
-    device_module = _DEVICE
+    device_module = CpuDevice()
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
 
     def is_available(self) -> bool:
         """The CPU is always there."""
@@ -95,23 +82,11 @@ class PlatformCpu(PlatformBase):
         """Devices of one process."""
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        """There is one device."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Work on a CPU is never pending."""
-
     def manual_seed(self, seed: int) -> None:
         """Seed the CPU generator."""
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """The C allocator takes none."""
-
-    def empty_cache(self) -> None:
-        """Nothing is cached."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         """CPUs have none."""
@@ -125,16 +100,9 @@ class PlatformCpu(PlatformBase):
         """What Ray sets for its logical slots."""
         return "CUDA_VISIBLE_DEVICES"
 
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
+    def nvtx_range(self, msg: str) -> AbstractContextManager[None]:
         """No profiler to mark."""
-        yield
-
-    def profiler_start(self) -> None:
-        """No profiler."""
-
-    def profiler_stop(self) -> None:
-        """No profiler."""
+        return nullcontext()
 
     def ray_resource_name(self) -> str:
         """Logical GPU slots (``ray.init(num_gpus=N)``): verl's resource check knows GPU and NPU only."""
@@ -147,6 +115,3 @@ class PlatformCpu(PlatformBase):
     def is_ipc_supported(self) -> bool:
         """Weights travel through Ray."""
         return False
-
-    def cudart(self) -> None:
-        """No CUDA runtime."""

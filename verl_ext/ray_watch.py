@@ -27,8 +27,6 @@ from verl_ext.failures import (
     write_started,
 )
 
-START_TIMEOUT_S = 600.0
-LOSS_GRACE_S = 30.0
 _POLL_S = 2.0
 _END_S = 30.0
 _SETTLE_S = 6.0
@@ -160,11 +158,7 @@ class RayWatch(threading.Thread):
     """
 
     def __init__(
-        self,
-        output_dir: Path,
-        *,
-        loss_grace_s: float = LOSS_GRACE_S,
-        start_timeout_s: float = START_TIMEOUT_S,
+        self, output_dir: Path, *, loss_grace_s: float = 30.0, start_timeout_s: float = 600.0
     ) -> None:
         super().__init__(name="afm-losses", daemon=True)
         self._output_dir = output_dir

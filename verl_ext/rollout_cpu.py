@@ -25,7 +25,7 @@ from afm.configuration import Settings, validated
 from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
-from verl_ext import CPU_ENGINE
+from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.ray_watch import report_if_it_fails
 
 
@@ -146,22 +146,10 @@ class CpuServer:
         """Admit waiting requests again."""
         self._engine.resume()
 
-    async def sleep(self) -> None:
-        """Main memory is not shared with the trainer: nothing to free."""
+    async def sleep(self, *args: Any, **options: Any) -> None:
+        """Nothing: memory is not shared with the trainer, no prefix outlives a generation, and there is no profiler."""
 
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        """The counterpart of :meth:`sleep`."""
-
-    async def clear_kv_cache(self) -> None:
-        """No prefix is cached beyond a generation."""
-
-    release_kv_cache = resume_kv_cache = clear_kv_cache
-
-    async def start_profile(self, **options: Any) -> None:
-        """No profiler."""
-
-    async def stop_profile(self) -> None:
-        """No profiler."""
+    wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = sleep
 
 
 class CpuReplica(RolloutReplica):
@@ -217,11 +205,10 @@ class CpuRolloutAdapter(BaseRollout):
         self._names = _server_names(replica, CpuOptions.of(self.config).processes)
         self._servers: list[Any] = []
 
-    async def resume(self, tags: list[str]) -> None:
+    async def resume(self, *tags: list[str]) -> None:
         """The server keeps its memory."""
 
-    async def release(self) -> None:
-        """The server keeps its memory."""
+    release = resume
 
     @torch.no_grad()
     async def update_weights(

@@ -10,7 +10,7 @@ from afm.errors import EngineError
 from afm.models.base import CodecModel, FinishReason, Generation, SamplingParams
 from afm.models.tokenizer import ChatTokenizer, stop_length
 from afm.rollout import Episode
-from verl_ext import CPU_ENGINE
+from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.ray_watch import report_engine_error
 
 _SGLANG_RESERVE = 6

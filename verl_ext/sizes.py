@@ -139,38 +139,27 @@ def sizes_of(config: Any, gpu_gib: float = 80.0) -> RunSizes:
         ConfigError: A size is no positive whole number, or the engines' share of memory no share.
     """
     refuse_errors(_number_findings(config, _SIZE_RULES))
-    parts, trainer, data, critic = config.actor_rollout_ref, config.trainer, config.data, config.critic
-    actor, rollout, ref = parts.actor, parts.rollout, parts.ref
+    parts, trainer, data = config.actor_rollout_ref, config.trainer, config.data
+    actor, rollout = parts.actor, parts.rollout
     hardware = Hardware(trainer.nnodes, trainer.n_gpus_per_node, gpu_gib)
     longest = data.max_prompt_length + data.max_response_length
 
-    def tokens(section: Any, budget: int, micro_batch: int | None, split: int) -> int:
-        return int(budget) if section.use_dynamic_bsz else (micro_batch or 1) * longest // split
+    split = actor.ulysses_sequence_parallel_size
 
-    def passes(section: Any) -> int:
-        micro_batch = section.log_prob_micro_batch_size_per_gpu
-        return tokens(actor, section.log_prob_max_token_len_per_gpu, micro_batch, split)
+    def tokens(budget: int, micro_batch: int | None) -> int:
+        return int(budget) if actor.use_dynamic_bsz else (micro_batch or 1) * longest // split
 
-    def placement(fsdp: Any, most: int) -> Placement:
-        return Placement(
-            tokens=most,
-            shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else hardware.world,
-            moves_parameters=bool(fsdp.param_offload),
-            moves_optimizer=bool(fsdp.optimizer_offload),
-            stays_on_cpu=bool(fsdp.offload_policy or fsdp.forward_only),
-        )
+    def read(section: Any) -> int:
+        return tokens(section.log_prob_max_token_len_per_gpu, section.log_prob_micro_batch_size_per_gpu)
 
-    split, critic_split = actor.ulysses_sequence_parallel_size, critic.ulysses_sequence_parallel_size
-    trained = tokens(actor, actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu, split)
-    critic_budget = critic.get(CRITIC_BUDGET) or _CRITIC_BUDGET_DEFAULT
-    valued = tokens(critic, critic_budget, critic.ppo_micro_batch_size_per_gpu, critic_split)
-    with_reference = actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    trained = tokens(actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu)
+    ref = parts.ref if actor.use_kl_loss or config.algorithm.use_kl_in_reward else None
     return RunSizes(
         hardware=hardware,
         engine=_engine(rollout, separate=trainer.v1.trainer_mode == "separate_async"),
-        actor=placement(actor.fsdp_config, trained),
-        reference=placement(ref.fsdp_config, passes(ref)) if with_reference else None,
-        critic=placement(critic.fsdp, valued) if has_critic(config) else None,
+        actor=_placement(actor.fsdp_config, trained, hardware),
+        reference=_placement(ref.fsdp_config, read(ref), hardware) if ref else None,
+        critic=_critic(config.critic, hardware, longest) if has_critic(config) else None,
         prompt=data.max_prompt_length,
         response=data.max_response_length,
         batch=data.train_batch_size,
@@ -182,8 +171,8 @@ def sizes_of(config: Any, gpu_gib: float = 80.0) -> RunSizes:
         ahead=trainer.v1.trainer_mode != "sync",
         packed=bool(actor.use_dynamic_bsz),
         sequence_parallel=split,
-        critic_parallel=critic_split,
-        log_prob_tokens=passes(rollout),
+        critic_parallel=config.critic.ulysses_sequence_parallel_size,
+        log_prob_tokens=read(rollout),
         entropy_bonus=bool(actor.entropy_coeff),
         fused_logits=bool(parts.model.use_fused_kernels),
         checkpointing=bool(parts.model.enable_gradient_checkpointing),
@@ -192,6 +181,23 @@ def sizes_of(config: Any, gpu_gib: float = 80.0) -> RunSizes:
         save_every=trainer.save_freq,
         kept=trainer.max_actor_ckpt_to_keep,
         saved=tuple(actor.checkpoint.save_contents),
+    )
+
+
+def _critic(critic: Any, hardware: Hardware, longest: int) -> Placement:
+    tokens = critic.get(CRITIC_BUDGET) or _CRITIC_BUDGET_DEFAULT
+    if not critic.use_dynamic_bsz:
+        tokens = (critic.ppo_micro_batch_size_per_gpu or 1) * longest // critic.ulysses_sequence_parallel_size
+    return _placement(critic.fsdp, tokens, hardware)
+
+
+def _placement(fsdp: Any, tokens: int, hardware: Hardware) -> Placement:
+    return Placement(
+        tokens=tokens,
+        shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else hardware.world,
+        moves_parameters=bool(fsdp.param_offload),
+        moves_optimizer=bool(fsdp.optimizer_offload),
+        stays_on_cpu=bool(fsdp.offload_policy or fsdp.forward_only),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from afm.errors import RewardError
 from afm.rewards import Sample
 from afm.rewards.base import Part
-from verl_ext.reward import compute_score
+from verl_ext.stock import compute_score
 
 RIGHT = "<plan>Add.</plan><think>Easy.</think><answer>\\boxed{24}</answer>"
 

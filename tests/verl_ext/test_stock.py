@@ -136,7 +136,7 @@ def our_loop(folder: Path) -> dict[str, Any]:
 
 def our_tools(folder: Path) -> dict[str, Any]:
     config = {"type": "native", "tools": str(ROOT / "configs/tools/code_executor.yaml")}
-    entry = {"class_name": "verl_ext.tools.AfmTool", "config": config}
+    entry = {"class_name": "verl_ext.stock.AfmTool", "config": config}
     (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
     return {f"{ROLLOUT}.multi_turn.tool_config_path": str(folder / "tools.yaml")}
 
@@ -146,7 +146,7 @@ def our_reward(folder: Path) -> dict[str, Any]:
     (folder / "rewards.yaml").write_text("formula: correct\n")
     key = "reward.custom_reward_function"
     return {
-        f"{key}.path": "pkg://verl_ext.reward",
+        f"{key}.path": "pkg://verl_ext.stock",
         f"+{key}.reward_kwargs.rewards": str(folder / "rewards.yaml"),
     }
 

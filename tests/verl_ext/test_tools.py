@@ -40,7 +40,7 @@ class Echo:
 def load(folder: Path, **config: Any) -> list[Any]:
     from verl.tools.tool_registry import load_all_tools
 
-    entry = {"class_name": "verl_ext.tools.AfmTool", "config": {"type": "native"} | config}
+    entry = {"class_name": "verl_ext.stock.AfmTool", "config": {"type": "native"} | config}
     (folder / "entries.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
     return list(load_all_tools(str(folder / "entries.yaml"), None))
 
@@ -115,7 +115,7 @@ def test_wrong_settings_are_explained(tmp_path: Path, config: dict[str, str], me
 def test_a_second_schema_is_refused(tmp_path: Path) -> None:
     from verl.tools.schemas import OpenAIFunctionToolSchema
 
-    from verl_ext.tools import AfmTool
+    from verl_ext.stock import AfmTool
 
     schema = {"type": "function", "function": {"name": "echo", "description": "another"}}
     with pytest.raises(ConfigError, match="remove it here"):

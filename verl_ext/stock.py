@@ -1,10 +1,14 @@
-"""Our tools for verl's own agent loops (``tool_agent``); our agent loop has its tools from its settings.
+"""Our tools and our rewards for verl's own agent loops; our agent loop has both from its settings.
 
-Listed in the YAML of ``actor_rollout_ref.rollout.multi_turn.tool_config_path``, one entry a tool::
+Tools are listed in the YAML of ``actor_rollout_ref.rollout.multi_turn.tool_config_path``, one entry a tool::
 
     tools:
-      - class_name: verl_ext.tools.AfmTool
+      - class_name: verl_ext.stock.AfmTool
         config: {type: native, tools: /path/of/code_executor.yaml, name: code}
+
+Rewards: ``reward.custom_reward_function.path=pkg://verl_ext.stock``, ``name=compute_score`` and, under ``reward_kwargs``, the
+``agent`` and optionally the ``rewards`` YAML. The authors are read off the text, so an observation that the model forged
+counts as one, and lengths are unknown (no overlong shaping). Our agent loop knows both.
 """
 
 from __future__ import annotations
@@ -17,12 +21,16 @@ from typing import Any
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
+from afm.agents import AgentSpec, load_agent
 from afm.configuration import Settings, read_mapping, validated
-from afm.errors import AfmError, ConfigError, suggestion
+from afm.errors import AfmError, ConfigError, RewardError, suggestion
+from afm.rewards import Reward, Sample, load_reward
 from afm.tools import Tool, ToolSchema, load_tools
 from afm.tools.base import working_toward
 from afm.tools.registry import ToolsFile
+from afm.trajectory import author_segments
 from afm.trajectory.observation import neutralise
+from verl_ext.group_guard import refuse_non_finite
 
 
 class ToolSettings(Settings):
@@ -96,3 +104,46 @@ def _question(agent_data: Any) -> str:
     messages = getattr(agent_data, "messages", None) or []
     asked = [message["content"] for message in messages if message.get("role") == "user"]
     return asked[-1] if asked and isinstance(asked[-1], str) else ""
+
+
+async def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: dict[str, Any] | None = None,
+    *,
+    agent: str = "math",
+    rewards: str | None = None,
+    **unused: Any,
+) -> dict[str, float]:
+    """Score one response; every key but ``score`` becomes a metric.
+
+    Raises:
+        RewardError: The reward abstained or is no finite number: verl then leaves the sample out, and never counts it as wrong.
+    """
+    spec, reward = _judges(agent, rewards)
+    info = dict(extra_info or {})
+    verdict = await reward.score(
+        Sample(
+            spec=spec,
+            data_source=data_source,
+            question=str(info.get("question", "")),
+            segments=author_segments(solution_str, spec),
+            ground_truth=ground_truth,
+            extra_info=info,
+        )
+    )
+    if verdict.score is None:
+        raise RewardError(f"the reward abstained (data_source {data_source!r}): {verdict.evidence}")
+    refuse_non_finite(
+        {**verdict.parts, "score": verdict.score},
+        data_source=data_source,
+        episode=f"of question {info.get('index', info.get('question'))!r}",
+    )
+    solved = verdict.parts.get("correct", 0.0) * verdict.parts.get("format", 0.0)
+    return {"score": verdict.score, "acc": solved, **verdict.parts}
+
+
+@cache
+def _judges(agent: str, rewards: str | None) -> tuple[AgentSpec, Reward]:
+    return load_agent(agent), load_reward(None if rewards is None else Path(rewards))
