@@ -113,7 +113,7 @@ _KEYS = {
     ConfigKind.SFT: frozenset(
         {"model_name_or_path", "dataset", "stage", "finetuning_type", "template", "cutoff_len"}
     ),
-    ConfigKind.EVAL: frozenset({"benchmark", "data", "rounds", "output_dir"}),
+    ConfigKind.EVAL: frozenset({"benchmark", "data", "rounds"}),
 }
 """Keys that one kind alone has."""
 _SHARED = frozenset({"rewards", "limits"})
