@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import quote
 
+from afm.endpoints.pace import retry_after_s
 from afm.errors import DataError, MissingExtraError
 
 Progress = Callable[[str, int, int | None], None]
@@ -30,17 +31,12 @@ _TRIES = 5
 _LIST_TRIES = 3
 """To be told what a repository holds, when the server is there and fails."""
 _TOO_MANY = 429
-_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60
+_PAUSE_S = 2.0
 _READ_BYTES = 4 * MIB
 _SHOWN_CHARS = 300
-_OFFLINE_ADVICE = (
-    "Without a way to the Hub: set HF_ENDPOINT to a mirror, or run the same command where there is one and copy "
-    "the folder here; HF_HUB_OFFLINE must not be 1"
-)
-_NO_GITHUB = (
-    f"Without a way to GitHub: set {GITHUB_ENDPOINT} to a mirror of its raw files, or run the same command where there "
-    "is one and copy the folder here; HF_HUB_OFFLINE must not be 1"
-)
+_OFFLINE_ADVICE = "Without a way to {}, or run the same command where there is one and copy the folder here; HF_HUB_OFFLINE must not be 1"
+_NO_HUB = _OFFLINE_ADVICE.format("the Hub: set HF_ENDPOINT to a mirror")
+_NO_GITHUB = _OFFLINE_ADVICE.format(f"GitHub: set {GITHUB_ENDPOINT} to a mirror of its raw files")
 
 
 class RepositoryKind(StrEnum):
@@ -94,7 +90,7 @@ class Checksum:
 
     def check(self, path: Path) -> None:
         """Compare; a file that is wrong is removed, and an error."""
-        if self._hash.hexdigest() != self._file.checksum:
+        if not self.right:
             path.unlink(missing_ok=True)
             raise DataError(
                 f"what arrived of {self._file.repository} has checksum {self._hash.hexdigest()}, expected "
@@ -175,11 +171,9 @@ def _describe(repository: str, kind: RepositoryKind, revision: str | None) -> An
             status = error.response.status_code
             if (status < 500 and status != _TOO_MANY) or attempt == _LIST_TRIES:
                 raise DataError(_refusal(error, repository, kind, revision, str(api.endpoint))) from None
-            time.sleep(max(attempt, _asked_to_wait_s(error.response.headers.get("Retry-After", ""))))
+            time.sleep(max(attempt, retry_after_s(error.response.headers)))
         except (httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
-            raise DataError(
-                f"{kind} {repository} of {api.endpoint}: {_message(error)}. {_OFFLINE_ADVICE}"
-            ) from None
+            raise DataError(f"{kind} {repository} of {api.endpoint}: {_message(error)}. {_NO_HUB}") from None
         except HFValidationError as error:
             raise DataError(f"{kind} {repository}: {_message(error)}") from None
     raise AssertionError("the last attempt returns or raises")
@@ -200,11 +194,6 @@ def _refusal(error: Any, repository: str, kind: RepositoryKind, revision: str | 
     if isinstance(error, RevisionNotFoundError):
         return f"{name}: there is no revision {revision!r}; expected a branch, a tag or a commit"
     return f"{name}: {_message(error)}"
-
-
-def _asked_to_wait_s(header: str) -> int:
-    """Seconds that a server asks for, up to a minute; 0 when it says a date or nothing."""
-    return min(int(header), _LONGEST_PAUSE_S) if header.isascii() and header.isdigit() else 0
 
 
 def checked_name(repository: str, name: str) -> str:

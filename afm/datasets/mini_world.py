@@ -170,9 +170,9 @@ def write_world(
     return paths
 
 
-def split_of(problem: StoryProblem) -> WorldSplit:
-    """The split to which a problem belongs by the hash of its expression."""
-    bucket = int.from_bytes(hashlib.sha256(problem.expression.encode()).digest()[:4], "big") % 100
+def split_of(key: str) -> WorldSplit:
+    """The split to which what ``key`` stands for belongs, by its hash: here the expression of a problem."""
+    bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % 100
     return next(split for split, bound in _HASH_BELOW.items() if bucket < bound)
 
 
@@ -200,7 +200,7 @@ def _draw_new(
         story = rng.choice(stories)
         problem = _draw(rng, story.kind, steps)
         question = _write_question(rng, story, problem)
-        if question not in seen and split_of(problem) is split:
+        if question not in seen and split_of(problem.expression) is split:
             seen.add(question)
             return problem, question
     raise ConfigError(

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from afm.configuration import Settings
 from afm.datasets.readers.row import AlpacaRow, ReadRow, RowReader
 from afm.datasets.row_files import columnar_rows, published_rows
 from afm.datasets.schema import Task, checked_gold, plain_value
@@ -223,10 +224,8 @@ QUESTION = "{question}"
 _PROMPT = "{prompt}"
 
 
-class PublishedPrompt(BaseModel):
+class PublishedPrompt(Settings):
     """One prompt."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]*$")
     """Of the text file, without its ending."""

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from afm.agents.prompt_source import QUESTION_MARK, row_messages
 from afm.datasets.row_files import columnar_rows
@@ -24,7 +24,7 @@ from afm.errors import DataError
 from afm.runs.atomic import replacing
 from afm.trajectory.chat import row_id
 from afm.trajectory.io import json_rows
-from afm.trajectory.record import SEALING_KEY
+from afm.trajectory.record import SEALING_KEY, FrozenModel
 
 _GOLD_KEYS = ("ground_truth", "answer")
 _RESULT = re.compile(r"(?:^|\n)#### *\$?(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
@@ -46,10 +46,8 @@ class GoldForm(StrEnum):
     """An object ``{"target": [..]}``, as AFM's documentation says."""
 
 
-class Task(BaseModel):
+class Task(FrozenModel):
     """One question to work on."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field(min_length=1)
     """Unique within its file."""

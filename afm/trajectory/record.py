@@ -27,7 +27,9 @@ HIDDEN: Final = "(sealed)"
 _SEALED, _KEY = "sealed", "sealed_with"
 
 
-class _FrozenModel(BaseModel):
+class FrozenModel(BaseModel):
+    """Base of the shapes of rows: immutable, and an unknown key is an error."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -46,7 +48,7 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-class Verdict(_FrozenModel):
+class Verdict(FrozenModel):
     """What a reward says about one response.
 
     ``score`` is ``None`` exactly when the reward abstained: its infrastructure failed, and the sample
@@ -66,7 +68,7 @@ class Verdict(_FrozenModel):
         return self.score is None
 
 
-class Cost(_FrozenModel):
+class Cost(FrozenModel):
     """What an episode used.
 
     ``read_tokens`` are what stood before each generation, added up: the prompt tokens that an endpoint bills. 0 where it was
@@ -89,7 +91,7 @@ class Cost(_FrozenModel):
     wall_seconds: float = 0.0
 
 
-class CallRecord(_FrozenModel):
+class CallRecord(FrozenModel):
     """One tool call of an episode."""
 
     role: str
@@ -101,14 +103,14 @@ class CallRecord(_FrozenModel):
     seconds: float = 0.0
 
 
-class TextSegment(_FrozenModel):
+class TextSegment(FrozenModel):
     """A run of text by one author (see :class:`afm.trajectory.types.Segment`)."""
 
     author: Author
     text: str
 
 
-class Record(_FrozenModel):
+class Record(FrozenModel):
     """One trajectory with everything needed to judge, filter, train on or display it."""
 
     schema_version: Literal[1] = SCHEMA_VERSION

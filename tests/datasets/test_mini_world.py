@@ -104,7 +104,7 @@ def test_a_story_is_read_back_by_its_wording():
         for task in tasks:
             problem = read_problem(task.question)
             assert problem.expression == task.extra_info["expression"]
-            assert split_of(problem) is split
+            assert split_of(problem.expression) is split
 
 
 def test_reading_a_story_by_hand():

@@ -23,7 +23,6 @@ from afm.datasets.encyclopaedia.questions import (
     chain_words,
     number_hop,
     path_info,
-    split_of,
     walk,
 )
 from afm.datasets.encyclopaedia.relations import (
@@ -145,7 +144,7 @@ def _proved(
     way = None if deep else rng.choice(ways)
     for _ in range(_MAX_MISSES):
         question = chain(rng, world, depth) if way is None else _wide(rng, world, depth, width, way)
-        if question is None or question.text in seen or split_of(question) is not split:
+        if question is None or question.text in seen or question.split is not split:
             continue
         proof = prove(world, question.path, question.answer)
         if proof.reads == len(question.path) and proof.only and not (deep and proof.early):

@@ -14,14 +14,13 @@ from enum import StrEnum
 
 from afm.datasets.encyclopaedia.relations import ATTRIBUTE_OF, OF_KIND, RELATION, EntityKind, Relation
 from afm.datasets.encyclopaedia.world import Encyclopaedia
-from afm.datasets.mini_world import WorldSplit
+from afm.datasets.mini_world import WorldSplit, split_of
 from afm.datasets.schema import Task
 from afm.errors import ConfigError
 
 DATA_SOURCE = "mini_wiki"
 HOPS = (1, 2, 3, 4)
 
-_SPLIT_BELOW = {WorldSplit.TRAIN: 55, WorldSplit.RL: 92, WorldSplit.HELDOUT: 100}
 _MAX_MISSES = 5_000
 
 
@@ -56,6 +55,11 @@ class WorldQuestion:
     answer: str
     path: tuple[Hop, ...]
     named: tuple[int, ...]
+
+    @property
+    def split(self) -> WorldSplit:
+        """The split to which it belongs by the hash of the entities that it names."""
+        return split_of("/".join(map(str, sorted(self.named))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +130,6 @@ def path_info(world: Encyclopaedia, path: Sequence[Hop]) -> list[dict[str, str]]
     ]
 
 
-def split_of(question: WorldQuestion) -> WorldSplit:
-    """The split to which a question belongs by the hash of the entities that it names."""
-    key = "/".join(str(number) for number in sorted(question.named))
-    bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % 100
-    return next(split for split, bound in _SPLIT_BELOW.items() if bucket < bound)
-
-
 def _draw_new(
     rng: random.Random,
     world: Encyclopaedia,
@@ -144,7 +141,7 @@ def _draw_new(
     draw = {Shape.CHAIN: chain, Shape.COMPARISON: _comparison, Shape.INTERSECTION: _intersection}
     for _ in range(_MAX_MISSES):
         question = draw[rng.choice(shapes)](rng, world, hops)
-        if question is None or split_of(question) is not split:
+        if question is None or question.split is not split:
             continue
         mark = hashlib.sha256(question.text.encode()).digest()[:12]
         if mark not in seen:

@@ -17,12 +17,12 @@ from afm.datasets.readers.row import (
     abbreviate,
     as_list,
     object_field,
-    row_id,
     text_field,
 )
 from afm.datasets.schema import Task
 from afm.errors import DataError
 from afm.trajectory.answer import boxed
+from afm.trajectory.chat import row_id
 
 _ROLES = frozenset({"system", "user", "assistant"})
 
@@ -33,7 +33,7 @@ def read_agent_flan(row: Row, default: str) -> Conversation:
     if not any(turn.get("loss") for turn in turns):
         raise DataError("`conversation`: no turn has loss = true, so nothing could be learned from it")
     messages = tuple(_message(turn) for turn in turns)
-    return Conversation(id=row_id(row, default, "id"), messages=messages)
+    return Conversation(id=row_id(row) or default, messages=messages)
 
 
 def _message(turn: Row) -> ChatMessage:
@@ -75,7 +75,7 @@ def read_sharegpt(row: Row, default: str) -> Conversation:
     for first, second in pairwise(spoken):
         if first.role == second.role or second.role == "system":
             raise DataError(f"`conversations`: a turn of the {second.role} after one of the {first.role}")
-    return Conversation(id=row_id(row, default, "id"), messages=tuple(system + spoken))
+    return Conversation(id=row_id(row) or default, messages=tuple(system + spoken))
 
 
 def _sharegpt_message(turn: Row) -> ChatMessage:
@@ -105,7 +105,7 @@ def read_retool(row: Row, default: str) -> Conversation:
         raise DataError(
             f"`messages`: expected a user turn and the reply, got {[m.role for m in messages][:4]}"
         )
-    return Conversation(id=row_id(row, default, "id"), messages=tuple(messages))
+    return Conversation(id=row_id(row) or default, messages=tuple(messages))
 
 
 def _messages(turn: Row) -> Iterator[ChatMessage]:
@@ -215,7 +215,7 @@ def read_glaive(row: Row, default: str) -> Task:
 def _glaive_id(row: Row, default: str) -> str:
     """Rows have no ids, and those of an array may all stand in one line, so what they say is part of the name."""
     digest = hashlib.blake2b(f"{row['system']}{row['chat']}".encode("utf-8", "surrogatepass"), digest_size=6)
-    name = row_id(row, f"{default}-{digest.hexdigest()}", "id")
+    name = row_id(row) or f"{default}-{digest.hexdigest()}"
     return f"{name}/{_TWIN}" if row.get(_TWIN) else name
 
 
@@ -278,7 +278,7 @@ def read_t_eval(row: Row, default: str) -> Task:
     kind, form = str(row["kind"]), _form(item, str(row["id"]))
     _check_keys(kind, gold)
     return Task(
-        id=row_id(row, default, "id"),
+        id=row_id(row) or default,
         question=messages[-1]["content"],
         ground_truth=gold,
         data_source=f"t_eval_{kind}_{form}",

@@ -20,7 +20,6 @@ from afm.datasets.readers.row import (
     last_question,
     object_field,
     optional_fields,
-    row_id,
     text_field,
 )
 from afm.datasets.row_files import published_rows
@@ -29,6 +28,7 @@ from afm.errors import DataError
 from afm.rewards.code_tests.problem import TEST_KEYS, read_problem
 from afm.runs.atomic import replacing
 from afm.runs.folder import write_manifest
+from afm.trajectory.chat import row_id
 
 
 def checked_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def read_skywork(row: Row, default: str) -> Task:
     is_code = "code" in source.split("-") or row.get("ability") == "code"
     gold = gold_answer(row)
     return Task(
-        id=f"{source}-{row_id(info, default, 'index')}",
+        id=f"{source}-{row_id(info, 'index') or default}",
         question=last_question(row),
         ground_truth=_tests(gold) if is_code else _answers(gold, row),
         data_source=_code_source(source) if is_code else "skywork_math",

@@ -15,11 +15,11 @@ from afm.datasets.readers.row import (
     last_question,
     object_field,
     optional_fields,
-    row_id,
     text_field,
 )
 from afm.datasets.schema import Task, solution_result, task_of_row
 from afm.errors import DataError, suggestion
+from afm.trajectory.chat import row_id
 from afm.trajectory.record import SEALING_KEY, decrypt
 
 _HIDDEN = "<unk>"
@@ -39,7 +39,7 @@ def read_triviaqa(row: Row, default: str) -> Task:
     answer = object_field(row.get("answer"), "answer")
     names = [answer.get("value"), *as_list(answer.get("aliases"))]
     return Task(
-        id=row_id(row, default, "question_id"),
+        id=row_id(row, "question_id") or default,
         question=text_field(row, "question"),
         ground_truth=accepted_answers(row, "answer", (name for name in names if name != _HIDDEN)),
         extra_info=optional_fields(row, "question_source"),
@@ -70,7 +70,7 @@ def read_musique(row: Row, default: str) -> Task:
     steps = as_list(row.get("question_decomposition"))
     answers = [*as_list(row.get("answer")), *as_list(row.get("answer_aliases"))]
     return Task(
-        id=row_id(row, default, "id"),
+        id=row_id(row) or default,
         question=text_field(row, "question", "Question"),
         ground_truth=accepted_answers(row, "answer", answers),
         extra_info={"hops": len(steps)} if steps else {},
@@ -107,16 +107,16 @@ def read_flashrag(row: Row, default: str) -> Task:
     """
     source = row.get("data_source")
     task = _task_with_answers(row, default, "golden_answers")
-    extra = {"published_id": row_id(row, default, "id")}
+    extra = {"published_id": row_id(row) or default}
     return task.model_copy(
-        update={"data_source": source if isinstance(source, str) else "", "extra_info": extra}
+        update={"id": default, "data_source": source if isinstance(source, str) else "", "extra_info": extra}
     )
 
 
 def _task_with_answers(row: Row, default: str, key: str, *ids: str, extra: tuple[str, ...] = ()) -> Task:
     """A task whose accepted answers stand under ``key``; its id is under the first of ``ids``."""
     return Task(
-        id=row_id(row, default, *ids),
+        id=row_id(row, *ids) or default,
         question=text_field(row, "question", "Question"),
         ground_truth=accepted_answers(row, key, as_list(row.get(key))),
         extra_info=optional_fields(row, *extra),
@@ -148,7 +148,7 @@ def read_webwalker(row: Row, default: str) -> Task:
     level = info.get("Level") or info.get("difficulty_level")
     extra = optional_fields(row, "root_url") | optional_fields(info, "domain", "lang", "type")
     return Task(
-        id=row_id(row, default, "id"),
+        id=row_id(row) or default,
         question=text_field(row, "question", "Question"),
         ground_truth=text_field(row, "answer", "Answer"),
         extra_info={"level": str(level)} | extra if level else extra,
@@ -199,7 +199,7 @@ def read_gsm8k(row: Row, default: str) -> Task:
         raise DataError(
             f"`answer`: expected a last line like '#### 18', got {solution.splitlines()[-1][:60]!r}"
         )
-    return Task(id=row_id(row, default, "id"), question=text_field(row, "question"), ground_truth=result)
+    return Task(id=row_id(row) or default, question=text_field(row, "question"), ground_truth=result)
 
 
 def read_math_problem(row: Row, default: str) -> Task:
@@ -214,7 +214,7 @@ def read_math_problem(row: Row, default: str) -> Task:
     if not answer:
         raise DataError(f"`{_NUMBER_KEYS[0]}`: expected an answer, got {abbreviate(value)}")
     return Task(
-        id=row_id(row, default, "unique_id", "ID", "id"),
+        id=row_id(row, "unique_id", "ID", "id") or default,
         question=text_field(row, "problem", "Problem", "question"),
         ground_truth=answer,
         extra_info=optional_fields(row, "subject", "level", "subfield"),
@@ -240,7 +240,7 @@ def read_dapo_math(row: Row, default: str) -> Task:
     lead, blank, rest = prompt.partition("\n\n")
     problem = rest if blank and lead.startswith(_DAPO_BEFORE) else prompt
     return Task(
-        id=row_id(info, default, "index"),
+        id=row_id(info, "index") or default,
         question=problem.removesuffix(_DAPO_BEHIND).strip() or prompt,
         ground_truth=gold_answer(row),
     )

@@ -6,38 +6,33 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from afm.datasets.schema import Task
 from afm.errors import DataError
+from afm.trajectory.record import FrozenModel
 
 _MESSAGE_CHARS = 60
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(FrozenModel):
     """One turn of ``system``, ``user``, ``assistant`` or ``tool``; ``loss`` says whether it is trained on, where the data set does."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     role: str
     content: str
     loss: bool | None = None
 
 
-class Conversation(BaseModel):
+class Conversation(FrozenModel):
     """A dialogue with an agent."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field(min_length=1)
     messages: tuple[ChatMessage, ...] = Field(min_length=1)
     data_source: str = ""
 
 
-class AlpacaRow(BaseModel):
+class AlpacaRow(FrozenModel):
     """One sample of an SFT set, as LLaMA-Factory reads it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     instruction: str = Field(min_length=1)
     input: str = ""
@@ -80,12 +75,6 @@ def text_field(row: Row, *keys: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"`{keys[0]}`: expected a text that is not empty, got {abbreviate(value)}")
     return value.strip()
-
-
-def row_id(row: Row, default: str, *keys: str) -> str:
-    """The row's own id, else ``default``."""
-    value = next((row[key] for key in keys if row.get(key) not in (None, "")), default)
-    return str(value)
 
 
 def accepted_answers(row: Row, key: str, values: Iterable[Any]) -> list[str]:
