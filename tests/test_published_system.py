@@ -25,7 +25,7 @@ from afm.distill.filters.rules import ComplexityFilter, ComplexitySettings
 from afm.errors import ConfigError, DataError, EngineError, UsageError
 from afm.evaluation.benchmarks import BENCHMARKS, CODE
 from afm.evaluation.config import EvalConfig
-from afm.evaluation.measures import ABILITIES, AGENT_H, AgentHTally
+from afm.evaluation.tallies import ABILITIES, AGENT_H, AgentHTally
 from afm.presets import take_preset
 from afm.rewards import Sample
 from afm.rewards.formula import OverlongPenalty

@@ -18,9 +18,9 @@ import yaml
 
 from afm.agents import PromptMode
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, RunPrompts, run_prompts
-from afm.agents.prompt_source import QUESTION_MARK, Messages, row_messages
+from afm.agents.prompt_source import Messages, row_messages
 from afm.datasets import Task
-from afm.datasets.schema import task_of_row
+from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear, task_of_row
 from afm.errors import AfmError, ConfigError, DataError
 from afm.findings import Finding, Level
 from afm.rewards.registry import BY_SOURCE, checked_name, scorer_name
@@ -256,14 +256,6 @@ def _note_prompt(rows: Rows, task: Task, route: Route, chat: list[dict[str, str]
         rows.longest = _longest(rows)
 
 
-def question_is_unclear(row: Mapping[str, Any]) -> bool:
-    """Whether a row names its question in its prompt alone, where it could begin at several lines."""
-    chat = row_messages(row.get("prompt"))
-    if chat is None or row.get("question") or (row.get("extra_info") or {}).get("question"):
-        return False
-    return len(QUESTION_MARK.findall(chat[-1]["content"])) > 1
-
-
 def _longest(rows: Rows) -> list[tuple[str, list[dict[str, str]]]]:
     """The longest by characters."""
     return nlargest(
@@ -383,10 +375,5 @@ def _prompts_of(
         for number, row in enumerate(rows_of(Path(file), wanted), 1):
             if routes.find(row.get("data_source") or "", row.get("ability") or "") is route:
                 if not from_rows and question_is_unclear(row):
-                    raise DataError(
-                        "the row has no `question`, and several lines of its prompt begin with Question: or Task:, so a part "
-                        "of the question could be asked; add extra_info.question, or say prompt=row",
-                        path=file,
-                        line=number,
-                    )
+                    raise DataError(UNCLEAR_QUESTION, path=file, line=number)
                 yield f"{file}:{number}", "?", row_messages(row.get("prompt")) if from_rows else None

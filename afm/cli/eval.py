@@ -1,11 +1,12 @@
-"""``afm eval``: run evaluations, compare them, and play a team of models."""
+"""``afm eval``: run evaluations of a model or a team, compare them, have judges choose and agree."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,12 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from afm.cli.eval_team import check_team, open_team
-from afm.cli.options import afm_command
+from afm.cli.options import JsonOption, afm_command
 from afm.errors import ConfigError, UsageError
 from afm.terminal import ProgressView
 
 if TYPE_CHECKING:
+    from afm.agents import AgentSpec
+    from afm.distill.model_team.team import ModelTeam
+    from afm.distill.player import TeamPlayer
+    from afm.distill.wiki_team import ScriptedTeam
     from afm.evaluation import Metrics
     from afm.evaluation.compare import Comparison
     from afm.evaluation.config import EvalConfig
@@ -39,6 +43,12 @@ app = typer.Typer(
 )
 
 
+FolderArgument = Annotated[
+    Path, typer.Argument(help="output_dir of a finished evaluation.", exists=True, file_okay=False)
+]
+MetricsOption = Annotated[bool, typer.Option("--json", help="Print metrics.json at the end.")]
+
+
 @app.command()
 def compare(
     folders: Annotated[
@@ -48,7 +58,7 @@ def compare(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Compare although settings differ that are not the model's.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare evaluations with the first of them, on the questions they share.
 
@@ -78,7 +88,7 @@ def compare(
 
 
 def _print_comparison(run: Comparison) -> None:
-    from afm.evaluation.wording import money_words, number, p_words, percent, points, source_words
+    from afm.evaluation.wording import cost_lines, number, p_words, percent, points, source_words
 
     score, paired = run.metrics.pass_at_1, run.paired
     print(f"{run.folder}: pass@1 {percent(score.value if score else None)}")
@@ -94,11 +104,9 @@ def _print_comparison(run: Comparison) -> None:
         print(f"  not comparable: {text}")
     if run.prices:
         print(f"  {run.prices}")
-    print(
-        f"  tool calls {number(run.metrics.tool_calls)}, agent tokens {number(run.metrics.agent_tokens)}{_cost(run.metrics)}"
-    )
-    if money := money_words(run.metrics):
-        print(f"  cost: {money}")
+    print(f"  tool calls {number(run.metrics.tool_calls)}, agent tokens {number(run.metrics.agent_tokens)}")
+    for line in cost_lines(run.metrics):
+        print(f"  {line}")
     if run.savings is not None:
         _print_savings(run.savings)
 
@@ -114,17 +122,6 @@ def _print_savings(savings: Savings) -> None:
         print(f"    {cell.label:28}{cell.team:>16}{cell.model:>16}   {change}; {saved}")
     for note in savings.notes:
         print(f"    {note}")
-
-
-def _cost(metrics: Metrics) -> str:
-    from afm.evaluation.wording import number
-
-    cost = metrics.per_solved
-    return (
-        f"; per solved episode {number(cost['tool_calls'])} and {number(cost.get('agent_tokens'))}"
-        if cost
-        else ""
-    )
 
 
 @app.command(name="run")
@@ -144,7 +141,7 @@ def evaluation(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved settings, check them, run nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json at the end.")] = False,
+    as_json: MetricsOption = False,
 ) -> None:
     """Evaluate a model with the agent's own loop, or a team (team=FILE); if interrupted, run the same command again to resume.
 
@@ -209,57 +206,28 @@ def _run(settings: EvalConfig) -> Metrics:
 
 
 def _summary(settings: EvalConfig, metrics: Metrics) -> None:
-    from afm.evaluation.wording import (
-        agent_h_words,
-        agent_words,
-        hallucination_words,
-        money_words,
-        number,
-        percent,
-        t_eval_words,
-        unseen_words,
-    )
+    from afm.evaluation.wording import metric_lines, number, percent
 
     score = metrics.pass_at_1
     if score is not None:
         name = f"avg@{metrics.rounds}" if metrics.rounds > 1 else "pass@1"
         interval = f"95 % interval {percent(score.low)} to {percent(score.high)}"
         print(f"{settings.name}: {name} {percent(score.value)} ({interval})")
-    if metrics.rounds > 1:
-        k = metrics.rounds
-        print(
-            f"  pass@{k} {percent(metrics.pass_at_k[k])}, pass^{k} {percent(metrics.pass_hat_k[k])}, "
-            f"majority of {k} {percent(metrics.majority)}"
-        )
-    for agent, part in metrics.by_agent.items():
-        print(f"  {agent}: {agent_words(part)}")
-    if metrics.t_eval:
-        print(f"  {t_eval_words(metrics.t_eval)}")
-    if metrics.agent_h:
-        print(f"  {agent_h_words(metrics.agent_h)}")
-    _print_judged(metrics)
+    for line in metric_lines(metrics):
+        print(f"  {line}")
     for _, note in (settings.choosing(), settings.agreeing()):
         if note:
             print(f"  {note}")
     print(f"  {metrics.scored} of {metrics.episodes} episodes scored, {metrics.questions} questions")
     print(
         f"  format valid {percent(metrics.format_valid)}, tool calls {number(metrics.tool_calls)}, "
-        f"agent tokens {number(metrics.agent_tokens)}, {number(metrics.seconds)} s an episode{_cost(metrics)}"
+        f"agent tokens {number(metrics.agent_tokens)}, {number(metrics.seconds)} s an episode"
     )
-    if money := money_words(metrics):
-        print(f"  cost: {money}")
-    for words in (hallucination_words(metrics), unseen_words(metrics)):
-        if words:
-            print(f"  {words}")
-    print(
-        f"\nepisodes: {settings.output_dir}/episodes.jsonl\nnext: {afm_command()} report {shlex.quote(str(settings.output_dir))}"
-    )
+    _print_next(f"episodes: {settings.output_dir}/episodes.jsonl", settings.output_dir)
 
 
-FolderArgument = Annotated[
-    Path, typer.Argument(help="output_dir of a finished evaluation.", exists=True, file_okay=False)
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print metrics.json at the end.")]
+def _print_next(written: str, folder: Path) -> None:
+    print(f"\n{written}\nnext: {afm_command()} report {shlex.quote(str(folder))}")
 
 
 @app.command()
@@ -272,26 +240,19 @@ def choose(
             help="Of `best_of`, over those of the evaluation: sizes=[3] methods=[list,score] judge.model=NAME.",
         ),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: MetricsOption = False,
 ) -> None:
     """Have a judge choose among the rounds of each question, without the gold answers: best-of-k.
 
     Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judge.url). Writes choices.jsonl and adds to metrics.json.
     What is in choices.jsonl is not asked again. If interrupted, run the same command again to resume.
     """
-    from afm.evaluation.best_of import CHOICES_FILE, choose
+    from afm.evaluation.best_of import CHOICES_FILE, BestOfSettings, choose
     from afm.evaluation.config import saved_section
-    from afm.evaluation.judging import BestOfSettings
 
     wanted = saved_section(folder, "best_of", BestOfSettings, settings or [])
-    _tell_judged(
-        _resumable(
-            choose(folder, wanted, on_progress=partial(ProgressView(sys.stderr).update, "verdicts")), folder
-        ),
-        folder,
-        CHOICES_FILE,
-        as_json=as_json,
-    )
+    work = choose(folder, wanted, on_progress=partial(ProgressView(sys.stderr).update, "verdicts"))
+    _judged(work, folder, CHOICES_FILE, as_json=as_json)
 
 
 @app.command()
@@ -304,42 +265,31 @@ def agree(
             help="Of `agreement`, over those of the evaluation: judges=[{model: NAME}] repeats=2 episodes=100.",
         ),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: MetricsOption = False,
 ) -> None:
     """Have another judge, or the same one again, judge the answers: raw agreement and Cohen's kappa.
 
     Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judges[..].url). Writes opinions.jsonl and adds to
     metrics.json. What is in opinions.jsonl is not asked again.
     """
-    from afm.evaluation.agreement import OPINIONS_FILE, AgreementSettings, agree
     from afm.evaluation.config import saved_section
+    from afm.evaluation.judging import OPINIONS_FILE, AgreementSettings, agree
 
     wanted = saved_section(folder, "agreement", AgreementSettings, settings or [])
-    _tell_judged(
-        _resumable(
-            agree(folder, wanted, on_progress=partial(ProgressView(sys.stderr).update, "verdicts")), folder
-        ),
-        folder,
-        OPINIONS_FILE,
-        as_json=as_json,
-    )
+    work = agree(folder, wanted, on_progress=partial(ProgressView(sys.stderr).update, "verdicts"))
+    _judged(work, folder, OPINIONS_FILE, as_json=as_json)
 
 
-def _print_judged(metrics: Metrics) -> None:
-    """best-of-k beside what chance and an oracle would choose, and how far judges agree."""
-    from afm.evaluation.wording import agreement_words, best_of_words, ours, percent
+def _judged(work: Coroutine[Any, Any, Metrics], folder: Path, file: str, *, as_json: bool) -> None:
+    from afm.evaluation.wording import judged_lines
 
-    for best in metrics.best_of:
-        print(f"  {best_of_words(best)}")
-    for k in sorted({best.k for best in metrics.best_of}):
-        oracle = metrics.pass_at_k_intervals.get(k)
-        chance = metrics.pass_at_1.value if metrics.pass_at_1 else None
-        print(
-            f"    beside pass@{k} {ours(oracle) if oracle else '–'}, a choice by lot {percent(chance)}, "
-            f"majority of {metrics.rounds} {percent(metrics.majority)}"
-        )
-    for pair in metrics.agreement:
-        print(f"  {agreement_words(pair)}")
+    metrics = _resumable(work, folder)
+    if as_json:
+        print(metrics.model_dump_json(indent=2, ensure_ascii=True))
+        return
+    for line in judged_lines(metrics):
+        print(f"  {line}")
+    _print_next(f"verdicts: {folder / file}", folder)
 
 
 def _resumable(work: Coroutine[Any, Any, Metrics], folder: Path) -> Metrics:
@@ -350,9 +300,70 @@ def _resumable(work: Coroutine[Any, Any, Metrics], folder: Path) -> Metrics:
         raise typer.Exit(130) from None
 
 
-def _tell_judged(metrics: Metrics, folder: Path, file: str, *, as_json: bool) -> None:
-    if as_json:
-        print(metrics.model_dump_json(indent=2, ensure_ascii=True))
-        return
-    _print_judged(metrics)
-    print(f"\nverdicts: {folder / file}\nnext: {afm_command()} report {shlex.quote(str(folder))}")
+SCRIPTED = "scripted"
+"""Names the embedded team of the agent in place of a file."""
+EVENTS_FILE = "team_events.jsonl"
+"""In the evaluation's folder: everything that the members did, attempts that failed included."""
+
+
+@asynccontextmanager
+async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[TeamPlayer, dict[str, Any]]]:
+    """The team that ``config`` names, and what the manifest says about it; all is closed at the end.
+
+    Raises:
+        ConfigError: The team's file, its tools or its roles are wrong.
+        UsageError: A change of its file is wrong.
+    """
+    from afm.distill.model_team.team import ModelTeam
+    from afm.distill.player import TeamPlayer
+    from afm.tools import load_tools
+
+    team = _team(config, spec)
+    models = team if isinstance(team, ModelTeam) else None
+    source = config.tools or (models.settings.tools if models else None)
+    if models is None:
+        needed, described = set(spec.tool_roles.values()), dict[str, Any](members={})
+    else:
+        needed = {tool for member in models.settings.tool_agents.values() for tool in member.tools}
+        described = {
+            "members": {name: models.model_of(name) for name in models.settings.all_members},
+            "limits": models.settings.limits.model_dump(mode="json"),
+        }
+    async with AsyncExitStack() as opened:
+        if models is not None:
+            opened.push_async_callback(models.close)
+        tools = load_tools(source) if source is not None else {}
+        for tool in tools.values():
+            opened.push_async_callback(tool.close)
+        if missing := sorted(needed - set(tools)):
+            raise ConfigError(
+                f"the team calls {missing}; `tools` has {sorted(tools)}; name a file that has all of them"
+            )
+        priced = models is not None and models.priced
+        log = config.output_dir / EVENTS_FILE
+        yield opened.enter_context(TeamPlayer(team, spec, team.roles, tools, log, priced=priced)), described
+
+
+def check_team(config: EvalConfig, spec: AgentSpec) -> None:
+    """Read the team's file and its tools, and start nothing."""
+    from afm.tools import load_tools
+
+    _team(config, spec).roles.checked(spec)
+    if config.tools is not None:
+        load_tools(config.tools)
+
+
+def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | ScriptedTeam:
+    from afm.distill.model_team.team import load_team
+    from afm.distill.wiki_team import scripted_team
+
+    choice = config.team
+    if choice is None:
+        raise ConfigError("this evaluation has a model and no team")
+    if choice.file != SCRIPTED:
+        return load_team(choice.file, spec, choice.changes)
+    if choice.changes:
+        raise UsageError(
+            f"team.{choice.changes[0]}: the scripted team has no file to change; give one: team=FILE"
+        )
+    return scripted_team(spec, config.seed)

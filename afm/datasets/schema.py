@@ -185,6 +185,20 @@ def question_of_prompt(prompt: str) -> str:
     return prompt[marks[-1].end() :].strip() if marks else prompt.strip()
 
 
+UNCLEAR_QUESTION = (
+    "the row has no `question`, and several lines of its prompt begin with Question: or Task:, so a part "
+    "of the question could be asked; add extra_info.question, or say prompt=row"
+)
+
+
+def question_is_unclear(row: Mapping[str, Any]) -> bool:
+    """Whether a row names its question in its prompt alone, where it could begin at several lines."""
+    chat = row_messages(row.get("prompt"))
+    if chat is None or row.get("question") or (row.get("extra_info") or {}).get("question"):
+        return False
+    return len(QUESTION_MARK.findall(chat[-1]["content"])) > 1
+
+
 def _question_of_prompt(row: Mapping[str, Any]) -> str | None:
     prompt = row.get("prompt")
     if prompt is None:

@@ -91,6 +91,11 @@ def describe_prompt(tasks: list[Task], spec: AgentSpec, prompt: PromptSource) ->
     return {"prompt": prompt.told | {"sha256": _prompt_checksum(tasks, spec, prompt)}}
 
 
+def content_of(source: Path | dict[str, Any] | None, what: str) -> dict[str, Any] | None:
+    """The settings in a YAML, or as they are; ``None`` where there are none."""
+    return None if source is None else read_mapping(source, what)[1]
+
+
 def with_judge_text(reward: dict[str, Any] | None) -> dict[str, Any] | None:
     """The reward with the digest of its judge's own prompt in place of the path: a score depends on the text."""
     judge = (reward or {}).get("judge")
@@ -103,17 +108,13 @@ def with_judge_text(reward: dict[str, Any] | None) -> dict[str, Any] | None:
 def _entry(route: Route, agents: RowAgents, tasks: list[Task]) -> dict[str, Any]:
     """Everything that the scores of one agent of several depend on."""
     spec = route.declared
-
-    def content(source: Any, what: str) -> dict[str, Any] | None:
-        return None if source is None else read_mapping(source, what)[1]
-
     return {
         "agent": describe_agent(spec, agents.originals.get(spec.name)),
         "data_sources": list(route.data_sources),
         "abilities": list(route.abilities),
         "tasks": len(tasks),
-        "tools": content(route.tools, "tools"),
-        "reward": with_judge_text(content(route.rewards, "rewards")),
+        "tools": content_of(route.tools, "tools"),
+        "reward": with_judge_text(content_of(route.rewards, "rewards")),
         "limits": route.limits.model_dump(mode="json"),
         **describe_prompt(tasks, spec, agents.prompts[route.name]),
     }

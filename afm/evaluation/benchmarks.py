@@ -7,7 +7,7 @@ whether two scores are comparable. The scores are read from ``published_scores.y
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -120,10 +120,8 @@ class PublishedSettings:
 
     def as_dict(self) -> dict[str, Any]:
         """For a manifest, without what was not published."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return {
-            name: list(value) if name == "temperatures" else value for name, value in values.items() if value
-        }
+        values = asdict(self) | {"temperatures": list(self.temperatures)}
+        return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +142,13 @@ class Benchmark:
 
     def commands(self, place: Path) -> tuple[str, ...]:
         """What fetches the data to where a run looks for it."""
-        if self.choice_in is not None:
-            home = place.parent.parent
-            fetch = f"afm data download {self.choice_in} --out {home / 'raw'} --only benchmarks"
-            prepare = f"afm data prepare published {self.choice_in} --data {home / 'raw'} --out {home}"
-            return fetch, f"{prepare} --only benchmarks"
+        source, only = (self.choice_in, _LIST) if self.choice_in else (_LIST, self.name)
         raw = place.parent.parent / "raw" if self.prepared else place.parent
-        fetch = f"afm data download {_LIST} --out {raw} --only {self.name}"
+        fetch = f"afm data download {source} --out {raw} --only {only}"
         if not self.prepared:
             return (fetch,)
-        prepare = f"afm data prepare published {_LIST} --data {raw} --out {place.parent} --only {self.name}"
-        return fetch, prepare
+        out = place.parent.parent if self.choice_in else place.parent
+        return fetch, f"afm data prepare published {source} --data {raw} --out {out} --only {only}"
 
     def missing(self, place: Path) -> DataError:
         """What to say when there is no data."""
@@ -168,20 +162,41 @@ class Benchmark:
             path=str(place),
         )
 
-    def departures(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    def departures(self, settings: Mapping[str, Any]) -> Iterator[str]:
         """Where a manifest's ``settings`` are not the published ones, so that scores cannot be compared."""
-        return tuple(_departures(self, settings))
+        published = self.settings
+        sampling, limits = settings["sampling"], settings["limits"]
+        if sampling["temperature"] not in published.temperatures:
+            wanted = " or ".join(f"{value:g}" for value in published.temperatures)
+            yield f"temperature {sampling['temperature']:g}, published {wanted}"
+        pairs = (
+            ("top_p", sampling["top_p"], published.top_p),
+            ("top_k", sampling["top_k"], published.top_k),
+            ("tokens of a turn", limits["max_turn_tokens"], published.turn_tokens),
+            ("tokens of an episode", limits["max_response_tokens"], published.response_tokens),
+            ("tool calls", limits["max_turns"], published.turns),
+            ("rounds", settings["rounds"], published.rounds),
+            ("questions", settings["data"]["tasks"], self.questions),
+        )
+        for name, ours, theirs in pairs:
+            if ours != theirs and theirs is not None:
+                yield f"{name}: {ours}, published {theirs}"
+        yield from _other_texts(
+            settings, "AFM's text; say prompt=FILE" if published is WEB else "the row's; say prompt=row"
+        )
+        if published is WEB and not settings.get("model", {}).get("team"):
+            yield from _departures_from_the_script(settings)
+        if lacking := settings["data"].get("sample_tests_only"):
+            yield (
+                f"tests: samples only for {lacking} of {settings['data']['tasks']} problems, published complete tests; "
+                "set LIVECODEBENCH_DATA_PATH (`afm data livecodebench` makes the folder)"
+            )
+        if settings["agent"].get("without_tools_of") is not None:
+            yield "the agent has no tools"
 
 
 WEB = PublishedSettings(
-    temperatures=(1.0,),
-    top_p=0.9,
-    top_k=20,
-    turn_tokens=4096,
-    response_tokens=32768,
-    turns=36,
-    rounds=5,
-    parallel=30,
+    (1.0,), top_p=0.9, top_k=20, turn_tokens=4096, response_tokens=32768, turns=36, rounds=5, parallel=30
 )
 QUESTIONS = PublishedSettings(
     temperatures=(0.0,), top_p=1.0, prompt_tokens=2048, response_tokens=8192, turns=8, rounds=1
@@ -243,38 +258,6 @@ def checked_benchmark(name: str) -> str:
     if name not in BENCHMARKS:
         raise ValueError(f"the name of a benchmark; {suggestion(name, BENCHMARKS)}")
     return name
-
-
-def _departures(benchmark: Benchmark, settings: Mapping[str, Any]) -> Iterator[str]:
-    published = benchmark.settings
-    sampling, limits = settings["sampling"], settings["limits"]
-    if sampling["temperature"] not in published.temperatures:
-        wanted = " or ".join(f"{value:g}" for value in published.temperatures)
-        yield f"temperature {sampling['temperature']:g}, published {wanted}"
-    pairs = (
-        ("top_p", sampling["top_p"], published.top_p),
-        ("top_k", sampling["top_k"], published.top_k),
-        ("tokens of a turn", limits["max_turn_tokens"], published.turn_tokens),
-        ("tokens of an episode", limits["max_response_tokens"], published.response_tokens),
-        ("tool calls", limits["max_turns"], published.turns),
-        ("rounds", settings["rounds"], published.rounds),
-        ("questions", settings["data"]["tasks"], benchmark.questions),
-    )
-    for name, ours, theirs in pairs:
-        if ours != theirs and theirs is not None:
-            yield f"{name}: {ours}, published {theirs}"
-    yield from _other_texts(
-        settings, "AFM's text; say prompt=FILE" if published is WEB else "the row's; say prompt=row"
-    )
-    if published is WEB and not settings.get("model", {}).get("team"):
-        yield from _departures_from_the_script(settings)
-    if lacking := settings["data"].get("sample_tests_only"):
-        yield (
-            f"tests: samples only for {lacking} of {settings['data']['tasks']} problems, published complete tests; "
-            "set LIVECODEBENCH_DATA_PATH (`afm data livecodebench` makes the folder)"
-        )
-    if settings["agent"].get("without_tools_of") is not None:
-        yield "the agent has no tools"
 
 
 def _other_texts(settings: Mapping[str, Any], prompt: str) -> Iterator[str]:

@@ -1,15 +1,17 @@
-"""Two or more evaluations of the same questions: which settings differ, how much better one is, and their report."""
+"""Finished evaluations: read, compared with the first of them, and the questions on which they show what changed."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from afm.agents import AgentSpec
 from afm.errors import ConfigError, DataError
+from afm.evaluation.agents import Agents
+from afm.evaluation.failures import Scan, scan
 from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, RunManifest, differences, read_manifest
-from afm.evaluation.metrics import Metrics
+from afm.evaluation.metrics import Metrics, passed, summarise, task_of
 from afm.evaluation.paired import (
     PairedDifference,
     Played,
@@ -18,11 +20,122 @@ from afm.evaluation.paired import (
     paired_difference,
     savings,
 )
-from afm.evaluation.report_folder import Evaluation, read_evaluation, unfinished_notes
-from afm.evaluation.report_input import VIEW_PORT, Command, ReportInput, StageDifference, links_below
-from afm.evaluation.report_sections import facts_of, pick_pairs, score_curves
-from afm.evaluation.run import records_of
-from afm.trajectory.record import opened
+from afm.evaluation.report_input import BenchmarkNote, Pair, StageResult, beside_published
+from afm.evaluation.run import METRICS_FILE, finished_metrics, records_of
+from afm.trajectory.io import read_records
+from afm.trajectory.record import Record, opened
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation; ``manifest`` is ``None`` for a folder that was not made by ``evaluate``."""
+
+    folder: Path
+    name: str
+    metrics: Metrics
+    manifest: RunManifest | None
+    finished: bool
+
+    @property
+    def episodes(self) -> Path:
+        """Its episodes file."""
+        return self.folder / EPISODES_FILE
+
+    @property
+    def declared(self) -> RunManifest:
+        """Its manifest.
+
+        Raises:
+            DataError: It has none.
+        """
+        return self.manifest or read_manifest(self.folder / MANIFEST_FILE)
+
+    @property
+    def spec(self) -> AgentSpec | None:
+        """Its agent, as far as that can be read; of several the first."""
+        agents = agents_of(self.manifest)
+        return agents.first if agents else None
+
+    def records(self) -> Iterator[Record]:
+        """Its readable episodes."""
+        return (item for item in read_records(self.episodes) if isinstance(item, Record))
+
+    def stage(self, *, scanned: bool = True) -> StageResult:
+        """As the report shows it; ``scanned`` reads all episodes for what the metrics do not hold."""
+        episode_scan = scan(self.records(), agents_of(self.manifest)) if scanned else None
+        return StageResult(
+            self.name,
+            self.metrics,
+            self.episodes,
+            self._note(),
+            episode_scan,
+            self._published(episode_scan),
+            own_prompt=self.manifest is None or _in_own_words(self.manifest),
+        )
+
+    def _note(self) -> str:
+        parts = [f"{self.metrics.questions:,} questions{self._files()}"]
+        if self.metrics.rounds > 1:
+            parts.append(f"{self.metrics.rounds} rounds")
+        if self.manifest is not None:
+            parts.append(f"temperature {self.manifest.settings['sampling']['temperature']:g}")
+        return ", ".join(parts)
+
+    def _files(self) -> str:
+        data = self.manifest.sources.get("data", ()) if self.manifest is not None else ()
+        return f" of {', '.join(Path(path).name for path in data)}" if data else ""
+
+    def _published(self, episode_scan: Scan | None) -> BenchmarkNote | None:
+        note = beside_published(self.manifest, self.metrics) if self.manifest is not None else None
+        if note is None:
+            return None
+        unscored = self.metrics.episodes - self.metrics.scored
+        remark = f"{unscored} of {self.metrics.episodes} episodes have no score; ours are the shares of the others."
+        return replace(
+            note,
+            departures=(*note.departures, *self._further_departures(episode_scan)),
+            remarks=(*note.remarks, *((remark,) if unscored else ())),
+        )
+
+    def _further_departures(self, episode_scan: Scan | None) -> Iterator[str]:
+        """What became known only while it ran."""
+        if not self.finished:
+            yield f"not finished: {self.metrics.episodes} episodes so far"
+        if episode_scan is not None and episode_scan.unjudged:
+            yield f"judge: exact match stood in for a model in {episode_scan.unjudged} of {self.metrics.scored} episodes"
+
+
+def read_evaluation(folder: Path, name: str) -> Evaluation:
+    """The evaluation in ``folder``, called ``name``; of one that is not finished the figures so far.
+
+    Raises:
+        DataError: Its manifest or metrics cannot be read.
+    """
+    manifest_file, finished = folder / MANIFEST_FILE, (folder / METRICS_FILE).exists()
+    manifest = read_manifest(manifest_file) if manifest_file.exists() else None
+    if finished:
+        metrics = finished_metrics(folder)
+    else:
+        items = read_records(folder / EPISODES_FILE)
+        records = (opened(item) for item in items if isinstance(item, Record))
+        prices = manifest.prices if manifest else None
+        metrics = summarise(records, spec=agents_of(manifest), prices=prices)
+    return Evaluation(folder, name, metrics, manifest, finished)
+
+
+def agents_of(manifest: RunManifest | None) -> Agents | None:
+    """The agents of an evaluation, as far as can be read."""
+    try:
+        return manifest.agents if manifest else None
+    except (ValueError, KeyError, ConfigError):
+        return None
+
+
+def _in_own_words(manifest: RunManifest) -> bool:
+    """Whether each question was asked in its agent's own prompt."""
+    asked = (manifest.settings, *manifest.settings.get("agents", {}).values())
+    return manifest.team is None and not any("prompt" in settings for settings in asked)
+
 
 OF_THE_MODEL = ("model.",)
 """Settings that may differ: a comparison is about them."""
@@ -59,10 +172,15 @@ def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> 
         ConfigError: Settings differ that are not the model's.
         DataError: A folder is no evaluation, or two have no question in common.
     """
-    return _compare(_evaluations(folders), anyway=anyway, seed=seed)
+    return compare_evaluations(read_evaluations(folders), anyway=anyway, seed=seed)
 
 
-def _evaluations(folders: Sequence[Path]) -> list[Evaluation]:
+def read_evaluations(folders: Sequence[Path]) -> list[Evaluation]:
+    """The evaluations in ``folders``, by names that tell them apart.
+
+    Raises:
+        DataError: A folder is no evaluation.
+    """
     for folder in folders:
         if not (folder / EPISODES_FILE).is_file():
             raise DataError("no episodes here; expected the output_dir of `afm eval`", path=str(folder))
@@ -70,7 +188,8 @@ def _evaluations(folders: Sequence[Path]) -> list[Evaluation]:
     return [read_evaluation(folder, name) for folder, name in zip(folders, short_names(folders), strict=True)]
 
 
-def _compare(runs: Sequence[Evaluation], *, anyway: bool, seed: int = 0) -> list[Comparison]:
+def compare_evaluations(runs: Sequence[Evaluation], *, anyway: bool, seed: int = 0) -> list[Comparison]:
+    """As :func:`compare`."""
     first, *others = runs
     rows = [Comparison(first.folder, first.metrics)]
     for other in others:
@@ -129,49 +248,96 @@ def _listed(manifest: RunManifest) -> str:
     return ", ".join(f"{name} {usd:g}" for name, usd in (prices | tools).items())
 
 
-def read_comparison(
-    folders: Sequence[Path], *, anyway: bool = False, view_port: int = VIEW_PORT
-) -> ReportInput:
-    """Everything a report can show about several evaluations.
+Reader = Callable[[], Iterable[Record]]
+"""Reads the episodes of a stage from the beginning."""
 
-    Args:
-        folders: ``output_dir`` of at least two evaluations; the others are compared with the first.
-        anyway: Compare although settings differ that are not the model's; the page then says which.
 
-    Raises:
-        ConfigError: Such settings differ.
-        DataError: A folder is no evaluation, or two have no question in common.
-    """
-    runs = _evaluations(folders)
-    first, *_ = names = [run.name for run in runs]
-    rows = _compare(runs, anyway=anyway)
-    stages = tuple(run.stage() for run in runs)
-    return ReportInput(
-        title=f"{', '.join(names[:-1])} and {names[-1]}",
-        kind="Comparison",
-        spec=runs[0].spec,
-        facts=tuple(facts_of(folders[0], [(run.name, run.manifest) for run in runs])),
-        stages=stages,
-        differences=tuple(
-            StageDifference(
-                first,
-                name,
-                row.paired,
-                tuple(f"Not comparable: {change}." for change in row.changes),
-                f"{row.prices[:1].upper()}{row.prices[1:]}." if row.prices else "",
-            )
-            for name, row in zip(names, rows, strict=True)
-            if row.paired is not None
+@dataclass(frozen=True, slots=True)
+class _Glance:
+    """What the choice needs of the first scored episode of a question."""
+
+    id: str
+    question: str
+    passed: bool
+    tool_calls: int
+
+
+def pick_pairs(before: tuple[str, Reader], after: tuple[str, Reader], *, count: int = 3) -> list[Pair]:
+    """Questions that went differently, each as a pair: one gained, one as before, one not solved after."""
+    first, second = _glances(before[1]()), _glances(after[1]())
+    common = [
+        (first[task], second[task])
+        for task in sorted(first.keys() & second.keys())
+        if first[task].question == second[task].question
+    ]
+    chosen = _choose(common, _kinds(before[0], after[0]), count)
+    old_records = _load(before[1](), {old.id for _, old, _ in chosen})
+    new_records = _load(after[1](), {new.id for _, _, new in chosen})
+    return [
+        Pair(title, ((before[0], old_records[old.id]), (after[0], new_records[new.id])))
+        for title, old, new in chosen
+    ]
+
+
+def _kinds(before: str, after: str) -> list[tuple[str, Callable[[_Glance, _Glance], bool]]]:
+    return [
+        (
+            f"Solved {after}, with the tool it did not use {before}",
+            lambda old, new: not old.passed and new.passed and old.tool_calls == 0 < new.tool_calls,
         ),
-        savings=tuple(row.savings for row in rows if row.savings is not None),
-        curves=tuple(score_curves(stages)),
-        pairs=tuple(pick_pairs(*((run.name, run.records) for run in runs[:2]))),
-        commands=(Command(_line(folders, anyway=anyway), "The figures of this page in the terminal"),),
-        notes=tuple(unfinished_notes(runs)),
-        links=links_below(folders, view_port),
+        (f"Solved {before} and {after}", lambda old, new: old.passed and new.passed),
+        (f"Solved {before}, no longer {after}", lambda old, new: old.passed and not new.passed),
+        (f"Not solved {before}, nor {after}", lambda old, new: not old.passed and not new.passed),
+        (f"Solved {after}, not {before}", lambda old, new: not old.passed and new.passed),
+    ]
+
+
+def _choose(
+    pairs: Sequence[tuple[_Glance, _Glance]],
+    kinds: Sequence[tuple[str, Callable[[_Glance, _Glance], bool]]],
+    count: int,
+) -> list[tuple[str, _Glance, _Glance]]:
+    """The first pair of every kind, then the second of every kind, until there are ``count``."""
+    chosen: list[tuple[str, _Glance, _Glance]] = []
+    taken: set[str] = set()
+    for title, fits in [kind for _ in range(count) for kind in kinds]:
+        pair_of_kind = next((pair for pair in pairs if pair[0].id not in taken and fits(*pair)), None)
+        if pair_of_kind is not None and len(chosen) < count:
+            taken.add(pair_of_kind[0].id)
+            chosen.append((title, *pair_of_kind))
+    return chosen
+
+
+def pick_episodes(name: str, read: Reader, *, count: int = 3) -> Iterator[Pair]:
+    """Single episodes: one passed, one not passed, one without a score, then whatever comes first."""
+    first: dict[bool | None, list[str]] = {True: [], False: [], None: []}
+    titles = {True: "Passed", False: "Not passed", None: "Without a score"}
+    for record in read():
+        outcome = passed(record)
+        if len(first[outcome]) < count:
+            first[outcome].append(record.id)
+    ranked = sorted(
+        (rank, number, identity, titles[outcome])
+        for number, (outcome, ids) in enumerate(first.items())
+        for rank, identity in enumerate(ids)
     )
+    chosen = ranked[:count]
+    records = _load(read(), {identity for _, _, identity, _ in chosen})
+    for _, _, identity, title in chosen:
+        yield Pair(f"{title}, {name}", ((name, records[identity]),))
 
 
-def _line(folders: Sequence[Path], *, anyway: bool) -> str:
-    words = [*map(str, folders), *(["--anyway"] if anyway else [])]
-    return f"afm eval compare {shlex.join(words)}"
+def _glances(records: Iterable[Record]) -> dict[str, _Glance]:
+    """By task, of its episode with the smallest id, so that the order in the file does not matter."""
+    glances: dict[str, _Glance] = {}
+    for record in records:
+        outcome = passed(record)
+        task = task_of(record)
+        if outcome is None or (task in glances and glances[task].id <= record.id):
+            continue
+        glances[task] = _Glance(record.id, record.question, outcome, record.cost.tool_calls)
+    return glances
+
+
+def _load(records: Iterable[Record], ids: set[str]) -> dict[str, Record]:
+    return {record.id: record for record in records if record.id in ids}

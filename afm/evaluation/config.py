@@ -1,4 +1,4 @@
-"""The settings of ``afm eval``: one YAML, refused at the first unknown key."""
+"""The settings of ``afm eval``, who answers (model or team) among them: one YAML, refused at the first unknown key."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from afm.agents import AgentSpec, Limits, PromptMode, PromptSource, agent_of_model, load_agent
 from afm.agents.load import without_tools
@@ -24,12 +24,11 @@ from afm.configuration import (
 )
 from afm.datasets.readers import checked_reader
 from afm.errors import ConfigError, UsageError, suggestion
-from afm.evaluation.agreement import AgreementSettings
 from afm.evaluation.benchmarks import checked_benchmark
-from afm.evaluation.judging import BestOfSettings
-from afm.evaluation.measures import UnseenTool
+from afm.evaluation.best_of import BestOfSettings
+from afm.evaluation.judging import AgreementSettings
 from afm.evaluation.prices import Prices
-from afm.evaluation.settings import ModelSettings, SamplingSettings, TeamChoice
+from afm.evaluation.tallies import UnseenTool
 from afm.models.base import ToolCalls
 from afm.rollout.published_protocol import PublishedProtocol, check_agent
 from afm.rollout.routes import AgentRoute, AgentRoutes, Route, Routes, anchor_routes, routes_of
@@ -37,6 +36,72 @@ from afm.rollout.routes import AgentRoute, AgentRoutes, Route, Routes, anchor_ro
 CONFIG_FILE = "config.yaml"
 
 SectionT = TypeVar("SectionT", bound=BaseModel)
+
+
+class ModelSettings(Settings):
+    """Which model answers."""
+
+    path: str = Field(min_length=1)
+    """Folder of a model, or address of an OpenAI-compatible server; of several that serve it, a list, or with
+    commas between."""
+    name: str | None = None
+    """What the server calls it; what records call it."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer, for a server."""
+    context_tokens: int | None = Field(default=None, ge=1)
+    """Bound on prompt and response together, for a server that does not tell."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of an in-process model."""
+    max_batch: int = Field(default=64, ge=1)
+    """Sequences an in-process model generates at once."""
+    chat: ToolCalls | None = None
+    """For a server that shows no token ids: the model is asked by chat completions and calls tools in the
+    agent's ``tags`` or by the endpoint's ``native`` tool calls. Token counts are then estimates."""
+    request: dict[str, Any] = Field(default_factory=dict)
+    """Laid over the fields of a chat request; ``null`` removes one, e.g. ``{max_tokens: null,
+    max_completion_tokens: 4096}``."""
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        several = isinstance(value, list) and all(isinstance(path, str) for path in value)
+        return ",".join(value) if several else value
+
+    @model_validator(mode="after")
+    def _chats_with_a_server(self) -> Self:
+        if self.request and self.chat is None:
+            raise ValueError("no `request` without `chat`; only chat requests can be changed")
+        if self.chat is not None and (
+            self.folder is not None or self.tokenizer is not None or "," in self.path
+        ):
+            raise ValueError(
+                "the address of one server and no tokenizer beside `chat`; a model whose folder or tokenizer is at hand "
+                "is asked with token ids, without `chat`"
+            )
+        return self
+
+    @property
+    def folder(self) -> Path | None:
+        """The model's folder, ``None`` for a server."""
+        return None if "://" in self.path else Path(self.path).expanduser()
+
+
+class TeamChoice(Settings):
+    """Which team answers in place of a model."""
+
+    file: str = Field(min_length=1)
+    """A team's YAML, as of ``afm data distill --team``; ``scripted`` is the embedded team of the agent."""
+    changes: tuple[str, ...] = ()
+    """``key=value`` for that file, e.g. ``budget.usd=5``."""
+
+
+class SamplingSettings(Settings):
+    """How the model samples; ``max_new_tokens`` bounds one generation, ``null`` leaves that to the limits."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    max_new_tokens: int | None = Field(default=None, ge=1)
 
 
 class EvalConfig(Settings):
@@ -114,52 +179,40 @@ class EvalConfig(Settings):
     def _one_or_many(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("model", mode="before")
+    @field_validator("model", "team", mode="before")
     @classmethod
-    def _path_alone(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
-
-    @field_validator("team", mode="before")
-    @classmethod
-    def _file_alone(cls, value: Any) -> Any:
-        return {"file": value} if isinstance(value, str) else value
+    def _name_alone(cls, value: Any, info: ValidationInfo) -> Any:
+        key = "path" if info.field_name == "model" else "file"
+        return {key: value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _one_player(self) -> EvalConfig:
+    def _check(self) -> Self:
+        if fault := self._fault():
+            raise ValueError(fault)
+        return self
+
+    def _fault(self) -> str | None:
+        """What cannot go together."""
         if (self.model is None) == (self.team is None):
-            raise ValueError("either a model or a team answers; give exactly one of `model` and `team`")
-        of_models = self.without_tools or self.unseen_tools or self.keep_tokens or self.protocol != "ours"
-        if self.team is not None and of_models:
-            raise ValueError(
-                "without_tools, unseen_tools, keep_tokens and protocol are for a model, not for a team"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _what_chat_endpoints_can_do(self) -> EvalConfig:
-        if self.model is None or self.model.chat is None:
-            return self
-        if self.keep_tokens:
-            raise ValueError("no keep_tokens with model.chat: a chat endpoint shows no token ids")
-        if self.sampling.top_k:
-            raise ValueError(
-                "no sampling.top_k with model.chat: chat completions lack it; if the server knows it, give model.request.top_k"
-            )
-        if self.agents and self.model.chat is ToolCalls.NATIVE:
-            raise ValueError(
-                "model.chat=tags where rows choose their agent; model.chat=native offers the tools of one agent"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _some_agent(self) -> EvalConfig:
+            return "either a model or a team answers; give exactly one of `model` and `team`"
         if not self.agent and not self.agents:
-            raise ValueError("agent: missing, but required")
-        if self.team is not None and self.agents:
-            raise ValueError(
-                "agents: a team answers as one agent; remove `agents`, or give a model in its place"
-            )
-        return self
+            return "agent: missing, but required"
+        if self.team is not None:
+            if self.without_tools or self.unseen_tools or self.keep_tokens or self.protocol != "ours":
+                return "without_tools, unseen_tools, keep_tokens and protocol are for a model, not for a team"
+            if self.agents:
+                return "agents: a team answers as one agent; remove `agents`, or give a model in its place"
+        if self.model is not None and self.model.chat is not None:
+            if self.keep_tokens:
+                return "no keep_tokens with model.chat: a chat endpoint shows no token ids"
+            if self.sampling.top_k:
+                return (
+                    "no sampling.top_k with model.chat: chat completions lack it; if the server knows it, give "
+                    "model.request.top_k"
+                )
+            if self.agents and self.model.chat is ToolCalls.NATIVE:
+                return "model.chat=tags where rows choose their agent; model.chat=native offers the tools of one agent"
+        return None
 
     def prompt_source(self, route: Route) -> PromptSource:
         """Where the prompts of an agent's rows come from.
@@ -185,14 +238,6 @@ class EvalConfig(Settings):
         for route in routes:
             check_agent(route.declared)
         return PublishedProtocol.of(routes.first.limits)
-
-    def spec(self) -> AgentSpec:
-        """The agent that is evaluated; of several the first.
-
-        Raises:
-            ConfigError: No such agent, or a bad declaration.
-        """
-        return self.routes().first.declared
 
     def routes(self, *, with_tools: bool = False) -> Routes:
         """The agents, each with its limits, tools and rewards.
@@ -237,13 +282,12 @@ class EvalConfig(Settings):
             ConfigError: One is not.
         """
         specs = self.routes().specs
-        known = {role for spec in specs for role in spec.tool_roles}
-        for role in self.unseen_tools:
-            if role not in known:
-                names = " or ".join(repr(spec.name) for spec in specs)
-                raise ConfigError(
-                    f"unseen_tools.{role}: agent {names} has no such tool; {suggestion(role, sorted(known))}"
-                )
+        known = sorted({role for spec in specs for role in spec.tool_roles})
+        if unknown := next((role for role in self.unseen_tools if role not in known), None):
+            names = " or ".join(repr(spec.name) for spec in specs)
+            raise ConfigError(
+                f"unseen_tools.{unknown}: agent {names} has no such tool; {suggestion(unknown, known)}"
+            )
         return self.unseen_tools
 
     def choosing(self) -> tuple[BestOfSettings | None, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from afm.agents import AgentSpec, load_agent
 from afm.errors import ConfigError
-from afm.evaluation.page import Block, blocks_of, role_colours, template, write_page
+from afm.evaluation.page import blocks_of, role_colours, template, write_page
 from afm.evaluation.wording import number, percent
 from afm.trajectory import answers
 from afm.trajectory.programs import call_form
@@ -32,32 +32,20 @@ _NAME_WORDS = 5
 _PHRASE_WORDS = 8
 
 
-@dataclass
-class Histogram:
+class Histogram(Counter[int]):
     """Whole numbers and how often each was seen."""
-
-    counts: Counter[int] = field(default_factory=Counter)
-
-    def add(self, value: int) -> None:
-        """Count one value."""
-        self.counts[value] += 1
-
-    @property
-    def total(self) -> int:
-        """Values seen."""
-        return self.counts.total()
 
     @property
     def mean(self) -> float:
         """0 when nothing was seen."""
-        return sum(value * count for value, count in self.counts.items()) / max(1, self.total)
+        return sum(value * count for value, count in self.items()) / max(1, self.total())
 
     def quantile(self, share: float) -> int:
         """The smallest value that at least ``share`` of all do not exceed; 0 when nothing was seen."""
         passed = 0
-        for value in sorted(self.counts):
-            passed += self.counts[value]
-            if passed >= share * self.total:
+        for value in sorted(self):
+            passed += self[value]
+            if passed >= share * self.total():
                 return value
         return 0
 
@@ -126,19 +114,18 @@ class DataStats:
 
     def _text(self, record: Record, spec: AgentSpec | None) -> None:
         written = sum(len(part.text) for part in record.segments if part.author is Author.AGENT)
-        self.characters.add(-(-written // 100))
+        self.characters[-(-written // 100)] += 1
         if spec is None:
             _count(self.answers, "agent unknown")
             return
         steps = split(record.text, spec).steps
-        self.steps.add(len(steps))
+        self.steps[len(steps)] += 1
         self.roles.update(step.role for step in steps)
         self.with_role.update({step.role for step in steps})
-        segments = record.by_author
-        self.answers[answer_type(answers(segments, spec))] += 1
+        self.answers[answer_type(answers(record.by_author, spec))] += 1
 
     def _calls(self, record: Record) -> None:
-        self.calls.add(record.cost.tool_calls)
+        self.calls[record.cost.tool_calls] += 1
         seen: set[tuple[str, str]] = set()
         for call in record.calls:
             _count(self.tools, call.tool)
@@ -150,7 +137,7 @@ class DataStats:
         info = record.provenance.get("extra_info")
         hops = info.get("hops") if isinstance(info, dict) else None
         if isinstance(hops, int) and 0 <= hops < 1000:
-            self.hops.add(hops)
+            self.hops[hops] += 1
 
     def _cost(self, record: Record) -> None:
         self.prompt_tokens += record.cost.prompt_tokens
@@ -257,12 +244,6 @@ class FunnelStage:
     width: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    record: Record
-    blocks: Sequence[Block]
-
-
 def write_data_report(
     stats: DataStats,
     path: str | Path,
@@ -272,9 +253,7 @@ def write_data_report(
     agent: AgentSpec | None = None,
 ) -> Path:
     """Write the page, replacing ``path`` once it is complete. Text of strangers is escaped; nothing can run or load."""
-    samples = [
-        _Sample(record, blocks_of(record, agent or shipped_agent(record.agent))) for record in stats.shown
-    ]
+    samples = [(record, blocks_of(record, agent or shipped_agent(record.agent))) for record in stats.shown]
     specs = [agent] if agent else [spec for name in stats.agents if (spec := shipped_agent(name)) is not None]
     html = template("data.html.j2", percent=percent, number=number).render(
         title=title,
@@ -291,29 +270,25 @@ def write_data_report(
 
 def charts(stats: DataStats) -> list[Chart]:
     """Every distribution that has something to show."""
-    drawn = [
-        Chart("Agent", "rows", named(stats.agents)),
-        Chart("Source of the question", "rows", named(stats.sources)),
-        Chart("Teacher", "rows", named(stats.models)),
-        Chart(
-            "Length",
-            f"characters that the agent wrote; {_middle(stats.characters, 100)}",
-            binned(stats.characters, 100),
-        ),
-        Chart("Steps", _middle(stats.steps), binned(stats.steps)),
-        Chart("Tool calls in a row", _middle(stats.calls), binned(stats.calls)),
-        Chart("Hops", f"facts that the question needs; {_middle(stats.hops)}", binned(stats.hops)),
-        Chart(
-            "Tools", f"calls; {stats.repeated_calls} repeat an earlier one of their row", named(stats.tools)
-        ),
-        Chart("Tool calls that failed", "calls", named(stats.tool_failures)),
-        Chart("Roles", "steps", named(stats.roles)),
-        Chart("Rows with the role", "rows", named(stats.with_role, of=stats.rows)),
-        Chart("Final answer", "rows, by the answer's form", named(stats.answers)),
-        Chart("Dropped rows in these files", "rows, by reason", named(stats.reasons)),
-        Chart("Mended breaks of the order", "repairs", named(stats.repairs)),
-    ]
-    return [chart for chart in drawn if chart.bars]
+    length = f"characters that the agent wrote; {_middle(stats.characters, 100)}"
+    repeats = f"calls; {stats.repeated_calls} repeat an earlier one of their row"
+    rows = (
+        ("Agent", "rows", named(stats.agents)),
+        ("Source of the question", "rows", named(stats.sources)),
+        ("Teacher", "rows", named(stats.models)),
+        ("Length", length, binned(stats.characters, 100)),
+        ("Steps", _middle(stats.steps), binned(stats.steps)),
+        ("Tool calls in a row", _middle(stats.calls), binned(stats.calls)),
+        ("Hops", f"facts that the question needs; {_middle(stats.hops)}", binned(stats.hops)),
+        ("Tools", repeats, named(stats.tools)),
+        ("Tool calls that failed", "calls", named(stats.tool_failures)),
+        ("Roles", "steps", named(stats.roles)),
+        ("Rows with the role", "rows", named(stats.with_role, of=stats.rows)),
+        ("Final answer", "rows, by the answer's form", named(stats.answers)),
+        ("Dropped rows in these files", "rows, by reason", named(stats.reasons)),
+        ("Mended breaks of the order", "repairs", named(stats.repairs)),
+    )
+    return [Chart(title, note, bars) for title, note, bars in rows if bars]
 
 
 def named(counts: Counter[str], of: int | None = None) -> list[Bar]:
@@ -331,13 +306,12 @@ def binned(histogram: Histogram, scale: int = 1) -> list[Bar]:
     Args:
         scale: What 1 means: the value 3 of scale 100 is anything from 201 to 300.
     """
-    counts = histogram.counts
-    if not counts:
+    if not histogram:
         return []
-    low, high = min(counts), max(counts)
+    low, high = min(histogram), max(histogram)
     width = -(-(high - low + 1) // _MOST_BARS)
     bins: Counter[int] = Counter()
-    for value, count in counts.items():
+    for value, count in histogram.items():
         bins[(value - low) // width] += count
     top = max(bins.values())
     bars = []
@@ -345,7 +319,7 @@ def binned(histogram: Histogram, scale: int = 1) -> list[Bar]:
         first, last = low + place * width, low + (place + 1) * width - 1
         low_end = first if scale == 1 else max(0, (first - 1) * scale + 1)
         label = str(first) if low_end == last * scale else f"{low_end} to {last * scale}"
-        bars.append(Bar(label, bins[place], bins[place] / histogram.total, bins[place] / top))
+        bars.append(Bar(label, bins[place], bins[place] / histogram.total(), bins[place] / top))
     return bars
 
 

@@ -18,7 +18,7 @@ from afm.datasets.hub import is_whole
 from afm.datasets.hub_sets import LOCK_FILE, read_lock
 from afm.errors import ConfigError, UsageError
 from afm.evaluation.benchmarks import BENCHMARKS
-from afm.evaluation.config import EvalConfig, load_config
+from afm.evaluation.config import EvalConfig, ModelSettings, load_config
 from afm.evaluation.job import (
     checked_prompts,
     conditions_of,
@@ -38,7 +38,7 @@ from afm.evaluation.manifest import (
     make_manifest,
     read_manifest,
 )
-from afm.evaluation.measures import Method
+from afm.evaluation.tallies import Method
 from afm.findings import Finding, Level, Report
 from afm.memory_arithmetic import disk_finding, missing_model_files, model_shape
 from afm.models.openai import served_models
@@ -231,13 +231,13 @@ def _judge(reward: RewardSettings, answers: int) -> Iterator[Finding]:
 def _model(config: EvalConfig, wanted: int | None) -> list[Finding]:
     """What can be said of the model without loading it; ``wanted``: tokens of the longest response."""
     report = Report()
-    folder = config.answering.folder
-    context = (
-        report.asked("model", lambda: _served(config, report))
-        if folder is None
-        else report.asked("model", lambda: _model_folder(folder, report))
-    )
-    room = config.answering.context_tokens or context
+    settings, folder = config.answering, config.answering.folder
+    if folder is None and settings.chat is None:
+        report.asked("model", lambda: _check_tokenizer(settings.tokenizer))
+    known = report.asked("model", lambda: _served(settings) if folder is None else _model_folder(folder))
+    if known is not None:
+        report.add(Finding(Level.OK, "model", known[0]))
+    room = settings.context_tokens or (known[1] if known else None)
     if room and wanted:
         fits = wanted < room
         text = f"an episode has up to {wanted:,} tokens after its prompt, the model {room:,} in all"
@@ -246,47 +246,35 @@ def _model(config: EvalConfig, wanted: int | None) -> list[Finding]:
     return report.findings
 
 
-def _model_folder(folder: Path, report: Report) -> int | None:
+def _model_folder(folder: Path) -> tuple[str, int | None]:
+    """What is in the folder, and how many positions its model has."""
     if not folder.is_dir():
-        report.add(
-            Finding(Level.ERROR, "model", f"{folder}: no such folder; train one, or name a server: model=URL")
-        )
-        return None
+        raise ConfigError(f"{folder}: no such folder; train one, or name a server: model=URL")
     whole = model_folder(folder)
     if missing := missing_model_files(whole):
-        text = f"{whole}: without {', '.join(missing)}; copy the whole model"
-        report.add(Finding(Level.ERROR, "model", text))
-        return None
+        raise ConfigError(f"{whole}: without {', '.join(missing)}; copy the whole model")
     shape = model_shape(str(whole))
     size = f", {shape.parameters / 1e6:,.1f} M parameters" if shape else ""
-    report.add(Finding(Level.OK, "model", f"{whole}: configuration, weights and tokenizer{size}"))
-    return shape.max_positions if shape else None
+    return f"{whole}: configuration, weights and tokenizer{size}", shape.max_positions if shape else None
 
 
-def _served(config: EvalConfig, report: Report) -> int | None:
-    """The context that the server tells."""
-    if config.answering.chat is None:
-        report.add(*_tokenizer(config))
-    served = served_models(config.answering.path)
-    name = config.answering.name or (next(iter(served)) if len(served) == 1 else None)
+def _served(settings: ModelSettings) -> tuple[str, int | None]:
+    """What the server says of the model, and the context that it tells."""
+    served = served_models(settings.path)
+    listed = ", ".join(sorted(served)) or "nothing"
+    name = settings.name or (next(iter(served)) if len(served) == 1 else None)
     if name is None:
-        text = f"{config.answering.path} serves {', '.join(sorted(served))}; choose with model.name=NAME"
-        report.add(Finding(Level.ERROR, "model", text))
-        return None
+        raise ConfigError(f"{settings.path} serves {listed}; choose with model.name=NAME")
     if name not in served:
-        text = f"{config.answering.path} serves no {name!r}, but {', '.join(sorted(served)) or 'nothing'}; mend model.name"
-        report.add(Finding(Level.ERROR, "model", text))
-        return None
-    report.add(Finding(Level.OK, "model", f"{name} answers at {config.answering.path}"))
-    return served[name].context_tokens
+        raise ConfigError(f"{settings.path} serves no {name!r}, but {listed}; mend model.name")
+    return f"{name} answers at {settings.path}", served[name].context_tokens
 
 
-def _tokenizer(config: EvalConfig) -> Iterator[Finding]:
-    where = config.answering.tokenizer
-    if where is None:
-        yield Finding(Level.ERROR, "model", "a server needs its tokenizer here; give model.tokenizer=DIR")
-    elif not (model_folder(where) / "tokenizer.json").is_file():
-        yield Finding(Level.ERROR, "model", f"{where}: no tokenizer.json; give the model's own folder")
+def _check_tokenizer(folder: str | None) -> None:
+    if folder is None:
+        raise ConfigError("a server needs its tokenizer here; give model.tokenizer=DIR")
+    if not (model_folder(folder) / "tokenizer.json").is_file():
+        raise ConfigError(f"{folder}: no tokenizer.json; give the model's own folder")
 
 
 def _further_judges(config: EvalConfig, questions: int) -> Iterator[Finding]:
@@ -366,7 +354,7 @@ def _earlier_run(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]
         text = f"{config.output_dir} holds a run with other settings ({', '.join(changed[:3])})"
         yield Finding(Level.ERROR, "output", f"{text}; choose another output_dir, or delete the folder")
         return
-    with episodes.open("rb") if episodes.exists() else Path(os.devnull).open("rb") as lines:
+    with episodes.open("rb") as lines:
         done = sum(1 for _ in lines)
     yield Finding(
         Level.OK, "output", f"{config.output_dir} holds {done:,} episodes of this run, which is resumed"

@@ -29,28 +29,55 @@ _LIMITS = frozenset(
 
 
 class Failure(StrEnum):
-    """Classes of episodes that did not pass. Where several fit, the first one counts."""
+    """Classes of episodes that did not pass, each with a label and a sentence. Where several fit, the first one counts."""
 
-    INFRASTRUCTURE = "infrastructure"
-    """Engine or tools failed: no score."""
-    ABSTAINED = "abstained"
-    """The reward had no verdict: no score."""
-    CUT_SHORT = "cut_short"
-    """A limit ended the episode before an answer."""
-    FORGED_OBSERVATION = "forged_observation"
-    """The agent wrote what only the environment may write."""
-    NO_ANSWER = "no_answer"
-    """The episode ended by itself, without an answer in the agent's format."""
-    PARTLY = "partly"
-    """The answer is right in parts, where the reward grades in parts."""
-    FORMAT_ONLY = "format_only"
-    """The answer is right, but the agent's rules are broken."""
-    WRONG_AND_FORMAT = "wrong_and_format"
-    """The answer is wrong, and the rules are broken."""
-    TOOL_ERRORS = "tool_errors"
-    """The answer is wrong, and at least half of the tool calls failed."""
-    WRONG = "wrong"
-    """The answer is wrong, and nothing else is."""
+    label: str
+    meaning: str
+
+    def __new__(cls, value: str, label: str, meaning: str) -> Failure:
+        """A member, which is its value as text."""
+        member = str.__new__(cls, value)
+        member._value_, member.label, member.meaning = value, label, meaning
+        return member
+
+    INFRASTRUCTURE = (
+        "infrastructure",
+        "No score: engine or tools failed",
+        "Not counted as wrong; run again to repeat them.",
+    )
+    ABSTAINED = (
+        "abstained",
+        "No score: the reward abstained",
+        "The judge or the checker had no verdict; not counted as wrong.",
+    )
+    CUT_SHORT = (
+        "cut_short",
+        "Cut short by a limit",
+        "Tool calls, tokens or seconds ran out before an answer.",
+    )
+    FORGED_OBSERVATION = (
+        "forged_observation",
+        "Forged observation",
+        "The agent wrote text that only the environment may write, which ends an episode.",
+    )
+    NO_ANSWER = (
+        "no_answer",
+        "No answer",
+        "The episode ended by itself without an answer in the agent's format.",
+    )
+    PARTLY = "partly", "Partly right", "The reward grades in parts, and not all of them are right."
+    FORMAT_ONLY = (
+        "format_only",
+        "Right answer, broken format",
+        "The answer is right, but the agent's rules are broken.",
+    )
+    WRONG_AND_FORMAT = (
+        "wrong_and_format",
+        "Wrong answer, broken format",
+        "The answer is wrong, and the agent's rules are broken.",
+    )
+    TOOL_ERRORS = "tool_errors", "Wrong answer after tool errors", "At least half of the tool calls failed."
+    WRONG = "wrong", "Wrong answer", "In a valid format, with tools that worked."
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,66 +88,15 @@ class Example:
     answer: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FailureGroup:
-    """All episodes of one class: how they ended, the most frequent first, and a few examples of different questions."""
+    """All episodes of one class: how they ended, and a few examples of different questions, by question."""
 
     kind: Failure
-    count: int
-    share: float
-    stops: dict[str, int]
-    examples: tuple[Example, ...]
-
-
-@dataclass(slots=True)
-class _Group:
     count: int = 0
+    share: float = 0.0
     stops: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, Record] = field(default_factory=dict)
-
-
-class FailureTally:
-    """Sorts episodes one by one and keeps a few of each class.
-
-    Args:
-        spec: Their agent, or all their agents; without it an episode without an answer counts as wrong.
-    """
-
-    def __init__(self, spec: AgentSpec | Agents | None) -> None:
-        self._agents = None if spec is None else Agents.of(spec)
-        self._groups: dict[Failure, _Group] = {}
-        self.episodes = 0
-
-    def add(self, record: Record) -> None:
-        """Count one episode as it is in the file."""
-        self.episodes += 1
-        kind = failure_of(opened(record), self._spec(record))
-        if kind is None:
-            return
-        group = self._groups.setdefault(kind, _Group())
-        group.count += 1
-        group.stops[record.stop] += 1
-        if len(group.examples) < EXAMPLES:
-            group.examples.setdefault(task_of(record), record)
-
-    def _spec(self, record: Record) -> AgentSpec | None:
-        return None if self._agents is None else self._agents.declared(record)
-
-    def groups(self) -> tuple[FailureGroup, ...]:
-        """The classes that occur, the largest first."""
-        groups = (
-            FailureGroup(
-                kind,
-                group.count,
-                group.count / self.episodes,
-                dict(group.stops.most_common()),
-                tuple(
-                    Example(record, _answer(record, self._spec(record))) for record in group.examples.values()
-                ),
-            )
-            for kind, group in self._groups.items()
-        )
-        return tuple(sorted(groups, key=lambda group: (-group.count, group.kind)))
+    examples: dict[str, Example] = field(default_factory=dict)
 
 
 def failure_of(record: Record, spec: AgentSpec | None) -> Failure | None:
@@ -165,10 +141,10 @@ _POINTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a pass found.
+    """What a pass over the episodes of a run shows.
 
     Attributes:
-        failures: Classes of episodes that did not pass.
+        failures: Classes of episodes that did not pass, the largest first.
         tokens: Of budgets, rising: agent and observation tokens of one episode.
         solved: Share of all scored episodes that passed within each budget.
         unjudged: Episodes in which exact match stood in for the model judge.
@@ -181,25 +157,34 @@ class Scan:
 
 
 def scan(records: Iterable[Record], spec: AgentSpec | Agents | None) -> Scan:
-    """Read ``records`` once, as they stand in the file."""
-    failures, spent = FailureTally(spec), array("d")
-    scored = unjudged = 0
-    for record in records:
-        failures.add(record)
-        outcome = passed(record)
-        if outcome is None:
+    """Read ``records`` once, as they stand in the file.
+
+    Args:
+        spec: Their agent, or all their agents; without it an episode without an answer counts as wrong.
+    """
+    agents = None if spec is None else Agents.of(spec)
+    groups: dict[Failure, FailureGroup] = {}
+    spent = array("d")
+    episodes = scored = unjudged = 0
+    for written in records:
+        record, declared = opened(written), agents.declared(written) if agents else None
+        episodes += 1
+        if (kind := failure_of(record, declared)) is not None:
+            group = groups.setdefault(kind, FailureGroup(kind))
+            group.count += 1
+            group.stops[record.stop] += 1
+            if len(group.examples) < EXAMPLES:
+                group.examples.setdefault(task_of(written), Example(written, _answer(written, declared)))
+        if record.verdict is None or (outcome := passed(record)) is None:
             continue
         scored += 1
-        unjudged += _stood_in(record)
+        unjudged += NO_JUDGE in record.verdict.evidence
         if outcome:
             spent.append(record.cost.agent_tokens + record.cost.observation_tokens)
-    tokens, solved = _within(sorted(spent), scored)
-    return Scan(failures.groups(), tokens, solved, unjudged)
-
-
-def _stood_in(record: Record) -> bool:
-    verdict = opened(record).verdict
-    return verdict is not None and NO_JUDGE in verdict.evidence
+    for group in groups.values():
+        group.share = group.count / episodes
+    failures = sorted(groups.values(), key=lambda group: (-group.count, group.kind))
+    return Scan(tuple(failures), *_within(sorted(spent), scored), unjudged)
 
 
 def _within(spent: list[float], scored: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -20,12 +20,13 @@ from afm.datasets import Task, task_of_row
 from afm.datasets.published import rows_of
 from afm.datasets.readers import READERS
 from afm.datasets.row_files import SUFFIXES, data_files, published_rows
+from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear
 from afm.errors import DataError
-from afm.evaluation.agents import RowAgents, with_judge_text
-from afm.evaluation.agreement import agree
+from afm.evaluation.agents import RowAgents, content_of, with_judge_text
 from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.best_of import choose
 from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
+from afm.evaluation.judging import agree
 from afm.evaluation.manifest import Conditions, Sources, holds_episodes
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.prices import Prices
@@ -56,13 +57,15 @@ def task_files(place: Path) -> list[Path]:
 
 
 def read_benchmark(
-    file: Path, *, reader: str | None = None, data_source: str | None = None
+    file: Path, *, reader: str | None = None, data_source: str | None = None, routes: Routes | None = None
 ) -> Iterator[Task]:
     """Stream the questions of one file.
 
     Args:
         reader: Name of the owner's layout (see :mod:`afm.datasets.readers`), for rows that are in no layout of ours.
         data_source: Of rows that name none; chooses the reward.
+        routes: The agents. A row is refused whose agent is not asked with the row's prompt, and whose question cannot be
+            told from that prompt.
 
     Raises:
         DataError: At the first bad row, with file and line (parquet: row, counted from 1).
@@ -74,6 +77,9 @@ def read_benchmark(
             task = _task(row, f"{file.stem}-{number}", reader, data_source)
             if task.id in seen:
                 raise DataError(f"id {task.id!r} was used by an earlier row; ids must be unique")
+            route = routes.find(task.data_source, task.ability) if routes else None
+            if route and route.prompt.mode is not PromptMode.ROW and question_is_unclear(row):
+                raise DataError(UNCLEAR_QUESTION)
         except DataError as error:
             raise DataError(error.message, path=str(file), line=number) from None
         seen.add(task.id)
@@ -259,11 +265,10 @@ def load_tasks(config: EvalConfig) -> list[Task]:
     """
     tasks: list[Task] = []
     seen: set[str] = set()
+    routes = config.routes()
     for path in _files(config):
-        rows = islice(
-            read_benchmark(path, reader=config.reader, data_source=config.data_source), config.limit
-        )
-        for task in rows:
+        rows = read_benchmark(path, reader=config.reader, data_source=config.data_source, routes=routes)
+        for task in islice(rows, config.limit):
             if task.id in seen:
                 task = task.model_copy(update={"id": f"{path.stem}/{task.id}"})
             seen.add(task.id)
@@ -308,8 +313,8 @@ def sources_of(config: EvalConfig) -> Sources:
     first = config.routes().first
     return Sources(
         model=config.model.path if config.model is not None else None,
-        tools=_content(config.tools_in_use(first), "tools"),
-        reward=with_judge_text(_content(first.rewards, "rewards")),
+        tools=content_of(config.tools_in_use(first), "tools"),
+        reward=with_judge_text(content_of(first.rewards, "rewards")),
         data=tuple(str(path) for path in config.data),
         benchmark=config.benchmark,
         parallel=config.parallel,
@@ -333,10 +338,6 @@ def prices_of(config: EvalConfig) -> Prices | None:
             known = validated(RewardSettings, data, label).judge.price_per_million_tokens
             prices = prices.model_copy(update={"judge": known})
     return prices
-
-
-def _content(source: Path | dict[str, Any] | None, what: str) -> dict[str, Any] | None:
-    return None if source is None else read_mapping(source, what)[1]
 
 
 def conditions_of(

@@ -9,25 +9,25 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, ValidationError
 
 import afm
 from afm.agents import AgentSpec, Limits, PromptSource, model_folder
-from afm.configuration import Settings, validated
+from afm.configuration import Settings, validated, without_password
 from afm.datasets import Task
 from afm.errors import DataError
 from afm.evaluation.agents import Agents, RowAgents, describe_agent, describe_prompt, describe_row_agents
 from afm.evaluation.benchmarks import BENCHMARKS, PUBLISHED_REMARKS, published_scores
-from afm.evaluation.measures import UnseenTool
 from afm.evaluation.prices import Prices
+from afm.evaluation.tallies import UnseenTool
 from afm.models.base import SamplingParams
 from afm.rewards import RewardSettings
 from afm.rewards.code_tests.problem import without_complete_tests
@@ -152,14 +152,13 @@ def make_manifest(
         DataError: A task id occurs twice.
     """
     sources = conditions.sources
-    settings = json.loads(
-        json.dumps(_settings(list(tasks), spec, model_name, conditions, token_exact=token_exact))
-    )
+    settings = _settings(list(tasks), spec, model_name, conditions, token_exact=token_exact)
+    settings = json.loads(json.dumps(settings))
     return RunManifest(
         settings=settings,
         versions=_versions(),
         sources={
-            "model": _without_secrets(sources.model),
+            "model": sources.model and without_password(sources.model),
             "data": list(sources.data),
             **({} if sources.parallel is None else {"parallel": sources.parallel}),
             **({} if sources.prices is None else {"prices": sources.prices.model_dump(mode="json")}),
@@ -327,10 +326,8 @@ def data_checksum(tasks: Iterable[Task]) -> tuple[int, str]:
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "afm": afm.__version__}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -341,11 +338,3 @@ def _machine() -> dict[str, Any]:
     if torch is not None and torch.cuda.is_available():
         facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return facts
-
-
-def _without_secrets(source: str | None) -> str | None:
-    """An address without user, password and query, where keys may stand."""
-    if source is None or "://" not in source:
-        return source
-    parts = urlsplit(source)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

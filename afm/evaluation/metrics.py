@@ -17,7 +17,9 @@ from pydantic import Field
 from afm.agents import AgentSpec
 from afm.configuration import Settings
 from afm.evaluation.agents import Agents
-from afm.evaluation.measures import (
+from afm.evaluation.prices import Prices, Spending, Usd
+from afm.evaluation.statistics import Agreement, Interval, mean_of_shares, pass_at_k, pass_hat_k, wilson
+from afm.evaluation.tallies import (
     AGENT_H,
     AgentHTally,
     ArgumentTally,
@@ -26,10 +28,7 @@ from afm.evaluation.measures import (
     UnseenTool,
     VoteTally,
     t_eval_scores,
-    worth_showing,
 )
-from afm.evaluation.prices import Prices, Spending, Usd
-from afm.evaluation.statistics import Agreement, Interval, mean_of_shares, pass_at_k, pass_hat_k, wilson
 from afm.play import GROUPS_KEY
 from afm.rollout.routes import ROUTE_KEY
 from afm.trajectory.record import Record
@@ -40,7 +39,7 @@ class Metrics(Settings):
 
     ``scored`` episodes have a score, and all shares of right answers are over these; the reward ``abstained`` from others, and
     infrastructure ended those with ``errors``. For the estimates see :mod:`afm.evaluation.statistics`, for the measures
-    :mod:`afm.evaluation.measures`.
+    :mod:`afm.evaluation.tallies`.
     """
 
     questions: int
@@ -102,6 +101,11 @@ class Metrics(Settings):
     agent_h: dict[str, float] = Field(default_factory=dict)
 
 
+_TOKENS = ("agent_tokens", "observation_tokens")
+_SOURCE = ""
+"""Stands for the data source among the fields of a question."""
+_MOST_GROUPS = 60
+"""A field with more values has nearly a group a question."""
 _OWN_CHATS = ("t_eval_", AGENT_H)
 """Data whose chats name tools of their own, of which the agent's declaration knows nothing."""
 
@@ -144,9 +148,10 @@ class Tally:
         self._votes = VoteTally(agents) if agents else None
         self._agent_h = AgentHTally()
         self._outcomes: defaultdict[str, list[bool]] = defaultdict(list)
-        self._source: dict[str, str] = {}
-        self._groups: dict[str, Mapping[str, str]] = {}
-        self._sums: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+        self._fields: dict[str, Mapping[str, str]] = {}
+        self._values: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+        self._scores: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+        self._tool_failures = 0
         self._stops: Counter[str] = Counter()
         self._metered = True
         self.episodes = 0
@@ -168,9 +173,7 @@ class Tally:
             if name not in self._parts:
                 self._parts[name] = self._part()
             self._parts[name].add(record)
-        self._source[task] = record.data_source
-        if groups := record.provenance.get(GROUPS_KEY):
-            self._groups[task] = groups
+        self._fields[task] = {_SOURCE: record.data_source, **record.provenance.get(GROUPS_KEY, {})}
         if record.error:
             self.errors += 1
             return
@@ -191,38 +194,41 @@ class Tally:
         if self._votes is not None:
             self._votes.add(task, record, passed=outcome)
         self._outcomes[task].append(outcome)
-        self._sums["with_tool" if record.cost.tool_calls else "without_tool"].append(outcome)
-        self._sums["score"].append(record.verdict.score or 0.0)
-        self._sums[f"score of {record.data_source}"].append(record.verdict.score or 0.0)
-        for part in ("correct", "format"):
-            if part in record.verdict.parts:
-                self._sums[part].append(record.verdict.parts[part])
+        score, parts = record.verdict.score or 0.0, record.verdict.parts
+        self._add("passed_with_tool" if record.cost.tool_calls else "passed_without_tool", outcome)
+        self._add("mean_score", score)
+        self._scores[record.data_source].append(score)
+        for part, name in (("correct", "correct"), ("format", "format_valid")):
+            if part in parts:
+                self._add(name, parts[part])
+
+    def _add(self, name: str, value: float) -> None:
+        """Count towards a mean of :class:`Metrics`."""
+        self._values[name].append(value)
 
     def _add_cost(self, record: Record) -> None:
         cost = record.cost
         self._stops[record.stop] += 1
         self._metered &= not cost.unmetered
-        self._sums["tool_calls"].append(cost.tool_calls)
-        self._sums["tool_use"].append(cost.tool_calls > 0)
-        self._sums["tool_failures"].append(cost.tool_failures)
-        self._sums["agent_tokens"].append(cost.agent_tokens)
-        self._sums["observation_tokens"].append(cost.observation_tokens)
-        self._sums["seconds"].append(cost.wall_seconds)
+        self._add("tool_calls", cost.tool_calls)
+        self._add("tool_use", cost.tool_calls > 0)
+        self._tool_failures += cost.tool_failures
+        self._add("agent_tokens", cost.agent_tokens)
+        self._add("observation_tokens", cost.observation_tokens)
+        self._add("seconds", cost.wall_seconds)
 
     def metrics(self, *, seed: int = 0) -> Metrics:
         """The figures so far. ``seed`` is the bootstrap's."""
         rounds = max(map(len, self._outcomes.values()), default=0)
-        interval = pass_interval(self._outcomes, seed=seed)
-        calls = math.fsum(self._sums["tool_calls"])
-        hallucination = self._hallucination
-        by_source = {
-            name: _mean_of(self._sums[f"score of {name}"])
-            for name in sorted(set(self._source.values()))
-            if self._sums.get(f"score of {name}")
-        }
+        interval = pass_interval(self._outcomes, seed=seed) if self._outcomes else None
+        unknown = () if self._metered else _TOKENS
+        sums = {name: math.fsum(values) for name, values in self._values.items() if name not in unknown}
+        calls = sums.get("tool_calls")
+        by_source = {name: math.fsum(scores) / len(scores) for name, scores in sorted(self._scores.items())}
         over_k = _over_k(pass_at_k, self._outcomes, rounds)
+        by_field = self._by_field(seed)
         return Metrics(
-            questions=len(self._source),
+            questions=len(self._fields),
             rounds=rounds,
             episodes=self.episodes,
             scored=self.scored,
@@ -230,66 +236,42 @@ class Tally:
             errors=self.errors,
             pass_at_1=interval,
             avg_at_k=interval.value if interval and rounds > 1 else None,
-            pass_at_k={k: _mean_of(shares) for k, shares in over_k.items()},
+            pass_at_k={k: _mean(shares) for k, shares in over_k.items()},
             pass_at_k_intervals={k: mean_of_shares(shares, seed=seed) for k, shares in over_k.items()},
             pass_hat_k={
-                k: _mean_of(shares) for k, shares in _over_k(pass_hat_k, self._outcomes, rounds).items()
+                k: _mean(shares) for k, shares in _over_k(pass_hat_k, self._outcomes, rounds).items()
             },
             majority=self._votes.share() if self._votes and rounds > 1 else None,
-            mean_score=_mean(self._sums["score"]),
-            correct=_mean(self._sums["correct"]),
-            format_valid=_mean(self._sums["format"]),
-            tool_format_without_tool=hallucination and hallucination.tool_format_without_tool,
-            invented_tool=hallucination and hallucination.invented_tool,
-            invented_tool_calls=hallucination and hallucination.invented_tool_calls,
+            **{name: total / len(self._values[name]) for name, total in sums.items()},
+            **(self._hallucination.figures() if self._hallucination else {}),
             unseen_argument_errors=self._arguments.shares() if self._arguments is not None else {},
-            tool_calls=_mean(self._sums["tool_calls"]),
-            tool_use=_mean(self._sums["tool_use"]),
-            passed_with_tool=_mean(self._sums["with_tool"]),
-            passed_without_tool=_mean(self._sums["without_tool"]),
-            tool_failure_rate=math.fsum(self._sums["tool_failures"]) / calls if calls else None,
-            agent_tokens=_mean(self._sums["agent_tokens"]) if self._metered else None,
-            observation_tokens=_mean(self._sums["observation_tokens"]) if self._metered else None,
-            seconds=_mean(self._sums["seconds"]),
-            per_solved=self._per_solved(),
+            tool_failure_rate=self._tool_failures / calls if calls else None,
+            per_solved={
+                name: sums[name] / self.passed
+                for name in ("tool_calls", *_TOKENS)
+                if self.passed and name in sums
+            },
             usd=self._money.usd(seed=seed) if self._money and self._metered else None,
             stop_reasons=dict(sorted(self._stops.items())),
-            by_source=self._by_source(seed),
-            by_group=self._by_group(seed),
+            by_source=by_field.pop(_SOURCE, {}),
+            by_group=by_field,
             by_agent={name: part.metrics(seed=seed) for name, part in sorted(self._parts.items())},
             score_by_source=by_source,
             t_eval=t_eval_scores(by_source),
             agent_h=self._agent_h.figures(),
         )
 
-    def _per_solved(self) -> dict[str, float]:
-        names = ("tool_calls", *(("agent_tokens", "observation_tokens") if self._metered else ()))
-        return {name: math.fsum(self._sums[name]) / self.passed for name in names} if self.passed else {}
-
-    def _by_source(self, seed: int) -> dict[str, Interval]:
-        groups: defaultdict[str, dict[str, list[bool]]] = defaultdict(dict)
+    def _by_field(self, seed: int) -> dict[str, dict[str, Interval]]:
+        """pass@1 by data source, and by those fields of the owner's rows that tell questions apart."""
+        fields: defaultdict[str, defaultdict[str, dict[str, list[bool]]]]
+        fields = defaultdict(lambda: defaultdict(dict))
         for task, outcomes in self._outcomes.items():
-            groups[self._source[task]][task] = outcomes
-        if len(groups) < 2:
-            return {}
-        intervals = {source: pass_interval(group, seed=seed) for source, group in sorted(groups.items())}
-        return {source: interval for source, interval in intervals.items() if interval}
-
-    def _by_group(self, seed: int) -> dict[str, dict[str, Interval]]:
-        outcomes_by: defaultdict[str, defaultdict[str, dict[str, list[bool]]]] = defaultdict(
-            lambda: defaultdict(dict)
-        )
-        for task, outcomes in self._outcomes.items():
-            for field, name in self._groups.get(task, {}).items():
-                outcomes_by[field][name][task] = outcomes
+            for field, name in self._fields[task].items():
+                fields[field][name][task] = outcomes
         return {
-            field: {
-                name: interval
-                for name, group in sorted(groups.items())
-                if (interval := pass_interval(group, seed=seed))
-            }
-            for field, groups in sorted(outcomes_by.items())
-            if worth_showing(groups)
+            field: {name: pass_interval(group, seed=seed) for name, group in sorted(groups.items())}
+            for field, groups in sorted(fields.items())
+            if len(groups) > 1 and (field == _SOURCE or len(groups) <= _MOST_GROUPS)
         }
 
 
@@ -314,16 +296,14 @@ def summarise(
     return tally.metrics(seed=seed)
 
 
-def pass_interval(outcomes: Mapping[str, Sequence[bool]], *, seed: int = 0) -> Interval | None:
-    """pass@1 of the scored episodes of each question.
+def pass_interval(outcomes: Mapping[str, Sequence[bool]], *, seed: int = 0) -> Interval:
+    """pass@1 of the scored episodes of each question; there is at least one.
 
     One round: Wilson's interval. Several: the percentile bootstrap over questions, because the rounds of
     one question are not independent. Where all questions have the same share a bootstrap would claim certainty;
     Wilson's interval over the questions is used there.
     """
-    shares = [sum(rounds) / len(rounds) for rounds in outcomes.values() if rounds]
-    if not shares:
-        return None
+    shares = [_mean(rounds) for rounds in outcomes.values()]
     if max(map(len, outcomes.values())) == 1:
         return wilson(math.fsum(shares), len(shares))
     return mean_of_shares(shares, seed=seed)
@@ -342,9 +322,5 @@ def _over_k(
     }
 
 
-def _mean_of(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return _mean_of(values) if values else None

@@ -12,7 +12,7 @@ from yaml import YAMLError
 from afm.configuration import Settings, parse_yaml, read_file, validated
 from afm.endpoints.budget import MAX_USD, MILLION, CachedTokenPrice
 from afm.errors import ConfigError, UsageError, suggestion
-from afm.evaluation.statistics import Interval, bootstrap_ratio
+from afm.evaluation.statistics import Interval, bootstrap_quotient
 from afm.trajectory.record import CallRecord, Cost, Record
 
 _BLOCKS = 1024
@@ -133,11 +133,11 @@ class Spending:
         rows = [row for _, row in sorted(self._blocks.items())]
         spent = [row[0] / _EXACT for row in rows]
         episodes, solved = [row[1] for row in rows], [row[2] for row in rows]
-        value, low, high = bootstrap_ratio(spent, episodes, seed=seed)
+        value, low, high = bootstrap_quotient([spent], [episodes], seed=seed)
         mean = Interval(value=value, low=low, high=value if high is None else high)
         per_solved = None
         if sum(solved):
-            value, low, high = bootstrap_ratio(spent, solved, seed=seed)
+            value, low, high = bootstrap_quotient([spent], [solved], seed=seed)
             per_solved = UsdPerSolved(value=value, low=low, high=high)
         parts = {name: total / _EXACT / sum(episodes) for name, total in self._parts.items()}
         return Usd(per_episode=mean, per_solved=per_solved, parts=parts, judge_unpriced=self._judge_unpriced)

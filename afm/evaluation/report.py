@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from afm.evaluation.compare import read_comparison
-from afm.evaluation.failures import Failure, FailureGroup
+from pydantic import BaseModel
+
+from afm.evaluation.failures import Example, Failure, FailureGroup
 from afm.evaluation.metrics import passed
-from afm.evaluation.page import Block, blocks_of, draw, role_colours, template, write_page
-from afm.evaluation.report_folder import read_run
-from afm.evaluation.report_input import (
-    VIEW_PORT,
-    BenchmarkNote,
-    Pair,
-    PublishedFigure,
-    ReportInput,
-    StageResult,
-)
-from afm.evaluation.statistics import Interval
+from afm.evaluation.page import blocks_of, draw, role_colours, template, write_page
+from afm.evaluation.report_folder import read_comparison, read_run
+from afm.evaluation.report_input import VIEW_PORT, Pair, ReportInput, StageResult
 from afm.evaluation.wording import (
-    FAILURES,
     cost_cells,
     cut,
     difference_words,
@@ -41,30 +33,7 @@ from afm.terminal import visible
 from afm.trajectory.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    stage: str
-    record: Record
-    passed: bool | None
-    blocks: Sequence[Block]
-    link: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    title: str
-    question: str
-    prompt: str
-    gold: str
-    panels: Sequence[_Panel]
-
-
-def render_report(run: ReportInput) -> str:
-    """The page as text.
-
-    Raises:
-        MissingExtraError: There are curves and matplotlib is not installed.
-    """
+def _html(run: ReportInput) -> str:
     story = run.tool_story and tuple(run.stage(name) for name in run.tool_story)
     text: str = template("report.html.j2", **_FILTERS).render(
         run=run,
@@ -77,8 +46,8 @@ def render_report(run: ReportInput) -> str:
     return visible(text)
 
 
-def render_markdown(run: ReportInput) -> str:
-    """The same as Markdown: figures, failures and facts; trajectories are links, curves are tables."""
+def _markdown(run: ReportInput) -> str:
+    """Figures, failures and facts; trajectories are links, curves are tables."""
     text: str = template("report.md.j2", **_FILTERS).render(run=run, **_shared(run))
     return visible(text)
 
@@ -114,29 +83,37 @@ def _by_class(
     ]
 
 
-def _problem(pair: Pair, run: ReportInput) -> _Problem:
+def _problem(pair: Pair, run: ReportInput) -> dict[str, Any]:
+    """What the template needs of a question and its episodes."""
     first = pair.episodes[0][1]
     spec = pair.spec or (run.agents.declared(first) if run.agents else run.spec)
     asked_otherwise = {stage.name for stage in run.stages if not stage.own_prompt}
     own = asked_otherwise.isdisjoint(name for name, _ in pair.episodes)
-    return _Problem(
-        title=pair.title,
-        question=first.question,
-        prompt=spec.user_message(first.question) if spec and own else "",
-        gold=gold_text(first.ground_truth),
-        panels=[
-            _Panel(name, record, passed(record), blocks_of(record, spec), _link(run, name, record))
-            for name, record in pair.episodes
-        ],
-    )
+    files = {stage.name: stage.episodes for stage in run.stages}
+    panels = [
+        {
+            "stage": name,
+            "record": record,
+            "passed": passed(record),
+            "blocks": blocks_of(record, spec),
+            "link": _link(run, record, files.get(name)),
+        }
+        for name, record in pair.episodes
+    ]
+    return {
+        "title": pair.title,
+        "question": first.question,
+        "prompt": spec.user_message(first.question) if spec and own else "",
+        "gold": _gold_text(first.ground_truth),
+        "panels": panels,
+    }
 
 
-def _link(run: ReportInput, name: str, record: Record) -> str:
-    file = next((stage.episodes for stage in run.stages if stage.name == name), None)
-    return run.links.to(record.id, file) if run.links and file else ""
+def _link(run: ReportInput, record: Record, file: Path | None) -> str | None:
+    return run.links.to(record.id, file) if run.links and file else None
 
 
-def gold_text(gold: Any) -> str:
+def _gold_text(gold: Any) -> str:
     """The expected answer for a person: alternatives joined, anything longer as JSON."""
     if isinstance(gold, dict) and set(gold) <= {"target", "question"}:
         gold = gold.get("target", "")
@@ -157,8 +134,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "stops": stops_words,
     "cost": cost_cells,
     "savings": savings_words,
-    "failure": FAILURES.__getitem__,
-    "gold": gold_text,
+    "gold": _gold_text,
     "cut": cut,
     "by_class": _by_class,
 }
@@ -167,91 +143,86 @@ _FILTERS: dict[str, Callable[..., Any]] = {
 _SHOWN = 400
 
 
-def report_data(run: ReportInput) -> dict[str, Any]:
-    """What ``json.dumps`` can write: figures as in metrics.json, shares between 0 and 1, published scores in percent."""
-    return {
+def _json(run: ReportInput) -> str:
+    """Figures as in metrics.json: shares between 0 and 1, published scores in percent; text is cut."""
+    data = {
         "title": run.title,
         "kind": run.kind,
         "headline": headline(run),
         "stages": [_stage(stage, run) for stage in run.stages],
         "differences": [
-            {
-                "before": difference.before,
-                "after": difference.after,
-                **difference.result.model_dump(),
-                "caveats": list(difference.caveats),
-                "prices": difference.prices,
-            }
+            {"before": difference.before, "after": difference.after, **difference.result.model_dump()}
+            | {"caveats": difference.caveats, "prices": difference.prices}
             for difference in run.differences
         ],
-        "savings": [table.model_dump(mode="json") for table in run.savings],
-        "curves": [asdict(curve) for curve in run.curves],
-        "health": [asdict(aspect) for aspect in run.health],
-        "episodes": [_pair(pair, run) for pair in run.pairs],
+        "savings": run.savings,
+        "curves": run.curves,
+        "health": run.health,
+        "episodes": [
+            {
+                "title": pair.title,
+                "question": cut(pair.episodes[0][1].question, _SHOWN),
+                "episodes": [
+                    {"stage": name, "id": record.id, "passed": passed(record)}
+                    for name, record in pair.episodes
+                ],
+            }
+            for pair in run.pairs
+        ],
         "facts": {fact.label: fact.value for fact in run.facts},
-        "commands": [asdict(command) for command in run.commands],
-        "notes": list(run.notes),
+        "commands": run.commands,
+        "notes": run.notes,
         "view": run.links.command if run.links else None,
     }
+    return json.dumps(data, indent=2, default=_plain) + "\n"
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else asdict(value)
 
 
 def _stage(stage: StageResult, run: ReportInput) -> dict[str, Any]:
+    note, groups = stage.published, stage.scan.failures if stage.scan else ()
     return {
         "name": stage.name,
         "note": stage.note,
-        "metrics": stage.metrics.model_dump(mode="json"),
-        "published": _published(stage.published) if stage.published else None,
-        "failures": [_failures(group, stage, run) for group in stage.scan.failures] if stage.scan else [],
-    }
-
-
-def _published(note: BenchmarkNote) -> dict[str, Any]:
-    return {
-        "benchmark": note.benchmark,
-        "comparable": note.comparable,
-        "departures": list(note.departures),
-        "remarks": list(note.remarks),
-        "scores": [{**asdict(row.score), "ours": _ours(row), "missing": row.missing} for row in note.rows],
-    }
-
-
-def _ours(row: PublishedFigure) -> Any:
-    return row.ours.model_dump() if isinstance(row.ours, Interval) else row.ours
-
-
-def _failures(group: FailureGroup, stage: StageResult, run: ReportInput) -> dict[str, Any]:
-    return {
-        "class": group.kind.value,
-        "name": FAILURES[group.kind][0],
-        "episodes": group.count,
-        "share": group.share,
-        "stop_reasons": group.stops,
-        "examples": [
+        "metrics": stage.metrics,
+        "published": note
+        and {
+            "benchmark": note.benchmark,
+            "comparable": note.comparable,
+            "departures": note.departures,
+            "remarks": note.remarks,
+            "scores": [asdict(row.score) | {"ours": row.ours, "missing": row.missing} for row in note.rows],
+        },
+        "failures": [
             {
-                "id": example.record.id,
-                "question": cut(example.record.question, _SHOWN),
-                "answer": cut(example.answer, _SHOWN),
-                "expected": None
-                if example.record.ground_truth is None
-                else cut(gold_text(example.record.ground_truth), _SHOWN),
-                "evidence": cut(example.record.verdict.evidence if example.record.verdict else "", _SHOWN),
-                "error": cut(example.record.error, _SHOWN),
-                "link": run.links.to(example.record.id, stage.episodes)
-                if run.links and stage.episodes
-                else None,
+                "class": group.kind,
+                "name": group.kind.label,
+                "episodes": group.count,
+                "share": group.share,
+                "stop_reasons": dict(group.stops.most_common()),
+                "examples": [_example(example, stage, run) for example in group.examples.values()],
             }
-            for example in group.examples
+            for group in groups
         ],
     }
 
 
-def _pair(pair: Pair, run: ReportInput) -> dict[str, Any]:
+def _example(example: Example, stage: StageResult, run: ReportInput) -> dict[str, Any]:
+    record = example.record
+    texts = {
+        "question": record.question,
+        "answer": example.answer,
+        "evidence": record.verdict.evidence if record.verdict else "",
+        "error": record.error,
+    }
+    gold = None if record.ground_truth is None else cut(_gold_text(record.ground_truth), _SHOWN)
     return {
-        "title": pair.title,
-        "question": cut(pair.episodes[0][1].question, _SHOWN),
-        "episodes": [
-            {"stage": name, "id": record.id, "passed": passed(record)} for name, record in pair.episodes
-        ],
+        "id": record.id,
+        **{key: cut(text, _SHOWN) for key, text in texts.items()},
+        "expected": gold,
+        "link": _link(run, record, stage.episodes),
     }
 
 
@@ -265,9 +236,9 @@ def write_report(run: ReportInput, path: str | Path) -> Path:
     """
     target = Path(path)
     texts = {
-        target: render_report(run),
-        target.with_suffix(".md"): render_markdown(run),
-        target.with_suffix(".json"): json.dumps(report_data(run), indent=2) + "\n",
+        target: _html(run),
+        target.with_suffix(".md"): _markdown(run),
+        target.with_suffix(".json"): _json(run),
     }
     for file, text in texts.items():
         write_page(file, text)
@@ -275,23 +246,12 @@ def write_report(run: ReportInput, path: str | Path) -> Path:
 
 
 def write_run_report(run_dir: str | Path, path: str | Path, *, view_port: int = VIEW_PORT) -> Path:
-    """Write the report of a run folder or of one evaluation's ``output_dir``; see :func:`write_report`.
-
-    Raises:
-        DataError: The folder holds nothing to report, or a file in it is broken.
-        MissingExtraError: There are curves and matplotlib is not installed.
-    """
+    """:func:`write_report` of a run folder or of one evaluation's ``output_dir``; errors as of :func:`read_run`."""
     return write_report(read_run(Path(run_dir), view_port=view_port), path)
 
 
 def write_comparison(
     folders: Sequence[Path], path: str | Path, *, anyway: bool = False, view_port: int = VIEW_PORT
 ) -> Path:
-    """Write the report of several evaluations, each beside the first; see :func:`write_report`.
-
-    Raises:
-        ConfigError: Settings differ that are not the model's, and not ``anyway``.
-        DataError: A folder is no evaluation, or two have no question in common.
-        MissingExtraError: There are curves and matplotlib is not installed.
-    """
+    """:func:`write_report` of several evaluations, each beside the first; errors as of :func:`read_comparison`."""
     return write_report(read_comparison(folders, anyway=anyway, view_port=view_port), path)

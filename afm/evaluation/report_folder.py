@@ -1,4 +1,4 @@
-"""Read a run folder for its report; every part of it may be missing.
+"""What a report shows of a run folder, every part of which may be missing, and of several evaluations.
 
 A quickstart run holds ``sft/``, ``rl/`` and the evaluations ``eval_sft/``, ``eval_rl/``, ``eval_real/``; any other
 ``eval_*`` folder counts as one more stage. The ``output_dir`` of a single evaluation works as well.
@@ -9,144 +9,35 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from afm.agents import AgentSpec, model_folder
 from afm.errors import ConfigError, DataError
 from afm.evaluation.agents import Agents
-from afm.evaluation.failures import Scan, scan
-from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, RunManifest, differences, read_manifest
-from afm.evaluation.metrics import Metrics, summarise
+from afm.evaluation.compare import (
+    Evaluation,
+    agents_of,
+    compare_evaluations,
+    pick_episodes,
+    pick_pairs,
+    read_evaluation,
+    read_evaluations,
+)
+from afm.evaluation.curves import RL_METRICS, read_curves, read_health, score_curves
+from afm.evaluation.manifest import EPISODES_FILE, differences
 from afm.evaluation.paired import paired_difference
 from afm.evaluation.report_input import (
     VIEW_PORT,
-    BenchmarkNote,
     Command,
     Pair,
     ReportInput,
     StageDifference,
     StageResult,
     ViewLinks,
-    beside_published,
+    facts_of,
+    links_below,
 )
-from afm.evaluation.report_sections import facts_of, pick_episodes, pick_pairs, score_curves
-from afm.evaluation.run import METRICS_FILE, finished_metrics
-from afm.evaluation.training_logs import RL_METRICS, read_curves, read_health
-from afm.trajectory.io import read_records
-from afm.trajectory.record import Record, opened
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """One evaluation; ``manifest`` is ``None`` for a folder that was not made by ``evaluate``."""
-
-    folder: Path
-    name: str
-    metrics: Metrics
-    manifest: RunManifest | None
-    finished: bool
-
-    @property
-    def episodes(self) -> Path:
-        """Its episodes file."""
-        return self.folder / EPISODES_FILE
-
-    @property
-    def declared(self) -> RunManifest:
-        """Its manifest.
-
-        Raises:
-            DataError: It has none.
-        """
-        return self.manifest or read_manifest(self.folder / MANIFEST_FILE)
-
-    @property
-    def spec(self) -> AgentSpec | None:
-        """Its agent, as far as that can be read; of several the first."""
-        agents = agents_of(self.manifest)
-        return agents.first if agents else None
-
-    def records(self) -> Iterator[Record]:
-        """Its readable episodes."""
-        return (item for item in read_records(self.episodes) if isinstance(item, Record))
-
-    def stage(self, *, scanned: bool = True) -> StageResult:
-        """As the report shows it; ``scanned`` reads all episodes for what the metrics do not hold."""
-        episode_scan = scan(self.records(), agents_of(self.manifest)) if scanned else None
-        return StageResult(
-            self.name,
-            self.metrics,
-            self.episodes,
-            self._note(),
-            episode_scan,
-            self._published(episode_scan),
-            own_prompt=self.manifest is None or _in_own_words(self.manifest),
-        )
-
-    def _note(self) -> str:
-        parts = [f"{self.metrics.questions:,} questions{self._files()}"]
-        if self.metrics.rounds > 1:
-            parts.append(f"{self.metrics.rounds} rounds")
-        if self.manifest is not None:
-            parts.append(f"temperature {self.manifest.settings['sampling']['temperature']:g}")
-        return ", ".join(parts)
-
-    def _files(self) -> str:
-        data = self.manifest.sources.get("data", ()) if self.manifest is not None else ()
-        return f" of {', '.join(Path(path).name for path in data)}" if data else ""
-
-    def _published(self, episode_scan: Scan | None) -> BenchmarkNote | None:
-        note = beside_published(self.manifest, self.metrics) if self.manifest is not None else None
-        if note is None:
-            return None
-        unscored = self.metrics.episodes - self.metrics.scored
-        remark = f"{unscored} of {self.metrics.episodes} episodes have no score; ours are the shares of the others."
-        return replace(
-            note,
-            departures=(*note.departures, *self._further_departures(episode_scan)),
-            remarks=(*note.remarks, *((remark,) if unscored else ())),
-        )
-
-    def _further_departures(self, episode_scan: Scan | None) -> Iterator[str]:
-        """What became known only while it ran."""
-        if not self.finished:
-            yield f"not finished: {self.metrics.episodes} episodes so far"
-        if episode_scan is not None and episode_scan.unjudged:
-            yield f"judge: exact match stood in for a model in {episode_scan.unjudged} of {self.metrics.scored} episodes"
-
-
-def read_evaluation(folder: Path, name: str) -> Evaluation:
-    """The evaluation in ``folder``, called ``name``; of one that is not finished the figures so far.
-
-    Raises:
-        DataError: Its manifest or metrics cannot be read.
-    """
-    manifest_file, finished = folder / MANIFEST_FILE, (folder / METRICS_FILE).exists()
-    manifest = read_manifest(manifest_file) if manifest_file.exists() else None
-    if finished:
-        metrics = finished_metrics(folder)
-    else:
-        items = read_records(folder / EPISODES_FILE)
-        records = (opened(item) for item in items if isinstance(item, Record))
-        prices = manifest.prices if manifest else None
-        metrics = summarise(records, spec=agents_of(manifest), prices=prices)
-    return Evaluation(folder, name, metrics, manifest, finished)
-
-
-def agents_of(manifest: RunManifest | None) -> Agents | None:
-    """The agents of an evaluation, as far as can be read."""
-    try:
-        return manifest.agents if manifest else None
-    except (ValueError, KeyError, ConfigError):
-        return None
-
-
-def _in_own_words(manifest: RunManifest) -> bool:
-    """Whether each question was asked in its agent's own prompt."""
-    asked = (manifest.settings, *manifest.settings.get("agents", {}).values())
-    return manifest.team is None and not any("prompt" in settings for settings in asked)
-
 
 _KNOWN = {"eval_sft": "after SFT", "eval_rl": "after RL", "eval_real": "real data"}
 _MODEL_KEYS = ("model.", "versions.")
@@ -167,7 +58,7 @@ def read_run(run_dir: Path, *, view_port: int = VIEW_PORT) -> ReportInput:
             f"{run_dir} holds nothing to report; expected {EPISODES_FILE} of an evaluation, trainer_log.jsonl of "
             f"`afm sft` or {RL_METRICS} of `afm rl`, or a run folder with {', '.join(_KNOWN)}, sft or rl"
         )
-    notes = [*unfinished_notes(evaluations), *notes]
+    notes = [*_unfinished_notes(evaluations), *notes]
     spec = _spec(evaluations, notes)
     several = _several(evaluations)
     by_folder = {evaluation.folder.name: evaluation for evaluation in evaluations}
@@ -232,7 +123,7 @@ def _spoken(folder: str) -> str:
     return re.sub(r"_[0-9a-f]{8}\Z", "", folder.removeprefix("eval_")).replace("_", " ")
 
 
-def unfinished_notes(evaluations: Sequence[Evaluation]) -> list[str]:
+def _unfinished_notes(evaluations: Sequence[Evaluation]) -> list[str]:
     """A sentence about each that did not run to its end."""
     return [
         f"The evaluation {evaluation.name} is not finished: the figures are of its first {evaluation.metrics.episodes} episodes."
@@ -331,3 +222,48 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
             "MODEL=models/code_agent_7b_sft train/code_agent/rl/train_dapo_code_agent.sh --dry-run",
             "The same training for a 7B model on GPUs: print what would run",
         )
+
+
+def read_comparison(
+    folders: Sequence[Path], *, anyway: bool = False, view_port: int = VIEW_PORT
+) -> ReportInput:
+    """Everything a report can show about several evaluations, the others compared with the first.
+
+    Args:
+        anyway: Compare although settings differ that are not the model's; the page then says which.
+
+    Raises:
+        ConfigError: Such settings differ.
+        DataError: A folder is no evaluation, or two have no question in common.
+    """
+    runs = read_evaluations(folders)
+    first, *_ = names = [run.name for run in runs]
+    rows = compare_evaluations(runs, anyway=anyway)
+    stages = tuple(run.stage() for run in runs)
+    words = [*map(str, folders), *(["--anyway"] if anyway else [])]
+    return ReportInput(
+        title=f"{', '.join(names[:-1])} and {names[-1]}",
+        kind="Comparison",
+        spec=runs[0].spec,
+        facts=tuple(facts_of(folders[0], [(run.name, run.manifest) for run in runs])),
+        stages=stages,
+        differences=tuple(
+            StageDifference(
+                first,
+                name,
+                row.paired,
+                tuple(f"Not comparable: {change}." for change in row.changes),
+                f"{row.prices[:1].upper()}{row.prices[1:]}." if row.prices else "",
+            )
+            for name, row in zip(names, rows, strict=True)
+            if row.paired is not None
+        ),
+        savings=tuple(row.savings for row in rows if row.savings is not None),
+        curves=tuple(score_curves(stages)),
+        pairs=tuple(pick_pairs(*((run.name, run.records) for run in runs[:2]))),
+        commands=(
+            Command(f"afm eval compare {shlex.join(words)}", "The figures of this page in the terminal"),
+        ),
+        notes=tuple(_unfinished_notes(runs)),
+        links=links_below(folders, view_port),
+    )

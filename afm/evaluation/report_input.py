@@ -1,11 +1,11 @@
-"""What a report shows, as data: whoever fills a :class:`ReportInput` gets a page."""
+"""What a report shows, as data: whoever fills a :class:`ReportInput` gets a page. The facts of what was run."""
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
@@ -13,14 +13,15 @@ from urllib.parse import urlencode
 from afm.agents import AgentSpec
 from afm.evaluation.agents import Agents
 from afm.evaluation.benchmarks import PublishedScore, published_scores
+from afm.evaluation.curves import Aspect
 from afm.evaluation.failures import Scan
 from afm.evaluation.manifest import RunManifest
-from afm.evaluation.measures import BestOf, Method
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.page import Curve
 from afm.evaluation.paired import PairedDifference, Savings
 from afm.evaluation.statistics import Interval
-from afm.evaluation.training_logs import Aspect
+from afm.evaluation.tallies import Method
+from afm.rewards.formula import DEFAULT_FORMULA
 from afm.trajectory.record import Record
 
 VIEW_PORT = 8765
@@ -49,12 +50,7 @@ class ViewLinks:
 
 def links_below(folders: Sequence[Path], port: int = VIEW_PORT) -> ViewLinks:
     """Links into several folders: the deepest one that holds them all is shown."""
-    if len(folders) == 1:
-        return ViewLinks(folders[0], port)
     return ViewLinks(Path(os.path.commonpath([folder.resolve() for folder in folders])), port)
-
-
-_METRIC = re.compile(r"(pass@|avg@|best-of-)(\d+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,7 @@ class PublishedFigure:
     """A published figure and ours; ``missing`` says why this run has none."""
 
     score: PublishedScore
-    ours: Interval | float | None
+    ours: Interval | None
     missing: str = ""
 
 
@@ -99,31 +95,22 @@ def beside_published(manifest: RunManifest, metrics: Metrics) -> BenchmarkNote |
     return BenchmarkNote(name, tuple(rows), departures, remarks)
 
 
-def _ours(metric: str, metrics: Metrics) -> tuple[Interval | float | None, str]:
-    """Our figure, or why there is none."""
-    match = _METRIC.match(metric)
-    kind, k = (match[1], int(match[2])) if match else ("best-of-", 0)
-    figure: Interval | float | None
-    if kind == "best-of-":
-        choice = best_of(metrics, k)
-        figure, reason = (
-            (choice.share, "the judge chose nowhere") if choice else (None, "no judge has chosen")
-        )
-    elif kind == "pass@" and k == 1:
-        figure, reason = metrics.pass_at_1, "nothing has a score"
-    elif kind == "pass@":
-        figure = metrics.pass_at_k_intervals.get(k) or metrics.pass_at_k.get(k)
-        reason = f"needs {k} rounds, has {metrics.rounds}"
-    else:
+def _ours(metric: str, metrics: Metrics) -> tuple[Interval | None, str]:
+    """Our figure, or why there is none; best-of-k by choice from a list where there is one, else by grades."""
+    kind, _, size = metric.rpartition("-" if metric.startswith("best-of") else "@")
+    k, figure, reason = int(size), None, f"needs {size} rounds, has {metrics.rounds}"
+    if kind == "best-of":
+        by_method = {choice.method: choice for choice in metrics.best_of if choice.k == k}
+        choice = by_method.get(Method.LIST) or by_method.get(Method.SCORE)
+        figure = choice.share if choice else None
+        reason = "the judge chose nowhere" if choice else "no judge has chosen"
+    elif kind == "avg":
         figure = metrics.pass_at_1 if metrics.rounds == k else None
-        reason = f"needs {k} rounds, has {metrics.rounds}"
+    elif k == 1:
+        figure, reason = metrics.pass_at_1, "nothing has a score"
+    else:
+        figure = metrics.pass_at_k_intervals.get(k)
     return figure, "" if figure is not None else reason
-
-
-def best_of(metrics: Metrics, k: int) -> BestOf | None:
-    """The run's best-of-k: by choice from a list where there is one, else by grades."""
-    by_method = {choice.method: choice for choice in metrics.best_of if choice.k == k}
-    return by_method.get(Method.LIST) or by_method.get(Method.SCORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,3 +202,141 @@ class ReportInput:
     def stage(self, name: str) -> StageResult:
         """The stage called ``name``."""
         return next(stage for stage in self.stages if stage.name == name)
+
+
+_STAGES_FILE = "stages.jsonl"
+
+
+def facts_of(run_dir: Path, stages: Sequence[tuple[str, RunManifest | None]]) -> Iterator[Fact]:
+    """Facts of a run folder and its evaluations, in the order a reader asks for them."""
+    known = [(name, manifest) for name, manifest in stages if manifest is not None]
+    if known:
+        first = known[0][1]
+        agent, machine = first.settings["agent"], first.machine
+        system, cores = machine.get("system", "unknown system"), f"{machine.get('cpus', '?')} CPU cores"
+        yield Fact("Agent", f"{agent['name']} (digest {agent['digest']})")
+        for label, describe in _DESCRIBED.items():
+            yield from _each(label, [(name, describe(manifest)) for name, manifest in known])
+        yield Fact("Machine", ", ".join([system, cores, *machine.get("gpus", ())]))
+        yield Fact("Versions", ", ".join(f"{name} {version}" for name, version in first.versions.items()))
+        days = sorted({manifest.started[:10] for _, manifest in known})
+        yield Fact("Evaluated", f"{' and '.join(days)} (UTC)")
+    if times := _stage_seconds(run_dir / _STAGES_FILE):
+        total = sum(seconds for _, seconds in times)
+        parts = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in times)
+        yield Fact("Time", f"{_duration(total)} in all: {parts}")
+
+
+def _each(label: str, values: Sequence[tuple[str, str]]) -> Iterator[Fact]:
+    """One fact: the value all stages share, or each value with the stages that have it."""
+    stages: dict[str, list[str]] = {}
+    for name, value in values:
+        stages.setdefault(value, []).append(name)
+    shared = next(iter(stages))
+    listed = "; ".join(f"{', '.join(names)}: {value or 'none'}" for value, names in stages.items())
+    if len(stages) > 1 or shared:
+        yield Fact(label, listed if len(stages) > 1 else shared)
+
+
+def _model(manifest: RunManifest) -> str:
+    model = manifest.settings["model"]
+    if manifest.team is not None:
+        members = ", ".join(f"{name} {model}" for name, model in manifest.team["members"].items())
+        return f"the team {model['name']}{f': {members}' if members else ''}"
+    digest = f" ({model['digest'][:12]})" if model["digest"] else ""
+    exact = model.get("token_exact", True)
+    return f"{model['name']}{digest}{'' if exact else ', not token-exact: asked by chat, token counts are estimates'}"
+
+
+def _prompt(manifest: RunManifest) -> str:
+    """Whose words asked, where they are not the agent's own."""
+    prompt = manifest.settings.get("prompt")
+    if prompt is None:
+        return ""
+    return f"text of a file (digest {prompt['digest']})" if "digest" in prompt else "each row's"
+
+
+def _data(manifest: RunManifest) -> str:
+    data = manifest.settings["data"]
+    files = ", ".join(Path(path).name for path in manifest.sources.get("data", ()))
+    return f"{data['tasks']:,}{f' of {files}' if files else ''} (sha256 {data['sha256'][:12]})"
+
+
+def _sampling(manifest: RunManifest) -> str:
+    rounds, sampling = manifest.settings["rounds"], manifest.settings["sampling"]
+    if manifest.team is not None:
+        text = "each member's own"
+    elif sampling["temperature"] == 0:
+        text = "greedy"
+    else:
+        top_k = f", top-k {sampling['top_k']}" if sampling["top_k"] else ""
+        text = f"temperature {sampling['temperature']:g}, top-p {sampling['top_p']:g}{top_k}"
+    return f"{text}, {rounds} round{'s' if rounds > 1 else ''}"
+
+
+def _protocol(manifest: RunManifest) -> str:
+    """Whose way to play episodes where it is not ours."""
+    protocol = manifest.settings.get("protocol")
+    return "" if protocol is None else f"{protocol['name']}: as AFM's script plays its web agent"
+
+
+def _limits(manifest: RunManifest) -> str:
+    if manifest.team is not None:
+        own = manifest.team.get("limits", {})
+        return ", ".join(f"{key.replace('_', ' ')} {limit:,}" for key, limit in own.items())
+    limits, published = manifest.settings["limits"], "protocol" in manifest.settings
+    words = {
+        "max_turns": "steps" if published else "tool calls",
+        "max_agent_tokens": "sampled tokens",
+        "max_response_tokens": "tokens of context" if published else "response tokens",
+        "max_seconds": "seconds",
+        "max_tool_seconds": "seconds in tools",
+    }
+    return ", ".join(f"{limits[key]:,} {word}" for key, word in words.items() if limits.get(key) is not None)
+
+
+def _tools(manifest: RunManifest) -> str:
+    entries = (manifest.settings["tools"] or {}).get("tools", ())
+    return ", ".join(str(entry.get("class_name", "?")).rpartition(".")[2] for entry in entries)
+
+
+def _reward(manifest: RunManifest) -> str:
+    reward = manifest.settings["reward"] or {}
+    return f"{'formula' if reward else 'built-in table by data source,'} {reward.get('formula', DEFAULT_FORMULA)}"
+
+
+def _prices(manifest: RunManifest) -> str:
+    prices = manifest.prices
+    if prices is None:
+        return ""
+    cached = "" if prices.cached is None else f", {prices.cached:g} cached"
+    judge = "" if prices.judge is None else f", {prices.judge:g} of the judge"
+    tools = "".join(f", {usd:g} a call of {name}" for name, usd in prices.tools.items())
+    return f"USD {prices.prompt:g} prompt{cached}, {prices.completion:g} completion{judge} (a million tokens){tools}"
+
+
+_DESCRIBED: dict[str, Callable[[RunManifest], str]] = {
+    "Model": _model,
+    "Prompt": _prompt,
+    "Questions": _data,
+    "Sampling": _sampling,
+    "Limits": _limits,
+    "Tools": _tools,
+    "Reward": _reward,
+    "Prices": _prices,
+    "Protocol": _protocol,
+    "Seed": lambda manifest: str(manifest.settings["seed"]),
+}
+
+
+def _stage_seconds(path: Path) -> list[tuple[str, float]]:
+    """Name and seconds of each finished stage of a job; a half-written last line is ignored."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [(str(row["name"]), float(row["seconds"])) for row in rows]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

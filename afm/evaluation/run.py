@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Self
 
 from afm.agents import AgentSpec, PromptSource
 from afm.datasets import Task
@@ -16,7 +15,7 @@ from afm.evaluation.agents import RowAgents
 from afm.evaluation.manifest import EPISODES_FILE, Conditions, claim, make_manifest
 from afm.evaluation.metrics import Metrics, Tally
 from afm.models.base import TokenModel
-from afm.play import FailurePolicy, Job, ModelPlayer, Player, Referee, has_score, job_id
+from afm.play import FailurePolicy, Job, ModelPlayer, Player, Referee, has_score
 from afm.rewards import Reward
 from afm.rollout import PublishedProtocol
 from afm.runs.atomic import replace_text, replacing
@@ -77,9 +76,11 @@ async def evaluate(
         claim(out, manifest)
         (out / METRICS_FILE).unlink(missing_ok=True)
         tally = Tally(conditions.agents(spec), unseen=conditions.unseen, prices=manifest.prices)
-        with FinishedEpisodes(out / EPISODES_FILE) as finished:
+        finished = FinishedEpisodes(out / EPISODES_FILE)
+        with finished:
             run = _Run(referee, conditions, finished, tally, len(tasks) * conditions.rounds, on_progress)
-            await run.work(_missing(tasks, conditions.rounds, finished), parallel)
+            jobs = (Job(task, number) for number in range(conditions.rounds) for task in tasks)
+            await run.work((job for job in jobs if job.id not in finished.ids), parallel)
             for record in finished.records():  # counted last, so that work begins at once
                 tally.add(opened(record))
         metrics = tally.metrics(seed=conditions.seed)
@@ -137,24 +138,16 @@ def _referees(like: Referee, agents: RowAgents) -> dict[str, Referee]:
     return referees
 
 
-def _missing(tasks: Sequence[Task], rounds: int, finished: FinishedEpisodes) -> Iterator[Job]:
-    """The jobs that are left, made one by one; those that are finished are only looked up."""
-    for number in range(rounds):
-        for task in tasks:
-            if job_id(task.id, number) not in finished.ids:
-                yield Job(task, number)
-
-
 def _check_tools(spec: AgentSpec, tools: Mapping[str, Tool]) -> None:
     if missing := sorted(set(spec.tool_roles.values()) - set(tools)):
         names = ", ".join(sorted(tools)) or "none"
         raise ConfigError(f"agent {spec.name!r} needs the tools {missing}; got {names}")
 
 
-class FinishedEpisodes:
+class FinishedEpisodes(RecordWriter):
     """The episodes file of one evaluation, as earlier starts left it and as this one continues it.
 
-    Opening it sets a half-written last line aside, and forgets episodes without a score. Use it as a context manager.
+    Making it sets a half-written last line aside, and forgets episodes without a score.
 
     Attributes:
         ids: Of the episodes of earlier starts.
@@ -164,9 +157,8 @@ class FinishedEpisodes:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writer = RecordWriter(path)
-        with self._writer:
+        super().__init__(path)
+        with self:
             pass  # sets a half-written last line aside
         self.ids: set[str] = set()
         unscored: set[int] = set()
@@ -181,33 +173,13 @@ class FinishedEpisodes:
             with replacing(path) as temporary, temporary.open("wb") as scored:
                 scored.writelines(line for number, line in raw_lines(path) if number not in unscored)
 
-    def __enter__(self) -> Self:
-        self._writer.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writer.__exit__()
-
-    def write(self, record: Record) -> None:
-        """Append one episode.
-
-        Raises:
-            ValueError: It is not open.
-        """
-        self._writer.write(record)
-
     def records(self) -> Iterator[Record]:
         """The episodes of earlier starts, one in memory at a time.
 
         Raises:
             DataError: A line is no record; names file and line.
         """
-        return islice(records_of(self._path.parent), len(self.ids))
-
-
-def _as_written(record: Record, job: Job) -> Record:
-    key = job.task.extra_info.get(SEALING_KEY)
-    return record if key is None else sealed(record, key)
+        return islice(records_of(self.path.parent), len(self.ids))
 
 
 class _Run:
@@ -253,7 +225,8 @@ class _Run:
             except BudgetSpentError as error:  # those under way may still end
                 self._spent = error
                 return
-            self._finished.write(_as_written(record, job))
+            key = job.task.extra_info.get(SEALING_KEY)
+            self._finished.write(record if key is None else sealed(record, key))
             self._tally.add(record)
             self._report()
             self._check(record, parallel)

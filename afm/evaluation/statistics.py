@@ -66,17 +66,6 @@ def bootstrap_mean(values: Sequence[float], *, resamples: int = RESAMPLES, seed:
     return Interval(value=math.fsum(values) / total, low=float(low), high=float(high))
 
 
-def bootstrap_ratio(
-    tops: Sequence[float], bottoms: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float, float | None]:
-    """Sum of ``tops`` over sum of ``bottoms``, with the ends of its 95 % percentile-bootstrap interval over pairs.
-
-    The upper end is ``None`` where ``bottoms`` add up to 0 in more than 2.5 % of the resamples. Where all pairs have one
-    ratio the interval has no width.
-    """
-    return bootstrap_quotient([tops], [bottoms], resamples=resamples, seed=seed)
-
-
 def bootstrap_quotient(
     tops: Sequence[Sequence[float]],
     bottoms: Sequence[Sequence[float]],
@@ -84,12 +73,13 @@ def bootstrap_quotient(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float, float | None]:
-    """The product of the sums of ``tops`` over that of ``bottoms``, with its interval as :func:`bootstrap_ratio` has it.
+    """The product of the sums of ``tops`` over that of ``bottoms``, with the ends of its 95 % percentile-bootstrap interval.
 
-    All columns have a value for each question, and a question is drawn with all of them.
+    All columns have a value for each question, and a question is drawn with all of them. The upper end is ``None`` where a
+    sum of ``bottoms`` is 0 in more than 2.5 % of the resamples. Where the quotient never changes the interval has no width.
     """
     np = _numpy()
-    columns = np.column_stack([np.asarray(column, dtype=float) for column in (*tops, *bottoms)])
+    columns = np.column_stack([*tops, *bottoms]).astype(float)
     generator = np.random.default_rng(seed)
     total = len(columns)
     rows = max(1, _MAX_CELLS // total)
@@ -226,13 +216,17 @@ class Agreement(Settings):
 
 def cohens_kappa(table: Table) -> float | None:
     """(p_o - p_e) / (1 - p_e) (Cohen 1960); ``None`` where chance alone would give full agreement."""
-    both, first, second, neither = table
-    count = sum(table)
-    if not count:
+    if not sum(table):
         return None
-    observed = (both + neither) / count
-    expected = ((both + first) * (both + second) + (second + neither) * (first + neither)) / count**2
+    observed, expected = _observed_and_expected(*table)
     return None if expected == 1 else (observed - expected) / (1 - expected)
+
+
+def _observed_and_expected(both: Any, first: Any, second: Any, neither: Any) -> tuple[Any, Any]:
+    """Shares of equal verdicts, as counted and by chance; of numbers, or of arrays of them."""
+    count = both + first + second + neither
+    by_chance = (both + first) * (both + second) + (second + neither) * (first + neither)
+    return (both + neither) / count, by_chance / count**2
 
 
 def agreement(
@@ -286,10 +280,7 @@ def _interval(kappa: float, tables: Sequence[Table], seed: int) -> Interval | No
     rows = np.asarray(list(kinds), dtype=float)
     chances = np.asarray(list(kinds.values())) / len(tables)
     drawn = np.random.default_rng(seed).multinomial(len(tables), chances, size=RESAMPLES)
-    both, first, second, neither = (drawn @ rows).T
-    count = both + first + second + neither
-    observed = (both + neither) / count
-    expected = ((both + first) * (both + second) + (second + neither) * (first + neither)) / count**2
+    observed, expected = _observed_and_expected(*(drawn @ rows).T)
     defined = expected < 1
     if defined.sum() < RESAMPLES // 2:
         return None

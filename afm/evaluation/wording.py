@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from afm.evaluation.failures import Failure
-from afm.evaluation.measures import BestOf
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.paired import CostRow, Difference, Per, Quantity, Savings
+from afm.evaluation.prices import Usd
 from afm.evaluation.report_input import PublishedFigure, ReportInput, StageDifference
 from afm.evaluation.statistics import Agreement, Interval
+from afm.evaluation.tallies import BestOf
 
 _SURE = 0.05
 
@@ -41,25 +42,51 @@ def metric_lines(metrics: Metrics) -> Iterator[str]:
     """Everything that the table of a report has no column for, a line each."""
     if metrics.pass_at_k:
         yield rounds_words(metrics)
-    yield from map(best_of_words, metrics.best_of)
-    yield from (f"judges: {agreement_words(pair)}" for pair in metrics.agreement)
-    if metrics.t_eval:
-        yield t_eval_words(metrics.t_eval)
-    if metrics.agent_h:
-        yield agent_h_words(metrics.agent_h)
-    if metrics.per_solved:
-        yield solved_words(metrics)
-    if metrics.usd:
-        yield f"cost: {money_words(metrics)}"
+    yield from judged_lines(metrics)
+    for name, shares, labels in (("T-Eval", metrics.t_eval, {}), ("Agent-H", metrics.agent_h, _AGENT_H)):
+        if shares:
+            listed = (f"{labels.get(key, key)} {percent(share)}" for key, share in shares.items())
+            yield f"{name}: {', '.join(listed)}"
+    yield from cost_lines(metrics)
     if metrics.unseen_argument_errors:
         yield unseen_words(metrics)
-    if metrics.tool_format_without_tool is not None:
-        yield hallucination_words(metrics)
-    yield from (f"agent {name}: {agent_words(part)}" for name, part in metrics.by_agent.items())
+    if hallucination := hallucination_words(metrics):
+        yield hallucination
+    yield from (f"agent {name}: {_agent_words(part)}" for name, part in metrics.by_agent.items())
     for field, scores in ({"source": metrics.by_source} | metrics.by_group).items():
         if scores:
-            listed = "; ".join(f"{name} {ours(score)}" for name, score in scores.items())
-            yield f"by {field}: {listed}"
+            listed = (f"{name} {ours(score)}" for name, score in scores.items())
+            yield f"by {field}: {'; '.join(listed)}"
+
+
+_AGENT_H = {
+    "h_react": "H_ReAct",
+    "h_general": "H_General",
+    "h_score": "H_Score",
+    "invented_tool": "calls of tools not given",
+    "called_when_asked": "called when asked",
+}
+
+
+def judged_lines(metrics: Metrics) -> Iterator[str]:
+    """best-of-k beside what chance and an oracle would choose, and how far judges agree."""
+    yield from map(_best_of_words, metrics.best_of)
+    for k in sorted({best.k for best in metrics.best_of}):
+        oracle = metrics.pass_at_k_intervals.get(k)
+        chance = metrics.pass_at_1.value if metrics.pass_at_1 else None
+        yield (
+            f"beside pass@{k} {ours(oracle) if oracle else '–'}, a choice by lot {percent(chance)}, "
+            f"majority of {metrics.rounds} {percent(metrics.majority)}"
+        )
+    yield from (f"judges: {_agreement_words(pair)}" for pair in metrics.agreement)
+
+
+def cost_lines(metrics: Metrics) -> Iterator[str]:
+    """What a solved episode takes, and what episodes cost in dollars, where that is known."""
+    if metrics.per_solved:
+        yield _solved_words(metrics.per_solved)
+    if metrics.usd:
+        yield f"cost: {money_words(metrics.usd)}"
 
 
 def rounds_words(metrics: Metrics) -> str:
@@ -74,7 +101,7 @@ def rounds_words(metrics: Metrics) -> str:
     return f"{metrics.rounds} rounds: {', '.join(parts)}"
 
 
-def best_of_words(choice: BestOf) -> str:
+def _best_of_words(choice: BestOf) -> str:
     """One best-of-k with what it rests on."""
     share = ours(choice.share) if choice.share else "nothing chosen"
     parts = [f"{choice.name} by {choice.judge}: {share} of {choice.questions:,} questions"]
@@ -90,7 +117,7 @@ def best_of_words(choice: BestOf) -> str:
     return "; ".join(parts)
 
 
-def agreement_words(pair: Agreement) -> str:
+def _agreement_words(pair: Agreement) -> str:
     """How far two judges agree, in a sentence."""
     if pair.agreed is None:
         return f"{pair.first} and {pair.second}: no episode with a verdict of both"
@@ -105,30 +132,8 @@ def agreement_words(pair: Agreement) -> str:
     )
 
 
-def t_eval_words(scores: Mapping[str, float]) -> str:
-    """T-Eval's scores in a line."""
-    return "T-Eval: " + ", ".join(f"{ability} {percent(score)}" for ability, score in scores.items())
-
-
-_AGENT_H = {
-    "h_react": "H_ReAct",
-    "h_general": "H_General",
-    "h_score": "H_Score",
-    "invented_tool": "calls of tools not given",
-    "called_when_asked": "called when asked",
-}
-
-
-def agent_h_words(figures: Mapping[str, float]) -> str:
-    """Agent-H's figures in a line."""
-    return "Agent-H: " + ", ".join(f"{_AGENT_H[name]} {percent(value)}" for name, value in figures.items())
-
-
-def solved_words(metrics: Metrics) -> str:
-    """What one solved episode costs, in a sentence; empty when none was."""
-    cost = metrics.per_solved
-    if not cost:
-        return ""
+def _solved_words(cost: Mapping[str, float]) -> str:
+    """What one solved episode costs, in a sentence."""
     if "agent_tokens" not in cost:
         return f"a solved episode costs {number(cost['tool_calls'])} tool calls, failed ones included; tokens are not known"
     tokens = cost["agent_tokens"] + cost["observation_tokens"]
@@ -144,11 +149,8 @@ def dollars(value: float) -> str:
     return f"{value:,.{places}f} USD"
 
 
-def money_words(metrics: Metrics) -> str:
-    """What an episode and a solved task cost, in a sentence; empty without prices."""
-    usd = metrics.usd
-    if usd is None:
-        return ""
+def money_words(usd: Usd) -> str:
+    """What an episode and a solved task cost, in a sentence."""
     mean, solved = usd.per_episode, usd.per_solved
     text = f"{dollars(mean.value)} an episode ({_between(mean.low, mean.high)})"
     if solved is None:
@@ -167,10 +169,8 @@ def _between(low: float, high: float | None) -> str:
 
 
 def unseen_words(metrics: Metrics) -> str:
-    """Broken arguments of tools that were new to the agent; empty when it called none of them."""
+    """Broken arguments of tools that were new to the agent."""
     shares = dict(metrics.unseen_argument_errors)
-    if not shares:
-        return ""
     whole = shares.pop("all")
     by_role = ", ".join(f"{role} {percent(share)}" for role, share in shares.items())
     return f"{percent(whole)} of the calls of unseen tools break the form of the argument ({by_role})"
@@ -193,49 +193,17 @@ def cut(text: str, length: int) -> str:
     return flat if len(flat) <= length else f"{flat[:length].rstrip()} ..."
 
 
-FAILURES = {
-    Failure.INFRASTRUCTURE: (
-        "No score: engine or tools failed",
-        "Not counted as wrong; run again to repeat them.",
-    ),
-    Failure.ABSTAINED: (
-        "No score: the reward abstained",
-        "The judge or the checker had no verdict; not counted as wrong.",
-    ),
-    Failure.CUT_SHORT: ("Cut short by a limit", "Tool calls, tokens or seconds ran out before an answer."),
-    Failure.FORGED_OBSERVATION: (
-        "Forged observation",
-        "The agent wrote text that only the environment may write, which ends an episode.",
-    ),
-    Failure.NO_ANSWER: ("No answer", "The episode ended by itself without an answer in the agent's format."),
-    Failure.PARTLY: ("Partly right", "The reward grades in parts, and not all of them are right."),
-    Failure.FORMAT_ONLY: (
-        "Right answer, broken format",
-        "The answer is right, but the agent's rules are broken.",
-    ),
-    Failure.WRONG_AND_FORMAT: (
-        "Wrong answer, broken format",
-        "The answer is wrong, and the agent's rules are broken.",
-    ),
-    Failure.TOOL_ERRORS: ("Wrong answer after tool errors", "At least half of the tool calls failed."),
-    Failure.WRONG: ("Wrong answer", "In a valid format, with tools that worked."),
-}
-"""What each class of failures is called, and what it means."""
-
-
 def ours_words(row: PublishedFigure) -> str:
     """Our figure beside a published one: with its interval, or why there is none."""
     return row.missing if row.ours is None else ours(row.ours)
 
 
-def ours(figure: Interval | float) -> str:
-    """A share, with its interval where it has one."""
-    if isinstance(figure, Interval):
-        return f"{percent(figure.value)} ({percent(figure.low)} to {percent(figure.high)})"
-    return percent(figure)
+def ours(figure: Interval) -> str:
+    """A share with its interval."""
+    return f"{percent(figure.value)} ({percent(figure.low)} to {percent(figure.high)})"
 
 
-def agent_words(part: Metrics) -> str:
+def _agent_words(part: Metrics) -> str:
     """The figures of one agent of several."""
     score = part.pass_at_1
     return (
@@ -244,9 +212,9 @@ def agent_words(part: Metrics) -> str:
     )
 
 
-def stops_words(stops: dict[str, int]) -> str:
-    """How episodes ended: ``answer 12, turns 3``."""
-    return ", ".join(f"{stop.replace('_', ' ')} {count:,}" for stop, count in stops.items())
+def stops_words(stops: Counter[str]) -> str:
+    """How episodes ended, the most frequent way first: ``answer 12, turns 3``."""
+    return ", ".join(f"{stop.replace('_', ' ')} {count:,}" for stop, count in stops.most_common())
 
 
 def headline(run: ReportInput) -> str:

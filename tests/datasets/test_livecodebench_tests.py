@@ -98,7 +98,7 @@ def test_a_pickle_that_runs_code_stays_unread(tmp_path) -> None:
 
 def departures(data, *words):
     config = load_config(ROOT / "configs/eval/livecodebench_v4.yaml", ["model=m", f"data={data}", *words])
-    spec = config.spec()
+    spec = config.routes().first.declared
     manifest = make_manifest(
         load_tasks(config),
         spec,

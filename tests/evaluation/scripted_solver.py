@@ -15,7 +15,7 @@ from afm.evaluation import Conditions, evaluate
 from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rewards import load_reward
-from afm.tools import load_tools
+from afm.tools import ToolResult, load_tools
 
 CODE_TOOL = {
     "tools": [
@@ -65,30 +65,34 @@ def solver(tool_percent, pause_s=0.0):
     return speak
 
 
-def split(options):
-    """The conditions of a run, and the other options."""
+class Says:
+    """A tool whose every call is answered alike."""
+
+    def __init__(self, name, text="seen", *, ok=True):
+        self.name, self.text, self.ok = name, text, ok
+
+    async def call(self, argument):
+        return ToolResult(f"{self.text} {argument}", ok=self.ok)
+
+    async def close(self):
+        pass
+
+
+async def play(tasks, spec, model, tools, folder, *, rewards=None, sampling=SAMPLING, **options):
+    """``evaluate``; options are its own and those of ``Conditions``."""
+    reward = load_reward(rewards)
     names = {field.name for field in dataclasses.fields(Conditions)} & options.keys()
-    return Conditions(SAMPLING, **{name: options.pop(name) for name in names}), options
-
-
-async def run(output_dir, tool_percent, count, *, pause_s=0.0, parallel=8, rewards=None, **options):
-    tools, reward = load_tools(CODE_TOOL), load_reward(rewards)
-    model = ScriptedModel(solver(tool_percent, pause_s), name=f"scripted-{tool_percent}")
-    conditions, options = split(options)
+    conditions = Conditions(sampling, **{name: options.pop(name) for name in names})
     try:
-        return await evaluate(
-            tasks(count),
-            spec(),
-            model,
-            tools,
-            reward,
-            output_dir,
-            conditions,
-            parallel=parallel,
-            **options,
-        )
+        return await evaluate(tasks, spec, model, tools, reward, folder, conditions, **options)
     finally:
         await asyncio.gather(reward.close(), *(tool.close() for tool in tools.values()))
+
+
+async def run(folder, tool_percent, count, *, pause_s=0.0, parallel=8, **options):
+    model = ScriptedModel(solver(tool_percent, pause_s), name=f"scripted-{tool_percent}")
+    options |= {"parallel": parallel}
+    return await play(tasks(count), spec(), model, load_tools(CODE_TOOL), folder, **options)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from afm.errors import ConfigError
-from afm.evaluation import Conditions, evaluate
 from afm.evaluation.config import load_config
-from afm.evaluation.measures import UnseenTool
+from afm.evaluation.tallies import UnseenTool
 from afm.evaluation.wording import unseen_words
-from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
-from afm.rewards import load_reward
-from afm.tools.base import ToolResult
 
 ROOT = Path(__file__).resolve().parents[2]
 JSON = {"form": "json", "required": ["file_path"], "optional": ["question"]}
@@ -62,22 +58,11 @@ def test_a_tool_that_the_agent_does_not_have_is_no_unseen_one() -> None:
         config.unseen_roles()
 
 
-class Always:
-    def __init__(self, name):
-        self.name = name
-
-    async def call(self, argument):
-        return ToolResult("seen")
-
-    async def close(self):
-        pass
-
-
 async def test_broken_calls_are_counted_by_tool(tmp_path, solver) -> None:
     """Two episodes of the same three calls: one of two pictures is asked for in a broken form, the search is fine."""
     tasks = [task.model_copy(update={"data_source": "mini_wiki"}) for task in solver.tasks(2)]
     config = load_config(ROOT / "configs/eval/unseen_tools_code.yaml", ["model=m", "data=x"])
-    spec = config.spec()
+    spec = config.routes().first.declared
     says = [
         "<plan>Look.</plan><think>t</think><web_search>tower of Almar</web_search>",
         f"<reflection>r</reflection><think>t</think><visual_inspector>{GOOD}</visual_inspector>",
@@ -88,17 +73,9 @@ async def test_broken_calls_are_counted_by_tool(tmp_path, solver) -> None:
     def script(text):
         return says[text.rpartition("\nassistant: ")[2].count("</observation>")]
 
-    reward = load_reward()
-    metrics = await evaluate(
-        tasks,
-        spec,
-        ScriptedModel(script),
-        {name: Always(name) for name in ("code", "web_search", "crawl_page", "visual_inspector")},
-        reward,
-        tmp_path,
-        Conditions(SamplingParams(1000), unseen=config.unseen_roles()),
-    )
-    await reward.close()
+    tools = {name: solver.Says(name) for name in ("code", "web_search", "crawl_page", "visual_inspector")}
+    unseen = config.unseen_roles()
+    metrics = await solver.play(tasks, spec, ScriptedModel(script), tools, tmp_path, unseen=unseen)
     assert metrics.format_valid == 1.0
     assert metrics.unseen_argument_errors == {
         "all": pytest.approx(1 / 3),

@@ -102,7 +102,7 @@ def evaluated(name, server, small_tokenizer, data, out, *more, reply=None, folde
     """Metrics and records of one run of the command."""
     path, words = served(name, server, small_tokenizer, data, out, *more, folder=folder)
     config = load_config(path, words)
-    spec = config.spec()
+    spec = config.routes().first.declared
     server.learn(spec, load_tasks(config), reply or oracle.right(spec))
     done = CliRunner().invoke(app, ["eval", str(path), *words, "--json"])
     assert done.exit_code == 0, done.output
@@ -147,7 +147,7 @@ def test_a_set_of_another_size_is_a_departure() -> None:
         "reward": {"formula": "correct"},
         "prompt": {"mode": "row"},
     }
-    assert BENCHMARKS["triviaqa"].departures(settings) == ("questions: 17944, published 11313",)
+    assert [*BENCHMARKS["triviaqa"].departures(settings)] == ["questions: 17944, published 11313"]
     graded = settings | {"reward": {"formula": "correct * format"}}
     assert "score: correct * format, published correct" in BENCHMARKS["triviaqa"].departures(graded)
 
@@ -166,11 +166,11 @@ def test_every_published_benchmark_has_its_settings_and_a_cpu_twin() -> None:
             load_config(ROOT / f"{folder}/{name}.yaml", ["model=m"])
             for folder in ("configs/eval", "configs/tiny/eval")
         )
-        assert (twin.data, twin.reader, twin.rewards, twin.spec().name) == (
+        assert (twin.data, twin.reader, twin.rewards, twin.routes().first.declared.name) == (
             whole.data,
             whole.reader,
             whole.rewards,
-            whole.spec().name,
+            whole.routes().first.declared.name,
         )
         assert twin.limit is not None
 
@@ -317,7 +317,7 @@ def test_answers_in_other_words_go_to_the_judge(tmp_path, shared, server, small_
         return oracle.right(spec)(task.model_copy(update={"ground_truth": words}))
 
     data = shared(REAL["webwalker"])
-    spec = load_config(ROOT / "configs/eval/webwalker.yaml", ["model=m"]).spec()
+    spec = load_config(ROOT / "configs/eval/webwalker.yaml", ["model=m"]).routes().first.declared
     metrics, _ = evaluated("webwalker", server, small_tokenizer, data, tmp_path / "a", *more, reply=turned)
     assert (metrics["pass_at_1"]["value"], metrics["scored"]) == (1.0, 4)
     assert judge.requests

@@ -1,10 +1,11 @@
 """Settings of ``afm eval``: what is shipped parses, what is wrong is named."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from afm.errors import ConfigError, DataError, UsageError
+from afm.errors import AfmError, DataError, UsageError
 from afm.evaluation.config import dump_config, load_config
 from afm.evaluation.job import load_tasks, sources_of
 
@@ -23,13 +24,22 @@ def config_file(tmp_path):
 
 
 MINIMAL = "name: x\ndata: tasks.jsonl\nagent: math\nmodel: m\noutput_dir: out\n"
+MODELLESS = MINIMAL.replace("model: m\n", "")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_shipped_config_parses_and_its_parts_exist(path) -> None:
     config = load_config(path, ["model=models/any", "data=any.parquet", "output_dir=any"])
-    assert config.spec().name in ("web", "mhqa", "math", "code", "full", "code_unseen", "chat")
-    assert (config.tools is None) == (config.spec().name == "chat")
+    assert config.routes().first.declared.name in (
+        "web",
+        "mhqa",
+        "math",
+        "code",
+        "full",
+        "code_unseen",
+        "chat",
+    )
+    assert (config.tools is None) == (config.routes().first.declared.name == "chat")
     assert config.tools is None or (ROOT / config.tools).is_file()
     assert isinstance(config.rewards, dict | None) or (ROOT / config.rewards).is_file()
     head = path.read_text().splitlines()
@@ -45,35 +55,34 @@ def test_a_child_config_keeps_what_it_does_not_say() -> None:
     assert twin.limits["max_turns"] == 2
 
 
-def test_unknown_keys_are_refused_with_a_suggestion(config_file) -> None:
-    with pytest.raises(ConfigError, match=r"eval.yaml: samplng: unknown key; did you mean 'sampling'\?"):
-        load_config(config_file(MINIMAL + "samplng: {}\n"))
-    with pytest.raises(
-        UsageError,
-        match=r"'sampling.temprature=1': sampling.temprature: unknown key; did you mean 'temperature'\?",
-    ):
-        load_config(config_file(MINIMAL), ["sampling.temprature=1"])
-    with pytest.raises(UsageError, match=r"unknown limit 'max_turn'; did you mean 'max_turns'\?"):
-        load_config(config_file(MINIMAL), ["limits.max_turn=1"])
-    with pytest.raises(
-        UsageError, match=r"override 'rounds=0': rounds: got 0 \(int\), expected greater than or equal to 1"
-    ):
-        load_config(config_file(MINIMAL), ["rounds=0"])
-
-
-def test_a_misspelt_model_or_base_is_told_as_such(config_file) -> None:
-    without = MINIMAL.replace("model: m\n", "")
-    with pytest.raises(UsageError, match=r"'modle=m': modle: unknown key; did you mean 'model'\?"):
-        load_config(config_file(without), ["modle=m"])
-    with pytest.raises(ConfigError, match=r"eval.yaml: modell: unknown key; did you mean 'model'\?"):
-        load_config(config_file(without + "modell: m\n"))
-    with pytest.raises(ConfigError, match=r"extend: unknown key; did you mean 'extends'\?"):
-        load_config(config_file("extend: web.yaml\n"))
-
-
-def test_a_missing_model_says_how_to_give_it(config_file) -> None:
-    with pytest.raises(UsageError, match="model: missing; give the model's folder or address"):
-        load_config(config_file(MINIMAL.replace("model: m\n", "")))
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        (MINIMAL + "samplng: {}\n", [], r"eval.yaml: samplng: unknown key; did you mean 'sampling'\?"),
+        (
+            MINIMAL,
+            ["sampling.temprature=1"],
+            r"'sampling.temprature=1': sampling.temprature: unknown key; did you mean 'temperature'\?",
+        ),
+        (MINIMAL, ["limits.max_turn=1"], r"unknown limit 'max_turn'; did you mean 'max_turns'\?"),
+        (
+            MINIMAL,
+            ["rounds=0"],
+            r"override 'rounds=0': rounds: got 0 \(int\), expected greater than or equal to 1",
+        ),
+        (MINIMAL, ["rounds"], "'rounds': expected key=value"),
+        (MINIMAL, ["benchmark=browscomp"], "the name of a benchmark; did you mean 'browsecomp'"),
+        (MODELLESS, ["modle=m"], r"'modle=m': modle: unknown key; did you mean 'model'\?"),
+        (MODELLESS + "modell: m\n", [], r"eval.yaml: modell: unknown key; did you mean 'model'\?"),
+        (MODELLESS, [], "model: missing; give the model's folder or address"),
+        ("extend: web.yaml\n", [], r"extend: unknown key; did you mean 'extends'\?"),
+        ("extends: eval.yaml\n", [], "goes in a circle"),
+    ],
+)
+def test_what_is_wrong_is_named(config_file, text, words, message) -> None:
+    with pytest.raises(AfmError, match=message) as caught:
+        load_config(config_file(text), words)
+    assert isinstance(caught.value, UsageError) == bool(words or text == MODELLESS)
 
 
 def test_overrides_reach_into_mappings(config_file) -> None:
@@ -84,13 +93,6 @@ def test_overrides_reach_into_mappings(config_file) -> None:
     assert (config.model.path, config.model.name) == ("m", "big")
     assert config.sampling.top_k == 20
     assert config.data == (Path("a b.jsonl"), Path("c.parquet"))
-    with pytest.raises(UsageError, match="'rounds': expected key=value"):
-        load_config(config_file(MINIMAL), ["rounds"])
-
-
-def test_a_circle_of_configs_is_named(config_file) -> None:
-    with pytest.raises(ConfigError, match="goes in a circle"):
-        load_config(config_file("extends: eval.yaml\n"))
 
 
 def test_the_resolved_config_reads_back_equal(config_file, tmp_path) -> None:
@@ -103,7 +105,7 @@ def test_the_resolved_config_reads_back_equal(config_file, tmp_path) -> None:
 def test_a_server_is_no_folder(config_file) -> None:
     served = load_config(config_file(MINIMAL), ["model=http://127.0.0.1:8000"])
     assert served.model.folder is None
-    assert served.spec().name == "math"
+    assert served.routes().first.declared.name == "math"
     assert load_config(config_file(MINIMAL)).model.folder == Path("m")
 
 
@@ -121,3 +123,19 @@ def test_tasks_of_several_files_keep_apart(config_file, tmp_path) -> None:
     (tmp_path / "none.jsonl").write_text("\n")
     with pytest.raises(DataError, match="no task in"):
         load_tasks(load_config(config_file(MINIMAL), [f"data={tmp_path / 'none.jsonl'}"]))
+
+
+def test_a_question_that_cannot_be_told_from_its_prompt_is_refused(config_file, tmp_path) -> None:
+    def tasks(prompt, **fields):
+        row = {"prompt": prompt, "ground_truth": "1", "data_source": "nq", **fields}
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+        return lambda *words: load_tasks(
+            load_config(config_file(MINIMAL), [f"data={tmp_path}/rows.jsonl", *words])
+        )
+
+    several = "Use tools.\nQuestion: Which line is last?\nQuestion: this one"
+    with pytest.raises(DataError, match=r"rows.jsonl:1: the row has no `question`, and several lines"):
+        tasks(several)()
+    assert tasks(several)("prompt=row")[0].question == "this one"
+    assert tasks(several, extra_info={"question": "Which?"})()[0].question == "Which?"
+    assert tasks("Use tools.\nQuestion: Which?")()[0].question == "Which?"

@@ -3,8 +3,8 @@
 import json
 import math
 
+from afm.evaluation.curves import read_curves
 from afm.evaluation.page import Curve, Series, draw
-from afm.evaluation.training_logs import read_curves
 
 
 def write(path, rows, tail=""):

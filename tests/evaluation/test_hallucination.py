@@ -10,12 +10,11 @@ from afm.agents import load_agent
 from afm.agents.load import without_tools
 from afm.datasets import write_tasks
 from afm.errors import ConfigError
-from afm.evaluation import Conditions, Metrics, evaluate, read_manifest, summarise
+from afm.evaluation import Metrics, read_manifest, summarise
 from afm.evaluation.config import load_config
 from afm.evaluation.report import write_run_report
 from afm.evaluation.wording import hallucination_words
 from afm.models.scripted import ScriptedModel
-from afm.rewards import load_reward
 
 ROOT = Path(__file__).resolve().parents[2]
 MATH = load_agent("math")
@@ -64,15 +63,9 @@ def test_without_an_agent_or_an_episode_nothing_is_measured(record) -> None:
     assert hallucination_words(silent) == "0.0 % of the episodes call a tool that is not offered"
 
 
-async def run_bare(solver, out, model):
+async def run_bare(solver, out):
     """Half of the questions get a tool's tag, though none is offered."""
-    reward = load_reward()
-    try:
-        return await evaluate(
-            solver.tasks(8), BARE, model, {}, reward, out, Conditions(solver.SAMPLING, original=MATH)
-        )
-    finally:
-        await reward.close()
+    return await solver.play(solver.tasks(8), BARE, hallucinating(solver), {}, out, original=MATH)
 
 
 def hallucinating(solver):
@@ -88,7 +81,7 @@ def hallucinating(solver):
 
 async def test_an_evaluation_without_tools_counts_them_and_the_report_says_so(tmp_path, solver) -> None:
     out = tmp_path / "run" / "eval"
-    metrics = await run_bare(solver, out, hallucinating(solver))
+    metrics = await run_bare(solver, out)
     assert (metrics.tool_format_without_tool, metrics.tool_calls, metrics.format_valid) == (0.5, 0.0, 0.5)
     assert metrics == Metrics.model_validate_json((out / "metrics.json").read_text())
     manifest = read_manifest(out / "manifest.json")
@@ -100,7 +93,7 @@ async def test_an_evaluation_without_tools_counts_them_and_the_report_says_so(tm
 
 
 async def test_a_resumed_or_unfinished_run_has_the_same_rates(tmp_path, solver) -> None:
-    whole = await run_bare(solver, tmp_path / "a", hallucinating(solver))
+    whole = await run_bare(solver, tmp_path / "a")
     broken = tmp_path / "b"
     shutil.copytree(tmp_path / "a", broken)
     (broken / "metrics.json").unlink()
@@ -108,20 +101,9 @@ async def test_a_resumed_or_unfinished_run_has_the_same_rates(tmp_path, solver) 
     assert "no tool offered: 50.0 %" in page
     lines = (broken / "episodes.jsonl").read_text().splitlines(keepends=True)
     (broken / "episodes.jsonl").write_text("".join(lines[:3]))
-    resumed = await run_bare(solver, broken, hallucinating(solver))
+    resumed = await run_bare(solver, broken)
     assert resumed.tool_format_without_tool == whole.tool_format_without_tool == 0.5
     assert resumed.invented_tool_calls == whole.invented_tool_calls == 1.0
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory, solver):
-    pytest.importorskip("transformers")
-    from afm.models.tiny import create_tiny_model, train_tokenizer
-
-    folder = tmp_path_factory.mktemp("tiny")
-    train_tokenizer([BARE.user_message(task.question) for task in solver.tasks(8)], folder, vocab_size=300)
-    create_tiny_model(folder, folder, seed=0, hidden_size=32, layers=1, heads=2, mlp=64)
-    return folder
 
 
 def test_the_command_asks_the_same_questions_without_tools(afm, tmp_path, solver, tiny_model) -> None:
@@ -151,19 +133,14 @@ def test_the_same_folder_is_not_shared_by_both_conditions(tmp_path) -> None:
     words = ["model=none", f"output_dir={tmp_path}"]
     plain = load_config(ROOT / "configs/eval/aime24.yaml", words)
     bare = load_config(ROOT / "configs/eval/aime24.yaml", [*words, "without_tools=true"])
-    assert bare.routes(with_tools=True).first.declared == plain.spec() == MATH
-    assert bare.spec() == BARE
+    assert bare.routes(with_tools=True).first.declared == plain.routes().first.declared == MATH
+    assert bare.routes().first.declared == BARE
     assert bare.tools_in_use(bare.routes().first) is None
     assert plain.tools_in_use(plain.routes().first) is not None
 
 
 async def test_a_folder_of_the_other_condition_is_refused(tmp_path, solver) -> None:
-    await run_bare(solver, tmp_path, hallucinating(solver))
-    reward, model = load_reward(), hallucinating(solver)
-    try:
-        with pytest.raises(ConfigError, match=r"agent\.digest"):
-            await evaluate(
-                solver.tasks(8), MATH, model, {"code": None}, reward, tmp_path, Conditions(solver.SAMPLING)
-            )
-    finally:
-        await reward.close()
+    await run_bare(solver, tmp_path)
+    tools = {"code": solver.Says("code")}
+    with pytest.raises(ConfigError, match=r"agent\.digest"):
+        await solver.play(solver.tasks(8), MATH, hallucinating(solver), tools, tmp_path)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from afm.cli.main import app
+from afm.evaluation.curves import ALARMS_FILE, read_health
 from afm.evaluation.report import write_run_report
-from afm.evaluation.training_logs import ALARMS_FILE, read_health
 
 
 @pytest.fixture

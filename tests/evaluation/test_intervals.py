@@ -35,17 +35,6 @@ def test_the_bootstrap_does_not_depend_on_the_order_and_repeats_with_its_seed() 
     assert bootstrap_mean(values, seed=3) != bootstrap_mean(values, seed=4)
 
 
-def test_the_bootstrap_agrees_with_plain_resampling() -> None:
-    import numpy as np
-
-    values = np.random.default_rng(1).random(40)
-    draws = np.random.default_rng(2).choice(values, size=(10_000, 40)).mean(axis=1)
-    low, high = np.quantile(draws, [0.025, 0.975])
-    interval = bootstrap_mean(list(values))
-    assert abs(interval.low - low) < 0.005
-    assert abs(interval.high - high) < 0.005
-
-
 def test_equal_shares_are_no_certainty() -> None:
     # Eight questions of one half each are taken like four of eight: z^2/n = 0.480182, centre 0.5,
     # half-width sqrt(0.25 * 0.480182 + (0.480182 / 2)^2) / 1.480182 = 0.2848.

@@ -1,6 +1,6 @@
 """Which episodes a report shows."""
 
-from afm.evaluation.report_sections import pick_episodes, pick_pairs
+from afm.evaluation.compare import pick_episodes, pick_pairs
 
 
 def test_one_pair_of_every_kind_the_first_in_the_order_of_ids(record) -> None:

@@ -11,7 +11,7 @@ from afm.evaluation.config import load_config
 from afm.evaluation.job import prices_of
 from afm.evaluation.prices import Prices, read_prices
 from afm.evaluation.report import write_comparison, write_run_report
-from afm.evaluation.statistics import bootstrap_ratio
+from afm.evaluation.statistics import bootstrap_quotient
 from afm.evaluation.wording import dollars, money_words
 from afm.trajectory.io import load_records
 from afm.trajectory.record import CallRecord, Cost, Verdict
@@ -58,7 +58,7 @@ def test_a_solved_task_pays_for_the_failed_ones(record) -> None:
 
 def test_the_interval_of_a_ratio_is_the_binomials() -> None:
     # Of 100 questions half pass, each costs 1: passes of a resample are Binomial(100, 1/2), 2.5 % points 40 and 60.
-    value, low, high = bootstrap_ratio([1.0] * 100, [0, 1] * 50)
+    value, low, high = bootstrap_quotient([[1.0] * 100], [[0, 1] * 50])
     assert value == 2
     assert (low, high) == (pytest.approx(100 / 60, rel=0.02), pytest.approx(100 / 40, rel=0.03))
 
@@ -69,7 +69,7 @@ def test_judges_cost_where_their_price_is_known(record) -> None:
     assert known.parts["judge"] == pytest.approx(0.001)
     unknown = summarise([row], prices=Prices(prompt=2, completion=8))
     assert unknown.usd.judge_unpriced
-    assert money_words(unknown).endswith("; without the judge, whose price is not given")
+    assert money_words(unknown.usd).endswith("; without the judge, whose price is not given")
 
 
 @pytest.mark.parametrize(

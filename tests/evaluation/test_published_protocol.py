@@ -8,7 +8,7 @@ import pytest
 from afm.agents import PromptSource, load_agent
 from afm.datasets import Task
 from afm.errors import ConfigError, UsageError
-from afm.evaluation import Conditions, Sources, evaluate
+from afm.evaluation import Conditions, Sources
 from afm.evaluation.benchmarks import PUBLISHED_REMARKS
 from afm.evaluation.config import load_config
 from afm.evaluation.doctor import diagnose
@@ -17,25 +17,12 @@ from afm.evaluation.report import write_run_report
 from afm.findings import Level
 from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
-from afm.rewards import load_reward
 from afm.rollout import PublishedProtocol
-from afm.tools import ToolResult
 from afm.trajectory.io import load_records
 
 ROOT = Path(__file__).resolve().parents[2]
 WEB = load_agent("web").model_copy(update={"prompt": "", "question_format": "{question}"})
 TASKS = [Task(id=name, question=f"of {name}?", ground_truth=name, data_source="nq") for name in ("a", "b")]
-
-
-class Page:
-    def __init__(self, name):
-        self.name = name
-
-    async def call(self, argument):
-        return ToolResult(f"found {argument}")
-
-    async def close(self):
-        pass
 
 
 def speak(text):
@@ -48,30 +35,25 @@ def speak(text):
     return f"<think>more</think><web_search>query {text.count('found')}</web_search>"
 
 
-async def run(output_dir, protocol=None, sources=None, prompt=None):
-    return await evaluate(
-        TASKS,
-        WEB,
-        ScriptedModel(speak),
-        {name: Page(name) for name in ("web_search", "crawl_page")},
-        load_reward({"formula": "correct"}),
-        output_dir,
-        Conditions(
-            SamplingParams(max_new_tokens=2000),
-            limits=WEB.limits.model_copy(update={"max_turns": 4, "max_response_tokens": 4000}),
-            protocol=protocol,
-            sources=sources or Sources(),
-            prompt=prompt,
-        ),
-        keep_tokens=True,
-    )
+async def run(solver, folder, protocol=None, **options):
+    tools = {name: solver.Says(name, "found") for name in ("web_search", "crawl_page")}
+    limits = WEB.limits.model_copy(update={"max_turns": 4, "max_response_tokens": 4000})
+    options |= {
+        "limits": limits,
+        "protocol": protocol,
+        "keep_tokens": True,
+        "rewards": {"formula": "correct"},
+    }
+    return await solver.play(TASKS, WEB, ScriptedModel(speak), tools, folder, **options)
 
 
-async def test_the_last_suggested_answer_is_judged_and_the_record_says_where_it_came_from(tmp_path) -> None:
-    ours = await run(tmp_path / "ours")
+async def test_the_last_suggested_answer_is_judged_and_the_record_says_where_it_came_from(
+    tmp_path, solver
+) -> None:
+    ours = await run(solver, tmp_path / "ours")
     assert ours.pass_at_1.value == 0.0
     protocol = PublishedProtocol(max_steps=4, max_errors=3)
-    metrics = await run(tmp_path / "published", protocol)
+    metrics = await run(solver, tmp_path / "published", protocol)
     assert (metrics.pass_at_1.value, metrics.scored) == (0.5, 2)
     first, second = sorted(load_records(tmp_path / "published/episodes.jsonl"), key=lambda record: record.id)
     assert (first.verdict.score, first.stop) == (1.0, "turns")
@@ -85,13 +67,13 @@ async def test_the_last_suggested_answer_is_judged_and_the_record_says_where_it_
     assert (told["answer_from"], told["attempts"], told["errors"]) == (None, 3, 3)
     assert second.cost.generations == 9
     with pytest.raises(ConfigError, match=r"other settings \(protocol"):
-        await run(tmp_path / "published")
+        await run(solver, tmp_path / "published")
 
 
-async def test_the_report_tells_what_is_left_of_the_differences(tmp_path) -> None:
+async def test_the_report_tells_what_is_left_of_the_differences(tmp_path, solver) -> None:
     sources = Sources(benchmark="gaia", reward={"formula": "correct"})
-    await run(tmp_path / "ours", sources=sources)
-    await run(tmp_path / "published", PublishedProtocol(max_steps=4), sources)
+    await run(solver, tmp_path / "ours", sources=sources)
+    await run(solver, tmp_path / "published", PublishedProtocol(max_steps=4), sources=sources)
     told = {}
     for name in ("ours", "published"):
         page = tmp_path / f"{name}.html"
@@ -109,10 +91,10 @@ async def test_the_report_tells_what_is_left_of_the_differences(tmp_path) -> Non
     assert "as AFM's script" not in (tmp_path / "ours.md").read_text()
 
 
-async def test_the_report_shows_no_prompt_and_no_limit_that_did_not_hold(tmp_path) -> None:
+async def test_the_report_shows_no_prompt_and_no_limit_that_did_not_hold(tmp_path, solver) -> None:
     text = tmp_path / "words.txt"
     text.write_text("Words of mine.\n\n{question}")
-    await run(tmp_path / "out", PublishedProtocol(max_steps=4), prompt=PromptSource.load(text))
+    await run(solver, tmp_path / "out", PublishedProtocol(max_steps=4), prompt=PromptSource.load(text))
     write_run_report(tmp_path / "out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "The whole prompt" not in page
@@ -136,7 +118,7 @@ def test_with_the_users_texts_nothing_differs_but_the_questions(tmp_path) -> Non
         f"rewards.judge.prompt={tmp_path / 'judge.txt'}",
     ]
     config = load_config(ROOT / "configs/eval/gaia.yaml", words)
-    spec = config.spec()
+    spec = config.routes().first.declared
     protocol = config.published_protocol()
     assert protocol == PublishedProtocol()
     manifest = make_manifest(

@@ -59,38 +59,30 @@ class Page(HTMLParser):
 
 
 def hostile_run(record, spec):
+    """Every text on the page is hostile."""
+    said = f"<plan>{HOSTILE}</plan>{HOSTILE}<code>{HOSTILE}"
+    parts = [(Author.AGENT, said), (Author.ENVIRONMENT, HOSTILE)]
     episode = record(
         "x",
         0.0,
-        question=HOSTILE,
-        ground_truth=HOSTILE,
-        model=HOSTILE,
-        segments=(
-            TextSegment.model_construct(
-                author=Author.AGENT, text=f"<plan>{HOSTILE}</plan>{HOSTILE}<code>{HOSTILE}"
-            ),
-            TextSegment.model_construct(author=Author.ENVIRONMENT, text=HOSTILE),
-        ),
+        **dict.fromkeys(("question", "ground_truth", "model"), HOSTILE),
+        segments=tuple(TextSegment.model_construct(author=author, text=text) for author, text in parts),
         verdict=Verdict.model_construct(score=0.0, parts={}, evidence=HOSTILE, seconds=0.0),
+    )
+    figure = PublishedFigure(PublishedScore(HOSTILE, 1.0, HOSTILE, HOSTILE), None, HOSTILE)
+    stage = StageResult(
+        HOSTILE,
+        summarise([record("x", 0.0)]),
+        Path("runs/x/episodes.jsonl"),
+        HOSTILE,
+        scan([episode], spec),
+        BenchmarkNote(HOSTILE, (figure,), (HOSTILE,)),
     )
     return ReportInput(
         title=HOSTILE,
         spec=spec,
         facts=(Fact(HOSTILE, HOSTILE),),
-        stages=(
-            StageResult(
-                HOSTILE,
-                summarise([record("x", 0.0)]),
-                Path("runs/x/episodes.jsonl"),
-                HOSTILE,
-                scan([episode], spec),
-                BenchmarkNote(
-                    HOSTILE,
-                    (PublishedFigure(PublishedScore(HOSTILE, 1.0, HOSTILE, HOSTILE), None, HOSTILE),),
-                    (HOSTILE,),
-                ),
-            ),
-        ),
+        stages=(stage,),
         pairs=(Pair(HOSTILE, ((HOSTILE, episode),)),),
         commands=(Command(HOSTILE, HOSTILE),),
         notes=(HOSTILE,),
@@ -226,26 +218,14 @@ def test_stages_give_the_headline_figures(run_folder) -> None:
     assert stages[1].metrics.pass_at_1.low < 0.9 < stages[1].metrics.pass_at_1.high
 
 
-def test_stages_that_were_not_run_alike_are_called_so(tmp_path, record) -> None:
-    stages = tuple(
-        StageResult(name, summarise([record("a", score)])) for name, score in (("x", 0.0), ("y", 1.0))
-    )
-    result = paired_difference([record("a", 0.0)], [record("a", 1.0)])
-    caveat = "The two stages were not run alike: sampling.temperature: 1.0 -> 0.0."
-    run = ReportInput("t", stages=stages, differences=(StageDifference("x", "y", result, (caveat,)),))
-    assert caveat in Page(write_report(run, tmp_path / "page.html")).all_text
-
-
 def test_a_difference_that_may_be_chance_is_not_called_one(record) -> None:
     before = [record(f"t{i}", float(i < 5)) for i in range(10)]
     after = [record(f"t{i}", float(i > 3)) for i in range(10)]
     result = paired_difference(before, after)
     difference = StageDifference("x", "y", result)
     stages = (StageResult("x", summarise(before)), StageResult("y", summarise(after)))
-    assert (
-        headline(ReportInput("t", stages=stages, differences=(difference,)))
-        == "No clear difference between x and y."
-    )
+    run = ReportInput("t", stages=stages, differences=(difference,))
+    assert headline(run) == "No clear difference between x and y."
     assert difference_words(difference).endswith("includes zero: this run does not show a difference.")
 
 
@@ -282,10 +262,8 @@ def test_a_page_is_replaced_only_when_complete(tmp_path, record, solver) -> None
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_the_manifest_supplies_the_agent_so_that_a_renamed_one_still_shows(tmp_path, solver) -> None:
-    import asyncio
-
-    asyncio.run(solver.run(tmp_path / "out", 100, 2))
+async def test_an_agent_that_cannot_be_read_leaves_roles_uncoloured(tmp_path, solver) -> None:
+    await solver.run(tmp_path / "out", 100, 2)
     manifest = tmp_path / "out/manifest.json"
     data = json.loads(manifest.read_text())
     data["settings"]["agent"]["spec"] = {"name": "broken"}
@@ -391,19 +369,16 @@ def test_several_runs_are_compared_with_the_first(gaia, tmp_path) -> None:
     assert "pass@1 b minus pass@1 a is +100.0 points" in page.all_text
     assert "Same question, side by side" in page.all_text
     colder = gaia("c", [(0.0,) * 3] * 2, temperature=0.0)
-    with pytest.raises(
-        ConfigError, match=r"did not measure the same thing: sampling\.temperature: 1\.0 -> 0\.0"
-    ):
+    differs = r"did not measure the same thing: sampling\.temperature: 1\.0 -> 0\.0"
+    with pytest.raises(ConfigError, match=differs):
         write_comparison([*runs, colder], tmp_path / "refused.html")
     assert not (tmp_path / "refused.html").exists()
     text = Page(write_comparison([*runs, colder], tmp_path / "page.html", anyway=True)).all_text
     assert "Not comparable: sampling.temperature: 1.0 -> 0.0." in text
     assert "pass@1: 0.0 % a, 100.0 % b, 0.0 % c." in text
     data = json.loads((tmp_path / "page.json").read_text())
-    assert [(one["after"], one["difference"]["value"]) for one in data["differences"]] == [
-        ("b", 1.0),
-        ("c", 0.0),
-    ]
+    changes = [(one["after"], one["difference"]["value"]) for one in data["differences"]]
+    assert changes == [("b", 1.0), ("c", 0.0)]
 
 
 def test_names_of_compared_runs_are_as_short_as_can_be(tmp_path) -> None:

@@ -7,12 +7,11 @@ from collections import Counter
 import pytest
 
 from afm.errors import ConfigError, DataError, EngineError
-from afm.evaluation import Conditions, FailurePolicy, Metrics, Sources, evaluate
+from afm.evaluation import FailurePolicy, Metrics, Sources
 from afm.models.base import FinishReason, Generation
 from afm.models.scripted import ScriptedModel
-from afm.rewards import load_reward
 from afm.seeds import derive_seed
-from afm.tools import ToolResult, load_tools
+from afm.tools import load_tools
 from afm.trajectory.io import load_records
 
 pytestmark = pytest.mark.sandbox
@@ -45,23 +44,15 @@ class FailingModel(ScriptedModel):
         return await super().generate(prompt_ids, params)
 
 
-async def run_with(solver, model, output_dir, tasks, *, tools=None, reward=None, **options):
+async def run_with(solver, model, folder, tasks, *, tools=None, retries=0, max_share=0.1, **options):
+    tasks = solver.tasks(tasks) if isinstance(tasks, int) else tasks
     tools = tools or load_tools(solver.CODE_TOOL)
-    reward = reward or load_reward()
-    conditions, options = solver.split(options)
-    try:
-        return await evaluate(
-            solver.tasks(tasks) if isinstance(tasks, int) else tasks,
-            solver.spec(),
-            model,
-            tools,
-            reward,
-            output_dir,
-            conditions,
-            **options,
-        )
-    finally:
-        await asyncio.gather(reward.close(), *(tool.close() for tool in tools.values()))
+    options["failures"] = FailurePolicy(retries, max_share)
+    return await solver.play(tasks, solver.spec(), model, tools, folder, **options)
+
+
+def rows_of(folder):
+    return {record.id: strip(record) for record in load_records(folder / "episodes.jsonl")}
 
 
 async def test_every_episode_is_a_judged_row_and_the_figures_follow(tmp_path, solver) -> None:
@@ -87,12 +78,9 @@ async def test_every_episode_is_a_judged_row_and_the_figures_follow(tmp_path, so
 async def test_rounds_have_seeds_of_their_own_and_do_not_depend_on_parallelism(tmp_path, solver) -> None:
     wide = await solver.run(tmp_path / "wide", 50, 4, rounds=3, parallel=12)
     narrow = await solver.run(tmp_path / "narrow", 50, 4, rounds=3, parallel=1)
-    rows = [
-        {record.id: strip(record) for record in load_records(tmp_path / name / "episodes.jsonl")}
-        for name in ("wide", "narrow")
-    ]
-    assert rows[0] == rows[1]
-    assert len({row["seed"] for row in rows[0].values()}) == 12
+    rows = rows_of(tmp_path / "wide")
+    assert rows == rows_of(tmp_path / "narrow")
+    assert len({row["seed"] for row in rows.values()}) == 12
     assert wide.model_copy(update={"seconds": 0}) == narrow.model_copy(update={"seconds": 0})
     assert wide.rounds == 3
 
@@ -112,11 +100,7 @@ async def test_an_interrupted_run_continues_with_what_is_missing(tmp_path, solve
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:3]) + lines[3][:50])
     await solver.run(tmp_path / "cut", 50, 8)
-    whole, cut = (
-        {record.id: strip(record) for record in load_records(tmp_path / name / "episodes.jsonl")}
-        for name in ("whole", "cut")
-    )
-    assert cut == whole
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     assert file.read_bytes().splitlines(keepends=True)[:3] == lines[:3]
 
 
@@ -146,14 +130,14 @@ async def test_two_processes_cannot_write_into_one_folder(tmp_path, solver) -> N
 
 async def test_a_failure_that_passes_is_retried(tmp_path, solver) -> None:
     model = FailingModel(solver.solver(50), lambda _: True, times=1)
-    metrics = await run_with(solver, model, tmp_path, 4, failures=FailurePolicy(retries=1))
+    metrics = await run_with(solver, model, tmp_path, 4, retries=1)
     assert (metrics.scored, metrics.errors) == (4, 0)
 
 
 async def test_a_failure_that_stays_is_a_row_without_a_score(tmp_path, solver) -> None:
     broken = solver.tasks(10)[3].question
     model = FailingModel(solver.solver(100), lambda text: broken in text, times=100)
-    metrics = await run_with(solver, model, tmp_path, 10, failures=FailurePolicy(retries=1, max_share=0.1))
+    metrics = await run_with(solver, model, tmp_path, 10, retries=1)
     assert (metrics.episodes, metrics.scored, metrics.errors) == (10, 9, 1)
     assert metrics.pass_at_1.value == 1.0
     assert model.failures[next(iter(model.failures))] == 2
@@ -165,9 +149,9 @@ async def test_a_failure_that_stays_is_a_row_without_a_score(tmp_path, solver) -
 async def test_the_next_start_repeats_failed_rows_without_doubling_them(tmp_path, solver) -> None:
     broken = solver.tasks(10)[3].question
     bad = FailingModel(solver.solver(100), lambda text: broken in text, times=100)
-    await run_with(solver, bad, tmp_path, 10, failures=FailurePolicy(retries=0))
+    await run_with(solver, bad, tmp_path, 10)
     good = ScriptedModel(solver.solver(100))
-    metrics = await run_with(solver, good, tmp_path, 10, failures=FailurePolicy(retries=0))
+    metrics = await run_with(solver, good, tmp_path, 10)
     assert (metrics.episodes, metrics.scored, metrics.errors) == (10, 10, 0)
     assert len(good.params) == 2  # one question, two generations: before and behind its tool call
     ids = [record.id for record in load_records(tmp_path / "episodes.jsonl")]
@@ -178,9 +162,7 @@ async def test_too_many_failures_end_the_run_and_keep_what_is_done(tmp_path, sol
     questions = [task.question for task in solver.tasks(10)]
     model = FailingModel(solver.solver(100), lambda text: any(q in text for q in questions[4:]), times=100)
     with pytest.raises(EngineError) as caught:
-        await run_with(
-            solver, model, tmp_path, 10, parallel=1, failures=FailurePolicy(retries=0, max_share=0.2)
-        )
+        await run_with(solver, model, tmp_path, 10, parallel=1, max_share=0.2)
     assert str(caught.value).startswith(
         "3 of 7 episodes ended without a score (3 failures of engine or tools, 0 abstentions of the reward); "
         "at most 20% of 10 may. The last one: EngineError: connection lost."
@@ -193,45 +175,24 @@ async def test_too_many_failures_end_the_run_and_keep_what_is_done(tmp_path, sol
 async def test_a_run_of_failures_ends_a_long_run_early(tmp_path, solver) -> None:
     model = FailingModel(solver.solver(100), lambda _: True, times=100)
     with pytest.raises(EngineError, match="20 of 20 episodes"):
-        await run_with(
-            solver, model, tmp_path, 200, parallel=4, failures=FailurePolicy(retries=0, max_share=0.9)
-        )
+        await run_with(solver, model, tmp_path, 200, parallel=4, max_share=0.9)
 
 
 async def test_an_abstaining_reward_never_counts_as_wrong(tmp_path, solver) -> None:
     # No gold answer: the reward cannot judge.
     tasks = [task.model_copy(update={"ground_truth": []}) for task in solver.tasks(2)] + solver.tasks(4)[2:]
-    policy = FailurePolicy(retries=1, max_share=0.5)
-    metrics = await run_with(solver, ScriptedModel(solver.solver(100)), tmp_path, tasks, failures=policy)
+    model = ScriptedModel(solver.solver(100))
+    metrics = await run_with(solver, model, tmp_path, tasks, retries=1, max_share=0.5)
     assert (metrics.episodes, metrics.scored, metrics.abstained, metrics.errors) == (4, 2, 2, 0)
     assert metrics.pass_at_1.value == 1.0
     with pytest.raises(EngineError, match="0 failures of engine or tools, 2 abstentions of the reward"):
-        await run_with(
-            solver,
-            ScriptedModel(solver.solver(100)),
-            tmp_path,
-            tasks,
-            failures=FailurePolicy(0, 0.25),
-            parallel=1,
-        )
-
-
-class BrokenTool:
-    """A tool whose server is down."""
-
-    name = "code"
-
-    async def call(self, argument):
-        return ToolResult("The server does not answer.", ok=False)
-
-    async def close(self):
-        pass
+        await run_with(solver, model, tmp_path, tasks, parallel=1, max_share=0.25)
 
 
 async def test_an_episode_whose_tool_calls_all_failed_says_nothing_about_the_agent(tmp_path, solver) -> None:
-    policy = FailurePolicy(retries=0, max_share=1.0)
+    tools = {"code": solver.Says("code", "The server does not answer.", ok=False)}
     metrics = await run_with(
-        solver, ScriptedModel(solver.solver(50)), tmp_path, 6, tools={"code": BrokenTool()}, failures=policy
+        solver, ScriptedModel(solver.solver(50)), tmp_path, 6, tools=tools, max_share=1.0
     )
     called = sum(solver.share_of(task.question) < 50 for task in solver.tasks(6))
     assert (metrics.errors, metrics.scored) == (called, 6 - called)
@@ -269,9 +230,9 @@ async def test_no_more_episodes_are_in_flight_than_allowed(tmp_path, solver) -> 
 
 
 async def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, solver) -> None:
-    tasks, model, reward = solver.tasks(2), ScriptedModel(solver.solver(0)), load_reward()
+    tasks, model = solver.tasks(2), ScriptedModel(solver.solver(0))
     with pytest.raises(ConfigError, match=r"agent 'math' needs the tools \['code'\]; got none"):
-        await evaluate(tasks, solver.spec(), model, {}, reward, tmp_path / "a", Conditions(solver.SAMPLING))
+        await solver.play(tasks, solver.spec(), model, {}, tmp_path / "a")
     with pytest.raises(DataError, match="occurs twice"):
         await run_with(solver, model, tmp_path / "a", [*tasks, tasks[0]])
     assert not (tmp_path / "a").exists()
@@ -282,11 +243,8 @@ async def test_tokens_are_kept_on_demand(tmp_path, solver) -> None:
     await solver.run(tmp_path / "with", 100, 1, keep_tokens=True)
     without, kept = (load_records(tmp_path / name / "episodes.jsonl")[0] for name in ("without", "with"))
     assert without.response_ids is None
-    assert (
-        len(kept.response_ids)
-        == len(kept.response_mask)
-        == kept.cost.agent_tokens + kept.cost.observation_tokens
-    )
+    tokens = kept.cost.agent_tokens + kept.cost.observation_tokens
+    assert len(kept.response_ids) == len(kept.response_mask) == tokens
 
 
 async def test_the_manifest_says_what_the_score_depends_on(tmp_path, solver) -> None:
@@ -301,5 +259,5 @@ async def test_the_manifest_says_what_the_score_depends_on(tmp_path, solver) -> 
     assert settings["sampling"]["max_new_tokens"] == 2000
     assert (settings["rounds"], settings["seed"]) == (1, 0)
     assert settings["tools"] == solver.CODE_TOOL
-    assert manifest["sources"]["model"] == "http://127.0.0.1:8000/v1"
+    assert manifest["sources"]["model"] == "http://***@127.0.0.1:8000/v1?***"
     assert manifest["versions"]["afm"]

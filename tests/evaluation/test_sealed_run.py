@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from afm.cli.report import report
-from afm.evaluation import Conditions, evaluate
+from afm.evaluation import Conditions
 from afm.evaluation.config import load_config
 from afm.evaluation.job import load_tasks, sources_of
 from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
-from afm.rewards import load_reward
-from afm.tools.base import ToolResult
 from afm.trajectory.io import load_records
 from afm.trajectory.record import encrypt, opened
 
@@ -23,19 +21,6 @@ SECRETS = ("lighthouse of Almar", "Ottilie Brand", "the keeper's diary")
 ROWS = [
     (f"Who kept the lighthouse of Almar in {year}?", f"Ottilie Brand {year}") for year in (1871, 1872, 1873)
 ]
-
-
-class Search:
-    """Finds the answer on every page."""
-
-    def __init__(self, name):
-        self.name = name
-
-    async def call(self, argument):
-        return ToolResult(f"the keeper's diary, found by {argument}")
-
-    async def close(self):
-        pass
 
 
 @pytest.fixture
@@ -68,28 +53,21 @@ def settings(folder, out, *more):
     return load_config(ROOT / "configs/eval/browsecomp.yaml", words)
 
 
-async def run(config):
-    spec, tasks = config.spec(), load_tasks(config)
-    tools = {name: Search(name) for name in ("web_search", "crawl_page")}
-    reward = load_reward(config.rewards)
-    try:
-        return await evaluate(
-            tasks,
-            spec,
-            ScriptedModel(keeper),
-            tools,
-            reward,
-            config.output_dir,
-            Conditions(
-                SamplingParams(4096),
-                limits=config.routes().first.limits,
-                rounds=config.rounds,
-                sources=sources_of(config),
-            ),
-            keep_tokens=True,
-        )
-    finally:
-        await reward.close()
+@pytest.fixture
+def run(solver):
+    """Plays an evaluation as its settings say; every page that is searched holds the answer."""
+
+    async def play(config):
+        route = config.routes().first
+        tools = {
+            name: solver.Says(name, "the keeper's diary, found by") for name in ("web_search", "crawl_page")
+        }
+        options = {"limits": route.limits, "rounds": config.rounds, "sources": sources_of(config)}
+        options |= {"rewards": config.rewards, "keep_tokens": True}
+        tasks, out = load_tasks(config), config.output_dir
+        return await solver.play(tasks, route.declared, ScriptedModel(keeper), tools, out, **options)
+
+    return play
 
 
 def on_disk(folder):
@@ -104,7 +82,7 @@ def no_judge(monkeypatch):
     monkeypatch.delenv("GRM_BASE_URL", raising=False)
 
 
-async def test_episodes_are_sealed_and_open_to_what_happened(tmp_path, folder) -> None:
+async def test_episodes_are_sealed_and_open_to_what_happened(tmp_path, folder, run) -> None:
     out = tmp_path / "out"
     metrics = await run(settings(folder, out))
     assert (metrics.episodes, metrics.scored, metrics.rounds) == (6, 6, 2)
@@ -123,7 +101,7 @@ async def test_episodes_are_sealed_and_open_to_what_happened(tmp_path, folder) -
     assert all(one.response_ids and "keeper's diary" in one.text for one in map(opened, records))
 
 
-async def test_a_sealed_run_goes_on_where_it_ended_with_the_same_figures(tmp_path, folder) -> None:
+async def test_a_sealed_run_goes_on_where_it_ended_with_the_same_figures(tmp_path, folder, run) -> None:
     whole = await run(settings(folder, tmp_path / "whole"))
     await run(settings(folder, tmp_path / "cut"))
     lines = (tmp_path / "cut/episodes.jsonl").read_bytes().splitlines(keepends=True)
@@ -134,7 +112,7 @@ async def test_a_sealed_run_goes_on_where_it_ended_with_the_same_figures(tmp_pat
     assert [secret for secret in SECRETS if secret in on_disk(tmp_path / "cut")] == []
 
 
-async def test_report_and_viewer_show_nothing_of_it(tmp_path, folder) -> None:
+async def test_report_and_viewer_show_nothing_of_it(tmp_path, folder, run) -> None:
     from afm.evaluation.viewer.index import EpisodeIndex
 
     out = tmp_path / "out"
@@ -150,7 +128,7 @@ def test_the_manifest_tells_the_published_settings_and_what_differs(tmp_path, fo
 
     config = settings(folder, tmp_path / "out")
     sampling = SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20)
-    spec = config.spec()
+    spec = config.routes().first.declared
     manifest = make_manifest(
         load_tasks(config),
         spec,
@@ -173,8 +151,3 @@ def test_the_manifest_tells_the_published_settings_and_what_differs(tmp_path, fo
     }
     assert told["benchmark"]["published_scores"]["pass@3"] == 19.2
     assert told["benchmark"]["departures"][:2] == ["rounds: 2, published 5", "questions: 3, published 1266"]
-
-
-def test_an_unknown_benchmark_is_refused_with_a_suggestion(tmp_path) -> None:
-    with pytest.raises(Exception, match="the name of a benchmark; did you mean 'browsecomp'"):
-        settings(tmp_path, tmp_path, "benchmark=browscomp")

@@ -28,12 +28,9 @@ def test_a_large_mcnemar_is_the_binomials_tail() -> None:
     assert paired_p(changes)[0] == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_permutation_test_by_hand() -> None:
+def test_the_permutation_test_counts_every_choice_of_signs() -> None:
     # Sizes 1/2, 1/2 and 1: of the 8 sums only +2 and -2 are as far from 0 as 2.
     assert paired_p([Fraction(1, 2), Fraction(1, 2), Fraction(1)]) == (0.25, PairedTest.PERMUTATION)
-
-
-def test_the_permutation_test_counts_every_choice_of_signs() -> None:
     changes = [Fraction(n, 12) for n in (3, -4, 8, 6, 12, -1, 9, 2)]
     seen = abs(sum(changes))
     sums = [

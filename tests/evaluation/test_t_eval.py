@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from afm.cli.main import app
 from afm.errors import DataError
 from afm.evaluation.job import read_benchmark
-from afm.evaluation.measures import t_eval_scores
+from afm.evaluation.tallies import t_eval_scores
 
 ROOT = Path(__file__).resolve().parents[2]
 CALL = {"thought": "Search.", "name": "Home.search", "args": {"place": "Berlin"}}

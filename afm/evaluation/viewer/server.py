@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import lru_cache
@@ -20,9 +20,9 @@ from pydantic import Field
 from afm.agents import AgentSpec, load_agent, shipped_agents
 from afm.agents.load import MODEL_AGENT_FILE, MODEL_AGENTS_DIR
 from afm.errors import ConfigError, DataError, MissingExtraError
+from afm.evaluation.compare import agents_of
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.page import blocks_of
-from afm.evaluation.report_folder import agents_of
 from afm.evaluation.viewer.index import NAMED, EpisodeIndex, Progress
 from afm.evaluation.viewer.query import Filters, Order, episode_row, facets, listing, numbered, place_of
 from afm.trajectory.io import load_advantages
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 Decode = Callable[[Sequence[int]], str]
+_AS_RECORDED = {"id", "agent", "model", "question", "verdict", "stop", "cost", "kept", "reason", "error"}
 _MAX_TOKENS = 40_000
 _FOLDERS_UP = 4
 
@@ -58,19 +59,9 @@ def read_episode(path: str, start: int, length: int) -> Record:
 def episode_view(record: Record, path: str) -> dict[str, Any]:
     """What the page needs of an episode, as JSON."""
     spec = agent_of(path, record.agent, record.agent_digest)
-    return {
-        "id": record.id,
-        "agent": record.agent,
-        "model": record.model,
-        "question": record.question,
+    return record.model_dump(include=_AS_RECORDED) | {
         "prompt": spec.user_message(record.question) if spec else "",
         "ground_truth": _text(record.ground_truth),
-        "verdict": record.verdict.model_dump() if record.verdict else None,
-        "stop": record.stop.value,
-        "cost": record.cost.model_dump(),
-        "kept": record.kept,
-        "reason": record.reason,
-        "error": record.error,
         "provenance": _text(record.provenance) if record.provenance else "",
         "blocks": list(_blocks(record, spec)),
         "has_tokens": record.response_ids is not None,
@@ -121,14 +112,7 @@ def _blocks(record: Record, spec: AgentSpec | None) -> Iterator[dict[str, Any]]:
     calls = iter(record.calls)
     tools = spec.tool_roles if spec else {}
     for block in blocks_of(record, spec):
-        shown: dict[str, Any] = {
-            "role": block.role,
-            "author": block.author.value,
-            "text": block.text,
-            "colour": block.colour,
-            "code": block.code,
-            "fault": block.fault,
-        }
+        shown = asdict(block)
         if block.author is Author.AGENT and block.role in tools and (call := next(calls, None)) is not None:
             shown |= {"tool": call.tool, "seconds": call.seconds, "ok": call.ok, "duplicate": call.duplicate}
         yield shown
@@ -317,7 +301,9 @@ def _add_lists(app: "FastAPI", index: EpisodeIndex) -> None:
         offset: _Number = 0,
         limit: int = 100,
     ) -> dict[str, Any]:
-        filters = Filters(_names(request.query_params), step, text, question)
+        query = request.query_params
+        names = {kind: query[kind] for kind in (*NAMED, "tool") if kind in query}
+        filters = Filters(names, step, text, question)
         with closing(index.connect()) as connection:
             return asdict(listing(connection, filters, order=order, offset=offset, limit=limit))
 
@@ -340,7 +326,3 @@ def _add_episodes(app: "FastAPI", index: EpisodeIndex, decode: Decode | None) ->
             place = place_of(connection, number)
         record = read_episode(*place)
         return token_view(record, decode, load_advantages(Path(place[0])).get(record.id))
-
-
-def _names(query: Mapping[str, str]) -> dict[str, str]:
-    return {kind: query[kind] for kind in (*NAMED, "tool") if kind in query}

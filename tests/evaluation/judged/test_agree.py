@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from afm.cli.main import app
 from afm.errors import ConfigError, DataError, EngineError
-from afm.evaluation.agreement import AgreementSettings, agree
+from afm.evaluation.judging import AgreementSettings, agree
 
 CELLS = {"right yes": 20, "right no": 5, "wrong yes": 10, "wrong no": 15}
 ANSWERS = {f"{said} {i}": [said] for said, count in CELLS.items() for i in range(count)}
@@ -40,12 +40,9 @@ async def test_a_judge_may_repeat_itself_and_is_really_asked_each_time(finished,
     answers = {"a": ["wrong yes"], "b": ["wrong no"]}
     wanted = settings({"control": False, "cache": str(tmp_path / "verdicts.sqlite")}, repeats=2)
     found = (await agree(finished(answers), wanted)).agreement
+    first, second = "test-judge #1", "test-judge #2"
     names = [(one.first, one.second) for one in found]
-    assert names == [
-        ("recorded", "test-judge #1"),
-        ("recorded", "test-judge #2"),
-        ("test-judge #1", "test-judge #2"),
-    ]
+    assert names == [("recorded", first), ("recorded", second), (first, second)]
     assert len(judge.requests) == 4
     assert found[-1].kappa == 1.0
 

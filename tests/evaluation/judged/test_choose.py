@@ -8,10 +8,9 @@ from typer.testing import CliRunner
 
 from afm.cli.main import app
 from afm.errors import ConfigError, DataError, EngineError
-from afm.evaluation.best_of import choose
+from afm.evaluation.best_of import BestOfSettings, choose
 from afm.evaluation.config import load_config
-from afm.evaluation.judging import BestOfSettings, shuffled
-from afm.evaluation.measures import Method, best_of_k
+from afm.evaluation.tallies import best_of_k
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -44,38 +43,27 @@ def test_best_of_k_is_the_mean_over_all_subsets(graded, k, expected) -> None:
 async def test_a_judge_that_finds_the_right_answer_reaches_pass_at_k(finished, judge) -> None:
     folder = finished({"a": ["wrong", "right", "bad"], "b": ["wrong", "bad", "worse"], "c": ["right"] * 3})
     found = await chosen(folder)
-    assert (found.name, found.judge, found.share.value) == (
-        "best-of-3 (list)",
-        "test-judge",
-        pytest.approx(2 / 3),
-    )
+    assert (found.name, found.judge) == ("best-of-3 (list)", "test-judge")
+    assert found.share.value == pytest.approx(2 / 3)
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["pass_at_k"]["3"] == pytest.approx(2 / 3)  # an oracle's choice, beside it
     assert metrics["pass_at_1"]["value"] == pytest.approx(4 / 9)  # a choice by lot
     assert metrics["best_of"][0]["share"]["value"] == found.share.value
     # c's answers are all the same: nothing to choose.
-    assert (found.questions, found.asked, found.settled, found.abstained, len(judge.requests)) == (
-        3,
-        2,
-        1,
-        0,
-        2,
-    )
+    assert (found.questions, found.asked, found.settled, found.abstained) == (3, 2, 1, 0)
+    assert len(judge.requests) == 2
 
 
 async def test_the_judge_sees_question_answers_and_work_but_no_gold_answer(finished, judge) -> None:
     await choose(finished({"a": ["wrong", "right", None]}), settings())
     _, data = judge.seen()
     assert data["question"] == "question of a"
-    assert sorted(one["answer"] for one in data["candidates"]) == [
-        "right",
-        "wrong",
-    ]  # the third has no answer
+    shown = sorted(one["answer"] for one in data["candidates"])
+    assert shown == ["right", "wrong"], "the third has no answer"
     assert all(one["work"].startswith("<think>t</think><plan>p</plan>") for one in data["candidates"])
     assert '"1"' not in judge.requests[-1]["messages"][1]["content"]
-    await choose(
-        finished({"a": ["wrong", "right", "bad"]}, "short"), settings(work_chars=9, max_answer_chars=2)
-    )
+    cut = settings(work_chars=9, max_answer_chars=2)
+    await choose(finished({"a": ["wrong", "right", "bad"]}, "short"), cut)
     _, data = judge.seen()
     assert {one["work"] for one in data["candidates"]} == {"[earlier work left out] </answer>"}
     assert sorted(one["answer"] for one in data["candidates"]) == ["ba", "ri", "wr"]
@@ -92,15 +80,6 @@ async def test_places_are_shuffled_by_seed_and_a_bias_shows(finished, judge) -> 
     await chosen(finished(answers, "other"), seed=1)
     shown = [[one["answer"] for one in judge.seen(number)[1]["candidates"]] for number in range(90)]
     assert sorted(shown[:30]) == sorted(shown[30:60]) != sorted(shown[60:])
-
-
-def test_the_order_depends_on_seed_task_and_rounds_alone() -> None:
-    from afm.evaluation.judging import Candidate
-
-    group = [Candidate(number, f"a{number}", f"a{number}", "", passed=False) for number in range(6)]
-    assert shuffled(group, "t", 0) == shuffled(group, "t", 0)
-    orders = {tuple(one.round for one in shuffled(group, task, seed)) for task in "tuvw" for seed in (0, 1)}
-    assert len(orders) > 4
 
 
 async def test_nothing_is_asked_twice(finished, judge) -> None:
@@ -145,9 +124,7 @@ async def test_without_a_verdict_a_question_does_not_count(finished, judge) -> N
     judge.character = "mute"
     with pytest.raises(EngineError) as caught:
         await chosen(folder)
-    assert str(caught.value).startswith(
-        "1 of 1 requests to the judge have no verdict; at most 10% may. The last one:"
-    )
+    assert "1 of 1 requests to the judge have no verdict; at most 10% may. The last one:" in str(caught.value)
     assert "no verdict: the reply is not one JSON object" in str(caught.value)
     assert json.loads((folder / "metrics.json").read_text())["best_of"] == []
     found = await chosen(folder, max_failed_share=1.0)
@@ -204,12 +181,8 @@ def test_the_command_chooses_and_the_report_shows_it_beside_the_oracle(finished,
     assert "best-of-3 (list) by test-judge: 100.0 %" in done.output
     assert "beside pass@3 100.0 %" in done.output
     found = json.loads((folder / "metrics.json").read_text())["best_of"]
-    assert [(one["method"], one["k"]) for one in found] == [
-        ("list", 2),
-        ("list", 3),
-        ("score", 2),
-        ("score", 3),
-    ]
+    methods = [(one["method"], one["k"]) for one in found]
+    assert methods == [("list", 2), ("list", 3), ("score", 2), ("score", 3)]
     done = CliRunner().invoke(app, ["report", str(folder)])
     assert done.exit_code == 0, done.output
     page = (folder / "report.html").read_text()
@@ -234,10 +207,6 @@ def test_an_evaluation_chooses_when_it_can_and_says_why_it_cannot(monkeypatch, j
     assert note.startswith("best-of-3 needs a judge: set GRM_BASE_URL")
 
 
-def test_methods_have_names() -> None:
-    assert [method.value for method in Method] == ["list", "score"]
-
-
 def test_the_settings_of_an_evaluation_make_it_choose_at_its_end(tmp_path, judge) -> None:
     """`afm eval` against a server that plays the model, then the judge; a second start asks neither."""
 
@@ -249,10 +218,8 @@ def test_the_settings_of_an_evaluation_make_it_choose_at_its_end(tmp_path, judge
 
     agent = load_agent("mhqa")
     train_tokenizer([agent.user_message("Who?")], tmp_path / "tokenizer", vocab_size=600)
-    tasks = [
-        Task(id=name, question=f"Who is {name}?", ground_truth=name, data_source="nq")
-        for name in ("Ada", "Bo")
-    ]
+    known = {"ground_truth": "x", "data_source": "nq"}
+    tasks = [Task(id=name, question=f"Who is {name}?", **known) for name in ("Ada", "Bo")]
     write_tasks(tasks, tmp_path / "tasks.jsonl")
     server = oracle.OracleServer(tmp_path / "tokenizer").start()
     try:
@@ -260,12 +227,8 @@ def test_the_settings_of_an_evaluation_make_it_choose_at_its_end(tmp_path, judge
         words = [
             str(ROOT / "configs/eval/qa.yaml"),
             *(f"model={server.url}", "model.name=oracle", f"model.tokenizer={tmp_path / 'tokenizer'}"),
-            *(
-                f"data={tmp_path / 'tasks.jsonl'}",
-                f"output_dir={tmp_path / 'out'}",
-                "rounds=3",
-                "best_of={sizes: [3]}",
-            ),
+            *(f"data={tmp_path / 'tasks.jsonl'}", f"output_dir={tmp_path / 'out'}"),
+            *("rounds=3", "best_of={sizes: [3]}"),
         ]
         for _ in range(2):
             done = CliRunner().invoke(app, ["eval", *words])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from afm.evaluation.statistics import agreement, cohens_kappa, table_of
+from afm.evaluation.statistics import agreement, cohens_kappa
 
 
 @pytest.mark.parametrize(
@@ -24,15 +24,11 @@ def test_kappa(table, expected) -> None:
     assert cohens_kappa(table) == (None if expected is None else pytest.approx(expected))
 
 
-def test_pairs_are_counted_by_who_found_them_correct() -> None:
-    pairs = [(True, True), (True, False), (True, False), (False, True), (False, False)]
-    assert table_of(pairs) == (1, 2, 1, 1)
-
-
 def test_intervals_are_over_questions() -> None:
     once = {f"{cell}{i}": [cell] for cell, count in CELLS.items() for i in range(count)}
     single = agreement("a", "b", once)
     assert (single.episodes, single.questions, single.agreed.value) == (50, 50, pytest.approx(0.7))
+    assert (single.both, single.only_first, single.only_second, single.neither) == (20, 5, 10, 15)
     assert single.kappa == single.kappa_interval.value == pytest.approx(0.4)
     # A normal approximation gives .4 +- 1.96 * sqrt(.7 * .3 / 50) / .5 = .15 to .65.
     assert single.kappa_interval.low == pytest.approx(0.15, abs=0.04)

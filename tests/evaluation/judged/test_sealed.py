@@ -1,8 +1,7 @@
 """Judges work on a sealed benchmark, and nothing they are shown or say is written in plain form."""
 
-from afm.evaluation.agreement import AgreementSettings, agree
-from afm.evaluation.best_of import choose
-from afm.evaluation.judging import BestOfSettings
+from afm.evaluation.best_of import BestOfSettings, choose
+from afm.evaluation.judging import AgreementSettings, agree
 
 SECRETS = (b"question of", b"right", b"wrong", b"It fits", b"As compared")
 

@@ -136,12 +136,11 @@ def test_a_report_loads_nothing_fits_and_leads_to_its_trajectories(
 ):
     from urllib.parse import urlsplit
 
+    from afm.evaluation.curves import Aspect, score_curves
     from afm.evaluation.failures import scan
     from afm.evaluation.metrics import summarise
     from afm.evaluation.report import write_report
     from afm.evaluation.report_input import ReportInput, StageResult, ViewLinks
-    from afm.evaluation.report_sections import score_curves
-    from afm.evaluation.training_logs import Aspect
     from afm.trajectory.io import load_records
 
     records = load_records(run / "a.jsonl") + load_records(run / "c.jsonl")

@@ -1,15 +1,20 @@
-"""Logs of a training run: curves of LLaMA-Factory's and ours of ``afm rl``, and the run's health, aspect by aspect."""
+"""Curves of a report, of trainings (LLaMA-Factory's log, ours of ``afm rl``) and of scores, and the health of a training."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from afm.evaluation.metrics import Metrics
 from afm.evaluation.page import Curve, Series
+from afm.evaluation.statistics import Interval
+
+if TYPE_CHECKING:
+    from afm.evaluation.report_input import StageResult
 
 TRAINER_LOG = "trainer_log.jsonl"
 RL_METRICS = "metrics.jsonl"
@@ -133,10 +138,9 @@ def _by_agent(rows: Mapping[float, Mapping[str, Any]]) -> tuple[_Wanted, ...]:
         lines = {name: (f"{begin}/{name}/acc",) for name in names}
         return _Wanted(title, caption, lines, share=True, only_some=True)
 
+    caption = "Share of each agent's sampled episodes, groups thrown away included."
     return (
-        wanted(
-            "Solved by agent", "Share of each agent's sampled episodes, groups thrown away included.", "agent"
-        ),
+        wanted("Solved by agent", caption, "agent"),
         wanted("Validation by agent", "Share of each agent's scored episodes.", "validation_agent"),
     )
 
@@ -199,7 +203,6 @@ ALARMS_FILE = "alarms.jsonl"
 """Written by ``afm rl`` beside its metrics: step, alarm, action, message."""
 
 Row = Mapping[str, Any]
-_Read = Callable[[Row], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,57 +229,49 @@ def read_health(run_dir: Path) -> tuple[Aspect, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
+    """An aspect to look for: a series of the log, or its ratio to another one; ``alarm`` is about it."""
+
     name: str
     meaning: str
-    read: _Read
+    key: str
     alarm: str = ""
+    over: str = ""
 
-
-def _named(key: str) -> _Read:
-    return lambda row: metric(row, (key,))
-
-
-def _ratio(part: str, whole: str) -> _Read:
-    def read(row: Row) -> float | None:
-        above, below = metric(row, (part,)), metric(row, (whole,))
-        return above / below if above is not None and below else None
-
-    return read
+    def value(self, row: Row) -> float | None:
+        """Of one step."""
+        value = metric(row, (self.key,))
+        if value is None or not self.over:
+            return value
+        whole = metric(row, (self.over,))
+        return value / whole if whole else None
 
 
 _WATCHED = (
-    _Watched("Reward", "should rise; with format or length falling it is suspect", _named("reward"), "reward_hacking"),
-    _Watched("Format valid", "share of the episodes; should stay or rise", _named("format"), "reward_hacking"),
-    _Watched("Entropy", "nats a token; near zero the policy explores no more", _named("entropy"), "entropy_collapse"),
-    _Watched("Mismatch", "KL between rollout engine and trainer; small", _named("mismatch_kl"), "mismatch"),
-    _Watched("Token drift", "tokens trained on that were not sampled so; always 0", _named("token_drift")),
-    _Watched("Failed calls", "share of the tool calls", _ratio("tool_failures", "tool_calls"), "failed_tools"),
-    _Watched("Groups alike", "share without a signal", _ratio("groups_alike", "groups_generated"), "no_signal"),
-    _Watched("Thrown away", "share of the agent's tokens, in groups not trained on", _named("unused_share")),
-    _Watched("Cut short", "share of the episodes that a limit ended", _named("cut_short")),
-    _Watched("No score", "samples that the reward abstained from", _named("abstained_samples")),
-    _Watched("Failed", "episodes that broke off with an error (failures.jsonl)", _named("failed_episodes")),
-    _Watched("Long tail", "slowest episode, in mean ones", _ratio("slowest_episode_seconds", "episode_seconds"), "long_tail"),
-    _Watched("Clipped tokens", "share of the trained tokens", _named("clip_fraction")),
-    _Watched("Gradient norm", "before clipping; jumps are a warning", _named("grad_norm")),
-    _Watched("Seconds a step", "wall time", _named("seconds")),
-    _Watched("Rollout", "share of a step's time", _ratio("rollout_seconds", "seconds")),
+    _Watched("Reward", "should rise; with format or length falling it is suspect", "reward", "reward_hacking"),
+    _Watched("Format valid", "share of the episodes; should stay or rise", "format", "reward_hacking"),
+    _Watched("Entropy", "nats a token; near zero the policy explores no more", "entropy", "entropy_collapse"),
+    _Watched("Mismatch", "KL between rollout engine and trainer; small", "mismatch_kl", "mismatch"),
+    _Watched("Token drift", "tokens trained on that were not sampled so; always 0", "token_drift"),
+    _Watched("Failed calls", "share of the tool calls", "tool_failures", "failed_tools", "tool_calls"),
+    _Watched("Groups alike", "share without a signal", "groups_alike", "no_signal", "groups_generated"),
+    _Watched("Thrown away", "share of the agent's tokens, in groups not trained on", "unused_share"),
+    _Watched("Cut short", "share of the episodes that a limit ended", "cut_short"),
+    _Watched("No score", "samples that the reward abstained from", "abstained_samples"),
+    _Watched("Failed", "episodes that broke off with an error (failures.jsonl)", "failed_episodes"),
+    _Watched("Long tail", "slowest episode, in mean ones", "slowest_episode_seconds", "long_tail", "episode_seconds"),
+    _Watched("Clipped tokens", "share of the trained tokens", "clip_fraction"),
+    _Watched("Gradient norm", "before clipping; jumps are a warning", "grad_norm"),
+    _Watched("Seconds a step", "wall time", "seconds"),
+    _Watched("Rollout", "share of a step's time", "rollout_seconds", over="seconds"),
 )  # fmt: skip
 
 
 def _aspect(watched: _Watched, rows: Sequence[Row], alarms: Mapping[str, tuple[str, ...]]) -> Aspect | None:
-    values = [value for row in rows if (value := watched.read(row)) is not None]
+    values = [value for row in rows if (value := watched.value(row)) is not None]
     if not values:
         return None
-    return Aspect(
-        watched.name,
-        watched.meaning,
-        first=values[0],
-        last=values[-1],
-        low=min(values),
-        high=max(values),
-        alarms=alarms.get(watched.alarm, ()),
-    )
+    ends = values[0], values[-1], min(values), max(values)
+    return Aspect(watched.name, watched.meaning, *ends, alarms.get(watched.alarm, ()))
 
 
 def _alarms(file: Path) -> dict[str, tuple[str, ...]]:
@@ -285,8 +280,113 @@ def _alarms(file: Path) -> dict[str, tuple[str, ...]]:
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
         try:
             row = json.loads(line)
-            said = f"step {row['step']}: {row['message']}"
-            messages[str(row["alarm"])] = (*messages.get(str(row["alarm"]), ()), said)
+            alarm, said = str(row["alarm"]), f"step {row['step']}: {row['message']}"
         except (ValueError, KeyError, TypeError):
             continue
+        messages[alarm] = (*messages.get(alarm, ()), said)
     return messages
+
+
+_AT_MOST = 4
+"""Stages in one picture; it has as many colours."""
+
+
+def score_curves(stages: Sequence[StageResult]) -> Iterator[Curve]:
+    """pass@k over k for every stage with several rounds, then cost against score over all of them."""
+    shown = stages[:_AT_MOST]
+    for stage in shown:
+        if stage.metrics.pass_at_k:
+            yield _rounds(stage, alone=len(stages) == 1)
+    budgets = tuple(
+        Series(stage.name, stage.scan.tokens, stage.scan.solved)
+        for stage in shown
+        if stage.scan is not None and len(stage.scan.tokens) > 1
+    )
+    if budgets:
+        yield Curve(
+            "Solved within a budget",
+            "agent and observed tokens of an episode",
+            budgets,
+            "Share of the scored episodes that passed with at most so many tokens; it ends at the share that passed at all.",
+            x_from_zero=True,
+            y_from_zero=True,
+        )
+    money = tuple(line for stage in shown if (line := _money(stage)) is not None)
+    points = tuple(point for stage in shown if (point := _point(stage)) is not None)
+    if any(len(line.x) > 1 for line in money) or len(money) > 1:
+        caption = (
+            "pass@k for the money of k episodes, from k = 1, with its 95 % interval; further left is cheaper."
+        )
+        yield replace(_COSTS, x_label="USD a question", series=money, caption=caption, x_whole=False)
+    elif len(points) > 1:
+        yield replace(_COSTS, series=points)
+
+
+_COSTS = Curve(
+    "Cost against score",
+    "tokens of an episode, mean",
+    (),
+    "pass@1 with its 95 % interval; further left is cheaper.",
+    x_from_zero=True,
+    y_from_zero=True,
+)
+
+
+def _rounds(stage: StageResult, *, alone: bool) -> Curve:
+    metrics = stage.metrics
+    scores = metrics.pass_at_k_intervals.values()
+    lines = (
+        Series(
+            "pass@k",
+            tuple(map(float, metrics.pass_at_k)),
+            tuple(metrics.pass_at_k.values()),
+            tuple(score.low for score in scores),
+            tuple(score.high for score in scores),
+        ),
+        Series("pass^k", tuple(map(float, metrics.pass_hat_k)), tuple(metrics.pass_hat_k.values())),
+        *_choices(metrics),
+    )
+    title = "Rounds" if alone else f"Rounds, {stage.name}"
+    caption = (
+        "Chance that one (pass@k) or each (pass^k) of k episodes of a question passes. "
+        "The band is the 95 % interval of pass@k over questions."
+    )
+    return Curve(title, "episodes of a question, k", lines, caption, y_from_zero=True, y_max=1.03)
+
+
+def _choices(metrics: Metrics) -> Iterator[Series]:
+    if metrics.majority is not None:
+        yield Series("majority", (float(metrics.rounds),), (metrics.majority,), points=True)
+    by_method: dict[str, dict[float, Interval]] = {}
+    for choice in metrics.best_of:
+        if choice.share is not None:
+            by_method.setdefault(f"judge, {choice.method}", {})[float(choice.k)] = choice.share
+    for name, shares in by_method.items():
+        ks = tuple(sorted(shares))
+        ends = [shares[k] for k in ks]
+        values, low, high = zip(*((end.value, end.low, end.high) for end in ends), strict=True)
+        yield Series(name, ks, values, low, high, points=True)
+
+
+def _money(stage: StageResult) -> Series | None:
+    """pass@k over the dollars of k episodes; pass@1 alone for one round."""
+    metrics, usd = stage.metrics, stage.metrics.usd
+    if usd is None or metrics.pass_at_1 is None:
+        return None
+    scores = metrics.pass_at_k_intervals or {1: metrics.pass_at_1}
+    return Series(
+        stage.name,
+        tuple(k * usd.per_episode.value for k in scores),
+        tuple(score.value for score in scores.values()),
+        tuple(score.low for score in scores.values()),
+        tuple(score.high for score in scores.values()),
+        points=len(scores) == 1,
+    )
+
+
+def _point(stage: StageResult) -> Series | None:
+    metrics, score = stage.metrics, stage.metrics.pass_at_1
+    tokens = (metrics.agent_tokens or 0.0) + (metrics.observation_tokens or 0.0)
+    if score is None or not tokens:
+        return None
+    return Series(stage.name, (tokens,), (score.value,), (score.low,), (score.high,), points=True)

@@ -1,6 +1,6 @@
-"""The single measures that ``metrics`` puts together.
+"""Counts that single episodes go into, which :mod:`afm.evaluation.metrics` puts together.
 
-Kinds of questions, T-Eval's abilities, majority votes, best-of-k, tools that are not there, and arguments of unseen tools.
+T-Eval's abilities, majority votes, best-of-k, tools that are not there, and arguments of unseen tools.
 
 Agent-FLAN (arXiv 2403.12881): :class:`AgentHTally` is the paper's measure, on questions of its benchmark's form.
 :class:`HallucinationTally` counts calls of tools that were not offered, in the episodes of any evaluation. Its figures compare
@@ -20,7 +20,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -34,14 +33,6 @@ from afm.trajectory import answers
 from afm.trajectory.call_forms import written_calls
 from afm.trajectory.programs import parse_program
 from afm.trajectory.record import Record
-
-_MOST_GROUPS = 60
-
-
-def worth_showing(groups: Mapping[str, Any]) -> bool:
-    """Whether these groups of one field tell questions apart, and are not nearly a group a question."""
-    return 2 <= len(groups) <= _MOST_GROUPS
-
 
 ABILITIES = ("instruct", "plan", "reason", "retrieve", "understand", "review")
 
@@ -172,30 +163,26 @@ class HallucinationTally:
 
     def add(self, record: Record) -> None:
         """Count one episode that was played to its end."""
-        segments = record.by_author
         agents = self.agents
-        calls = written_calls(segments, agents.declared(record), original=agents.original(record))
+        calls = written_calls(record.by_author, agents.declared(record), original=agents.original(record))
         invented = sum(not call.offered for call in calls)
         self.episodes += 1
         self.calls += len(calls)
         self.invented_calls += invented
         self.with_invented += invented > 0
 
-    @property
-    def tool_format_without_tool(self) -> float | None:
-        """Episodes with a call or its form, over all episodes; ``None`` where an agent has tools."""
+    def figures(self) -> dict[str, float | None]:
+        """Episodes with a call of a tool that the agent does not have over all episodes, and such calls over all calls.
+
+        ``tool_format_without_tool`` is the former where no agent has a tool. ``None`` where there was nothing to count.
+        """
         with_tools = any(spec.tool_roles for spec in self.agents.specs.values())
-        return None if with_tools else self.invented_tool
-
-    @property
-    def invented_tool(self) -> float | None:
-        """Episodes with a call of a tool that the agent does not have, over all episodes."""
-        return self.with_invented / self.episodes if self.episodes else None
-
-    @property
-    def invented_tool_calls(self) -> float | None:
-        """Calls of tools that the agent does not have, over all calls written; ``None`` when there was none."""
-        return self.invented_calls / self.calls if self.calls else None
+        invented = self.with_invented / self.episodes if self.episodes else None
+        return {
+            "tool_format_without_tool": None if with_tools else invented,
+            "invented_tool": invented,
+            "invented_tool_calls": self.invented_calls / self.calls if self.calls else None,
+        }
 
 
 AGENT_H = "agent_h_"
@@ -306,22 +293,22 @@ class ArgumentTally:
     """Counts calls of unseen tools, and those that break the form of the argument, by role."""
 
     tools: Mapping[str, UnseenTool]
-    calls: dict[str, int] = field(default_factory=dict)
-    broken: dict[str, int] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    broken: Counter[str] = field(default_factory=Counter)
 
     def add(self, record: Record) -> None:
         """Count the calls of one episode."""
         for call in record.calls:
             if (tool := self.tools.get(call.role)) is not None:
-                self.calls[call.role] = self.calls.get(call.role, 0) + 1
-                self.broken[call.role] = self.broken.get(call.role, 0) + (not tool.accepts(call.argument))
+                self.calls[call.role] += 1
+                self.broken[call.role] += not tool.accepts(call.argument)
 
     def shares(self) -> dict[str, float]:
         """Broken calls over all calls, by role and over all under ``all``; empty when there was no call."""
         if not self.calls:
             return {}
         by_role = {role: self.broken[role] / count for role, count in sorted(self.calls.items())}
-        return {"all": sum(self.broken.values()) / sum(self.calls.values()), **by_role}
+        return {"all": self.broken.total() / self.calls.total(), **by_role}
 
 
 def _is_program(argument: str) -> bool:
