@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from afm.agents import AgentSpec, PromptMode, PromptSource, load_agent
 from afm.configuration import Settings, validated
@@ -28,7 +28,8 @@ def _check_tags(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-TagNames = Annotated[tuple[str, ...], BeforeValidator(names_in), AfterValidator(_check_tags)]
+_WITH_COMMAS = PlainSerializer(",".join, when_used="json")  # as LLaMA-Factory's own lists are written
+TagNames = Annotated[tuple[str, ...], BeforeValidator(names_in), AfterValidator(_check_tags), _WITH_COMMAS]
 
 
 class SftSettings(Settings):

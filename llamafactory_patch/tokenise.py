@@ -26,7 +26,7 @@ from afm.agents import PromptMode, PromptSource
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
 from afm.errors import ConfigError, DataError, EngineError
 from afm.runs.atomic import replace_text
-from afm.runs.folder import RunFolder
+from afm.runs.folder import RunFolder, changes
 from llamafactory_patch.bad_rows import REPORT_FILE, BadRowReport
 from llamafactory_patch.encoding import row_processor
 from llamafactory_patch.engine import (
@@ -251,7 +251,7 @@ _OF_THE_MODEL: Final = (
     *("add_tokens", "add_special_tokens", "new_special_tokens_config"),
     *(field.name for field in fields(ProcessorArguments)),
 )
-_SHOWN_CHARS: Final = 120
+_SETS: Final = "data sets"
 
 
 def origin_of(arguments: Arguments) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def origin_of(arguments: Arguments) -> dict[str, Any]:
         **{name: getattr(data, name) for name in stock},
         **own.model_dump(mode="json", exclude={*_WITHOUT_EFFECT, *unmasked}),
         **prompt,
-        "data sets": _data_sets(arguments),
+        _SETS: _data_sets(arguments),
     }
     return dict(json.loads(json.dumps(origin)))
 
@@ -335,15 +335,16 @@ def check_stored(arguments: Arguments) -> bool:
         return True
     if others := _differences(stored, origin):
         raise ConfigError(
-            f"tokenized_path: the data set in {folder} was made with {_shown(stored, others)}; this run asks for "
-            f"{_shown(origin, others)}; delete the folder or name another"
+            f"tokenized_path: the data set in {folder} was made with other settings ({'; '.join(others)}); delete the "
+            "folder or name another"
         )
     return True
 
 
 def _differences(stored: Mapping[str, Any], origin: Mapping[str, Any]) -> list[str]:
-    gone = () if origin["data sets"] is not None else ("data sets",)
-    return [key for key in origin if key not in gone and (key not in stored or stored[key] != origin[key])]
+    gone = () if origin[_SETS] is not None else (_SETS,)
+    before, now = ({key: side[key] for key in side if key not in gone} for side in (stored, origin))
+    return changes(before, now)
 
 
 def _stored_origin(folder: Path) -> dict[str, Any] | None:
@@ -368,18 +369,11 @@ def _wait(folder: Path, origin: Mapping[str, Any], seconds: float) -> None:
     while not is_current(folder, origin):
         if time.monotonic() > deadline:
             stored = (_stored_origin(folder) or {}) if folder.is_dir() else {}
-            others = _differences(stored, origin)
+            held = (
+                f"rows of other settings ({'; '.join(_differences(stored, origin))})" if stored else "no rows"
+            )
             raise EngineError(
-                f"{folder} has no rows with {_shown(origin, others)} after ddp_timeout={seconds:g} s; see the log of node 0, "
-                "and that all nodes share the folder and have the same data sets"
+                f"{folder} holds {held} after ddp_timeout={seconds:g} s; see the log of node 0, and that all nodes "
+                "share the folder and have the same data sets"
             )
         time.sleep(0.5)
-
-
-def _shown(origin: Mapping[str, Any], keys: list[str]) -> str:
-    return ", ".join(f"{key}={_short(origin[key])}" if key in origin else f"{key} unknown" for key in keys)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

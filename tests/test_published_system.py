@@ -146,15 +146,6 @@ async def test_row_57_a_response_full_of_observations_is_punished() -> None:
     assert (await OverlongPenalty(30_720, 3_840).judge(sample)).score == -1.0
 
 
-@pytest.mark.parametrize(
-    ("recipe", "row"), [("web_dapo_32b", 59), ("code_dapo_32b", 65), ("mhqa_ppo_7b", 65)]
-)
-def test_rows_59_and_65_the_published_reward_is_one_word_away(recipe: str, row: int) -> None:
-    data: dict[str, Any] = {}
-    take_preset(data, "rl", Path(f"{recipe}.yaml"), ["preset=script"])
-    assert data["rewards"]["formula"] == "correct"
-
-
 def test_row_70_the_published_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEB_SEARCH_METHOD_TYPE", "serapi")
     monkeypatch.setenv("LIVECODEBENCH_DATA_PATH", "/a/folder")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -26,44 +26,38 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOS
 Port = Annotated[int | None, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)]
 
 
-@app.command()
-def code(config: Config = None, host: Host = None, port: Port = None) -> None:
-    """Run programs that come by HTTP in this machine's sandbox, for code tools with `urls`.
-
-    It listens on CODE_SERVER_PORT.
-    CODE_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
-    """
-    _become("tool_servers code", {"--config": config, "--host": host, "--port": port})
-
-
-@app.command()
-def search(config: Config = None, host: Host = None, port: Port = None) -> None:
-    """Search the web for web_search tools: by Serper or SearxNG, or in local pages (WEB_SEARCH_METHOD_TYPE).
-
-    It listens on WEBSEARCH_PORT.
-    WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
-    """
-    _become("tool_servers web_search", {"--config": config, "--host": host, "--port": port})
-
-
-@app.command()
-def crawl(config: Config = None, host: Host = None, port: Port = None) -> None:
-    """Read public web pages for crawl_page tools, summed up toward the question.
-
-    It listens on CRAWL_PAGE_PORT.
-    WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
-    """
-    _become("tool_servers crawl_page", {"--config": config, "--host": host, "--port": port})
+_ACCESS = "{token} is asked of every request; without one the server listens on this machine only."
+_TOOL_SERVERS = (
+    (
+        *("code", "code", "CODE_SERVER_PORT", "CODE_SERVER_TOKEN"),
+        "Run programs that come by HTTP in this machine's sandbox, for code tools with `urls`.",
+    ),
+    (
+        *("search", "web_search", "WEBSEARCH_PORT", "WEB_SERVER_TOKEN"),
+        "Search the web for web_search tools: by Serper or SearxNG, or in local pages (WEB_SEARCH_METHOD_TYPE).",
+    ),
+    (
+        *("crawl", "crawl_page", "CRAWL_PAGE_PORT", "WEB_SERVER_TOKEN"),
+        "Read public web pages for crawl_page tools, summed up toward the question.",
+    ),
+    (
+        *("visual", "visual_inspector", "VISUAL_INSPECTOR_PORT", "WEB_SERVER_TOKEN"),
+        "Look at images for visual_inspector tools, with the model at VISION_OPENAI_API_BASE_URL.",
+    ),
+)
+"""Command, server, variables of its port and its token, and what it does."""
 
 
-@app.command()
-def visual(config: Config = None, host: Host = None, port: Port = None) -> None:
-    """Look at images for visual_inspector tools, with the model at VISION_OPENAI_API_BASE_URL.
+def _tool_server(server: str, port_variable: str, token: str, purpose: str) -> Callable[..., None]:
+    def serve(config: Config = None, host: Host = None, port: Port = None) -> None:
+        _become(f"tool_servers {server}", {"--config": config, "--host": host, "--port": port})
 
-    It listens on VISUAL_INSPECTOR_PORT.
-    WEB_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
-    """
-    _become("tool_servers visual_inspector", {"--config": config, "--host": host, "--port": port})
+    serve.__doc__ = f"{purpose}\n\nIt listens on {port_variable}.\n{_ACCESS.format(token=token)}"
+    return serve
+
+
+for _name, *_server in _TOOL_SERVERS:
+    app.command(name=_name)(_tool_server(*_server))
 
 
 @app.command()

@@ -122,10 +122,3 @@ def test_a_folder_of_the_other_world_is_refused(tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "world: None -> 'wiki'" in result.stderr
-
-
-def test_a_folder_of_another_seed_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "settings.json").write_text('{"seed": 1, "smoke": true}')
-    result = subprocess.run(quickstart(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert "seed: 1 -> 0" in result.stderr

@@ -30,11 +30,6 @@ def alpaca(path: Path, *outputs: str) -> Path:
     return path
 
 
-def test_valid_file_ends_with_status_zero(tmp_path: Path) -> None:
-    result = run(str(alpaca(tmp_path / "my rows.jsonl", GOOD, GOOD)), "--agent", "math")
-    assert (result.exit_code, result.stdout) == (0, "2 trajectories: 2 valid, 0 with faults\n")
-
-
 def test_every_fault_is_printed_with_file_line_and_character(tmp_path: Path) -> None:
     path = alpaca(tmp_path / "rows.jsonl", GOOD, BAD)
     result = run(str(path), "--agent", "math")
@@ -75,11 +70,6 @@ def test_json_is_one_object_a_row(tmp_path: Path) -> None:
     assert (third["id"], third["line"], third["faults"][0]["kind"]) == (None, 3, "unreadable")
 
 
-def test_missing_file_is_wrong_usage(tmp_path: Path) -> None:
-    assert run(str(tmp_path / "none.jsonl")).exit_code == 2
-    assert run(str(tmp_path)).exit_code == 2
-
-
 PICTURE = '\n```json\n{"file_path": "a.png", "question": "What?"}\n```\n'
 
 
@@ -95,14 +85,9 @@ def called(tag: str, argument: str, after: str = "") -> str:
     ("tag", "argument", "told"),
     [
         ("code", "print(1)", "Nothing was run: found no program, expected one."),
-        ("code", "\n```py\nprint(1)\n```\n", ""),
-        ("code", "\n```py\n1\n```\n```py\n2\n```\n", "Nothing was run: found 2 programs, expected one."),
         ("crawl_page", "the page of Quito", "Nothing was read: found no address."),
-        ("crawl_page", "https://a.org/x | [b](https://b.org)", ""),
         ("crawl_page", "en.wikipedia.org/wiki/Quito", ""),
-        ("crawl_page", "file:///etc/passwd", "Nothing was read: found no address."),
         ("visual_inspector", "a.png: what is it?", "Nothing was looked at: expected a JSON object"),
-        ("visual_inspector", '{"question": "What?"}', "Nothing was looked at: expected a JSON object"),
         ("visual_inspector", PICTURE, ""),
         ("web_search", "word " * 2_000, ""),
         ("wiki_search", "word " * 2_000, "Nothing was searched: the query has 9999 characters"),

@@ -173,12 +173,6 @@ def test_a_file_without_rows_is_named(pipeline, data_dir, tiny, text):
         pipeline(tiny, folder)
 
 
-def test_an_array_behind_a_blank_line_is_no_jsonl(pipeline, data_dir, tiny):
-    folder = data_dir([])
-    (folder / "rows.json").write_bytes(b"\xef\xbb\xbf\n" + json.dumps([GOOD, GOOD], indent=1).encode())
-    assert pipeline(tiny, folder, on_bad_rows="drop").trained() == [f"{SAID}<|im_end|>"] * 2
-
-
 def test_both_responses_of_a_pair_hold_something_of_the_agent(pipeline, data_dir, tiny):
     columns = {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}
     row = {"instruction": "Good?", "chosen": SAID, "rejected": "No."}

@@ -93,9 +93,7 @@ def test_lengths_are_what_the_trainer_would_get(tmp_path, tiny):
 
 GOOD = '{"instruction": "q", "input": "", "output": "a"}'
 BAD_FILES = {
-    "rows.jsonl": (f'{GOOD}\n{{"instruction": "q"\n', ":2: no JSON"),
     "half.json": (f'[{GOOD},\n{{"instr', ":2: no JSON from here on"),
-    "keys.json": (f'[{GOOD},\n{{"question": "q", "answer": "a"}}]', ":2, row 2 ('q'): got no question"),
     "tags.json": (
         f'[{GOOD},\n{{"instruction": "q", "input": "", "output": "<observation>a"}}]',
         "never closed",
@@ -158,21 +156,20 @@ def test_the_recipes_header_says_what_it_is_meant_for(tmp_path):
     assert hardware_from({"NNODES": ""}, tmp_path / "none.yaml", None, None, None) == Hardware(1, 8, 80.0)
 
 
-@pytest.mark.parametrize("variable", ["NNODES", "NPROC_PER_NODE"])
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+@pytest.mark.parametrize(
+    ("variable", "value"), [("NNODES", "0"), ("NNODES", "two"), ("NPROC_PER_NODE", "1.5")]
+)
 def test_numbers_of_nodes_and_gpus_are_positive(variable, value):
     with pytest.raises(ConfigError, match=f"{variable}={value}: expected a positive whole number"):
         hardware_from({variable: value}, RECIPE, None, None, None)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("sft/*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_fits_on_the_hardware_it_names(path):
-    memory = [
-        finding
-        for finding in diagnose(path, [], hardware_from({}, path, None, None, None), {})
-        if finding.subject == "memory" and "(as configured)" in finding.text
-    ]
+def test_every_recipe_is_accepted_and_fits_on_the_hardware_it_names(path):
+    findings = diagnose(path, [], hardware_from({}, path, None, None, None), {})
+    memory = [f for f in findings if f.subject == "memory" and "(as configured)" in f.text]
     assert [finding.level for finding in memory] == ["ok"], memory
+    assert by_subject(findings)["engine"] == ("ok", "LLaMA-Factory accepts the arguments")
 
 
 def test_a_model_too_large_for_its_gpus_is_told_with_a_way_out(data):

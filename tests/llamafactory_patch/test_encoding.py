@@ -1,6 +1,7 @@
 """What is stored for LLaMA-Factory to train on."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -46,13 +47,6 @@ def test_the_token_over_a_joint_follows_the_boundary(pipeline, data_dir, qwen, b
     assert built.trained() == [f"{trained}<|im_end|>"]
 
 
-def test_everything_else_is_masked_and_nothing_is_lost(pipeline, data_dir, model_dir):
-    [masked] = pipeline(model_dir, data_dir(alpaca(CALL + JOINTS["rollout"] + SAID))).masked()
-    assert masked == (
-        "<|im_start|>user\nQuestion 0?<|im_end|>\n<|im_start|>assistant\n\n<observation>\n42\n</observation>\n\n"
-    )
-
-
 def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, model_dir):
     turns = [
         ("human", "First?"),
@@ -96,18 +90,6 @@ def test_roles_without_loss_stay_in_the_text(pipeline, data_dir, model_dir):
     assert trained.replace("\n", "") in (
         f"{CALL}<answer>42</answer><|im_end|>",
         f"{CALL[1:]}answer>42</answer><|im_end|>",
-    )
-
-
-def test_a_role_that_is_only_spoken_of_keeps_its_loss(pipeline, data_dir, tiny):
-    rows = alpaca(f"<plan>P.</plan><think>I write <plan> and </plan> or <plan> later.</think>{SAID}")
-    built = pipeline(tiny, data_dir(rows), roles_without_loss="plan")
-    [trained] = (
-        built.trained()
-    )  # perhaps without its first "<", which a token can hold together with "</plan>"
-    assert (
-        trained.removeprefix("<")
-        == f"think>I write <plan> and </plan> or <plan> later.</think>{SAID}<|im_end|>"
     )
 
 
@@ -228,33 +210,6 @@ def test_a_template_that_asks_otherwise_than_rollouts_is_refused(pipeline, data_
         pipeline(tiny, data_dir(alpaca(SAID)), template="qwen", match_chat_template=True)
 
 
-def test_broken_rows_are_named_not_dropped(pipeline, data_dir, tiny):
-    rows = alpaca(SAID, f"{CALL}\n<observation>42", SAID, f"{CALL}</observation>{SAID}")
-    with pytest.raises(DataError) as caught:
-        pipeline(tiny, data_dir(rows))
-    folder = data_dir(rows)
-    first, second = str(caught.value).splitlines()
-    assert first == (
-        f"{folder}/rows.json:1, row 2 ('Question 1?'): <observation> opened at character 54 is never closed"
-    )
-    assert second.startswith(f"{folder}/rows.json:1, row 4 ('Question 3?'): </observation> at character 53")
-
-
-def test_a_broken_line_of_a_jsonl_file_is_named_by_its_line(pipeline, data_dir, tiny):
-    folder = data_dir(alpaca(*[SAID] * 1200, "<observation>"), name="rows.jsonl")
-    with pytest.raises(DataError) as caught:
-        pipeline(tiny, folder)
-    assert str(caught.value).startswith(f"{folder}/rows.jsonl:1201 ('Question 1200?'): <observation> opened")
-
-
-def test_a_row_without_anything_to_train_on_is_named(pipeline, data_dir, tiny):
-    rows = alpaca(SAID, f"<observation>{'42 ' * 200}</observation>{SAID}")
-    with pytest.raises(
-        DataError, match=r"rows.json:1, row 2 \('Question 1\?'\): nothing to train on.*cutoff_len=100"
-    ):
-        pipeline(tiny, data_dir(rows), cutoff_len=100)
-
-
 def test_conversations_that_do_not_end_with_the_assistant_are_named(pipeline, data_dir, tiny):
     rows = [
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
@@ -279,19 +234,18 @@ def test_a_cached_data_set_is_not_reused_with_another_mask(pipeline, data_dir, t
 
 
 STORED_OTHERWISE = [
-    ({"observation_boundary": "mask"}, "observation_boundary='split'", "observation_boundary='mask'"),
-    ({"roles_without_loss": "think"}, r"roles_without_loss=\[\]", r"roles_without_loss=\['think'\]"),
-    ({"mask_history": True}, "mask_history=False", "mask_history=True"),
-    ({"cutoff_len": 99}, "cutoff_len=2048", "cutoff_len=99"),
-    ({"packing": True}, "cutoff_len=2048, packing=False", "cutoff_len=2047, packing=True"),
-    ({"neat_packing": True}, "neat_packing=False", "neat_packing=True"),
-    ({"default_system": "Hi"}, "default_system=None", "default_system='Hi'"),
-    ({"template": "default"}, "template='qwen3_nothink'", "template='default'"),
-    ({"dataset": "rows,rows"}, r"dataset=\['rows'\]", r"dataset=\['rows', 'rows'\]"),
-    ({"val_size": 0.5}, "val_size=0.0", "val_size=0.5"),
-    ({"seed": 7}, "seed=42", "seed=7"),
-    ({"add_tokens": "xyz"}, "add_tokens=None", r"add_tokens=\['xyz'\]"),
-    ({"ignore_observation": False}, "ignore_observation=True", "ignore_observation=False"),
+    ({"observation_boundary": "mask"}, "observation_boundary: 'split' -> 'mask'"),
+    ({"roles_without_loss": "think"}, "roles_without_loss: '' -> 'think'"),
+    ({"mask_history": True}, "mask_history: False -> True"),
+    ({"packing": True}, "cutoff_len: 2048 -> 2047; packing: False -> True"),
+    ({"neat_packing": True}, "neat_packing: False -> True"),
+    ({"default_system": "Hi"}, "default_system: None -> 'Hi'"),
+    ({"template": "default"}, "template: 'qwen3_nothink' -> 'default'"),
+    ({"dataset": "rows,rows"}, "dataset: ['rows'] -> ['rows', 'rows']"),
+    ({"val_size": 0.5}, "val_size: 0.0 -> 0.5"),
+    ({"seed": 7}, "seed: 42 -> 7"),
+    ({"add_tokens": "xyz"}, "add_tokens: None -> ['xyz']"),
+    ({"ignore_observation": False}, "ignore_observation: True -> False"),
 ]
 
 
@@ -300,8 +254,8 @@ def test_a_stored_data_set_is_refused_by_a_run_that_would_make_another(pipeline,
     stored = str(tmp_path / "stored")
     first = pipeline(tiny, folder, tokenized_path=stored).trained()
     assert pipeline(tiny, folder, tokenized_path=stored, preprocessing_num_workers=2).trained() == first
-    for options, was, now in STORED_OTHERWISE:
-        with pytest.raises(ConfigError, match=rf"was made with .*{was}.*; this run asks for .*{now}"):
+    for options, change in STORED_OTHERWISE:
+        with pytest.raises(ConfigError, match=rf"was made with other settings \(.*{re.escape(change)}"):
             pipeline(tiny, folder, tokenized_path=stored, **options)
     moved = tmp_path / "moved"
     shutil.copytree(tiny, moved)
@@ -309,9 +263,7 @@ def test_a_stored_data_set_is_refused_by_a_run_that_would_make_another(pipeline,
     own = json.loads((moved / "tokenizer.json").read_text("utf-8"))
     own["model"]["merges"].pop()
     (moved / "tokenizer.json").write_text(json.dumps(own), encoding="utf-8")
-    with pytest.raises(
-        ConfigError, match=r"was made with tokenizer='sha256:.*this run asks for tokenizer='sha256:"
-    ):
+    with pytest.raises(ConfigError, match=r"tokenizer: 'sha256:.* -> 'sha256:"):
         pipeline(moved, folder, tokenized_path=stored)
     assert not (tmp_path / ".stored.part").exists()
     note = tmp_path / "stored/masking.json"
@@ -330,7 +282,7 @@ def test_a_stored_data_set_is_refused_when_its_files_have_changed_but_not_when_t
         options = {"tokenized_path": f"{stored}{mask}", "ignore_observation": mask}
         first = pipeline(tiny, data_dir(alpaca(SAID)), **options).trained()
         changed = data_dir(alpaca(SAID, SAID))
-        with pytest.raises(ConfigError, match=r"was made with data sets=.*this run asks for data sets="):
+        with pytest.raises(ConfigError, match=r"other settings \(data sets\.rows\.files: \["):
             pipeline(tiny, changed, **options)
         (folder / "rows.json").unlink()
         assert pipeline(tiny, folder, **options).trained() == first

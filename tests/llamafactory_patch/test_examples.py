@@ -1,4 +1,4 @@
-"""``afm mask TRAINING.yaml``: rows of every layout as a training gets them."""
+"""``afm mask TRAINING.yaml``: rows as a training gets them; layouts are tested in test_formats.py."""
 
 import json
 
@@ -11,43 +11,7 @@ from afm.errors import ConfigError, DataError, UsageError
 
 TEXT = "<think>T.</think><code>c</code>\n<observation>SEEN</observation>\n<answer>A</answer>"
 TRAINED = "<think>T.</think><code>c</code><answer>A</answer>"
-SEGMENTS = [
-    {"author": "agent", "text": "<plan>P.</plan><think>T.</think><code>```py\nprint(1)\n```</code>"},
-    {"author": "environment", "text": "\n<observation>SEEN</observation>\n"},
-    {"author": "agent", "text": "<reflection>R.</reflection><think>T.</think><answer>\\boxed{1}</answer>"},
-]
-CALLED = {"type": "function", "function": {"name": "look", "arguments": "{}"}, "id": "1"}
-LAYOUTS = {
-    "alpaca": ({"instruction": "Q", "input": "", "output": TEXT}, TRAINED),
-    "sharegpt": (
-        {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": TEXT}]},
-        TRAINED,
-    ),
-    "trajectory": (
-        {"id": "a", "agent": "math", "agent_digest": "d", "question": "Q", "segments": SEGMENTS},
-        SEGMENTS[0]["text"] + SEGMENTS[2]["text"],
-    ),
-    "openai_messages": (
-        {
-            "messages": [
-                {"role": "user", "content": "Q"},
-                {"role": "assistant", "content": "I look.", "tool_calls": [CALLED]},
-                {"role": "tool", "tool_call_id": "1", "content": "SEEN"},
-                {"role": "assistant", "content": "A"},
-            ]
-        },
-        'I look.\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|im_end|>A',
-    ),
-    "agent_flan": (
-        {
-            "conversation": [
-                {"role": "user", "content": "Q SEEN", "loss": False},
-                {"role": "assistant", "content": "A", "loss": True},
-            ]
-        },
-        "A",
-    ),
-}
+ROW = {"instruction": "Q", "input": "", "output": TEXT}
 
 
 @pytest.fixture
@@ -56,7 +20,7 @@ def shown(data_dir, tiny, tmp_path, monkeypatch):
     pytest.importorskip("llamafactory")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
-    def show(rows, formatting, *words, template="qwen3_nothink", **info):
+    def show(rows, formatting, *words, **info):
         folder = data_dir(rows, name="rows.jsonl", formatting=formatting, **info)
         config = tmp_path / "training.yaml"
         settings = {
@@ -65,7 +29,7 @@ def shown(data_dir, tiny, tmp_path, monkeypatch):
             "dataset": "rows",
             "cache_dir": str(tmp_path / "cache"),
             "output_dir": str(tmp_path / "out"),
-            "template": template,
+            "template": "qwen3_nothink",
             "ignore_observation": True,
             "finetuning_type": "full",
             "report_to": "none",
@@ -78,22 +42,13 @@ def shown(data_dir, tiny, tmp_path, monkeypatch):
     return show
 
 
-@pytest.mark.parametrize("formatting", LAYOUTS)
-def test_every_layout_is_shown_as_it_would_be_trained_on(shown, formatting):
-    row, trained = LAYOUTS[formatting]
-    words = ["resize_vocab=true"] if formatting == "agent_flan" else []
-    template = {"agent_flan": "agent_flan", "openai_messages": "qwen"}.get(formatting, "qwen3_nothink")
-    statistics, example = shown([row, row], formatting, *words, "--examples", "1", template=template)
+def test_rows_packs_and_pairs_are_shown_as_they_would_be_trained_on(shown):
+    statistics, example = shown([ROW] * 2, "alpaca", "--examples", "1")
     assert (statistics["sequences"], statistics["duplicates"]) == (2, 1)
-    assert example["trained_text"].startswith(trained)
+    assert example["trained_text"].startswith(TRAINED)
     assert "SEEN" in example["masked_text"]
-    assert "Q" in example["masked_text"]
     assert "SEEN" not in example["trained_text"]
-
-
-def test_packs_and_pairs_are_shown_too(shown):
-    row = LAYOUTS["alpaca"][0]
-    statistics, *examples = shown([row] * 6, "alpaca", "neat_packing=true", "cutoff_len=4096")
+    statistics, *examples = shown([ROW] * 6, "alpaca", "neat_packing=true", "cutoff_len=4096")
     assert (statistics["rows"], statistics["sequences"], len(examples)) == (1, 6, 3)
     pair = {"instruction": "Q", "input": "", "chosen": TEXT, "rejected": "<answer>B</answer>"}
     columns = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
@@ -104,12 +59,11 @@ def test_packs_and_pairs_are_shown_too(shown):
 
 
 def test_a_bad_row_is_named_and_what_does_not_fit_together_is_refused(shown, tmp_path):
-    row = LAYOUTS["alpaca"][0]
     with pytest.raises(DataError, match=r"rows\.jsonl:2"):
-        shown([row, {**row, "output": 7}], "alpaca")
+        shown([ROW, {**ROW, "output": 7}], "alpaca")
     with pytest.raises(UsageError, match="--tokenizer"):
-        shown([row], "alpaca", "--tokenizer", str(tmp_path))
+        shown([ROW], "alpaca", "--tokenizer", str(tmp_path))
     with pytest.raises(ConfigError, match="got 'dpo', which trains on pairs"):
-        shown([row], "alpaca", "stage=dpo")
+        shown([ROW], "alpaca", "stage=dpo")
     with pytest.raises(UsageError, match="takes overrides"):
         CliRunner().invoke(app, ["mask", str(tmp_path / "rows.jsonl"), "a=b"], catch_exceptions=False)

@@ -69,8 +69,8 @@ def test_broken_tags_are_refused_with_their_place(text, kind, character, message
 @pytest.mark.parametrize(
     "tag",
     [
-        *("<Observation>", "</OBSERVATION>", "< observation>", "<observation >", "</observation >"),
-        *("</ observation\n>", "<observation/>", "<observation id='1'>", '<observation\nfrom = "a b" to=c>'),
+        *("<Observation>", "</OBSERVATION>", "< observation>", "</ observation\n>", "<observation/>"),
+        '<observation\nfrom = "a b" to=c>',
     ],
 )
 def test_a_tag_written_in_another_way_is_refused_and_inside_of_an_observation_it_is_content(tag):
@@ -97,25 +97,7 @@ def qwen_tokenizer(qwen):
     return pytest.importorskip("transformers").AutoTokenizer.from_pretrained(qwen)
 
 
-def spelled(tokenizer, ids, mask):
-    """Every token as text, with a dash in front where the environment wrote it."""
-    return [("" if kept else "-") + tokenizer.decode([token]) for token, kept in zip(ids, mask, strict=True)]
-
-
 JOINT = ("</code>", "<observation>2</observation>", "<think>")
-
-
-@pytest.mark.parametrize(
-    ("boundary", "expected"),
-    [
-        ("split", "</ code > -< -observation -> -2 -</ -observation -> <th ink >"),
-        ("mask", "</ code ->< -observation -> -2 -</ -observation ->< think >"),
-        ("keep", "</ code >< -observation -> -2 -</ -observation >< think >"),
-    ],
-)
-def test_tokens_over_a_joint_follow_the_boundary(qwen_tokenizer, boundary, expected):
-    ids, mask = TextEncoder(qwen_tokenizer, Boundary(boundary)).ids_and_mask([JOINT])
-    assert spelled(qwen_tokenizer, ids, mask) == expected.split()
 
 
 def test_texts_learned_ahead_are_encoded_as_single_ones(qwen_tokenizer):

@@ -28,23 +28,33 @@ CONFIG = Path(__file__).parents[2] / "configs/tiny/sft/math.yaml"
 CALL = "<think>Use the tool.</think><code>print(17+25)</code>"
 
 
-@pytest.fixture
-def arguments(tiny, data_dir, tmp_path, monkeypatch):
-    """Overrides of the tiny recipe for a small data set, in a folder whose name has a blank."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("LLAMAFACTORY_VERBOSITY", "INFO")
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}.items():
+            patch.setenv(name, value)
+        patch.setenv("LLAMAFACTORY_VERBOSITY", "INFO")
+        yield
+
+
+@pytest.fixture(scope="module")
+def arguments(tiny, tmp_path_factory):
+    """Overrides of the tiny recipe for a small data set; folders have a blank in their names."""
+    folder = tmp_path_factory.mktemp("my trainings")
     outputs = [f"{CALL}\n<observation>\n{n}\n</observation>\n<answer>{n}</answer>" for n in range(64)]
     rows = [{"instruction": f"What is {n}?", "input": "", "output": text} for n, text in enumerate(outputs)]
-    folder = data_dir(rows)
-    target = tmp_path / "my run"
+    broken = [{"instruction": "a", "input": "", "output": "b</observation>"}]
+    for name, content in {"rows": rows, "broken": broken}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    index = {name: {"file_name": f"{name}.json"} for name in ("rows", "broken")}
+    (folder / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
 
-    def make(**more):
+    def make(name, **more):
         pairs = {
             "model_name_or_path": tiny,
             "dataset_dir": folder,
             "dataset": "rows",
-            "output_dir": target,
+            "output_dir": folder / name,
             "max_steps": 5,
             "warmup_steps": 1,
             "logging_steps": 1,
@@ -54,8 +64,19 @@ def arguments(tiny, data_dir, tmp_path, monkeypatch):
         }
         return [f"{key}={value}" for key, value in pairs.items()]
 
-    make.target = target
+    make.folder = folder
     return make
+
+
+LENGTH = {"max_steps": 60, "save_steps": 3, "save_total_limit": 2, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def whole(arguments):
+    """A training that was never interrupted, with every tracker."""
+    trackers = {"report_to": "[tensorboard,wandb]", "use_swanlab": True, "swanlab_mode": "offline"}
+    assert run_sft(CONFIG, arguments("whole", plot_loss=True, **LENGTH, **trackers), echo=False) == 0
+    return arguments.folder / "whole"
 
 
 def history(folder):
@@ -63,34 +84,27 @@ def history(folder):
     return {entry["current_steps"]: entry["loss"] for entry in map(json.loads, lines) if "loss" in entry}
 
 
-def test_a_training_leaves_a_complete_model_and_its_story(arguments, capsys, monkeypatch):
-    target = arguments.target
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    trackers = {"report_to": "[tensorboard,wandb]", "use_swanlab": True, "swanlab_mode": "offline"}
-    assert run_sft(CONFIG, arguments(plot_loss=True, **trackers)) == 0
-    shown = capsys.readouterr().out
-    assert "train_loss" in shown
-    assert shown.index("training data: 64 sequences") < shown.index("--- sequence 33") < shown.index("'loss'")
-    roles = json.loads((target / "data_statistics.json").read_text("utf-8"))["roles"]
+def test_a_training_leaves_a_complete_model_and_its_story(arguments, whole, capsys):
+    log = (whole / "training.log").read_text("utf-8")
+    assert "train_loss" in log
+    assert log.index("training data: 64 sequences") < log.index("--- sequence 33") < log.index("'loss'")
+    roles = json.loads((whole / "data_statistics.json").read_text("utf-8"))["roles"]
     assert roles["observation"]["trained"] == 0 < roles["observation"]["tokens"]
     assert roles["code"]["trained"] == roles["code"]["tokens"] > 0
-    check_trackers(target)
-    losses = history(target)
-    assert sorted(losses) == [1, 2, 3, 4, 5]
-    assert losses[5] < losses[1]
-    assert "train_loss" in (target / "training.log").read_text("utf-8")
-    assert agent_of_model(target, "math") == load_agent(CONFIG.parents[1] / "agents/math.yaml")
-    assert json.loads((target / "config.json").read_text("utf-8"))["use_cache"] is True
-    assert (
-        json.loads((target / "sft_manifest.json").read_text("utf-8"))["versions"]["llamafactory"] == "0.9.5"
-    )
+    check_trackers(whole)
+    losses = history(whole)
+    assert list(losses) == list(range(1, 61))
+    assert losses[60] < losses[1]
+    assert agent_of_model(whole, "math") == load_agent(CONFIG.parents[1] / "agents/math.yaml")
+    assert json.loads((whole / "config.json").read_text("utf-8"))["use_cache"] is True
+    assert json.loads((whole / "sft_manifest.json").read_text("utf-8"))["versions"]["llamafactory"] == "0.9.5"
 
-    before = (target / "model.safetensors").stat().st_mtime_ns
-    assert run_sft(CONFIG, arguments()) == 0
+    before = (whole / "model.safetensors").stat().st_mtime_ns
+    assert run_sft(CONFIG, arguments("whole", **LENGTH)) == 0
     assert "is finished" in capsys.readouterr().out
-    assert (target / "model.safetensors").stat().st_mtime_ns == before
-    with pytest.raises(ConfigError, match="max_steps: 5 -> 6"):
-        run_sft(CONFIG, arguments(max_steps=6))
+    assert (whole / "model.safetensors").stat().st_mtime_ns == before
+    with pytest.raises(ConfigError, match="max_steps: 60 -> 6"):
+        run_sft(CONFIG, arguments("whole", **LENGTH | {"max_steps": 6}))
 
 
 def check_trackers(target):
@@ -109,15 +123,15 @@ def check_trackers(target):
 @pytest.mark.proof
 def test_two_nodes_and_fsdp2_train_what_one_process_does(arguments, monkeypatch):
     """Same rows in every step: batch 4 of one process is batch 2 of two."""
-    assert run_sft(CONFIG, arguments(disable_shuffling=True), echo=False) == 0
-    alone = history(arguments.target)
+    assert run_sft(CONFIG, arguments("alone", disable_shuffling=True), echo=False) == 0
+    alone = history(arguments.folder / "alone")
 
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    nodes = arguments.target.with_name("nodes")
+    nodes = arguments.folder / "nodes"
     halves = {"disable_shuffling": True, "per_device_train_batch_size": 2}
     job = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "llamafactory_patch.launcher", str(CONFIG)]
-    command += arguments(output_dir=nodes, **halves)
+    command += arguments("nodes", **halves)
     env = {**os.environ, **job, "PYTHONPATH": os.pathsep.join(sys.path)}
     both = [
         subprocess.Popen(command, env={**env, "NODE_RANK": rank}, stdout=subprocess.DEVNULL) for rank in "10"
@@ -127,9 +141,9 @@ def test_two_nodes_and_fsdp2_train_what_one_process_does(arguments, monkeypatch)
     assert history(nodes) == pytest.approx(alone, rel=1e-3)
 
     monkeypatch.setenv("NPROC_PER_NODE", "2")
-    sharded = arguments.target.with_name("fsdp2")
+    sharded = arguments.folder / "fsdp2"
     fsdp2 = CONFIG.parents[2] / "fsdp/fsdp2.json"
-    assert run_sft(CONFIG, arguments(output_dir=sharded, fsdp_config=fsdp2, **halves), echo=False) == 0
+    assert run_sft(CONFIG, arguments("fsdp2", fsdp_config=fsdp2, **halves), echo=False) == 0
     assert "You are using fsdp2" in (sharded / "training.log").read_text("utf-8")
     assert history(sharded) == pytest.approx(alone, rel=1e-3)
     assert (sharded / "model.safetensors").stat().st_size == (nodes / "model.safetensors").stat().st_size
@@ -146,24 +160,24 @@ def test_the_gpu_recipe_trains_under_zero3_on_two_processes(arguments, monkeypat
     pytest.importorskip("deepspeed")
     if shutil.which("g++") is None:
         pytest.skip("DeepSpeed compiles its CPU optimizer; install g++")
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(arguments.target.with_name("extensions")))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(arguments.folder / "extensions"))
     monkeypatch.setenv("NPROC_PER_NODE", "2")
     recipe = CONFIG.parents[2] / "sft/code_agent_qwen2.5_7b.yaml"
     small = {"bf16": False, "template": "qwen3_nothink", "preprocessing_num_workers": 2}
     small |= {"enable_liger_kernel": False, "disable_shuffling": True, "max_steps": 2}
     small |= {"learning_rate": 0.01, "warmup_steps": 0}
-    assert run_sft(recipe, arguments(**small), echo=False) == 0
-    log = (arguments.target / "training.log").read_text("utf-8")
+    target, alone = arguments.folder / "zero3", arguments.folder / "zero3_alone"
+    assert run_sft(recipe, arguments("zero3", **small), echo=False) == 0
+    log = (target / "training.log").read_text("utf-8")
     assert "Initializing 2 distributed tasks" in log
     assert "DeepSpeed ZeRO3 detected" in log
-    assert sorted(history(arguments.target)) == [1, 2]
-    assert agent_of_model(arguments.target, "code") == load_agent("code")
-    assert (arguments.target / "model.safetensors").stat().st_size > 50_000
+    assert sorted(history(target)) == [1, 2]
+    assert agent_of_model(target, "code") == load_agent("code")
+    assert (target / "model.safetensors").stat().st_size > 50_000
 
-    alone = arguments.target.with_name("alone")
     one = {**small, "deepspeed": "", "use_cpu": True, "per_device_train_batch_size": 8}
-    assert run_sft(recipe, arguments(output_dir=alone, **one), echo=False) == 0
-    assert history(arguments.target) == pytest.approx(history(alone), rel=1e-3)
+    assert run_sft(recipe, arguments("zero3_alone", **one), echo=False) == 0
+    assert history(target) == pytest.approx(history(alone), rel=1e-3)
     assert history(alone)[2] < history(alone)[1] * 0.99
 
 
@@ -194,6 +208,7 @@ def trained(tiny, tmp_path_factory):
         (folder / f"{stage}.json").write_text(json.dumps(rows), encoding="utf-8")
     (folder / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
     configs = [write_config(folder, tiny, stage) for stage in ("dpo", "kto")]
+    configs.append(write_stock_config(folder, tiny))
     for twin in TWINS:
         places = (f"dataset_dir={folder}", f"output_dir={folder / twin.stem}", f"model_name_or_path={tiny}")
         path = folder / f"{twin.stem}.yaml"
@@ -334,99 +349,107 @@ def swanlab_losses(folder):
     return {entry["index"]: entry["data"] for entry in entries}
 
 
-def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, data_dir, capfd):
-    folder = data_dir([{"instruction": "a", "input": "", "output": "b</observation>"}])
-    assert run_sft(CONFIG, arguments(), echo=False) == 1
-    last = (arguments.target / "training.log").read_text("utf-8").splitlines()[-1]
-    expected = f"error: {folder}/rows.json:1, row 1 ('a'): </observation> at character 1 closes nothing"
+def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, capfd):
+    assert run_sft(CONFIG, arguments("broken", dataset="broken"), echo=False) == 1
+    target = arguments.folder / "broken"
+    last = (target / "training.log").read_text("utf-8").splitlines()[-1]
+    file = arguments.folder / "broken.json"
+    expected = f"error: {file}:1, row 1 ('a'): </observation> at character 1 closes nothing"
     assert last == expected
     assert capfd.readouterr().err == f"{expected}\n"
-    assert not (arguments.target / "agent.yaml").exists()
+    assert not (target / "agent.yaml").exists()
 
 
-def test_a_killed_training_ends_with_the_same_bits_as_one_that_was_not(arguments, capsys):
+def test_a_killed_training_ends_with_the_same_bits_as_one_that_was_not(arguments, whole, capsys):
     """`kill -9` of the caller after the first checkpoint; the next start takes it up there."""
-    whole = arguments.target.with_name("whole")
-    tracked = {"use_swanlab": True, "swanlab_mode": "local", "swanlab_project": "local"}
-    tracked = tracked if importlib.util.find_spec("swanboard") else {}
-    length = {"max_steps": 60, "save_steps": 3, "save_total_limit": 2, "seed": 3}
-    assert run_sft(CONFIG, arguments(output_dir=whole, **length, **tracked), echo=False) == 0
-    if tracked:
-        assert swanlab_losses(whole / "swanlab") == pytest.approx(history(whole))
-
-    command = [sys.executable, "-m", "llamafactory_patch.launcher", str(CONFIG), *arguments(**length)]
+    target = arguments.folder / "killed"
+    command = [
+        sys.executable,
+        "-m",
+        "llamafactory_patch.launcher",
+        str(CONFIG),
+        *arguments("killed", **LENGTH),
+    ]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     caller = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
-    while not list(arguments.target.glob("checkpoint-*/trainer_state.json")):
+    while not list(target.glob("checkpoint-*/trainer_state.json")):
         assert caller.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
     caller.kill()
     caller.wait()
-    assert not (arguments.target / "train_results.json").exists()
+    assert not (target / "train_results.json").exists()
 
-    assert run_sft(CONFIG, arguments(**length)) == 0
+    assert run_sft(CONFIG, arguments("killed", **LENGTH)) == 0
     assert "continuing from" in capsys.readouterr().out
-    assert list(history(arguments.target)) == list(range(1, 61))
-    assert history(arguments.target) == history(whole)
-    weights = [(folder / "model.safetensors").read_bytes() for folder in (whole, arguments.target)]
+    assert list(history(target)) == list(range(1, 61))
+    assert history(target) == history(whole)
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (whole, target)]
     assert weights[0] == weights[1]
 
-    kill_while_saving(whole)
-    assert run_sft(CONFIG, arguments(output_dir=whole, **length), echo=False) == 0
-    assert list(history(whole)) == list(range(1, 61))
-    assert (whole / "model.safetensors").read_bytes() == weights[0]
+
+def test_a_training_killed_behind_its_last_step_ends_there(arguments, whole):
+    """What such a kill leaves: all checkpoints, no model, no mark."""
+    target = arguments.folder / "saving"
+    shutil.copytree(whole, target)
+    (target / "model.safetensors").unlink()
+    manifest = json.loads((target / "sft_manifest.json").read_text("utf-8"))
+    (target / "sft_manifest.json").write_text(json.dumps(manifest | {"finished": None}), encoding="utf-8")
+    assert run_sft(CONFIG, arguments("saving", **LENGTH), echo=False) == 0
+    assert list(history(target)) == list(range(1, 61))
+    assert (target / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def kill_while_saving(folder):
-    """Leave of a finished training what a kill behind its last step does: all checkpoints, no model, no mark."""
-    (folder / "model.safetensors").unlink()
-    manifest = json.loads((folder / "sft_manifest.json").read_text("utf-8"))
-    (folder / "sft_manifest.json").write_text(json.dumps(manifest | {"finished": None}), encoding="utf-8")
+STOCK = """
+trust_remote_code: true
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+dataset: code_agent_sft
+template: qwen3_nothink
+cutoff_len: 512
+max_samples: 16
+preprocessing_num_workers: 1
+logging_steps: 1
+save_steps: 500
+plot_loss: true
+report_to: none
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 1.0
+lr_scheduler_type: cosine
+ddp_timeout: 180000000
+resume_from_checkpoint: null
+use_cpu: true
+"""
 
 
-def test_a_stock_configuration_needs_two_keys_more(arguments, tmp_path, monkeypatch):
-    """A LoRA run as LLaMA-Factory's users write them, started with our command in the place of theirs."""
-    data, model = (pair.partition("=")[2] for pair in arguments()[1::-1])
-    stock = {
-        "model_name_or_path": model,
-        "trust_remote_code": True,
-        "stage": "sft",
-        "do_train": True,
-        "finetuning_type": "lora",
-        "lora_rank": 8,
-        "lora_target": "all",
-        "dataset": "rows",
-        "dataset_dir": data,
-        "template": "qwen3_nothink",
-        "cutoff_len": 512,
-        "max_samples": 16,
-        "preprocessing_num_workers": 1,
-        "output_dir": str(tmp_path / "saves" / "lora"),
-        "logging_steps": 1,
-        "save_steps": 500,
-        "plot_loss": True,
-        "report_to": "none",
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 8,
-        "learning_rate": 1.0e-4,
-        "num_train_epochs": 1.0,
-        "lr_scheduler_type": "cosine",
-        "ddp_timeout": 180000000,
-        "resume_from_checkpoint": None,
-        "use_cpu": True,
-    }
+def write_stock_config(folder, tiny):
+    """A LoRA run as LLaMA-Factory's users write them, and the two keys that our command adds; with SwanLab's local mode."""
+    places = {"model_name_or_path": str(tiny), "dataset_dir": str(folder), "output_dir": str(folder / "lora")}
     ours = {"ignore_observation": True, "ignore_observation_token": "observation"}
-    config = tmp_path / "my lora.yaml"
-    config.write_text(yaml.safe_dump(stock | ours), encoding="utf-8")
-    program = Path(sys.executable).with_name("llamafactory-patch-cli")
-    result = subprocess.run(
-        [program, "train", config], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    saved = tmp_path / "saves/lora"
+    if importlib.util.find_spec("swanboard"):
+        logdir = str(folder / "lora/swanlab")
+        ours |= {
+            "use_swanlab": True,
+            "swanlab_mode": "local",
+            "swanlab_project": "local",
+            "swanlab_logdir": logdir,
+        }
+    path = folder / "my lora.yaml"
+    path.write_text(STOCK + yaml.safe_dump(places | ours), encoding="utf-8")
+    return path
+
+
+def test_a_stock_configuration_needs_two_keys_more(trained):
+    saved = trained / "lora"
     assert (saved / "adapter_model.safetensors").is_file()
     assert sorted(history(saved)) == [1, 2]
     roles = json.loads((saved / "data_statistics.json").read_text("utf-8"))["roles"]
     assert roles["observation"]["trained"] == 0 < roles["observation"]["tokens"]
+    if importlib.util.find_spec("swanboard"):
+        assert swanlab_losses(saved / "swanlab") == pytest.approx(history(saved))

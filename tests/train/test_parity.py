@@ -88,9 +88,9 @@ def test_the_preset_is_part_of_a_runs_own_settings(tmp_path: Path) -> None:
 def test_a_fine_tuning_with_a_preset_is_another_training_and_says_so() -> None:
     recipe = ROOT / "configs/sft/web_agent_qwen2.5_7b.yaml"
     ours, paper = resolve(recipe), resolve(recipe, ["preset=paper", "num_train_epochs=1"])
-    assert (ours.config["gradient_accumulation_steps"], ours.settings().get("published")) == (16, None)
+    assert (ours.config["gradient_accumulation_steps"], ours.dependencies().get("published")) == (16, None)
     assert (paper.config["gradient_accumulation_steps"], paper.config["num_train_epochs"]) == (32, 1)
-    assert paper.settings()["published"]["values"] == {
+    assert paper.dependencies()["published"]["values"] == {
         "learning_rate": 1.4e-5,
         "gradient_accumulation_steps": 32,
     }

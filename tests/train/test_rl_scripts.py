@@ -207,30 +207,6 @@ def test_every_script_for_gpus_has_its_twin() -> None:
     assert len(large) == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "response", "steps", "nodes"),
-    [("7b", 32768, 150, 2), ("32b", 16384, 40, 8), ("32b_long", 32768, 120, 8)],
-)
-def test_the_code_agent_has_the_published_hyper_parameters(
-    name: str, response: int, steps: int, nodes: int
-) -> None:
-    _, config = composed(ROOT / f"configs/rl/code_dapo_{name}.yaml")
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    assert (config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n) == (256, 32, 8)
-    assert (config.data.max_prompt_length, config.data.max_response_length) == (4096, response)
-    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.28, 3.0)
-    assert (actor.optim.lr, actor.optim.lr_warmup_steps, actor.loss_agg_mode) == (1e-6, 10, "token-mean")
-    assert not actor.use_kl_loss
-    assert not config.algorithm.use_kl_in_reward
-    assert config.algorithm.adv_estimator == "grpo"
-    assert config.algorithm.filter_groups.enable
-    assert (rollout.name, rollout.temperature, rollout.tensor_model_parallel_size) == ("sglang", 1.0, 4)
-    assert rollout.gpu_memory_utilization == 0.5
-    assert rollout.skip_tokenizer_init is False
-    assert (config.trainer.total_training_steps, config.trainer.nnodes) == (steps, nodes)
-    assert (config.trainer.save_freq, config.trainer.test_freq) == (5, 10)
-
-
 def test_the_overlong_buffer_is_the_last_eighth_of_the_response() -> None:
     for path in (ROOT / "configs" / "rl").glob("*_dapo_*.yaml"):
         settings = load_settings(path)

@@ -46,19 +46,12 @@ def test_every_script_prints_the_command_it_would_run(script, tmp_path):
     assert config["model_name_or_path"] == "my model"
     assert config["dataset_dir"] == "my data"
     assert config["learning_rate"] == 1e-6
-    assert shlex.split(result.stdout)[-2:] == ["train", f"{target}/sft_config.node1.yaml"]
+    words = shlex.split(result.stdout)
+    assert words[-2:] == ["train", f"{target}/sft_config.node1.yaml"]
+    if "qwen" in script.name:
+        nodes = {"FORCE_TORCHRUN=1", "NNODES=2", "NODE_RANK=1", "MASTER_ADDR=node0", "MASTER_PORT=29500"}
+        assert nodes <= set(words)
     assert not target.exists()
-
-
-@pytest.mark.parametrize(
-    "script",
-    [path for path in SCRIPTS if "qwen" in path.name],
-    ids=lambda path: "-".join(path.relative_to(ROOT).parts[1::2]),
-)
-def test_gpu_scripts_hand_the_nodes_on_to_torchrun(script):
-    words = shlex.split(dry_run(script, **SET).stdout.splitlines()[-1])
-    wanted = {"FORCE_TORCHRUN=1", "NNODES=2", "NODE_RANK=1", "MASTER_ADDR=node0", "MASTER_PORT=29500"}
-    assert wanted <= set(words)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: "-".join(path.relative_to(ROOT).parts[1::2]))
@@ -71,7 +64,7 @@ def test_scripts_are_thin_and_say_how_they_are_used(script):
     assert os.access(script, os.X_OK)
 
 
-@pytest.mark.parametrize("variables", [{}, {"RANK": "2"}, {"RANK": "one"}, {"NODE_RANK": "5"}])
+@pytest.mark.parametrize("variables", [{}, {"RANK": "2"}, {"RANK": "one"}])
 def test_two_nodes_must_say_which_is_which(variables):
     script = ROOT / "train/web_agent/sft/sft_qwen2.5_7b.sh"
     result = dry_run(script, NNODES="2", MASTER_ADDR="node0", **variables)
@@ -112,8 +105,10 @@ def test_the_32b_script_alone_is_the_first_node_as_published():
     assert "start the others with RANK=1 MASTER_ADDR=this-one" in result.stderr
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: "-".join(path.relative_to(ROOT).parts[1::2]))
-@pytest.mark.parametrize(("value", "kind"), [("1", "lora"), ("0", "full"), ("", "full")])
+@pytest.mark.parametrize(
+    ("script", "value", "kind"),
+    [*((script, "1", "lora") for script in SCRIPTS), (SCRIPTS[0], "0", "full"), (SCRIPTS[-1], "", "full")],
+)
 def test_lora_is_a_variable_away(script, value, kind):
     result = dry_run(script, LORA=value, **SET)
     assert result.returncode == 1  # the model and the data are not here
