@@ -23,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from afm.endpoints.connections import environment_key
 from afm.errors import AfmError, ConfigError, EngineError, UsageError, suggestion
 from afm.runs.atomic import replace_text
 from afm.settings import load_settings
@@ -124,7 +125,7 @@ class BackgroundServer:
 
     def test(self) -> tuple[bool, str]:
         """Whether it does a piece of real work."""
-        token = KINDS[self.name].secret(load_settings())
+        token = environment_key(KINDS[self.name].token)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         began = time.monotonic()
         try:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 import httpx
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -37,18 +36,22 @@ from tool_servers.shared.command import CORES, Launch, ServerSettings, or_cores
 from tool_servers.shared.endpoint import Endpoint, RefusalError, closing, counter
 from tool_servers.shared.serve import ServedApp
 
-_CEILING = {
-    "wall_s": 180.0,
-    "cpu_s": 180,
-    "memory_bytes": 8 << 30,
-    "file_bytes": 256 << 20,
-    "output_bytes": 64 << 20,
-    "stdin_bytes": 64 << 20,
-    "processes": 64,
-    "open_files": 1024,
-}
+_CEILING = SandboxLimits(
+    wall_s=180.0,
+    cpu_s=180,
+    memory_bytes=8 << 30,
+    file_bytes=256 << 20,
+    output_bytes=64 << 20,
+    stdin_bytes=64 << 20,
+    processes=64,
+    open_files=1024,
+)
 _FRESH_S = 5.0
 _TRIAL = "print(6 * 7)"
+
+
+def _with_ceiling(limits: Any) -> Any:
+    return _CEILING.model_dump() | limits if isinstance(limits, dict) else limits
 
 
 class CodeServerSettings(ServerSettings):
@@ -58,8 +61,8 @@ class CodeServerSettings(ServerSettings):
 
     sandbox: SandboxSettings = SandboxSettings()
     """Where programs run."""
-    max_limits: dict[str, float | int] = Field(default_factory=dict)
-    """The most that a request may ask for, by field of :class:`SandboxLimits`."""
+    max_limits: Annotated[SandboxLimits, BeforeValidator(_with_ceiling)] = _CEILING
+    """The most that a request may ask for, by field of :class:`SandboxLimits`; what is not named has a wide bound."""
     max_parallel: Annotated[int, or_cores()] = Field(default=CORES, ge=1, validate_default=True)
     """Programs at the same time; ``null``: the number of cores."""
     max_waiting: int = Field(default=256, ge=0)
@@ -69,31 +72,9 @@ class CodeServerSettings(ServerSettings):
     max_held_bytes: int = Field(default=1 << 30, ge=1024)
     """Size of all requests that run or wait together; further ones get status 429."""
 
-    @classmethod
-    def read(cls, path: Path | None) -> Self:
-        """The settings in a YAML, the defaults without one.
-
-        Raises:
-            ConfigError: Names the file, the key path, the value and what was expected.
-        """
-        settings = super().read(path)
-        try:
-            settings.ceiling()
-        except ConfigError as error:
-            raise ConfigError(f"{path}: max_limits: {error}") from None
-        return settings
-
-    def ceiling(self) -> SandboxLimits:
-        """The most that a request may ask for.
-
-        Raises:
-            ConfigError: ``max_limits`` has an unknown name or a value that is no positive number.
-        """
-        return limits_from(_CEILING | self.max_limits)
-
     def usual(self) -> SandboxLimits:
         """The limits of a request that names none: the defaults, or the most where that is less."""
-        most = self.ceiling()
+        most = self.max_limits
         return limits_from({name: min(value, getattr(most, name)) for name, value in SandboxLimits()})
 
 
@@ -107,7 +88,7 @@ class CodeServer:
 
     def __init__(self, sandbox: Sandbox, settings: CodeServerSettings, token: str | None) -> None:
         self._sandbox = sandbox
-        self._most, self._usual = settings.ceiling(), settings.usual()
+        self._most, self._usual = settings.max_limits, settings.usual()
         self._trying = asyncio.Lock()
         self._tried_at, self._trouble = float("-inf"), ""
         self._runs = counter("afm_code_runs", "Programs run, by how they ended.", "reason", tuple(ExitReason))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +91,8 @@ class ChatRequest(_Sampled):
         return list(model.encode_prompt([turn.model_dump() for turn in self.messages]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    request: CompletionRequest | ChatRequest
-    ids: list[int]
+_Prompt = tuple[CompletionRequest | ChatRequest, list[int]]
+"""A request, and the ids of what the model continues."""
 
 
 class _OpenAIEndpoint(Endpoint):
@@ -146,7 +143,7 @@ class ModelServer:
                 message = f"model {request.model!r} is not served; {self._model.name!r} is"
                 raise RefusalError(404, "model", message)
             try:
-                return _Prompt(request, request.prompt_ids(self._model))
+                return request, request.prompt_ids(self._model)
             except AfmError as error:
                 raise RefusalError(400, "request", str(error)) from None
 
@@ -156,18 +153,17 @@ class ModelServer:
         self, choice: Callable[[tuple[str, ...], Generation], dict[str, Any]]
     ) -> Callable[[_Prompt], Awaitable[dict[str, Any]]]:
         async def generate(prompt: _Prompt) -> dict[str, Any]:
+            request, ids = prompt
             try:
-                generation = await self._model.generate(prompt.ids, prompt.request.params())
+                generation = await self._model.generate(ids, request.params())
             except EngineError as error:
-                full = len(prompt.ids) >= self._model.context_tokens
+                full = len(ids) >= self._model.context_tokens
                 self._trouble = "" if full else str(error)
                 raise RefusalError(400 if full else 503, "engine", str(error)) from None
             except AfmError as error:
                 raise RefusalError(400, "request", str(error)) from None
             self._trouble = ""
-            return self._answer(
-                choice(prompt.request.stop, generation), len(prompt.ids), len(generation.token_ids)
-            )
+            return self._answer(choice(request.stop, generation), len(ids), len(generation.token_ids))
 
         return generate
 

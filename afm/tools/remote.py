@@ -15,11 +15,10 @@ import httpx
 from pydantic import Field, TypeAdapter, ValidationError
 
 from afm.configuration import Settings
-from afm.endpoints.connections import Replicas, server_address
+from afm.endpoints.connections import Replicas, environment_key, server_address
 from afm.endpoints.pace import pause_s
 from afm.errors import ConfigError, DataError, SandboxError
 from afm.sandbox import RunResult, SandboxLimits
-from afm.settings import load_settings
 from afm.tools.web_tool import (
     LONGEST_PAUSE_S,
     RequestFailedError,
@@ -181,5 +180,4 @@ def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:
     Raises:
         ConfigError: An address or the token is wrong.
     """
-    secret = load_settings().code_server_token
-    return RemoteSandbox(urls, token=secret.get_secret_value() if secret else None)
+    return RemoteSandbox(urls, token=environment_key(_TOKEN))

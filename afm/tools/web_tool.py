@@ -15,10 +15,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import httpx
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from afm.configuration import Settings, validated
-from afm.endpoints.connections import Connections, server_address
+from afm.endpoints.connections import (
+    AnswerTooLongError,
+    Connections,
+    environment_key,
+    read_answer,
+    server_address,
+)
 from afm.endpoints.pace import pause_s, retry_after_s
 from afm.errors import BadArgumentError, ConfigError, ToolError
 from afm.settings import Environment, load_settings
@@ -112,11 +118,6 @@ class ServerKind:
     token: str
     address: Callable[[Environment], str]
 
-    def secret(self, environment: Environment) -> str | None:
-        """The token itself."""
-        value: SecretStr | None = getattr(environment, self.token.lower())
-        return value.get_secret_value() if value else None
-
 
 class WebServerError(ToolError):
     """A server gave no answer.
@@ -203,16 +204,24 @@ class WebClient:
         await self._connections.close()
 
     async def _once(self, url: str, body: bytes, reply: type[ReplyT]) -> ReplyT:
+        seconds = self._settings.timeout_s
+        patience = httpx.Timeout(seconds, connect=min(_CONNECT_S, seconds))
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                status, headers, content = await self._posted(url, body)
+            with self._connections.client() as client:
+                request = client.build_request("POST", url, content=body, timeout=patience)
+                response, content = await read_answer(
+                    client, request, timeout_s=seconds, max_bytes=_MAX_REPLY_BYTES
+                )
+        except AnswerTooLongError:
+            reason = f"its answer is longer than {_MAX_REPLY_BYTES >> 20} MiB"
+            raise RequestFailedError(reason, "too_large", lasting=True) from None
         except TimeoutError:
-            raise RequestFailedError(f"no answer within {self._settings.timeout_s:g} s", "timeout") from None
+            raise RequestFailedError(f"no answer within {seconds:g} s", "timeout") from None
         except (httpx.TransportError, httpx.DecodingError) as error:
             raise transport_failure(error) from None
-        if status != 200:
+        if (status := response.status_code) != 200:
             message, kind = read_failure(content)
-            failure = status_failure(status, headers, content, self._kind.token)
+            failure = status_failure(status, response.headers, content, self._kind.token)
             if kind and (failure.lasting or status in (502, 503)) and failure.kind != "token":
                 raise WebServerError(message, kind)  # it has tried for us as often as makes sense
             raise failure
@@ -222,18 +231,6 @@ class WebClient:
             raise RequestFailedError(
                 f"its answer is not {self._kind.answer}", "broken", lasting=True
             ) from None
-
-    async def _posted(self, url: str, body: bytes) -> tuple[int, httpx.Headers, bytes]:
-        content = bytearray()
-        patience = httpx.Timeout(self._settings.timeout_s, connect=min(_CONNECT_S, self._settings.timeout_s))
-        with self._connections.client() as client:
-            async with client.stream("POST", url, content=body, timeout=patience) as response:
-                async for piece in response.aiter_bytes():
-                    content += piece
-                    if len(content) > _MAX_REPLY_BYTES:
-                        reason = f"its answer is longer than {_MAX_REPLY_BYTES >> 20} MiB"
-                        raise RequestFailedError(reason, "too_large", lasting=True)
-                return response.status_code, response.headers, bytes(content)
 
 
 MARGIN_S = 2.0
@@ -294,7 +291,7 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
             return cls(
                 settings.urls or (cls.server.address(environment),),
                 settings=settings,
-                token=cls.server.secret(environment),
+                token=environment_key(cls.server.token, environment),
                 name=context.schema.function.name,
                 schema=context.schema,
             )

@@ -17,6 +17,7 @@ import httpx
 import yaml
 from loopback import LoopbackServer
 
+from afm.endpoints.connections import environment_key
 from afm.settings import Environment
 from tool_servers.shared.command import KINDS, load_server, parse_launch
 from tool_servers.wiki_search import build
@@ -82,7 +83,11 @@ class ToolServer(ServerClient, LoopbackServer):
         options = ["--host", "127.0.0.1", *_words(name, folder, words, settings)]
         launch = parse_launch(name, options, environment)
         super().__init__(load_server(name).open_app(launch).config())
-        self.name, self.url, self.token = name, self.origin, KINDS[name].secret(environment) or ""
+        self.name, self.url, self.token = (
+            name,
+            self.origin,
+            environment_key(KINDS[name].token, environment) or "",
+        )
         self.log = folder / f"{name} {self.port}.log"
         self._handler = logging.FileHandler(self.log)
         for name in _LOGGERS:

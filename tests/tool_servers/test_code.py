@@ -51,22 +51,6 @@ def test_programs_run_and_their_failures_are_results(start: Any, backend: str) -
     assert server.metric("afm_code_running") == 0
 
 
-def test_only_the_token_opens_it(start: Any) -> None:
-    server = start()
-    for token in ("wrong", "a-long-random-toke"):
-        refused = server.post(token=token, code="print(1)")
-        assert (refused.status_code, "stdout" in refused.text) == (401, False)
-    for header in (b"Bearer a-long-random-token\xe9", b"a-long-random-token", b"Basic a-long-random-token"):
-        odd = httpx.post(f"{server.url}/run", json={"code": "1"}, headers={b"Authorization": header})
-        assert odd.status_code == 401
-    assert httpx.get(f"{server.url}/metrics").status_code == 401
-    health = httpx.get(f"{server.url}/health")
-    assert (health.status_code, health.json()) == (200, {"status": "ok", "running": 0, "waiting": 0})
-    assert server.metric('afm_code_requests_total{outcome="token"}') == 6
-    assert server.metric('afm_code_runs_total{reason="ok"}') == 0
-    assert httpx.get(f"{server.url}/docs").status_code == 404
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, "code: Field required"),
     ({"code": 3}, "code: Input should be a valid string"),
@@ -146,19 +130,6 @@ def test_requests_are_bounded(start: Any) -> None:
     assert httpx.post(f"{server.url}/run", content=b"{", headers=headers).status_code == 400
 
 
-def test_a_full_server_sends_away_and_recovers(start: Any) -> None:
-    server = start(max_parallel=1, max_waiting=1, max_wait_s=20)
-    with ThreadPoolExecutor(6) as pool:
-        sleepers = [pool.submit(server.post, code="import time; time.sleep(1.0); print(1)") for _ in range(6)]
-        answers = [sleeper.result() for sleeper in sleepers]
-    statuses = sorted(answer.status_code for answer in answers)
-    assert statuses == [200, 200, 429, 429, 429, 429]
-    busy = next(answer for answer in answers if answer.status_code == 429)
-    assert int(busy.headers["retry-after"]) >= 1
-    assert "1 running, 1 waiting" in busy.json()["error"]
-    assert server.post(code="print(2)").status_code == 200
-
-
 def test_requests_that_wait_may_not_fill_the_memory(start: Any) -> None:
     server = start(max_parallel=1, max_request_bytes=50_000, max_held_bytes=70_000)
     with ThreadPoolExecutor(1) as pool:
@@ -168,15 +139,6 @@ def test_requests_that_wait_may_not_fill_the_memory(start: Any) -> None:
         assert (refused.status_code, "bytes of requests are held" in refused.text) == (429, True)
         assert large.result().status_code == 200
     assert server.post(code="print(1)" + "#" * 40_000).status_code == 200
-
-
-def test_waiting_has_an_end(start: Any) -> None:
-    server = start(max_parallel=1, max_waiting=5, max_wait_s=0.3)
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(server.post, code="import time; time.sleep(1.5); print(1)")
-        assert until(lambda: server.metric("afm_code_running") == 1)
-        assert server.post(code="print(2)").status_code == 429
-        assert running.result().status_code == 200
 
 
 def test_the_run_of_a_client_that_left_is_killed(start_process: Any) -> None:
@@ -233,49 +195,24 @@ def _ignoring_failure(server: Any) -> None:
         server.post(code="import time; time.sleep(30)", limits={"wall_s": 40})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--host", "0.0.0.0"), "set CODE_SERVER_TOKEN"),
-        (("--config", "absent.yaml"), "absent.yaml: no such file"),
-        (("--host", "192.0.2.1"), "needs a token"),
-    ],
-)
-def test_it_does_not_start_without_what_it_needs(arguments: tuple[str, ...], message: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tool_servers", "code", "--port", "0", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"CODE_SERVER_TOKEN": ""},
-        timeout=60,
-        check=False,
-    )
+def test_it_does_not_start_without_what_it_needs() -> None:
+    command = [sys.executable, "-m", "tool_servers", "code", "--port", "0", "--config", "absent.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert done.returncode == 1
-    assert message in done.stderr
+    assert "absent.yaml: no such file" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_script_says_what_it_would_start() -> None:
-    script = ROOT / "tool_servers/servers.sh"
-    shown = subprocess.run(
-        [script, "code", "--port", "9", "--dry-run"], capture_output=True, text=True, cwd="/", check=False
-    )
-    assert shown.stdout.split()[1:] == ["-P", "-m", "tool_servers", "code", "--port", "9"]
-    wrong = subprocess.run([script, "cod"], capture_output=True, text=True, cwd="/", check=False)
-    assert (wrong.returncode, "did you mean 'code'" in wrong.stderr) == (2, True)
 
 
 def test_the_shipped_settings_are_read() -> None:
     settings = CodeServerSettings.read(ROOT / "configs/servers/code.yaml")
-    assert settings.ceiling().memory_bytes == 8 << 30
+    assert settings.max_limits.memory_bytes == 8 << 30
     assert settings.max_parallel >= 1
 
 
 def test_wrong_settings_are_explained(tmp_path: Path) -> None:
     path = tmp_path / "server.yaml"
     for text, message in (
-        ("max_limits: {wal_s: 1}", "max_limits: .*wal_s: unknown key; did you mean 'wall_s'"),
+        ("max_limits: {wal_s: 1}", r"max_limits\.wal_s: unknown key; did you mean 'wall_s'"),
         ("max_wating: 1", "max_wating: unknown key; did you mean 'max_waiting'"),
     ):
         path.write_text(text, encoding="utf-8")

@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -22,7 +21,6 @@ from afm.tools.cassette import (
     Recorded,
     normalised,
     staleness,
-    tool_version,
 )
 
 
@@ -184,11 +182,6 @@ def test_arguments_differ_only_in_what_a_tool_sees():
     assert normalised("e\u0301") == "\u00e9"
 
 
-def test_versions_depend_on_the_settings():
-    assert tool_version("a.B", {"x": 1, "y": 2}) == tool_version("a.B", {"y": 2, "x": 1})
-    assert tool_version("a.B", {"x": 1}) != tool_version("a.B", {"x": 2})
-
-
 async def test_age_is_reported_by_tool(tmp_path):
     cassette = Cassette(tmp_path / "x")
     for number, tool, version in ((1, "a", "v1"), (2, "a", "v2"), (9, "b", "v1")):
@@ -268,16 +261,6 @@ async def test_a_tools_file_puts_its_tools_behind_a_cassette(tmp_path):
     await player.close()
     with pytest.raises(ConfigError, match=r"tools configuration: cassette.mode: got 'play'"):
         load_tools({"tools": [ENTRY], "cassette": {"file": file, "mode": "play"}})
-
-
-def test_the_command_line_puts_a_cassette_into_a_tools_file():
-    from afm.evaluation.config import load_config
-
-    config = Path(__file__).parents[2] / "configs/tiny/eval/math_world.yaml"
-    settings = load_config(config, ["model=m", "tools.cassette=runs/x.cassette"])
-    assert isinstance(settings.tools, dict)
-    assert settings.tools["cassette"] == "runs/x.cassette"
-    assert settings.tools["tools"][0]["class_name"] == "afm.tools.code.CodeTool"
 
 
 def test_the_command_reports_age_and_versions(tmp_path):

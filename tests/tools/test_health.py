@@ -1,32 +1,22 @@
 from __future__ import annotations
 
-import http.server
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from site_server import Site
 
 from afm.tools import load_tools
 from afm.tools.health import tool_troubles, unanswered
 
 
-class _Silent(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def log_message(self, *args: Any) -> None:
-        """Nothing."""
-
-
 @pytest.fixture
 def server() -> Iterator[str]:
     """A server that knows no /health, like the ones of others."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Silent) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_address[1]}"
-        running.shutdown()
+    site = Site()
+    yield site.url
+    site.close()
 
 
 @pytest.fixture

@@ -66,7 +66,6 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
     ("data", "message"),
     [
         ({}, r"tools: missing, but required"),
-        ({"tools": 3}, r"tools: got 3 \(int\), expected a list"),
         ({"tool": []}, r"tool: unknown key; did you mean 'tools'\?"),
         ({"tools": [{"class_name": "x.Y"}]}, r"tools\[0\]\.tool_schema: missing"),
         ({"tools": [entry("no blanks")]}, r"tools\[0\]\.tool_schema\.function\.name: got 'no blanks'"),
@@ -84,18 +83,6 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
         ({"tools": [entry(class_name="..a.Foo")]}, r"'\.\.a\.Foo' cannot be imported: TypeError"),
         ({"tools": [entry(class_name="afm.tools.web_tool.WebTool")]}, r"WebTool' is no tool class"),
         ({"tools": [entry(urls=["http://a:99999"])]}, r"urls: got 'http://a:99999', expected an address"),
-        (
-            {"tools": [entry(max_observation_char=9)]},
-            r"config\.max_observation_char: unknown key; did you mean",
-        ),
-        (
-            {"tools": [entry(max_observation_chars="x")]},
-            r"config\.max_observation_chars: got 'x' \(str\), expected",
-        ),
-        (
-            {"tools": [entry(limits={"wal_s": 1})]},
-            r"config\.limits\.wal_s: unknown key; did you mean 'wall_s'",
-        ),
         (
             {"tools": [entry(sandbox={"backend": "docker"})]},
             r"config\.sandbox\.backend: got 'docker' \(str\), expected a sandbox backend",
@@ -116,10 +103,6 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
         (
             {"tools": [entry(nsjail_path="/opt/nsjail", urls=["http://127.0.0.1:9002"])]},
             r"nsjail_path stands alone",
-        ),
-        (
-            {"tools": [entry(sandbox={"pyton": "x"})]},
-            r"config\.sandbox\.pyton: unknown key; did you mean 'python'",
         ),
     ],
 )
@@ -151,12 +134,6 @@ def test_every_tool_of_afm_names_a_class_and_a_file_of_ours(module: str) -> None
 def test_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "my tools.yaml"
     with pytest.raises(ConfigError, match=r"my tools\.yaml: no such file"):
-        load_tools(path)
-    path.write_text("tools: [", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"my tools\.yaml: cannot be read as YAML"):
-        load_tools(path)
-    path.write_text("- 1", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"my tools\.yaml: got list, expected a mapping of tools settings"):
         load_tools(path)
     path.write_text("tools:\n- class_name: 3\n  tool_schema: {function: {name: x}}", encoding="utf-8")
     with pytest.raises(

@@ -21,34 +21,8 @@ from tool_servers.shared.parser_pool import serve_parser
 _TITLE = re.compile(r"(?is)<title[^>]{0,200}>([^<]{1,1000})")
 _BLANK_LINES = re.compile(r"\n{3,}")
 _SPACE = re.compile(r"\s+")
-_BLOCKS = frozenset(
-    [
-        "p",
-        "div",
-        "li",
-        "ul",
-        "ol",
-        "tr",
-        "table",
-        "section",
-        "article",
-        "header",
-        "footer",
-        "nav",
-        "main",
-        "form",
-        "dt",
-        "dd",
-        "br",
-        "hr",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-    ]
-)
+_BLOCKS_OF_HTML5 = {"article", "br", "footer", "header", "main", "nav", "section"}
+_INLINE = {"del", "ins", "td", "th"}
 _TEXT_CODECS = re.compile(
     r"ascii|utf[-_](?:8|8[-_]sig|16|16[-_][bl]e|32|32[-_][bl]e)|iso8859[-_]\d+|latin[-_]1|cp\d{3,4}|koi8[-_][rtu]"
     r"|mac[-_]\w+|gb2312|gbk|gb18030|big5\w*|euc[-_]\w+|shift[-_]jis\w*|iso2022[-_]\w+|johab|hz|tis[-_]620|ptcp154"
@@ -157,17 +131,18 @@ def _html(text: str, url: str) -> Extracted:
 def _all_words(text: str, url: str) -> str:
     """Every visible text of a page that has no main part: a short page, a list of links, a form."""
     from lxml import etree
-    from lxml.html import HTMLParser, document_fromstring
+    from lxml.html import HTMLParser, defs, document_fromstring
 
     try:
         tree = document_fromstring(text.encode(), parser=HTMLParser(encoding="utf-8", remove_comments=True))
     except (etree.ParserError, ValueError):
         return ""
+    blocks = defs.block_tags - _INLINE | _BLOCKS_OF_HTML5
     etree.strip_elements(tree, "script", "style", "noscript", "template", "head", with_tail=False)
     for element in tree.iter(etree.Element):
         element.text = _SPACE.sub(" ", element.text or "")
         element.tail = _SPACE.sub(" ", element.tail or "")
-        if element.tag in _BLOCKS:
+        if element.tag in blocks:
             element.text, element.tail = "\n" + element.text, "\n" + element.tail
         elif element.tag in ("td", "th"):
             element.text = f" {element.text}"

@@ -10,31 +10,185 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import httpx
-from pydantic import BaseModel, Field
-from starlette.applications import Starlette
+from pydantic import BaseModel, Field, TypeAdapter
 
 from afm.settings import Environment
 from afm.tools.crawl_page import urls_in
-from tool_servers.crawl_page.digest import Digester, open_digester
-from tool_servers.crawl_page.sources import CrawlSettings, PageSource, PageText, open_source
+from afm.trajectory.observation import readable
+from tool_servers.crawl_page.digest import Digest, Digester, SummarySettings, open_digester
 from tool_servers.shared.cache import Cache, WorkUnderWay, open_web_cache
 from tool_servers.shared.command import Launch
 from tool_servers.shared.endpoint import Endpoint, TimedRequest, closing, counter, gauge, json_body
-from tool_servers.shared.fetch import FetchError, FetchFault
+from tool_servers.shared.fetch import Fetcher, FetchError, FetcherSettings, FetchFault, FetchLimits
+from tool_servers.shared.parser_pool import ParseError, ParserPool
 from tool_servers.shared.serve import ServedApp
+from tool_servers.shared.upstream import Patience, Trouble, Upstream, UpstreamError
+from tool_servers.shared.url_guard import Policy, target_of
 
 PATH = "/crawl_page"
+_PAGES_PER_PROCESS = 500
+_READER_TOKENS = 80_000
+_FAULTS = {
+    Trouble.TIMEOUT: FetchFault.TIMEOUT,
+    Trouble.TOO_LARGE: FetchFault.TOO_LARGE,
+    Trouble.BROKEN: FetchFault.BROKEN,
+}
 _LATE_S = 5.0
 _MARGIN_S = 2.0
 """Of the caller's time, kept for passages without the model and for the way back; a busy machine needs more than one second."""
 _MOST_GOAL_CHARS = 8_000
+
+
+class CrawlSettings(FetcherSettings):
+    """The YAML of the page reader."""
+
+    content: ClassVar[str] = "page reader settings"
+
+    reader: Literal["direct", "jina"] = "direct"
+    """Who fetches pages: ``direct``, this server, or ``jina``, the reader service at ``JINA_BASE_URL``."""
+    max_urls: int = Field(default=8, ge=1)
+    """Pages of one request; further addresses are refused."""
+    max_page_chars: int = Field(default=300_000, ge=1000)
+    """Of a page's text; its end is lost."""
+    shown_chars: int = Field(default=6_000, ge=200)
+    """Of a page that an agent is shown, when no model sums it up."""
+    parse_s: float = Field(default=10.0, gt=0)
+    """For turning one page into text."""
+    cached_pages: int = Field(default=10_000, ge=1)
+    """Pages kept."""
+    summary: SummarySettings = SummarySettings()
+    """How a model sums pages up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageText:
+    """A page as text.
+
+    Attributes:
+        url: Where it was found.
+        title: May be empty.
+    """
+
+    url: str
+    title: str
+    text: str
+
+
+class DirectSource:
+    """Fetches pages itself, behind the guard, and reads them in parser processes."""
+
+    def __init__(self, fetcher: Fetcher, settings: CrawlSettings) -> None:
+        self._fetcher = fetcher
+        self._max_chars = settings.max_page_chars
+        self._pool = ParserPool(
+            "tool_servers.crawl_page.extract",
+            "page",
+            workers=settings.workers,
+            file_s=settings.parse_s,
+            files_per_process=_PAGES_PER_PROCESS,
+            first=(
+                {"media_type": "text/html", "charset": None, "url": "http://example.org/", "max_chars": 10},
+                b"<p>hello</p>",
+            ),
+        )
+
+    async def read(self, url: str) -> PageText:
+        """The page at ``url``.
+
+        Raises:
+            FetchError: It cannot be fetched or read.
+        """
+        page = await self._fetcher.fetch(url)
+        about = {"media_type": page.media_type, "charset": page.charset, "url": page.url}
+        try:
+            content, _ = await self._pool.parse(about | {"max_chars": self._max_chars}, page.body)
+        except ParseError as error:
+            raise FetchError(FetchFault.PARSE, str(error)) from None
+        return PageText(page.url, content["title"], content["text"])
+
+    async def close(self) -> None:
+        """Close connections, end parsers."""
+        await self._fetcher.close()
+        await self._pool.close()
+
+
+class ReaderSource:
+    """Lets a reader service (r.jina.ai, or one of its kind) fetch and read pages.
+
+    The guard judges the address before it is passed on; redirects are followed by the service, out of its sight.
+    """
+
+    def __init__(
+        self, reader: Upstream, fetcher: Fetcher, policy: Policy, max_chars: int, page_s: float
+    ) -> None:
+        self._reader = reader
+        self._fetcher = fetcher
+        self._policy = policy
+        self._max_chars = max_chars
+        self._headers = {
+            "Accept": "application/json",
+            "X-Token-Budget": str(_READER_TOKENS),
+            "X-Timeout": str(max(1, round(page_s))),
+        }
+
+    async def read(self, url: str) -> PageText:
+        """The page at ``url``.
+
+        Raises:
+            FetchError: The address is blocked, or the service cannot read it.
+        """
+        await self._fetcher.check(url)
+        normal = target_of(url, self._policy).url
+        try:
+            answer = await self._reader.ask("GET", f"/{normal}", headers=self._headers)
+        except UpstreamError as error:
+            raise FetchError(_FAULTS.get(error.trouble, FetchFault.STATUS), str(error)) from None
+        data = answer.get("data") if isinstance(answer, dict) else None
+        text = data.get("content") if isinstance(data, dict) else None
+        if not isinstance(text, str) or not isinstance(data, dict):
+            raise FetchError(FetchFault.BROKEN, "the reader's answer holds no page")
+        text = readable(text[: self._max_chars]).strip()
+        if not text:
+            raise FetchError(FetchFault.PARSE, "the page holds no readable text")
+        title, place = data.get("title"), data.get("url")
+        return PageText(
+            place if isinstance(place, str) and place else normal,
+            " ".join(readable(title).split())[:200] if isinstance(title, str) else "",
+            text,
+        )
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._reader.close()
+        await self._fetcher.close()
+
+
+PageSource = DirectSource | ReaderSource
+
+
+def open_source(settings: CrawlSettings, environment: Environment) -> PageSource:
+    """The source that the settings name."""
+    policy = settings.policy()
+    fetcher = Fetcher(policy, FetchLimits(max_bytes=settings.max_bytes, total_s=settings.fetch_s))
+    if settings.reader == "direct":
+        return DirectSource(fetcher, settings)
+    patience = Patience(
+        tries=3, try_s=settings.fetch_s, total_s=2 * settings.fetch_s, max_bytes=settings.max_bytes
+    )
+    reader = Upstream(
+        "the reader service", environment.jina_base_url, key=environment.jina_api_key, patience=patience
+    )
+    return ReaderSource(reader, fetcher, policy, settings.max_page_chars, settings.fetch_s)
+
+
+_PAGE, _DIGEST = TypeAdapter(PageText), TypeAdapter(Digest)
 
 
 class CrawlRequest(TimedRequest):
@@ -94,7 +248,7 @@ class PageReader:
         self._cache = cache
         self._max_urls = max_urls
         self._request_s = request_s
-        self._under_way: WorkUnderWay[PageText] = WorkUnderWay()
+        self._under_way: WorkUnderWay[tuple[PageText, bool]] = WorkUnderWay()
         self.pages = counter(
             "afm_crawl_pages", "Pages asked for, by how they ended.", "end", ("read", "cached", *FetchFault)
         )
@@ -129,31 +283,22 @@ class PageReader:
             self.pages.labels(FetchFault.TIMEOUT).inc()
             return PageShown(url=url, text="reading the page took too long", kind=FetchFault.TIMEOUT)
         self.pages.labels("cached" if cached else "read").inc()
-        return PageShown(url=page.url, title=page.title, text=digest[0], by=digest[1], cached=cached)
+        return PageShown(url=page.url, title=page.title, text=digest.text, by=digest.by, cached=cached)
 
     async def _page(self, url: str) -> tuple[PageText, bool]:
         key = f"page:{_digest_of(url)}"
-        kept = await self._cache.get(key)
-        if kept is not None and (page := _page_in(kept)) is not None:
-            return page, True
-        page, _ = await self._under_way.result(key, lambda: self._fetched(url, key))
-        return page, False
+        work = partial(self._cache.cached, key, _PAGE, lambda: self._source.read(url))
+        return (await self._under_way.result(key, work))[0]
 
-    async def _fetched(self, url: str, key: str) -> PageText:
-        page = await self._source.read(url)
-        await self._cache.put(key, json.dumps(asdict(page)))
-        return page
-
-    async def _digest(self, page: PageText, goal: str, until: float) -> tuple[str, str]:
+    async def _digest(self, page: PageText, goal: str, until: float) -> Digest:
         key = f"digest:{_digest_of(page.url, page.text, goal, self._digester.name)}"
-        kept = await self._cache.get(key)
-        if kept is not None:
-            text, by = json.loads(kept)
-            return text, by
-        digest = await self._digester.digest(page.text, goal, max(0.0, until - time.monotonic()))
-        if digest.by == "model":  # passages are found again faster than they are stored
-            await self._cache.put(key, json.dumps([digest.text, digest.by]))
-        return digest.text, digest.by
+        digest, _ = await self._cache.cached(
+            key,
+            _DIGEST,
+            lambda: self._digester.digest(page.text, goal, max(0.0, until - time.monotonic())),
+            worth=lambda made: made.by == "model",  # passages are found again faster than they are stored
+        )
+        return digest
 
 
 def _as_published(shown: Sequence[PageShown], request: CrawlRequest) -> dict[str, Any]:
@@ -168,34 +313,8 @@ def _as_published(shown: Sequence[PageShown], request: CrawlRequest) -> dict[str
     }
 
 
-def _page_in(kept: str) -> PageText | None:
-    """A cached page; ``None`` when another version of this server wrote it."""
-    try:
-        return PageText(**json.loads(kept))
-    except (ValueError, TypeError):
-        return None
-
-
 def _digest_of(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()
-
-
-def crawl_app(settings: CrawlSettings, environment: Environment, token: str | None) -> Starlette:
-    """The application.
-
-    Raises:
-        ConfigError: The environment lacks something, or the cache cannot be opened.
-    """
-    digester = open_digester(settings.summary, settings.shown_chars, environment)
-    source = open_source(settings, environment)
-    cache = open_web_cache(environment, "pages", max_entries=settings.cached_pages, ttl_s=settings.cached_s)
-    reader = PageReader(source, digester, cache, max_urls=settings.max_urls, request_s=settings.request_s)
-    errors = gauge("afm_crawl_cache_errors", "Cache operations that failed.", lambda: cache.errors)
-    endpoint = Endpoint(
-        "crawl", settings, token=token, work_s=settings.request_s + _LATE_S, metrics=(reader.pages, errors)
-    )
-    crawl = endpoint.post(PATH, json_body(CrawlRequest), reader.answer)
-    return endpoint.app(crawl, life=closing(reader.close))
 
 
 def check(launch: Launch) -> None:
@@ -209,9 +328,24 @@ def check(launch: Launch) -> None:
 
 
 def open_app(launch: Launch) -> ServedApp:
-    """The application."""
-    settings, token = CrawlSettings.read(launch.config), launch.address().token
-    return ServedApp(crawl_app(settings, launch.environment, token), token, settings.finish_s)
+    """The application.
+
+    Raises:
+        ConfigError: The environment lacks something, or the cache cannot be opened.
+    """
+    settings, environment = CrawlSettings.read(launch.config), launch.environment
+    token = launch.address().token
+    digester = open_digester(settings.summary, settings.shown_chars, environment)
+    source = open_source(settings, environment)
+    cache = open_web_cache(environment, "pages", max_entries=settings.cached_pages, ttl_s=settings.cached_s)
+    reader = PageReader(source, digester, cache, max_urls=settings.max_urls, request_s=settings.request_s)
+    errors = gauge("afm_crawl_cache_errors", "Cache operations that failed.", lambda: cache.errors)
+    endpoint = Endpoint(
+        "crawl", settings, token=token, work_s=settings.request_s + _LATE_S, metrics=(reader.pages, errors)
+    )
+    crawl = endpoint.post(PATH, json_body(CrawlRequest), reader.answer)
+    app = endpoint.app(crawl, life=closing(reader.close))
+    return ServedApp(app, token, settings.finish_s)
 
 
 def trial(client: httpx.Client) -> str:

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from afm.distill.gateway import CallLog, Label, ModelCall, Usage
 from tool_servers.gateway.answers import Answer, EventStream, whole_answer
-from tool_servers.gateway.settings import GatewaySettings, UpstreamRoute, cost_usd
-from tool_servers.shared.endpoint import Admission, BusyError, RefusalError, left
+from tool_servers.gateway.settings import GatewaySettings, UpstreamRoute
+from tool_servers.shared.endpoint import Admission, BusyError, GoneError, RefusalError, while_connected
 
 _INSTEAD = b"[key]"
 
@@ -147,16 +147,8 @@ class Exchange(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; a client that leaves ends the endpoint's work, too."""
-        work = asyncio.create_task(self._admitted(scope, receive, send))
-        watcher = asyncio.create_task(left(receive))
-        try:
-            await asyncio.wait((work, watcher), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            work.cancel()
-            watcher.cancel()
-            await asyncio.gather(work, watcher, return_exceptions=True)
+        with suppress(GoneError):
+            await while_connected(receive, self._admitted(scope, receive, send))
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -309,10 +301,12 @@ class Exchange(Response):
         self._logged = True
         body, answer = dict(self._call.body), self._answer
         price = self._desk.settings.price(self._call.model)
+        prompt, completion = answer.tokens("prompt_tokens"), answer.tokens("completion_tokens")
         usage = Usage(
-            prompt_tokens=answer.tokens("prompt_tokens"),
-            completion_tokens=answer.tokens("completion_tokens"),
+            prompt_tokens=prompt,
+            completion_tokens=completion,
             seconds=self._seconds(),
+            cost_usd=price.usd(prompt, completion, answer.cached_tokens) if price else 0.0,
         )
         messages, tools = body.pop("messages", ()), body.pop("tools", None)
         call = ModelCall(
@@ -331,9 +325,8 @@ class Exchange(Response):
             first_s=self._first_s,
             priced=price is not None,
         )
-        cost = cost_usd(price, usage, answer.cached_tokens)
         try:
-            self._desk.log.record(self._label, call, usage.model_copy(update={"cost_usd": cost}))
+            self._desk.log.record(self._label, call, usage)
         except OSError as error:
             raise UnloggedError(error) from error
         self._desk.count(trouble or "ok")

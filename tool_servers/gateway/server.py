@@ -47,7 +47,7 @@ from tool_servers.gateway.exchange import (
 )
 from tool_servers.gateway.settings import GatewaySettings, UpstreamRoute, open_routes
 from tool_servers.shared.command import Launch, NotSetUpError
-from tool_servers.shared.endpoint import Endpoint, RefusalError
+from tool_servers.shared.endpoint import Endpoint, RefusalError, explained
 from tool_servers.shared.serve import ServedApp
 
 _LOG = Path("runs/gateway/events.jsonl")
@@ -109,8 +109,7 @@ def label_of(
     try:
         label = Label.model_validate(names)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise DataError(f"{first['loc'][0]}: {first['msg']}") from None
+        raise DataError(explained(error)) from None
     if _HIDDEN.search(label.task + label.agent):
         raise DataError("task or agent: got control characters, expected a name")
     return label

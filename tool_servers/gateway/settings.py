@@ -8,7 +8,6 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from afm.configuration import Settings, validated
-from afm.distill.gateway import Usage
 from afm.endpoints.budget import CachedTokenPrice
 from afm.endpoints.connections import address_fault, checked_key, environment_key
 from afm.errors import ConfigError
@@ -68,9 +67,10 @@ class GatewaySettings(ServerSettings):
 class UpstreamRoute:
     """An endpoint with its key."""
 
-    def __init__(self, upstream: UpstreamSettings, key: str | None) -> None:
+    def __init__(self, upstream: UpstreamSettings, environment: Environment) -> None:
         self.url = upstream.url
-        self.key = key
+        key = environment_key(upstream.key_variable, environment)
+        self.key = None if key is None else checked_key(key, upstream.key_variable)
         self._models = upstream.models
 
     def serves(self, model: str) -> bool:
@@ -95,16 +95,4 @@ def open_routes(
             "the gateway has no endpoint behind it; give --upstream http://HOST:PORT/v1, set GATEWAY_UPSTREAM_URL, or "
             "list `upstreams` in its YAML"
         )
-    return [UpstreamRoute(upstream, _key(upstream, environment)) for upstream in upstreams]
-
-
-def _key(upstream: UpstreamSettings, environment: Environment) -> str | None:
-    key = environment_key(upstream.key_variable, environment)
-    return None if key is None else checked_key(key, upstream.key_variable)
-
-
-def cost_usd(price: CachedTokenPrice | None, usage: Usage, cached_tokens: int) -> float:
-    """What a call cost by ``price``, 0 without one."""
-    if price is None:
-        return 0.0
-    return price.usd(usage.prompt_tokens, usage.completion_tokens, cached_tokens)
+    return [UpstreamRoute(upstream, environment) for upstream in upstreams]

@@ -12,11 +12,13 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from afm.errors import ConfigError, MissingExtraError
 from afm.settings import Environment
@@ -136,6 +138,29 @@ class Cache(ABC):
         """Keep a text, if the store can be written."""
         value = zlib.compress(text.encode("utf-8", "replace"), 1)
         await self._ask(lambda: self._write(key, value), self._writing)
+
+    async def cached(
+        self,
+        key: str,
+        kind: TypeAdapter[ResultT],
+        work: Callable[[], Awaitable[ResultT]],
+        *,
+        worth: Callable[[ResultT], bool] = lambda _: True,
+    ) -> tuple[ResultT, bool]:
+        """What is kept as ``key``, else the result of ``work``, and which of them it is.
+
+        Args:
+            kind: What results are. What another version of a server kept, and is none, is made anew.
+            worth: Which results are kept.
+        """
+        kept = await self.get(key)
+        if kept is not None:
+            with suppress(ValidationError):
+                return kind.validate_json(kept), True
+        result = await work()
+        if worth(result):
+            await self.put(key, kind.dump_json(result).decode())
+        return result, False
 
     @abstractmethod
     async def add(self, key: str, amount: int) -> int:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field
 
 from afm.configuration import Settings, read_file, validated
+from afm.endpoints.connections import environment_key
 from afm.errors import ConfigError, MissingExtraError, UsageError, suggestion
 from afm.settings import Environment
 
@@ -49,11 +50,6 @@ class ServerEntry:
     port_variable: str | None = None
     config: str | None = None
     packages: tuple[str, ...] = ()
-
-    def secret(self, environment: Environment) -> str | None:
-        """The token itself."""
-        value: SecretStr | None = getattr(environment, self.token.lower())
-        return value.get_secret_value() if value else None
 
     def port(self, environment: Environment) -> int:
         """Where it listens by default."""
@@ -205,7 +201,7 @@ class Launch:
         kind = KINDS[self.name]
         host = self.options.host or self.environment.server_host
         port = kind.port(self.environment) if self.options.port is None else self.options.port
-        token = kind.secret(self.environment)
+        token = environment_key(kind.token, self.environment)
         check_exposure(host, token, kind.token)
         return Address(host, port, token)
 

@@ -38,6 +38,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive
 
 from afm.errors import DataError
 from tool_servers.shared.command import ServerSettings
@@ -302,7 +303,7 @@ class Endpoint:
                 parsed = parse(request, body)
             except ValidationError as error:
                 raise RefusalError(400, "request", explained(error)) from None
-            answer = await _while_connected(request, self._placed(work, parsed))
+            answer = await while_connected(request.receive, self._placed(work, parsed))
         return answer if isinstance(answer, Response) else JSONResponse(answer)
 
     async def _placed(
@@ -423,14 +424,14 @@ async def _bounded_body(request: Request, max_bytes: int, seconds: float) -> byt
     return bytes(body)
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """The result of ``work``, which is cancelled when the sender closes the connection. The body has been read.
 
     Raises:
         GoneError: The sender left; the work has ended.
     """
     task = asyncio.create_task(work)
-    watcher = asyncio.create_task(left(request.receive))
+    watcher = asyncio.create_task(_left(receive))
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -442,7 +443,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, ResultT])
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-async def left(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _left(receive: Receive) -> None:
     """Returns when the sender has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

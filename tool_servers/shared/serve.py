@@ -14,9 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,17 +52,16 @@ def _followed(path: Path, max_bytes: int) -> None:
     while True:
         time.sleep(_LOOK_S)
         if os.fstat(1).st_size > max_bytes:
-            renewed(path)
+            _renew(path)
 
 
-def renewed(path: Path) -> None:
+def _renew(path: Path) -> None:
     """Number the old files, ``path.1`` being the youngest, and go on in a new one."""
+    files = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, _KEPT + 1))]
     try:
-        for number in range(_KEPT, 1, -1):
-            older = path.with_name(f"{path.name}.{number - 1}")
-            if older.exists():
-                older.replace(path.with_name(f"{path.name}.{number}"))
-        path.replace(path.with_name(f"{path.name}.1"))
+        for younger, older in reversed([*pairwise(files)]):
+            with suppress(FileNotFoundError):
+                younger.replace(older)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
         print(f"log {path}: cannot be renewed: {error}", file=sys.stderr)

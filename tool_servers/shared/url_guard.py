@@ -11,6 +11,7 @@ Lists: IANA IPv4 and IPv6 Special-Purpose Address Registries; host syntax: WHATW
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -25,6 +26,7 @@ _SCHEME_PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"(?i)([a-z][a-z0-9+.-]*):/{2}([^/?#]*)([^?#]*)(\?[^#]*)?(#.*)?\Z")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\Z")
+_NUMBERS = re.compile(r"[0-9a-fx.]+\Z")
 _PORT = re.compile(r"[0-9]{1,5}\Z")
 _KEPT_IN_PATH = frozenset(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/?%[]|^`{}"
@@ -48,31 +50,8 @@ _PRIVATE_NAMES = [
     "invalid",
     "test",
 ]
-# This network, carrier-grade NAT and one cloud's metadata (100.64.0.0/10), a cloud's own channel to its machines
-# (168.63.129.16), link-local and metadata (169.254.0.0/16), multicast (224.0.0.0/4), reserved and broadcast (240.0.0.0/4).
-_CLOSED_V4 = tuple(
-    map(
-        ip_network,
-        [
-            "0.0.0.0/8",
-            "10.0.0.0/8",
-            "100.64.0.0/10",
-            "127.0.0.0/8",
-            "168.63.129.16/32",
-            "169.254.0.0/16",
-            "172.16.0.0/12",
-            "192.0.0.0/24",
-            "192.0.2.0/24",
-            "192.88.99.0/24",
-            "192.168.0.0/16",
-            "198.18.0.0/15",
-            "198.51.100.0/24",
-            "203.0.113.0/24",
-            "224.0.0.0/4",
-            "240.0.0.0/4",
-        ],
-    )
-)
+# Beside what ``is_global`` knows: a cloud's own channel to its machines, IETF protocol assignments, 6to4 relays.
+_CLOSED_V4 = tuple(map(ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")))
 _OPEN_V6 = ip_network("2000::/3")
 _CLOSED_V6 = tuple(
     ip_network(network)
@@ -182,7 +161,8 @@ def check_address(address: IPv4Address | IPv6Address) -> None:
         BlockedError: Private, loopback, link-local, metadata, multicast, reserved, or a wrapping of such a one.
     """
     if isinstance(address, IPv4Address):
-        closed = any(address in network for network in _CLOSED_V4)
+        special = any(address in network for network in _CLOSED_V4)
+        closed = special or address.is_multicast or not address.is_global
     else:
         inner = _carried(address)
         for carried in inner:
@@ -249,7 +229,11 @@ def _name(text: str) -> str:
     plain = plain.lower().removesuffix(".")
     last = plain.rpartition(".")[2]
     if last.isdecimal() or re.match(r"0x[0-9a-f]*\Z", last):
-        return _ipv4(plain)
+        # Decimal, octal and hexadecimal, as browsers read them; the C library would ignore what is behind a blank.
+        try:
+            return str(IPv4Address(socket.inet_aton(plain))) if _NUMBERS.match(plain) else _no_host(text)
+        except OSError:
+            return _no_host(text)
     if not plain or len(plain) > 253 or not all(_LABEL.match(label) for label in plain.split(".")):
         return _no_host(text)
     return plain
@@ -267,28 +251,6 @@ def _ascii(name: str) -> str:
         except (idna.IDNAError, UnicodeError):
             return _no_host(name)
         return mapped if mapped.isascii() else _no_host(name)
-
-
-def _ipv4(text: str) -> str:
-    """Decimal, octal and hexadecimal numbers, one to four of them, as browsers and C libraries read them."""
-    parts = text.split(".")
-    try:
-        numbers = [_number(part) for part in parts]
-    except ValueError:
-        return _no_host(text)
-    *leading, last = numbers
-    if len(parts) > 4 or any(number > 255 for number in leading) or last >= 256 ** (5 - len(parts)):
-        return _no_host(text)
-    value = last + sum(number << (24 - 8 * place) for place, number in enumerate(leading))
-    return str(IPv4Address(value))
-
-
-def _number(text: str) -> int:
-    if text.startswith("0x"):
-        return int(text[2:], 16) if len(text) > 2 else 0
-    if not text.isdecimal() or len(text) > 16:
-        raise ValueError(text)
-    return int(text, 8 if text.startswith("0") and len(text) > 1 else 10)
 
 
 def _check_name(host: str) -> None:

@@ -7,16 +7,13 @@ gets status 402.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.applications import Starlette
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from afm.errors import DataError
-from afm.settings import Environment
 from tool_servers.shared.cache import Cache, WorkUnderWay, open_web_cache
 from tool_servers.shared.command import Launch, NotSetUpError
 from tool_servers.shared.endpoint import Endpoint, closing, counter, gauge, json_body
@@ -26,6 +23,7 @@ from tool_servers.web_search.providers import Hit, Provider, SearchSettings, che
 
 PATH = "/search"
 _LATE_S = 5.0
+_HITS = TypeAdapter(list[Hit])
 
 
 class SearchRequest(BaseModel):
@@ -53,7 +51,7 @@ class Searcher:
         self._cache = cache
         self._settings = settings
         self._results = results
-        self._under_way: WorkUnderWay[list[Hit]] = WorkUnderWay()
+        self._under_way: WorkUnderWay[tuple[list[Hit], bool]] = WorkUnderWay()
         self.searches = counter(
             "afm_search_searches",
             "Searches, by how they were answered.",
@@ -95,52 +93,24 @@ class Searcher:
     async def _hits(self, query: str, count: int, run: str) -> tuple[list[Hit], bool]:
         """The results, and whether they were known or on their way already."""
         about = f"{self._provider.name}\0{count}\0{query}".encode("utf-8", "replace")
-        key = hashlib.sha256(about).hexdigest()
-        kept = await self._cache.get(f"search:{key}")
-        if kept is not None and (hits := _hits_in(kept)) is not None:
-            return hits, True
-        return await self._under_way.result(key, lambda: self._searched(query, count, run, key))
+        key = f"search:{hashlib.sha256(about).hexdigest()}"
+        (hits, cached), shared = await self._under_way.result(
+            key,
+            lambda: self._cache.cached(
+                key,
+                _HITS,
+                lambda: self._searched(query, count, run),
+                worth=lambda _: self._provider.paid,
+            ),
+        )
+        return hits, cached or shared
 
-    async def _searched(self, query: str, count: int, run: str, key: str) -> list[Hit]:
+    async def _searched(self, query: str, count: int, run: str) -> list[Hit]:
         most = self._settings.searches_per_run
         if most is not None and self._provider.paid and await self._cache.add(f"run:{run}", 1) > most:
             message = f"the run {run!r} has used up its {most} searches (searches_per_run)"
             raise UpstreamError(Trouble.BUDGET, message)
-        hits = await self._provider.search(query, count)
-        if self._provider.paid:
-            await self._cache.put(f"search:{key}", json.dumps([asdict(hit) for hit in hits]))
-        return hits
-
-
-def _hits_in(kept: str) -> list[Hit] | None:
-    """Cached results; ``None`` when another version of this server wrote them."""
-    try:
-        return [Hit(**hit) for hit in json.loads(kept)]
-    except (ValueError, TypeError):
-        return None
-
-
-def search_app(settings: SearchSettings, environment: Environment, token: str | None) -> Starlette:
-    """The application.
-
-    Raises:
-        ConfigError: The provider lacks its key, address or pages, or the cache cannot be opened.
-    """
-    provider = open_provider(settings, environment)
-    cache = open_web_cache(
-        environment, "searches", max_entries=settings.cached_searches, ttl_s=settings.cached_s
-    )
-    searcher = Searcher(provider, cache, settings, environment.web_search_serp_num)
-    errors = gauge("afm_search_cache_errors", "Cache operations that failed.", lambda: cache.errors)
-    endpoint = Endpoint(
-        "search",
-        settings,
-        token=token,
-        work_s=settings.total_s + _LATE_S,
-        metrics=(searcher.searches, errors),
-    )
-    search = endpoint.post(PATH, json_body(SearchRequest), searcher.answer)
-    return endpoint.app(search, life=closing(searcher.close))
+        return await self._provider.search(query, count)
 
 
 def check(launch: Launch) -> None:
@@ -160,9 +130,29 @@ def check(launch: Launch) -> None:
 
 
 def open_app(launch: Launch) -> ServedApp:
-    """The application."""
-    settings, token = SearchSettings.read(launch.config), launch.address().token
-    return ServedApp(search_app(settings, launch.environment, token), token, settings.finish_s)
+    """The application.
+
+    Raises:
+        ConfigError: The provider lacks its key, address or pages, or the cache cannot be opened.
+    """
+    settings, environment = SearchSettings.read(launch.config), launch.environment
+    token = launch.address().token
+    provider = open_provider(settings, environment)
+    cache = open_web_cache(
+        environment, "searches", max_entries=settings.cached_searches, ttl_s=settings.cached_s
+    )
+    searcher = Searcher(provider, cache, settings, environment.web_search_serp_num)
+    errors = gauge("afm_search_cache_errors", "Cache operations that failed.", lambda: cache.errors)
+    endpoint = Endpoint(
+        "search",
+        settings,
+        token=token,
+        work_s=settings.total_s + _LATE_S,
+        metrics=(searcher.searches, errors),
+    )
+    search = endpoint.post(PATH, json_body(SearchRequest), searcher.answer)
+    app = endpoint.app(search, life=closing(searcher.close))
+    return ServedApp(app, token, settings.finish_s)
 
 
 def trial(client: httpx.Client) -> str:

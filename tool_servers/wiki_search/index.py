@@ -99,9 +99,9 @@ def read_manifest(folder: Path) -> IndexManifest | None:
     try:
         return IndexManifest.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise DataError(f"{where}: {problem['msg']}; build the index again", path=str(path)) from None
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(f"{where}: {first['msg']}; build the index again", path=str(path)) from None
 
 
 def checked_manifest(folder: Path, *, whole: bool = False) -> IndexManifest:

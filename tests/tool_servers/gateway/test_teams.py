@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,27 +91,52 @@ def merged(gateway, tmp_path, name, agent="mhqa", tasks=(TASK,)):
     return records
 
 
+TEAMS = {"ToolCallingAgent": "smolagents", "CodeAgent": "smolagents_code"}
+
+
+@pytest.fixture
+def run(gateway, teacher, searching, tmp_path):
+    """The record of smolagents' agent of this kind, whose model says these messages."""
+    import smolagents
+
+    def played(kind, *messages, model=None, answer="Weimar", **options):
+        teacher.script = scripted(*messages)
+        agent = getattr(smolagents, kind)(
+            [searching], model or model_of(gateway), verbosity_level=0, **options
+        )
+        assert agent.run(TASK.question) == answer
+        [record] = merged(gateway, tmp_path, TEAMS[kind])
+        return record
+
+    return played
+
+
+@pytest.fixture
+def plain(gateway, teacher, tmp_path):
+    """The record of a plain team whose members say these messages."""
+
+    def played(*messages, **work):
+        teacher.script = scripted(*messages)
+        PlainTeam(gateway).work(**work)
+        [record] = merged(gateway, tmp_path, "openai_tools")
+        return record
+
+    return played
+
+
 def steps(record):
     return [(step["role"], step["agent"], step["event"]) for step in record.provenance["steps"]]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_calling_agent_of_smolagents_becomes_a_trajectory(
-    gateway, teacher, searching, tmp_path, stream
-):
-    import smolagents
-
-    teacher.script = scripted(
+def test_a_tool_calling_agent_of_smolagents_becomes_a_trajectory(run, stream):
+    record = run(
+        "ToolCallingAgent",
         assistant("First the builder.", tool_call("wiki_search", query="Old Mill builder")),
         assistant(None, tool_call("wiki_search", "call_1", query="Anna Berg birthplace")),
         assistant("Both pages agree.", tool_call("final_answer", "call_2", answer="Weimar")),
+        stream_outputs=stream,
     )
-    agent = smolagents.ToolCallingAgent(
-        [searching], model_of(gateway), verbosity_level=0, stream_outputs=stream
-    )
-    assert agent.run(TASK.question) == "Weimar"
-
-    [record] = merged(gateway, tmp_path, "smolagents")
 
     assert record.kept, record.reason
     assert [call.observation for call in record.calls] == [MILL, BERG]
@@ -186,18 +210,13 @@ def program(thought, code):
     return assistant(f"Thought: {thought}\n<code>\n{code}\n</code>")
 
 
-def test_a_code_agent_of_smolagents_becomes_a_trajectory(gateway, teacher, searching, tmp_path):
-    import smolagents
-
-    teacher.script = scripted(
+def test_a_code_agent_of_smolagents_becomes_a_trajectory(run):
+    record = run(
+        "CodeAgent",
         program("the builder.", 'print(wiki_search("Old Mill builder"))'),
         program("her birthplace.", 'found = wiki_search(query="Anna Berg birthplace")\nprint(found)'),
         program("done.", 'final_answer("Weimar")'),
     )
-    agent = smolagents.CodeAgent([searching], model_of(gateway), verbosity_level=0)
-    assert agent.run(TASK.question) == "Weimar"
-
-    [record] = merged(gateway, tmp_path, "smolagents_code")
 
     assert record.kept, record.reason
     assert [call.observation for call in record.calls] == [MILL, BERG]
@@ -205,18 +224,12 @@ def test_a_code_agent_of_smolagents_becomes_a_trajectory(gateway, teacher, searc
     assert record.text.endswith("<think>done.</think><answer>Weimar</answer>")
 
 
-def test_the_stand_in_for_a_thought_before_the_answer_asks_for_no_further_search(
-    gateway, teacher, searching, tmp_path
-):
-    import smolagents
-
-    teacher.script = scripted(
+def test_the_stand_in_for_a_thought_before_the_answer_asks_for_no_further_search(gateway, run, tmp_path):
+    record = run(
+        "ToolCallingAgent",
         assistant(None, tool_call("wiki_search", query="Old Mill builder")),
         assistant(None, tool_call("final_answer", "call_2", answer="Weimar")),
     )
-    smolagents.ToolCallingAgent([searching], model_of(gateway), verbosity_level=0).run(TASK.question)
-
-    [record] = merged(gateway, tmp_path, "smolagents")
 
     assert record.kept, record.reason
     assert record.text.startswith("<think>Next: look up what is missing.</think><wiki_search>")
@@ -235,13 +248,8 @@ def test_the_stand_in_for_a_thought_before_the_answer_asks_for_no_further_search
         "look.\n\nCode:\n<code>\nprint(wiki_search('Old Mill builder'))\n</code>",
     ],
 )
-def test_labels_of_a_code_agent_are_no_part_of_its_thoughts(gateway, teacher, searching, tmp_path, said):
-    import smolagents
-
-    teacher.script = scripted(assistant(said), program("done.", 'final_answer("Weimar")'))
-    smolagents.CodeAgent([searching], model_of(gateway), verbosity_level=0).run(TASK.question)
-
-    [record] = merged(gateway, tmp_path, "smolagents_code")
+def test_labels_of_a_code_agent_are_no_part_of_its_thoughts(run, said):
+    record = run("CodeAgent", assistant(said), program("done.", 'final_answer("Weimar")'))
 
     assert record.kept, record.reason
     assert record.text.startswith("<think>look.</think><wiki_search>Old Mill builder</wiki_search>")
@@ -285,15 +293,9 @@ def test_a_code_agents_programs_become_those_of_the_math_agent(gateway, teacher,
     assert record.kept, record.reason
     assert record.calls[0].argument == "\n```py\nprint(6 * 7)\n```\n"
     assert record.calls[0].observation == "Execution logs:\n42\nLast output from code snippet:\nNone"
-    assert [role for role, _, _ in steps(record)] == [
-        "plan",
-        "think",
-        "code",
-        "observation",
-        "reflection",
-        "think",
-        "answer",
-    ]
+    assert " ".join(role for role, _, _ in steps(record)) == (
+        "plan think code observation reflection think answer"
+    )
 
 
 class PlainTeam:
@@ -309,13 +311,13 @@ class PlainTeam:
         )
         return answer.choices[0].message
 
-    def work(self, *, lost=False, backwards=False):
+    def work(self, *, lost=False):
         asked = [{"role": "user", "content": TASK.question}]
         plan = self.ask("planner", asked).content
         history = [*asked, {"role": "user", "content": plan}]
         while (said := self.ask("searcher", history)).tool_calls:
             history.append(said.model_dump(exclude_none=True))
-            for call in reversed(said.tool_calls) if backwards else said.tool_calls:
+            for call in said.tool_calls:
                 result = PAGES[json.loads(call.function.arguments)["query"]]
                 history.append({"role": "tool", "tool_call_id": call.id, "content": result})
             if lost:
@@ -337,11 +339,8 @@ PLAIN = (
 )
 
 
-def test_a_plain_script_with_parallel_calls_becomes_a_trajectory(gateway, teacher, tmp_path):
-    teacher.script = scripted(*PLAIN)  # whose server gives every call the same id
-    PlainTeam(gateway).work()
-
-    [record] = merged(gateway, tmp_path, "openai_tools")
+def test_a_plain_script_with_parallel_calls_becomes_a_trajectory(plain):
+    record = plain(*PLAIN)  # whose server gives every call the same id
 
     assert record.kept, record.reason
     assert [(role, agent) for role, agent, _ in steps(record)] == [
@@ -361,16 +360,6 @@ def test_a_plain_script_with_parallel_calls_becomes_a_trajectory(gateway, teache
     assert record.text.endswith("<think>They support it.</think><answer>Weimar</answer>")
 
 
-def test_results_are_found_by_the_id_of_their_call(gateway, teacher, tmp_path):
-    calls = [tool_call("wiki_search", f"c{number}", query=query) for number, query in enumerate(PAGES)]
-    teacher.script = scripted(PLAIN[0], assistant("Both at once.", *calls), *PLAIN[2:])
-    PlainTeam(gateway).work(backwards=True)
-
-    [record] = merged(gateway, tmp_path, "openai_tools")
-
-    assert [(call.argument, call.observation) for call in record.calls] == list(PAGES.items())
-
-
 TWO = [tool_call("wiki_search", f"c{number}", query=query) for number, query in enumerate(PAGES)]
 BARE = [{key: value for key, value in call.items() if key != "id"} for call in TWO]
 OTHER = tool_call("wiki_search", "c1", query="Anna Berg birthplace Germany")
@@ -380,17 +369,22 @@ def result(identity, text, role="tool", **more):
     return {"role": role, "content": text} | ({"tool_call_id": identity} if identity else {}) | more
 
 
-def searched(gateway, teacher, tmp_path, said, kept, *more):
+@pytest.fixture
+def searched(gateway, teacher, tmp_path):
     """The record of a team whose searcher says ``said`` and sends ``kept`` and the messages behind it."""
-    teacher.script = scripted(PLAIN[0], said, *PLAIN[2:])
-    team, asked = PlainTeam(gateway), [{"role": "user", "content": TASK.question}]
-    history = [*asked, {"role": "user", "content": team.ask("planner", asked).content}]
-    team.ask("searcher", history)
-    team.ask("searcher", [*history, kept, *more])
-    team.ask("critic", [{"role": "user", "content": "Judge."}])
-    team.ask("writer", [{"role": "user", "content": "Write."}])
-    [record] = merged(gateway, tmp_path, "openai_tools")
-    return record
+
+    def played(said, kept, *more):
+        teacher.script = scripted(PLAIN[0], said, *PLAIN[2:])
+        team, asked = PlainTeam(gateway), [{"role": "user", "content": TASK.question}]
+        history = [*asked, {"role": "user", "content": team.ask("planner", asked).content}]
+        team.ask("searcher", history)
+        team.ask("searcher", [*history, kept, *more])
+        team.ask("critic", [{"role": "user", "content": "Judge."}])
+        team.ask("writer", [{"role": "user", "content": "Write."}])
+        [record] = merged(gateway, tmp_path, "openai_tools")
+        return record
+
+    return played
 
 
 @pytest.mark.parametrize(
@@ -420,8 +414,8 @@ def searched(gateway, teacher, tmp_path, said, kept, *more):
         (TWO, TWO[1:], [result("c1", BERG)], "the model made 2 tool calls and the next request shows 1"),
     ],
 )
-def test_a_call_never_gets_the_result_of_another(gateway, teacher, tmp_path, said, kept, results, reason):
-    record = searched(gateway, teacher, tmp_path, assistant("Both.", *said), assistant("", *kept), *results)
+def test_a_call_never_gets_the_result_of_another(searched, said, kept, results, reason):
+    record = searched(assistant("Both.", *said), assistant("", *kept), *results)
 
     assert not record.kept
     assert record.reason.startswith(f"event q/1#1.2: {reason}")
@@ -443,41 +437,36 @@ def test_a_call_never_gets_the_result_of_another(gateway, teacher, tmp_path, sai
     ],
 )
 def test_results_belong_to_the_call_of_their_id_and_without_ids_to_that_of_their_place(
-    gateway, teacher, tmp_path, said, kept, results
+    searched, said, kept, results
 ):
-    record = searched(gateway, teacher, tmp_path, assistant("Both.", *said), assistant("", *kept), *results)
+    record = searched(assistant("Both.", *said), assistant("", *kept), *results)
 
     assert record.kept, record.reason
     assert [(call.argument, call.observation) for call in record.calls] == list(PAGES.items())
 
 
-def test_calls_in_the_older_form_get_the_result_of_their_function(gateway, teacher, tmp_path):
+def test_calls_in_the_older_form_get_the_result_of_their_function(searched):
     said = {"role": "assistant", "content": "Look.", "function_call": TWO[0]["function"]}
-    record = searched(
-        gateway, teacher, tmp_path, said, said, result("", MILL, "function", name="wiki_search")
-    )
+    record = searched(said, said, result("", MILL, "function", name="wiki_search"))
     assert record.kept, record.reason
     assert [(call.argument, call.observation) for call in record.calls] == [("Old Mill builder", MILL)]
 
 
-def test_a_result_that_names_another_function_drops_the_task(gateway, teacher, tmp_path):
+def test_a_result_that_names_another_function_drops_the_task(searched):
     said = {"role": "assistant", "content": "Look.", "function_call": TWO[0]["function"]}
-    record = searched(gateway, teacher, tmp_path, said, said, result("", MILL, "function", name="browse"))
+    record = searched(said, said, result("", MILL, "function", name="browse"))
     assert record.reason == "event q/1#1.2: 1 results without ids do not fit 1 tool calls"
 
 
-def test_a_result_behind_a_reply_without_calls_drops_the_task(gateway, teacher, tmp_path):
+def test_a_result_behind_a_reply_without_calls_drops_the_task(searched):
     said = assistant("I know it.")
-    record = searched(gateway, teacher, tmp_path, said, said, result("c7", MILL))
+    record = searched(said, said, result("c7", MILL))
     assert record.reason == "event q/1#1.2: the next request shows a result that fits none of the tool calls"
 
 
-def test_of_several_choices_the_one_counts_that_the_next_request_continues(gateway, teacher, tmp_path):
+def test_of_several_choices_the_one_counts_that_the_next_request_continues(searched):
     other = tool_call("wiki_search", "c9", query="mills")
     record = searched(
-        gateway,
-        teacher,
-        tmp_path,
         [assistant("First.", other), assistant("Second.", TWO[0])],
         assistant("Second.", TWO[0]),
         result("c0", MILL),
@@ -489,9 +478,9 @@ def test_of_several_choices_the_one_counts_that_the_next_request_continues(gatew
     assert "First." not in record.text
 
 
-def test_a_choice_that_the_next_request_repeats_is_not_taken_for_a_longer_one(gateway, teacher, tmp_path):
+def test_a_choice_that_the_next_request_repeats_is_not_taken_for_a_longer_one(searched):
     short = assistant("It is a mill.")
-    record = searched(gateway, teacher, tmp_path, [assistant("No doubt. It is a mill."), short], short)
+    record = searched([assistant("No doubt. It is a mill."), short], short)
 
     assert "<think>It is a mill." in record.text
     assert "No doubt" not in record.text
@@ -559,15 +548,12 @@ def test_a_choice_that_no_later_request_shows_drops_the_task(
         assert "<plan>Plan B.</plan>" in record.text
 
 
-def test_a_program_that_the_framework_put_together_drops_the_task(gateway, teacher, searching, tmp_path):
+def test_a_program_that_the_framework_put_together_drops_the_task(gateway, run):
     """smolagents runs all blocks of a message as one program."""
-    import smolagents
-
     two = (
         "Thought: both.\n<code>\nx = 1\n</code>\nand\n<code>\nprint(wiki_search('Old Mill builder'))\n</code>"
     )
-    teacher.script = scripted(assistant(two), program("done.", 'final_answer("Weimar")'))
-    smolagents.CodeAgent([searching], model_of(gateway), verbosity_level=0).run(TASK.question)
+    run("CodeAgent", assistant(two), program("done.", 'final_answer("Weimar")'))
     team = TeamMap.read(ROOT / "configs/teams/smolagents_code.yaml", load_agent("mhqa"))
 
     [calls] = read_calls(gateway.log)
@@ -580,21 +566,15 @@ def test_a_program_that_the_framework_put_together_drops_the_task(gateway, teach
     thread.program(0, "x = 1\n\nprint(wiki_search('Old Mill builder'))")
 
 
-def test_results_that_no_model_was_shown_drop_the_task(gateway, teacher, tmp_path):
-    teacher.script = scripted(*PLAIN)
-    PlainTeam(gateway).work(lost=True)
-
-    [record] = merged(gateway, tmp_path, "openai_tools")
+def test_results_that_no_model_was_shown_drop_the_task(plain):
+    record = plain(*PLAIN, lost=True)
 
     assert not record.kept
     assert record.reason == "event q/1#1.2: no later call shows what wiki_search returned"
 
 
-def test_a_task_whose_order_the_agent_forbids_is_dropped_with_the_fault(gateway, teacher, tmp_path):
-    teacher.script = scripted(PLAIN[0], PLAIN[1], PLAIN[2], assistant("Bad. <plan>new</plan>"), PLAIN[4])
-    PlainTeam(gateway).work()
-
-    [record] = merged(gateway, tmp_path, "openai_tools")
+def test_a_task_whose_order_the_agent_forbids_is_dropped_with_the_fault(plain):
+    record = plain(*PLAIN[:3], assistant("Bad. <plan>new</plan>"), PLAIN[4])
 
     assert not record.kept
     assert record.reason.startswith("format: <plan> at character ")
@@ -633,17 +613,15 @@ def test_the_last_attempt_at_a_task_counts_and_unknown_tasks_are_told(gateway, t
     assert (second.id, second.reason) == ("other", "no task of this name among the tasks")
 
 
-def test_calls_without_a_label_find_their_task_by_its_question(gateway, teacher, searching, tmp_path):
+def test_calls_without_a_label_find_their_task_by_its_question(gateway, run):
     import smolagents
 
-    teacher.script = scripted(
+    record = run(
+        "ToolCallingAgent",
         assistant("First the builder.", tool_call("wiki_search", query="Old Mill builder")),
         assistant("Enough.", tool_call("final_answer", "call_2", answer="Weimar")),
+        model=smolagents.OpenAIServerModel("tiny", api_base=gateway.base, api_key="none"),
     )
-    model = smolagents.OpenAIServerModel("tiny", api_base=gateway.base, api_key="none")
-    smolagents.ToolCallingAgent([searching], model, verbosity_level=0).run(TASK.question)
-
-    [record] = merged(gateway, tmp_path, "smolagents")
 
     assert (record.kept, record.id) == (True, "q/1")
 
@@ -663,46 +641,11 @@ def test_calls_without_a_label_find_their_task_by_its_question(gateway, teacher,
         ("print(1)", "a program calls no tool"),
     ],
 )
-def test_programs_that_hide_what_a_tool_did_drop_the_task(
-    gateway, teacher, searching, tmp_path, code, reason
-):
-    import smolagents
-
-    teacher.script = scripted(program("look.", code), program("done.", 'final_answer("Weimar")'))
-    smolagents.CodeAgent([searching], model_of(gateway), verbosity_level=0).run(TASK.question)
-
-    [record] = merged(gateway, tmp_path, "smolagents_code")
+def test_programs_that_hide_what_a_tool_did_drop_the_task(run, code, reason):
+    record = run("CodeAgent", program("look.", code), program("done.", 'final_answer("Weimar")'))
 
     assert not record.kept
     assert reason in record.reason
-
-
-def test_the_command_says_what_it_kept_and_why_not_the_rest(gateway, teacher, tmp_path):
-    teacher.script = scripted(*PLAIN)
-    PlainTeam(gateway).work()
-    write_tasks([TASK, TASK.model_copy(update={"id": "never"})], tmp_path / "tasks.jsonl")
-    command = [sys.executable, "-m", "afm.cli.main", "data", "merge", str(gateway.log), "--agent", "mhqa"]
-    command += [
-        "--map",
-        str(ROOT / "configs/teams/openai_tools.yaml"),
-        "--tasks",
-        str(tmp_path / "tasks.jsonl"),
-    ]
-    told = subprocess.run(
-        [*command, "--output-dir", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        cwd=ROOT,
-    )
-
-    assert told.returncode == 0, told.stderr
-    assert "1 of 1 attempts kept" in told.stdout
-    assert "tasks without a call in the log: 1" in told.stdout
-    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert manifest["counts"] == {"kept": 1, "dropped": 0, "tasks_without_calls": 1}
-    segments = load_records(tmp_path / "out/trajectories.jsonl")[0].segments
-    assert [part.author for part in segments] == [Author.AGENT, Author.ENVIRONMENT] * 2 + [Author.AGENT]
 
 
 def spoiled(log, name):
@@ -727,7 +670,7 @@ def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_t
     for task in tasks:
         teacher.script = scripted(*PLAIN)
         PlainTeam(gateway, task.id).work()
-    write_tasks(tasks, tmp_path / "tasks.jsonl")
+    write_tasks([*tasks, TASK.model_copy(update={"id": "never"})], tmp_path / "tasks.jsonl")
     log, out = tmp_path / "spoiled.jsonl", tmp_path / "out"
     numbers = spoiled(gateway.log, log)
     words = f"data merge {log} --agent mhqa --tasks {tmp_path}/tasks.jsonl --output-dir {out}".split()
@@ -746,14 +689,18 @@ def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_t
     told = merge("--on-bad-rows", "drop")
     assert told.returncode == 0, told.stderr
     assert "2 of 3 attempts kept" in told.stdout
+    assert "tasks without a call in the log: 1" in told.stdout
     assert f"lines that cannot be read: 2, listed in {out}/unreadable.jsonl" in told.stdout
     listed = [json.loads(line) for line in (out / "unreadable.jsonl").read_text().splitlines()]
     assert sorted(line["line"] for line in listed) == sorted(numbers)
     assert {line["text"] for line in listed} >= {'{"level": "info"}'}
     [dropped] = load_records(out / "dropped.jsonl")
     assert (dropped.id, dropped.reason) == ("q/2", "lines of its last attempt cannot be read")
-    assert json.loads((out / "manifest.json").read_text())["counts"]["unreadable_lines"] == 2
-    assert [record.id for record in load_records(out / "trajectories.jsonl")] == ["q/1", "q/3"]
+    counts = {"kept": 2, "dropped": 1, "tasks_without_calls": 1, "unreadable_lines": 2}
+    assert json.loads((out / "manifest.json").read_text())["counts"] == counts
+    first, third = load_records(out / "trajectories.jsonl")
+    assert (first.id, third.id) == ("q/1", "q/3")
+    assert [part.author for part in first.segments] == [Author.AGENT, Author.ENVIRONMENT] * 2 + [Author.AGENT]
 
 
 def test_a_line_lost_without_a_trace_drops_its_attempt_too(gateway, teacher, tmp_path):

@@ -33,14 +33,13 @@ async def fault_of(fetcher, url="http://example.org/"):
     return caught.value
 
 
-def always(internet, *chunks, pause_s=0.0, close=True):
+def always(internet, *chunks, pause_s=0.0):
     async def handler(head, reader, writer):
         for chunk in chunks:
             writer.write(chunk)
             await writer.drain()
             await asyncio.sleep(pause_s)
-        if close:
-            writer.close()
+        writer.close()
 
     internet.handler = handler
 
@@ -52,25 +51,48 @@ async def test_a_page_comes_with_type_charset_and_address(internet, fetcher, ans
     assert (page.charset, page.body) == ("ISO-8859-1", b"\xfc")
 
 
-async def test_a_server_that_hangs(internet, fetcher):
-    always(internet, pause_s=30, close=False)
-    internet.handler = lambda *_: asyncio.sleep(30)
-    assert (await fault_of(fetcher)).fault is FetchFault.TIMEOUT
+OK = b"HTTP/1.1 200 OK\r\n"
 
 
-async def test_bytes_that_drip(internet, fetcher):
-    always(internet, b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", *[b"x"] * 100, pause_s=0.1)
-    assert (await fault_of(fetcher)).fault is FetchFault.TIMEOUT
+@pytest.mark.parametrize(
+    ("chunks", "pause_s", "fault"),
+    [
+        ([b""], 30, FetchFault.TIMEOUT),
+        ([OK + b"Content-Length: 100\r\n\r\n", *[b"x"] * 100], 0.1, FetchFault.TIMEOUT),
+        ([OK, *[b"X-A: b\r\n"] * 100], 0.1, FetchFault.TIMEOUT),
+        ([b"HTTP/1.1 103 Early Hints\r\n\r\n"] * 1000, 0.01, FetchFault.TIMEOUT),
+        ([OK + b"Content-Length: 100\r\n\r\n" + b"x" * 50], 0, FetchFault.BROKEN),
+        ([b""], 0, FetchFault.BROKEN),
+        ([b"SSH-2.0-OpenSSH_9.2\r\n"], 0, FetchFault.BROKEN),
+        ([OK, *[b"X-A: " + b"b" * 65000 + b"\r\n"] * 100], 0, FetchFault.BROKEN),
+        ([OK + b"Content-Length: 1073741824\r\n\r\n"], 5, FetchFault.TOO_LARGE),
+        ([OK + b"Content-Type: video/mp4\r\n\r\nx"], 0, FetchFault.TYPE),
+        ([OK + b"Content-Type: application/octet-stream\r\n\r\nx"], 0, FetchFault.TYPE),
+        ([b"HTTP/1.1 503 Busy\r\n\r\n"], 0, FetchFault.STATUS),
+        ([b"HTTP/1.1 404 Gone\r\n\r\n"], 0, FetchFault.STATUS),
+        ([b"HTTP/1.1 301 Moved\r\nLocation:\r\n\r\n"], 0, FetchFault.REDIRECTS),
+        ([b"HTTP/1.1 301 Moved\r\nLocation: http://[\r\n\r\n"], 0, FetchFault.REDIRECTS),
+        ([b"HTTP/1.1 301 Moved\r\nLocation: https://exa mple.org/\r\n\r\n"], 0, FetchFault.BLOCKED),
+        *[
+            ([OK + b"Content-Encoding: %b\r\n\r\nplain text" % coding], 0, FetchFault.BROKEN)
+            for coding in (b"gzip", b"deflate", b"br", b"gzip, gzip")
+        ],
+        ([OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"hello")[:-9]], 0, FetchFault.BROKEN),
+    ],
+)
+async def test_each_thing_that_a_server_does_wrong_is_a_fault_of_its_kind(
+    internet, fetcher, chunks, pause_s, fault
+):
+    always(internet, *chunks, pause_s=pause_s)
+    error = await fault_of(fetcher)
+    assert error.fault is fault
+    if fault is FetchFault.STATUS:
+        assert error.status == int(chunks[0].split()[1])
 
 
-async def test_headers_that_drip(internet, fetcher):
-    always(internet, b"HTTP/1.1 200 OK\r\n", *[b"X-A: b\r\n"] * 100, pause_s=0.1)
-    assert (await fault_of(fetcher)).fault is FetchFault.TIMEOUT
-
-
-async def test_interim_answers_without_end(internet, fetcher):
-    always(internet, *[b"HTTP/1.1 103 Early Hints\r\n\r\n"] * 1000, pause_s=0.01)
-    assert (await fault_of(fetcher)).fault is FetchFault.TIMEOUT
+async def test_a_name_without_address(internet, fetcher):
+    internet.names["none.example.org"] = []
+    assert (await fault_of(fetcher, "http://none.example.org")).fault is FetchFault.NAME
 
 
 async def test_a_name_server_that_hangs(internet, fetcher):
@@ -80,43 +102,6 @@ async def test_a_name_server_that_hangs(internet, fetcher):
     slow = Fetcher(limits=LIMITS, resolve=resolve, dial=internet.dial)
     assert (await fault_of(slow)).fault is FetchFault.NAME
     await slow.close()
-
-
-async def test_a_name_without_address(internet, fetcher):
-    internet.names["none.example.org"] = []
-    assert (await fault_of(fetcher, "http://none.example.org")).fault is FetchFault.NAME
-
-
-@pytest.mark.parametrize("status", ["500 Oops", "503 Busy", "404 Gone", "429 Slow down", "401 Who"])
-async def test_a_bad_status(internet, fetcher, answering, status):
-    always(internet, answering(b"boom", status=status))
-    error = await fault_of(fetcher)
-    assert (error.fault, error.status) == (FetchFault.STATUS, int(status[:3]))
-
-
-async def test_half_a_body(internet, fetcher, answering):
-    always(internet, answering(b"x" * 100)[:-50])
-    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
-
-
-async def test_no_answer_at_all(internet, fetcher):
-    always(internet, b"")
-    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
-
-
-async def test_something_that_is_no_http(internet, fetcher):
-    always(internet, b"SSH-2.0-OpenSSH_9.2\r\n")
-    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
-
-
-async def test_endless_headers(internet, fetcher):
-    always(internet, b"HTTP/1.1 200 OK\r\n", *[b"X-A: " + b"b" * 65000 + b"\r\n"] * 100)
-    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
-
-
-async def test_a_gigabyte_is_refused_by_its_length_before_it_comes(internet, fetcher):
-    always(internet, b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n", pause_s=5)
-    assert (await fault_of(fetcher)).fault is FetchFault.TOO_LARGE
 
 
 async def test_a_gigabyte_without_length_is_cut_off(internet, fetcher):
@@ -239,11 +224,10 @@ async def test_further_gzip_members_are_held_to_the_same_limits(internet, fetche
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-async def test_a_small_file_that_unpacks_to_a_gigabyte(internet, fetcher, answering, coding):
+async def test_a_small_file_that_unpacks_to_a_huge_one(internet, fetcher, answering, coding):
     packer = zlib.compressobj(9, zlib.DEFLATED, 31 if coding == "gzip" else 15)
-    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1024)) + packer.flush()
-    assert len(bomb) < LIMITS.max_bytes + 10_000
-    always(internet, answering(bomb[: LIMITS.max_bytes - 1], headers=[f"Content-Encoding: {coding}"]))
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(128)) + packer.flush()
+    always(internet, answering(bomb, headers=[f"Content-Encoding: {coding}"]))
     tracemalloc.start()
     assert (await fault_of(fetcher)).fault is FetchFault.TOO_LARGE
     _, peak = tracemalloc.get_traced_memory()
@@ -266,35 +250,10 @@ async def test_compressed_pages(internet, fetcher, answering, coding, packed):
     assert (await fetcher.fetch("http://example.org/")).body == b"hello"
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "gzip, gzip", "zstd", "nonsense"])
-async def test_a_body_in_another_coding_than_it_says(internet, fetcher, answering, coding):
-    always(internet, answering(b"plain text", headers=[f"Content-Encoding: {coding}"]))
-    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
-
-
-async def test_a_compressed_body_that_breaks_off(internet, fetcher, answering):
-    always(internet, answering(gzip.compress(b"hello" * 1000)[:-9], headers=["Content-Encoding: gzip"]))
-    assert (await fault_of(fetcher)).fault is FetchFault.BROKEN
-
-
-@pytest.mark.parametrize(
-    "media_type", ["video/mp4", "application/zip", "image/png", "application/octet-stream"]
-)
-async def test_files_of_other_types_are_not_loaded(internet, fetcher, answering, media_type):
-    always(internet, answering(b"x", media_type=media_type))
-    assert (await fault_of(fetcher)).fault is FetchFault.TYPE
-
-
 async def test_redirects_without_end(internet, fetcher, answering):
     always(internet, answering(status="301 Moved", headers=["Location: /again"]))
     assert (await fault_of(fetcher)).fault is FetchFault.REDIRECTS
     assert len(internet.requests) == LIMITS.redirects + 1
-
-
-@pytest.mark.parametrize("location", ["", "http://[", "https://exa mple.org/"])
-async def test_redirects_to_nowhere(internet, fetcher, answering, location):
-    always(internet, answering(status="301 Moved", headers=[f"Location: {location}"]))
-    assert (await fault_of(fetcher)).fault in (FetchFault.REDIRECTS, FetchFault.BLOCKED)
 
 
 async def test_a_redirect_is_followed_to_where_it_leads(internet, fetcher, answering):

@@ -16,12 +16,6 @@ TOKEN = "a-long-random-token"
 KEY = "sk-a-secret-key"
 
 
-def encoded(kind="PNG", size=(40, 30), colour=(255, 0, 0), mode="RGB", **options):
-    sink = io.BytesIO()
-    Image.new(mode, size, colour).save(sink, kind, **options)
-    return sink.getvalue()
-
-
 class Eyes(Site):
     """Chat completions with image content: says size, format and colour of what it is shown, and repeats the question."""
 

@@ -8,8 +8,6 @@ import json
 import time
 from collections import Counter
 
-import pytest
-
 CLIENTS = 24
 SLOWEST_S = 15.0
 """A cache that is away costs two seconds now and then; the rest is the load of this machine."""
@@ -41,28 +39,8 @@ class Search:
         return [hit["title"] for hit in answer["organic"]], answer["cached"]
 
 
-class Crawl:
-    """Asks a page server; each page of the site holds its own name."""
-
-    def __init__(self, start, site, cache):
-        class Pages(dict):
-            def get(self, path, _=None):
-                return (200, "text/html", f"<title>page</title><p>{path[1:]}</p>".encode())
-
-        site.pages = Pages()
-        self._site = site
-        settings = {"trusted": [site.host], "workers": 2}
-        self._server = start("crawl_page", settings, WEB_CACHE=cache)
-
-    async def ask(self, client, name):
-        body = {"urls": f"{self._site.url}/{name}", "seconds": 30}
-        [page] = (await self._server.apost(client, "/crawl_page", **body)).json()["pages"]
-        return [page["text"]], page["cached"]
-
-
-@pytest.mark.parametrize("kind", [Search, Crawl])
-async def test_redis_killed_and_started_again_under_a_servers_load(kind, start, site, client, redis_server):
-    asked = kind(start, site, redis_server.url)
+async def test_redis_killed_and_started_again_under_a_servers_load(start, site, client, redis_server):
+    asked = Search(start, site, redis_server.url)
     assert await asked.ask(client, "before") == (["before"], False)
     assert await asked.ask(client, "before") == (["before"], True)
     numbers, over = itertools.count(), asyncio.Event()
