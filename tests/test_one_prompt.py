@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from extras import needs
 
 from afm.agents import load_agent
 
-for package in ("llamafactory", "verl", "pyarrow"):
-    pytest.importorskip(package)
+needs("llamafactory", "verl", "pyarrow")
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from extras import needs
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
@@ -26,7 +27,7 @@ from afm.errors import UsageError
 from afm.trajectory.tags import author_segments
 from afm.trajectory.validate import validate
 
-pytest.importorskip("pyarrow")
+needs("pyarrow")
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from extras import LazyPackage
 from typer.testing import CliRunner
 
 from afm.cli.data import app
@@ -17,7 +18,7 @@ from afm.datasets.row_files import data_files, published_rows
 from afm.errors import AfmError, DataError
 from afm.evaluation.job import task_files
 
-datasets = pytest.importorskip("datasets")
+datasets = LazyPackage("datasets")
 
 SETS = """
 sets:

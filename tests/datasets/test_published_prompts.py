@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from extras import needs
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
@@ -17,7 +18,7 @@ from afm.datasets.hub_sets import read_hub_sets
 from afm.datasets.published import PublishedPrompt, text_constant
 from afm.errors import AfmError, ConfigError, DataError
 
-pytest.importorskip("huggingface_hub")
+needs("huggingface_hub")
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PY = b'''raise SystemExit("never executed")

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from extras import needs
 from typer.testing import CliRunner
 
 from afm.cli.serve import app
@@ -21,7 +22,7 @@ from afm.datasets.hub import HubFile
 from afm.datasets.wiki18 import Download, check_space
 from afm.errors import AfmError, DataError
 
-pytest.importorskip("huggingface_hub")
+needs("huggingface_hub")
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "data/mhqa_agent/download_wiki.py"

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from extras import needs
 
 from afm.configuration import read_file
 from afm.errors import ConfigError, UsageError
@@ -12,7 +13,7 @@ from llamafactory_patch.config import fsdp_settings, resolve
 from llamafactory_patch.keys import engine_keys
 from llamafactory_patch.settings import split_config
 
-pytest.importorskip("llamafactory")
+needs("llamafactory")
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

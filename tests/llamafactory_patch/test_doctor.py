@@ -2,13 +2,14 @@ import json
 from pathlib import Path
 
 import pytest
+from extras import needs
 from typer.testing import CliRunner
 
 from afm.errors import ConfigError
 from afm.memory_arithmetic import Hardware, hardware_from
 from llamafactory_patch.doctor import diagnose
 
-pytest.importorskip("llamafactory")
+needs("llamafactory")
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPE = CONFIGS / "sft/mhqa_agent_qwen2.5_3b.yaml"

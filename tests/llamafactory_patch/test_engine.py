@@ -4,11 +4,12 @@ import subprocess
 import sys
 
 import pytest
+from extras import needs
 
 from afm.errors import ConfigError, EngineError
 from llamafactory_patch.engine import load_engine, parse_arguments, restore_numbered_cpu
 
-pytest.importorskip("llamafactory")
+needs("llamafactory")
 
 
 def test_another_version_of_llamafactory_is_refused(tmp_path, monkeypatch):

@@ -1,10 +1,11 @@
 """Rows stored for a training: made once, made again when something changed, and told apart from those of others."""
 
 import pytest
+from extras import needs
 
 from afm.errors import DataError, EngineError
 
-pytest.importorskip("llamafactory")
+needs("llamafactory")
 
 ROWS = [{"instruction": "Q?", "input": "", "output": f"<answer>{n}</answer>"} for n in range(4)]
 

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from extras import needs
 
 from afm.agents import agent_of_model, load_agent
 from afm.errors import ConfigError
 from llamafactory_patch.config import resolve
 from llamafactory_patch.launcher import run_sft
 
-pytest.importorskip("llamafactory")
+needs("llamafactory")
 pytestmark = pytest.mark.slow
 
 CONFIG = Path(__file__).parents[2] / "configs/tiny/sft/math.yaml"

@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from extras import needs
 from site_server import Site
 from tool_server import ToolServer, running
 
 from tool_servers.wiki_search.build import IndexPlan, build
 
-pytest.importorskip("requests")
+needs("requests")
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = re.findall(r"```python\n(.*?)\n```", (ROOT / "docs/tools.md").read_text(), re.DOTALL)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from extras import needs
 
 from afm.evaluation.benchmarks import CODE, QUESTIONS, WEB, PublishedSettings
 from afm.presets import published
@@ -18,8 +19,7 @@ from verl_ext.command import command
 from verl_ext.doctor_episodes import reward_settings
 from verl_ext.settings import as_plain, load_settings
 
-pytest.importorskip("verl")
-pytest.importorskip("llamafactory")
+needs("verl", "llamafactory")
 
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from extras import needs
 from typer.testing import CliRunner
 
 from afm.cli.main import app
@@ -27,7 +28,7 @@ from verl_ext.doctor_episodes import reward_settings
 from verl_ext.group_guard import GroupFate, SampleGroup
 from verl_ext.settings import RlSettings, load_settings
 
-pytest.importorskip("verl")
+needs("verl")
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs" / "rl").glob("*.yaml")) + sorted((ROOT / "configs/tiny/rl").glob("*.yaml"))

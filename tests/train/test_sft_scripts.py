@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from extras import needs
 
-pytest.importorskip("llamafactory")
+needs("llamafactory")
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "train").glob("*/sft/*.sh"))

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
+from extras import needs
 
 from afm.errors import AfmError, RewardError
 from afm.sandbox.slots import own_cores, share_cores
 from verl_ext.kept_episodes import episodes_file
 
-pytest.importorskip("verl")
+needs("verl")
 
 CODE = "<plan>Run it.</plan><think>12+13.</think><code>\n```py\nprint(12+13)\n```\n</code>"
 OBSERVED = "\n<observation>\n25\n</observation>\n"

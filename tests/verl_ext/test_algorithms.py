@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from extras import needs
 
-pytest.importorskip("verl")
+needs("verl")
 torch = pytest.importorskip("torch")
 
 import yaml  # noqa: E402

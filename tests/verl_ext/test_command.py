@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from extras import needs
 
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.rl_files import write_rl
 
-pytest.importorskip("verl")
+needs("verl")
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = str(ROOT / "configs/tiny/rl/math.yaml")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import needs
 
 from afm.errors import ConfigError
 from verl_ext.command import command, environment, steps_of, total_steps, trainer_environment
@@ -12,7 +13,7 @@ from verl_ext.doctor import called_tools
 from verl_ext.settings import RlSettings
 from verl_ext.sizes import check
 
-pytest.importorskip("verl")
+needs("verl")
 OmegaConf = pytest.importorskip("omegaconf").OmegaConf
 
 

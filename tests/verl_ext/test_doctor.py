@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import needs
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
@@ -21,7 +22,7 @@ from afm.memory_arithmetic import recipe_hardware
 from afm.models.tiny import train_tokenizer
 from verl_ext.doctor import AskedHardware, diagnose
 
-pytest.importorskip("verl")
+needs("verl")
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "configs/rl").glob("*.yaml"))

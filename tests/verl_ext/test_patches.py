@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from extras import needs
 
 from afm.errors import EngineError
 from verl_ext import patches, patching
@@ -17,7 +18,7 @@ from verl_ext.checkpoints import CHECKPOINT_REQUEST, saved_step
 from verl_ext.metrics import aggregation_of
 from verl_ext.patching import PATCHES, Patch, after_import
 
-pytest.importorskip("verl")
+needs("verl")
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.attribute)

@@ -6,15 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from extras import needs
 
 from afm.errors import ConfigError
 
-pytest.importorskip("verl")
-
-from verl_ext.rollout_cpu import CpuOptions, CpuRouter
+needs("verl")
 
 
-def options(**given: Any) -> CpuOptions:
+def options(**given: Any) -> Any:
+    from verl_ext.rollout_cpu import CpuOptions
+
     return CpuOptions.of(SimpleNamespace(engine_kwargs={"afm_cpu": given}))
 
 
@@ -33,6 +34,8 @@ def test_an_unknown_option_is_refused() -> None:
 
 def test_an_episode_stays_with_one_of_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.get_actor", lambda name: f"handle of {name}")
+    from verl_ext.rollout_cpu import CpuRouter
+
     router = CpuRouter({"a,b": "handle of a", "c": "handle of c"}, {})
     chosen = {request: router.acquire_server(request)[0] for request in ("x", "y", "z")}
     assert set(chosen.values()) == {"a", "b", "c"}

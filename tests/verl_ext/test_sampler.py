@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import needs
 
 from afm.errors import ConfigError, EngineError, RewardError
 
-pytest.importorskip("verl")
+needs("verl")
 pytestmark = pytest.mark.slow
 
 

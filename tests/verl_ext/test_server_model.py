@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from extras import needs
 
 from afm.agents import load_agent
 from afm.errors import EngineError
@@ -18,13 +19,17 @@ from afm.trajectory.record import StopReason
 from afm.trajectory.types import Author
 from verl_ext.server_model import ServerModel, engine_params, room_of
 
-pytest.importorskip("verl")
-from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
-from verl.workers.rollout.replica import TokenOutput
+needs("verl")
 
 PARAMS = SamplingParams(
     max_new_tokens=50, temperature=0.7, top_p=0.9, top_k=0, stop=("</code>", "</answer>"), seed=11
 )
+
+
+def token_output(**fields: Any) -> Any:
+    from verl.workers.rollout.replica import TokenOutput
+
+    return TokenOutput(**fields)
 
 
 class Sandboxless:
@@ -126,7 +131,7 @@ async def test_a_stop_string_in_many_small_tokens_far_from_the_end_is_seen(
     begin = [token for piece in pieces for token in piece]
     rest = tokenizer.encode(" 12" * 40, add_special_tokens=False)
     episode, _ = model(
-        TokenOutput(
+        token_output(
             token_ids=[*begin, *rest], log_probs=[-0.5] * (len(begin) + len(rest)), stop_reason="stop"
         )
     )
@@ -192,7 +197,7 @@ class StoppingServer:
         self.decode = decode
         self.generate = self  # as a Ray actor's method
 
-    async def remote(self, sampling_params: dict[str, Any], **unused: Any) -> TokenOutput:
+    async def remote(self, sampling_params: dict[str, Any], **unused: Any) -> Any:
         aborts, ids = self.cut > 0, self.left[0]
         count = 0
         while count < len(ids) and not (aborts and count == self.cut):
@@ -204,7 +209,7 @@ class StoppingServer:
         if not aborts:
             self.left.pop(0)
         self.cut = 0
-        return TokenOutput(
+        return token_output(
             token_ids=sampled,
             log_probs=[-0.5] * len(sampled),
             stop_reason="aborted" if aborts else "completed",
@@ -212,19 +217,19 @@ class StoppingServer:
         )
 
 
-class ResumingClient(FullyAsyncLLMServerClient):
+def resuming_client(server: StoppingServer) -> Any:
     """verl's own client of asynchronous trainers, with one server and no Ray."""
+    from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 
-    def __init__(self, server: StoppingServer) -> None:
-        rollout = SimpleNamespace(name="vllm", full_determinism=False, response_length=2000)
-        super().__init__(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)))
-        self._server = server
+    class Client(FullyAsyncLLMServerClient):
+        async def _acquire_server(self, request_id: str, **extra: Any) -> Any:
+            return "server", server
 
-    async def _acquire_server(self, request_id: str, **extra: Any) -> Any:
-        return "server", self._server
+        def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+            pass
 
-    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
-        pass
+    rollout = SimpleNamespace(name="vllm", full_determinism=False, response_length=2000)
+    return Client(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)))
 
 
 @pytest.mark.parametrize("back", [1, 2, 3, 4])
@@ -237,7 +242,7 @@ async def test_an_update_of_the_weights_inside_a_closing_tag_changes_nothing(
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in (call, call + more, answer)]
     server = StoppingServer(ids[1:], cut=len(ids[0]) - back, decode=tokenizer.decode)
     episode = ServerModel(
-        ResumingClient(server),
+        resuming_client(server),
         ChatTokenizer(tokenizer),
         engine="vllm",
         request_id="one",
@@ -259,13 +264,15 @@ def actor() -> Iterator[Any]:
     class Server:
         running = done = 0
 
-        async def generate(self, prompt_ids: list[int]) -> TokenOutput:
+        async def generate(self, prompt_ids: list[int]) -> Any:
             self.running += 1
             try:
                 await asyncio.sleep(2)
                 self.done += 1
             finally:
                 self.running -= 1
+            from verl.workers.rollout.replica import TokenOutput
+
             return TokenOutput(token_ids=prompt_ids, log_probs=[-0.5] * len(prompt_ids))
 
         async def state(self) -> tuple[int, int]:
@@ -292,9 +299,8 @@ async def test_no_generation_outlives_an_episode_that_ran_out_of_time(tokenizer:
     """A cancelled wait for a Ray actor does not reach it: engines that are put to sleep must be idle."""
 
     class Servers:
-        async def generate(self, request_id: str, prompt_ids: list[int], **unused: Any) -> TokenOutput:
-            output: TokenOutput = await actor.generate.remote(prompt_ids)
-            return output
+        async def generate(self, request_id: str, prompt_ids: list[int], **unused: Any) -> Any:
+            return await actor.generate.remote(prompt_ids)
 
     episode = ServerModel(
         Servers(), ChatTokenizer(tokenizer), engine="vllm", request_id="one", context_tokens=500

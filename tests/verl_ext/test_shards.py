@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import needs
 
 from afm.errors import EngineError
 
-pytest.importorskip("verl")
+needs("verl")
 
 RUNS = ("two", "three", "one again")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from extras import needs
 
 from afm.models.tiny import create_tiny_model, learn_by_heart, train_tokenizer
 from afm.processes import tied_environment
@@ -20,7 +21,7 @@ from verl_ext.compose import arguments, compose, default_overrides, flatten
 from verl_ext.processes import Process, descendants, end, scratch_folder
 from verl_ext.settings import RlSettings
 
-pytest.importorskip("verl")
+needs("verl")
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLLOUT = "actor_rollout_ref.rollout"

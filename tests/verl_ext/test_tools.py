@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
+from extras import needs
 
 from afm.errors import ConfigError
 from afm.tools import ToolContext, ToolResult
 from afm.tools.base import current_goal
 
-pytest.importorskip("verl")
+needs("verl")
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ROOT / "configs/tools/code_executor.yaml"

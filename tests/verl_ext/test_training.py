@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from extras import needs
 
 from afm.processes import tied_environment
 from afm.trajectory import read_records
@@ -26,7 +27,7 @@ from verl_ext.kept_episodes import episodes_file
 from verl_ext.processes import ALARMED, descendants, end
 from verl_ext.settings import load_settings
 
-pytest.importorskip("verl")
+needs("verl")
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]

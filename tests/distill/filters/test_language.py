@@ -1,9 +1,10 @@
 import pytest
+from extras import needs
 
 from afm.distill.filters.quality import LanguageFilter, LanguageSettings
 from afm.errors import ConfigError
 
-pytest.importorskip("py3langid")
+needs("py3langid")
 
 GERMAN = "Zuerst suche ich die Autorin des Romans, danach ihren Geburtsort und zum Schluss den Fluss, der dort entspringt."
 FRENCH = "Quelle est la longueur du fleuve qui traverse la ville où est née la romancière, et où prend-il sa source ?"

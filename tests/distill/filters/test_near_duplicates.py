@@ -3,6 +3,7 @@ import sqlite3
 import tracemalloc
 
 import pytest
+from extras import needs
 
 from afm.distill.filters.near_duplicates import (
     DuplicateIndex,
@@ -12,7 +13,7 @@ from afm.distill.filters.near_duplicates import (
     bands_of,
 )
 
-pytest.importorskip("numpy")
+needs("numpy")
 
 WORDS = [f"word{number}" for number in range(5000)]
 

@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+from extras import needs
 
 from afm.distill.filters.registry import FilterPlan
 from afm.distill.filters.run import filter_files
 from afm.errors import ConfigError, DataError
 from afm.trajectory import load_records
 
-pytest.importorskip("numpy")
+needs("numpy")
 
 PLAN = FilterPlan.model_validate(
     {

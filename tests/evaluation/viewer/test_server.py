@@ -1,9 +1,10 @@
 import httpx
 import pytest
+from extras import needs
 
 from afm.evaluation.viewer import EpisodeIndex
 
-pytest.importorskip("fastapi")
+needs("fastapi")
 
 
 @pytest.fixture

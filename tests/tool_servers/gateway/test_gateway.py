@@ -11,13 +11,14 @@ from contextlib import suppress
 from functools import cache
 
 import httpx
-import openai
 import pytest
+from extras import LazyPackage
 
 from afm.distill.event_log import EventKind, read_events
 from afm.distill.gateway import CallLog, Label, ModelCall, Usage
 from afm.distill.gateway_log import read_calls
 
+openai = LazyPackage("openai")
 HI = [{"role": "user", "content": "Hi"}]
 
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import openai
 import pytest
+from extras import LazyPackage
 
 from afm.agents import load_agent
 from afm.datasets import Task, write_tasks
@@ -18,6 +18,7 @@ from afm.distill.threads import Thread
 from afm.errors import DataError
 from afm.trajectory import Author, Segment, load_records, validate
 
+openai = LazyPackage("openai")
 ROOT = Path(__file__).parents[3]
 MILL = 'Doc 1 (Title: "Old Mill")\nThe Old Mill was built by Anna Berg <in 1702>.\n\n  It stands at the river Ilm.'
 BERG = "Anna Berg was born in Weimar; \u201cthe miller\u201d, they said."
