@@ -20,11 +20,12 @@ def visible(text: str) -> str:
     return text.translate(_PICTURES)
 
 
-_ESCAPE = re.compile(
+ESCAPE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # colours, cursor movements
     r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # titles, links, device strings
     r"|\x1b[ -~]?"
 )
+"""What a terminal obeys, whole."""
 _LINE_END = re.compile(r"\r+\n?")
 # Control characters but tab and line feed, characters that turn the direction of writing, line and paragraph
 # separators, the byte order mark, characters that no encoding can hold.
@@ -39,7 +40,7 @@ def plain(text: str) -> str:
     Lines end with a line feed alone: a carriage return, with which progress bars overwrite their line, ends a
     line too.
     """
-    return _INVISIBLE.sub(_render, _LINE_END.sub("\n", _ESCAPE.sub("", text)))
+    return _INVISIBLE.sub(_render, _LINE_END.sub("\n", ESCAPE.sub("", text)))
 
 
 def _render(match: re.Match[str]) -> str:

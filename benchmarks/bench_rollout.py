@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from reciting import learn_by_heart
 from timing import REPO, environment, interleaved, report
 from waiting_tool import wait_s
 
@@ -79,7 +80,7 @@ def recitation(episode: int, *, stock: bool) -> list[tuple[str, bool]]:
 
 def make_model(folder: Path, size: str) -> None:
     """A model that recites; the numbers of episodes it has seen stand for all."""
-    from afm.models.tiny import create_tiny_model, learn_by_heart, train_tokenizer
+    from afm.models.tiny import create_tiny_model, train_tokenizer
 
     texts = [recitation(episode, stock=stock) for episode in (7, 23, 38, 56) for stock in (False, True)]
     train_tokenizer(("".join(piece for piece, _ in text) for text in texts), folder, vocab_size=300)

@@ -18,9 +18,10 @@ from typing import Any
 
 import yaml
 from fault_run import ROWS, make_inputs, write_questions
+from reciting import learn_by_heart
 from timing import REPO
 
-from afm.models.tiny import create_tiny_model, learn_by_heart, train_tokenizer
+from afm.models.tiny import create_tiny_model, train_tokenizer
 
 CALL = "<plan>Run it.</plan><think>A sum.</think><code>\n```py\nprint(25)\n```\n</code>"
 RESULT = "\n<observation>\n25\n</observation>\n"

@@ -136,7 +136,7 @@ FAULTS = (
     ),
     Fault(
         "endpoints",
-        "afm/endpoints/replies.py",
+        "afm/endpoints/chat.py",
         "return min(prompt, self.total_tokens), max(0, self.total_tokens - prompt)",
         "return min(prompt, self.total_tokens), self.total_tokens",
     ),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from afm.errors import EngineError
-from afm.models.base import CodecModel, FinishReason, Generation, SamplingParams
+from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
 from afm.models.tokenizer import ChatTokenizer, stop_length
 from afm.rollout import Episode
 from verl_ext.algorithms import CPU_ENGINE
@@ -51,7 +51,7 @@ def room_of(rollout: Any) -> int:
     return min(whole, (rollout.max_model_len or whole) - reserve)
 
 
-class ServerModel(CodecModel):
+class ServerModel(TokenModel):
     """One episode's view of verl's servers.
 
     All turns of an episode go to the same server (its prefix cache), and the versions of the weights that

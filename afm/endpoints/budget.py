@@ -230,7 +230,7 @@ class Budget:
             return
         try:
             with self._file.transaction() as connection:
-                row = _row(connection)
+                row = connection.execute("SELECT calls, tokens, usd FROM spent").fetchone()
                 count = Spent(*row) if row else Spent()
                 yield count
                 values = (count.calls, count.tokens, count.usd)
@@ -245,16 +245,6 @@ class Budget:
         for end in waiting:
             with suppress(RuntimeError):  # its loop is closed
                 end.get_loop().call_soon_threadsafe(_finish, end)
-
-
-def _row(connection: sqlite3.Connection) -> tuple[int, int, float] | None:
-    query = "SELECT calls, tokens, usd FROM spent"
-    try:
-        row: tuple[int, int, float] | None = connection.execute(query).fetchone()
-    except sqlite3.OperationalError:  # a ledger of before there was money in it
-        connection.execute("ALTER TABLE spent ADD COLUMN usd REAL DEFAULT 0.0")
-        row = connection.execute(query).fetchone()
-    return row
 
 
 def _finish(end: asyncio.Future[None]) -> None:

@@ -267,7 +267,7 @@ def _served(settings: ModelSettings) -> tuple[str, int | None]:
         raise ConfigError(f"{settings.path} serves {listed}; choose with model.name=NAME")
     if name not in served:
         raise ConfigError(f"{settings.path} serves no {name!r}, but {listed}; mend model.name")
-    return f"{name} answers at {settings.path}", served[name].context_tokens
+    return f"{name} answers at {settings.path}", served[name]
 
 
 def _check_tokenizer(folder: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -96,66 +97,8 @@ class Generation:
         )
 
 
-class TokenModel(Protocol):
-    """A model that an episode can drive.
-
-    ``encode`` and ``decode`` add and drop no special tokens; ``decode(encode(text)) == text``.
-    """
-
-    @property
-    def name(self) -> str:
-        """Identifies the model in records."""
-        ...
-
-    @property
-    def context_tokens(self) -> int:
-        """Prompt and response together may not exceed this."""
-        ...
-
-    @property
-    def cancellable(self) -> bool:
-        """Whether cancelling :meth:`generate` ends the generation; otherwise a limit on time waits for it."""
-        ...
-
-    @property
-    def token_exact(self) -> bool:
-        """Whether ids are those that the model reads and samples; otherwise they only stand for its text."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` alone."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ``token_ids``, end-of-sequence tokens rendered as nothing."""
-        ...
-
-    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Chat messages through the model's template, ready for the assistant to begin."""
-        ...
-
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """Continue ``prompt_ids``. Raises :class:`afm.errors.EngineError` when the engine fails."""
-        ...
-
-    async def close(self) -> None:
-        """Free what the model holds."""
-        ...
-
-
-@runtime_checkable
-class StreamingModel(Protocol):
-    """A model that can also show its tokens one by one. The result is that of ``generate``."""
-
-    async def stream(
-        self, prompt_ids: Sequence[int], params: SamplingParams, on_token: Callable[[int], None]
-    ) -> Generation:
-        """As ``generate``; ``on_token`` is called in the same event loop, before this returns."""
-        ...
-
-
 class Codec(Protocol):
-    """What a model leaves to its tokenizer; ``decode(encode(text)) == text``."""
+    """What a model leaves to its tokenizer: no special tokens are added or dropped; ``decode(encode(text)) == text``."""
 
     @property
     def end_id(self) -> int:
@@ -175,10 +118,8 @@ class Codec(Protocol):
         ...
 
 
-class CodecModel:
-    """Base of models: name, context and all that the codec does; generating is left to them.
-
-    ``cancellable``: an engine in this process drops its row, and a server notices the closed connection.
+class TokenModel(ABC):
+    """A model that an episode can drive.
 
     Args:
         codec: The model's tokenizer.
@@ -187,22 +128,14 @@ class CodecModel:
     """
 
     cancellable = True
-    token_exact: bool = True
+    """Whether cancelling :meth:`generate` ends the generation; otherwise a limit on time waits for it."""
+    token_exact = True
+    """Whether ids are those that the model reads and samples; otherwise they only stand for its text."""
 
     def __init__(self, codec: Codec, *, name: str, context_tokens: int) -> None:
         self._codec = codec
-        self._name = name
-        self._context_tokens = context_tokens
-
-    @property
-    def name(self) -> str:
-        """Identifies the model in records."""
-        return self._name
-
-    @property
-    def context_tokens(self) -> int:
-        """Prompt and response together may not exceed this."""
-        return self._context_tokens
+        self.name = name
+        self.context_tokens = context_tokens
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` alone."""
@@ -215,3 +148,22 @@ class CodecModel:
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Chat messages through the model's template, ready for the assistant to begin."""
         return self._codec.encode_prompt(messages)
+
+    @abstractmethod
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """Continue ``prompt_ids``. Raises :class:`afm.errors.EngineError` when the engine fails."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free what the model holds."""
+
+
+@runtime_checkable
+class StreamingModel(Protocol):
+    """A model that can also show its tokens one by one. The result is that of ``generate``."""
+
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, on_token: Callable[[int], None]
+    ) -> Generation:
+        """As ``generate``; ``on_token`` is called in the same event loop, before this returns."""
+        ...

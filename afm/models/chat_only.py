@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from afm.configuration import merged
-from afm.endpoints.chat import ChatEndpoint, EndpointSettings
-from afm.endpoints.replies import ChatReply
+from afm.endpoints.chat import ChatEndpoint, ChatReply, EndpointSettings
 from afm.errors import EngineError
-from afm.models.base import CodecModel, FinishReason, Generation, SamplingParams, ToolCalls
+from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel, ToolCalls
 from afm.models.tokenizer import first_stop
 from afm.trajectory.tags import blocks
 
@@ -110,7 +109,7 @@ def _text(token: int) -> str:
     return number.to_bytes((number.bit_length() + 7) // 8, "big")[1:].decode("utf-8", "surrogatepass")
 
 
-class ChatOnlyModel(CodecModel):
+class ChatOnlyModel(TokenModel):
     """Drives an episode over ``URL/v1/chat/completions``.
 
     After each observation the conversation is sent again: the agent's text as the assistant's message, the observation as the
@@ -127,7 +126,7 @@ class ChatOnlyModel(CodecModel):
         endpoint: How the server is asked.
     """
 
-    token_exact: bool = False
+    token_exact = False
 
     def __init__(
         self,
@@ -168,7 +167,7 @@ class ChatOnlyModel(CodecModel):
 
     def _body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         fields: dict[str, Any] = {
-            "model": self._name,
+            "model": self.name,
             "messages": list(self._messages(prompt_ids)),
             "max_tokens": params.max_new_tokens,
             "temperature": params.temperature,

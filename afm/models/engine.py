@@ -34,11 +34,9 @@ T = TypeVar("T")
 class EngineStats:
     """Counters since the engine was made; ``reused_tokens`` of prompts were not computed again."""
 
-    requests: int = 0
     steps: int = 0
     sampled_tokens: int = 0
     reused_tokens: int = 0
-    aborted: int = 0
 
 
 class BatchEngine:
@@ -135,7 +133,6 @@ class BatchEngine:
         with self._changed:
             self._start()
             self._waiting.append(request)
-            self.stats.requests += 1
             self._changed.notify()
         answer = asyncio.wrap_future(request.future)
         return await (feed.until(answer) if feed else answer)
@@ -264,7 +261,6 @@ class BatchEngine:
         requests = self._take_all()
         for request in requests:
             _deliver(request, request.generation(FinishReason.ABORTED))
-        self.stats.aborted += len(requests)
         return len(requests)
 
     def _fail(self, error: EngineError, admitted: Sequence[GenerationRequest] = ()) -> None:

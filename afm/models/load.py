@@ -12,7 +12,7 @@ from afm.configuration import without_password
 from afm.endpoints.chat import MOST_PARALLEL, EndpointSettings
 from afm.endpoints.connections import address_fault, addresses
 from afm.errors import ConfigError, EngineError, MissingExtraError, suggestion
-from afm.models.base import CodecModel, Generation, SamplingParams, TokenModel, ToolCalls
+from afm.models.base import Generation, SamplingParams, TokenModel, ToolCalls
 from afm.models.chat_only import ChatOnlyModel
 from afm.models.engine import BatchEngine
 from afm.models.openai import OpenAIModel, served_models
@@ -105,13 +105,13 @@ def _served(
         raise ConfigError(f"{url} serves {len(served)} models, name one of: {', '.join(sorted(served))}")
     if name not in served:
         raise ConfigError(f"{url} serves no model {name!r}; {suggestion(name, served)}")
-    context = context_tokens or served[name].context_tokens
+    context = context_tokens or served[name]
     if context is None:
         raise EngineError(f"{url} does not tell the context of {name!r}; give context_tokens=...")
     return OpenAIModel(url, codec, name=name, context_tokens=context, endpoint=endpoint)
 
 
-class TransformersModel(CodecModel):
+class TransformersModel(TokenModel):
     """A model folder as a :class:`afm.models.base.TokenModel`; many episodes share its batches.
 
     float32 on a CPU, bfloat16 on a GPU.
@@ -188,10 +188,10 @@ class TransformersModel(CodecModel):
         await self._engine.close()
 
     def _fitting(self, prompt_ids: Sequence[int], params: SamplingParams) -> SamplingParams:
-        left = self._context_tokens - len(prompt_ids)
+        left = self.context_tokens - len(prompt_ids)
         if left < 1:
             raise EngineError(
-                f"the prompt has {len(prompt_ids)} tokens, the model's context {self._context_tokens}"
+                f"the prompt has {len(prompt_ids)} tokens, the model's context {self.context_tokens}"
             )
         return params if params.max_new_tokens <= left else replace(params, max_new_tokens=left)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -21,7 +20,7 @@ from afm.endpoints.connections import (
 )
 from afm.endpoints.pace import TryAgainError, persistently
 from afm.errors import EngineError, RefusedError
-from afm.models.base import CodecModel, FinishReason, Generation, SamplingParams
+from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
 from afm.models.tokenizer import ChatTokenizer, first_stop
 
 _SHOWN = 300
@@ -29,15 +28,7 @@ _LONGEST_ANSWER = 256 << 20
 """Bytes; one token comes with its text, id and log-probability, in up to some hundred of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What a server says about a model it serves."""
-
-    name: str
-    context_tokens: int | None
-
-
-class OpenAIModel(CodecModel):
+class OpenAIModel(TokenModel):
     """Completions with a prompt of token ids, from ``URL/v1/completions``.
 
     The server must return the ids it sampled: vLLM does (``return_token_ids``, or
@@ -85,7 +76,7 @@ class OpenAIModel(CodecModel):
             EngineError: The server failed for good, refused, or returned no token ids.
         """
         params.check()
-        body = _request(self._name, prompt_ids, params)
+        body = _request(self.name, prompt_ids, params)
         attempts = self._settings.attempts
         try:
             async with self._connections.place() as client:
@@ -124,7 +115,7 @@ class OpenAIModel(CodecModel):
         ids = _token_ids(choice)
         if ids is None:
             raise EngineError(
-                f"{self._urls}: the server returned no token ids for model {self._name!r}; an episode needs them "
+                f"{self._urls}: the server returned no token ids for model {self.name!r}; an episode needs them "
                 "exactly as sampled. Serve the model with vLLM 0.10.2 or later, or give its folder instead of a URL"
             )
         if len(ids) > params.max_new_tokens:
@@ -162,33 +153,33 @@ class OpenAIModel(CodecModel):
         return FinishReason.END_OF_TEXT
 
 
-def served_models(url: str) -> dict[str, ServedModel]:
-    """The models that a server lists, by name; with several addresses, those that each of them lists, with the smallest context.
+def served_models(url: str) -> dict[str, int | None]:
+    """The context of each model that a server lists, ``None`` where it does not say.
+
+    With several addresses these are the models that each of them lists, with the smallest context.
 
     Raises:
         EngineError: One cannot be reached, does not answer like an OpenAI-compatible server, or has no model that all have.
     """
     urls = addresses(url)
-    lists = [{model.name: model for model in _listed(base_url(address))} for address in urls]
+    lists = [_listed(base_url(address)) for address in urls]
     common = [name for name in lists[0] if all(name in models for models in lists)]
     if lists[0] and not common:
         served = "; ".join(f"{url} serves {', '.join(names)}" for url, names in zip(urls, lists, strict=True))
         raise EngineError(f"the servers have no model in common: {served}")
-    contexts = {
-        name: [tokens for models in lists if (tokens := models[name].context_tokens)] for name in common
+    return {
+        name: min((tokens for models in lists if (tokens := models[name])), default=None) for name in common
     }
-    return {name: ServedModel(name, min(contexts[name], default=None)) for name in common}
 
 
-def _listed(url: str) -> list[ServedModel]:
+def _listed(url: str) -> dict[str, int | None]:
     settings = EndpointSettings()
     where = f"{url}/models"
     headers = bearer(settings.key(), settings.key_variable)
     try:
         response = httpx.get(where, headers=headers, timeout=CONNECT_TIMEOUT_S)
         response.raise_for_status()
-        rows = response.json()["data"]
-        return [ServedModel(str(row["id"]), row.get("max_model_len")) for row in rows]
+        return {str(row["id"]): row.get("max_model_len") for row in response.json()["data"]}
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(
             f"{where}: cannot be asked for its models: {type(error).__name__}: {error}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from afm.errors import EngineError
-from afm.models.base import Codec, CodecModel, FinishReason, Generation, SamplingParams
+from afm.models.base import Codec, FinishReason, Generation, SamplingParams, TokenModel
 from afm.models.tokenizer import stop_length
 
 Script = Callable[[str], str]
@@ -31,7 +31,7 @@ class ByteCodec:
         return self.encode("".join(lines) + "assistant: ")
 
 
-class ScriptedModel(CodecModel):
+class ScriptedModel(TokenModel):
     """Emits a script token by token, up to the first stop string like a real model.
 
     What follows a stop string in a response comes with the next generation. A response that is used up
@@ -81,7 +81,7 @@ class ScriptedModel(CodecModel):
             return self._codec.encode(self._script(self._codec.decode(prompt_ids)))
         if not self._responses:
             raise EngineError(
-                f"the script of model {self._name!r} is used up after {len(self.params) - 1} generations"
+                f"the script of model {self.name!r} is used up after {len(self.params) - 1} generations"
             )
         return self._responses.pop(0)
 

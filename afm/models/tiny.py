@@ -8,10 +8,10 @@ tokens did not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-from afm.errors import ConfigError, EngineError, MissingExtraError
+from afm.errors import ConfigError, MissingExtraError
 
 PAD_TOKEN, START_TOKEN, END_TOKEN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -140,55 +140,6 @@ def create_tiny_model(
     model.save_pretrained(str(out_dir))
     tokenizer.save_pretrained(str(out_dir))
     return int(model.num_parameters())
-
-
-def learn_by_heart(
-    model_dir: str | Path,
-    texts: Sequence[Sequence[tuple[str, bool]]],
-    *,
-    loss: float = 0.002,
-    max_steps: int = 2000,
-    learning_rate: float = 3e-3,
-) -> int:
-    """Train the model in ``model_dir`` until it recites ``texts``: an agent for tests and benchmarks that does as told.
-
-    Args:
-        texts: Each in pieces: a text, and whether the model has to say it. Pieces are encoded by themselves.
-        loss: Mean cross-entropy of what is said at which it stops.
-
-    Returns:
-        Steps it took.
-
-    Raises:
-        EngineError: Not learned in ``max_steps``.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(model_dir))
-    model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=torch.float32)
-    rows: list[tuple[list[int], list[int]]] = []
-    for text in texts:
-        pieces = [(tokenizer.encode(piece, add_special_tokens=False), said) for piece, said in text]
-        ids = [token for piece, _ in pieces for token in piece]
-        rows.append((ids, [token if said else -100 for piece, said in pieces for token in piece]))
-    width = max(len(ids) for ids, _ in rows)
-    ids_BT = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows])
-    labels_BT = torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in rows])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
-    for step in range(max_steps):
-        found = model(input_ids=ids_BT, labels=labels_BT).loss
-        if found.item() < loss:
-            model.save_pretrained(str(model_dir))
-            return step
-        found.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    raise EngineError(
-        f"{model_dir}: the texts were not learned in {max_steps} steps (loss {found.item():.3g}, expected {loss}); give it "
-        "more steps or a larger model"
-    )
 
 
 def _with_role_names(texts: Iterable[str]) -> Iterable[str]:

@@ -14,10 +14,9 @@ from pydantic import Field, field_validator
 
 from afm.configuration import merged, without_password
 from afm.endpoints.budget import Budget, BudgetSettings
-from afm.endpoints.chat import ChatEndpoint, EndpointSettings
+from afm.endpoints.chat import ChatEndpoint, ChatReply, EndpointSettings
 from afm.endpoints.connections import address_fault, base_url
 from afm.endpoints.pace import TryAgainError
-from afm.endpoints.replies import ChatReply
 from afm.errors import ConfigError, EngineError, RewardError
 from afm.settings import load_settings
 

@@ -6,13 +6,9 @@ import re
 from functools import lru_cache
 
 from afm.agents.spec import AgentSpec
+from afm.terminal import ESCAPE
 from afm.trajectory.types import Trajectory
 
-_ESCAPE = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # terminal colours, cursor movements
-    r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # titles, device strings
-    r"|\x1b[ -~]?"
-)
 _LINE_END = re.compile(r"\r\n?|[\x0b\x0c\u2028\u2029]")
 # Control characters but tab and line feed; characters without width; those that turn the direction of writing;
 # annotation marks; "tag" characters and supplementary selectors, in which whole sentences can be hidden.
@@ -56,7 +52,7 @@ def readable(text: str) -> str:
     """
     if _NOT_PLAIN.search(text) is None:
         return text
-    text = _LINE_END.sub("\n", _ESCAPE.sub("", text))
+    text = _LINE_END.sub("\n", ESCAPE.sub("", text))
     text = _JOINER.sub("", _HIDDEN.sub("", text))
     return whole_characters(text)
 

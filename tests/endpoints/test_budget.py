@@ -1,9 +1,7 @@
 import asyncio
-import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from threading import Event
 
 import pytest
@@ -133,16 +131,6 @@ async def test_a_call_that_is_cancelled_on_its_way_to_the_file_is_settled_all_th
     await spend(budget, 50, 50)
     with pytest.raises(BudgetSpentError, match="60 of 60 tokens"):
         await spend(budget, 1, 1)
-
-
-async def test_a_ledger_of_before_there_was_money_in_it_goes_on(tmp_path):
-    with closing(sqlite3.connect(tmp_path / "b")) as file, file:
-        file.execute("CREATE TABLE spent (one INTEGER PRIMARY KEY, calls INTEGER, tokens INTEGER)")
-        file.execute("INSERT INTO spent VALUES (1, 2, 30)")
-    budget = Budget(BudgetSettings(tokens=60, file=tmp_path / "b"))
-    await spend(budget, 20, 20)
-    with pytest.raises(BudgetSpentError, match="50 of 60 tokens"):
-        await spend(budget, 20, 20)
 
 
 async def test_many_calls_at_once_never_exceed_the_budget_and_use_it_up(limited):

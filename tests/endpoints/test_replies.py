@@ -1,13 +1,13 @@
 import pytest
 
-from afm.endpoints.pace import TryAgainError
-from afm.endpoints.replies import (
+from afm.endpoints.chat import (
     UnfinishedReasoningError,
     UnusableReplyError,
     objects_in,
     read_reply,
     without_reasoning,
 )
+from afm.endpoints.pace import TryAgainError
 
 
 @pytest.mark.parametrize(

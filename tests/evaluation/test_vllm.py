@@ -18,9 +18,10 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from reciting import learn_by_heart
 
 from afm.agents import load_agent, save_agent
-from afm.models.tiny import create_tiny_model, learn_by_heart, train_tokenizer
+from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.trajectory import read_records
 
 PYTHON = os.environ.get("AFM_VLLM_PYTHON", "")

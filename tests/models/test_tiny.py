@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from afm.errors import ConfigError, EngineError
-from afm.models.tiny import create_tiny_model, learn_by_heart, train_tokenizer
+from afm.errors import ConfigError
+from afm.models.tiny import create_tiny_model, train_tokenizer
 
 TEXTS = [f"Tom has {n} apples. <code>print({n} + 7)</code>" for n in range(300)]
 
@@ -98,25 +98,3 @@ def test_impossible_sizes_are_refused(folder, tmp_path):
         train_tokenizer(TEXTS, tmp_path, vocab_size=258)
     with pytest.raises(ConfigError, match="hidden_size 100"):
         create_tiny_model(folder / "tokenizer", tmp_path, hidden_size=100, heads=8)
-
-
-def test_a_model_learns_by_heart_what_it_has_to_say_and_nothing_else(tmp_path):
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    train_tokenizer(TEXTS, tmp_path, vocab_size=270)
-    create_tiny_model(tmp_path, tmp_path, hidden_size=64, layers=1)
-    asked, said, seen, last = "How many?", "<code>print(3)</code>", " 3 ", "Three.<|im_end|>"
-    learn_by_heart(tmp_path, [[(asked, False), (said, True), (seen, False), (last, True)]])
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-
-    def goes_on(text, tokens):
-        ids = torch.tensor([tokenizer.encode(text)])
-        found = model.generate(ids, do_sample=False, max_new_tokens=tokens, pad_token_id=0)
-        return tokenizer.decode(found[0, ids.shape[1] :])
-
-    assert goes_on(asked, len(tokenizer.encode(said))) == said
-    assert goes_on(asked + said + seen, 30) == last
-    with pytest.raises(EngineError, match="not learned in 1 steps"):
-        learn_by_heart(tmp_path, [[(asked, False), ("Another.", True)]], max_steps=1)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 from extras import needs
+from reciting import learn_by_heart
 
-from afm.models.tiny import create_tiny_model, learn_by_heart, train_tokenizer
+from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.processes import tied_environment
 from verl_ext.command import environment, ray_overrides
 from verl_ext.compose import arguments, compose, default_overrides, flatten

@@ -16,9 +16,9 @@ import httpx
 from pydantic import SecretStr
 
 from afm.configuration import without_password
+from afm.endpoints.chat import UnfinishedReasoningError, without_reasoning
 from afm.endpoints.connections import AnswerTooLongError, address_fault, checked_key, read_answer
 from afm.endpoints.pace import RETRIED_STATUS, TryAgainError, persistently, retry_after_s
-from afm.endpoints.replies import UnfinishedReasoningError, without_reasoning
 from afm.errors import ConfigError, ToolError
 from afm.trajectory.observation import readable
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from afm.configuration import Settings, read_file, validated
 from afm.distill.event_log import explain
-from afm.endpoints.replies import objects_in, without_reasoning
+from afm.endpoints.chat import objects_in, without_reasoning
 from afm.errors import ConfigError
 from afm.trajectory.programs import call_form
 

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.endpoints.chat import ChatEndpoint, EndpointSettings
-from afm.endpoints.replies import UnfinishedReasoningError, without_reasoning
+from afm.endpoints.chat import ChatEndpoint, EndpointSettings, UnfinishedReasoningError, without_reasoning
 from afm.errors import DataError, RefusedError, RewardError
 from afm.models.base import SamplingParams, TokenModel
 from afm.play import ModelPlayer, play_once
