@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,57 +18,72 @@ RL = pytest.mark.skipif(
 )
 
 
-def smoke(name: str, out: Path, *options: str) -> dict[str, Any]:
-    command = [sys.executable, str(FOLDER / name), "--smoke", "--out", str(out), *options]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    result = json.loads(out.read_text(encoding="utf-8"))
-    assert json.loads(printed) == result
-    return dict(result)
+Smoke = Callable[..., dict[str, Any]]
 
 
-def test_parse_benchmark_reports_speed_and_where_it_was_measured(tmp_path: Path) -> None:
-    result = smoke("bench_parse.py", tmp_path / "parse.json")
+@pytest.fixture
+def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Smoke:
+    """Runs a benchmark in this process: what all of them import takes longer than what they do."""
+
+    def run(name: str, *options: str) -> dict[str, Any]:
+        out = tmp_path / "result.json"
+        monkeypatch.setattr(sys, "argv", [name, "--smoke", "--out", str(out), *options])
+        import_module(name).main()
+        result = json.loads(out.read_text(encoding="utf-8"))
+        assert json.loads(capsys.readouterr().out) == result
+        return dict(result)
+
+    return run
+
+
+def test_parse_benchmark_reports_speed_and_where_it_was_measured(smoke: Smoke) -> None:
+    result = smoke("bench_parse")
     assert result["megabytes_per_s"]["parse"] > 0
     assert {"cpu", "cores", "commit", "versions"} <= set(result["environment"])
     assert {"median_s", "min_s", "max_s"} == set(result["seconds"]["parse"])
 
 
-def test_evaluation_benchmark_checks_before_it_measures(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_evaluation_benchmark_checks_before_it_measures(smoke: Smoke) -> None:
     pytest.importorskip("transformers")
-    result = smoke("bench_eval.py", tmp_path / "eval.json")
+    result = smoke("bench_eval")
     assert result["overhead"]["processor"]["seconds"]["afm eval"]["median_s"] > 0
     assert result["resume"]["rows"] == 2000
     assert {"cpu", "cores", "commit", "versions"} <= set(result["environment"])
 
 
-def test_masking_benchmark_checks_before_it_measures(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_masking_benchmark_checks_before_it_measures(smoke: Smoke) -> None:
     pytest.importorskip("transformers")
-    result = smoke("bench_masking.py", tmp_path / "masking.json")
+    result = smoke("bench_masking")
     assert result["correctness"]["ours, split"] == {"rows": 40, "dropped": 0, "inexact": 0, "leaking": 0}
     rival = result["correctness"]["marker search"]
     assert rival["dropped"] + rival["inexact"] == 40
     assert result["times_stock"]["stock"] == 1.0
 
 
-def test_duplicates_benchmark_finds_what_it_planted(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_duplicates_benchmark_finds_what_it_planted(smoke: Smoke) -> None:
     pytest.importorskip("datasketch")
-    found = smoke("bench_duplicates.py", tmp_path / "duplicates.json")["found"]
+    found = smoke("bench_duplicates")["found"]
     assert found["threshold 0.8, similarity 0.79"]["ours"] == 0
     assert found["threshold 0.8, similarity 0.89"]["ours"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
-def test_rewards_benchmark_checks_verdicts_before_it_measures(tmp_path: Path) -> None:
+def test_rewards_benchmark_checks_verdicts_before_it_measures(smoke: Smoke) -> None:
     pytest.importorskip("math_verify")
-    result = smoke("bench_rewards.py", tmp_path / "rewards.json")
+    result = smoke("bench_rewards")
     assert result["math"]["pairs_per_s"]["score_many"] > 0
     assert result["code_tests"]["cases"] == 12
     assert {"cpu", "cores", "commit", "versions"} <= set(result["environment"])
 
 
-def test_engine_benchmark_checks_tokens_before_it_measures(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_engine_benchmark_checks_tokens_before_it_measures(smoke: Smoke) -> None:
     pytest.importorskip("transformers")
-    result = smoke("bench_engine.py", tmp_path / "engine.json", "--threads", "1")
+    result = smoke("bench_engine", "--threads", "1")
     batches = result["models"]["quickstart"]["batch"]
     assert set(batches) == {"1", "8", "32", "32 uneven"}
     assert all(found["tokens_per_s"]["ours"] > 0 for found in batches.values())
@@ -74,9 +91,9 @@ def test_engine_benchmark_checks_tokens_before_it_measures(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @RL
-def test_rollout_benchmark_checks_that_every_way_does_the_same(tmp_path: Path) -> None:
+def test_rollout_benchmark_checks_that_every_way_does_the_same(smoke: Smoke) -> None:
     pytest.importorskip("verl")
-    result = smoke("bench_rollout.py", tmp_path / "rollout.json")
+    result = smoke("bench_rollout")
     assert result["work"]["checked"]
     assert {"ours", "tool_agent", "turn by turn"} == set(result["times_bound"])
     assert result["seconds"]["ours"]["median_s"] >= result["slowest_tools_s"]
@@ -84,9 +101,9 @@ def test_rollout_benchmark_checks_that_every_way_does_the_same(tmp_path: Path) -
 
 @pytest.mark.slow
 @RL
-def test_step_benchmark_compares_equal_steps(tmp_path: Path) -> None:
+def test_step_benchmark_compares_equal_steps(smoke: Smoke) -> None:
     pytest.importorskip("verl")
-    result = smoke("bench_step.py", tmp_path / "step.json")
+    result = smoke("bench_step")
     assert result["work"] == {
         "samples": 64,
         "response_tokens": 16,
@@ -95,9 +112,10 @@ def test_step_benchmark_compares_equal_steps(tmp_path: Path) -> None:
     assert result["seconds"]["ours"]["step"]["median_s"] > 0
 
 
-def test_pipeline_benchmark_checks_that_all_keep_the_same_before_it_measures(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_pipeline_benchmark_checks_that_all_keep_the_same_before_it_measures(smoke: Smoke) -> None:
     pytest.importorskip("datasketch")
-    result = smoke("bench_pipeline.py", tmp_path / "pipeline.json")
+    result = smoke("bench_pipeline")
     assert result["filter"]["rows"] == 200
     assert (
         result["filter"]["written"] == 123
@@ -109,6 +127,7 @@ def test_pipeline_benchmark_checks_that_all_keep_the_same_before_it_measures(tmp
 ABLATION = (sys.executable, str(FOLDER / "ablate_data.py"), "--smoke", "--seeds", "0", "--out")
 
 
+@pytest.mark.slow
 def test_ablation_of_data_makes_three_sets_with_and_without_flaws(tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
     subprocess.run([*ABLATION, str(tmp_path), "--only-sets"], capture_output=True, check=True)

@@ -165,12 +165,6 @@ async def test_a_stop_string_over_several_tokens_ends_at_the_token_that_complete
     assert result.token_ids != tuple(free)
 
 
-async def test_tokens_are_reported_in_the_callers_loop_as_they_come(engine):
-    seen = []
-    result = await engine.generate([5, 6, 7], SamplingParams(12, seed=1), on_token=seen.append)
-    assert seen == list(result.token_ids)
-
-
 async def test_a_slow_reader_of_tokens_does_not_hold_up_a_cancelled_request(engine):
     """The event loop is blocked until a hundred tokens wait to be shown; then somebody gives up."""
     seen = []

@@ -21,42 +21,26 @@ def frequencies(params, probabilities, rows=20_000):
     return [round(share, 3) for share in (tokens.bincount(minlength=len(probabilities)) / rows).tolist()]
 
 
-def test_tokens_come_as_often_as_they_should():
-    assert frequencies(SamplingParams(1), [0.5, 0.25, 0.125, 0.125]) == pytest.approx(
-        [0.5, 0.25, 0.125, 0.125], abs=0.012
-    )
-
-
-def test_temperature_sharpens():
-    # p^2 of (.6, .4) is (.36, .16), normalised (9/13, 4/13)
-    params = SamplingParams(1, temperature=0.5)
-    assert frequencies(params, [0.6, 0.4]) == pytest.approx([9 / 13, 4 / 13], abs=0.012)
-
-
-def test_top_k_keeps_the_likeliest():
-    params = SamplingParams(1, top_k=2)
-    assert frequencies(params, [0.1, 0.5, 0.1, 0.3]) == pytest.approx([0, 5 / 8, 0, 3 / 8], abs=0.012)
-
-
-def test_top_p_keeps_the_smallest_set_with_that_mass():
-    # .5 + .3 = .8 >= .75; without .3 it would be too little
-    params = SamplingParams(1, top_p=0.75)
-    assert frequencies(params, [0.15, 0.5, 0.05, 0.3]) == pytest.approx([0, 5 / 8, 0, 3 / 8], abs=0.012)
-
-
-def test_top_p_counts_the_mass_that_top_k_left():
-    # top-k 2 leaves .5 and .3, of which .5 is already 62.5 %
-    params = SamplingParams(1, top_k=2, top_p=0.6)
-    assert frequencies(params, [0.2, 0.5, 0.3]) == [0, 1, 0]
-
-
-def test_a_tiny_top_p_is_greedy():
-    assert frequencies(SamplingParams(1, top_p=1e-6), [0.3, 0.4, 0.3]) == [0, 1, 0]
-
-
-def test_impossible_tokens_are_never_drawn():
-    shares = frequencies(SamplingParams(1), [0.0, 0.5, 0.0, 0.5, 0.0])
-    assert [shares[index] for index in (0, 2, 4)] == [0, 0, 0]
+@pytest.mark.parametrize(
+    ("options", "probabilities", "expected"),
+    [
+        ({}, [0.5, 0.25, 0.125, 0.125], [0.5, 0.25, 0.125, 0.125]),
+        ({}, [0.0, 0.5, 0.0, 0.5, 0.0], [0, 0.5, 0, 0.5, 0]),  # what is impossible is never drawn
+        ({"temperature": 0.5}, [0.6, 0.4], [9 / 13, 4 / 13]),  # p^2 is (.36, .16), normalised
+        ({"top_k": 2}, [0.1, 0.5, 0.1, 0.3], [0, 5 / 8, 0, 3 / 8]),
+        # .5 + .3 = .8 >= .75; without .3 it would be too little
+        ({"top_p": 0.75}, [0.15, 0.5, 0.05, 0.3], [0, 5 / 8, 0, 3 / 8]),
+        # top-k 2 leaves .5 and .3, of which .5 is already 62.5 %
+        ({"top_k": 2, "top_p": 0.6}, [0.2, 0.5, 0.3], [0, 1, 0]),
+        ({"top_p": 1e-6}, [0.3, 0.4, 0.3], [0, 1, 0]),
+    ],
+)
+def test_tokens_come_as_often_as_they_should(options, probabilities, expected):
+    shares = frequencies(SamplingParams(1, **options), probabilities)
+    assert shares == pytest.approx(expected, abs=0.012)
+    assert [share for share, value in zip(shares, expected, strict=True) if value in (0, 1)] == [
+        value for value in expected if value in (0, 1)
+    ]
 
 
 def test_logprobs_have_the_temperature_but_not_the_filters():

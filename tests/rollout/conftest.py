@@ -20,6 +20,9 @@ class Calculator:
         self.arguments.append(argument)
         if argument == "sleep":
             await asyncio.sleep(30)
+        if argument.startswith("nap"):
+            await asyncio.sleep(0.2)
+            return ToolResult("rested")
         if argument == "crash":
             raise RuntimeError("wire cut")
         if argument == "down":

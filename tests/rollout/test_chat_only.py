@@ -132,15 +132,6 @@ async def test_fields_of_the_request_may_be_changed_and_removed(serve, spec, cal
     assert {"max_tokens", "stop"}.isdisjoint(body)
 
 
-async def test_a_busy_server_is_asked_again_and_a_refusal_is_final(serve, spec, calculator):
-    server = serve(Response(status_code=409), "<answer>5</answer>")
-    assert (await play(server, spec, calculator)).stop is StopReason.ANSWER
-    refusing = serve(Response(status_code=400, content=b"no such model"))
-    with pytest.raises(EngineError, match="status 400: no such model"):
-        await play(refusing, spec, calculator)
-    assert len(refusing.requests) == 1
-
-
 def test_ids_hold_text_and_author() -> None:
     codec = TextCodec()
     text = "\0 zero, é, 漢字, \ud800 and 🙂"
@@ -166,11 +157,13 @@ def test_an_earlier_answer_in_the_prompt_is_the_assistants() -> None:
 
 
 async def test_a_text_without_a_stop_string_ends_with_the_end_id(serve) -> None:
-    server = serve("That is all.")
+    """Also where the text alone would take all tokens: 3 pieces of four characters."""
+    server = serve("That is all.", "That is all.")
     model = ChatOnlyModel(server.origin, name="closed")
     prompt = model.encode_prompt([{"role": "user", "content": "Hello"}])
-    generation = await model.generate(prompt, SamplingParams(100, stop=("</answer>",)))
+    for most in (100, 3):
+        generation = await model.generate(prompt, SamplingParams(most, stop=("</answer>",)))
+        assert generation.finish is FinishReason.END_OF_TEXT
+        assert generation.token_ids[-1] == 0
+        assert model.decode(generation.token_ids) == "That is all."
     await model.close()
-    assert generation.finish is FinishReason.END_OF_TEXT
-    assert generation.token_ids[-1] == 0
-    assert model.decode(generation.token_ids) == "That is all."

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from afm.runs.atomic import replace_text, replacing
+from afm.runs.atomic import replace_text, replacing, replacing_together
 
 
 def test_content_reaches_the_disk_before_its_name_and_the_name_before_the_end(
@@ -34,3 +34,23 @@ def test_a_block_that_fails_leaves_the_old_content_alone(tmp_path: Path) -> None
     with pytest.raises(ZeroDivisionError):
         write_half()
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_of_files_that_belong_together_the_first_appears_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, there is no first one, without which nobody begins."""
+    paths, order, rename = [tmp_path / "first", tmp_path / "second"], [], Path.replace
+
+    def note(source: Path, target: Path) -> Path:
+        order.append(target.name)
+        assert not paths[0].exists()
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "replace", note)
+    for text in ("old", "new"):
+        with replacing_together(paths) as temporaries:
+            for temporary in temporaries:
+                temporary.write_text(text)
+    assert order == ["second", "first"] * 2
+    assert [path.read_text() for path in paths] == ["new", "new"]

@@ -12,12 +12,15 @@ from afm.runs.folder import RunFolder
 
 def test_a_folder_with_results_names_every_key_that_differs(tmp_path: Path) -> None:
     folder, results = RunFolder(tmp_path), [tmp_path / "rows.jsonl"]
-    folder.claim({"seed": 0, "plan": {"rate": 1}, "old": 1}, results)
-    folder.claim({"seed": 0, "plan": {"rate": 2}, "old": 1}, results)  # nothing was made yet
+    folder.claim({"seed": 0, "plan": {"deep": {"rate": 1}}, "old": 1}, results)
+    settings = {"seed": 0, "plan": {"deep": {"rate": 2}}, "old": 1}
+    folder.claim(settings, results)  # nothing was made yet
     results[0].write_text("{}\n")
-    folder.claim({"seed": 0, "plan": {"rate": 2}, "old": 1}, results)
-    with pytest.raises(ConfigError, match=r"\(new: None -> 3, old: 1 -> None, plan.rate: 2 -> 4\); choose"):
-        folder.claim({"seed": 0, "plan": {"rate": 4}, "new": 3}, results)
+    folder.claim(settings, results)
+    with pytest.raises(
+        ConfigError, match=r"\(new: None -> 3, old: 1 -> None, plan.deep.rate: 2 -> 4\); choose"
+    ):
+        folder.claim({"seed": 0, "plan": {"deep": {"rate": 4}}, "new": 3}, results)
 
 
 def test_a_run_may_wait_for_the_one_before_it(tmp_path: Path) -> None:

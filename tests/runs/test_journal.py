@@ -1,7 +1,10 @@
 """Lines that a kill cannot lose, double or run together."""
 
+import errno
 import os
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +53,21 @@ def test_a_second_writer_is_refused_and_a_bad_line_is_named(tmp_path: Path) -> N
     path.write_text('{"key": "a"}\n{"key": 1}\n')
     with pytest.raises(DataError, match=r"rows\.jsonl:2: not a JSON object with the keys key"):
         KeyedJournal(path).__enter__()
+
+
+def test_a_line_that_the_disk_does_not_take_whole_leaves_nothing(tmp_path: Path) -> None:
+    class FullDisk(FileIO):
+        def write(self, data: Any) -> int:
+            super().write(data[:3])
+            raise OSError(errno.ENOSPC, "no space left")
+
+    path = tmp_path / "rows.jsonl"
+    with Journal(path) as journal:
+        journal.append_row({"a": 1})
+        journal._file = FullDisk(path, "ab")
+        with pytest.raises(OSError, match="no space left"):
+            journal.append_row({"a": 2})
+    assert path.read_bytes() == b'{"a": 1}\n'
 
 
 def test_lines_wait_for_the_disk_where_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
