@@ -145,94 +145,6 @@ class WebToolSettings(Settings):
     """How long to keep asking servers that are well but full."""
 
 
-class WebClient:
-    """A client of one kind of server.
-
-    Args:
-        urls: Servers, with or without the kind's path.
-        token: Sent in the header ``Authorization`` and nowhere else.
-        settings: Time and tries; its own ``urls`` do not count.
-
-    Raises:
-        ConfigError: No address, one that is not ``http://`` or ``https://``, or a token that no header can carry.
-    """
-
-    def __init__(
-        self, urls: Sequence[str], kind: ServerKind, *, token: str | None, settings: WebToolSettings
-    ) -> None:
-        example = f"http://127.0.0.1:9000{kind.path}"
-        if not urls:
-            raise ConfigError(f"urls: got none, expected addresses such as {example}")
-        self._urls = [server_address(url, kind.path, kind.token, example) + kind.path for url in urls]
-        self._kind = kind
-        self._settings = settings
-        self._turn = itertools.count()
-        self._connections = connections_to(token, kind.token)
-
-    @property
-    def servers(self) -> tuple[str, ...]:
-        """Addresses, without the path of requests."""
-        return tuple(url.removesuffix(self._kind.path) for url in self._urls)
-
-    async def post(self, body: Mapping[str, Any], reply: type[ReplyT]) -> ReplyT:
-        """What a server answers.
-
-        Raises:
-            WebServerError: None did.
-        """
-        content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
-        began, failures, first = time.monotonic(), 0, next(self._turn)
-        for attempt in itertools.count():
-            url = self._urls[(first + attempt) % len(self._urls)]
-            try:
-                return await self._once(url, content, reply)
-            except RequestFailedError as error:
-                wait_s = error.wait_s if isinstance(error, ServerFullError) else 0.0
-                failures += not isinstance(error, ServerFullError)
-                vain = error.lasting and len(self._urls) == 1
-                if (
-                    vain
-                    or failures >= self._settings.tries
-                    or time.monotonic() - began > self._settings.busy_s
-                ):
-                    raise WebServerError(f"{url}: {error}", error.kind) from None
-                await asyncio.sleep(pause_s(attempt, wait_s, longest_s=LONGEST_PAUSE_S))
-        raise AssertionError("unreachable")
-
-    async def close(self) -> None:
-        """Close the connections of this event loop."""
-        await self._connections.close()
-
-    async def _once(self, url: str, body: bytes, reply: type[ReplyT]) -> ReplyT:
-        seconds = self._settings.timeout_s
-        patience = httpx.Timeout(seconds, connect=min(_CONNECT_S, seconds))
-        try:
-            with self._connections.client() as client:
-                request = client.build_request("POST", url, content=body, timeout=patience)
-                response, content = await read_answer(
-                    client, request, timeout_s=seconds, max_bytes=_MAX_REPLY_BYTES
-                )
-        except AnswerTooLongError:
-            reason = f"its answer is longer than {_MAX_REPLY_BYTES >> 20} MiB"
-            raise RequestFailedError(reason, "too_large", lasting=True) from None
-        except TimeoutError:
-            raise RequestFailedError(f"no answer within {seconds:g} s", "timeout") from None
-        except (httpx.TransportError, httpx.DecodingError) as error:
-            raise transport_failure(error) from None
-        if (status := response.status_code) != 200:
-            message, kind = read_failure(content)
-            failure = status_failure(status, response.headers, content, self._kind.token)
-            if kind and (failure.lasting or status in (502, 503)) and failure.kind != "token":
-                raise WebServerError(message, kind)  # it has tried for us as often as makes sense
-            raise failure
-        try:
-            return reply.model_validate_json(content)
-        except ValidationError:
-            raise RequestFailedError(
-                f"its answer is not {self._kind.answer}", "broken", lasting=True
-            ) from None
-
-
 MARGIN_S = 2.0
 """Kept back from the time that a request names to its server, for the way there and back."""
 
@@ -255,7 +167,7 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
         token: Sent in the header ``Authorization`` and nowhere else.
 
     Raises:
-        ConfigError: No address, or one that is not ``http://`` or ``https://``.
+        ConfigError: No address, one that is not ``http://`` or ``https://``, or a token that no header can carry.
     """
 
     settings_type: type[SettingsT]
@@ -276,7 +188,13 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
         self.name = name or self.usual_name
         self.schema = schema
         self.settings = settings or self.settings_type()
-        self._client = WebClient(urls, self.server, token=token, settings=self.settings)
+        example = f"http://127.0.0.1:9000{self.server.path}"
+        if not urls:
+            raise ConfigError(f"urls: got none, expected addresses such as {example}")
+        path, variable = self.server.path, self.server.token
+        self._urls = [server_address(url, path, variable, example) + path for url in urls]
+        self._turn = itertools.count()
+        self._connections = connections_to(token, variable)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> Self:
@@ -301,7 +219,7 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
     @property
     def servers(self) -> tuple[str, ...]:
         """Addresses of the servers that it asks."""
-        return self._client.servers
+        return tuple(url.removesuffix(self.server.path) for url in self._urls)
 
     @classmethod
     @abstractmethod
@@ -324,7 +242,7 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
             return ToolResult(error.message, meta={"reason": "bad_argument"})
         began = time.monotonic()
         try:
-            reply = await self._client.post(body, self.reply_type)
+            reply = await self._post(body)
         except WebServerError as error:
             if error.kind == "request":
                 refused = self.refusal(str(error))
@@ -338,9 +256,59 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
-        await self._client.close()
+        await self._connections.close()
 
     @classmethod
     def refusal(cls, reason: str) -> BadArgumentError:
         """The error of an argument that the tool can do nothing with."""
         return BadArgumentError(f"{cls.failure[0].upper()}{cls.failure[1:]}: {reason}.")
+
+    async def _post(self, body: Mapping[str, Any]) -> ReplyT:
+        """What a server answers.
+
+        Raises:
+            WebServerError: None did.
+        """
+        content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        began, failures, first = time.monotonic(), 0, next(self._turn)
+        for attempt in itertools.count():
+            url = self._urls[(first + attempt) % len(self._urls)]
+            try:
+                return await self._once(url, content)
+            except RequestFailedError as error:
+                wait_s = error.wait_s if isinstance(error, ServerFullError) else 0.0
+                failures += not isinstance(error, ServerFullError)
+                vain = error.lasting and len(self._urls) == 1
+                if vain or failures >= self.settings.tries or time.monotonic() - began > self.settings.busy_s:
+                    raise WebServerError(f"{url}: {error}", error.kind) from None
+                await asyncio.sleep(pause_s(attempt, wait_s, longest_s=LONGEST_PAUSE_S))
+        raise AssertionError("unreachable")
+
+    async def _once(self, url: str, body: bytes) -> ReplyT:
+        seconds = self.settings.timeout_s
+        patience = httpx.Timeout(seconds, connect=min(_CONNECT_S, seconds))
+        try:
+            with self._connections.client() as client:
+                request = client.build_request("POST", url, content=body, timeout=patience)
+                response, content = await read_answer(
+                    client, request, timeout_s=seconds, max_bytes=_MAX_REPLY_BYTES
+                )
+        except AnswerTooLongError:
+            reason = f"its answer is longer than {_MAX_REPLY_BYTES >> 20} MiB"
+            raise RequestFailedError(reason, "too_large", lasting=True) from None
+        except TimeoutError:
+            raise RequestFailedError(f"no answer within {seconds:g} s", "timeout") from None
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            raise transport_failure(error) from None
+        if (status := response.status_code) != 200:
+            message, kind = read_failure(content)
+            failure = status_failure(status, response.headers, content, self.server.token)
+            if kind and (failure.lasting or status in (502, 503)) and failure.kind != "token":
+                raise WebServerError(message, kind)  # it has tried for us as often as makes sense
+            raise failure
+        try:
+            return self.reply_type.model_validate_json(content)
+        except ValidationError:
+            raise RequestFailedError(
+                f"its answer is not {self.server.answer}", "broken", lasting=True
+            ) from None

@@ -32,6 +32,7 @@ _OPENING_S = 5.0
 _BUSY_S = 1.0
 _REST_S = 1.0
 """How long a store is left alone after a failure, so that a dead one does not slow every request down."""
+_READING, _WRITING = "reading", "writing"
 _RENEWAL_S = 60.0
 """A disk that damages one file after the other is not given a new one all the time."""
 
@@ -68,21 +69,6 @@ class WorkUnderWay(Generic[ResultT]):
         self._tasks.pop(key, None)
         if not task.cancelled():
             task.exception()  # every waiter may be gone
-
-
-class Rest:
-    """The time after a failure."""
-
-    def __init__(self) -> None:
-        self._until = float("-inf")
-
-    def begin(self) -> None:
-        """The store has just failed."""
-        self._until = time.monotonic() + _REST_S
-
-    def over(self) -> bool:
-        """Whether the store may be asked."""
-        return time.monotonic() >= self._until
 
 
 class OwnCounts:
@@ -123,11 +109,11 @@ class Cache(ABC):
         self.errors = 0
         self._max_entries, self._ttl_s = max_entries, ttl_s
         self._counts = OwnCounts()
-        self._reading, self._writing = Rest(), Rest()  # a file that is locked for writing can be read
+        self._rests_until = {_READING: 0.0, _WRITING: 0.0}  # a file that is locked for writing can be read
 
     async def get(self, key: str) -> str | None:
         """The text, unless it is absent, too old or unreadable, or the store is away."""
-        stored = await self._ask(lambda: self._read(key), self._reading)
+        stored = await self._ask(lambda: self._read(key), _READING)
         try:
             return None if stored is None else zlib.decompress(stored).decode()
         except (zlib.error, ValueError, TypeError):
@@ -137,7 +123,7 @@ class Cache(ABC):
     async def put(self, key: str, text: str) -> None:
         """Keep a text, if the store can be written."""
         value = zlib.compress(text.encode("utf-8", "replace"), 1)
-        await self._ask(lambda: self._write(key, value), self._writing)
+        await self._ask(lambda: self._write(key, value), _WRITING)
 
     async def cached(
         self,
@@ -171,7 +157,7 @@ class Cache(ABC):
         """Close the store."""
 
     @abstractmethod
-    async def _ask(self, work: Callable[[], Any], rest: Rest) -> Any:
+    async def _ask(self, work: Callable[[], Any], task: str) -> Any:
         """What ``work`` gives; ``None``, and one more error, when the store fails or rests."""
 
     @abstractmethod
@@ -191,7 +177,6 @@ class RedisCache(Cache):
             raise MissingExtraError("redis", "servers") from None
         super().__init__(max_entries, ttl_s)
         self._prefix = f"afm:{name}:"
-        self._writing = self._reading
         try:
             self._redis: Any = redis.Redis.from_url(
                 url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
@@ -204,7 +189,7 @@ class RedisCache(Cache):
     async def add(self, key: str, amount: int) -> int:
         """See :class:`Cache`."""
         due = self._counts.due(key, amount)
-        stored = await self._ask(lambda: self._redis.incrby(f"{self._prefix}count:{key}", due), self._writing)
+        stored = await self._ask(lambda: self._redis.incrby(f"{self._prefix}count:{key}", due), _WRITING)
         return self._counts.value(key, amount, due, stored)
 
     async def close(self) -> None:
@@ -225,15 +210,15 @@ class RedisCache(Cache):
             dropped = await self._redis.zpopmin(order, entries - self._max_entries)
             await self._redis.delete(*(self._prefix + member.decode() for member, _ in dropped))
 
-    async def _ask(self, work: Callable[[], Any], rest: Rest) -> Any:
+    async def _ask(self, work: Callable[[], Any], task: str) -> Any:
         from redis.exceptions import RedisError
 
         try:
-            if rest.over():
+            if time.monotonic() >= max(self._rests_until.values()):
                 async with asyncio.timeout(2 * _TIMEOUT_S):
                     return await work()
         except (RedisError, OSError, TimeoutError):
-            rest.begin()
+            self._rests_until[task] = time.monotonic() + _REST_S
         self.errors += 1
         return None
 
@@ -258,9 +243,7 @@ class SqliteCache(Cache):
 
         def counted() -> int:
             due = self._counts.due(key, amount)
-            return self._counts.value(
-                key, amount, due, self._tried(lambda: self._count(key, due), self._writing)
-            )
+            return self._counts.value(key, amount, due, self._tried(lambda: self._count(key, due), _WRITING))
 
         return await self._in_thread(counted)
 
@@ -269,8 +252,8 @@ class SqliteCache(Cache):
         await self._in_thread(lambda: self._store.close())
         self._thread.shutdown()
 
-    async def _ask(self, work: Callable[[], Any], rest: Rest) -> Any:
-        return await self._in_thread(lambda: self._tried(work, rest))
+    async def _ask(self, work: Callable[[], Any], task: str) -> Any:
+        return await self._in_thread(lambda: self._tried(work, task))
 
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._done, work)
@@ -281,14 +264,14 @@ class SqliteCache(Cache):
             self._renew()
         return result
 
-    def _tried(self, work: Callable[[], ResultT], rest: Rest) -> ResultT | None:
+    def _tried(self, work: Callable[[], ResultT], task: str) -> ResultT | None:
         """The rest is looked at here, in the cache's thread: whoever queues behind a failure must not wait for another."""
         try:
-            if rest.over():
+            if time.monotonic() >= self._rests_until[task]:
                 return work()
         except sqlite3.Error as error:
             self._damaged = _is_damage(error)
-            rest.begin()
+            self._rests_until[task] = time.monotonic() + _REST_S
         self.errors += 1
         return None
 
@@ -302,7 +285,7 @@ class SqliteCache(Cache):
         with suppress(OSError, sqlite3.Error):
             self._store, self._place = _opened(self._path, self._place)
             self._counts.lost()
-            self._reading, self._writing = Rest(), Rest()
+            self._rests_until = {_READING: 0.0, _WRITING: 0.0}
             old.close()
 
     def _read(self, key: str) -> Any:

@@ -153,38 +153,6 @@ class PictureSource:
         return FetchError(FetchFault.NAME, "there is no such file in the folder of pictures")
 
 
-class PictureDecoder:
-    """Prepares pictures, each in a process of its own.
-
-    Args:
-        workers: Most pictures unpacked at the same time.
-        picture_s: Longest time for a picture; then its process is killed.
-        max_pixels: Width times height.
-        max_side: Longer sides are scaled down to it.
-    """
-
-    def __init__(self, workers: int, picture_s: float, max_pixels: int, max_side: int) -> None:
-        module = "tool_servers.visual_inspector.picture"
-        self._pool = ParserPool(module, "picture", workers=workers, file_s=picture_s)
-        self._limits = {"max_pixels": max_pixels, "max_side": max_side}
-
-    async def decode(self, body: bytes) -> PreparedPicture:
-        """The picture in ``body``.
-
-        Raises:
-            FetchError: There is none that can be read within the limits.
-        """
-        try:
-            about, picture = await self._pool.parse(self._limits, body)
-        except ParseError as error:
-            raise FetchError(FetchFault.PARSE, str(error)) from None
-        return PreparedPicture(**about, body=picture)
-
-    async def close(self) -> None:
-        """End what is under way."""
-        await self._pool.close()
-
-
 class VisionModel:
     """Asks an OpenAI-compatible endpoint, with the picture inline."""
 
@@ -216,26 +184,20 @@ class VisionModel:
 
 
 class Inspector:
-    """Looks at pictures.
-
-    Args:
-        request_s: For a request whose sender does not say how long it waits; no request takes longer.
-    """
+    """Looks at pictures; each is unpacked in a process of its own."""
 
     def __init__(
         self,
         source: PictureSource,
-        decoder: PictureDecoder,
         model: VisionModel,
         cache: Cache,
-        *,
-        request_s: float,
+        settings: InspectorSettings,
     ) -> None:
-        self._source = source
-        self._decoder = decoder
-        self._model = model
-        self._cache = cache
-        self._request_s = request_s
+        self._source, self._model, self._cache = source, model, cache
+        self._request_s = settings.request_s
+        self._limits = {"max_pixels": settings.max_pixels, "max_side": settings.max_side}
+        module = "tool_servers.visual_inspector.picture"
+        self._parsers = ParserPool(module, "picture", workers=settings.workers, file_s=settings.decode_s)
         self.pictures = counter(
             "afm_vision_pictures",
             "Pictures asked for, by how they ended.",
@@ -253,22 +215,27 @@ class Inspector:
         question = request.question.strip()
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                picture = await self._decoder.decode(await self._source.read(request.image))
+                about, body = await self._parsers.parse(self._limits, await self._source.read(request.image))
         except FetchError as error:
-            self.pictures.labels(error.fault).inc()
-            return {"text": str(error), "kind": error.fault.value}
+            return self._failure(error.fault, str(error))
+        except ParseError as error:
+            return self._failure(FetchFault.PARSE, str(error))
         except TimeoutError:
-            self.pictures.labels(FetchFault.TIMEOUT).inc()
-            return {"text": "getting the picture took too long", "kind": FetchFault.TIMEOUT.value}
+            return self._failure(FetchFault.TIMEOUT, "getting the picture took too long")
+        picture = PreparedPicture(**about, body=body)
         text, cached = await self._seen(picture, question, until)
         self.pictures.labels("cached" if cached else "seen").inc()
-        about = {"width": picture.width, "height": picture.height, "format": picture.kind}
-        return {"text": text, "kind": None, "cached": cached} | about
+        size = {"width": picture.width, "height": picture.height, "format": picture.kind}
+        return {"text": text, "kind": None, "cached": cached} | size
 
     async def close(self) -> None:
         """Close everything."""
-        for part in (self._source, self._decoder, self._model, self._cache):
+        for part in (self._source, self._parsers, self._model, self._cache):
             await part.close()
+
+    def _failure(self, fault: FetchFault, text: str) -> dict[str, Any]:
+        self.pictures.labels(fault).inc()
+        return {"text": text, "kind": fault.value}
 
     async def _seen(self, picture: PreparedPicture, question: str, until: float) -> tuple[str, bool]:
         key = hashlib.sha256(
@@ -337,13 +304,8 @@ def open_app(launch: Launch) -> ServedApp:
     cache = open_web_cache(
         environment, "vision", max_entries=settings.cached_answers, ttl_s=settings.cached_s
     )
-    inspector = Inspector(
-        PictureSource(Fetcher(settings.policy(), limits), folder, settings.max_bytes),
-        PictureDecoder(settings.workers, settings.decode_s, settings.max_pixels, settings.max_side),
-        model,
-        cache,
-        request_s=settings.request_s,
-    )
+    source = PictureSource(Fetcher(settings.policy(), limits), folder, settings.max_bytes)
+    inspector = Inspector(source, model, cache, settings)
     errors = gauge("afm_vision_cache_errors", "Cache operations that failed.", lambda: cache.errors)
     endpoint = Endpoint(
         "vision",

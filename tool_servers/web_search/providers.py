@@ -125,7 +125,24 @@ def _line(text: object, max_chars: int) -> str:
     return " ".join(readable(text[: 2 * max_chars]).split())[:max_chars] if isinstance(text, str) else ""
 
 
-class PageFile:
+class LocalPages:
+    """Pages that are searched in a thread of this process."""
+
+    name = "local"
+    paid = False
+
+    async def search(self, query: str, count: int) -> list[Hit]:
+        """The best ``count`` pages."""
+        return await asyncio.to_thread(self._search, query, count)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def _search(self, query: str, count: int) -> list[Hit]:
+        raise NotImplementedError
+
+
+class PageFile(LocalPages):
     """BM25 over a JSONL of ``{url, title, text}``; the pages stay in the file, terms and places in memory.
 
     Args:
@@ -134,9 +151,6 @@ class PageFile:
     Raises:
         DataError: A row is no page; names file and line.
     """
-
-    name = "local"
-    paid = False
 
     def __init__(self, path: Path, page_url: str | None) -> None:
         import bm25s
@@ -153,13 +167,6 @@ class PageFile:
         self._words = set().union(*map(set, corpus))
         self._index = bm25s.BM25()
         self._index.index(corpus, show_progress=False)
-
-    async def search(self, query: str, count: int) -> list[Hit]:
-        """At most ``count`` pages that share a word with ``query``."""
-        return await asyncio.to_thread(self._search, query, count)
-
-    async def close(self) -> None:
-        """Nothing to close."""
 
     def _search(self, query: str, count: int) -> list[Hit]:
         import numpy as np
@@ -178,22 +185,12 @@ class PageFile:
         return Hit(row["title"], row["url"], _snippet(row["text"], query))
 
 
-class PageIndex:
+class PageIndex(LocalPages):
     """An index folder made by ``afm serve wiki build``, its passages as pages of a site."""
-
-    name = "local"
-    paid = False
 
     def __init__(self, index: Index, page_url: str) -> None:
         self._index = index
         self._page_url = page_url
-
-    async def search(self, query: str, count: int) -> list[Hit]:
-        """The best ``count`` pages."""
-        return await asyncio.to_thread(self._search, query, count)
-
-    async def close(self) -> None:
-        """Nothing to close."""
 
     def _search(self, query: str, count: int) -> list[Hit]:
         [hits] = self._index.engine.search([query], count)
@@ -204,7 +201,7 @@ class PageIndex:
         return pages
 
 
-Provider = SearchService | PageFile | PageIndex
+Provider = SearchService | LocalPages
 """``name`` is part of the key under which searches are cached; a search counts against a run's budget if it is ``paid``."""
 
 

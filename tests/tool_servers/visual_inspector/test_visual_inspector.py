@@ -204,7 +204,7 @@ def test_the_reasoning_of_a_model_is_not_what_it_sees(start, eyes):
 
 
 def test_a_model_that_fails_is_named_and_its_words_are_not_passed_on(start, eyes):
-    server = start({"model_s": 2.0})
+    server = start({"model_s": 1.0})
     for status, kind in ((500, "status"), (401, "key"), (400, "status"), (429, "busy")):
         eyes.status = status
         response = ask(server, INLINE)

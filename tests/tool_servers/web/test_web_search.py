@@ -136,10 +136,10 @@ def drip(handler):
 )
 def test_providers_that_hang_break_off_or_drip_in_bounded_time(start, provider, fault, kinds):
     provider.pages["/search"] = fault
-    server = serper(start, provider)
+    server = serper(start, provider, try_s=0.5, total_s=1.5)
     began = time.monotonic()
     response = server.post("/search", q="x")
-    assert time.monotonic() - began < 4.5
+    assert time.monotonic() - began < 3
     assert response.status_code == 502
     assert response.json()["kind"] in kinds
 
