@@ -40,7 +40,8 @@ ENRICHED: list[dict[str, Any]] = [
     {"correction": {"times": 3}},
 ]
 SETS: dict[str, list[dict[str, Any]]] = {"raw": [], "filtered": FILTERED, "enriched": ENRICHED}
-FLAWS = {"from_memory": 0.15, "misread": 0.3, "overlooked": 0.5, "repeated": 0.15, "unchecked": 0.1}
+FROM_MEMORY = 0.15
+FLAWS = {"misread": 0.3, "overlooked": 0.5, "repeated": 0.15, "unchecked": 0.1}
 
 
 @dataclass(frozen=True)
@@ -93,20 +94,17 @@ def record(tasks: Path, agent: str, out: Path) -> None:
     from afm.agents import load_agent
     from afm.datasets import read_tasks
     from afm.distill.run import distill
-    from afm.distill.wiki_team import CheckingWikiTeam, Flaws, ScriptedWikiTeam
+    from afm.distill.scripted_teams import Flaws, ScriptedWikiTeam
     from afm.tools import load_tools
 
     if (out / "manifest.json").exists():
         return
     spec = load_agent(CONFIGS / f"agents/{agent}.yaml")
     tools = load_tools(CONFIGS / "tools/wiki_rag.yaml")
-    careless = CheckingWikiTeam(spec, flaws=Flaws(**FLAWS))
-    team = ScriptedWikiTeam(spec, p_direct={}) if agent == "mhqa" else careless
-    asyncio.run(
-        distill(
-            list(read_tasks(tasks)), spec, tools, out, team=team, roles=team.roles, filters=(), max_parallel=8
-        )
-    )
+    careful = agent == "mhqa"
+    p_direct = dict.fromkeys((1, 2), 0.0 if careful else FROM_MEMORY)
+    team = ScriptedWikiTeam(spec, p_direct=p_direct, flaws=Flaws() if careful else Flaws(**FLAWS))
+    asyncio.run(distill(list(read_tasks(tasks)), spec, tools, out, team=team, filters=(), max_parallel=8))
 
 
 def split_sets(recorded: Path, out: Path) -> dict[str, list[dict[str, str]]]:
@@ -274,7 +272,12 @@ def main() -> None:
     lines = "\n".join(table(runs, changes)) + "\n"
     (out / "table.md").write_text(lines, encoding="utf-8")
     print(lines, file=sys.stderr)
-    result = {"benchmark": "ablate_data", "flaws": FLAWS, "rows": size.rows, "steps": size.steps}
+    result = {
+        "benchmark": "ablate_data",
+        "flaws": FLAWS | {"from_memory": FROM_MEMORY},
+        "rows": size.rows,
+        "steps": size.steps,
+    }
     result |= {"base": before["pass_at_1"], "runs": runs, "minus_raw": changes}
     report(result | {"environment": environment(["torch", "llamafactory", "afm"])}, out / "summary.json")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,21 +16,9 @@ from afm.errors import BudgetSpentError, DataError, UsageError
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
     from afm.distill.expand import ExpandSummary
-    from afm.distill.run import DistillSummary, Progress
-    from afm.distill.wiki_team import ScriptedTeam
+    from afm.distill.run import DistillSummary, Progress, TeamWithRoles
     from afm.terminal import ProgressView
     from afm.tools import Tool
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What the command line says about who works with what."""
-
-    team: Path | None
-    agent: str | None
-    tools: Path | None
-    seed: int
-    overrides: Sequence[str]
 
 
 def distill(
@@ -71,8 +58,8 @@ def distill(
     if overrides and team is None:
         raise UsageError(f"{overrides[0]!r}: key=value is for the file of --team, which is not given")
     view = ProgressView()
-    choice = _Choice(team, agent, tools, seed, tuple(overrides or ()))
-    summary = asyncio.run(_distill(tasks, output_dir, choice, max_parallel, view.update))
+    opened = _team(team, agent, tools, seed, overrides or ())
+    summary = asyncio.run(_distill(tasks, output_dir, opened, seed, max_parallel, view.update))
     view.line(
         f"{summary.path}: {summary.kept} of {summary.tasks} trajectories kept, "
         f"{summary.tool_calls} tool calls, {summary.seconds:.0f} s{_cost(summary)}"
@@ -92,50 +79,58 @@ def _cost(summary: DistillSummary) -> str:
     return f", {spent.tokens} tokens, {spent.usd:.4f} USD in all" if spent.tokens else ""
 
 
+_Opened = tuple["TeamWithRoles", "AgentSpec", dict[str, "Tool"]]
+
+
 async def _distill(
-    file: Path, output_dir: Path, choice: _Choice, max_parallel: int, progress: Progress
+    file: Path,
+    output_dir: Path,
+    opened: AbstractAsyncContextManager[_Opened],
+    seed: int,
+    max_parallel: int,
+    progress: Progress,
 ) -> DistillSummary:
     from afm.datasets import read_tasks
     from afm.distill.run import distill as run
 
-    async with _team(choice) as (team, spec, tools):
+    async with opened as (team, spec, tools):
         return await run(
             list(read_tasks(file)),
             spec,
             tools,
             output_dir,
             team=team,
-            roles=team.roles,
-            seed=choice.seed,
+            seed=seed,
             max_parallel=max_parallel,
             progress=progress,
         )
 
 
 @asynccontextmanager
-async def _team(choice: _Choice) -> AsyncIterator[tuple[ScriptedTeam, AgentSpec, dict[str, Tool]]]:
+async def _team(
+    file: Path | None, agent: str | None, tools_file: Path | None, seed: int, overrides: Sequence[str]
+) -> AsyncIterator[_Opened]:
     """The team, the agent that its work is for, and the tools; closed at the end."""
     from afm.cli.options import configs_folder
-    from afm.distill.wiki_team import scripted_team
+    from afm.distill.model_team.team import load_team
+    from afm.distill.scripted_teams import scripted_team
     from afm.tools import load_tools
 
-    if choice.team is None:
-        spec = agent_option(choice.agent or "math")
-        tools = load_tools(choice.tools or configs_folder() / "tools/code_executor.yaml")
-        try:
-            yield scripted_team(spec, choice.seed), spec, tools
-        finally:
-            await asyncio.gather(*(tool.close() for tool in tools.values()))
-        return
-    from afm.distill.model_team.team import load_team
-
-    spec_given = agent_option(choice.agent) if choice.agent else None
-    team = load_team(choice.team, spec_given, choice.overrides)
-    tools = load_tools(choice.tools or team.settings.tools)
-    try:
-        yield team, team.spec, tools
-    finally:
-        await asyncio.gather(team.close(), *(tool.close() for tool in tools.values()))
+    async with AsyncExitStack() as stack:
+        team: TeamWithRoles
+        if file is None:
+            spec = agent_option(agent or "math")
+            team = scripted_team(spec, seed)
+            tools_file = tools_file or configs_folder() / "tools/code_executor.yaml"
+        else:
+            team = members = load_team(file, agent_option(agent) if agent else None, overrides)
+            stack.push_async_callback(members.close)
+            spec = members.spec
+            tools_file = tools_file or members.settings.tools
+        tools = load_tools(tools_file)
+        for tool in tools.values():
+            stack.push_async_callback(tool.close)
+        yield team, spec, tools
 
 
 def expand(

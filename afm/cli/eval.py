@@ -21,8 +21,8 @@ from afm.terminal import ProgressView
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
     from afm.distill.model_team.team import ModelTeam
-    from afm.distill.player import TeamPlayer
-    from afm.distill.wiki_team import ScriptedTeam
+    from afm.distill.scripted_teams import ScriptedTeam
+    from afm.distill.team_player import TeamPlayer
     from afm.evaluation import Metrics
     from afm.evaluation.compare import Comparison
     from afm.evaluation.config import EvalConfig
@@ -315,7 +315,7 @@ async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[
         UsageError: A change of its file is wrong.
     """
     from afm.distill.model_team.team import ModelTeam
-    from afm.distill.player import TeamPlayer
+    from afm.distill.team_player import TeamPlayer
     from afm.tools import load_tools
 
     team = _team(config, spec)
@@ -341,7 +341,7 @@ async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[
             )
         priced = models is not None and models.priced
         log = config.output_dir / EVENTS_FILE
-        yield opened.enter_context(TeamPlayer(team, spec, team.roles, tools, log, priced=priced)), described
+        yield opened.enter_context(TeamPlayer(team, spec, tools, log, priced=priced)), described
 
 
 def check_team(config: EvalConfig, spec: AgentSpec) -> None:
@@ -355,7 +355,7 @@ def check_team(config: EvalConfig, spec: AgentSpec) -> None:
 
 def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | ScriptedTeam:
     from afm.distill.model_team.team import load_team
-    from afm.distill.wiki_team import scripted_team
+    from afm.distill.scripted_teams import scripted_team
 
     choice = config.team
     if choice is None:

@@ -202,7 +202,6 @@ class Quickstart:
                     tools,
                     self.out / "distill",
                     team=team,
-                    roles=team.roles,
                     seed=self.seed,
                     progress=self.progress,
                 )

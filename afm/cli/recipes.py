@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from afm.cli.data import WorldKind
 from afm.datasets.mini_world import WorldSplit
-from afm.distill.math_team import ScriptedMathTeam
-from afm.distill.wiki_team import ScriptedWikiTeam
+from afm.distill.scripted_teams import ScriptedMathTeam, ScriptedWikiTeam
 from afm.errors import ToolError
 from afm.processes import tied_environment
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
-    from afm.distill.wiki_team import ScriptedTeam
+    from afm.distill.scripted_teams import ScriptedTeam
 
 
 _ADDRESS = "WIKI_RAG_SERVER_URL"

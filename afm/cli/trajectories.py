@@ -345,7 +345,7 @@ def merge(
     What is dropped stands with its reason in `dropped.jsonl`, lines that cannot be read in `unreadable.jsonl`.
     """
     from afm.datasets import read_tasks
-    from afm.distill.gateway_log import UNREADABLE_FILE, merge_gateway_log
+    from afm.distill.reconstruct import UNREADABLE_FILE, merge_gateway_log
     from afm.distill.team_map import TeamMap
     from afm.terminal import ProgressView
 

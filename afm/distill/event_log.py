@@ -8,11 +8,12 @@ next run starts the task again as a new attempt, so that no task is lost and non
 from __future__ import annotations
 
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from pydantic import Field, ValidationError
 
@@ -34,7 +35,7 @@ class EventKind(StrEnum):
     TOOL_RESULT = "tool_result"
     CALL = "call"
     """A model was asked, with what that cost; ``ok`` is False when its server failed. What was asked and said stands in
-    ``meta`` (see :mod:`afm.distill.gateway`), or in the messages behind (:mod:`afm.distill.model_team`)."""
+    ``meta`` (see :mod:`afm.distill.model_calls`), or in the messages behind (:mod:`afm.distill.model_team`)."""
     FINAL = "final"
     """The team's answer; ends the attempt."""
     ERROR = "error"
@@ -78,7 +79,7 @@ class Event(Settings):
     meta: dict[str, Any] = Field(default_factory=dict)
 
 
-class EventLog:
+class EventLog(Journal):
     """The log of one run, open for writing by one process at a time.
 
     Use it as a context manager. Opening sets a half-written last line aside and reads which tasks are ``finished`` (they have
@@ -90,51 +91,38 @@ class EventLog:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        super().__init__(Path(path))
         self.finished: set[str] = set()
         self.spent = Spent()
         self._attempts: Counter[str] = Counter()
-        self._journal = Journal(self.path)
 
-    def __enter__(self) -> Self:
-        self._journal.__enter__()
-        try:
-            for event in read_events(self.path):
-                self._resume(event)
-        except BaseException:
-            self._journal.__exit__()
-            raise
-        return self
+    def _read_back(self) -> None:
+        for event in read_events(self.path):
+            self._count(event)
 
-    def __exit__(self, *_: object) -> None:
-        self._journal.__exit__()
-
-    def _resume(self, event: Event) -> None:
-        """Take note of an event of an earlier process."""
-        self.spent.add(_cost(event))
+    def _count(self, event: Event) -> None:
+        """Take note of an event, of this process or of an earlier one."""
+        tokens = event.prompt_tokens + event.completion_tokens
+        self.spent.add(Spent(event.kind is EventKind.CALL, tokens, event.cost_usd))
         self._attempts[event.task_id] = max(self._attempts[event.task_id], event.attempt)
-        self._settle(event)
-
-    def _settle(self, event: Event) -> None:
         if event.kind is EventKind.FINAL or (event.kind is EventKind.ERROR and event.meta.get(DECLINED)):
             self.finished.add(event.task_id)
 
-    def append(self, event: Event) -> None:
+    def write(self, event: Event) -> None:
         """Add one line and hand it to the system at once: a kill leaves at most one torn line, the last.
 
         Raises:
             OSError: It cannot be written, on a full disk for instance; then nothing of it stands in the log.
         """
-        self._journal.append(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
-        self.spent.add(_cost(event))
-        self._settle(event)
+        self.append(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
+        self._count(event)
 
     def begin(
         self, task: Task, position: int, tools: Mapping[str, Tool], *, hidden: bool = False
     ) -> Recorder:
         """Start a new attempt at ``task``; of a ``hidden`` one the file gets the figures, and no text."""
-        self._attempts[task.id] += 1
-        return Recorder(self, task, position, tools, attempt=self._attempts[task.id], hidden=hidden)
+        attempt = self._attempts[task.id] + 1
+        return Recorder(self, task, position, tools, attempt=attempt, hidden=hidden)
 
 
 class Recorder:
@@ -217,13 +205,9 @@ class Recorder:
         )
         self._number += 1
         self.ended = kind in ENDS
-        self._log.append(_without_text(event) if self._hidden else event)
+        self._log.write(_without_text(event) if self._hidden else event)
         self.events.append(event)
         return event
-
-
-def _cost(event: Event) -> Spent:
-    return Spent(event.kind is EventKind.CALL, event.prompt_tokens + event.completion_tokens, event.cost_usd)
 
 
 def _without_text(event: Event) -> Event:
@@ -243,11 +227,9 @@ def read_events(path: str | Path) -> Iterator[Event]:
 
 
 def read_located(
-    path: str | Path,
-    wanted: Callable[[bytes], bool] | None = None,
-    on_bad: Callable[[int, bytes, DataError], None] | None = None,
+    path: str | Path, on_bad: Callable[[int, bytes, DataError], None] | None = None
 ) -> Iterator[tuple[int, Event]]:
-    """:func:`read_events`, each with the offset of its line in bytes; blank lines and those not ``wanted`` are passed over.
+    """:func:`read_events`, each with the offset of its line in bytes; blank lines are passed over.
 
     Args:
         on_bad: Gets number, text and fault of a line that is no event, which is then passed over; by default it is raised.
@@ -258,7 +240,7 @@ def read_located(
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 return
-            if (wanted is None or wanted(line)) and not line.isspace():
+            if not line.isspace():
                 try:
                     event = event_of(line)
                 except ValidationError as error:
@@ -268,6 +250,19 @@ def read_located(
                 else:
                     yield place, event
             place += len(line)
+
+
+def ended_attempts(path: str | Path) -> Iterator[tuple[Event, Event, array[int]]]:
+    """First and last event of each attempt that ended, in the order of their ends, with the places of all of its events."""
+    running: dict[str, tuple[Event, array[int]]] = {}
+    for place, event in read_located(path):
+        if event.kind is EventKind.TASK:
+            running[event.task_id] = event, array("Q")
+        first, places = running[event.task_id]
+        places.append(place)
+        if event.kind in ENDS:
+            del running[event.task_id]
+            yield first, event, places
 
 
 def read_at(file: BinaryIO, places: Iterable[int]) -> Iterator[Event]:

@@ -6,12 +6,12 @@ mention (depth) or lie side by side (width).
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -26,7 +26,7 @@ from afm.datasets.encyclopaedia.growth import Growth
 from afm.datasets.encyclopaedia.growth import expand as grow_questions
 from afm.datasets.mini_world import WorldSplit
 from afm.distill.event_log import EventKind, EventLog
-from afm.distill.expand_team import ExpandSettings, ExpandTeam, GroupOutcome, SourcePassage, WebExpandTeam
+from afm.distill.expand_team import ExpandSettings, ExpandTeam, GroupOutcome, SourcePassage
 from afm.distill.merge import final_attempts
 from afm.distill.model_team.settings import anchored
 from afm.distill.run import EVENTS_FILE, MANIFEST_FILE, Progress, collect, settle
@@ -34,7 +34,7 @@ from afm.endpoints.budget import Spent
 from afm.errors import ConfigError, DataError
 from afm.runs.atomic import replace_text
 from afm.runs.folder import write_manifest
-from afm.tools import Tool, load_tools
+from afm.tools import load_tools
 from afm.trajectory.io import json_rows
 
 TASKS_FILE, REJECTED_FILE = "tasks.jsonl", "rejected.jsonl"
@@ -147,27 +147,22 @@ async def expand(settings: ExpandSettings, progress: Progress | None = None) -> 
         DataError: There is no passage or no topic.
         EngineError: Too many groups failed.
     """
-    team: ExpandTeam | WebExpandTeam
-    tools: dict[str, Tool] = {}
-    if settings.topics is not None:
-        team, tasks = WebExpandTeam(settings), _topic_tasks(settings)
-        tools = load_tools(settings.tools) if settings.tools is not None else {}
-    else:
-        team, tasks = ExpandTeam(settings), _group_tasks(settings)
-    out = settings.output_dir
-    try:
-        if isinstance(team, WebExpandTeam):
-            team.check_tools(tools)
-        with EventLog(out / EVENTS_FILE) as log:
-            settle(out, tasks, team, settings.seed, growth=settings.growth.value)
+    tools = load_tools(settings.tools) if settings.topics is not None and settings.tools is not None else {}
+    output_dir = settings.output_dir
+    async with AsyncExitStack() as opened:
+        for tool in tools.values():
+            opened.push_async_callback(tool.close)
+        team = ExpandTeam(settings, tools)
+        opened.push_async_callback(team.close)
+        tasks = _tasks(settings)
+        with EventLog(output_dir / EVENTS_FILE) as log:
+            settle(output_dir, tasks, team, settings.seed, growth=settings.growth.value)
             collected = await collect(
                 tasks, team, tools, log, max_parallel=settings.max_parallel, progress=progress
             )
-    finally:
-        await asyncio.gather(team.close(), *(tool.close() for tool in tools.values()))
-    kept, rejected = _write(out)
+    kept, rejected = _write(output_dir)
     write_manifest(
-        out / MANIFEST_FILE,
+        output_dir / MANIFEST_FILE,
         counts={"groups": len(tasks), "kept": kept, "failed": collected.failed},
         inputs=[settings.source],
         seed=settings.seed,
@@ -178,42 +173,36 @@ async def expand(settings: ExpandSettings, progress: Progress | None = None) -> 
         cost={"usd": round(log.spent.usd, 6), "tokens": log.spent.tokens},
     )
     return ExpandSummary(
-        out / TASKS_FILE, len(tasks), kept, rejected, collected.failed, collected.stopped, log.spent
+        output_dir / TASKS_FILE, len(tasks), kept, rejected, collected.failed, collected.stopped, log.spent
     )
 
 
-def _group_tasks(settings: ExpandSettings) -> list[Task]:
-    passages = read_passages(settings.source)
-    drawn = groups(passages, settings.growth, settings.size, settings.seed)
-    return [
-        _group_task(number, group, settings) for number, group in enumerate(islice(drawn, settings.count))
-    ]
-
-
-def _group_task(number: int, group: tuple[SourcePassage, ...], settings: ExpandSettings) -> Task:
-    identity = [text for passage in group for text in (passage.id, passage.title)]
-    kind = f"{settings.name}-{settings.growth}-{len(group)}-{settings.seed}"
-    return Task(
-        id=f"{kind}-{number:06d}-{_digest(*identity)}",
-        question=" / ".join(passage.title for passage in group),
-        data_source=settings.data_source,
-        extra_info={
-            "growth": settings.growth.value,
-            "passages": [passage.model_dump() for passage in group],
-        },
-    )
-
-
-def _topic_tasks(settings: ExpandSettings) -> list[Task]:
-    kind = f"{settings.name}-web-{settings.growth}-{settings.size}"
+def _tasks(settings: ExpandSettings) -> list[Task]:
+    """A task for each group of passages, or for each topic. Ids end in a digest: sets of other sources share numbers and seeds."""
+    growth, size = settings.growth.value, settings.size
+    if settings.topics is not None:
+        kind = f"{settings.name}-web-{growth}-{size}"
+        topics = read_topics(settings.topics)[: settings.count]
+        parts = [([topic], topic, {"topic": topic, "size": size}) for topic in topics]
+    else:
+        kind = f"{settings.name}-{growth}-{size}-{settings.seed}"
+        drawn = groups(read_passages(settings.source), settings.growth, size, settings.seed)
+        parts = [
+            (
+                [text for passage in group for text in (passage.id, passage.title)],
+                " / ".join(passage.title for passage in group),
+                {"passages": [passage.model_dump() for passage in group]},
+            )
+            for group in islice(drawn, settings.count)
+        ]
     return [
         Task(
-            id=f"{kind}-{number:06d}-{_digest(topic)}",
-            question=topic,
+            id=f"{kind}-{number:06d}-{blake2b(json.dumps(identity).encode(), digest_size=3).hexdigest()}",
+            question=question,
             data_source=settings.data_source,
-            extra_info={"growth": settings.growth.value, "topic": topic, "size": settings.size},
+            extra_info={"growth": growth, **info},
         )
-        for number, topic in enumerate(read_topics(settings.source)[: settings.count])
+        for number, (identity, question, info) in enumerate(parts)
     ]
 
 
@@ -314,11 +303,6 @@ def _passage(row: object, path: Path, line: int) -> SourcePassage:
             path=str(path),
             line=line,
         ) from None
-
-
-def _digest(*texts: str) -> str:
-    """Sets of other sources share numbers, sizes and seeds."""
-    return blake2b(json.dumps(texts).encode(), digest_size=3).hexdigest()
 
 
 def _write(out: Path) -> tuple[int, Counter[str]]:

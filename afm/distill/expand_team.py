@@ -1,32 +1,32 @@
 """One question from a group of passages: proposed, then tried with all passages, with none, and without each of them.
 
-:class:`WebExpandTeam` gathers the passages with the web tools: a scout searches and reads, and one page leads to the next.
+Without a corpus a scout gathers the passages with the web tools: it searches and reads, and one page leads to the next.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from afm.configuration import Settings
 from afm.datasets.encyclopaedia.growth import Growth
 from afm.distill.event_log import Recorder
-from afm.distill.model_team.members import Lenient, MemberReply, read_prompt
-from afm.distill.model_team.settings import MemberSettings, TeacherEndpoint, TeamModel, check_models
-from afm.distill.model_team.voices import NoUsableReplyError, Voices
-from afm.endpoints.budget import BudgetSettings
+from afm.distill.model_team.members import (
+    Lenient,
+    MemberModels,
+    MemberReply,
+    NoUsableReplyError,
+    digest_of,
+    read_prompt,
+)
+from afm.distill.model_team.settings import MemberSettings, TeacherSettings
 from afm.errors import ConfigError, ToolError
 from afm.rewards.text_match import normalised
-from afm.tools import Tool
 from afm.tools.base import working_toward
-
-SCOUT = "scout"
 
 
 class ExpandMembers(Settings):
@@ -37,7 +37,7 @@ class ExpandMembers(Settings):
     scout: MemberSettings | None = None
 
 
-class ExpandSettings(Settings):
+class ExpandSettings(TeacherSettings):
     """Questions by models, from passages of a ``corpus`` or from pages that tools find for ``topics``."""
 
     output_dir: Path
@@ -58,12 +58,6 @@ class ExpandSettings(Settings):
     """Seeds every draw."""
     max_parallel: int = Field(default=4, ge=1)
     """Questions in work at the same time."""
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    """What the team is called."""
-    endpoints: dict[str, TeacherEndpoint] = Field(min_length=1)
-    """Servers, as a team's."""
-    models: dict[str, TeamModel] = Field(min_length=1)
-    """Models, as a team's."""
     members: ExpandMembers
     """``proposer``, ``solver`` and, for ``topics``, ``scout``."""
     data_source: str = "expanded"
@@ -76,14 +70,11 @@ class ExpandSettings(Settings):
     """Name of the tool that searches."""
     page_tool: str = "crawl_page"
     """Name of the tool that reads a page."""
-    budget: BudgetSettings = BudgetSettings()
-    """``usd``, ``tokens`` and ``calls`` of the whole run, earlier parts included."""
 
     @model_validator(mode="after")
     def _check(self) -> ExpandSettings:
         if (self.corpus is None) == (self.topics is None):
             raise ValueError("expected either `corpus` or `topics`: the file that questions are made from")
-        check_models(self.endpoints, self.models, self.all_members, self.budget)
         return self
 
     @property
@@ -91,14 +82,8 @@ class ExpandSettings(Settings):
         """The file that questions are made from."""
         return next(path for path in (self.corpus, self.topics) if path is not None)
 
-    @property
-    def all_members(self) -> dict[str, MemberSettings]:
-        """Everybody by name."""
-        members = {name: getattr(self.members, name) for name in ExpandMembers.model_fields}
-        return {name: member for name, member in members.items() if member is not None}
 
-
-PROPOSER, SOLVER, _ = ExpandMembers.model_fields
+PROPOSER, SOLVER, SCOUT = ExpandMembers.model_fields
 _SHOWN = 120
 _MATTERS = {"name", "models", "data_source", "asks", "passage_chars", "search_tool", "page_tool"}
 
@@ -147,82 +132,152 @@ class GroupOutcome(Settings):
 
 
 class ExpandTeam:
-    """Makes a question of each task's passages (``extra_info.passages``).
+    """Makes a question of each task's passages (``extra_info.passages``), or of pages about its topic (``extra_info.topic``).
 
     A question is kept when its answer stands in evidence quoted word for word from every passage, when an independent solver finds
     the same answer from the passages, and when it does not find it without all of them or without any one: so many pages are
     needed, as far as this solver can tell.
+
+    For a topic a scout gathers the passages with ``tools``. By depth the subject of each page is named, word for word, by the page
+    before; by width the pages are about comparable subjects. Every search and every page stands in the event log as the tool
+    returned it.
+
+    Raises:
+        ConfigError: For topics the scout or a tool is missing.
     """
 
-    def __init__(self, settings: ExpandSettings) -> None:
+    def __init__(self, settings: ExpandSettings, tools: Collection[str] = ()) -> None:
         self._settings = settings
+        if settings.topics is not None:
+            _check_scout(settings, tools)
         self._prompts = {
             name: read_prompt(name, member.prompt, member.says)
             for name, member in settings.all_members.items()
         }
-        self.voices = Voices(settings, self._prompts)
+        self._models = MemberModels(settings, self._prompts, settings.asks)
 
     @property
     def name(self) -> str:
         """Identifies the settings that matter, in logs and manifests."""
         content = self._settings.model_dump(mode="json", include=_MATTERS)
-        content["prompts"] = {name: prompt.file.model_dump() for name, prompt in self._prompts.items()}
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
-        return f"{self._settings.name}@{digest}"
+        source = "web_" if self._settings.topics is not None else ""
+        return f"{source}{self._settings.name}@{digest_of(content, self._prompts)}"
 
     async def solve(self, recorder: Recorder) -> None:
-        """Propose and test one question.
+        """Gather the passages where there are none yet, then propose and test one question.
 
         Raises:
             EngineError: A model failed for good.
+            ToolError: A tool's infrastructure failed; the next run tries again.
             BudgetSpentError: The run has nothing left.
         """
         info = recorder.task.extra_info
-        most = self._settings.passage_chars
-        passages = [SourcePassage.model_validate(row) for row in info["passages"]]
-        shown = [passage.model_copy(update={"text": passage.text[:most]}) for passage in passages]
+        limit, growth = self._settings.passage_chars, str(info["growth"])
+        passages = [SourcePassage.model_validate(row) for row in info.get("passages", ())]
+        passages = [passage.model_copy(update={"text": passage.text[:limit]}) for passage in passages]
+        pages: list[SourcePassage] = []
         try:
-            outcome = await self.outcome(recorder, shown, str(info["growth"]))
-        except NoUsableReplyError as error:
+            if "topic" in info:
+                await self._gather(recorder, str(info["topic"]), growth, int(info["size"]), pages)
+            outcome = await self._outcome(recorder, passages or pages, growth)
+        except (_NoPagesError, NoUsableReplyError) as error:
             outcome = GroupOutcome(rejected=str(error))
-        recorder.finish(PROPOSER, outcome.model_dump_json())
+        read = tuple(page.id for page in pages)
+        recorder.finish(PROPOSER, outcome.model_copy(update={"read": read}).model_dump_json())
 
     async def close(self) -> None:
         """Close the connections to the models."""
-        await self.voices.close()
+        await self._models.close()
 
-    async def outcome(
+    async def _outcome(
         self, recorder: Recorder, passages: Sequence[SourcePassage], growth: str
     ) -> GroupOutcome:
-        """A question from these passages, tested.
+        """A question from these passages, tested."""
+        view = {"passages": passages, "growth": growth}
+        proposal = await self._models.ask(
+            recorder, PROPOSER, Proposal, view, lambda reply: fault(reply, passages)
+        )
 
-        Raises:
-            NoUsableReplyError, EngineError, BudgetSpentError: As :meth:`solve` says.
-        """
-        proposal = await self.voices.ask(
-            recorder,
-            PROPOSER,
-            Proposal,
-            {"passages": passages, "growth": growth},
-            lambda reply: fault(reply, passages),
-        )
-        made = GroupOutcome(
-            question=proposal.question, answer=proposal.answer, evidence=tuple(proposal.evidence)
-        )
-        answer = await self._solved(recorder, proposal.question, passages)
+        async def solved(shown: Sequence[SourcePassage]) -> str:
+            view = {"question": proposal.question, "passages": shown}
+            return (await self._models.ask(recorder, SOLVER, Solution, view)).answer
+
+        rejected = ""
+        answer = await solved(passages)
         if not same(answer, proposal.answer):
-            return _rejected(made, f"the solver found {answer[:_SHOWN]!r} in the passages")
-        if same(await self._solved(recorder, proposal.question, ()), proposal.answer):
-            return _rejected(made, "the solver knows the answer without any passage")
-        for number in range(len(passages)):
+            rejected = f"the solver found {answer[:_SHOWN]!r} in the passages"
+        elif same(await solved(()), proposal.answer):
+            rejected = "the solver knows the answer without any passage"
+        for number in range(len(passages)) if len(passages) > 1 and not rejected else ():
             others = [passage for place, passage in enumerate(passages) if place != number]
-            if others and same(await self._solved(recorder, proposal.question, others), proposal.answer):
-                return _rejected(made, f"passage {number + 1} is not needed")
-        return made
+            if same(await solved(others), proposal.answer):
+                rejected = f"passage {number + 1} is not needed"
+                break
+        return GroupOutcome(
+            question=proposal.question,
+            answer=proposal.answer,
+            evidence=tuple(proposal.evidence),
+            rejected=rejected,
+        )
 
-    async def _solved(self, recorder: Recorder, question: str, passages: Sequence[SourcePassage]) -> str:
-        view = {"question": question, "passages": passages}
-        return (await self.voices.ask(recorder, SOLVER, Solution, view)).answer
+    async def _gather(
+        self, recorder: Recorder, topic: str, growth: str, size: int, pages: list[SourcePassage]
+    ) -> None:
+        """Add ``size`` pages to ``pages``, one after another."""
+        subject = query = topic
+        while True:
+            view = {"topic": topic, "growth": growth, "subject": subject, "pages": pages}
+            pages.append(await self._page(recorder, view, subject, query, pages))
+            if len(pages) == size:
+                return
+            chosen = await self._models.ask(
+                recorder,
+                SCOUT,
+                Subject,
+                {**view, "subject": "", "results": ""},
+                lambda reply: _subject_fault(reply, pages, growth),
+            )
+            subject = chosen.subject.strip()
+            query = chosen.query.strip() or subject
+
+    async def _page(
+        self,
+        recorder: Recorder,
+        view: Mapping[str, Any],
+        subject: str,
+        query: str,
+        pages: Sequence[SourcePassage],
+    ) -> SourcePassage:
+        """One page about ``subject``, found and read."""
+        results = await self._use(recorder, self._settings.search_tool, query)
+        chosen = await self._models.ask(
+            recorder,
+            SCOUT,
+            Choice,
+            {**view, "results": results},
+            lambda reply: _address_fault(reply, results, pages),
+        )
+        address = chosen.address.strip()
+        with working_toward(subject, ""):
+            text = await self._use(recorder, self._settings.page_tool, address)
+        return SourcePassage(id=address, title=subject, text=text[: self._settings.passage_chars])
+
+    async def _use(self, recorder: Recorder, tool: str, argument: str) -> str:
+        """What a tool returned; its meta counts ``hits`` or ``pages`` where it knows them."""
+        result = await recorder.use(SCOUT, tool, argument)
+        if not result.ok:
+            raise ToolError(f"{tool}: {result.text[:_SHOWN]}")
+        if not result.text.strip() or 0 in (result.meta.get("hits"), result.meta.get("pages")):
+            raise _NoPagesError(f"{tool} gave nothing for {argument[:_SHOWN]!r}")
+        return result.text
+
+
+def _check_scout(settings: ExpandSettings, tools: Collection[str]) -> None:
+    if settings.members.scout is None:
+        raise ConfigError("members.scout: missing; questions from web tools need one, e.g. {model: strong}")
+    for key in ("search_tool", "page_tool"):
+        if (name := getattr(settings, key)) not in tools:
+            raise ConfigError(f"{key}: {name!r} is not among the tools {sorted(tools)}")
 
 
 def fault(proposal: Proposal, passages: Sequence[SourcePassage]) -> str:
@@ -249,10 +304,6 @@ def same(first: str, other: str) -> bool:
     return bool(normalised(first)) and normalised(first) == normalised(other)
 
 
-def _rejected(made: GroupOutcome, reason: str) -> GroupOutcome:
-    return made.model_copy(update={"rejected": reason})
-
-
 def flat(text: str) -> str:
     """With single blanks for white space."""
     return re.sub(r"\s+", " ", text).strip()
@@ -273,109 +324,6 @@ class Choice(MemberReply):
 
 class _NoPagesError(Exception):
     """The web gives no further page for this topic; the message says why."""
-
-
-class WebExpandTeam:
-    """Makes a question of each task's topic (``extra_info.topic``): gathers its passages by tools, then does as :class:`ExpandTeam`.
-
-    By depth the subject of each page is named, word for word, by the page before; by width the pages are about comparable subjects.
-    Every search and every page stands in the event log as the tool returned it.
-
-    Raises:
-        ConfigError: The settings have no scout.
-    """
-
-    def __init__(self, settings: ExpandSettings) -> None:
-        if settings.members.scout is None:
-            raise ConfigError(
-                "members.scout: missing; questions from web tools need one, e.g. {model: strong}"
-            )
-        self._settings = settings
-        self._tester = ExpandTeam(settings)
-
-    @property
-    def name(self) -> str:
-        """Identifies the settings that matter, in logs and manifests."""
-        return f"web_{self._tester.name}"
-
-    def check_tools(self, tools: Mapping[str, Tool]) -> None:
-        """Refuse tools without those that the settings name.
-
-        Raises:
-            ConfigError: One is missing.
-        """
-        for key in ("search_tool", "page_tool"):
-            if (name := getattr(self._settings, key)) not in tools:
-                raise ConfigError(f"{key}: {name!r} is not among the tools {sorted(tools)}")
-
-    async def solve(self, recorder: Recorder) -> None:
-        """Gather, propose and test one question.
-
-        Raises:
-            EngineError: A model failed for good.
-            ToolError: A tool's infrastructure failed; the next run tries again.
-            BudgetSpentError: The run has nothing left.
-        """
-        info = recorder.task.extra_info
-        growth, pages = str(info["growth"]), list[SourcePassage]()
-        try:
-            await self._gather(recorder, str(info["topic"]), growth, int(info["size"]), pages)
-            outcome = await self._tester.outcome(recorder, pages, growth)
-        except (_NoPagesError, NoUsableReplyError) as error:
-            outcome = GroupOutcome(rejected=str(error))
-        read = tuple(page.id for page in pages)
-        recorder.finish(PROPOSER, outcome.model_copy(update={"read": read}).model_dump_json())
-
-    async def close(self) -> None:
-        """Close the connections to the models."""
-        await self._tester.close()
-
-    async def _gather(
-        self, recorder: Recorder, topic: str, growth: str, size: int, pages: list[SourcePassage]
-    ) -> None:
-        subject = query = topic
-        while True:
-            pages.append(await self._page(recorder, topic, growth, subject, query, pages))
-            if len(pages) == size:
-                return
-            chosen = await self._tester.voices.ask(
-                recorder,
-                SCOUT,
-                Subject,
-                {"topic": topic, "growth": growth, "subject": "", "pages": pages, "results": ""},
-                lambda reply: _subject_fault(reply, pages, growth),
-            )
-            subject = chosen.subject.strip()
-            query = chosen.query.strip() or subject
-
-    async def _page(
-        self,
-        recorder: Recorder,
-        topic: str,
-        growth: str,
-        subject: str,
-        query: str,
-        pages: Sequence[SourcePassage],
-    ) -> SourcePassage:
-        """One page about ``subject``, found and read."""
-        results = await self._used(recorder, self._settings.search_tool, query)
-        view = {"topic": topic, "growth": growth, "subject": subject, "pages": pages, "results": results}
-        chosen = await self._tester.voices.ask(
-            recorder, SCOUT, Choice, view, lambda reply: _address_fault(reply, results, pages)
-        )
-        address = chosen.address.strip()
-        with working_toward(subject, ""):
-            text = await self._used(recorder, self._settings.page_tool, address)
-        return SourcePassage(id=address, title=subject, text=text[: self._settings.passage_chars])
-
-    async def _used(self, recorder: Recorder, tool: str, argument: str) -> str:
-        """What a tool returned; its meta counts ``hits`` or ``pages`` where it knows them."""
-        result = await recorder.use(SCOUT, tool, argument)
-        if not result.ok:
-            raise ToolError(f"{tool}: {result.text[:_SHOWN]}")
-        if not result.text.strip() or 0 in (result.meta.get("hits"), result.meta.get("pages")):
-            raise _NoPagesError(f"{tool} gave nothing for {argument[:_SHOWN]!r}")
-        return result.text
 
 
 def _subject_fault(reply: Subject, pages: Sequence[SourcePassage], growth: str) -> str:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
-from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from afm.agents import AgentSpec
 from afm.configuration import Settings
 from afm.datasets import Task
 from afm.distill.event_log import (
     DECLINED,
-    ENDS,
     ESTIMATED,
     INTENT,
     PART,
@@ -22,8 +19,8 @@ from afm.distill.event_log import (
     TOKENS,
     Event,
     EventKind,
+    ended_attempts,
     read_at,
-    read_located,
 )
 from afm.distill.repair import Steps, StepSource
 from afm.errors import ConfigError, suggestion
@@ -32,76 +29,21 @@ from afm.trajectory.answer import dressed_answer
 from afm.trajectory.record import CallRecord, Cost, Record, StopReason, TextSegment
 from afm.trajectory.types import Segment
 
-_HELD = 1_000
-"""Attempts that wait for an earlier task's as they are; of further ones only the places in the file are kept."""
-
-
-_FINAL, _ERROR = (b'"%s"' % kind.encode() for kind in (EventKind.FINAL, EventKind.ERROR))
-
-
-@dataclass(slots=True)
-class _HeldAttempt:
-    """The events of one attempt, or where they stand in the file."""
-
-    events: list[Event] = field(default_factory=list)
-    places: array[int] = field(default_factory=lambda: array("Q"))
-
-    def add(self, place: int, event: Event) -> None:
-        self.places.append(place)
-        self.events.append(event)
-
-    def read(self, file: BinaryIO) -> tuple[Event, ...]:
-        return tuple(self.events or read_at(file, self.places))
-
 
 def final_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
     """Stream the last ended attempt at each task, in the order of the run's tasks, whatever failed or was killed before.
 
+    Only the places of the events are held in memory.
+
     Raises:
         DataError: A complete line of the log is no event.
     """
-    last = _last_attempts(path)
-    running: dict[str, _HeldAttempt] = {}
-    waiting: list[tuple[int, str, _HeldAttempt]] = []
-    due = 0
+    ended = {
+        first.task_id: (int(first.meta["position"]), places) for first, _, places in ended_attempts(path)
+    }
     with Path(path).open("rb") as file:
-        for place, event in read_located(path):
-            if event.attempt != last.get(event.task_id, 1):
-                continue
-            if event.kind is EventKind.TASK:
-                running[event.task_id] = _HeldAttempt()
-            running[event.task_id].add(place, event)
-            if event.kind not in ENDS:
-                continue
-            ended = running.pop(event.task_id)
-            position = int(ended.events[0].meta["position"])
-            if len(waiting) >= _HELD and position > due:
-                ended.events.clear()
-            heapq.heappush(waiting, (position, event.task_id, ended))
-            while waiting and waiting[0][0] <= due:
-                position, _, ready = heapq.heappop(waiting)
-                due = max(due, position + 1)
-                yield ready.read(file)
-        while waiting:
-            yield heapq.heappop(waiting)[2].read(file)
-
-
-def _last_attempts(path: str | Path) -> dict[str, int]:
-    """The number of the last ended attempt at each task, but where it is the first: few tasks are tried again."""
-    again: dict[str, int] = {}
-    for _, event in read_located(path, _may_end):
-        if event.kind not in ENDS:
-            continue
-        if event.attempt == 1:
-            again.pop(event.task_id, None)
-        else:
-            again[event.task_id] = event.attempt
-    return again
-
-
-def _may_end(line: bytes) -> bool:
-    """Whether a line can be the end of an attempt: it says so in plain letters, or spells letters by number."""
-    return _FINAL in line or _ERROR in line or b"\\u00" in line
+        for _, places in sorted(ended.values(), key=itemgetter(0)):
+            yield tuple(read_at(file, places))
 
 
 class RoleMap(Settings):

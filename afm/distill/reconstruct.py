@@ -7,23 +7,32 @@ again counts once, namely where a model said it.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
+from afm.distill.conversation import TeamConversation, ToolUse
 from afm.distill.event_log import Event, EventKind
-from afm.distill.gateway import RecordedCall, Usage, message_text
+from afm.distill.filters.base import without_event
 from afm.distill.merge import RoleMap, merge_attempt
+from afm.distill.model_calls import BadLines, RecordedCall, Usage, message_text, read_calls
+from afm.distill.run import KEPT_FILE, MANIFEST_FILE, Progress, writing_records
 from afm.distill.team_map import TeamMap, ToolRule, parameter_text, plain_text
-from afm.distill.threads import Thread, ToolUse
 from afm.errors import DataError
+from afm.runs.atomic import replace_text
+from afm.runs.folder import write_manifest
 from afm.trajectory.convert.smolagents import without_labels
 from afm.trajectory.programs import FunctionCall, calls_in, shows_only
-from afm.trajectory.record import Record
+from afm.trajectory.record import Record, StopReason
 
 _PLAYS = " as "
 
@@ -36,14 +45,13 @@ def merge_calls(
     It is dropped, with a reason, when they do not make a trajectory that ``spec`` accepts.
     """
     first, last = calls[0].event, calls[-1].event
-    begun = first.model_copy(
-        update={
-            **_NOTHING_SPENT,
-            "id": f"{first.task_id}#{first.attempt}.0",
-            "kind": EventKind.TASK,
-            "time": round(first.time - first.seconds, 3),
-            "meta": {"task": task.model_dump(mode="json")},
-        }
+    begun = _derived(
+        first,
+        EventKind.TASK,
+        "",
+        id=f"{first.task_id}#{first.attempt}.0",
+        time=round(first.time - first.seconds, 3),
+        meta={"task": task.model_dump(mode="json")},
     )
     rebuilt = Rebuilt(calls, spec, team)
     events = [begun, *(call.event for call in calls)]
@@ -64,8 +72,8 @@ class Rebuilt:
 
     def __init__(self, calls: Sequence[RecordedCall], spec: AgentSpec, team: TeamMap) -> None:
         useful = [call for call in calls if call.event.ok and not team.ignores(call.event.agent)]
-        self._thread = Thread(useful, team.observation)
-        self._calls = self._thread.calls
+        self._conversation = TeamConversation(useful, team.observation)
+        self._calls = self._conversation.calls
         self._spec, self._team = spec, team
         self._members: dict[str, str] = {}
 
@@ -98,8 +106,8 @@ class Rebuilt:
 
     def _reply(self, place: int) -> Iterator[Event]:
         """What one call did: words, then tools or the answer."""
-        said, uses = self._said(place), self._thread.uses(place)
-        self._thread.check(place)
+        said, uses = self._said(place), self._conversation.uses(place)
+        self._conversation.check(place)
         if place == self._last_of_answerer and not uses:
             yield from self._answer(place, said)
             return
@@ -113,7 +121,7 @@ class Rebuilt:
             yield from self._use(place, use, alone=len(uses) == 1)
 
     def _said(self, place: int) -> str:
-        message = self._thread.reply(place)
+        message = self._conversation.reply(place)
         said = message_text(message)
         if self._team.reasoning:
             hidden = message.get("reasoning_content") or message.get("reasoning")
@@ -124,7 +132,7 @@ class Rebuilt:
         if not text.strip():
             return
         event = self._calls[place].event
-        role = self._team.role_of(event.agent, self._thread.asked(place), text, self._spec)
+        role = self._team.role_of(event.agent, self._conversation.asked(place), text, self._spec)
         if role is not None:
             if self._team.programs is not None and role in self._spec.thought_roles:
                 text = without_labels(text)
@@ -156,7 +164,7 @@ class Rebuilt:
         elif use.name in self._team.tools:
             rule = self._team.tools[use.name]
             argument = rule.call_text(parameter_text(use.arguments, rule.argument, use.name))
-            text, shown = self._thread.result(place, use, alone=alone)
+            text, shown = self._conversation.result(place, use, alone=alone)
             yield from self._step(event, rule, argument, rule.result_in(text), shown)
         elif use.name not in self._team.delegates:
             raise DataError(
@@ -198,8 +206,8 @@ class Rebuilt:
                 f"event {event.id}: a program calls {called}; expected one tool whose result is all that it prints, or "
                 "`programs.tool` in the team map"
             )
-        self._thread.program(place, code)
-        text, shown = self._thread.observation(place)
+        self._conversation.program(place, code)
+        text, shown = self._conversation.observation(place)
         for pattern in programs.results if programs.tool is None else ():
             if match := re.search(pattern, text):
                 text = match[1].removesuffix("\n")  # of print
@@ -215,7 +223,7 @@ class Rebuilt:
     def _finals_in(self, place: int) -> bool:
         """Whether the call has an answer of its member."""
         names = self._team.finals
-        if any(use.name in names for use in self._thread.uses(place)):
+        if any(use.name in names for use in self._conversation.uses(place)):
             return True
         if self._team.programs is None:
             return False
@@ -238,17 +246,10 @@ class Rebuilt:
         return max((place for place in range(len(self._calls)) if self._finals_in(place)), default=-1)
 
 
-_NOTHING_SPENT: Mapping[str, Any] = {
-    **Usage().model_dump(),
-    "content": "",
-}
-
-
 def _derived(event: Event, kind: EventKind, content: str, **fields: Any) -> Event:
     """An event that stands in a call's; what the call took is counted there."""
-    return event.model_copy(
-        update={**_NOTHING_SPENT, "kind": kind, "content": content, "meta": {}, "ok": True, **fields}
-    )
+    own = {"kind": kind, "content": content, "meta": {}, "ok": True}
+    return event.model_copy(update={**Usage().model_dump(), **own, **fields})
 
 
 def task_of(calls: Sequence[RecordedCall], tasks: Mapping[str, Task]) -> Task | None:
@@ -261,3 +262,131 @@ def task_of(calls: Sequence[RecordedCall], tasks: Mapping[str, Task]) -> Task | 
     words = "\n".join(sent) or str(calls[0].call.prompt or "")
     candidates = [task for task in tasks.values() if task.question in words]
     return max(candidates, key=lambda task: len(task.question), default=None)
+
+
+UNREADABLE_FILE = "unreadable.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a log became: trajectories kept in ``path``, attempts dropped by reason, tasks ``missing`` in the log.
+
+    Attributes:
+        cost_usd: Of all calls, those of dropped attempts included.
+        unreadable: Lines of the log that could not be read, listed in ``unreadable.jsonl`` beside ``path``.
+    """
+
+    path: Path
+    kept: int
+    dropped: Mapping[str, int]
+    missing: int
+    cost_usd: float
+    unreadable: int = 0
+
+
+def merge_gateway_log(
+    log: Path,
+    tasks: Iterable[Task],
+    spec: AgentSpec,
+    team: TeamMap,
+    output_dir: Path,
+    *,
+    name: str = "",
+    drop_bad_lines: bool = False,
+    progress: Progress | None = None,
+) -> Merged:
+    """Write ``trajectories.jsonl``, ``dropped.jsonl`` and ``manifest.json`` into ``output_dir``; each appears whole.
+
+    Of several attempts at a task the last one counts.
+
+    Args:
+        drop_bad_lines: Skip lines that cannot be read. ``unreadable.jsonl`` lists them with number and error, and attempts that may
+            have lost a call are dropped.
+
+    Raises:
+        DataError: A line of the log cannot be read and ``drop_bad_lines`` is not set, or no gateway wrote the log.
+    """
+    bad = BadLines(log) if drop_bad_lines else None
+    known = {task.id: task for task in tasks}
+    counts: Counter[str] = Counter()
+    seen: set[str] = set()
+    cost = 0.0
+    with writing_records(output_dir) as write:
+        for number, record in enumerate(_records(log, known, spec, team, name, bad), 1):
+            cost += record.provenance.get("cost_usd", 0.0)
+            seen.add(record.id)
+            counts["" if record.kept else _kind(record.reason)] += 1
+            write(record)
+            if progress is not None:
+                progress("merge", number, None)
+    merged = Merged(
+        path=output_dir / KEPT_FILE,
+        kept=counts.pop("", 0),
+        dropped=dict(counts),
+        missing=len(known.keys() - seen),
+        cost_usd=round(cost, 6),
+        unreadable=_list_bad_lines(bad, output_dir / UNREADABLE_FILE),
+    )
+    write_manifest(
+        output_dir / MANIFEST_FILE,
+        counts={
+            "kept": merged.kept,
+            "dropped": sum(merged.dropped.values()),
+            "tasks_without_calls": merged.missing,
+            **({"unreadable_lines": merged.unreadable} if merged.unreadable else {}),
+        },
+        inputs=[log],
+        spec=spec,
+        team=name,
+        map=team.model_dump(mode="json", exclude_defaults=True),
+        dropped=merged.dropped,
+        cost_usd=merged.cost_usd,
+    )
+    return merged
+
+
+def _records(
+    log: Path, tasks: Mapping[str, Task], spec: AgentSpec, team: TeamMap, name: str, bad: BadLines | None
+) -> Iterator[Record]:
+    merged: set[str] = set()
+    for calls in read_calls(log, last_only=True, bad=bad):
+        task, first = task_of(calls, tasks), calls[0].event
+        if task is None:
+            yield _refuse(calls, spec, "no task of this name among the tasks")
+        elif task.id in merged:
+            yield _refuse(calls, spec, "its task has a trajectory already", task)
+        elif bad is not None and bad.spoil((first.task_id, first.attempt)):
+            yield _refuse(calls, spec, "lines of its last attempt cannot be read", task)
+        else:
+            merged.add(task.id)
+            yield merge_calls(calls, task, spec, team, name=name)
+
+
+def _list_bad_lines(bad: BadLines | None, file: Path) -> int:
+    """Write the bad lines into a file, which is there only if there are any; returns how many."""
+    if bad is None or not bad.lines:
+        file.unlink(missing_ok=True)
+        return 0
+    rows = sorted(bad.lines, key=itemgetter("line"))
+    replace_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return len(rows)
+
+
+def _refuse(calls: Sequence[RecordedCall], spec: AgentSpec, reason: str, task: Task | None = None) -> Record:
+    cost = sum(call.event.cost_usd for call in calls)
+    return Record(
+        id=calls[0].event.task_id,
+        agent=spec.name,
+        agent_digest=spec.digest,
+        question=task.question if task else "",
+        segments=(),
+        stop=StopReason.ERROR,
+        provenance={"attempt": calls[0].event.attempt, "cost_usd": round(cost, 6)},
+        kept=False,
+        reason=reason,
+    )
+
+
+def _kind(reason: str) -> str:
+    """A reason without the place in it."""
+    return without_event(reason).partition(" at character ")[0]

@@ -49,6 +49,19 @@ class Team(Protocol):
         ...
 
 
+class TeamWithRoles(Team, Protocol):
+    """A team that knows which role of the agent each of its members plays."""
+
+    @property
+    def roles(self) -> RoleMap:
+        """The roles.
+
+        Raises:
+            ConfigError: The agent's roles do not suit the team.
+        """
+        ...
+
+
 Progress = Callable[[str, int, int | None], None]
 """Receives the stage (``team`` or ``filter``), rows done and rows in all (``None`` when unknown)."""
 
@@ -202,8 +215,7 @@ async def distill(
     tools: Mapping[str, Tool],
     output_dir: str | Path,
     *,
-    team: Team,
-    roles: RoleMap,
+    team: TeamWithRoles,
     seed: int = 0,
     max_parallel: int = 4,
     filters: Sequence[Filter] | None = None,
@@ -215,21 +227,20 @@ async def distill(
     ``manifest.json``. Order and content of the trajectories depend on tasks, seed and team, not on ``max_parallel`` or kills.
 
     Args:
-        team: The teacher, for example :func:`afm.distill.wiki_team.scripted_team`.
-        roles: Which roles of the agent the messages of its members become.
+        team: The teacher, for example :func:`afm.distill.scripted_teams.scripted_team`.
         filters: Stages behind the merge, none where empty; by default format and quality by the reward of the data source.
         progress: Called after every task and every filtered row.
 
     Raises:
         ConfigError: ``output_dir`` holds a distillation of other tasks, or with another agent, team, tools or seed; or
-            ``roles`` names a role that the agent lacks.
+            the team plays a role that the agent lacks.
         DataError: There are no tasks.
     """
     if not tasks:
         raise DataError("no tasks to distil")
     started = time.perf_counter()
     out = Path(output_dir)
-    role_map = roles.checked(spec)
+    role_map = team.roles.checked(spec)
     agent = {"agent": spec.name, "agent_digest": spec.digest, "tools": sorted(tools)}
     with EventLog(out / EVENTS_FILE) as log:
         settle(out, tasks, team, seed, **agent)
@@ -304,7 +315,7 @@ async def _filter(
     with writing_records(out) as write:
         async for record in run_filters(merged, filters):
             write(record)
-            funnel.count(record)
+            funnel.add(kept=record.kept, reason=record.reason)
             tool_calls += record.cost.tool_calls
             if progress is not None:
                 progress("filter", funnel.seen, None)

@@ -44,12 +44,17 @@ class Journal:
             if self._exclusive:
                 hold(file.fileno(), self.path)
             self.repaired_bytes = heal(self.path)
+            self._file = file
+            self.give_back()
+            self._read_back()
         except BaseException:
+            self._file = None
             file.close()
             raise
-        self._file = file
-        self.give_back()
         return self
+
+    def _read_back(self) -> None:
+        """Called on opening, for subclasses that need to know what the file holds."""
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
@@ -103,14 +108,8 @@ class KeyedJournal(Journal):
         DataError: On opening: a complete line is no row with a key.
     """
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        try:
-            self._rows = {row["key"]: row for _, row in read_rows(self.path, {"key": str})}
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+    def _read_back(self) -> None:
+        self._rows = {row["key"]: row for _, row in read_rows(self.path, {"key": str})}
 
     def find(self, key: str) -> dict[str, Any] | None:
         """The row under ``key``."""

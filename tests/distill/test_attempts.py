@@ -1,11 +1,11 @@
-import afm.distill.merge as attempts
 from afm.datasets import Task
 from afm.distill.event_log import EventLog
+from afm.distill.merge import final_attempts
 
 
 def work(path, position, answer=None):
     """One attempt at a task; without an answer it fails."""
-    task = Task(id=f"t{position:04d}", question="q", ground_truth="1")
+    task = Task(id=f"t{position:04d}", question="q é", ground_truth="1")
     with EventLog(path) as log:
         pen = log.begin(task, position, {})
         pen.say("a", "words")
@@ -16,7 +16,7 @@ def work(path, position, answer=None):
 
 
 def ends(path):
-    return [(events[0].task_id, events[-1].content) for events in attempts.final_attempts(path)]
+    return [(events[0].task_id, events[-1].content) for events in final_attempts(path)]
 
 
 def test_a_task_that_failed_first_keeps_its_place(tmp_path):
@@ -27,16 +27,6 @@ def test_a_task_that_failed_first_keeps_its_place(tmp_path):
     assert ends(file) == [("t0000", "a"), ("t0001", "b"), ("t0002", "too hard"), ("t0003", "d")]
 
 
-def test_many_that_wait_for_one_are_read_again_from_the_file(tmp_path):
-    file, waiting = tmp_path / "e", attempts._HELD + 50
-    tasks = [Task(id=f"t{n:04d}", question="q é", ground_truth="1") for n in range(waiting)]
-    with EventLog(file) as log:
-        for position in (*range(1, waiting), 0):
-            log.begin(tasks[position], position, {}).finish("a", f"answer {position}")
-
-    assert ends(file) == [(f"t{n:04d}", f"answer {n}") for n in range(waiting)]
-
-
 def test_an_attempt_that_died_does_not_hide_the_one_before(tmp_path):
     file = tmp_path / "e"
     work(file, 0, None)
@@ -44,30 +34,7 @@ def test_an_attempt_that_died_does_not_hide_the_one_before(tmp_path):
         log.begin(Task(id="t0000", question="q", ground_truth="1"), 0, {}).say("a", "half")
 
     assert ends(file) == [("t0000", "too hard")]
-    assert [len(events) for events in attempts.final_attempts(file)] == [3]
-
-
-def test_only_tasks_that_were_tried_again_are_remembered(tmp_path):
-    file = tmp_path / "e"
-    for position in range(20):
-        work(file, position, None if position == 7 else "a")
-    work(file, 7, "b")
-
-    assert attempts._last_attempts(file) == {"t0007": 2}
-    assert ends(file)[7] == ("t0007", "b")
-
-
-def test_an_end_is_found_however_its_letters_are_written(tmp_path):
-    file = tmp_path / "e"
-    work(file, 0, None)
-    work(file, 0, "b")
-    spelled = "".join(f"\\u{ord(letter):04x}" for letter in "final")
-    lines = file.read_text().splitlines()
-    assert '"kind":"final"' in lines[-1]
-    lines[-1] = lines[-1].replace('"kind":"final"', f'"kind" : "{spelled}"')
-    file.write_text("\n".join(lines) + "\n")
-
-    assert ends(file) == [("t0000", "b")]
+    assert [len(events) for events in final_attempts(file)] == [3]
 
 
 def test_an_attempt_that_died_first_and_was_not_tried_again_is_left_out(tmp_path):

@@ -66,6 +66,8 @@ async def test_a_second_run_tries_failed_tasks_again_and_leaves_finished_ones(tm
         second = await collect(tasks(6), again, {}, log)
 
     assert (first.finished, first.failed) == (4, 2)
+    failures = [event.content for event in read_events(tmp_path / "e.jsonl") if event.kind is EventKind.ERROR]
+    assert sorted(failures) == ["the team ended without an answer", "too hard"]
     assert (second.finished, second.resumed, second.failed) == (2, 4, 0)
     assert again.solved == ["t002", "t004"]
 
@@ -78,14 +80,6 @@ async def test_failing_infrastructure_ends_the_attempt_not_the_run(tmp_path, err
     errors = [event for event in read_events(tmp_path / "e.jsonl") if event.kind is EventKind.ERROR]
     assert (counts.finished, counts.failed) == (5, 1)
     assert [event.content for event in errors] == [f"{type(error).__name__}: {error}"]
-
-
-async def test_a_team_that_says_nothing_in_the_end_has_failed(tmp_path):
-    with EventLog(tmp_path / "e.jsonl") as log:
-        await collect(tasks(1), Adder(silent={"t000"}), {}, log)
-
-    (attempt,) = read_attempts(tmp_path / "e.jsonl")
-    assert attempt[-1].content == "the team ended without an answer"
 
 
 async def test_a_run_in_which_too_much_fails_stops_and_says_why(tmp_path):
@@ -108,25 +102,12 @@ async def test_tasks_that_the_team_declines_do_not_stop_a_run_and_are_not_tried_
     assert (second.resumed, second.declined, again.most_running) == (60, 0, 0)
 
 
-async def test_a_few_failures_among_many_do_not_stop_a_run(tmp_path):
-    fail = {task.id for number, task in enumerate(tasks(250)) if number % 10 == 9}
-    with EventLog(tmp_path / "e.jsonl") as log:
-        counts = await collect(tasks(250), Adder(fail), {}, log, max_parallel=1)
-
-    assert counts.failed == 25
-
-
 async def test_without_isolation_nothing_goes_on(tmp_path):
     team = Adder(fail={"t000"}, error=SandboxUnavailableError("install bubblewrap"))
     with EventLog(tmp_path / "e.jsonl") as log, pytest.raises(SandboxUnavailableError):
         await collect(tasks(9), team, {}, log, max_parallel=1)
 
     assert team.solved == []
-
-
-async def test_a_mistake_in_a_team_is_raised_as_it_is(tmp_path):
-    with EventLog(tmp_path / "e.jsonl") as log, pytest.raises(KeyError, match="oops"):
-        await collect(tasks(9), Adder(fail={"t003"}, error=KeyError("oops")), {}, log)
 
 
 async def test_two_tasks_with_one_id_are_refused(tmp_path):
@@ -155,6 +136,7 @@ with EventLog(sys.argv[1]) as log:
 """
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment_loses_and_doubles_no_task(tmp_path):
     file = tmp_path / "e.jsonl"
     kills = 0

@@ -10,13 +10,14 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI, Request, Response
+from loopback import LoopbackServer
+from starlette.requests import ClientDisconnect
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
@@ -25,7 +26,7 @@ from afm.cli.data import app
 from afm.datasets import Task, read_tasks, write_tasks
 from afm.distill.queries.askers import ChatAsker, EpisodeAsker, by_exact_match, by_reward, sample_of
 from afm.distill.queries.sampling import FailedQuestions, QuerySettings, SampleLog, read_selection
-from afm.distill.queries.select import known_questions, question_key, select_queries
+from afm.distill.queries.select import known_questions, select_queries
 from afm.endpoints.chat import EndpointSettings
 from afm.errors import AfmError, ConfigError, DataError, EngineError, RewardError
 from afm.models import SamplingParams
@@ -38,12 +39,12 @@ ROOT = Path(__file__).parents[2]
 QA = ROOT / "configs/queries/qa.yaml"
 
 
-class ChatServer:
+class ChatServer(LoopbackServer):
     """Knows items whose number divides by 3 always, others sometimes (by the seed) or never.
 
     Attributes:
-        refused: Status and text, or the message, that questions about an item get, always; ``None`` is any item.
-        faults: Whether some requests are answered with 429, 500, half a JSON, or a closed connection.
+        refused: Status and text, or the choice, that questions about an item get, always; ``None`` is any item.
+        faults: Whether some requests are answered with 429, 500 or half a JSON.
         down: Every request is answered with 500.
         hang_s: The first request is not answered for so long.
         served: Right and wrong replies by question.
@@ -54,96 +55,56 @@ class ChatServer:
 
     def __init__(self):
         self.faults = self.down = False
-        self.hang_s, self.most, self.requests = 0.0, 0, 0
+        self.hang_s, self.most, self.requests, self._flying = 0.0, 0, 0, 0
         self.together, self.allowed = 1, math.inf
         self.served = Counter()
         self.refused = {}
-        self._flying, self._lock = 0, threading.Lock()
-        server = self
+        app = FastAPI()
+        app.get("/v1/models")(lambda: {"data": [{"id": "small"}]})
+        app.post("/v1/chat/completions", response_model=None)(self.completions)
+        super().__init__(app, log_level="error", lifespan="off")
+        self.url = f"{self.origin}/v1"
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    async def completions(self, request: Request):
+        try:
+            body = await request.json()
+        except ClientDisconnect:  # it was killed
+            return Response(status_code=400)
+        self._flying += 1
+        self.requests += 1
+        number = self.requests
+        self.most = max(self.most, self._flying)
+        await asyncio.sleep(self.hang_s if number == 1 else 0)
+        while self.most < self.together or self.allowed <= 0:  # noqa: ASYNC110  set by the test's thread
+            await asyncio.sleep(0.01)
+        self.allowed -= 1
+        self._flying -= 1
+        return self._answer(body, number)
 
-            def do_GET(self):
-                self._answer(200, json.dumps({"data": [{"id": "small"}]}))
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with server._lock:
-                    server._flying += 1
-                    server.requests += 1
-                    number = server.requests
-                    server.most = max(server.most, server._flying)
-                time.sleep(server.hang_s if number == 1 else 0)
-                try:
-                    server.wait()
-                    self._reply(body, number)
-                finally:
-                    with server._lock:
-                        server._flying -= 1
-
-            def _reply(self, body, number):
-                item = int(re.findall(r"item (\d+)\?", body["messages"][-1]["content"])[-1])
-                refused = server.refused.get(item, server.refused.get(None))
-                if isinstance(refused, tuple):
-                    self._answer(*refused)
-                elif refused is not None:
-                    self._answer(200, json.dumps({"choices": [refused]}))
-                elif server.down:
-                    self._answer(500, "down")
-                elif server.faults and number % 7 == 0:
-                    self._answer(429, "slow down", {"Retry-After": "0"})
-                elif server.faults and number % 11 == 0:
-                    self._answer(500, "oops")
-                elif server.faults and number % 13 == 0:
-                    self._answer(200, '{"choices": [{"mess')
-                elif server.faults and number % 17 == 0:
-                    self.close_connection = True
-                else:
-                    self._answer(200, json.dumps(server.completion(body)))
-
-            def _answer(self, status, text, headers=None):
-                self.send_response(status)
-                for name, value in ({"Content-Length": len(text)} | (headers or {})).items():
-                    self.send_header(name, str(value))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_):
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 128
-
-            def handle_error(self, *_):
-                """Clients of these tests are killed."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def wait(self):
-        """Until it is this request's turn."""
-        for _ in range(6_000):
-            with self._lock:
-                if self.most >= self.together and self.allowed > 0:
-                    self.allowed -= 1
-                    return
-            time.sleep(0.01)
+    def _answer(self, body, number):
+        item = int(re.findall(r"item (\d+)\?", body["messages"][-1]["content"])[-1])
+        refused = self.refused.get(item, self.refused.get(None))
+        if isinstance(refused, tuple):
+            status, text = refused
+            return Response(text, status)
+        if refused is not None:
+            return {"choices": [refused]}
+        if self.down:
+            return Response("down", 500)
+        if self.faults and number % 7 == 0:
+            return Response("slow down", 429, {"Retry-After": "0"})
+        if self.faults and number % 11 == 0:
+            return Response("oops", 500)
+        if self.faults and number % 13 == 0:
+            return Response('{"choices": [{"mess')
+        return self.completion(body)
 
     def completion(self, body):
         asked = re.findall(r"item (\d+)\?", body["messages"][-1]["content"])[-1]
         right = knows(int(asked), body["seed"])
         text = f"<think>Hm.</think>\n<answer>The Name {asked if right else 'none'}.</answer>"
-        with self._lock:
-            self.served[asked, right] += 1
-        message = {"role": "assistant", "content": text}
-        return {"choices": [{"message": message, "finish_reason": "stop"}]}
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
+        self.served[asked, right] += 1
+        return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
 
 
 def knows(item, seed):
@@ -152,9 +113,9 @@ def knows(item, seed):
 
 @pytest.fixture
 def server():
-    server = ChatServer()
+    server = ChatServer().start()
     yield server
-    server.close()
+    server.stop(forced=True)
 
 
 def questions(count, source="search"):
@@ -210,12 +171,6 @@ def commands_of_the_script(folder, *words, **environment):
     (folder / "log").unlink(missing_ok=True)
     subprocess.run([ROOT / "data/web_agent/select_queries.sh", *words], env=environment, check=True)
     return [block.split("\n") for block in (folder / "log").read_text().strip().split("\n\n")]
-
-
-def test_the_script_of_the_web_agent_hands_a_prompt_on(tmp_path):
-    _, own = commands_of_the_script(tmp_path, "q.jsonl", MODEL="m")
-    _, chosen = commands_of_the_script(tmp_path, "q.jsonl", MODEL="m", PROMPT="a folder/web.txt")
-    assert chosen == [*own, "--prompt", "a folder/web.txt"]
 
 
 def test_the_shipped_selections_are_those_of_the_paper():
@@ -281,6 +236,7 @@ def test_a_selection_of_a_file_checks_its_sft_data_and_abilities(server, tmp_pat
     assert "did you mean 'samples'" in select(*start, status=1)
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path):
     tasks, samples = questions(12), 16
     server.faults = True
@@ -315,20 +271,15 @@ def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path)
         task.id: sum(knows(n, derive_seed(3, task.id, number)) for number in range(samples))
         for n, task in enumerate(tasks)
     }
-    assert {right[f"q{n}"] for n in range(0, 12, 3)} == {16}
-    assert {right[f"q{n}"] for n in range(2, 12, 3)} == {0}
     kept, dropped = list(read_tasks(out / "kept.jsonl")), rows_of(out / "dropped.jsonl")
-    assert [task.id for task in kept] == [name for name, count in right.items() if count <= 4]
-    assert {task.id: task.extra_info["r_q"] for task in kept} == {
-        task.id: right[task.id] / 16 for task in kept
-    }
+    rates = {task.id: task.extra_info["r_q"] for task in kept}
+    assert rates == {name: count / 16 for name, count in right.items() if count <= 4}
     assert {row["id"]: row["r_q"] for row in dropped} == {
         name: count / 16 for name, count in right.items() if count > 4
     }
     assert {row["reason"] for row in dropped} == {"r_q above 0.3"}
     counts = json.loads((out / "manifest.json").read_text())["counts"]
     assert counts == {"tasks": 12, "kept": len(kept), "dropped": len(dropped)}
-    assert len(kept) + len(dropped) == 12
 
 
 async def test_sixty_four_requests_are_in_flight(server, tmp_path):
@@ -338,14 +289,6 @@ async def test_sixty_four_requests_are_in_flight(server, tmp_path):
     await one.close()
     assert summary.sampled == 8 * 32
     assert server.most == 64
-
-
-def test_forms_of_letters_do_not_hide_a_question_of_the_sft_data(tmp_path):
-    (tmp_path / "sft.jsonl").write_text(json.dumps({"question": "Where was Ren\u00e9 born?"}) + "\n")
-
-    assert known_questions([tmp_path / "sft.jsonl"]) == {
-        question_key("\uff37here was Rene\u0301\u200b born?")
-    }
 
 
 def test_a_request_that_hangs_is_asked_again(server, tmp_path):
@@ -378,12 +321,6 @@ async def test_another_threshold_more_samples_and_more_tasks_use_what_is_there(s
     other = [task.model_copy(update={"ground_truth": ["none"]}) for task in questions(6)]
     changed = await selected(other, server, tmp_path, samples=4)
     assert changed.sampled == 24
-
-
-async def test_a_selection_without_a_sample_claims_no_folder(server, tmp_path):
-    (tmp_path / "settings.json").write_text('{"seed": 5}')
-    done = await selected(questions(1), server, tmp_path, samples=1, seed=1)
-    assert done.sampled == 1
 
 
 async def test_samples_of_another_model_or_seed_are_not_mixed(server, tmp_path):
@@ -468,14 +405,6 @@ async def test_a_server_that_refuses_everything_is_an_error_that_loses_nothing(s
     assert (summary.resumed, summary.sampled, summary.kept + sum(summary.dropped.values())) == (4, 4, 4)
 
 
-async def test_many_refused_questions_in_a_row_do_not_end_the_run(server, tmp_path):
-    server.refused = dict.fromkeys(range(16), REFUSALS["too long"])
-    summary = await selected(
-        questions(20), server, tmp_path, samples=2, max_parallel=2, failures_in_a_row=8, max_rate=1.0
-    )
-    assert (dict(summary.dropped), summary.kept) == ({"cannot be sampled": 16}, 4)
-
-
 async def test_faults_that_may_pass_are_never_the_questions(server, tmp_path):
     """Half of a question's samples are there; a crash of the others says nothing about it."""
     await selected(questions(4), server, tmp_path, samples=2)
@@ -497,13 +426,23 @@ async def test_questions_of_the_sft_data_and_repeated_ones_are_not_asked(server,
     )
     known = known_questions([tmp_path / "sft.json", tmp_path / "records.jsonl"])
     again = Task(id="again", question="what is the name of item 5", ground_truth=["name 5"])
+    bad = Task(id="bad", question="What is the name of item 8?", ground_truth=[])
+    tasks = [*questions(6), again, bad]
 
-    summary = await selected([*questions(6), again], server, tmp_path / "out", known=known, samples=2)
+    summary = await selected(tasks, server, tmp_path / "out", known=known, samples=2)
 
-    assert dict(summary.dropped) == {"in the SFT data": 3, "repeats a question": 1, "r_q above 0.3": 2}
+    assert dict(summary.dropped) == {
+        "in the SFT data": 3,
+        "repeats a question": 1,
+        "r_q above 0.3": 2,
+        "cannot be judged": 1,
+    }
     reasons = {row["id"]: row["reason"] for row in rows_of(tmp_path / "out/dropped.jsonl")}
     assert {name for name, reason in reasons.items() if reason == "in the SFT data"} == {"q1", "q2", "q4"}
-    assert {asked for asked, _ in server.served} == {"0", "3", "5"}
+    assert "holds no answer" in reasons["bad"]
+    assert {asked for asked, _ in server.served} == {"0", "3", "5", "8"}
+    with pytest.raises(DataError, match="task id 'q0' occurs twice"):
+        await selected([*questions(1), *questions(1)], server, tmp_path, samples=2)
     (tmp_path / "bad.jsonl").write_text('{"text": 1}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl:1: no question"):
         known_questions([tmp_path / "bad.jsonl"])
@@ -529,16 +468,6 @@ async def test_the_draw_is_in_proportion_to_the_data_sources(server, tmp_path):
     assert (tmp_path / "kept.jsonl").read_bytes() == first
     everyone = await selected(tasks, server, tmp_path, samples=1, target=50)
     assert everyone.kept == 20
-
-
-async def test_a_question_that_nobody_can_judge_is_dropped_with_the_reason(server, tmp_path):
-    bad = Task(id="bad", question="What is the name of item 2?", ground_truth=[])
-    summary = await selected([*questions(2), bad], server, tmp_path, samples=2)
-    assert dict(summary.dropped) == {"r_q above 0.3": 1, "cannot be judged": 1}
-    [row] = [row for row in rows_of(tmp_path / "dropped.jsonl") if row["id"] == "bad"]
-    assert "holds no answer" in row["reason"]
-    with pytest.raises(DataError, match="task id 'q0' occurs twice"):
-        await selected([*questions(1), *questions(1)], server, tmp_path, samples=2)
 
 
 async def test_a_reward_that_fails_for_all_is_no_fault_of_the_questions(tmp_path):
@@ -616,46 +545,42 @@ async def test_programs_are_sampled_with_tools_and_dropped_when_all_solve_them(t
     assert summary.sampled == 16
 
 
-def test_the_command_takes_a_tiny_model_and_its_output_becomes_rl_rows(tmp_path):
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The folder of a model that knows nothing."""
     pytest.importorskip("torch")
     from afm.models.tiny import create_tiny_model, train_tokenizer
 
-    tasks = questions(2, source="nq")
-    write_tasks(tasks, tmp_path / "tasks.jsonl")
-    train_tokenizer([task.question for task in tasks], tmp_path / "tiny", vocab_size=300)
-    create_tiny_model(tmp_path / "tiny", tmp_path / "tiny", seed=1)
+    folder = tmp_path_factory.mktemp("tiny")
+    train_tokenizer([task.question for task in questions(2)], folder, vocab_size=300)
+    create_tiny_model(folder, folder, seed=1)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_command_takes_a_tiny_model(tmp_path, tiny):
+    write_tasks(questions(2, source="nq"), tmp_path / "tasks.jsonl")
     out = tmp_path / "out"
     told = select(
         QA,
         f"tasks={tmp_path / 'tasks.jsonl'}",
         f"output_dir={out}",
-        f"model={tmp_path / 'tiny'}",
+        f"model={tiny}",
         "samples=2",
         "max_tokens=8",
     )
     assert f"{out}/kept.jsonl: 2 of 2 questions kept, 4 samples taken" in told
     assert {row["stop"] for row in rows_of(out / "samples.jsonl")} <= {"agent_tokens", "end_of_text"}
 
-    rl = CliRunner().invoke(
-        app, ["prepare", "rl", str(out / "kept.jsonl"), "-o", str(tmp_path / "rl.parquet"), "--agent", "mhqa"]
-    )
-    assert rl.exit_code == 0, rl.output
-    [first, _] = read_tasks(tmp_path / "rl.parquet")
-    assert (first.id, first.extra_info["r_q"], first.extra_info["r_q_samples"]) == ("q0", 0.0, 2)
 
-
-def test_samples_judged_by_another_reward_or_taken_with_other_tools_are_not_mixed(tmp_path):
-    pytest.importorskip("torch")
-    from afm.models.tiny import create_tiny_model, train_tokenizer
-
+@pytest.mark.slow
+def test_samples_judged_by_another_reward_or_taken_with_other_tools_are_not_mixed(tmp_path, tiny):
     write_tasks(questions(1, source="nq"), tmp_path / "tasks.jsonl")
-    train_tokenizer(["What is the name of item 0?"], tmp_path / "tiny", vocab_size=300)
-    create_tiny_model(tmp_path / "tiny", tmp_path / "tiny", seed=1)
     shipped = (ROOT / "configs/tools/code_executor.yaml").read_text()
     (tmp_path / "tools.yaml").write_text(shipped)
     (tmp_path / "reward.yaml").write_text("formula: correct\n")
     start = (ROOT / "configs/queries/math.yaml", "ability=", f"tasks={tmp_path / 'tasks.jsonl'}", "samples=1")
-    start += (f"output_dir={tmp_path / 'out'}", f"model={tmp_path / 'tiny'}", "max_tokens=4")
+    start += (f"output_dir={tmp_path / 'out'}", f"model={tiny}", "max_tokens=4")
     start += (f"tools={tmp_path / 'tools.yaml'}",)
     reward = f"rewards={tmp_path / 'reward.yaml'}"
 

@@ -99,27 +99,35 @@ def test_without_an_intent_or_words_for_it_the_task_is_rejected(roles):
     assert "has no <think> directly before it" in record(*search("x", "found"), *END, roles=roles).reason
 
 
-def test_a_message_that_repeats_the_one_before_counts_once():
-    made = record(
-        *(think("planner", "One."), say("planner", "Plan."), say("planner", "Plan.")),
-        *(think("searcher", "Look."), *search("x", "found")),
-        *END,
-    )
-    assert made.reason == ""
-    assert made.text.count("<plan>") == 1
-    assert made.provenance["repairs"] == {"repeated message": 1}
+TWICE = (say("planner", "Plan."), say("planner", "Plan."))
+TWO = (say("planner", "Plan A."), think("planner", "Two."), say("planner", "Plan B."))
+KNOWN = think("planner", "I know it now.")
+WITHIN = (KNOWN, think("planner", "no"), KNOWN, say("planner", "Plan."))
 
 
-def test_two_messages_in_a_row_become_one_where_the_order_allows_no_second():
-    made = record(
-        *(think("planner", "One."), say("planner", "Plan A.")),
-        *(think("planner", "Two."), say("planner", "Plan B.")),
-        *(think("searcher", "Look."), *search("x", "found")),
-        *END,
-    )
+@pytest.mark.parametrize(
+    ("messages", "text", "repairs"),
+    [
+        (TWICE, "<think>One.</think><plan>Plan.</plan>", {"repeated message": 1}),
+        (
+            TWO,
+            "<think>One.\n\nTwo.</think><plan>Plan A.\n\nPlan B.</plan>",
+            {"joined messages": 1, "joined thoughts": 1},
+        ),
+        # "no" stands within a word and is not lost; a whole paragraph that is repeated is.
+        (
+            WITHIN,
+            "<think>One.\n\nI know it now.\n\nno</think><plan>Plan.</plan>",
+            {"joined thoughts": 3},
+        ),
+    ],
+)
+def test_messages_and_thoughts_in_a_row_become_one(messages, text, repairs):
+    look = (think("searcher", "Look."), *search("x", "found"))
+    made = record(think("planner", "One."), *messages, *look, *END)
     assert made.reason == ""
-    assert "<think>One.\n\nTwo.</think><plan>Plan A.\n\nPlan B.</plan>" in made.text
-    assert made.provenance["repairs"] == {"joined messages": 1, "joined thoughts": 1}
+    assert made.text.startswith(f"{text}<think>Look.</think>")
+    assert made.provenance["repairs"] == repairs
 
 
 def test_optional_messages_go_where_the_order_forbids_them_and_silent_ones_always():
@@ -159,14 +167,3 @@ def test_what_cannot_be_mended_is_rejected_with_its_reason():
 def test_a_thought_role_that_the_agent_lacks_is_refused():
     with pytest.raises(ConfigError, match="'thought' -> 'thoughts' is no role of agent 'wiki'"):
         ROLES.model_copy(update={"thought": "thoughts"}).checked(SPEC)
-
-
-def test_a_word_that_stands_within_another_sentence_is_not_lost():
-    made = record(
-        *(think("planner", "I know it now."), think("planner", "no"), think("planner", "I know it now.")),
-        say("planner", "Plan."),
-        *(think("searcher", "Look."), *search("x", "found")),
-        *END,
-    )
-
-    assert made.text.startswith("<think>I know it now.\n\nno</think><plan>Plan.</plan>")

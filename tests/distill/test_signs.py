@@ -29,6 +29,7 @@ def test_signs_between_numbers_and_in_formulas_make_another_question(one, other)
     ("one", "other"),
     [
         ("What is 3*2?", "what is 3 * 2"),
+        ("Where was Ren\u00e9 born?", "\uff37here was _Rene\u0301_\u200b\u00a0born?"),
         ("Solve $x^2 = 4$.", "Solve x^2=4"),
         ("Find x if x \u2265 1.", "Find x if x>=1."),
         ("What is 3\u22122?", "What is 3 - 2?"),

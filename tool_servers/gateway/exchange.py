@@ -13,7 +13,7 @@ import httpx
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from afm.distill.gateway import CallLog, Label, ModelCall, Usage
+from afm.distill.model_calls import CallLog, Label, ModelCall, Usage
 from tool_servers.gateway.answers import Answer, EventStream, whole_answer
 from tool_servers.gateway.settings import GatewaySettings, UpstreamRoute
 from tool_servers.shared.endpoint import Admission, BusyError, GoneError, RefusalError, while_connected

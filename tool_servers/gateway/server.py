@@ -33,7 +33,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from afm.distill.gateway import CallLog, Label, message_text
+from afm.distill.model_calls import CallLog, Label, message_text
 from afm.errors import DataError
 from tool_servers.gateway.exchange import (
     Blackout,

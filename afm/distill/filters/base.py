@@ -7,17 +7,17 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from afm.agents import AgentSpec
 from afm.errors import ConfigError, MissingExtraError, suggestion
 from afm.runs.atomic import replacing
 from afm.trajectory.record import Record
 from afm.trajectory.tags import SplitText, split
-from afm.trajectory.types import Segment, Step
+from afm.trajectory.types import Step
 
 
 class Filter(Protocol):
@@ -30,15 +30,6 @@ class Filter(Protocol):
 
     async def check(self, record: Record) -> Record:
         """The record, enriched or with ``kept=False`` and a reason that begins with ``name: ``."""
-        ...
-
-
-@runtime_checkable
-class AtOnce(Protocol):
-    """A filter that need not wait, at least not for every record."""
-
-    def apply(self, record: Record) -> Record | None:
-        """What :meth:`Filter.check` would give; ``None`` where that has to wait for something."""
         ...
 
 
@@ -69,32 +60,18 @@ def dropped(record: Record, reason: str) -> Record:
     return record.model_copy(update={"kept": False, "reason": reason})
 
 
-def segments_of(record: Record) -> tuple[Segment, ...]:
-    """The record's trajectory by author."""
-    return record.by_author
-
-
-class _LastSplit:
-    """The split of the record read last: the stages of a row share one pass over its text."""
-
-    def __init__(self) -> None:
-        self._segments: object = None
-        self._spec: AgentSpec | None = None
-        self._split = SplitText((), "", None, 0)
-
-    def of(self, record: Record, spec: AgentSpec) -> SplitText:
-        if self._segments is not record.segments or self._spec is not spec:
-            self._split = split(record.text, spec)
-            self._segments, self._spec = record.segments, spec
-        return self._split
-
-
-_last_split = _LastSplit()
+_last_split: tuple[object, AgentSpec, SplitText] | None = None
 
 
 def split_of(record: Record, spec: AgentSpec) -> SplitText:
-    """A record's text cut at its roles, whatever faults it has (:func:`afm.trajectory.tags.split`)."""
-    return _last_split.of(record, spec)
+    """A record's text cut at its roles, whatever faults it has (:func:`afm.trajectory.tags.split`).
+
+    The stages of a row share one pass over its text: the split of the record read last is kept.
+    """
+    global _last_split
+    if _last_split is None or _last_split[0] is not record.segments or _last_split[1] is not spec:
+        _last_split = record.segments, spec, split(record.text, spec)
+    return _last_split[2]
 
 
 def steps_of(record: Record, spec: AgentSpec) -> tuple[Step, ...]:
@@ -156,6 +133,12 @@ async def pass_filters(record: Record, filters: Sequence[Filter]) -> Record:
     return record
 
 
+def unreadable_row(path: Path, number: int, error: str, line: bytes) -> dict[str, Any]:
+    """What ``unreadable.jsonl`` says of a line: its file, its 1-based number, why it cannot be read, and its text."""
+    text = line.rstrip(b"\r\n").decode(errors="replace")
+    return {"path": str(path), "line": number, "error": error, "text": text}
+
+
 def without_event(reason: str) -> str:
     """A reason without the id of an event in front of it, which differs from row to row."""
     return reason.partition(": ")[2] if reason.startswith("event ") else reason
@@ -199,10 +182,6 @@ class Funnel:
     copies: int = 0
     order: tuple[str, ...] = ()
 
-    def count(self, record: Record) -> None:
-        """Add one row that has passed or left the filters."""
-        self.add(kept=record.kept, reason=record.reason)
-
     def add(self, *, kept: bool, reason: str = "", copies: int = 0, earlier: bool = False) -> None:
         """Add one row by what became of it.
 
@@ -237,10 +216,7 @@ class Funnel:
             "kept": self.kept,
             "copies": self.copies,
             "written": self.kept + self.copies,
-            "stages": [
-                {"name": stage.name, "rows": stage.rows, "dropped": stage.dropped, "left": stage.left}
-                for stage in self.stages()
-            ],
+            "stages": [{**asdict(stage), "left": stage.left} for stage in self.stages()],
         }
 
     @classmethod

@@ -28,22 +28,12 @@ _OPERATORS = "-+*/^<>=!.#"
 MARKS = f"\ue000-{chr(0xE000 + len(_OPERATORS) - 1)}"
 """What :func:`with_marks` writes for signs, for a class of a regular expression."""
 _MARK_OF_SIGN = {sign: f" {chr(0xE000 + place)} " for place, sign in enumerate(_OPERATORS)}
+_DASHES, _TIMES, _DIVIDED = "\u2010\u2011\u2012\u2013\u2014\u2212", "\u00d7\u22c5\u00b7", "\u00f7\u2215"
 _SAME = str.maketrans(
-    {
-        "\u2010": "-",
-        "\u2011": "-",
-        "\u2012": "-",
-        "\u2013": "-",
-        "\u2014": "-",
-        "\u2212": "-",
-        "\u00d7": "*",
-        "\u22c5": "*",
-        "\u00b7": "*",
-        "\u00f7": "/",
-        "\u2215": "/",
-        "\u2264": "<=",
-        "\u2265": ">=",
-    }
+    dict.fromkeys(_DASHES, "-")
+    | dict.fromkeys(_TIMES, "*")
+    | dict.fromkeys(_DIVIDED, "/")
+    | {"\u2264": "<=", "\u2265": ">="}
     | dict.fromkeys(map(chr, range(0xE000, 0xE000 + len(_OPERATORS))), " ")
 )
 _FORMULA = re.compile(

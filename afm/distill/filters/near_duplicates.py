@@ -15,9 +15,8 @@ import re
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
@@ -185,8 +184,7 @@ def _words(text: str) -> list[str]:
     return text.translate(_ASCII).split() if text.isascii() else _WORD.findall(text.casefold())
 
 
-@dataclass(frozen=True, slots=True)
-class Twin:
+class Twin(NamedTuple):
     """An earlier row that is nearly the same."""
 
     id: str

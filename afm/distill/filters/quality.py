@@ -41,27 +41,17 @@ class QualityFilter:
     recorded: bool = False
     name: str = "quality"
 
-    def apply(self, record: Record) -> Record | None:
-        """See :meth:`check`; ``None`` for a record that must be judged."""
-        verdict = record.verdict
-        if verdict is None or verdict.score is None or not self.recorded:
-            return None
-        return self._decided(record, verdict)
-
     async def check(self, record: Record) -> Record:
         """Judge the trajectory. An abstaining reward drops it, since nobody vouches for it."""
-        judged = self.apply(record)
-        if judged is not None:
-            return judged
-        verdict = await self._judge(record)
-        return self._decided(record.model_copy(update={"verdict": verdict}), verdict)
-
-    def _decided(self, judged: Record, verdict: Verdict) -> Record:
+        verdict = record.verdict
+        if verdict is None or verdict.score is None or not self.recorded:
+            verdict = await self._judge(record)
+            record = record.model_copy(update={"verdict": verdict})
         if verdict.score is None:
-            return dropped(judged, f"{self.name}: no verdict: {verdict.evidence}")
+            return dropped(record, f"{self.name}: no verdict: {verdict.evidence}")
         if not verdict.score >= self.min_score:  # nor is what is no number
-            return dropped(judged, f"{self.name}: score {verdict.score:g}: {verdict.evidence}")
-        return judged
+            return dropped(record, f"{self.name}: score {verdict.score:g}: {verdict.evidence}")
+        return record
 
     async def close(self) -> None:
         """Free the reward's worker processes."""

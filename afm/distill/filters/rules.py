@@ -19,7 +19,6 @@ from afm.distill.filters.base import (
     draw,
     known_role,
     origin_of,
-    segments_of,
     split_of,
     steps_of,
 )
@@ -46,9 +45,8 @@ class FormatFilter(Rule):
 
     def reason(self, record: Record) -> str:
         """The first fault that :func:`afm.tools.registry.faults_of` finds."""
-        issues = faults_of(
-            segments_of(record), self.spec, parts=split_of(record, self.spec), readers=self.readers
-        )
+        parts = split_of(record, self.spec)
+        issues = faults_of(record.by_author, self.spec, parts=parts, readers=self.readers)
         return str(issues[0]) if issues else ""
 
 
@@ -276,7 +274,7 @@ class CorrectionSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Correction:
+class Correction(Rule):
     """Repeats rows whose first check was rejected and whose answer is right in the end.
 
     Nothing is dropped. A row without a verdict is not repeated, since nobody knows that it is right.
@@ -299,13 +297,9 @@ class Correction:
         """The role that checks answers, ``None`` when the agent has none."""
         return self.settings.role or checking_role(self.spec)
 
-    def apply(self, record: Record) -> Record:
-        """The record as it is; see :meth:`copies`."""
-        return record
-
-    async def check(self, record: Record) -> Record:
-        """The record as it is; see :meth:`copies`."""
-        return record
+    def reason(self, record: Record) -> str:
+        """None; see :meth:`copies`."""
+        return ""
 
     def copies(self, record: Record) -> Iterator[Record]:
         """The further rows of a kept record, each with an id and a provenance that tell it from the first."""

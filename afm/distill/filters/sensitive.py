@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from afm.agents import AgentSpec, RoleKind
 from afm.configuration import Settings
@@ -41,6 +43,21 @@ class _SensitiveSettings(Settings):
     """``false``: what tools returned is not searched. Pages of the web are full of contact data."""
     allow: tuple[str, ...] = ()
     """Regular expressions; findings that one of them matches as a whole are none."""
+    kinds: tuple[str, ...] = ()
+    """What is looked for, all kinds by default."""
+    table: ClassVar[tuple[Pattern, ...]] = ()
+    """The known kinds."""
+
+    @field_validator("kinds")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        known = [pattern.kind for pattern in cls.table]
+        if not value:
+            raise ValueError("at least one kind; leave `kinds` out for all of them, or the stage for none")
+        for kind in value:
+            if kind not in known:
+                raise ValueError(f"known kinds; {suggestion(kind, known)}")
+        return value
 
     @field_validator("allow")
     @classmethod
@@ -58,23 +75,15 @@ class _SensitiveSettings(Settings):
 class SecretSettings(_SensitiveSettings):
     """Which secrets; all by default."""
 
-    kinds: tuple[str, ...] = Field(default=tuple(pattern.kind for pattern in SECRETS))
-
-    @field_validator("kinds")
-    @classmethod
-    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _known_kinds(value, SECRETS)
+    table: ClassVar = SECRETS
+    kinds: tuple[str, ...] = tuple(pattern.kind for pattern in SECRETS)
 
 
 class PersonalSettings(_SensitiveSettings):
     """Which personal data; all by default. Texts full of numbers, as in mathematics, do better without cards."""
 
-    kinds: tuple[str, ...] = Field(default=tuple(pattern.kind for pattern in PERSONAL))
-
-    @field_validator("kinds")
-    @classmethod
-    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _known_kinds(value, PERSONAL)
+    table: ClassVar = PERSONAL
+    kinds: tuple[str, ...] = tuple(pattern.kind for pattern in PERSONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +134,8 @@ class SensitiveFilter(Rule):
 
     @cached_property
     def _patterns(self) -> tuple[Pattern, ...]:
-        table = SECRETS if isinstance(self.settings, SecretSettings) else PERSONAL
-        return tuple(pattern for pattern in table if pattern.kind in self.settings.kinds)
+        settings = self.settings
+        return tuple(pattern for pattern in settings.table if pattern.kind in settings.kinds)
 
     @cached_property
     def _allowed(self) -> tuple[re.Pattern[str], ...]:
@@ -178,9 +187,7 @@ class SensitiveFilter(Rule):
                 segment = TextSegment(author=segment.author, text=_replaced(segment.text, own, position))
             segments.append(segment)
             position = stop
-        counts: dict[str, int] = {}
-        for finding in findings:
-            counts[finding.kind] = counts.get(finding.kind, 0) + 1
+        counts = Counter(finding.kind for finding in findings)
         return record.model_copy(
             update={
                 "segments": tuple(segments),
@@ -200,13 +207,3 @@ def _replaced(text: str, findings: Sequence[_Finding], offset: int) -> str:
             parts += [text[done:start], f"[{finding.kind}]"]
         done = max(done, end)
     return "".join((*parts, text[done:]))
-
-
-def _known_kinds(value: tuple[str, ...], table: Sequence[Pattern]) -> tuple[str, ...]:
-    known = [pattern.kind for pattern in table]
-    if not value:
-        raise ValueError("at least one kind; leave `kinds` out for all of them, or the stage for none")
-    for kind in value:
-        if kind not in known:
-            raise ValueError(f"known kinds; {suggestion(kind, known)}")
-    return value

@@ -1,10 +1,12 @@
-"""What each member of a team is told (templates), what it replies (one JSON object, read leniently, checked strictly), and what the team remembers."""
+"""What a member of a team is told (templates), what it replies (JSON, read leniently, checked strictly), and how its model is asked."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -13,16 +15,24 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from afm.configuration import Settings, read_file, validated
-from afm.distill.event_log import explain
-from afm.endpoints.chat import objects_in, without_reasoning
-from afm.errors import ConfigError
-from afm.trajectory.programs import call_form
+from afm.distill.event_log import ESTIMATED, TOKENS, Recorder, explain
+from afm.distill.model_team.settings import TeacherEndpoint, TeacherSettings, TeamModel
+from afm.endpoints.budget import Budget
+from afm.endpoints.chat import CallReport, ChatEndpoint, objects_in, without_reasoning
+from afm.errors import BudgetSpentError, ConfigError, EngineError
+from afm.settings import load_settings
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _SHIPPED = Path(__file__).parent / "prompts"
 _FENCED = re.compile(r"\s*```[\w+-]*\n(.*?)\n?```\s*", re.DOTALL)
+
+
+def digest_of(content: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> str:
+    """Identifies what the work of members depends on: their settings, and their templates."""
+    whole = {**content, "prompts": {name: prompt.file.model_dump() for name, prompt in prompts.items()}}
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
 
 
 class PromptFile(Settings):
@@ -40,17 +50,9 @@ class Prompt:
     label: str
     file: PromptFile
 
-    def system(self, view: Mapping[str, Any]) -> str:
-        """The system message."""
-        return filled(self.file.system, view, f"{self.label}: system").strip()
-
-    def user(self, view: Mapping[str, Any]) -> str:
-        """The user's message."""
-        return filled(self.file.user, view, f"{self.label}: user").strip()
-
-    def says(self, view: Mapping[str, Any]) -> str:
-        """The member's message in the trajectory."""
-        return filled(self.file.says, view, f"{self.label}: says").strip()
+    def fill(self, part: str, view: Mapping[str, Any]) -> str:
+        """The text of ``system``, ``user`` or ``says``."""
+        return filled(getattr(self.file, part), view, f"{self.label}: {part}").strip()
 
 
 def read_prompt(name: str, path: Path | None = None, says: str | None = None) -> Prompt:
@@ -244,96 +246,146 @@ def read_reply_as(kind: type[ReplyT], text: str) -> ReplyT:
             problem = explain(error)[:_SHOWN]
     if not replies:
         raise ValueError(problem)
-    if (
-        call := next(
-            (candidate for candidate in replies if isinstance(candidate, ToolAgentReply) and candidate.calls),
-            None,
-        )
-    ) is not None:
-        return call
-    if any(candidate != replies[0] for candidate in replies):
+    for reply in replies:
+        if isinstance(reply, ToolAgentReply) and reply.calls:
+            return reply
+    if any(reply != replies[0] for reply in replies):
         raise ValueError(f"it holds {len(replies)} JSON objects that differ; expected the reply alone")
     return replies[0]
 
 
-_CUT = "\n[... {count} characters left out ...]\n"
+_ADVICE = "raise `budget` in the team's file and run the same command again"
+_AGAIN = "\n\nYour last reply could not be used: {problem}. Reply again, with one JSON object of the form asked for and nothing else."
+
+Problem = Callable[[ReplyT], str]
+"""What is wrong with a reply that is well formed; empty when nothing is."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubTaskFinding:
-    """What came of a sub-task, as the members see it."""
-
-    goal: str
-    text: str
+class NoUsableReplyError(EngineError):
+    """A member's model said nothing that can be used, however often it was asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a tool returned, as the members see it."""
+class MemberModels:
+    """Asks the models of a team's members: within rate and budget, again when a request fails, every request logged.
 
-    tool: str
-    argument: str
-    text: str
+    Args:
+        prompts: The templates of each member.
+        asks: How often a member is asked when its replies cannot be used.
 
-
-@dataclass(slots=True)
-class Memory:
-    """One task's.
-
-    What every member sees is made from this anew each time (:meth:`view`): the finished sub-tasks in a line each and the
-    last results whole. Earlier results are there as what was found in them, earlier calls by their arguments, so that
-    no text stands in a request twice.
-
-    Attributes:
-        shown_results: How many of the last results are shown whole.
-        plan: Sub-tasks of the current plan.
-        done: How many of them are finished.
-        criticism: What was wrong since the last plan.
-        refused: Suggested answers that the verifier refused.
+    Raises:
+        ConfigError: An endpoint has no address, or a model no name, in the file and in the environment.
     """
 
-    question: str
-    shown_results: int
-    plan: tuple[SubTask, ...] = ()
-    done: int = 0
-    findings: list[SubTaskFinding] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
-    criticism: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-
-    def start(self, plan: tuple[SubTask, ...]) -> None:
-        """Work by a new plan; what was wrong before is dealt with."""
-        self.plan, self.done = plan, 0
-        self.criticism.clear()
-
-    def called(self, tool: str, argument: str) -> bool:
-        """Whether this call was made already: blanks and letter case aside, but for programs."""
-        wanted = (tool, call_form(tool, argument))
-        return any((result.tool, call_form(tool, result.argument)) == wanted for result in self.results)
-
-    def note(self, goal: str, text: str) -> None:
-        """Note what came of a sub-task; the same one twice counts once, with its last result."""
-        self.findings = [finding for finding in self.findings if finding.goal != goal]
-        self.findings.append(SubTaskFinding(goal, text))
-
-    def view(self) -> dict[str, Any]:
-        """Names for the templates."""
-        recent = self.results[-self.shown_results :]
-        return {
-            "question": self.question,
-            "plan": self.plan,
-            "done": self.done,
-            "findings": tuple(self.findings),
-            "results": tuple(recent),
-            "calls": tuple(self.results[: len(self.results) - len(recent)]),
-            "criticism": tuple(dict.fromkeys(self.criticism)),
-            "refused": tuple(dict.fromkeys(self.refused)),
+    def __init__(self, settings: TeacherSettings, prompts: Mapping[str, Prompt], asks: int) -> None:
+        self._models, self._members = settings.models, settings.all_members
+        self._prompts = prompts
+        self._asks = asks
+        environment = load_settings()
+        self._default_name = environment.teacher_model_name
+        budget = Budget(settings.budget, _ADVICE)
+        self._servers = {
+            name: _server(name, endpoint, environment.teacher_base_url, budget)
+            for name, endpoint in settings.endpoints.items()
         }
+        self.names = {key: self._name_of(key, model) for key, model in settings.models.items()}
+
+    async def ask(
+        self,
+        recorder: Recorder,
+        member: str,
+        kind: type[ReplyT],
+        view: Mapping[str, Any],
+        problem: Problem[ReplyT] | None = None,
+    ) -> ReplyT:
+        """A member's reply of the right kind; it is asked again when it says something else.
+
+        Args:
+            view: Names for the member's templates.
+            problem: What makes a well-formed reply useless; the member is told.
+
+        Raises:
+            NoUsableReplyError: None came.
+            EngineError: The server failed for good.
+            BudgetSpentError: The run has nothing left.
+        """
+        prompt, complaint = self._prompts[member], ""
+        system, user = prompt.fill("system", view), prompt.fill("user", view)
+        for _ in range(self._asks):
+            message = user + (_AGAIN.format(problem=complaint) if complaint else "")
+            text = await self._reply(recorder, member, system, message)
+            try:
+                reply = read_reply_as(kind, text)
+            except ValueError as error:
+                complaint = str(error)
+                continue
+            complaint = problem(reply) if problem is not None else ""
+            if not complaint:
+                return reply
+        raise NoUsableReplyError(
+            f"{member}: no usable reply in {self._asks} attempts, the last one: {complaint}"
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for server in self._servers.values():
+            await server.close()
+
+    async def _reply(self, recorder: Recorder, member: str, system: str, user: str) -> str:
+        key = self._members[member].model
+        model = self._models[key]
+        body = _request(self.names[key], model, system, user)
+        try:
+            return await self._servers[model.endpoint].ask(
+                body,
+                lambda reply: reply.text,
+                price=model.price,
+                log=recorder.spent,
+                on_call=lambda report: _record(recorder, member, body["model"], report),
+            )
+        except BudgetSpentError:
+            raise
+        except EngineError as error:
+            raise type(error)(f"{member}: {error}") from error
+
+    def _name_of(self, key: str, model: TeamModel) -> str:
+        name = model.name or self._default_name
+        if name is None:
+            raise ConfigError(f"models.{key}.name: missing; set it, or the variable TEACHER_MODEL_NAME")
+        return name
 
 
-def shortened(text: str, most: int) -> str:
-    """``text`` without its middle when it is longer than ``most`` characters."""
-    if len(text) <= most:
-        return text
-    half = (most - len(_CUT)) // 2
-    return f"{text[:half]}{_CUT.format(count=len(text) - 2 * half)}{text[-half:]}"
+def _server(name: str, endpoint: TeacherEndpoint, default_url: str | None, budget: Budget) -> ChatEndpoint:
+    url = endpoint.url or default_url
+    if url is None:
+        raise ConfigError(f"endpoints.{name}.url: missing; set it, or the variable TEACHER_BASE_URL")
+    return ChatEndpoint(endpoint, url, budget)
+
+
+def _record(recorder: Recorder, member: str, model: str, report: CallReport) -> None:
+    """The event of one request, whatever came of it."""
+    estimated = report.reply is not None and not report.reply.metered
+    recorder.call(
+        member,
+        ok=not report.fault,
+        content=report.fault,
+        prompt_tokens=report.prompt_tokens,
+        completion_tokens=report.completion_tokens,
+        cost_usd=report.usd,
+        seconds=report.seconds,
+        meta={"model": model} | ({TOKENS: ESTIMATED} if estimated else {}),
+    )
+
+
+def _request(name: str, model: TeamModel, system: str, user: str) -> dict[str, Any]:
+    """System and user alone, in this order: servers whose chat template insists on turns accept it."""
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    if not model.system_role:
+        messages = [{"role": "user", "content": f"{system}\n\n{user}"}]
+    body = {
+        "model": name,
+        "temperature": model.temperature,
+        "max_tokens": model.max_tokens,
+        **model.request,
+        "messages": messages,
+    }
+    return {key: value for key, value in body.items() if value is not None}

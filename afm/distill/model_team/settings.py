@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -115,15 +115,11 @@ class TeamLimits(Settings):
     """Of one result; longer ones lose their middle."""
 
 
-class TeamSettings(Settings):
-    """A team's file."""
+class TeacherSettings(Settings):
+    """Members of any kind, with the models behind them: what the files of teams and of expansions share."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     """What the team is called in records and reports."""
-    agent: str
-    """Whose trajectories the team's work becomes: a shipped agent's name or a YAML."""
-    tools: Path
-    """Tools YAML, relative to the team's file."""
     endpoints: dict[str, TeacherEndpoint] = Field(min_length=1)
     """Servers by name: ``url`` (else ``TEACHER_BASE_URL``), ``key_variable``, ``requests_per_minute``,
     ``tokens_per_minute``, ``max_parallel``, ``attempts``, ``timeout_s``."""
@@ -131,6 +127,46 @@ class TeamSettings(Settings):
     """Models by name: ``endpoint``, ``name`` at the server (else ``TEACHER_MODEL_NAME``), ``temperature``,
     ``max_tokens``, ``request`` (further fields), ``system_role: false`` for models without one,
     ``price`` in US dollars for a million tokens."""
+    members: Settings
+    """Which model each member uses."""
+    budget: BudgetSettings = BudgetSettings()
+    """``usd``, ``tokens`` and ``calls`` of the whole run, earlier parts included."""
+
+    @property
+    def all_members(self) -> dict[str, MemberSettings]:
+        """Everybody by name."""
+        return {name: member for name, member in self.members if member is not None}
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        """Refuse names that lead nowhere, and a budget in money without prices."""
+        if self.budget.file is not None:
+            raise ValueError(
+                "budget.file: not for a team, whose budget counts by the events in the run's folder"
+            )
+        for name, model in self.models.items():
+            if model.endpoint not in self.endpoints:
+                hint = suggestion(model.endpoint, self.endpoints)
+                raise ValueError(f"models.{name}.endpoint: got {model.endpoint!r}; {hint}")
+            if self.budget.usd is not None and model.price is None:
+                raise ValueError(
+                    f"models.{name}.price: missing, but needed for a budget in money (budget.usd)"
+                )
+        for name, member in self.all_members.items():
+            if member.model not in self.models:
+                raise ValueError(
+                    f"{name}.model: got {member.model!r}; {suggestion(member.model, self.models)}"
+                )
+        return self
+
+
+class TeamSettings(TeacherSettings):
+    """A team's file."""
+
+    agent: str
+    """Whose trajectories the team's work becomes: a shipped agent's name or a YAML."""
+    tools: Path
+    """Tools YAML, relative to the team's file."""
     members: Members
     """``planner``, ``reflector``, ``verifier``, ``writer``: which ``model`` each uses, a ``prompt`` (a
     YAML of Jinja templates in place of the shipped one), and what it ``says`` in the trajectory."""
@@ -150,50 +186,17 @@ class TeamSettings(Settings):
     limits: TeamLimits = TeamLimits()
     """When the team stops: ``rounds``, ``plans``, ``steps``, ``calls_per_step``, ``tool_calls``, ``asks``,
     and how much of the results is shown."""
-    budget: BudgetSettings = BudgetSettings()
-    """``usd``, ``tokens`` and ``calls`` of the whole run, earlier parts included."""
 
     @model_validator(mode="after")
-    def _check(self) -> TeamSettings:
-        check_models(self.endpoints, self.models, self.all_members, self.budget)
+    def _check_names(self) -> Self:
         if taken := set(Members.model_fields) & set(self.tool_agents):
             raise ValueError(f"tool_agents: {sorted(taken)[0]!r} is the name of another member")
         return self
 
     @property
-    def asks(self) -> int:
-        """How often a member is asked again when its reply cannot be used."""
-        return self.limits.asks
-
-    @property
     def all_members(self) -> dict[str, MemberSettings]:
         """Everybody by name."""
-        named = {name: getattr(self.members, name) for name in Members.model_fields}
-        return {**named, **self.tool_agents}
-
-
-def check_models(
-    endpoints: Mapping[str, TeacherEndpoint],
-    models: Mapping[str, TeamModel],
-    members: Mapping[str, MemberSettings],
-    budget: BudgetSettings,
-) -> None:
-    """Refuse names that lead nowhere, and a budget in money without prices.
-
-    Raises:
-        ValueError: Says which key is wrong.
-    """
-    if budget.file is not None:
-        raise ValueError("budget.file: not for a team, whose budget counts by the events in the run's folder")
-    for name, model in models.items():
-        if model.endpoint not in endpoints:
-            hint = suggestion(model.endpoint, endpoints)
-            raise ValueError(f"models.{name}.endpoint: got {model.endpoint!r}; {hint}")
-        if budget.usd is not None and model.price is None:
-            raise ValueError(f"models.{name}.price: missing, but needed for a budget in money (budget.usd)")
-    for name, member in members.items():
-        if member.model not in models:
-            raise ValueError(f"{name}.model: got {member.model!r}; {suggestion(member.model, models)}")
+        return {**super().all_members, **self.tool_agents}
 
 
 def read_team(path: Path, overrides: Sequence[str] = ()) -> TeamSettings:

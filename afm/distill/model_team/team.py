@@ -7,39 +7,118 @@ of the team's file says what each member's messages become.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from afm.agents import AgentSpec, load_agent
 from afm.distill.event_log import INTENT, PART, THOUGHT, Recorder
 from afm.distill.merge import RoleMap
 from afm.distill.model_team.members import (
     Check,
-    Memory,
+    MemberModels,
     PlanReply,
     Prompt,
     Reflection,
     ReplyT,
-    Result,
     SubTask,
     Suggestion,
     ToolAgentReply,
+    digest_of,
     filled,
     read_prompt,
-    shortened,
 )
 from afm.distill.model_team.settings import Members, Reflect, Replan, TeamSettings, read_team
-from afm.distill.model_team.voices import Voices
 from afm.errors import ConfigError, suggestion
 from afm.trajectory import neutralise
+from afm.trajectory.programs import call_form
 
 PLANNER, REFLECTOR, VERIFIER, WRITER = Members.model_fields
 _TOOL_AGENT_PROMPT = "tool_agent"
 _NO_ADVICE = "The last steps brought nothing of use."
 _LONGEST_REASON = 400
+
+
+_CUT = "\n[... {count} characters left out ...]\n"
+
+
+class SubTaskFinding(NamedTuple):
+    """What came of a sub-task, as the members see it."""
+
+    goal: str
+    text: str
+
+
+class Result(NamedTuple):
+    """What a tool returned, as the members see it."""
+
+    tool: str
+    argument: str
+    text: str
+
+
+@dataclass(slots=True)
+class Memory:
+    """One task's.
+
+    What every member sees is made from this anew each time (:meth:`view`): the finished sub-tasks in a line each and the
+    last results whole. Earlier results are there as what was found in them, earlier calls by their arguments, so that
+    no text stands in a request twice.
+
+    Attributes:
+        shown_results: How many of the last results are shown whole.
+        plan: Sub-tasks of the current plan.
+        done: How many of them are finished.
+        criticism: What was wrong since the last plan.
+        refused: Suggested answers that the verifier refused.
+    """
+
+    question: str
+    shown_results: int
+    plan: tuple[SubTask, ...] = ()
+    done: int = 0
+    findings: list[SubTaskFinding] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    criticism: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def start(self, plan: tuple[SubTask, ...]) -> None:
+        """Work by a new plan; what was wrong before is dealt with."""
+        self.plan, self.done = plan, 0
+        self.criticism.clear()
+
+    def called(self, tool: str, argument: str) -> bool:
+        """Whether this call was made already: blanks and letter case aside, but for programs."""
+        wanted = (tool, call_form(tool, argument))
+        return any((result.tool, call_form(tool, result.argument)) == wanted for result in self.results)
+
+    def note(self, goal: str, text: str) -> None:
+        """Note what came of a sub-task; the same one twice counts once, with its last result."""
+        self.findings = [finding for finding in self.findings if finding.goal != goal]
+        self.findings.append(SubTaskFinding(goal, text))
+
+    def view(self) -> dict[str, Any]:
+        """Names for the templates."""
+        recent = self.results[-self.shown_results :]
+        return {
+            "question": self.question,
+            "plan": self.plan,
+            "done": self.done,
+            "findings": tuple(self.findings),
+            "results": tuple(recent),
+            "calls": tuple(self.results[: len(self.results) - len(recent)]),
+            "criticism": tuple(dict.fromkeys(self.criticism)),
+            "refused": tuple(dict.fromkeys(self.refused)),
+        }
+
+
+def shortened(text: str, most: int) -> str:
+    """``text`` without its middle when it is longer than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    half = (most - len(_CUT)) // 2
+    return f"{text[:half]}{_CUT.format(count=len(text) - 2 * half)}{text[-half:]}"
 
 
 class ModelTeam:
@@ -65,11 +144,12 @@ class ModelTeam:
             for name, member in settings.all_members.items()
         }
         self._digest = _digest(settings, self._prompts)
-        self.voices = Voices(settings, self._prompts)
-        self._agents = [
+        self.models = MemberModels(settings, self._prompts, settings.limits.asks)
+        self.agents = [
             {"name": name, "purpose": agent.purpose or ", ".join(agent.tools)}
             for name, agent in settings.tool_agents.items()
         ]
+        """What the planner is told about the tool agents."""
 
     @property
     def name(self) -> str:
@@ -84,7 +164,7 @@ class ModelTeam:
 
     def model_of(self, member: str) -> str:
         """What its server calls a member's model."""
-        return self.voices.names[self.settings.all_members[member].model]
+        return self.models.names[self.settings.all_members[member].model]
 
     async def solve(self, recorder: Recorder) -> None:
         """Plan, work, suggest and check until an answer is accepted or the limits are reached.
@@ -97,7 +177,7 @@ class ModelTeam:
 
     async def close(self) -> None:
         """Close the connections to the models."""
-        await self.voices.close()
+        await self.models.close()
 
     def tool_agent(self, named: str) -> str:
         """The tool agent of that name, else the first one."""
@@ -118,12 +198,7 @@ class ModelTeam:
 
     def message(self, member: str, view: Mapping[str, Any]) -> str:
         """What of a reply goes into the trajectory."""
-        return self._prompts[member].says(view)
-
-    @property
-    def agents(self) -> Sequence[Mapping[str, str]]:
-        """Names and purposes of the tool agents."""
-        return self._agents
+        return self._prompts[member].fill("says", view)
 
     def _check_tools(self) -> None:
         known = set(self.spec.tool_roles.values())
@@ -254,7 +329,7 @@ class _Attempt:
             return ""
 
         view = {"goal": step.goal, "tools": self._team.tools_of(agent), "calls_left": left}
-        return await self._team.voices.ask(self._pen, agent, ToolAgentReply, self._view(view), problem)
+        return await self._team.models.ask(self._pen, agent, ToolAgentReply, self._view(view), problem)
 
     async def _call(self, agent: str, step: SubTask, action: ToolAgentReply) -> None:
         """A tool call, with what the members will see of its result."""
@@ -279,7 +354,7 @@ class _Attempt:
     async def _ask(self, member: str, kind: type[ReplyT], view: Mapping[str, Any]) -> ReplyT:
         """Ask a member, and log what it thought and said."""
         whole = self._view(view)
-        reply = await self._team.voices.ask(self._pen, member, kind, whole)
+        reply = await self._team.models.ask(self._pen, member, kind, whole)
         self._think(member, reply.thought)
         accepted = isinstance(reply, Check) and reply.score >= self._team.settings.accept_score
         said = self._team.message(member, {**whole, "reply": reply, "accepted": accepted})
@@ -295,12 +370,7 @@ class _Attempt:
         return neutralise(text.strip(), self._team.spec)
 
     def _view(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            **self._memory.view(),
-            "agents": self._team.agents,
-            "limits": self._limits,
-            **more,
-        }
+        return {**self._memory.view(), "agents": self._team.agents, "limits": self._limits, **more}
 
 
 def _digest(settings: TeamSettings, prompts: Mapping[str, Prompt]) -> str:
@@ -308,8 +378,7 @@ def _digest(settings: TeamSettings, prompts: Mapping[str, Prompt]) -> str:
     content = settings.model_dump(mode="json", exclude={"endpoints", "budget", "tools"})
     for member in (*content["members"].values(), *content["tool_agents"].values()):
         del member["prompt"]
-    content["prompts"] = {name: prompt.file.model_dump() for name, prompt in prompts.items()}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    return digest_of(content, prompts)
 
 
 def load_team(path: str | Path, spec: AgentSpec | None = None, overrides: Sequence[str] = ()) -> ModelTeam:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -130,19 +130,10 @@ def read_selection(path: Path, overrides: Sequence[str] = ()) -> QueryConfig:
     return validated(QueryConfig, data, str(path), overrides=overrides)
 
 
-_KEY_BYTES = 8
-
-
-def task_key(task: Task) -> str:
-    """Changes with the question and its gold answer, so that samples of another question are never counted."""
-    content = json.dumps([task.question, task.ground_truth], sort_keys=True, default=str)
-    return blake2b(content.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).hexdigest()
-
-
-class SampleLog:
+class SampleLog(Journal):
     """The samples of one selection, open for writing by one process at a time. Use it as a context manager.
 
-    The sample of a half-written last line is taken again.
+    The sample of a half-written last line is taken again, and so are samples of a question that has changed.
 
     Raises:
         ConfigError: Another process is writing here.
@@ -150,28 +141,18 @@ class SampleLog:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._journal = Journal(path)
+        super().__init__(path)
         self._keys: dict[str, str] = {}
         self._taken: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def __enter__(self) -> Self:
-        self._journal.__enter__()
-        try:
-            self._read()
-        except BaseException:
-            self._journal.__exit__()
-            raise
-        return self
+    def _read_back(self) -> None:
+        for _, row in read_rows(self.path, {"task": str, "key": str, "sample": int, "right": bool}):
+            self._note(row["task"], row["key"], row["sample"], row["right"])
 
-    def __exit__(self, *_: object) -> None:
-        self._journal.__exit__()
-
-    def append(self, task: Task, number: int, *, right: bool, stop: str) -> None:
+    def add(self, task: Task, number: int, *, right: bool, stop: str) -> None:
         """Add one sample and hand it to the system at once."""
         key = self._key(task)
-        row = {"task": task.id, "key": key, "sample": number, "right": right, "stop": stop}
-        self._journal.append_row(row)
+        self.append_row({"task": task.id, "key": key, "sample": number, "right": right, "stop": stop})
         self._note(task.id, key, number, right)
 
     def missing(self, task: Task, samples: int) -> list[int]:
@@ -185,14 +166,11 @@ class SampleLog:
         return (right & ((1 << samples) - 1)).bit_count()
 
     def _key(self, task: Task) -> str:
-        """Reckoned once: the tests of a program may be megabytes."""
+        """Changes with the question and its gold answer; computed once, for the tests of a program may be megabytes."""
         if task.id not in self._keys:
-            self._keys[task.id] = task_key(task)
+            content = json.dumps([task.question, task.ground_truth], sort_keys=True, default=str)
+            self._keys[task.id] = blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         return self._keys[task.id]
-
-    def _read(self) -> None:
-        for _, row in read_rows(self.path, {"task": str, "key": str, "sample": int, "right": bool}):
-            self._note(row["task"], row["key"], row["sample"], row["right"])
 
     def _note(self, task: str, key: str, number: int, right: bool) -> None:
         done, correct = self._taken.get((task, key), (0, 0))
@@ -306,7 +284,7 @@ class Sampling:
             answered = await self._ask(task, number)
             if answered is not None:
                 self._in_a_row = 0
-                self._log.append(task, number, right=answered.right, stop=answered.stop)
+                self._log.add(task, number, right=answered.right, stop=answered.stop)
                 self.sampled += 1
                 if self._on_sample is not None:
                     self._on_sample(self.resumed + self.sampled, self._total)

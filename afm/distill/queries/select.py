@@ -7,7 +7,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from afm.distill.queries.sampling import OnSample, QuerySettings, SampleLog, Sam
 from afm.distill.run import distinct_tasks
 from afm.errors import DataError
 from afm.rewards.text_match import comparable
-from afm.runs.atomic import replacing
+from afm.runs.atomic import replace_text
 from afm.runs.folder import RunFolder, write_manifest
 from afm.trajectory.io import json_rows
 
@@ -49,11 +49,11 @@ class QuerySummary:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What becomes of a task; no ``reason``: it is kept."""
+    """What becomes of a task; no ``reason``: it is kept. ``rate`` holds ``r_q`` and the number of samples, where there are any."""
 
     task: Task
     reason: str = ""
-    right: int | None = None
+    rate: Mapping[str, float] = field(default_factory=dict)
 
 
 async def select_queries(
@@ -116,11 +116,12 @@ def _unasked(tasks: Sequence[Task], known: Collection[str]) -> Iterator[tuple[st
 
 
 def _by_rate(task: Task, right: int, settings: QuerySettings) -> _Decision:
-    if right <= settings.most_right:
-        return _Decision(task, right=right)
-    if settings.max_rate is None:
-        return _Decision(task, "solved by every sample", right)
-    return _Decision(task, f"r_q above {settings.max_rate:g}", right)
+    reason = ""
+    if right > settings.most_right:
+        limit = settings.max_rate
+        reason = "solved by every sample" if limit is None else f"r_q above {limit:g}"
+    rate = {"r_q": round(right / settings.samples, 6), "r_q_samples": settings.samples}
+    return _Decision(task, reason, rate)
 
 
 def _drawn(decisions: list[_Decision], settings: QuerySettings) -> list[_Decision]:
@@ -142,9 +143,7 @@ def _drawn(decisions: list[_Decision], settings: QuerySettings) -> list[_Decisio
         draw = random.Random(f"{settings.seed}/{source}")
         chosen.update(draw.sample(strata[source], places[source]))
     return [
-        decision
-        if decision.reason or decision.task.id in chosen
-        else _Decision(decision.task, "not drawn", decision.right)
+        decision if decision.reason or decision.task.id in chosen else replace(decision, reason="not drawn")
         for decision in decisions
     ]
 
@@ -157,45 +156,34 @@ def _written(
     inputs: Iterable[Path],
     facts: Mapping[str, Any],
 ) -> QuerySummary:
-    kept = [_with_rate(decision, settings) for decision in decisions if not decision.reason]
-    reasons = Counter(entry.reason.partition(":")[0] for entry in decisions if entry.reason)
-    with replacing(out / DROPPED_FILE) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for decision in decisions:
-            if decision.reason:
-                file.write(json.dumps(_dropped(decision, settings), ensure_ascii=False) + "\n")
+    kept: list[Task] = []
+    dropped: list[dict[str, Any]] = []
+    for decision in decisions:
+        task, rate = decision.task, decision.rate
+        if decision.reason:
+            source = {"data_source": task.data_source, "question": task.question}
+            dropped.append({"id": task.id, "reason": decision.reason, **rate, **source})
+        else:
+            kept.append(task.model_copy(update={"extra_info": {**task.extra_info, **rate}}))
+    reasons = Counter(row["reason"].partition(":")[0] for row in dropped)
+    rates = Counter(decision.rate["r_q"] for decision in decisions if decision.rate)
+    rows = (json.dumps(row, ensure_ascii=False) + "\n" for row in dropped)
+    replace_text(out / DROPPED_FILE, "".join(rows))
     write_tasks(kept, out / KEPT_FILE)
     write_manifest(
         out / MANIFEST_FILE,
-        counts={"tasks": len(decisions), "kept": len(kept), "dropped": sum(reasons.values())},
+        counts={"tasks": len(decisions), "kept": len(kept), "dropped": len(dropped)},
         inputs=inputs,
         seed=settings.seed,
         dropped=dict(reasons),
         kept_by_source=dict(Counter(task.data_source for task in kept)),
-        rates=dict(
-            sorted(Counter(_rate(entry, settings) for entry in decisions if entry.right is not None).items())
-        ),
+        rates=dict(sorted(rates.items())),
         settings=settings.model_dump(mode="json", include=set(QuerySettings.model_fields)),
         sampled_with=dict(facts),
     )
     return QuerySummary(
         out / KEPT_FILE, len(decisions), len(kept), dict(reasons), run.resumed, run.sampled, run.unsampled
     )
-
-
-def _with_rate(decision: _Decision, settings: QuerySettings) -> Task:
-    rate = {"r_q": _rate(decision, settings), "r_q_samples": settings.samples}
-    return decision.task.model_copy(update={"extra_info": {**decision.task.extra_info, **rate}})
-
-
-def _dropped(decision: _Decision, settings: QuerySettings) -> dict[str, Any]:
-    row: dict[str, Any] = {"id": decision.task.id, "reason": decision.reason}
-    if decision.right is not None:
-        row |= {"r_q": _rate(decision, settings), "r_q_samples": settings.samples}
-    return row | {"data_source": decision.task.data_source, "question": decision.task.question}
-
-
-def _rate(decision: _Decision, settings: QuerySettings) -> float:
-    return round((decision.right or 0) / settings.samples, 6)
 
 
 _JOINS = re.compile(r"[-/\u2010-\u2014]")

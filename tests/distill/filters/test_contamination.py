@@ -3,7 +3,6 @@ import json
 import pytest
 
 from afm.distill.filters.contamination import ContaminationFilter, ContaminationSettings
-from afm.errors import DataError
 
 BENCHMARK = (
     "In which year did the composer of the opera that opened the first festival in the northern harbour die?"
@@ -32,24 +31,6 @@ def test_the_same_question_is_caught_in_any_typography(wiki, row, tasks):
     assert filtered(wiki, row(question="WHO"), tasks).reason.endswith(
         "the question is 'q2' of benchmark.jsonl"
     )
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "Where was Ren\u00e9 of Z\u00fcrich born?",
-        "Where was Rene\u0301 of Zu\u0308rich born?",
-        "Where was Ren\u00e9 of Zu\u200brich born?".replace("Zu", "Z\u00fc"),
-        "\uff37here was _Ren\u00e9_ of Z\u00fcrich\u00a0born?",
-    ],
-)
-def test_the_same_question_is_caught_in_any_form_of_its_letters(wiki, row, tmp_path, asked):
-    path = tmp_path / "marks.jsonl"
-    path.write_text(
-        json.dumps({"id": "q", "question": "Where was Ren\u00e9 of Z\u00fcrich born?", "answer": "A"}) + "\n"
-    )
-
-    assert not filtered(wiki, row(question=asked), path).kept
 
 
 def test_thirteen_words_in_a_row_are_caught_and_twelve_are_not(wiki, row, tasks):
@@ -101,11 +82,6 @@ def test_a_page_that_publishes_the_benchmark_is_caught_where_that_is_asked_for(w
     assert filtered(wiki, row(thought=BENCHMARK), tasks, places=("agent",)).reason.startswith(
         "contamination: agent"
     )
-
-
-def test_an_evaluation_set_that_is_not_there_is_an_error(wiki, tmp_path):
-    with pytest.raises(DataError, match="no such file"):
-        ContaminationFilter(wiki, ContaminationSettings(tasks=(tmp_path / "none.jsonl",)))
 
 
 def test_a_real_benchmark_is_found_in_itself(wiki, row, shared):

@@ -17,13 +17,6 @@ def written(tmp_path, text):
     return path
 
 
-def test_web_trajectories_need_tools_that_work_together():
-    assert load_plan(CONFIGS / "web.yaml").stages[0].complexity.min_tools == 2
-    assert load_plan(CONFIGS / "mhqa.yaml").stages[0].complexity.min_tools == 1
-    pytest.importorskip("numpy")
-    build_stages(load_plan(CONFIGS / "web.yaml"), load_agent("full"))
-
-
 def test_the_judged_preset_differs_from_the_other_in_its_judge_alone():
     judged, matched = (load_plan(CONFIGS / f"{name}.yaml") for name in ("mhqa_judge", "mhqa"))
     pairs = zip(judged.stages, matched.stages, strict=True)
@@ -41,30 +34,17 @@ def test_a_shipped_preset_suits_its_agent(name):
     assert plan.agent == name
     assert [stage.name for stage in stages] == [stage.name for stage in plan.stages]
     assert plan.stages[0].complexity.min_calls == 5
-
-
-def test_presets_keep_the_published_order():
-    """Reference, section 2: complexity, quality, reflection enrichment, error-correction upsampling."""
+    assert plan.stages[0].complexity.min_tools == (2 if name == "web" else 1)
+    # Reference, section 2: complexity, quality, reflection enrichment, error-correction upsampling.
     published = ["complexity", "quality", "reflection", "correction"]
-    for name, expected in (
-        ("web", published),
-        ("mhqa", published),
-        ("math", published[:2]),
-        ("code", published[:2]),
-    ):
-        names = [stage.name for stage in load_plan(CONFIGS / f"{name}.yaml").stages]
-        assert [stage for stage in names if stage in published] == expected
+    expected = published if name in ("web", "mhqa") else published[:2]
+    assert [stage.name for stage in plan.stages if stage.name in published] == expected
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("stages: [{complexty: {}}]", r"stages\[0\].complexty: unknown key; did you mean 'complexity'\?"),
-        (
-            "stages: [{complexity: {min_cals: 3}}]",
-            r"stages\[0\].complexity.min_cals: unknown key; did you mean 'min_calls'\?",
-        ),
-        ("stages: [{complexity: {min_calls: 0}}]", "expected greater than or equal to 1"),
         ("stages: [{quality: {min_score: .nan}}]", "got nan"),
         ("stages: [{format: {}, complexity: {}}]", "exactly one filter"),
         ("stages: [{format: {}}, {format: {}}]", "stand twice"),
@@ -76,20 +56,15 @@ def test_presets_keep_the_published_order():
             "stages: [{secrets: {kinds: []}}]",
             r"secrets.kinds: .*at least one kind; leave `kinds` out for all",
         ),
-        ("stages: [{personal: {kinds: []}}]", "at least one kind"),
-        ("stages: [{language: {allowed: []}}]", "at least 1 item"),
         ("stages: [{contamination: {places: []}}]", "`ngram: null`"),
         (
             "stages: [{correction: {times: 1e9}}]",
             r"yaml: stages\[0\].correction.times: got 1000000000.0 \(float\), expected less than or equal to 100$",
         ),
-        ("stages: [{correction: {min_score: .inf}}]", "min_score: got inf"),
-        ("stages: [{complexity: {min_calls: 100000}}]", "less than or equal to 1000"),
         (
             "stages: [{near_duplicates: {}}, {quality: {}}]",
             "`near_duplicates` behind all others but `correction`",
         ),
-        ("stages: [{near_duplicates: {threshold: 0}}]", "greater than or equal to 0.1"),
     ],
 )
 def test_a_wrong_file_says_what_to_do(tmp_path, text, message):

@@ -153,17 +153,6 @@ def test_reasons_that_differ_in_every_row_do_not_make_a_stage_each(lines, wiki, 
     assert earlier[-1] == ("earlier run: the model", 100)
 
 
-def test_another_text_of_the_reward_is_another_setting(rows, wiki, tmp_path):
-    reward = tmp_path / "reward.yaml"
-    reward.write_text("formula: correct\n")
-    plan = FilterPlan.model_validate({"stages": [{"quality": {"recorded": True, "reward": reward}}]})
-    filter_files([rows], plan, wiki, tmp_path / "out", picture=False)
-    reward.write_text("formula: correct * format\n")
-
-    with pytest.raises(ConfigError, match=r"other settings \(rewards\."):
-        filter_files([rows], plan, wiki, tmp_path / "out", picture=False)
-
-
 def test_two_processes_write_the_same_files_as_one(rows, lines, wiki, tmp_path):
     packed = tmp_path / "more.jsonl.gz"
     packed.write_bytes(gzip.compress(b"\n".join(line.rstrip() for line in [*lines[:3], b"no record"])))
@@ -181,50 +170,35 @@ def test_two_processes_write_the_same_files_as_one(rows, lines, wiki, tmp_path):
 def test_a_finished_run_is_not_run_again(rows, wiki, tmp_path):
     filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
     before = contents(tmp_path / "out")
+    (tmp_path / "out/state.sqlite").write_bytes(b"of a run that was killed behind its manifest")
 
     again = filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
 
     assert again.resumed == again.funnel.seen == 240
     assert contents(tmp_path / "out") == before
-
-
-def test_other_settings_and_other_files_are_refused(rows, wiki, tmp_path):
-    filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
-
-    with pytest.raises(ConfigError, match=r"other settings \(plan\.seed: 0 -> 1"):
-        filter_files([rows], PLAN.model_copy(update={"seed": 1}), wiki, tmp_path / "out")
-    with rows.open("ab") as file:
-        file.write(b"\n")
-    with pytest.raises(ConfigError, match=r"other settings \(inputs: "):
-        filter_files([rows], PLAN, wiki, tmp_path / "out")
-
-
-def test_an_input_of_the_same_size_and_other_content_is_refused(rows, wiki, tmp_path):
-    filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
-    text = rows.read_text()
-    rows.write_text(text.replace("a", "b", 1))
-    assert rows.stat().st_size == len(text.encode())
-
-    with pytest.raises(ConfigError, match=r"other settings \(inputs: "):
-        filter_files([rows], PLAN, wiki, tmp_path / "out")
-
-
-def test_a_file_given_twice_is_another_input(rows, wiki, tmp_path):
-    twice = filter_files([rows, rows], PLAN, wiki, tmp_path / "out", picture=False)
-    assert twice.funnel.seen == 480
-
-    with pytest.raises(ConfigError, match=r"other settings \(inputs: "):
+    assert not (tmp_path / "out/state.sqlite").exists()
+    (tmp_path / "out/funnel.json").unlink()
+    with pytest.raises(DataError, match="funnel of a finished run"):
         filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
 
 
-def test_what_a_kill_behind_the_manifest_leaves_is_removed(rows, wiki, tmp_path):
-    out = tmp_path / "out"
-    filter_files([rows], PLAN, wiki, out, picture=False)
-    (out / "state.sqlite").write_bytes(b"left")
+def test_other_settings_and_other_files_are_refused(rows, wiki, tmp_path):
+    reward = tmp_path / "reward.yaml"
+    reward.write_text("formula: correct\n")
+    plan = FilterPlan.model_validate({"stages": [{"quality": {"recorded": True, "reward": reward}}]})
+    filter_files([rows], plan, wiki, tmp_path / "out", picture=False)
 
-    filter_files([rows], PLAN, wiki, out, picture=False)
-
-    assert not (out / "state.sqlite").exists()
+    with pytest.raises(ConfigError, match=r"other settings \(plan\.seed: 0 -> 1"):
+        filter_files([rows], plan.model_copy(update={"seed": 1}), wiki, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"other settings \(inputs: "):
+        filter_files([rows, rows], plan, wiki, tmp_path / "out")
+    reward.write_text("formula: correct * format\n")
+    with pytest.raises(ConfigError, match=r"other settings \(rewards\."):
+        filter_files([rows], plan, wiki, tmp_path / "out", picture=False)
+    reward.write_text("formula: correct\n")
+    rows.write_text(rows.read_text().replace("a", "b", 1))  # of the same size
+    with pytest.raises(ConfigError, match=r"other settings \(inputs: "):
+        filter_files([rows], plan, wiki, tmp_path / "out")
 
 
 def stopped(rows, wiki, out):
@@ -263,14 +237,6 @@ def test_rows_that_never_reached_the_disk_are_noticed(rows, wiki, tmp_path):
 
     with pytest.raises(ConfigError, match=rf"kept\.jsonl: no line ends at byte {size}"):
         filter_files([rows], PLAN, wiki, out, picture=False)
-
-
-def test_a_finished_run_without_its_funnel_says_so(rows, wiki, tmp_path):
-    filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
-    (tmp_path / "out/funnel.json").unlink()
-
-    with pytest.raises(DataError, match="funnel of a finished run"):
-        filter_files([rows], PLAN, wiki, tmp_path / "out", picture=False)
 
 
 def test_an_empty_file_is_an_error(wiki, tmp_path):
@@ -316,6 +282,7 @@ def running(session):
     return found
 
 
+@pytest.mark.slow
 def test_killed_runs_continue_without_losing_or_doubling_a_row(lines, wiki, tmp_path):
     """Killed after its first rows and in the middle, against one undisturbed run."""
     rows = tmp_path / "rows.jsonl"

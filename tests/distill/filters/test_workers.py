@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from afm.distill.filters.registry import FilterPlan
-from afm.distill.filters.state import Chunk, FilePosition
-from afm.distill.filters.worker_pool import decided
+from afm.distill.filters.worker_pool import Chunk, FilePosition, decided
 from afm.errors import EngineError
 from afm.trajectory.io import line_of_record
 

@@ -2,16 +2,14 @@ import pytest
 
 from afm.distill.model_team.members import (
     Check,
-    Memory,
     PlanReply,
     Reflection,
-    Result,
     Suggestion,
     ToolAgentReply,
     read_reply_as,
-    shortened,
     unfenced,
 )
+from afm.distill.model_team.team import Memory, Result, shortened
 
 
 def test_the_object_of_the_right_form_is_found_among_reasoning_and_fences():

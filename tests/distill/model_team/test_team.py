@@ -2,11 +2,10 @@ import asyncio
 from pathlib import Path
 
 from team_log import read_attempts
+from wiki_pages import PageOfTheName, questions
 
 from afm.agents import load_agent
 from afm.datasets import Task
-from afm.datasets.encyclopaedia import Encyclopaedia, generate
-from afm.datasets.mini_world import WorldSplit
 from afm.distill.event_log import EventKind, EventLog, read_events
 from afm.distill.merge import merge_attempt
 from afm.distill.model_team.team import load_team
@@ -14,24 +13,6 @@ from afm.tools import ToolResult
 from afm.trajectory.tags import split
 
 ROOT = Path(__file__).parents[3]
-WORLD = Encyclopaedia(200, seed=3)
-
-
-class PageOfTheName:
-    """The encyclopaedia's own page for the name at the end of a query."""
-
-    name = "wiki_search"
-
-    async def call(self, argument):
-        number = WORLD.names.number(argument.rpartition(" of ")[2])
-        return ToolResult("No passage was found." if number is None else f"[1] {WORLD.page(number).contents}")
-
-    async def close(self):
-        pass
-
-
-def questions(count, hops=(2,)):
-    return list(generate(WORLD, WorldSplit.TRAIN, count, seed=0, hops=hops))
 
 
 def is_writer(request):
@@ -158,16 +139,19 @@ def mathematician(member, user):
             return {"findings": "6*7 = 42.", "score": 3, "conclusion": "It holds."}
 
 
-async def test_an_agent_that_plans_once_reflects_on_every_run(tmp_path, teacher):
-    teacher.replies = mathematician
+async def worked_on_math(path):
     team = load_team(ROOT / "configs/distill/math.yaml")
     task = Task(id="m", question="What is 6*7?", ground_truth="42", data_source="mini_math")
-    with EventLog(tmp_path / "e") as log:
+    with EventLog(path) as log:
         await team.solve(log.begin(task, 0, {"code": Prints()}))
     await team.close()
-    (attempt,) = read_attempts(tmp_path / "e")
+    (attempt,) = read_attempts(path)
+    return attempt, merge_attempt(attempt, team.spec, team.roles)
 
-    record = merge_attempt(attempt, team.spec, team.roles)
+
+async def test_an_agent_that_plans_once_reflects_on_every_run(tmp_path, teacher):
+    teacher.replies = mathematician
+    _, record = await worked_on_math(tmp_path / "e")
 
     assert record.reason == ""
     assert record.text == (
@@ -191,12 +175,7 @@ async def test_a_call_that_was_made_already_is_not_made_again_and_the_member_is_
         return mathematician(member, user) | ({"ready": False} if member == "reflector" else {})
 
     teacher.replies = repeats
-    team = load_team(ROOT / "configs/distill/math.yaml")
-    task = Task(id="m", question="What is 6*7?", ground_truth="42", data_source="mini_math")
-    with EventLog(tmp_path / "e") as log:
-        await team.solve(log.begin(task, 0, {"code": Prints()}))
-    await team.close()
-    (attempt,) = read_attempts(tmp_path / "e")
+    attempt, _ = await worked_on_math(tmp_path / "e")
 
     assert [event.kind for event in attempt].count(EventKind.TOOL_CALL) == 1
     told = [request["messages"][1]["content"] for request in teacher.requests]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from loopback import LoopbackServer
 
-from afm.distill.gateway import CallLog
+from afm.distill.model_calls import CallLog
 from afm.settings import Environment
 from tool_servers.gateway.server import Gateway as ServedGateway
 from tool_servers.gateway.settings import GatewaySettings, open_routes

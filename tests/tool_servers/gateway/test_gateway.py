@@ -15,8 +15,7 @@ import pytest
 from extras import LazyPackage
 
 from afm.distill.event_log import EventKind, read_events
-from afm.distill.gateway import CallLog, Label, ModelCall, Usage
-from afm.distill.gateway_log import read_calls
+from afm.distill.model_calls import CallLog, Label, ModelCall, Usage, read_calls
 
 openai = LazyPackage("openai")
 HI = [{"role": "user", "content": "Hi"}]

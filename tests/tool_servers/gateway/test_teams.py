@@ -12,9 +12,10 @@ from extras import LazyPackage
 
 from afm.agents import load_agent
 from afm.datasets import Task, write_tasks
-from afm.distill.gateway_log import BadLines, merge_gateway_log, read_calls
+from afm.distill.conversation import TeamConversation
+from afm.distill.model_calls import BadLines, read_calls
+from afm.distill.reconstruct import merge_gateway_log
 from afm.distill.team_map import TeamMap
-from afm.distill.threads import Thread
 from afm.errors import DataError
 from afm.trajectory import Author, Segment, load_records, validate
 
@@ -509,8 +510,8 @@ def test_of_several_choices_of_a_completion_the_one_counts_that_the_next_prompt_
     client.completions.create(model="tiny", prompt="Where? Look: mill\nObservation: Weimar\nSo?")
     [calls] = read_calls(gateway.log)
 
-    assert Thread(calls, r"Observation: (\w+)").reply(0)["content"] == " Look: mill"
-    assert Thread(calls, r"Observation: (\w+)").observation(0)[0] == "Weimar"
+    assert TeamConversation(calls, r"Observation: (\w+)").reply(0)["content"] == " Look: mill"
+    assert TeamConversation(calls, r"Observation: (\w+)").observation(0)[0] == "Weimar"
 
 
 @pytest.mark.parametrize(
@@ -558,7 +559,7 @@ def test_a_program_that_the_framework_put_together_drops_the_task(gateway, run):
     team = TeamMap.read(ROOT / "configs/teams/smolagents_code.yaml", load_agent("mhqa"))
 
     [calls] = read_calls(gateway.log)
-    thread = Thread(calls, team.observation)
+    thread = TeamConversation(calls, team.observation)
 
     with pytest.raises(
         DataError, match=r"q/1#1\.1: the next request shows another program than the model wrote"
@@ -710,12 +711,12 @@ def test_a_line_lost_without_a_trace_drops_its_attempt_too(gateway, teacher, tmp
     PlainTeam(gateway).work()
     lines = gateway.log.read_bytes().splitlines(keepends=True)
     lines[2] = b"\0" * 40 + b"\n"
-    bad = BadLines()
+    bad = BadLines(tmp_path / "log")
     (tmp_path / "log").write_bytes(b"".join(lines))
 
     [calls] = read_calls(tmp_path / "log", bad=bad)
 
-    assert [line.number for line in bad.lines] == [3]
+    assert [row["line"] for row in bad.lines] == [3]
     assert bad.damaged == {("q/1", 1)}
     assert len(calls) == 4
 
@@ -726,10 +727,10 @@ def test_a_call_that_is_not_whole_is_told_with_its_line(gateway, teacher, tmp_pa
     rows = [json.loads(line) for line in gateway.log.read_bytes().splitlines()]
     rows[4]["meta"]["stream"] = "perhaps"
     (tmp_path / "log").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    bad = BadLines()
+    bad = BadLines(tmp_path / "log")
 
     with pytest.raises(DataError, match=r"log:5: event 'q/1#1.4' is no whole model call: stream: "):
         list(read_calls(tmp_path / "log"))
     assert len(list(read_calls(tmp_path / "log", bad=bad))) == 1
-    assert [line.number for line in bad.lines] == [5]
+    assert [row["line"] for row in bad.lines] == [5]
     assert bad.damaged == {("q/1", 1)}

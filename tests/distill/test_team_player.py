@@ -1,31 +1,17 @@
 """A team as the player of an evaluation; the command is tested in tests/evaluation/test_team.py."""
 
 import pytest
+from wiki_pages import PageOfTheName, questions
 
 from afm.agents import load_agent
 from afm.datasets import Task
-from afm.datasets.encyclopaedia import Encyclopaedia, generate
-from afm.datasets.mini_world import WorldSplit
 from afm.distill.event_log import read_events
-from afm.distill.player import TeamPlayer
-from afm.distill.wiki_team import ScriptedWikiTeam
+from afm.distill.scripted_teams import ScriptedWikiTeam
+from afm.distill.team_player import TeamPlayer
 from afm.errors import EngineError, RefusedError
-from afm.tools import ToolResult
 from afm.trajectory.record import SEALING_KEY, opened, sealed
 
-WORLD = Encyclopaedia(200, seed=3)
 SPEC = load_agent("mhqa")
-
-
-class PageOfTheName:
-    name = "wiki_search"
-
-    async def call(self, argument):
-        number = WORLD.names.number(argument.rpartition(" of ")[2])
-        return ToolResult(f"[1] {WORLD.page(number).contents}")
-
-    async def close(self):
-        pass
 
 
 class Broken:
@@ -39,11 +25,11 @@ class Broken:
 
 
 def player(path, team):
-    return TeamPlayer(team, SPEC, team.roles, {"wiki_search": PageOfTheName()}, path)
+    return TeamPlayer(team, SPEC, {"wiki_search": PageOfTheName()}, path)
 
 
 def question():
-    return next(generate(WORLD, WorldSplit.TRAIN, 1, seed=0, hops=[2]))
+    return questions(1)[0]
 
 
 async def test_of_a_sealed_task_nothing_is_written_in_plain_form(tmp_path):

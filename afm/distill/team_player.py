@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any
 
 from afm.agents import AgentSpec
 from afm.datasets import Task
-from afm.distill.event_log import ESTIMATED, PART, TOKENS, Event, EventKind, EventLog, read_at, read_located
-from afm.distill.merge import RoleMap, merge_attempt
-from afm.distill.model_team.voices import NoUsableReplyError
-from afm.distill.run import Team
+from afm.distill.event_log import ESTIMATED, PART, TOKENS, Event, EventKind, EventLog, ended_attempts, read_at
+from afm.distill.merge import merge_attempt
+from afm.distill.model_team.members import NoUsableReplyError
+from afm.distill.run import TeamWithRoles
 from afm.errors import EngineError, RefusedError, SandboxUnavailableError, ToolError
 from afm.tools import Tool
 from afm.trajectory.record import SEALING_KEY, Record, StopReason
@@ -25,35 +26,38 @@ class TeamPlayer:
     again, but was never judged, is not asked for a second time.
 
     Args:
-        roles: Which role of the agent each member plays.
         log: File of the events, of this run alone.
         priced: Whether every model of the team has a price, so that its events say what an episode cost.
 
     Raises:
-        ConfigError: Another process writes the same log, or ``roles`` names a role that the agent lacks.
+        ConfigError: Another process writes the same log, or the team plays a role that the agent lacks.
     """
 
     keeps_format = False
 
     def __init__(
         self,
-        team: Team,
+        team: TeamWithRoles,
         spec: AgentSpec,
-        roles: RoleMap,
         tools: Mapping[str, Tool],
         log: Path,
         *,
         priced: bool = False,
     ) -> None:
         self._team, self._spec, self._tools = team, spec, tools
-        self._roles = roles.checked(spec)
+        self._roles = team.roles.checked(spec)
         self._priced = priced
         self._log = EventLog(log)
-        self._answered: dict[str, Sequence[int]] = {}
+        self._answered: dict[str, array[int]] = {}
+        """Where the events of each answered attempt stand in the file."""
 
     def __enter__(self) -> TeamPlayer:
         self._log.__enter__()
-        self._answered = _answered(self._log.path)
+        self._answered = {
+            first.task_id: places
+            for first, last, places in ended_attempts(self._log.path)
+            if last.kind is EventKind.FINAL and last.content
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,19 +119,6 @@ class TeamPlayer:
 
     def _usd(self, events: Sequence[Event]) -> float | None:
         return sum(event.cost_usd for event in events) if self._priced else None
-
-
-def _answered(log: Path) -> dict[str, Sequence[int]]:
-    """Where the events of each answered attempt stand in the file."""
-    running: defaultdict[str, list[int]] = defaultdict(list)
-    answered: dict[str, Sequence[int]] = {}
-    for place, event in read_located(log):
-        if event.kind is EventKind.TASK:
-            running[event.task_id] = []
-        running[event.task_id].append(place)
-        if event.kind is EventKind.FINAL and event.content:
-            answered[event.task_id] = running.pop(event.task_id)
-    return answered
 
 
 def _work(events: Sequence[Event]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from afm.distill.event_log import Event
-from afm.distill.gateway import RecordedCall, message_text
+from afm.distill.model_calls import RecordedCall, message_text
 from afm.errors import DataError
 
 _SHOWN_CALLS = "Calling tools:\n"
@@ -34,7 +34,7 @@ class ToolUse:
         return self.name, self.arguments
 
 
-class Thread:
+class TeamConversation:
     """The answered calls of one attempt at a task.
 
     Of several calls that asked the same (a client that tried again, answers to choose from), only the one stays whose

@@ -1,4 +1,4 @@
-"""The log of a gateway: every model call of a team that others wrote, in the event log of all teams.
+"""The model calls of a team that others wrote: a gateway writes them into the event log of all teams, and they are read whole.
 
 Each call is one event of kind ``call`` whose ``meta`` is a :class:`ModelCall`. An agent sends its whole conversation
 with every call: written as it is, a log would grow with the square of the calls. So only the messages that an agent had
@@ -12,20 +12,24 @@ import errno
 import hashlib
 import json
 import os
+import re
 import time
-from collections import OrderedDict
+from array import array
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from operator import eq
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from afm.configuration import Settings
-from afm.distill.event_log import Event, EventKind, EventLog
+from afm.distill.event_log import Event, EventKind, EventLog, explain, read_located
+from afm.distill.filters.base import unreadable_row
+from afm.errors import DataError
 
 _FREE = ("request", "messages", "tools", "prompt", "choices")
 """What clients and endpoints say in any form."""
@@ -94,8 +98,7 @@ class Usage(Settings):
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownCall:
+class _KnownCall(NamedTuple):
     event: str
     messages: tuple[bytes, ...]
     tools: bytes
@@ -109,13 +112,14 @@ class CallLog(EventLog):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
-        self._numbers: dict[tuple[str, int], int] = {}
+        self._numbers: Counter[tuple[str, int]] = Counter()
+        """Events of each attempt."""
         self._known: OrderedDict[Label, list[_KnownCall]] = OrderedDict()
         self._reserved = 0
 
     def __exit__(self, *about: object) -> None:
         with suppress(OSError, ValueError):
-            self._journal.give_back()
+            self.give_back()
         super().__exit__(*about)
 
     @contextmanager
@@ -136,7 +140,7 @@ class CallLog(EventLog):
 
     def _allocate(self, size: int) -> None:
         """Blocks for ``size`` bytes behind the end of the file; what is written there takes them."""
-        file = self._journal.fileno()
+        file = self.fileno()
         end = os.fstat(file).st_size
         allocate = ctypes.CDLL(None, use_errno=True).fallocate
         if allocate(file, _KEEP_SIZE, ctypes.c_int64(end), ctypes.c_int64(size)) == 0:
@@ -155,8 +159,7 @@ class CallLog(EventLog):
         Raises:
             OSError: It cannot be written; the log is as it was before.
         """
-        attempt = (label.task, label.attempt)
-        if not self._numbers.setdefault(attempt, 0):
+        if not self._numbers[label.task, label.attempt]:
             self._put(label, EventKind.TASK, meta={"gateway": True})
         call = _writable(call)
         known = _KnownCall(self._next_id(label), tuple(map(_digest, call.messages)), _digest(call.tools))
@@ -179,10 +182,9 @@ class CallLog(EventLog):
         self._remember(label, known)
         return event
 
-    def _resume(self, event: Event) -> None:
-        super()._resume(event)
-        attempt = (event.task_id, event.attempt)
-        self._numbers[attempt] = self._numbers.get(attempt, 0) + 1
+    def _count(self, event: Event) -> None:
+        super()._count(event)
+        self._numbers[event.task_id, event.attempt] += 1
 
     def _next_id(self, label: Label) -> str:
         return f"{label.task}#{label.attempt}.{self._numbers[label.task, label.attempt]}"
@@ -197,12 +199,11 @@ class CallLog(EventLog):
             **fields,
         )
         try:
-            self.append(event)
+            self.write(event)
         except OSError:
             with suppress(OSError):
                 self._allocate(self._reserved)  # what was cut off took the blocks of other calls along
             raise
-        self._numbers[label.task, label.attempt] += 1
         return event
 
     def _common(self, label: Label, call: _KnownCall) -> Kept | None:
@@ -267,9 +268,131 @@ def _shallow(value: Any, left: int = _DEEPEST) -> Any:
     return type(value)(_shallow(part, left - 1) for part in value)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCall:
+class RecordedCall(NamedTuple):
     """One call as it was made, its kept messages put back, and its event as it stands in the log."""
 
     event: Event
     call: ModelCall
+
+
+_EVENT_ID = re.compile(rb'"id":\s*("(?:[^"\\]|\\.)+#\d+\.\d+")')
+_GO_ON = "--on-bad-rows drop goes on without such lines"
+
+Attempt = tuple[str, int]
+"""A task's id and the number of the attempt."""
+
+
+@dataclass
+class BadLines:
+    """What of a log cannot be read, and which attempts may have lost a call by it.
+
+    An attempt is damaged when a bad line names it, when the numbers of its events have a gap, or when a call of it builds on
+    one that is lost. Merged all the same, it would be a trajectory in which something is missing.
+    """
+
+    path: Path
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    """As :func:`unreadable_row` makes them."""
+    damaged: set[Attempt] = field(default_factory=set)
+    last: dict[str, int] = field(default_factory=dict)
+    """The last attempt at each task that a bad line names."""
+
+    def spoil(self, attempt: Attempt) -> bool:
+        """Whether an attempt is damaged, or followed by one of which bad lines alone are left."""
+        return attempt in self.damaged or self.last.get(attempt[0], attempt[1]) > attempt[1]
+
+    def add(self, number: int, line: bytes, error: str) -> None:
+        """Take note of one line."""
+        self.lines.append(unreadable_row(self.path, number, error, line))
+        for match in _EVENT_ID.finditer(line):
+            try:
+                task, _, rest = json.loads(match[1]).rpartition("#")
+                attempt = int(rest.partition(".")[0])
+            except ValueError:  # an escape that is none, a number of thousands of digits
+                continue
+            self.damaged.add((task, attempt))
+            self.last[task] = max(attempt, self.last.get(task, attempt))
+
+
+def read_calls(
+    path: str | Path, *, last_only: bool = False, bad: BadLines | None = None
+) -> Iterator[tuple[RecordedCall, ...]]:
+    """Stream the attempts of a gateway's log, each with all its calls in the order in which they ended.
+
+    Attempts come in the order of their first call. Memory holds one attempt and a number for each event of the log.
+
+    Args:
+        last_only: Leave out attempts at a task that were followed by another.
+        bad: Takes the lines that cannot be read. Calls of a ``damaged`` attempt may lack messages that they share with a lost one.
+
+    Raises:
+        DataError: A line cannot be read and ``bad`` is not given, or the log is no gateway's.
+    """
+    places = _places(Path(path), bad)
+    if not places:
+        raise DataError("holds no model calls; expected the log of a gateway", path=str(path))
+    last = dict(sorted(places))
+    with Path(path).open("rb") as file:
+        for attempt, offsets in places.items():
+            if not last_only or attempt[1] == last[attempt[0]]:
+                yield tuple(_restored(file, offsets, attempt, path, bad))
+
+
+def _places(path: Path, bad: BadLines | None) -> dict[Attempt, array[int]]:
+    """Where the calls of each attempt stand."""
+    places: dict[Attempt, array[int]] = {}
+    counts: dict[Attempt, int] = {}
+
+    def note(number: int, line: bytes, error: DataError) -> None:
+        if bad is None:
+            raise DataError(f"{error.message}; {_GO_ON}", path=str(path), line=number)
+        bad.add(number, line, error.message)
+
+    for place, event in read_located(path, on_bad=note):
+        attempt = (event.task_id, event.attempt)
+        if bad is not None and event.id.rpartition(".")[2] != str(counts.get(attempt, 0)):
+            bad.damaged.add(attempt)
+        counts[attempt] = counts.get(attempt, 0) + 1
+        if event.kind is EventKind.CALL:
+            places.setdefault(attempt, array("Q")).append(place)
+    return places
+
+
+def _restored(
+    file: BinaryIO, places: Sequence[int], attempt: Attempt, path: str | Path, bad: BadLines | None
+) -> Iterator[RecordedCall]:
+    whole: dict[str, ModelCall] = {}
+    for place in places:
+        file.seek(place)
+        line = file.readline()
+        event = Event.model_validate_json(line)
+        call = ModelCall(path="")
+        try:
+            call = ModelCall.model_validate(event.meta)
+            if call.kept is not None:
+                call = _with_kept(call, call.kept, whole[call.kept.event])
+        except (ValidationError, KeyError) as error:
+            if isinstance(error, KeyError):
+                fault = f"it continues event {error.args[0]!r}, which the log lacks"
+            else:
+                fault = explain(error)
+            reason = f"event {event.id!r} is no whole model call: {fault}"
+            if bad is None:
+                raise DataError(f"{reason}; {_GO_ON}", path=str(path), line=_number(file, place)) from None
+            if attempt not in bad.damaged or isinstance(error, ValidationError):
+                bad.add(_number(file, place), line, reason)
+            bad.damaged.add(attempt)
+        whole[event.id] = call
+        yield RecordedCall(event, call)
+
+
+def _with_kept(call: ModelCall, kept: Kept, before: ModelCall) -> ModelCall:
+    messages = before.messages[: kept.messages] + call.messages
+    tools = before.tools if kept.tools else call.tools
+    return call.model_copy(update={"messages": messages, "tools": tools, "kept": None})
+
+
+def _number(file: BinaryIO, place: int) -> int:
+    """The 1-based number of the line that begins there."""
+    file.seek(0)
+    return file.read(place).count(b"\n") + 1

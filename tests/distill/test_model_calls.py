@@ -1,10 +1,10 @@
 import json
+from pathlib import Path
 
 import pytest
 
-from afm.distill.gateway import CallLog, Label, ModelCall, Usage
-from afm.distill.gateway_log import BadLines, read_calls
-from afm.distill.threads import Thread
+from afm.distill.conversation import TeamConversation
+from afm.distill.model_calls import BadLines, CallLog, Label, ModelCall, Usage, read_calls
 from afm.errors import DataError
 
 
@@ -42,11 +42,11 @@ def test_arguments_that_open_brackets_for_ever_are_no_json(tmp_path):
     (calls,) = read_calls(tmp_path / "events.jsonl")
 
     with pytest.raises(DataError, match="arguments of search are no JSON"):
-        Thread(calls, "Observation: (.*)").uses(0)
+        TeamConversation(calls, "Observation: (.*)").uses(0)
 
 
 def test_an_attempt_before_one_that_is_lost_is_not_taken_for_the_last():
-    bad = BadLines()
+    bad = BadLines(Path("log"))
     bad.add(7, b'{"id": "q#2.1", "task_id": "q"\n', "torn")
     bad.add(8, b'{"id": "q#' + b"9" * 5000 + b'.1"\n', "torn")
     assert [bad.spoil(("q", number)) for number in (1, 2, 3)] == [True, True, False]

@@ -1,0 +1,394 @@
+"""The embedded teachers: teams of rules for the generated math world and the generated encyclopaedia.
+
+No model is behind them, but the work is real: programs run in the sandboxed tool, queries go to the real search tool, and what
+a team repeats stands in what came back. The teams have a habit that is kept on purpose: on easy questions they often skip the
+tool. A tiny model copies that habit without the ability behind it, and reinforcement learning then teaches it when the tool is
+worth a call.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from afm.agents import AgentSpec, RoleKind
+from afm.agents.spec import START
+from afm.datasets.encyclopaedia.relations import (
+    ATTRIBUTES,
+    RELATIONS,
+    Chain,
+    StatedFact,
+    find_fact,
+    read_chain,
+)
+from afm.datasets.mini_world import StoryProblem, read_problem
+from afm.distill.event_log import Recorder
+from afm.distill.filters.rules import checking_role
+from afm.distill.merge import RoleMap
+from afm.errors import ConfigError
+from afm.rewards.text_match import gold_answers
+
+PLANNER, WRITER, CRITIC = "planner", "writer", "critic"
+CODER = "coder"
+LEADER, SEARCHER, REFLECTOR, PROPOSER, CHECKER = "leader", "searcher", "reflector", "proposer", "checker"
+
+
+@dataclass(frozen=True, slots=True)
+class _Casting:
+    """The roles of an agent that has one tool and, for each part to play, one role.
+
+    Every property raises ``ConfigError`` when the agent leaves no choice or more than one.
+
+    Attributes:
+        team: What the team is called in errors.
+        example: A shipped agent that the team can play.
+    """
+
+    spec: AgentSpec
+    team: str
+    example: str
+
+    @property
+    def thought(self) -> str:
+        return self._only("a thought role", self.spec.thought_roles)
+
+    @property
+    def first(self) -> str:
+        return self._only("a first role", self._texts_after(START))
+
+    @property
+    def judge(self) -> str:
+        return self._only("a role behind the tool", self._texts_after_tool())
+
+    @property
+    def tool(self) -> str:
+        return self._only("a tool", tuple(self.spec.tool_roles.values()))
+
+    @property
+    def check(self) -> str:
+        role = checking_role(self.spec)
+        return self._only("a check of the answer", (role,) if role is not None else ())
+
+    @property
+    def proposal(self) -> str:
+        only_check = (self.check,)
+        sources = (tag for tag, followers in self.spec.transitions.items() if followers == only_check)
+        return self._only("a proposed answer", tuple(sources))
+
+    @property
+    def reflection(self) -> str:
+        behind = self._texts_after_tool()
+        return self._only("a reflection", tuple(tag for tag in behind if tag != self.proposal))
+
+    def _texts_after_tool(self) -> tuple[str, ...]:
+        return self._texts_after(self._only("a tool role", tuple(self.spec.tool_roles)))
+
+    def _texts_after(self, source: str) -> tuple[str, ...]:
+        targets = self.spec.transitions[source]
+        return tuple(tag for tag in targets if self.spec.roles[tag].kind is RoleKind.TEXT)
+
+    def _only(self, what: str, choices: tuple[str, ...]) -> str:
+        if len(choices) != 1:
+            raise ConfigError(
+                f"agent {self.spec.name!r}: the {self.team} needs exactly one choice for {what}, "
+                f"got {list(choices)}; use an agent like `{self.example}`"
+            )
+        return choices[0]
+
+
+MATH_P_DIRECT: Mapping[int, float] = {1: 0.75, 2: 0.2}
+"""How often the planner skips the tool, by the number of operations in the problem."""
+
+_ATTEMPTS = 2
+_INTEGER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True)
+class ScriptedMathTeam:
+    """Solves problems of :mod:`afm.datasets.mini_world` by rules.
+
+    Attributes:
+        spec: The agent its work will become; names the tool and the roles.
+        seed: With a task's id it fixes every choice, whatever else runs in parallel.
+        p_direct: Chance of answering without the tool, by number of operations.
+        p_slip: Chance that an answer found without the tool lacks a carry; the quality filter must catch it.
+    """
+
+    spec: AgentSpec
+    seed: int = 0
+    p_direct: Mapping[int, float] = field(default_factory=lambda: MATH_P_DIRECT)
+    p_slip: float = 0.01
+
+    @property
+    def name(self) -> str:
+        """Identifies the team in logs."""
+        return "scripted_math"
+
+    @property
+    def roles(self) -> RoleMap:
+        """Which role of the agent each member's messages become, found by what may follow what."""
+        cast = self._cast
+        members = {PLANNER: cast.first, CODER: cast.thought, CRITIC: cast.judge, WRITER: cast.thought}
+        return RoleMap(messages=members)
+
+    async def solve(self, recorder: Recorder) -> None:
+        """Read, plan, calculate with or without the tool, check, write."""
+        problem = read_problem(recorder.task.question)
+        if problem is None:
+            recorder.decline("the planner cannot read this question; it knows only the generated math world")
+            return
+        rng = random.Random(f"{self.seed}/{recorder.task.id}")
+        if rng.random() < self.p_direct.get(len(problem.changes), 0.0):
+            slip = 10 if rng.random() < self.p_slip else 0
+            recorder.say(PLANNER, "Answer at once.")
+            recorder.say(WRITER, "This one is easy.")
+            recorder.finish(WRITER, str(problem.answer - slip))
+        else:
+            await self._answer_with_tool(recorder, problem)
+
+    async def _answer_with_tool(self, recorder: Recorder, problem: StoryProblem) -> None:
+        recorder.say(PLANNER, "Write one expression and run it.")
+        tool, value = self._cast.tool, ""
+        for _ in range(_ATTEMPTS):
+            recorder.say(CODER, f"The expression is {problem.expression}.")
+            result = await recorder.use(CODER, tool, f"\n```py\nprint({problem.expression})\n```\n")
+            value = result.text.strip()
+            if result.ok and _INTEGER.fullmatch(value):
+                recorder.say(CRITIC, "A number came back.")
+                recorder.say(WRITER, "Done.")
+                recorder.finish(WRITER, value)
+                return
+            recorder.say(CRITIC, "No number came back. Run it again.")
+        recorder.fail(f"{_ATTEMPTS} tool calls returned no number, the last one: {value}")
+
+    @property
+    def _cast(self) -> _Casting:
+        return _Casting(self.spec, "scripted math team", "math")
+
+
+WIKI_P_DIRECT: Mapping[int, float] = {1: 0.6, 2: 0.4}
+"""How often the leader answers from memory, by the number of facts that a question needs."""
+
+_NUMBERS = {1: "One fact", 2: "Two facts", 3: "Three facts", 4: "Four facts"}
+_ASKS = tuple(fact.name for fact in (*RELATIONS, *ATTRIBUTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Flaws:
+    """How often a team that checks its answers makes a mistake, each a probability.
+
+    Attributes:
+        misread: The last fact is read from a wrong line of the right passage.
+        overlooked: Of those misread: the checker lets it pass, and the answer is wrong. Otherwise it is corrected.
+        repeated: The first search is made twice.
+        unchecked: The answer is given without a check, which the agent's declaration forbids.
+    """
+
+    misread: float = 0.0
+    overlooked: float = 0.0
+    repeated: float = 0.0
+    unchecked: float = 0.0
+
+
+@dataclass(frozen=True)
+class ScriptedWikiTeam:
+    """Answers questions by depth of :mod:`afm.datasets.encyclopaedia` by rules.
+
+    Where the agent's answers must be checked, it proposes an answer that a checker compares with the passage, and it may reflect
+    on its searches. With ``flaws`` it then makes the mistakes for which there are filters.
+
+    Attributes:
+        spec: The agent its work will become; names the tool and the roles.
+        seed: With a task's id it fixes every choice, whatever else runs in parallel.
+        p_direct: Chance of answering from memory, by number of facts; the memory is the task's gold answer. By default
+            :data:`WIKI_P_DIRECT`, and never where answers are checked.
+        reflects: How often a team that checks its answers reflects on a task's searches.
+    """
+
+    spec: AgentSpec
+    seed: int = 0
+    p_direct: Mapping[int, float] | None = None
+    flaws: Flaws = Flaws()
+    reflects: float = 0.5
+
+    @property
+    def checks(self) -> bool:
+        """Whether the agent's answers must be checked."""
+        return checking_role(self.spec) is not None
+
+    @property
+    def name(self) -> str:
+        """Identifies the team in logs."""
+        return "checking_wiki" if self.checks else "scripted_wiki"
+
+    @property
+    def roles(self) -> RoleMap:
+        """Which role of the agent each member's messages become."""
+        cast = self._cast
+        members = {LEADER: cast.thought, PLANNER: cast.first}
+        if self.checks:
+            members |= {REFLECTOR: cast.reflection, PROPOSER: cast.proposal, CHECKER: cast.check}
+        else:
+            members[CRITIC] = cast.judge
+        return RoleMap(messages=members)
+
+    async def solve(self, recorder: Recorder) -> None:
+        """Read, plan, look up one fact after another or answer from memory, check where the agent does, answer."""
+        chain = read_chain(recorder.task.question)
+        if chain is None:
+            recorder.decline(
+                "the leader cannot read this question; the scripted teams know only questions by depth, "
+                "a team of models (--team) knows any"
+            )
+            return
+        rng = random.Random(f"{self.seed}/{recorder.task.id}")
+        by_default = {} if self.checks else WIKI_P_DIRECT
+        p_direct = self.p_direct if self.p_direct is not None else by_default
+        from_memory = rng.random() < p_direct.get(len(chain.asks), 0.0)
+        work = _WikiTask(recorder, chain, self._cast.tool, rng, checks=self.checks)
+        if from_memory:
+            work.answer_from_memory()
+        else:
+            await work.solve(self.flaws, self.reflects)
+
+    @property
+    def _cast(self) -> _Casting:
+        kind, example = ("checking", "wiki") if self.checks else ("scripted", "mhqa")
+        return _Casting(self.spec, f"{kind} wiki team", example)
+
+
+class _WikiTask:
+    """One task of :class:`ScriptedWikiTeam`."""
+
+    def __init__(
+        self, recorder: Recorder, chain: Chain, tool: str, rng: random.Random, *, checks: bool
+    ) -> None:
+        self._recorder, self._chain, self._tool, self._rng = recorder, chain, tool, rng
+        self._checks = checks
+
+    def answer_from_memory(self) -> None:
+        self._think("I know this.")
+        self._say(PLANNER, "Answer at once.")
+        self._think("Easy.")
+        known = StatedFact("Easy.", gold_answers(self._recorder.task.ground_truth)[0])
+        if self._checks:
+            self._propose(known)
+            self._check(known, 4)
+            self._think("Sure.")
+        self._answer(known)
+
+    async def solve(self, flaws: Flaws, reflects: float) -> None:
+        # Every choice is drawn, whether it matters or not: one probability does not move the others' draws.
+        chances = (flaws.misread, flaws.overlooked, flaws.repeated, flaws.unchecked, reflects)
+        misread, overlooked, repeated, unchecked, reflected = (
+            self._checks and self._rng.random() < chance for chance in chances
+        )
+        reading = await self._look_up(repeated=repeated, reflected=reflected)
+        if reading is None:
+            return
+        passage, name, fact = reading
+        read = self._misread(passage, name, fact) if misread else fact
+        self._think(read.sentence)
+        if unchecked or not self._checks:
+            self._answer(read)
+            return
+        self._propose(read)
+        if read != fact and not overlooked:
+            self._check(fact, 2)
+            corrected = await self._read_again(name)
+            if corrected is None:
+                return
+            read = corrected
+            self._propose(read)
+        self._check(read, 4)
+        self._think("Sure.")
+        self._answer(read)
+
+    async def _look_up(self, *, repeated: bool, reflected: bool) -> tuple[str, str, StatedFact] | None:
+        """The last passage, whom it was to tell about, and what it tells; ``None`` when the attempt has failed."""
+        asks, name = self._chain.asks, self._chain.start
+        self._think(f"{_NUMBERS.get(len(asks), f'{len(asks)} facts')} to find.")
+        self._say(PLANNER, f"Search for the {', then the '.join(asks)}.")
+        for number, asked in enumerate(asks, 1):
+            self._think(f"Now the {asked} of {name}.")
+            read = await self._search(f"{asked} of {name}", asked, name)
+            if read is not None and repeated and number == 1:
+                self._think("Once more.")
+                read = await self._search(f"{asked} of {name}", asked, name)
+            if read is None:
+                return None
+            last = number == len(asks)
+            if not last or reflected:
+                self._think(read[1].sentence if not last else "Found.")
+            if reflected:
+                self._say(REFLECTOR, "Trajectory monitoring: good")
+            elif not self._checks and not last:
+                self._say(CRITIC, "One more.")
+            if last:
+                return read[0], name, read[1]
+            name = read[1].gives
+        raise AssertionError("a question asks for something")
+
+    async def _read_again(self, name: str) -> StatedFact | None:
+        """The last fact, searched for in other words."""
+        asked = self._chain.asks[-1]
+        self._think("Read again.")
+        read = await self._search(f"{name} {asked}", asked, name)
+        if read is None:
+            return None
+        self._think(read[1].sentence)
+        return read[1]
+
+    async def _search(self, query: str, asked: str, name: str) -> tuple[str, StatedFact] | None:
+        result = await self._recorder.use(SEARCHER, self._tool, query)
+        fact = find_fact(result.text, asked, name) if result.ok else None
+        if fact is None:
+            self._recorder.fail(f"no passage told the {asked} of {name}: {result.text[:200]}")
+            return None
+        return result.text, fact
+
+    def _misread(self, passage: str, name: str, fact: StatedFact) -> StatedFact:
+        """Another fact of the passage; the same when it tells no other."""
+        facts = [other for asked in _ASKS if (other := find_fact(passage, asked, name)) is not None]
+        others = [other for other in facts if other.gives != fact.gives]
+        return self._rng.choice(others) if others else fact
+
+    # A small model knows words with the blank before them as other tokens: answers have it, as in a text.
+
+    def _propose(self, read: StatedFact) -> None:
+        self._say(PROPOSER, f" {read.gives}")
+
+    def _answer(self, read: StatedFact) -> None:
+        self._recorder.finish(WRITER, f" {read.gives}")
+
+    def _check(self, fact: StatedFact, score: int) -> None:
+        """The checker reads the line again and grades."""
+        self._think(fact.sentence)
+        self._say(CHECKER, f"Score: {score}")
+
+    def _think(self, text: str) -> None:
+        self._say(LEADER, text)
+
+    def _say(self, member: str, text: str) -> None:
+        self._recorder.say(member, text)
+
+
+ScriptedTeam = ScriptedMathTeam | ScriptedWikiTeam
+
+
+def scripted_team(spec: AgentSpec, seed: int = 0) -> ScriptedTeam:
+    """The team that works with the one tool of ``spec``: ``code`` or ``wiki_search``.
+
+    Raises:
+        ConfigError: No team does.
+    """
+    tools = tuple(spec.tool_roles.values())
+    if tools == ("code",):
+        return ScriptedMathTeam(spec, seed)
+    if tools == ("wiki_search",):
+        return ScriptedWikiTeam(spec, seed)
+    raise ConfigError(
+        f"agent {spec.name!r} has the tools {list(tools)}; the scripted teams need exactly one of code and wiki_search"
+    )
