@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -28,7 +27,7 @@ from afm.models.base import SamplingParams, TokenModel
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
 from afm.rewards import Reward, Sample, load_reward
 from afm.rollout import Episode, episode_record, run_episode
-from afm.rollout.routes import ROUTE_KEY, Opened, Routes
+from afm.rollout.routes import ROUTE_KEY, Opened, Route, Routes
 from afm.sandbox.slots import share_cores
 from afm.seeds import derive_seed
 from afm.tools import Tool, load_tools
@@ -39,7 +38,7 @@ from verl_ext.group_guard import SAMPLER, refuse_non_finite
 from verl_ext.kept_episodes import keep, worth_keeping
 from verl_ext.metrics import validating
 from verl_ext.server_model import ServerModel, room_of
-from verl_ext.settings import Unfinished, load_episode_settings, unfinished
+from verl_ext.settings import EpisodeSettings, load_episode_settings, unfinished
 from verl_ext.training_sample import failed_sample, training_sample
 
 _SHARES = 1 << 16
@@ -47,18 +46,12 @@ _SHARES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the episodes of one agent in one process share; ``agent`` is its key in ``agents:``, if there are several."""
+    """What the episodes of one agent in one process share."""
 
-    agent: str
-    spec: AgentSpec
-    prompt: PromptSource
+    settings: EpisodeSettings
+    route: Route
     tools: Mapping[str, Tool]
     reward: Reward
-    seed: int
-    leave_out: frozenset[Unfinished]
-    mask_observations: bool
-    episodes_per_step: int
-    output_dir: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +87,7 @@ def surroundings(settings_path: str, workers: int = 1) -> Shared:
     tools = Opened(lambda source: load_tools(source) if source is not None else {})
     rewards = Opened(load_reward)
     by_agent = {
-        route.name: Surroundings(
-            agent=route.name,
-            spec=route.spec,
-            prompt=route.prompt,
-            tools=tools.of(route.tools),
-            reward=rewards.of(route.rewards),
-            seed=settings.seed,
-            leave_out=frozenset(settings.leave_out),
-            mask_observations=settings.mask_observations,
-            episodes_per_step=settings.episodes_per_step,
-            output_dir=settings.output_dir,
-        )
+        route.name: Surroundings(settings, route, tools.of(route.tools), rewards.of(route.rewards))
         for route in routes
     }
     return Shared(routes, by_agent)
@@ -161,7 +143,7 @@ class AfmAgentLoop(AgentLoopBase):
     async def _run(
         self, shared: Surroundings, task: Task, sampling_params: Mapping[str, Any], row: Mapping[str, Any]
     ) -> AgentLoopOutput:
-        rollout, seed = self.rollout_config, _seed(shared.seed, task, row)
+        rollout, seed = self.rollout_config, _seed(shared.settings.seed, task, row)
         model = ServerModel(
             self.server_manager,
             ChatTokenizer(self.tokenizer, _end_ids(self.config.actor_rollout_ref.model.path)),
@@ -170,11 +152,11 @@ class AfmAgentLoop(AgentLoopBase):
             context_tokens=room_of(rollout),
         )
         episode = await run_episode(
-            shared.spec,
+            shared.route.spec,
             model,
             shared.tools,
             task.question,
-            prompt_ids=prompt_ids(shared.spec, shared.prompt, model, task, rollout.prompt_length),
+            prompt_ids=prompt_ids(shared.route.spec, shared.route.prompt, model, task, rollout.prompt_length),
             sampling=_sampling(sampling_params, rollout.response_length),
             seed=seed,
         )
@@ -197,24 +179,24 @@ class AfmAgentLoop(AgentLoopBase):
             model,
             data_source=task.data_source,
             question_index=task.id,
-            agent=shared.agent,
+            agent=shared.route.name,
             score_seconds=score_seconds,
-            mask_observations=shared.mask_observations,
+            mask_observations=shared.settings.mask_observations,
         )
 
     def _keep(
         self, shared: Surroundings, task: Task, episode: Episode, verdict: Verdict, row: Mapping[str, Any]
     ) -> None:
-        if shared.output_dir is None:
+        if shared.settings.output_dir is None:
             return
-        seed, step = _seed(shared.seed, task, row), int(row.get("global_steps") or 0)
+        seed, step = _seed(shared.settings.seed, task, row), int(row.get("global_steps") or 0)
         per_step = self.config.data.get("train_batch_size", 1) * self.rollout_config.get("n", 1)
-        sampled = seed % _SHARES < _SHARES * shared.episodes_per_step / per_step
+        sampled = seed % _SHARES < _SHARES * shared.settings.episodes_per_step / per_step
         if not worth_keeping(episode.stop, sampled=sampled):
             return
         record = episode_record(
             episode,
-            shared.spec,
+            shared.route.spec,
             id=_name(row),
             question=task.question,
             ground_truth=task.ground_truth,
@@ -222,10 +204,10 @@ class AfmAgentLoop(AgentLoopBase):
             seed=seed,
             verdict=verdict,
             provenance={"task": task.id, "step": step}
-            | ({ROUTE_KEY: shared.agent} if shared.agent else {})
+            | ({ROUTE_KEY: shared.route.name} if shared.route.name else {})
             | ({"validation": True} if validating() else {}),
         )
-        keep(shared.output_dir, step, record, sampled=sampled)
+        keep(shared.settings.output_dir, step, record, sampled=sampled)
 
     def _check_length(self, episode: Episode, task: Task) -> None:
         limit = self.rollout_config.response_length
@@ -258,9 +240,9 @@ async def _verdict(shared: Surroundings, task: Task, episode: Episode) -> Verdic
     """The episode's score, or why it has none."""
     if not episode.response_ids:
         return Verdict(score=None, evidence=f"no token before the episode ended ({episode.stop})")
-    if not validating() and (reasons := unfinished(episode) & shared.leave_out):
+    if not validating() and (reasons := unfinished(episode) & set(shared.settings.leave_out)):
         return Verdict(score=None, evidence=f"left out: {', '.join(sorted(reasons))} ({episode.stop})")
-    return await shared.reward.score(_sample(shared.spec, task, episode))
+    return await shared.reward.score(_sample(shared.route.spec, task, episode))
 
 
 def _task(row: Mapping[str, Any]) -> Task:

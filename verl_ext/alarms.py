@@ -5,15 +5,13 @@ Thresholds stand in the YAML under ``alarms``; each alarm warns, asks for a chec
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StrictInt, ValidationError
 
 from afm.configuration import Settings
 from afm.errors import DataError
@@ -173,11 +171,10 @@ class Alarms(Settings):
     long_tail: LongTail | None = LongTail()
 
 
-@dataclass(frozen=True, slots=True)
-class RaisedAlarm:
-    """An alarm that went off."""
+class RaisedAlarm(Settings):
+    """An alarm that went off: one line of ``alarms.jsonl``."""
 
-    step: int
+    step: StrictInt
     alarm: str
     action: AlarmAction
     message: str
@@ -208,7 +205,7 @@ class Watch:
         for name, alarm in self._alarms.items():
             message = self._begins(alarm)
             if message is not None:
-                raised.append(RaisedAlarm(row["step"], name, alarm.action, message))
+                raised.append(RaisedAlarm(step=row["step"], alarm=name, action=alarm.action, message=message))
         if raised:
             with self._file.open("a", encoding="utf-8") as file:
                 file.writelines(map(_line, raised))
@@ -239,24 +236,14 @@ def read_alarms(file: Path) -> list[RaisedAlarm]:
 
 def _parse_alarm(file: Path, number: int, line: str) -> RaisedAlarm:
     try:
-        row = json.loads(line)
-        alarm = RaisedAlarm(row["step"], row["alarm"], AlarmAction(row["action"]), row["message"])
-    except (ValueError, KeyError, TypeError):
-        alarm = None
-    if alarm is None or type(alarm.step) is not int:
+        return RaisedAlarm.model_validate_json(line)
+    except ValidationError:
         message = f"expected an alarm of a step, got {line.strip()[:60]!r}; remove the line, or choose another output_dir"
-        raise DataError(message, path=str(file), line=number)
-    return alarm
+        raise DataError(message, path=str(file), line=number) from None
 
 
 def _line(alarm: RaisedAlarm) -> str:
-    row = {
-        "step": alarm.step,
-        "alarm": alarm.alarm,
-        "action": alarm.action.value,
-        "message": alarm.message,
-    }
-    return json.dumps(row) + "\n"
+    return alarm.model_dump_json() + "\n"
 
 
 def _values(rows: Rows, key: str) -> list[float]:

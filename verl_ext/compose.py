@@ -188,14 +188,18 @@ def compose(overrides: Flat) -> Any:
         ConfigError: A key that verl does not know, or a value it cannot take.
         MissingExtraError: verl is not installed.
     """
+    for key in overrides:
+        if not key.startswith("+"):
+            as_verl_takes(key)
+    return _composed(overrides)
+
+
+def _composed(overrides: Flat) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    for key in overrides:
-        if not key.startswith("+"):
-            as_verl_takes(key)
     with initialize_config_dir(config_dir=str(_config_folder()), version_base=None):
         try:
             return hydra_compose(config_name="ppo_trainer", overrides=arguments(overrides))
@@ -235,11 +239,7 @@ def hydra_text(value: Any) -> str:
 @cache
 def _declared() -> Any:
     """The configuration of verl without a change."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-
-    with initialize_config_dir(config_dir=str(_config_folder()), version_base=None):
-        return hydra_compose(config_name="ppo_trainer")
+    return _composed({})
 
 
 _HYDRA_WORDS = {"null", "true", "false", "nan", "inf"}

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from afm.agents import AgentSpec, load_agent, save_agents, saved_agents
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
@@ -160,10 +159,7 @@ def _check_whole(folder: Path) -> None:
     for file in sorted({folder / name for name in listed} | set(folder.glob("*.safetensors"))):
         if not file.exists():
             raise EngineError(f"{file.name} is not in the checkpoint, though its index names it")
-        size, header = _header(file)
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        if file.stat().st_size != 8 + size + max(ends, default=0):
-            raise EngineError(f"{file.name} of the checkpoint is cut off; choose another step")
+        _stored_dtypes(file)
 
 
 def _name_true_dtype(folder: Path) -> None:
@@ -174,35 +170,27 @@ def _name_true_dtype(folder: Path) -> None:
     """
     config_file = folder / "config.json"
     config = json.loads(config_file.read_text(encoding="utf-8"))
-    dtype = _stored_dtype(next(iter(sorted(folder.glob("*.safetensors")))))
-    for key in ("dtype", "torch_dtype"):
-        if key in config:
-            config[key] = dtype
+    file = min(folder.glob("*.safetensors"))
+    names = _stored_dtypes(file)
+    if len(names) != 1 or not names <= TORCH_DTYPES.keys():
+        raise EngineError(f"{file}: expected one floating-point type, found {sorted(names)}")
+    config |= {key: TORCH_DTYPES[min(names)] for key in ("dtype", "torch_dtype") if key in config}
     config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _stored_dtype(file: Path) -> str:
-    """Data type of the first tensor, from the header of a safetensors file."""
-    _, header = _header(file)
-    names = {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
-    if len(names) != 1 or not names <= TORCH_DTYPES.keys():
-        raise EngineError(f"{file}: expected one floating-point type, found {sorted(names)}")
-    return TORCH_DTYPES[names.pop()]
-
-
-def _header(file: Path) -> tuple[int, dict[str, Any]]:
-    """Length in bytes and content of a safetensors file's header.
+def _stored_dtypes(file: Path) -> set[str]:
+    """Data types of a file's tensors.
 
     Raises:
-        EngineError: It is not whole.
+        EngineError: It is not whole: its header names more bytes than it has.
     """
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        try:
-            header: dict[str, Any] = json.loads(stream.read(min(size, file.stat().st_size)))
-        except ValueError:
-            raise EngineError(f"{file.name} of the checkpoint is cut off; choose another step") from None
-    return size, header
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "numpy") as tensors:
+            return {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    except SafetensorError:
+        raise EngineError(f"{file.name} of the checkpoint is cut off; choose another step") from None
 
 
 def prompts_of(run: Path) -> PromptRecord | None:

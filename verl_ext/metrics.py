@@ -148,11 +148,6 @@ class MetricsLog:
         self._offset = 0
         self._known = {row["step"] for row in kept}
 
-    @property
-    def source(self) -> Path:
-        """The file the trainer has to write."""
-        return self._source
-
     def follow(self) -> Iterator[dict[str, Any]]:
         """Lines that came since the last call, each already appended to our file.
 

@@ -64,31 +64,31 @@ def test_lines_are_copied_as_they_come_and_never_in_halves(tmp_path: Path) -> No
     log = MetricsLog(tmp_path, resume_step=0)
     assert list(log.follow()) == []
     first, second = engine_line(1, 0.25), engine_line(2, 0.5)
-    log.source.write_text(first + second[:20])
+    (tmp_path / ENGINE_LOG).write_text(first + second[:20])
     assert [row["step"] for row in log.follow()] == [1]
-    log.source.write_text(first + second)
+    (tmp_path / ENGINE_LOG).write_text(first + second)
     assert [row["reward"] for row in log.follow()] == [0.5]
     assert [row["step"] for row in read_metrics(tmp_path / METRICS_FILE)] == [1, 2]
 
 
 def test_steps_after_the_checkpoint_are_forgotten_at_a_restart(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path, resume_step=0)
-    log.source.write_text(engine_line(1, 0.1) + engine_line(2, 0.2) + engine_line(3, 0.3))
+    (tmp_path / ENGINE_LOG).write_text(engine_line(1, 0.1) + engine_line(2, 0.2) + engine_line(3, 0.3))
     list(log.follow())
     with (tmp_path / METRICS_FILE).open("a") as file:
         file.write('{"step": 4, "rew')
     again = MetricsLog(tmp_path, resume_step=2)
-    again.source.write_text(engine_line(3, 0.9))
+    (tmp_path / ENGINE_LOG).write_text(engine_line(3, 0.9))
     list(again.follow())
     assert [row["reward"] for row in read_metrics(tmp_path / METRICS_FILE)] == [0.1, 0.2, 0.9]
 
 
 def test_a_validation_before_a_resumed_training_is_no_second_line_of_its_step(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path, resume_step=0)
-    log.source.write_text(engine_line(0, 0.0) + engine_line(1, 0.1) + engine_line(2, 0.2))
+    (tmp_path / ENGINE_LOG).write_text(engine_line(0, 0.0) + engine_line(1, 0.1) + engine_line(2, 0.2))
     assert [row["step"] for row in log.follow()] == [0, 1, 2]
     again = MetricsLog(tmp_path, resume_step=2)
-    again.source.write_text(engine_line(2, 0.7) + engine_line(3, 0.3))
+    (tmp_path / ENGINE_LOG).write_text(engine_line(2, 0.7) + engine_line(3, 0.3))
     assert [row["step"] for row in again.follow()] == [3]
     assert [row["reward"] for row in read_metrics(tmp_path / METRICS_FILE)] == [0.0, 0.1, 0.2, 0.3]
 
