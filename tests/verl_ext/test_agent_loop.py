@@ -13,9 +13,10 @@ import pytest
 import yaml
 from extras import needs
 
-from afm.errors import AfmError, RewardError
+from afm.errors import AfmError, DataError, EngineError, RewardError
 from afm.sandbox.slots import own_cores, share_cores
-from verl_ext.kept_episodes import episodes_file
+from afm.trajectory import read_records
+from verl_ext.kept_episodes import episodes_file, forget_after
 
 needs("verl")
 
@@ -93,15 +94,26 @@ def make_loop(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
     return make
 
 
+@pytest.fixture
+def play(make_loop: Any, scripted: Any, said: Any) -> Callable[..., Any]:
+    """Plays one episode with what a server generates, texts or outputs; the episode's output and the server."""
+
+    async def run(*outputs: Any, row: dict[str, Any] = ROW, **settings: Any) -> tuple[Any, Any]:
+        servers = scripted([said(output) if isinstance(output, str) else output for output in outputs])
+        return await make_loop(servers, **settings).run(dict(SAMPLING), **row), servers
+
+    return run
+
+
+def failures(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "failures.jsonl").read_text().splitlines()]
+
+
 @pytest.mark.sandbox
-async def test_a_tool_episode_is_trained_on_exactly_as_sampled(
-    make_loop: Any, scripted: Any, said: Any, tokenizer: Any
-) -> None:
+async def test_a_tool_episode_is_trained_on_exactly_as_sampled(play: Any, said: Any, tokenizer: Any) -> None:
     versions = {"min_global_steps": 3, "max_global_steps": 3}
-    servers = scripted(
-        [said(CODE, extra_fields=versions), said(ANSWER + "<|im_end|>", extra_fields=versions)]
-    )
-    output = await make_loop(servers).run(dict(SAMPLING), **ROW)
+    texts = (CODE, ANSWER + "<|im_end|>")
+    output, servers = await play(*(said(text, extra_fields=versions) for text in texts))
     prompt, code, observed, answer = (
         tokenizer.encode(text, add_special_tokens=False)
         for text in (
@@ -120,20 +132,19 @@ async def test_a_tool_episode_is_trained_on_exactly_as_sampled(
     assert servers.requests[1]["prompt"] == [*prompt, *code, *observed]
     assert output.reward_score == 1.0
     facts = output.extra_fields["reward_extra_info"]
-    assert {key: facts[key] for key in ("acc", "correct", "format", "tool_calls", "abstained")} == {
-        "acc": 1.0,
-        "correct": 1.0,
-        "format": 1.0,
-        "tool_calls": 1.0,
-        "abstained": 0.0,
-    }
+    assert [facts[key] for key in ("acc", "correct", "format", "tool_calls", "abstained")] == [1, 1, 1, 1, 0]
     assert facts["response_tokens"] == len(output.response_ids)
     assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (3, 3)
+    params = servers.requests[0]["params"]
+    assert (params["temperature"], params["top_k"], params["max_tokens"]) == (0.9, -1, 200)
+    assert set(params["stop"]) == {"</code>", "</answer>", "<observation>"}
+    unmasked, _ = await play(*texts, mask_observations=False)
+    assert unmasked.response_mask == [1] * len(output.response_ids)
 
 
 @pytest.mark.sandbox
 async def test_rows_of_programs_and_of_mathematics_are_solved_in_one_run(
-    make_loop: Any, scripted: Any, said: Any, tokenizer: Any, tmp_path: Path
+    play: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     """Rows in the published layout; with agent code for all of them the boxed answer would score 0."""
     program = (
@@ -149,8 +160,7 @@ async def test_rows_of_programs_and_of_mathematics_are_solved_in_one_run(
     }
     seen = []
     for row, text in ((code_row, program), (math_row, boxed), (code_row, boxed)):
-        loop = make_loop(scripted([said(text)]), agents=agents, episodes_per_step=100)
-        output = await loop.run(dict(SAMPLING), **row)
+        output, _ = await play(text, row=row, agents=agents, episodes_per_step=100)
         facts = output.extra_fields["reward_extra_info"]
         asked = tokenizer.decode(output.prompt_ids)
         seen.append((facts["agent"], output.reward_score, "another prompt" in asked))
@@ -162,11 +172,11 @@ async def test_rows_of_programs_and_of_mathematics_are_solved_in_one_run(
         ("code", "code"),
     ]
     with pytest.raises(AfmError, match=r"no entry of `agents` takes rows of data_source 'mini_math'"):
-        await make_loop(scripted([]), agents=agents).run(dict(SAMPLING), **ROW)
+        await play(agents=agents)
 
 
 async def test_the_prompt_is_the_agents_the_rows_or_a_files(
-    make_loop: Any, scripted: Any, said: Any, tokenizer: Any, tmp_path: Path
+    play: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "prompt.yaml").write_text("system: Rules.\nuser: 'Task: {question}'\n")
     texts = {
@@ -178,46 +188,27 @@ async def test_the_prompt_is_the_agents_the_rows_or_a_files(
         "<|im_start|>assistant\n",
     }
     for prompt, text in texts.items():
-        servers = scripted([said(f"<plan>p</plan>{ANSWER}<|im_end|>")])
-        output = await make_loop(servers, prompt=prompt).run(dict(SAMPLING), **ROW)
+        output, _ = await play(f"<plan>p</plan>{ANSWER}<|im_end|>", prompt=prompt)
         assert output.prompt_ids == tokenizer.encode(text, add_special_tokens=False)
     with pytest.raises(AfmError, match=r"task q7: its prompt has \d+ tokens, data.max_prompt_length is 8"):
-        await make_loop(scripted([]), prompt="row", prompt_length=8).run(dict(SAMPLING), **ROW)
+        await play(prompt="row", prompt_length=8)
     with pytest.raises(AfmError, match="task q7: prompt=row, but the row holds no prompt"):
-        await make_loop(scripted([]), prompt="row").run(dict(SAMPLING), **ROW | {"raw_prompt": None})
+        await play(row=ROW | {"raw_prompt": None}, prompt="row")
 
 
-async def test_workers_of_a_node_share_its_cores(
-    make_loop: Any, scripted: Any, said: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_workers_of_a_node_share_its_cores(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
-    servers = scripted([said("<plan>p</plan><think>t</think><answer>1</answer>")])
     try:
-        await make_loop(servers, workers=8, nodes=3).run(dict(SAMPLING), **ROW)
+        await play("<plan>p</plan><think>t</think><answer>1</answer>", workers=8, nodes=3)
         assert own_cores() == 4  # eight workers on three nodes: three on the fullest
     finally:
         share_cores(1)
     assert own_cores() == 12
 
 
-async def test_sampling_parameters_and_stop_strings_reach_the_server(
-    make_loop: Any, scripted: Any, said: Any
-) -> None:
-    servers = scripted([said("<plan>p</plan><think>t</think><answer>1</answer>")])
-    await make_loop(servers).run(dict(SAMPLING), **ROW)
-    params = servers.requests[0]["params"]
-    assert params["temperature"] == 0.9
-    assert params["top_k"] == -1
-    assert params["max_tokens"] == 200
-    assert set(params["stop"]) == {"</code>", "</answer>", "<observation>"}
-
-
-async def test_equal_samples_have_equal_seeds_and_different_ones_differ(
-    make_loop: Any, scripted: Any, said: Any
-) -> None:
+async def test_equal_samples_have_equal_seeds_and_different_ones_differ(play: Any) -> None:
     async def seed(**changes: Any) -> int:
-        servers = scripted([said("<plan>p</plan><|im_end|>")])
-        await make_loop(servers).run(dict(SAMPLING), **(ROW | changes))
+        _, servers = await play("<plan>p</plan><|im_end|>", row=ROW | changes)
         return int(servers.requests[0]["params"]["seed"])
 
     from verl_ext import agent_loop
@@ -233,20 +224,9 @@ async def test_equal_samples_have_equal_seeds_and_different_ones_differ(
     assert len({first, await seed(session_id=3), await seed(global_steps=5)}) == 3
 
 
-@pytest.mark.sandbox
-async def test_masks_can_be_left_out_to_see_what_they_are_worth(
-    make_loop: Any, scripted: Any, said: Any
-) -> None:
-    servers = scripted([said(CODE), said(ANSWER + "<|im_end|>")])
-    output = await make_loop(servers, mask_observations=False).run(dict(SAMPLING), **ROW)
-    assert output.response_mask == [1] * len(output.response_ids)
-
-
-async def test_an_abstaining_reward_masks_the_whole_response(
-    make_loop: Any, scripted: Any, said: Any
-) -> None:
-    loop = make_loop(scripted([said("<plan>p</plan><think>t</think><answer>\\boxed{25}</answer>")]))
-    output = await loop.run(dict(SAMPLING), **(ROW | {"reward_model": {"ground_truth": {"tests": 3}}}))
+async def test_an_abstaining_reward_masks_the_whole_response(play: Any) -> None:
+    row = ROW | {"reward_model": {"ground_truth": {"tests": 3}}}
+    output, _ = await play("<plan>p</plan><think>t</think><answer>\\boxed{25}</answer>", row=row)
     assert set(output.response_mask) == {0}
     assert output.extra_fields["reward_extra_info"]["abstained"] == 1.0
     assert "gold" in output.extra_fields["abstained"] or "target" in output.extra_fields["abstained"]
@@ -266,16 +246,14 @@ class Broken:
 
 
 async def test_a_reward_that_is_no_number_is_refused_and_named(
-    make_loop: Any, scripted: Any, said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "my_scorers", sys.modules[__name__])
-    servers = scripted([said("<plan>p</plan><think>t</think><answer>1</answer>")])
-    loop = make_loop(servers, rewards={"by_source": {"mini_math": "my_scorers.Broken"}})
+    rewards = {"by_source": {"mini_math": "my_scorers.Broken"}}
     told = r"episode 4/u1/2 \(question q7\) \(data_source 'mini_math'\) .*: correct = nan, score = nan; expected a number"
     with pytest.raises(RewardError, match=told):
-        await loop.run(dict(SAMPLING), **ROW)
-    [row] = (tmp_path / "failures.jsonl").read_text().splitlines()
-    assert json.loads(row)["error"] == "RewardError"
+        await play("<plan>p</plan><think>t</think><answer>1</answer>", rewards=rewards)
+    assert [row["error"] for row in failures(tmp_path)] == ["RewardError"]
 
 
 async def test_with_full_determinism_an_episode_asks_under_the_same_name_again(
@@ -293,19 +271,6 @@ async def test_with_full_determinism_an_episode_asks_under_the_same_name_again(
     assert await name(False) != await name(False)
 
 
-async def test_a_failing_engine_ends_the_episode_loudly_and_is_written_down(
-    make_loop: Any, scripted: Any, tmp_path: Path
-) -> None:
-    from afm.errors import EngineError
-
-    with pytest.raises(EngineError, match="server died"):
-        await make_loop(scripted([RuntimeError("server died")])).run(dict(SAMPLING), **ROW)
-    [row] = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
-    assert row["error"] == "EngineError"
-    assert "server died" in row["message"]
-    assert "12+13?" in row["prompt"]
-
-
 def count_failures(loop: Any) -> Any:
     """As `afm rl` configures it: the sampler that leaves failed episodes out."""
     from omegaconf import OmegaConf
@@ -319,56 +284,45 @@ async def test_a_failed_episode_is_a_sample_without_a_score_and_is_listed(
     make_loop: Any, scripted: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     row = {key: value for key, value in ROW.items() if key not in ("extra_info", "raw_prompt")}
+    with pytest.raises(DataError, match="question"):  # with verl's sampler, which would train on it
+        await make_loop(scripted([])).run(dict(SAMPLING), **row)
+    (tmp_path / "failures.jsonl").unlink()
     output = await count_failures(make_loop(scripted([]))).run(dict(SAMPLING), **row)
     assert (output.response_ids, output.response_mask) == ([tokenizer.eos_token_id], [0])
     assert output.extra_fields["failed"].startswith("episode 4/u1/2: DataError: expected `question`")
     assert output.extra_fields["reward_extra_info"]["abstained"] == 1.0
     assert output.as_dict()["rm_scores"].tolist() == [0.0]
-    [line] = (tmp_path / "failures.jsonl").read_text().splitlines()
-    listed = json.loads(line)
+    [listed] = failures(tmp_path)
     assert (listed["step"], listed["episode"], listed["fatal"]) == (4, "4/u1/2", False)
     assert "Traceback" in listed["traceback"]
 
 
-async def test_an_error_of_the_engine_never_counts_as_a_failed_episode(
+async def test_an_error_of_the_engine_ends_the_run_loudly_and_is_written_down(
     make_loop: Any, scripted: Any, tmp_path: Path
 ) -> None:
-    from afm.errors import EngineError
-
-    with pytest.raises(EngineError, match="server died"):
-        await count_failures(make_loop(scripted([RuntimeError("server died")]))).run(dict(SAMPLING), **ROW)
-    assert json.loads((tmp_path / "failures.jsonl").read_text())["fatal"] is True
-
-
-async def test_a_prompt_over_the_limit_is_an_error_and_never_cut(make_loop: Any, scripted: Any) -> None:
-    from afm.errors import DataError
-
-    loop = make_loop(scripted([]), prompt_length=10)
-    with pytest.raises(DataError, match=r"task q7: its prompt has \d+ tokens, data\.max_prompt_length is 10"):
-        await loop.run(dict(SAMPLING), **ROW)
-
-
-async def test_a_row_without_a_question_is_an_error(make_loop: Any, scripted: Any) -> None:
-    from afm.errors import DataError
-
-    row = {key: value for key, value in ROW.items() if key not in ("extra_info", "raw_prompt")}
-    with pytest.raises(DataError, match="question"):
-        await make_loop(scripted([])).run(dict(SAMPLING), **row)
+    for sampler in (lambda loop: loop, count_failures):
+        loop = sampler(make_loop(scripted([RuntimeError("server died")])))
+        with pytest.raises(EngineError, match="server died"):
+            await loop.run(dict(SAMPLING), **ROW)
+    assert len(failures(tmp_path)) == 2
+    for row in failures(tmp_path):
+        assert (row["error"], row["fatal"]) == ("EngineError", True)
+        assert "server died" in row["message"]
+        assert "12+13?" in row["prompt"]
 
 
 async def test_an_episode_cut_off_before_its_first_token_is_left_out_of_the_loss(
-    make_loop: Any, scripted: Any, said: Any, tokenizer: Any
+    play: Any, said: Any, tokenizer: Any
 ) -> None:
-    servers = scripted([said("", stop_reason="aborted")])
-    output = await make_loop(servers).run(dict(SAMPLING), **ROW)
+    output, _ = await play(said("", stop_reason="aborted"))
     assert output.response_ids == [tokenizer.eos_token_id]
     assert output.response_mask == [0]
     assert output.extra_fields["reward_extra_info"]["abstained"] == 1.0
     assert output.extra_fields["stop"] == "aborted"
 
 
-async def test_the_output_has_the_shape_that_verl_stores(make_loop: Any, scripted: Any, said: Any) -> None:
-    output = await make_loop(scripted([said("<plan>p</plan><|im_end|>")])).run(dict(SAMPLING), **ROW)
+async def test_the_output_has_the_shape_that_verl_stores(play: Any) -> None:
+    output, _ = await play("<plan>p</plan><|im_end|>")
     stored = output.as_dict()
     size = len(output.response_ids)
     assert stored["rm_scores"].tolist() == [0.0] * size
@@ -377,11 +331,8 @@ async def test_the_output_has_the_shape_that_verl_stores(make_loop: Any, scripte
 
 
 @pytest.mark.sandbox
-async def test_a_response_ends_with_the_agents_last_token(
-    make_loop: Any, scripted: Any, said: Any, tokenizer: Any
-) -> None:
-    servers = scripted([said(CODE), said("", stop_reason="aborted")])
-    output = await make_loop(servers).run(dict(SAMPLING), **ROW)
+async def test_a_response_ends_with_the_agents_last_token(play: Any, said: Any, tokenizer: Any) -> None:
+    output, _ = await play(CODE, said("", stop_reason="aborted"))
     assert tokenizer.decode(output.response_ids) == CODE
     assert set(output.response_mask) == {1}
     assert len(output.response_logprobs) == len(output.response_ids)
@@ -398,14 +349,13 @@ async def test_a_response_ends_with_the_agents_last_token(
     ],
 )
 async def test_episodes_without_a_proper_end_are_left_out_when_asked(
-    make_loop: Any, scripted: Any, said: Any, text: str, reason: str, kind: str, limits: dict[str, Any]
+    play: Any, said: Any, text: str, reason: str, kind: str, limits: dict[str, Any]
 ) -> None:
     answer = said(text, stop_reason=reason)
     bounds = {"max_turns": 2, "max_response_tokens": 200} | {key: len(answer.token_ids) for key in limits}
 
     async def sample(*left_out: str) -> Any:
-        loop = make_loop(scripted([answer]), limits=bounds, leave_out=list(left_out))
-        return await loop.run(dict(SAMPLING), **ROW)
+        return (await play(answer, limits=bounds, leave_out=list(left_out)))[0]
 
     out = await sample(kind)
     assert set(out.response_mask) == {0}
@@ -422,9 +372,7 @@ async def test_a_validation_counts_episodes_without_a_proper_end(
     import pickle
     from types import SimpleNamespace
 
-    from afm.trajectory import read_records
     from verl_ext import patches
-    from verl_ext.kept_episodes import episodes_file
 
     class Worker:
         async def _run_agent_loop(
@@ -447,44 +395,9 @@ async def test_a_validation_counts_episodes_without_a_proper_end(
     assert [record.provenance.get("validation", False) for record in records] == [True, False]
 
 
-async def test_tokens_that_nobody_sampled_are_counted(make_loop: Any, scripted: Any, said: Any) -> None:
-    from dataclasses import replace
-
-    from afm.models.base import SamplingParams
-    from afm.rollout import Episode
-    from afm.trajectory.record import Cost, StopReason
-    from verl_ext.server_model import ServerModel
-
-    class Codec:
-        end_ids = frozenset({0})
-
-        def decode(self, ids: Any) -> str:
-            return " ".join(map(str, ids))
-
-    def server(*outputs: list[int]) -> Any:
-        given = [said("x", token_ids=ids, log_probs=[0.0] * len(ids)) for ids in outputs]
-        return ServerModel(scripted(given), Codec(), engine="vllm", request_id="r", context_tokens=99)  # type: ignore[arg-type]
-
-    params = SamplingParams(max_new_tokens=4)
-    exact = Episode((1, 2), (3, 4, 9, 5, 6), (1, 1, 0, 1, 1), (0.0,) * 5, (), (), StopReason.ANSWER, Cost())
-    model = server([3, 4, 7, 5, 6], [5, 6])  # 7, 5, 6 came after a stop string
-    await model.generate([1, 2], params)
-    await model.generate([1, 2, 3, 4, 9], params)
-    assert model.drift(exact) == 0
-    assert model.drift(replace(exact, response_ids=(3, 8, 9, 5, 6))) == 1
-    assert model.drift(replace(exact, response_mask=(1, 1, 1, 1, 1))) == 1
-    other = server([3, 4], [5, 6])
-    await other.generate([1, 2], params)
-    await other.generate([1, 8, 3, 4, 9], params)
-    assert other.drift(exact) == 1
-
-
 async def test_a_share_of_the_episodes_is_kept_to_be_read(
     make_loop: Any, scripted: Any, said: Any, tmp_path: Path
 ) -> None:
-    from afm.trajectory import read_records
-    from verl_ext.kept_episodes import episodes_file, forget_after
-
     for per_step, batch in ((0, 4), (8, 4), (8, 64)):
         loop = make_loop(scripted([said("<plan>p</plan><|im_end|>")] * 64), episodes_per_step=per_step)
         loop.config.data = {"train_batch_size": batch}
@@ -506,14 +419,9 @@ async def test_a_share_of_the_episodes_is_kept_to_be_read(
     assert not episodes_file(tmp_path, 72).exists()
 
 
-async def test_an_episode_that_ran_out_of_time_is_dumped_with_its_state(
-    make_loop: Any, scripted: Any, said: Any, tmp_path: Path
-) -> None:
-    from afm.trajectory import read_records
-
+async def test_an_episode_that_ran_out_of_time_is_dumped_with_its_state(play: Any, tmp_path: Path) -> None:
     slow = CODE.replace("print(12+13)", "import time; time.sleep(60)")
-    loop = make_loop(scripted([said(slow)]), limits={"max_tool_seconds": 1.0}, episodes_per_step=0)
-    await loop.run(dict(SAMPLING), **ROW)
+    await play(slow, limits={"max_tool_seconds": 1.0}, episodes_per_step=0)
     [record] = read_records(tmp_path / "stuck.jsonl")
     assert record.stop == "tool_seconds"
     assert "time.sleep(60)" in record.calls[-1].argument
