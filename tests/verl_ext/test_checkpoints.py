@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from afm.agents import agent_of_model, load_agent
-from afm.errors import EngineError
+from afm.agents import load_agent
 from verl_ext.checkpoints import (
     TRACKER_FILE,
     begin_checkpoint,
@@ -145,16 +144,6 @@ def trained(folder: Path, step: int, dtype: str = "float32") -> None:
     (model / "tokenizer.json").write_text("{}")
 
 
-def test_the_export_is_the_model_with_its_agent_and_the_data_type_of_its_weights(tmp_path: Path) -> None:
-    trained(tmp_path, 6)
-    spec = load_agent("math").model_copy(update={"prompt": "short"})
-    export_model(tmp_path, 6, tmp_path / "model", spec)
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "float32"
-    assert (tmp_path / "model" / "tokenizer.json").exists()
-    assert agent_of_model(tmp_path / "model", "math").prompt == "short"
-    assert exported_step(tmp_path / "model") == 6
-
-
 def test_a_later_export_replaces_the_earlier_one_whole(tmp_path: Path) -> None:
     spec = load_agent("math")
     trained(tmp_path, 6)
@@ -165,14 +154,6 @@ def test_a_later_export_replaces_the_earlier_one_whole(tmp_path: Path) -> None:
     assert not (tmp_path / "model" / "left_over").exists()
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
     assert exported_step(tmp_path / "model") == 8
-
-
-def test_a_checkpoint_without_an_exported_model_says_what_to_set(tmp_path: Path) -> None:
-    checkpoint(tmp_path, 3)
-    with pytest.raises(
-        EngineError, match=r"no model weights: neither the parts of all workers .* or add model to"
-    ):
-        export_model(tmp_path, 3, tmp_path / "model", load_agent("math"))
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"global_step": '])

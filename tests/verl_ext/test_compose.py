@@ -74,10 +74,9 @@ def test_the_composed_configuration_holds_what_the_settings_say(tmp_path: Path) 
 
 
 def test_verls_own_balancer_chooses_the_server_unless_a_worker_has_several(tmp_path: Path) -> None:
-    def router(**rollout: Any) -> str | None:
-        config = compose(overrides_of(settings(tmp_path, verl={"actor_rollout_ref": {"rollout": rollout}})))
-        chosen: str | None = config.actor_rollout_ref.rollout.router_config_path
-        return chosen
+    def router(**rollout: Any) -> Any:
+        overrides = overrides_of(settings(tmp_path, verl={"actor_rollout_ref": {"rollout": rollout}}))
+        return overrides.get("actor_rollout_ref.rollout.router_config_path")
 
     assert router(full_determinism=True) is None
     assert router(**{"+engine_kwargs": {"afm_cpu": {"processes": 1}}}) is None
@@ -120,13 +119,13 @@ def test_fields_that_verls_yaml_lacks_can_be_set_with_and_without_a_plus(tmp_pat
     for name in ("enable_sleep_mode", "+enable_sleep_mode"):
         made = overrides_of(settings(tmp_path, verl={"actor_rollout_ref": {"rollout": {name: False}}}))
         assert made["+actor_rollout_ref.rollout.enable_sleep_mode"] is False
-        assert compose(made).actor_rollout_ref.rollout.enable_sleep_mode is False
     nested = {
         "trainer": {"+mine": {"a": 1}},
         "algorithm": {"+mine": 3},
-        "actor_rollout_ref": {"rollout": {"custom": {"b": 2}}},
+        "actor_rollout_ref": {"rollout": {"custom": {"b": 2}, "enable_sleep_mode": False}},
     }
     config = compose(overrides_of(settings(tmp_path, verl=nested)))
+    assert config.actor_rollout_ref.rollout.enable_sleep_mode is False
     assert (config.trainer.mine.a, config.actor_rollout_ref.rollout.custom.b) == (1, 2)
     assert config.algorithm.mine == 3
 
@@ -142,13 +141,10 @@ def test_checkpoints_hold_the_model_once_where_its_parts_can_be_put_together(
 
 
 def test_a_default_of_ours_can_be_changed_with_and_without_its_plus(tmp_path: Path) -> None:
-    name = "+attn_implementation"
-    verl = {"actor_rollout_ref": {"model": {"override_config": {name: "eager"}}}}
-    config = compose(overrides_of(settings(tmp_path, verl=verl)))
-    assert config.actor_rollout_ref.model.override_config.attn_implementation == "eager"
-    verl["actor_rollout_ref"]["model"]["override_config"] = {"attn_implementation": "eager"}
-    config = compose(overrides_of(settings(tmp_path, verl=verl)))
-    assert config.actor_rollout_ref.model.override_config.attn_implementation == "eager"
+    key = "+actor_rollout_ref.model.override_config.attn_implementation"
+    for name in ("attn_implementation", "+attn_implementation"):
+        verl = {"actor_rollout_ref": {"model": {"override_config": {name: "eager"}}}}
+        assert overrides_of(settings(tmp_path, verl=verl))[key] == "eager"
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +307,6 @@ def test_more_steps_than_the_epochs_hold_are_not_asked_of_verl(tmp_path: Path) -
     assert config.trainer.total_training_steps == 46
     assert "trainer.total_training_steps=46" in words
     assert "trainer.total_training_steps=60" in command(asked, "scratch", 60)[0]
-    assert not any("total_training_steps" in word for word in command(settings(tmp_path), "scratch", 46)[0])
 
 
 def test_lengths_are_those_of_the_agent_with_the_longest_responses(tmp_path: Path) -> None:

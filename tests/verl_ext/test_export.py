@@ -138,7 +138,9 @@ def test_a_part_that_the_index_names_has_to_be_there(run: Path) -> None:
 
 def test_a_checkpoint_that_the_run_removes_meanwhile_is_told(run: Path) -> None:
     shutil.rmtree(run / "checkpoints/global_step_4/actor")
-    with pytest.raises(EngineError, match="no model weights"):
+    with pytest.raises(
+        EngineError, match=r"no model weights: neither the parts of all workers .* or add model to"
+    ):
         export_model(run / "checkpoints", 4, run / "model", load_agent("math"))
     assert export(run) == run / "model_step_2"
 

@@ -126,42 +126,39 @@ def test_ray_is_asked_who_died_and_who_has_no_place(tmp_path: Path) -> None:
     assert rest.endswith(" 2 CPU, 1 GPU")
 
 
-def test_a_process_a_node_and_memory_are_told_apart() -> None:
-    worker = DeadActor("training worker", 7, "10.0.0.2")
-    assert (
-        describe_loss([worker])
-        == "lost the training worker (process 7 on 10.0.0.2): it was killed or crashed"
-    )
-    full = DeadActor("rollout engine", 8, "10.0.0.2", out_of_memory=True)
-    assert (
-        describe_loss([full])
-        == "lost the rollout engine (process 8 on 10.0.0.2): its machine ran out of memory"
-    )
-    gone = [DeadActor("training worker", number, "10.0.0.3", node_died=True) for number in (1, 2)]
-    engine = DeadActor("rollout engine", 3, "10.0.0.3", node_died=True)
-    # What dies elsewhere because of that is no news.
-    assert (
-        describe_loss([*gone, engine, worker])
-        == "lost the node 10.0.0.3 (2 x training worker, 1 x rollout engine)"
-    )
+WORKER = DeadActor("training worker", 7, "10.0.0.2")
+FULL = DeadActor("rollout engine", 8, "10.0.0.2", out_of_memory=True)
+NODE = [
+    DeadActor(role, number, "10.0.0.3", node_died=True)
+    for number, role in enumerate(("training worker", "training worker", "rollout engine"))
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "role"),
+    ("dead", "sentence"),
     [
-        ("abcWorkerDict", "training worker"),
-        ("CpuServer", "rollout engine"),
-        ("vLLMHttpServer", "rollout engine"),
-        ("SGLangHttpServer", "rollout engine"),
-        ("AgentLoopWorkerTQ", "worker that runs episodes"),
-        ("SimpleStorageUnit", "store of samples"),
-        ("TransferQueueController", "store of samples"),
-        ("TaskRunnerV1", "trainer"),
-        ("Other", "actor 'Other'"),
+        ([WORKER], "lost the training worker (process 7 on 10.0.0.2): it was killed or crashed"),
+        ([FULL], "lost the rollout engine (process 8 on 10.0.0.2): its machine ran out of memory"),
+        # What dies elsewhere because of that is no news.
+        ([*NODE, WORKER], "lost the node 10.0.0.3 (2 x training worker, 1 x rollout engine)"),
     ],
 )
-def test_actors_are_named_by_what_they_do(name: str, role: str) -> None:
-    assert role_of(name) == role
+def test_a_process_a_node_and_memory_are_told_apart(dead: list[DeadActor], sentence: str) -> None:
+    assert describe_loss(dead) == sentence
+
+
+def test_actors_are_named_by_what_they_do() -> None:
+    names = (
+        "abcWorkerDict",
+        "SGLangHttpServer",
+        "AgentLoopWorkerTQ",
+        "SimpleStorageUnit",
+        "TaskRunnerV1",
+        "Other",
+    )
+    assert [role_of(name) for name in names] == [
+        "training worker", "rollout engine", "worker that runs episodes", "store of samples", "trainer", "actor 'Other'",
+    ]  # fmt: skip
 
 
 DIED = """Traceback (most recent call last):
@@ -177,9 +174,8 @@ ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this
 
 def test_a_trainer_that_died_is_found_in_the_log() -> None:
     why = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR\n"
-    assert (
-        loss_in_log(DIED + why) == "lost the trainer (process 29536 on 192.0.2.2): it was killed or crashed"
-    )
+    lost = "lost the trainer (process 29536 on 192.0.2.2): it was killed or crashed"
+    assert loss_in_log(DIED + why) == lost
     node = "The actor died because its node has died. Node Id: 0123\n"
     assert loss_in_log(DIED + why + DIED + node) == "lost the node 192.0.2.2 (1 x trainer)"
     assert loss_in_log("RuntimeError: something else\n") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -102,6 +103,17 @@ def sampler(
     )
 
 
+def alike(put: Any, value: float) -> Callable[[int], None]:
+    """Refills with groups that teach nothing."""
+    numbers = itertools.count()
+
+    def refill(count: int) -> None:
+        for _ in range(count):
+            put(f"more{next(numbers)}", value, value, value)
+
+    return refill
+
+
 def test_groups_that_are_alike_are_replaced_and_counted(put: Any, tmp_path: Path) -> None:
     fresh = iter([("c", (1, 0, 1)), ("d", (0, 0, 1))])
 
@@ -156,12 +168,7 @@ def test_a_batch_without_any_score_ends_the_run(put: Any, tmp_path: Path) -> Non
 def test_a_reward_that_never_differs_ends_the_run_with_advice(put: Any, tmp_path: Path) -> None:
     from verl_ext.group_guard import GroupsAlikeError
 
-    names = iter(f"more{number}" for number in range(100))
-
-    def refill(count: int) -> None:
-        for _ in range(count):
-            put(next(names), 0, 0, 0)
-
+    refill = alike(put, 0)
     put("a", 0, 0, 0)
     put("b", 0, 0, 0)
     with pytest.raises(GroupsAlikeError, match="the reward cannot be earned"):
@@ -170,12 +177,7 @@ def test_a_reward_that_never_differs_ends_the_run_with_advice(put: Any, tmp_path
 
 
 def test_an_exhausted_step_is_filled_up_with_groups_that_change_nothing(put: Any, tmp_path: Path) -> None:
-    names = iter(f"more{number}" for number in range(100))
-
-    def refill(count: int) -> None:
-        for _ in range(count):
-            put(next(names), 1, 1, 1)
-
+    refill = alike(put, 1)
     put("a", 1, 0, 1)
     put("b", 1, 1, 1)
     batch, metrics = sampler(tmp_path, refill, short_batch="fill").sample(1, "train", 2)
@@ -207,6 +209,7 @@ def test_as_many_episodes_as_allowed_may_fail_and_are_not_trained_on(put: Any, t
             f"{name}_0" for name in (f"a{step}_0", f"a{step}_1", *(f"b{step}_{k}" for k in range(3)))
         ]
         assert (metrics["groups/failed_samples"], metrics["groups/abstained_samples"]) == (1, 0)
+        assert metrics["groups/generated"] == 2  # each step counts from zero
 
 
 @pytest.mark.parametrize("to", ["train", "val"])
@@ -252,15 +255,6 @@ def test_a_reward_that_is_no_number_ends_the_run_and_is_named(
     with pytest.raises(RewardError, match=rf"episode b_1_0 \(data_source 'nq'\) .*acc = {broken:g}"):
         sampler(tmp_path).sample(1, "train", 2)
     assert json.loads((tmp_path / "failure.json").read_text())["error"] == "RewardError"
-
-
-def test_the_next_step_counts_from_zero(put: Any, tmp_path: Path) -> None:
-    buffer = sampler(tmp_path)
-    for step in (1, 2):
-        put(f"a{step}", 1, 0, 1, step=step)
-        put(f"b{step}", 1, 0, 0, step=step)
-        _, metrics = buffer.sample(step, "train", 2)
-        assert metrics["groups/generated"] == 2
 
 
 def test_a_validation_leaves_out_what_the_reward_abstained_on(put: Any, tmp_path: Path) -> None:

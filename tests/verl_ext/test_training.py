@@ -11,9 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from extras import needs
@@ -124,37 +126,20 @@ def run(config: Path, *overrides: str) -> str:
     return output
 
 
+def of_ray(process: psutil.Process) -> bool:
+    words = " ".join(process.cmdline())
+    return words.startswith("ray::") or "raylet" in words or "gcs_server" in words
+
+
 def orphans_of_ray() -> set[int]:
     """Ray's processes that nobody alive has started; those of other runs on this machine have somebody."""
-    found = ray_processes()
-
-    def starter(number: int) -> int:
-        text = Path(f"/proc/{number}/stat").read_text()
-        return int(text.rpartition(")")[2].split()[1])
-
     orphans = set()
-    for number in found:
-        top = number
-        try:
-            while top in found:
-                top = starter(top)
-        except OSError:  # it has ended meanwhile
-            continue
-        if top <= 1:
-            orphans.add(number)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended meanwhile
+            starters = [parent.pid for parent in process.parents() if not of_ray(parent)]
+            if of_ray(process) and (starters or [1])[0] == 1:
+                orphans.add(process.pid)
     return orphans
-
-
-def ray_processes() -> set[int]:
-    found = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-        except OSError:
-            continue
-        if words.startswith(b"ray::") or b"raylet" in words or b"gcs_server" in words:
-            found.add(int(entry.name))
-    return found
 
 
 @pytest.fixture(scope="module")
