@@ -20,7 +20,6 @@ needs("verl")
 torch = pytest.importorskip("torch")
 
 import yaml  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
 
 from afm.configuration import read_extended  # noqa: E402
 from verl_ext.compose import compose, overrides_of  # noqa: E402
@@ -242,23 +241,3 @@ def test_a_reward_on_an_observation_is_lost_by_gae() -> None:
     """Why our samples end with the agent's last token."""
     _, returns = gae([[0.0] * 3] * 2, [[0, 0, 0.0], [0, 0, 1.0]], 1.0, 1.0)
     assert (returns * MASK)[1].tolist() == [0, 0, 0]
-
-
-def test_the_value_loss_passes_over_observations() -> None:
-    """Errors 1, 2, 3 and 4 within the clip range: half the mean square of four tokens."""
-    from verl.trainer.ppo.core_algos import compute_value_loss
-
-    wrong = torch.tensor([[1.0, 100, 2], [3, 4, 100]])
-    predicted = wrong.clone().requires_grad_()
-    loss, _ = compute_value_loss(
-        vpreds=predicted, returns=torch.zeros(2, 3), values=wrong, response_mask=MASK, cliprange_value=0.5
-    )
-    assert loss.item() == pytest.approx(0.5 * (1 + 4 + 9 + 16) / 4)
-    loss.backward()
-    assert (predicted.grad * (1 - MASK)).abs().sum() == 0
-
-
-def test_settings_reach_verl_unchanged() -> None:
-    off = composed(laid_over="verl: {algorithm: {rollout_correction: {rollout_is: null}}}")
-    assert off.algorithm.rollout_correction.rollout_is is None
-    assert OmegaConf.to_container(composed("rloo").algorithm)["adv_estimator"] == "rloo"

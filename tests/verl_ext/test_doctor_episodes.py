@@ -66,91 +66,85 @@ def test_a_sample_fits_in_the_engine_and_the_model(sizes: RunSizes) -> None:
     )
 
 
-def test_an_engine_too_short_for_a_sample_is_an_error(sizes: RunSizes) -> None:
-    short = replace(sizes, engine=replace(sizes.engine, model_len=999))
-    assert episode_report(short)["context"].level is Level.ERROR
-    assert "more than rollout.max_model_len (999); raise it" in episode_report(short)["context"].text
-    unset = replace(sizes, engine=replace(sizes.engine, model_len=None))
-    assert "more than the model's positions" in episode_report(unset, shape=SHORT)["context"].text
+def engine(sizes: RunSizes, **changes: Any) -> RunSizes:
+    return replace(sizes, engine=replace(sizes.engine, **changes))
 
 
-def test_verl_starts_no_engine_beyond_the_models_positions(sizes: RunSizes) -> None:
-    told = episode_report(sizes, shape=SHORT)["positions"]
-    assert told.level is Level.ERROR
-    assert "1,000 tokens against 900 positions of the model: verl will not start the engine" in told.text
-    assert "override_config.max_position_embeddings=1000" in told.text
+PLACE = Placement(32768, 8, moves_parameters=True, moves_optimizer=True, stays_on_cpu=False)
 
 
 @pytest.mark.parametrize(
-    ("engine", "key", "value"),
+    ("change", "options", "subject", "level", "text"),
+    [
+        (lambda s: engine(s, model_len=999), {}, "context", Level.ERROR, "more than rollout.max_model_len (999); raise it"),
+        (lambda s: engine(s, model_len=None), {"shape": SHORT}, "context", Level.ERROR, "more than the model's positions"),
+        (lambda s: s, {"shape": SHORT}, "positions", Level.ERROR,
+         "1,000 tokens against 900 positions of the model: verl will not start the engine; shorten them, or set "
+         "verl.actor_rollout_ref.model.+override_config.max_position_embeddings=1000"),
+        (lambda s: replace(s, critic=PLACE), {"critic": {"ppo_max_token_len_per_gpu": 40960}}, "context", Level.WARNING,
+         "critic.ppo_max_token_len_per_gpu=40960 is not read"),
+        (lambda s: s, {"limits": LIMITS.model_copy(update={"max_observation_chars": 3600})}, "observations", Level.WARNING,
+         "room for 1 of full length; lower limits.max_observation_chars"),
+        (lambda s: s, {"limits": LIMITS.model_copy(update={"max_turn_tokens": 901})}, "observations", Level.WARNING,
+         "limits.max_turn_tokens is 901, more than a response has (900)"),
+    ],
+)  # fmt: skip
+def test_an_episode_that_does_not_fit_is_told(
+    sizes: RunSizes, change: Any, options: dict[str, Any], subject: str, level: Level, text: str
+) -> None:
+    finding = episode_report(change(sizes), **options)[subject]
+    assert finding.level is level
+    assert text in finding.text
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
     [
         ("sglang", "json_model_override_args", '{"max_position_embeddings": 1000}'),
         ("vllm", "hf_overrides", {"max_position_embeddings": 1000}),
     ],
 )
 def test_trainer_and_engine_are_both_told_of_more_positions(
-    sizes: RunSizes, engine: str, key: str, value: Any
+    sizes: RunSizes, name: str, key: str, value: Any
 ) -> None:
-    sizes = replace(sizes, engine=replace(sizes.engine, name=engine))
+    sizes = engine(sizes, name=name)
     override = {"max_position_embeddings": 1000}
     half = episode_report(sizes, shape=SHORT, override=override)["positions"]
     assert half.level is Level.ERROR
-    assert f"set rollout.engine_kwargs.{engine}.{key} to" in half.text
-    both = episode_report(sizes, shape=SHORT, override=override, engine_kwargs={engine: {key: value}})[
+    assert f"set rollout.engine_kwargs.{name}.{key} to" in half.text
+    both = episode_report(sizes, shape=SHORT, override=override, engine_kwargs={name: {key: value}})[
         "positions"
     ]
     assert both.level is Level.WARNING
     assert "900 by its config.json: unseen in its training" in both.text
 
 
-def test_a_key_of_the_critic_that_verl_does_not_read_is_told(sizes: RunSizes) -> None:
-    place = Placement(32768, 8, moves_parameters=True, moves_optimizer=True, stays_on_cpu=False)
-    critic = {"ppo_max_token_len_per_gpu": 40960, "ulysses_sequence_parallel_size": 1}
-    told = episode_report(replace(sizes, critic=place), critic=critic)["context"]
-    assert told.level is Level.WARNING
-    assert "critic.ppo_max_token_len_per_gpu=40960 is not read" in told.text
-
-
-def test_observations_leave_room_for_the_agent(sizes: RunSizes) -> None:
-    long = episode_report(sizes, limits=LIMITS.model_copy(update={"max_observation_chars": 3600}))[
-        "observations"
-    ]
-    assert long.level is Level.WARNING
-    assert "room for 1 of full length; lower limits.max_observation_chars" in long.text
-    turn = episode_report(sizes, limits=LIMITS.model_copy(update={"max_turn_tokens": 901}))["observations"]
-    assert "limits.max_turn_tokens is 901, more than a response has (900)" in turn.text
-
-
 @pytest.mark.parametrize(
-    ("most", "buffer", "level", "told"),
+    ("most", "buffer", "count", "turns", "level", "told"),
     [
-        (900, 100, Level.OK, "from 800 to 900 tokens; a response has 900"),
-        (1000, 200, Level.WARNING, "from 800 to 1,000 tokens"),
-        (500, 100, Level.WARNING, "from 400 to 500 tokens"),
-        (1000, 100, Level.ERROR, "it never applies"),
+        (900, 100, "all", 4, Level.OK, "from 800 to 900 tokens; a response has 900"),
+        (1000, 200, "all", 4, Level.WARNING, "from 800 to 1,000 tokens"),
+        (500, 100, "all", 4, Level.WARNING, "from 400 to 500 tokens"),
+        (1000, 100, "all", 4, Level.ERROR, "it never applies"),
+        (900, 100, "agent", 4, Level.WARNING, "so few episodes reach it: set rewards.overlong.count=all"),
+        (
+            900,
+            100,
+            "agent",
+            0,
+            Level.OK,
+            "from 800 to 900 tokens",
+        ),  # without calls there is nothing else to count
     ],
 )
 def test_the_overlong_buffer_lies_in_the_response(
-    sizes: RunSizes, most: int, buffer: int, level: Level, told: str
+    sizes: RunSizes, most: int, buffer: int, count: str, turns: int, level: Level, told: str
 ) -> None:
-    reward = {
-        "formula": "correct + overlong",
-        "overlong": {"max_tokens": most, "buffer_tokens": buffer, "count": "all"},
-    }
-    finding = episode_report(sizes, reward=reward)["overlong"]
+    long = {"max_tokens": most, "buffer_tokens": buffer, "count": count}
+    reward = {"formula": "correct + overlong", "overlong": long}
+    limits = LIMITS.model_copy(update={"max_turns": turns})
+    finding = episode_report(sizes, reward=reward, limits=limits)["overlong"]
     assert (finding.level, told in finding.text) == (level, True), finding.text
-
-
-def test_a_penalty_that_counts_the_agents_tokens_alone_is_seldom_reached(sizes: RunSizes) -> None:
-    reward = {
-        "formula": "correct + overlong",
-        "overlong": {"max_tokens": 900, "buffer_tokens": 100, "count": "agent"},
-    }
-    finding = episode_report(sizes, reward=reward)["overlong"]
-    assert finding.level is Level.WARNING
-    assert finding.text.endswith("so few episodes reach it: set rewards.overlong.count=all")
-    without_calls = LIMITS.model_copy(update={"max_turns": 0})
-    assert episode_report(sizes, reward=reward, limits=without_calls)["overlong"].level is Level.OK
 
 
 @pytest.mark.parametrize(

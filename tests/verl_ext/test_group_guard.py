@@ -24,30 +24,24 @@ def add(book: GroupLedger, group: SampleGroup, evidence: str = "") -> GroupFate:
 
 
 @pytest.mark.parametrize(
-    ("samples", "fate"),
+    ("samples", "metric", "expected", "fate"),
     [
-        (group(1, 0, 1, 1), GroupFate.KEPT),
-        (group(0, 0, 0, 0), GroupFate.ALIKE),
-        (group(1, 1, 1, 1), GroupFate.ALIKE),
-        (group(1, 1, 1, abstained=1), GroupFate.ALIKE),
-        (group(1, 0, abstained=2), GroupFate.KEPT),
-        (group(1, abstained=3), GroupFate.VOID),
-        (group(abstained=4), GroupFate.VOID),
-        (SampleGroup([]), GroupFate.VOID),
+        (group(1, 0, 1, 1), "acc", 4, GroupFate.KEPT),
+        (group(0, 0, 0, 0), "acc", 4, GroupFate.ALIKE),
+        (group(1, 1, 1, abstained=1), "acc", 4, GroupFate.ALIKE),
+        (group(1, 0, abstained=2), "acc", 4, GroupFate.KEPT),
+        (group(1, abstained=3), "acc", 4, GroupFate.VOID),
+        (SampleGroup([]), "acc", 4, GroupFate.VOID),
+        (group(1, 1, 1, 1), None, 4, GroupFate.KEPT),  # without filtering
+        (group(1, abstained=3), None, 4, GroupFate.VOID),
+        (group(1), "acc", 1, GroupFate.KEPT),  # a single sample is compared with nothing
+        (group(abstained=1), "acc", 1, GroupFate.VOID),
     ],
 )
-def test_a_group_is_kept_when_its_scored_samples_differ(samples: SampleGroup, fate: GroupFate) -> None:
-    assert samples.fate("acc", expected=4) is fate
-
-
-def test_without_filtering_only_groups_without_enough_scores_are_dropped() -> None:
-    assert group(1, 1, 1, 1).fate(None, expected=4) is GroupFate.KEPT
-    assert group(1, abstained=3).fate(None, expected=4) is GroupFate.VOID
-
-
-def test_a_single_sample_a_prompt_is_compared_with_nothing() -> None:
-    assert group(1).fate("acc", expected=1) is GroupFate.KEPT
-    assert group(abstained=1).fate("acc", expected=1) is GroupFate.VOID
+def test_a_group_is_kept_when_its_scored_samples_differ(
+    samples: SampleGroup, metric: str | None, expected: int, fate: GroupFate
+) -> None:
+    assert samples.fate(metric, expected) is fate
 
 
 def test_a_missing_metric_is_an_error() -> None:

@@ -62,11 +62,28 @@ def test_prepared_rows_are_sound(tmp_path: Path) -> None:
     assert len(rows.longest) == 256
 
 
-def test_an_index_that_two_rows_share_is_an_error_that_names_both(found: Any) -> None:
-    [(level, text)] = worst(found(row("7"), row("8"), row("7")))
-    assert level is Level.ERROR
-    assert "1 rows repeat an extra_info.index: rows.parquet:3 has '7' of rows.parquet:1" in text
-    assert "make them unique" in text
+OTHER_PROMPT = load_agent("mhqa").prompt_messages("1 + 1?")
+
+
+@pytest.mark.parametrize(
+    ("rows", "level", "text"),
+    [
+        ([row("7"), row("8"), row("7")], Level.ERROR,
+         "1 rows repeat an extra_info.index: rows.parquet:3 has '7' of rows.parquet:1"),
+        ([row(None), row(None)], Level.ERROR, "2 of 2 rows have no extra_info.index, so verl gives each of them 0"),
+        ([row("1", agent_name="tool_agent")], Level.ERROR, "1 rows name agent_name='tool_agent'"),
+        ([row("1"), row("2", prompt=OTHER_PROMPT)], Level.WARNING,
+         "1 of 2 rows hold another prompt than agent 'math' writes; the agent's own is used"),
+        ([row("1"), row("2") | {"reward_model": {"ground_truth": None}}], Level.ERROR,
+         "1 of 2 rows are bad: rows.parquet:2: expected `answer`"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_rows_is_counted_and_named(
+    found: Any, rows: list[dict[str, Any]], level: Level, text: str
+) -> None:
+    [(seen, message)] = worst(found(*rows))
+    assert (seen, text in message) == (level, True), message
+    assert worst(found(row("1", agent_name="afm_agent"))) == []
 
 
 def test_indices_are_unique_over_all_files(tmp_path: Path) -> None:
@@ -74,20 +91,6 @@ def test_indices_are_unique_over_all_files(tmp_path: Path) -> None:
         pq.write_table(pa.Table.from_pylist([row("7")]), tmp_path / f"{name}.parquet")
     rows = read_rows([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")], ROUTES, {})
     assert rows.repeated.first == ["b.parquet:1 has '7' of a.parquet:1"]
-
-
-def test_rows_without_an_index_would_all_be_zero(found: Any) -> None:
-    [(level, text)] = worst(found(row(None), row(None)))
-    assert level is Level.ERROR
-    assert "2 of 2 rows have no extra_info.index, so verl gives each of them 0" in text
-
-
-def test_rows_of_another_agent_loop_are_an_error(found: Any) -> None:
-    assert worst(found(row("1", agent_name="afm_agent"))) == []
-    [(level, text)] = worst(found(row("1", agent_name="tool_agent")))
-    assert level is Level.ERROR
-    assert "1 rows name agent_name='tool_agent'" in text
-    assert "say afm_agent" in text
 
 
 MIXED = {
@@ -183,20 +186,6 @@ def test_a_question_that_could_begin_at_several_lines_is_an_error(found: Any) ->
     ]
     assert errors[0].startswith("train_files: 1 rows may be asked a part of their question: rows.parquet:1; ")
     assert [level for level, _ in worst(found(row(prompt=prompt)))] == [Level.WARNING]
-
-
-def test_a_prompt_of_another_agent_is_a_warning(found: Any) -> None:
-    other = load_agent("mhqa").prompt_messages("1 + 1?")
-    [(level, text)] = worst(found(row("1"), row("2", prompt=other)))
-    assert level is Level.WARNING
-    assert "1 of 2 rows hold another prompt than agent 'math' writes; the agent's own is used" in text
-
-
-def test_a_row_that_ends_the_run_is_an_error_that_names_it(found: Any) -> None:
-    without = row("2") | {"reward_model": {"ground_truth": None}}
-    [(level, text)] = worst(found(row("1"), without))
-    assert level is Level.ERROR
-    assert "1 of 2 rows are bad: rows.parquet:2: expected `answer`" in text
 
 
 @pytest.mark.parametrize(("content", "told"), [(None, "no such file"), (b"x", "no parquet file")])
