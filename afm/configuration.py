@@ -104,7 +104,8 @@ def read_extended(
     Raises:
         ConfigError: A file cannot be read, or ``extends`` goes in a circle.
     """
-    return _extended(path, what, find or _beside, anchor or _nothing, ())
+    find = find or (lambda name, folder: folder / name)
+    return _extended(path, what, find, anchor or (lambda data, folder: None), ())
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,14 +224,6 @@ def _extended(
             raise ConfigError(f"{path}: extends: {error}") from None
         base = merged(base, _extended(found, what, find, anchor, (*children, own)))
     return merged(base, data)
-
-
-def _beside(name: str, folder: Path) -> Path:
-    return folder / name
-
-
-def _nothing(data: dict[str, Any], folder: Path) -> None:
-    """No path to rewrite."""
 
 
 def _typed(location: tuple[int | str, ...], overrides: Sequence[str]) -> str | None:

@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/plant_faults.py --out planted.json
 
 Ten faults for each of the four kernels: text, endpoints, runs, play. The tree is copied to a temporary folder for each kernel, so
-the working tree stays as it is. A fault replaces one line; the kernel's tests then run up to their first failure. They have to pass
-without a fault first. Prints a table in Markdown. Exit status 1 when a fault goes uncaught.
+the working tree stays as it is. A fault replaces one line; the tests of that file (``TESTS``) then run up to their first failure. They
+have to pass without a fault first. Prints a table in Markdown. Exit status 1 when a fault goes uncaught.
 """
 
 from __future__ import annotations
@@ -16,26 +16,41 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from timing import REPO, environment, report
 
+KERNELS = ("text", "endpoints", "runs", "play")
 LIMIT_S = 600
 """Tests that take longer hang, which is noticed as well."""
 
-TESTS = {
-    "text": ("tests/trajectory", "--ignore=tests/trajectory/convert", "tests/test_masking.py"),
-    "endpoints": ("tests/endpoints", "tests/models/test_openai.py", "tests/rollout/test_chat_only.py"),
-    "runs": ("tests/runs",),
-    "play": ("tests/rollout", "tests/evaluation/test_run.py"),
-}
-
 TAGS, OBSERVATION, MASKING = "afm/trajectory/tags.py", "afm/trajectory/observation.py", "afm/masking.py"
 PACE, BUDGET, CONNECTIONS = "afm/endpoints/pace.py", "afm/endpoints/budget.py", "afm/endpoints/connections.py"
+CHAT, CHAT_ONLY, OPENAI = "afm/endpoints/chat.py", "afm/models/chat_only.py", "afm/models/openai.py"
 FOLDER, JOURNAL, ATOMIC = "afm/runs/folder.py", "afm/runs/journal.py", "afm/runs/atomic.py"
-LOOP, PLAY = "afm/rollout/loop.py", "afm/play.py"
+LOOP, EPISODE, PLAY = "afm/rollout/loop.py", "afm/rollout/episode.py", "afm/play.py"
+
+TESTS = {
+    TAGS: ("tests/trajectory/test_parse.py", "tests/trajectory/test_stream.py"),
+    OBSERVATION: ("tests/trajectory/test_observation.py",),
+    MASKING: ("tests/test_masking.py",),
+    PACE: ("tests/endpoints/test_pace.py",),
+    BUDGET: ("tests/endpoints/test_budget.py",),
+    CONNECTIONS: ("tests/endpoints/test_connections.py", "tests/endpoints/test_chat.py"),
+    CHAT: ("tests/endpoints/test_chat.py",),
+    CHAT_ONLY: ("tests/rollout/test_chat_only.py",),
+    OPENAI: ("tests/models/test_openai.py",),
+    FOLDER: ("tests/runs/test_folder.py",),
+    JOURNAL: ("tests/runs/test_journal.py",),
+    ATOMIC: ("tests/runs/test_atomic.py",),
+    LOOP: ("tests/rollout/test_loop.py",),
+    EPISODE: ("tests/rollout/test_loop.py", "tests/rollout/test_episode.py"),
+    PLAY: ("tests/evaluation/test_run.py",),
+}
+"""The tests that have to catch what is planted in a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,23 +151,23 @@ FAULTS = (
     ),
     Fault(
         "endpoints",
-        "afm/endpoints/chat.py",
+        CHAT,
         "return min(prompt, self.total_tokens), max(0, self.total_tokens - prompt)",
         "return min(prompt, self.total_tokens), self.total_tokens",
     ),
     Fault(
         "endpoints",
-        "afm/models/chat_only.py",
+        CHAT_ONLY,
         "room = params.max_new_tokens - (finish is FinishReason.END_OF_TEXT)",
         "room = params.max_new_tokens",
     ),
     Fault(
         "endpoints",
-        "afm/models/openai.py",
+        OPENAI,
         "if (ids and ids[-1] in self._end_ids) or isinstance(reason, int):",
         "if ids and ids[-1] in self._end_ids:",
     ),
-    Fault("endpoints", "afm/models/openai.py", '"top_k": params.top_k or -1,', '"top_k": params.top_k,'),
+    Fault("endpoints", OPENAI, '"top_k": params.top_k or -1,', '"top_k": params.top_k,'),
     Fault(
         "runs",
         FOLDER,
@@ -206,7 +221,7 @@ FAULTS = (
     ),
     Fault(
         "play",
-        "afm/rollout/episode.py",
+        EPISODE,
         'text = "".join(self._agent_text) + self._decoder.finish()',
         'text = "".join(self._agent_text)',
     ),
@@ -234,13 +249,18 @@ FAULTS = (
 def plant_all(kernel: str, folder: Path) -> list[dict[str, str]]:
     """Each fault of a kernel with the test that catches it, empty where none does."""
     tree = copy_tree(folder / kernel)
-    if failure := first_failure(tree, TESTS[kernel]):
+    faults = [fault for fault in FAULTS if fault.kernel == kernel]
+    tests = sorted({test for fault in faults for test in TESTS[fault.file]})
+    if failure := first_failure(tree, tests):
         raise SystemExit(f"{kernel}: {failure} fails without a fault; mend it first")
     rows = []
-    for fault in (fault for fault in FAULTS if fault.kernel == kernel):
+    for fault in faults:
         before = fault.plant(tree)
-        caught = first_failure(tree, TESTS[kernel])
+        caught = first_failure(tree, TESTS[fault.file])
         (tree / fault.file).write_text(before, encoding="utf-8")
+        print(
+            f"{kernel}: {fault.line} -> {fault.faulty}: {caught or 'NOT CAUGHT'}", file=sys.stderr, flush=True
+        )
         rows.append(
             {
                 "kernel": kernel,
@@ -264,7 +284,7 @@ def copy_tree(tree: Path) -> Path:
     return tree
 
 
-def first_failure(tree: Path, tests: tuple[str, ...]) -> str:
+def first_failure(tree: Path, tests: Sequence[str]) -> str:
     """The first of ``tests`` that fails in ``tree``, empty when all pass.
 
     No bytecode is written: a changed file of the same second and size would not be compiled again.
@@ -301,7 +321,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--kernels", nargs="+", choices=sorted(TESTS), default=list(TESTS))
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
     parser.add_argument("--processes", type=int, default=2, help="kernels at the same time")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

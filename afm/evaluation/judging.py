@@ -24,6 +24,7 @@ from afm.rewards.judge import JudgeSettings, ModelJudge, cache_key
 from afm.rewards.judge_prompt import SCHEMA, Case
 from afm.runs.folder import RunFolder
 from afm.runs.journal import KeyedJournal
+from afm.runs.workers import work_in_parallel
 from afm.trajectory.record import Record, opened
 
 OnProgress = Callable[[int, int], None]
@@ -63,32 +64,26 @@ async def ask_judge(
         EngineError: Too many have none. What was said is kept; asked again, only the rest is.
     """
     rows: dict[tuple[Any, ...], Mapping[str, Any] | None] = {}
-    waiting, failed = iter(requests), 0
+    failed = 0
 
-    async def work(log: KeyedJournal) -> None:
+    async def work(request: VerdictRequest) -> None:
         nonlocal failed
-        for request in waiting:
-            try:
-                rows[request.name] = await _verdict(request, log)
-            except RewardError as error:
-                rows[request.name] = None
-                failed += 1
-                if failed > max_failed_share * len(requests):
-                    raise EngineError(
-                        f"{failed} of {len(requests)} requests to the judge have no verdict; at most "
-                        f"{max_failed_share:.0%} may. The last one: {error}. Remove the cause and run again: what the judge "
-                        "said is kept"
-                    ) from None
-            if on_progress is not None:
-                on_progress(len(rows), len(requests))
+        try:
+            rows[request.name] = await _verdict(request, log)
+        except RewardError as error:
+            rows[request.name] = None
+            failed += 1
+            if failed > max_failed_share * len(requests):
+                raise EngineError(
+                    f"{failed} of {len(requests)} requests to the judge have no verdict; at most "
+                    f"{max_failed_share:.0%} may. The last one: {error}. Remove the cause and run again: what the judge "
+                    "said is kept"
+                ) from None
+        if on_progress is not None:
+            on_progress(len(rows), len(requests))
 
-    try:
-        with KeyedJournal(log_file) as log:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(parallel, len(requests))):
-                    group.create_task(work(log))
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    with KeyedJournal(log_file) as log:
+        await work_in_parallel(requests, work, parallel)
     return rows
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from afm.agents import AgentSpec, PromptSource
@@ -20,6 +19,7 @@ from afm.rewards import Reward
 from afm.rollout import PublishedProtocol
 from afm.runs.atomic import replace_text, replacing
 from afm.runs.folder import RunFolder
+from afm.runs.workers import work_in_parallel
 from afm.tools import Tool
 from afm.trajectory.io import RecordWriter, numbered_records, raw_lines, read_records
 from afm.trajectory.record import SEALING_KEY, Record, opened, sealed
@@ -206,30 +206,24 @@ class _Run:
         self._spent: BudgetSpentError | None = None
 
     async def work(self, jobs: Iterator[Job], parallel: int) -> None:
+        """Play ``jobs``; those under way when the budget is spent may still end."""
         self._report()
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(parallel, self._total)):
-                    group.create_task(self._worker(jobs, parallel))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        affordable = takewhile(lambda _: self._spent is None, jobs)
+        await work_in_parallel(affordable, lambda job: self._play(job, parallel), parallel)
         if self._spent is not None:
             raise self._spent
 
-    async def _worker(self, jobs: Iterator[Job], parallel: int) -> None:
-        for job in jobs:
-            if self._spent is not None:
-                return
-            try:
-                record = await self._referee(job).play(job)
-            except BudgetSpentError as error:  # those under way may still end
-                self._spent = error
-                return
-            key = job.task.extra_info.get(SEALING_KEY)
-            self._finished.write(record if key is None else sealed(record, key))
-            self._tally.add(record)
-            self._report()
-            self._check(record, parallel)
+    async def _play(self, job: Job, parallel: int) -> None:
+        try:
+            record = await self._referee(job).play(job)
+        except BudgetSpentError as error:
+            self._spent = error
+            return
+        key = job.task.extra_info.get(SEALING_KEY)
+        self._finished.write(record if key is None else sealed(record, key))
+        self._tally.add(record)
+        self._report()
+        self._check(record, parallel)
 
     def _referee(self, job: Job) -> Referee:
         name = self._routes.of(job.task.data_source, job.task.ability).name if self._routes else ""

@@ -162,18 +162,16 @@ class PrefixStore:
 
     Args:
         max_tokens: Older rows make room for newer ones; 0 keeps nothing.
+
+    Attributes:
+        tokens: Kept now.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._states: dict[tuple[int, ...], States] = {}
         self._lengths: Counter[int] = Counter()
-        self._tokens = 0
-
-    @property
-    def tokens(self) -> int:
-        """Tokens kept."""
-        return self._tokens
+        self.tokens = 0
 
     def put(self, token_ids: tuple[int, ...], states: States) -> None:
         """Keep the states of ``token_ids``."""
@@ -182,8 +180,8 @@ class PrefixStore:
         self._drop(token_ids)
         self._states[token_ids] = states
         self._lengths[len(token_ids)] += 1
-        self._tokens += len(token_ids)
-        while self._tokens > self._max_tokens:
+        self.tokens += len(token_ids)
+        while self.tokens > self._max_tokens:
             self._drop(next(iter(self._states)))
 
     def take(self, prompt_ids: Sequence[int]) -> tuple[int, States]:
@@ -199,12 +197,12 @@ class PrefixStore:
         """Forget everything, as must be when weights change."""
         self._states.clear()
         self._lengths.clear()
-        self._tokens = 0
+        self.tokens = 0
 
     def _drop(self, key: tuple[int, ...]) -> States:
         states = self._states.pop(key, [])
         if states:
-            self._tokens -= len(key)
+            self.tokens -= len(key)
             self._lengths[len(key)] -= 1
             self._lengths += Counter()  # forgets lengths that do not occur any more
         return states

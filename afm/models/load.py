@@ -114,15 +114,10 @@ def _served(
 class TransformersModel(TokenModel):
     """A model folder as a :class:`afm.models.base.TokenModel`; many episodes share its batches.
 
-    float32 on a CPU, bfloat16 on a GPU.
+    float32 on a CPU, bfloat16 on a GPU. The options are those of :func:`load_model`.
 
     Args:
         path: Folder with the model and its tokenizer.
-        name: Identifies the model in records; default: the folder's path.
-        threads: CPU threads; ``None`` leaves torch's setting.
-        max_batch: Generations computed together.
-        device: ``cpu``, ``cuda``, ``cuda:1`` ...; default: a GPU if there is one.
-        seed: Makes generations without a seed of their own reproducible.
 
     Raises:
         ConfigError: The folder holds no usable model.

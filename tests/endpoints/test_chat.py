@@ -196,13 +196,6 @@ async def test_a_log_counts_for_the_budget_and_on_call_keeps_it(server: Server) 
         await ask(server, budget, log=log, on_call=record)
 
 
-async def test_calls_in_flight_are_waited_for_within_a_budget(server: Server) -> None:
-    budget = Budget(BudgetSettings(tokens=360))  # each call may cost 150, and costs 102
-    replies = await asyncio.gather(*(ask(server, budget) for _ in range(4)), return_exceptions=True)
-    assert replies.count("hi") == 3
-    assert sum(isinstance(reply, BudgetSpentError) for reply in replies) == 1
-
-
 async def test_a_request_that_no_minute_allows_is_refused_and_not_counted(server: Server) -> None:
     budget = Budget(BudgetSettings(calls=1))
     with pytest.raises(ConfigError, match="never fits into 99 tokens a minute"):

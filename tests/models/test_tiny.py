@@ -23,25 +23,16 @@ def tokenizer(folder):
     return AutoTokenizer.from_pretrained(folder / "model")
 
 
-def test_every_text_survives_the_tokenizer(tokenizer):
-    text = "Grüße, 北京 🙂\t\x00 1234\r\n  <|x|> "
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(ids) == text
-
-
-def test_each_digit_is_a_token(tokenizer):
-    ids = tokenizer.encode("1299", add_special_tokens=False)
-    assert [tokenizer.decode([token]) for token in ids] == ["1", "2", "9", "9"]
-
-
-def test_whole_tags_become_single_tokens_and_still_every_text_survives(tmp_path):
+@pytest.mark.parametrize("whole_tags", [False, True])
+def test_digits_and_whole_tags_are_tokens_and_every_text_survives(tmp_path, whole_tags):
     from transformers import AutoTokenizer
 
-    train_tokenizer(TEXTS, tmp_path, vocab_size=340, whole_tags=True)
+    train_tokenizer(TEXTS, tmp_path, vocab_size=340, whole_tags=whole_tags)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-
     ids = tokenizer.encode("12 apples.</code>", add_special_tokens=False)
-    assert [tokenizer.decode([token]) for token in ids] == ["1", "2", " apples", ".", "</code>"]
+    tokens = [tokenizer.decode([token]) for token in ids]
+    assert tokens[:4] == ["1", "2", " apples", "."]
+    assert (tokens[4:] == ["</code>"]) is whole_tags
     for text in (
         "a<b> < c <<d>> <E> </ x",
         "Grüße, 北京 🙂\t\x00 1234\r\n  <|x|> it's",

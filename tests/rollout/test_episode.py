@@ -45,11 +45,6 @@ EXPECTED = [
 ]
 
 
-async def test_every_piece_of_text_comes_with_its_role(spec, calculator):
-    events = await events_of(ScriptedModel(SCRIPT), spec, calculator)
-    assert written(events) == EXPECTED
-
-
 async def test_a_streaming_model_is_shown_token_by_token(spec, calculator):
     events = await events_of(TokenByToken(SCRIPT), spec, calculator)
     assert written(events) == EXPECTED
@@ -57,8 +52,9 @@ async def test_a_streaming_model_is_shown_token_by_token(spec, calculator):
     assert pieces[:4] == ["<think>", "a", " ", "< b"]
 
 
-async def test_calls_and_the_end_are_reported_in_order(spec, calculator):
+async def test_text_comes_with_its_role_and_calls_and_the_end_in_order(spec, calculator):
     events = await events_of(ScriptedModel(SCRIPT), spec, calculator)
+    assert written(events) == EXPECTED
     kinds = [type(event) for event in events if not isinstance(event, TextWritten)]
     assert kinds == [CallStarted, CallFinished, Stopped]
     started, finished, stopped = [event for event in events if not isinstance(event, TextWritten)]
@@ -98,11 +94,6 @@ async def test_a_record_holds_the_whole_episode_and_survives_json(spec, calculat
     assert again.logprobs == (0.0,) * len(episode.response_ids)
     assert again.calls[0].observation == "5"
     assert (again.ground_truth, again.seed, again.provenance) == ("5", 3, {"round": 0})
-
-
-async def test_tokens_can_be_left_out(spec, calculator):
-    model = ScriptedModel("<answer>5</answer>")
-    episode = await run_episode(spec, model, {"calculator": calculator}, "Q")
-    record = episode_record(episode, spec, id="1", question="Q", with_tokens=False)
-    assert (record.prompt_ids, record.response_ids, record.logprobs) == (None, None, None)
-    assert record.text == "<answer>5</answer>"
+    bare = episode_record(episode, spec, id="1", question="Q", with_tokens=False)
+    assert (bare.prompt_ids, bare.response_ids, bare.logprobs) == (None, None, None)
+    assert bare.text == episode.text
