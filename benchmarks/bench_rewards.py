@@ -25,7 +25,7 @@ from afm.rewards import Reward, Sample, load_reward, score_many
 from afm.rewards.code_tests import CodeTests
 from afm.rewards.code_tests.compare import same_output
 from afm.rewards.code_tests.problem import Problem, read_problem
-from afm.rewards.code_tests.scorer import TestPolicy
+from afm.rewards.code_tests.runner import TestPolicy
 from afm.sandbox import ExitReason, Sandbox, open_sandbox
 from afm.trajectory import author_segments
 

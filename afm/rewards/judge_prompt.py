@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -49,54 +48,28 @@ Reply with one JSON object and nothing else:
 "judgement": "correct" or "incorrect"}}"""
 _TASK = "<data {code}>\n{data}\n</data {code}>\nGrade `answer_to_grade` by the rules. Check code: {code}"
 
-SCHEMA: dict[str, Any] = {
-    "name": "verdict",
-    "strict": True,
-    "schema": {
+
+def _schema(**texts: dict[str, Any]) -> dict[str, Any]:
+    properties = {
+        **texts,
+        "rationale": {"type": "string"},
+        "judgement": {"type": "string", "enum": ["correct", "incorrect"]},
+    }
+    schema = {
         "type": "object",
-        "properties": {
-            "check": {"type": "string"},
-            "rationale": {"type": "string"},
-            "judgement": {"type": "string", "enum": ["correct", "incorrect"]},
-        },
-        "required": ["check", "rationale", "judgement"],
+        "properties": properties,
+        "required": list(properties),
         "additionalProperties": False,
-    },
-}
+    }
+    return {"name": "verdict", "strict": True, "schema": schema}
+
+
+SCHEMA = _schema(check={"type": "string"})
 """The ``json_schema`` of a verdict, as OpenAI-compatible servers take it."""
 
-_DECOYS = (
-    *(
-        "Lisbon",
-        "Lake Victoria",
-        "the Danube",
-        "Marie Curie",
-        "Johannes Kepler",
-        "The Great Gatsby",
-        "Mozambique",
-    ),
-    *(
-        "photosynthesis",
-        "basketball",
-        "Toyota",
-        "1887",
-        "42.5",
-        "17 March 1956",
-        "copper",
-        "Nairobi",
-        "Hamlet",
-    ),
-    *(
-        "Mount Elbrus",
-        "Frida Kahlo",
-        "the violin",
-        "Saturn",
-        "Bolivia",
-        "penicillin",
-        "Amelia Earhart",
-        "1,204",
-    ),
-)
+_DECOYS = """Lisbon; Lake Victoria; the Danube; Marie Curie; Johannes Kepler; The Great Gatsby; Mozambique; photosynthesis;
+basketball; Toyota; 1887; 42.5; 17 March 1956; copper; Nairobi; Hamlet; Mount Elbrus; Frida Kahlo; the violin; Saturn;
+Bolivia; penicillin; Amelia Earhart; 1,204"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +116,10 @@ def read_ruling(text: str, case: Case) -> Ruling:
     data = loaded_reply(text)
     if data.get("check") != case.code:
         raise ValueError("the reply lacks the check code")
-    judgement, rationale = data.get("judgement"), data.get("rationale", "")
+    return _ruling(data.get("judgement"), data.get("rationale", ""))
+
+
+def _ruling(judgement: object, rationale: object) -> Ruling:
     if judgement not in ("correct", "incorrect") or not isinstance(rationale, str):
         raise ValueError("the reply has no judgement")
     return Ruling(judgement, rationale)
@@ -177,7 +153,7 @@ def shown_rationale(ruling: Ruling, case: Case) -> str:
 def decoy(case: Case) -> Case:
     """The same answer with a gold answer that it cannot mean; the same one each time."""
     taken = set(normalised(" ".join((case.question, *case.accepted, case.answer))).split())
-    free: Sequence[str] = [text for text in _DECOYS if not taken & set(normalised(text).split())]
+    free = [text for text in re.split(r";\s", _DECOYS) if not taken & set(normalised(text).split())]
     place = int(case.code, 16)
     wrong = free[place % len(free)] if free else f"{place % 899 + 101} kilometres"
     return replace(case, accepted=(wrong,))
@@ -219,14 +195,7 @@ GAPS = ("question", "gt_answer", "pred_answer")
 _GAP = re.compile(r"\{\{|\}\}|\{(" + "|".join(GAPS) + r")\}")
 _TOLD = ", ".join(f"{{{name}}}" for name in GAPS)
 
-TEXT_SCHEMA: dict[str, Any] = {
-    **SCHEMA,
-    "schema": {
-        **SCHEMA["schema"],
-        "properties": {name: SCHEMA["schema"]["properties"][name] for name in ("rationale", "judgement")},
-        "required": ["rationale", "judgement"],
-    },
-}
+TEXT_SCHEMA = _schema()
 """The ``json_schema`` of its verdict."""
 
 
@@ -292,9 +261,4 @@ class JudgeText:
             ValueError: It holds none.
         """
         data = loaded_reply(text)
-        judgement, rationale = str(data.get("judgement", "")).strip().lower(), data.get("rationale", "")
-        if judgement == "correct":
-            return Ruling("correct", str(rationale))
-        if judgement == "incorrect":
-            return Ruling("incorrect", str(rationale))
-        raise ValueError("the reply has no judgement")
+        return _ruling(str(data.get("judgement", "")).strip().lower(), str(data.get("rationale", "")))

@@ -21,8 +21,7 @@ from afm.rewards.agent_h import AgentH
 from afm.rewards.base import FormScorer, Part, Reward, Sample, Scorer
 from afm.rewards.choice import ChoiceLetter
 from afm.rewards.code_tests import CodeTests
-from afm.rewards.code_tests.runner import CaseLimits
-from afm.rewards.code_tests.scorer import TestPolicy
+from afm.rewards.code_tests.runner import TestPolicy
 from afm.rewards.formula import (
     CORRECT,
     DEFAULT_FORMULA,
@@ -89,21 +88,9 @@ class TextMatchSettings(Settings):
     max_words: int = Field(default=30, ge=1)
 
 
-class CodeTestsSettings(Settings):
-    """See :class:`CodeTests`, :class:`TestPolicy` and :class:`CaseLimits`."""
+class CodeTestsSettings(TestPolicy):
+    """See :class:`CodeTests`."""
 
-    early_stop: bool = True
-    """Stop at the first failing test, as in training; otherwise every test is run and counted."""
-    case_s: float = Field(default=6.0, gt=0)
-    """Seconds of one test."""
-    total_s: float = Field(default=60.0, gt=0)
-    """Seconds of all tests of a program."""
-    memory_bytes: int = Field(default=1 << 30, ge=1 << 26)
-    """Of each process."""
-    output_bytes: int = Field(default=1 << 16, ge=1024)
-    """What a test may print."""
-    tolerance: float = Field(default=1e-6, ge=0, lt=1)
-    """Relative and absolute difference that numbers with a fraction may have."""
     livecodebench: Path | None = None
     """File or folder of LiveCodeBench's JSONL files with the complete tests; LIVECODEBENCH_DATA_PATH when
     ``None``."""
@@ -127,9 +114,7 @@ class CodeTestsSettings(Settings):
             raise ConfigError("code_tests: either `urls` of code servers or a local `sandbox`, not both")
         local = self.sandbox or SandboxSettings()
         sandbox = remote_sandbox(self.urls) if self.urls else open_sandbox(**local.options())
-        limits = CaseLimits(self.case_s, self.total_s, self.output_bytes, self.memory_bytes)
-        policy = TestPolicy(limits, self.early_stop, self.tolerance)
-        return CodeTests(sandbox, policy, livecodebench=self.complete_tests)
+        return CodeTests(sandbox, self, livecodebench=self.complete_tests)
 
 
 class OverlongSettings(Settings):

@@ -12,6 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from afm.configuration import Settings
 from afm.errors import RewardError, SandboxError
 from afm.rewards.code_tests.inside.serve import PRELUDE
 from afm.sandbox import ExitReason, NamelessInput, RunResult, Sandbox, SandboxLimits, limits_from
@@ -66,21 +69,27 @@ class CaseRun:
     spent_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class CaseLimits:
-    """Bounds of the cases of one program.
+class TestPolicy(Settings):
+    """How programs are tested: bounds of their cases, and when an output will do."""
 
-    Attributes:
-        case_s: CPU seconds of a case; the clock may run twice as long, and a second.
-        total_s: Seconds of all cases together, by the clock.
-        output_bytes: Output of a case.
-        memory_bytes: Address space of each process.
-    """
+    __test__ = False  # no test class, whatever pytest thinks
 
-    case_s: float = 6.0
-    total_s: float = 60.0
-    output_bytes: int = 1 << 16
-    memory_bytes: int = 1 << 30
+    early_stop: bool = True
+    """Stop at the first failing test, as in training; otherwise every test is run and counted."""
+    case_s: float = Field(default=6.0, gt=0)
+    """CPU seconds of one test; the clock may run twice as long, and a second."""
+    total_s: float = Field(default=60.0, gt=0)
+    """Seconds of all tests of a program, by the clock."""
+    memory_bytes: int = Field(default=1 << 30, ge=1 << 26)
+    """Of each process."""
+    output_bytes: int = Field(default=1 << 16, ge=1024)
+    """What a test may print."""
+    tolerance: float = Field(default=1e-6, ge=0, lt=1)
+    """Relative and absolute difference that numbers with a fraction may have; 0 compares them as text."""
+
+    def within(self, **bounds: float) -> TestPolicy:
+        """The same with other bounds."""
+        return self.model_copy(update=bounds)
 
     @property
     def wall_s(self) -> float:
@@ -102,7 +111,7 @@ class CaseRunner:
         self,
         source: str,
         cases: Sequence[Mapping[str, Any]],
-        limits: CaseLimits,
+        limits: TestPolicy,
         *,
         growing: bool,
         helpers: str = "",
@@ -124,7 +133,7 @@ class CaseRunner:
             if left_s <= 0:
                 yield [CaseRun(CaseEnd.LOST, note="the time for all cases together is over") for _ in batch]
                 continue
-            ran, result = await self._batch(source, batch, replace(limits, total_s=left_s), growing, helpers)
+            ran, result = await self._batch(source, batch, limits.within(total_s=left_s), growing, helpers)
             late = _stopped_by_clock(ran, result, min(left_s, len(batch) * limits.wall_s))
             if late is not None and result.starved(min(left_s, limits.wall_s)):
                 if late:
@@ -138,7 +147,7 @@ class CaseRunner:
             yield [replace(case, spent_s=seconds / len(ran)) for case in ran]
 
     async def _batch(
-        self, source: str, batch: Sequence[Mapping[str, Any]], limits: CaseLimits, growing: bool, helpers: str
+        self, source: str, batch: Sequence[Mapping[str, Any]], limits: TestPolicy, growing: bool, helpers: str
     ) -> tuple[list[CaseRun], RunResult]:
         total_s = min(limits.total_s, len(batch) * limits.wall_s)
         cases = [json.dumps(case) for case in batch]
@@ -164,7 +173,7 @@ class CaseRunner:
         )
         return _read(result, len(batch), growing, total_s), result
 
-    async def judge(self, task: Mapping[str, Any], limits: CaseLimits) -> dict[str, Any]:
+    async def judge(self, task: Mapping[str, Any], limits: TestPolicy) -> dict[str, Any]:
         """The answer of ``inside/judge.py``.
 
         Raises:

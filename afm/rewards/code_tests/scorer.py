@@ -7,7 +7,7 @@ import json
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from afm.rewards.code_tests.problem import (
     question_id,
     read_problem,
 )
-from afm.rewards.code_tests.runner import CaseEnd, CaseLimits, CaseRun, CaseRunner
+from afm.rewards.code_tests.runner import CaseEnd, CaseRun, CaseRunner, TestPolicy
 from afm.sandbox import Sandbox
 from afm.trajectory.answer import answer_content, fenced
 
@@ -33,28 +33,12 @@ _MAX_PROGRAM_CHARS = 1 << 18
 _ACCEPTED = {"1", "1.0", "ok", "true", "accepted", "yes", "correct"}
 _WORDS = {
     CaseEnd.ERROR: "the program failed",
-    CaseEnd.CPU: "computed for more than {case_s:g} s",
-    CaseEnd.WALL: "lasted more than {wall_s:g} s",
-    CaseEnd.OUTPUT: "more than {output_bytes} bytes of output",
+    CaseEnd.CPU: "computed for more than {limits.case_s:g} s",
+    CaseEnd.WALL: "lasted more than {limits.wall_s:g} s",
+    CaseEnd.OUTPUT: "more than {limits.output_bytes} bytes of output",
     CaseEnd.LOST: "not finished",
     CaseEnd.BROKEN: "the program failed",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TestPolicy:
-    """How programs are tested.
-
-    Attributes:
-        early_stop: Stop at the first failing case (training); otherwise every case is run and counted.
-        tolerance: Of numbers with a fraction, absolute or relative; 0 compares them as text.
-    """
-
-    __test__ = False
-
-    limits: CaseLimits = field(default_factory=CaseLimits)
-    early_stop: bool = True
-    tolerance: float = 1e-6
 
 
 class CodeTests:
@@ -112,7 +96,7 @@ class CodeTests:
                     if fault and self._policy.early_stop:
                         return self._part(faults, total)
         if problem.tests:
-            checks = await self._rounds.judge(program, problem, self._policy.limits)
+            checks = await self._rounds.judge(program, problem, self._policy)
             if checks.trouble or not checks.faults:
                 return Part(None, f"tests: {checks.trouble or 'they check nothing'}")
             faults += checks.faults
@@ -168,7 +152,7 @@ class CodeTests:
             for case, run in runs
         ]
         verdicts: list[CaseRun] = []
-        limits = replace(self._policy.limits, output_bytes=1 << 16)
+        limits = self._policy.within(output_bytes=1 << 16)
         async for batch in self._runner.run(problem.checker or "", cases, limits, growing=False):
             verdicts += batch
         if verdicts[0].end is CaseEnd.BROKEN:
@@ -211,15 +195,12 @@ class CodeTests:
             return "returned something that cannot be read"
         return f"returned {_shown(_repr(value))}, expected {_shown(_repr(wanted[-1]))}"
 
-    def _bounds(self, cases: Sequence[PrintCase | CallCase]) -> CaseLimits:
+    def _bounds(self, cases: Sequence[PrintCase | CallCase]) -> TestPolicy:
         longest = max((len(str(case.expected)) for case in cases), default=0)
-        return replace(self._policy.limits, output_bytes=self._policy.limits.output_bytes + 4 * longest)
+        return self._policy.within(output_bytes=self._policy.output_bytes + 4 * longest)
 
     def _failure(self, run: CaseRun) -> str:
-        limits = self._policy.limits
-        words = _WORDS.get(run.end, "no answer").format(
-            case_s=limits.case_s, wall_s=limits.wall_s, output_bytes=limits.output_bytes
-        )
+        words = _WORDS.get(run.end, "no answer").format(limits=self._policy)
         return f"{words}: {run.note}" if run.note else words
 
 
@@ -279,7 +260,7 @@ class TestRounds:
         self._early_stop = early_stop
         self._first: OrderedDict[tuple[str, str | None], Mapping[str, Any]] = OrderedDict()
 
-    async def judge(self, source: str, problem: Problem, limits: CaseLimits) -> Checks:
+    async def judge(self, source: str, problem: Problem, limits: TestPolicy) -> Checks:
         """Run the test program of ``problem`` against ``source``.
 
         Only the first round, which knows nothing of the program, can say that the tests cannot judge, or those that
@@ -312,7 +293,7 @@ class TestRounds:
             (f"the tests asked for answers that depend on answers {_MOST_ROUNDS} times, or for too long",)
         )
 
-    async def _first_round(self, problem: Problem, limits: CaseLimits) -> Mapping[str, Any]:
+    async def _first_round(self, problem: Problem, limits: TestPolicy) -> Mapping[str, Any]:
         """The calls that the tests make, remembered: a group of programs has the same tests."""
         key = (f"{problem.helpers}\n{problem.tests}", problem.function)
         if key not in self._first:
@@ -322,12 +303,12 @@ class TestRounds:
         return self._first[key]
 
     async def _answers(
-        self, source: str, helpers: str, wanted: list[Any], limits: CaseLimits, left_s: float
+        self, source: str, helpers: str, wanted: list[Any], limits: TestPolicy, left_s: float
     ) -> tuple[list[tuple[Any, Any]], float]:
         """What the program answers, and in how many seconds."""
         cases = [{"session": session} for session in wanted]
         ran: list[CaseRun] = []
-        within, early = replace(limits, total_s=left_s), self._early_stop
+        within, early = limits.within(total_s=left_s), self._early_stop
         async for batch in self._runner.run(source, cases, within, growing=early, helpers=helpers):
             ran += batch
             if self._early_stop and batch[-1].end is not CaseEnd.OK:

@@ -14,7 +14,6 @@ _NUMBERS = {
     "clone": (56, 220),
     "pivot_root": (155, 41),
     "capset": (126, 91),
-    "seccomp": (317, 277),
     "close_range": (436, 436),
 }
 _COLUMN = {"x86_64": 0, "aarch64": 1}[platform.machine()]
@@ -22,19 +21,10 @@ _COLUMN = {"x86_64": 0, "aarch64": 1}[platform.machine()]
 _NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000  # mount uts ipc user pid
 _CLONE_PIDFD = 0x1000
 _SET_DUMPABLE, _CAPBSET_DROP, _CAP_AMBIENT, _CLEAR_ALL = 4, 24, 47, 4
-_SET_NO_NEW_PRIVS = 38
 _LAST_CAPABILITY = 63
 
-READ_ONLY, NO_SUID, NO_DEV, NO_EXEC, REMOUNT, BIND, RECURSIVE, PRIVATE = (
-    1,
-    2,
-    4,
-    8,
-    32,
-    4096,
-    1 << 14,
-    1 << 18,
-)
+READ_ONLY, NO_SUID, NO_DEV, NO_EXEC, REMOUNT = 1, 2, 4, 8, 32
+BIND, RECURSIVE, PRIVATE = 1 << 12, 1 << 14, 1 << 18
 _DETACH = 2
 
 # PyDLL keeps Python's lock during a call: a cloned process must own it.
@@ -119,14 +109,6 @@ def drop_capabilities() -> None:
             break  # past the last one that this kernel knows
     _prctl(_CAP_AMBIENT, _CLEAR_ALL)
     _call("capset", struct.pack("<Ii", 0x20080522, 0), bytes(24))
-
-
-def filter_calls(rules: bytes) -> None:
-    """Install a seccomp filter: an array of ``struct sock_filter``."""
-    _prctl(_SET_NO_NEW_PRIVS, 1)
-    buffer = ctypes.create_string_buffer(rules, len(rules))
-    program = struct.pack("@HP", len(rules) // 8, ctypes.addressof(buffer))
-    _call("seccomp", 1, 0, program)
 
 
 def close_from(fd: int) -> None:

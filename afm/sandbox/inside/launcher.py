@@ -11,13 +11,12 @@ The report is ``ready`` and a newline when the program is about to run, then ``S
 being what ``waitpid`` gave, and ``memory`` and a newline when the program ended because memory was refused.
 """
 
-import ctypes
 import os
 import sys
 
 TYPE_CHECKING = False  # what is named here stands above, in the text of inside/harden.py
 if TYPE_CHECKING:
-    from afm.sandbox.inside.harden import Refusal, answer_lock_queries, harden  # noqa: TC004
+    from afm.sandbox.inside.harden import Refusal, answer_lock_queries, filter_calls, harden, look_started  # noqa: TC004
 
 
 def main() -> "Refusal":
@@ -59,23 +58,8 @@ def take_files(path: str, code: str, stderr: str) -> None:
         os.close(int(stderr))
 
 
-def filter_calls(rules: bytes) -> None:
-    """Install a seccomp filter for this process and its children."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(rules, len(rules))
-
-    class FilterProgram(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
-    program = FilterProgram(len(rules) // 8, ctypes.addressof(buffer))
-    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(program), 0, 0):
-        raise OSError(ctypes.get_errno(), "the seccomp filter was refused")
-
-
 def prepare() -> None:
     """In the child: set the limits and make the interpreter look as if it ran the program's file."""
-    import _sitebuiltins
-    import builtins
     import resource
 
     _, _, path, limits, imports, *_ = sys.argv
@@ -84,13 +68,7 @@ def prepare() -> None:
     for item in limits.split(","):
         name, soft, hard = item.split("=")
         resource.setrlimit(getattr(resource, "RLIMIT_" + name), (int(soft), int(hard)))
-    # What the site module would have added; skipping it saves a third of the start-up time.
-    for word in ("exit", "quit"):
-        setattr(builtins, word, _sitebuiltins.Quitter(word, "Ctrl-D"))
-    builtins.help = _sitebuiltins._Helper()
-    sys.path[0] = path.rpartition("/")[0]
-    sys.path += [entry for entry in imports.split(":") if entry]
-    sys.argv = [path]
+    look_started(path, [entry for entry in imports.split(":") if entry])
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a stopped program keeps what it printed
 
 

@@ -14,7 +14,6 @@ gave, and ``memory`` and a newline when the program ended because memory was ref
 
 from __future__ import annotations
 
-import _sitebuiltins
 import builtins
 import contextlib
 import gc
@@ -149,7 +148,7 @@ def isolate(request: dict[str, Any], code: int, stdin: int, jail: JailRoot) -> N
     kernel.become_root_directory(root)
     os.chdir("/tmp")
     kernel.drop_capabilities()
-    kernel.filter_calls(jail.rules)
+    harden.filter_calls(jail.rules)
 
 
 def copy(source: int, target: str) -> None:
@@ -192,12 +191,7 @@ def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[
     sys.stdin = sys.__stdin__ = _stream(0, "r", "<stdin>", "surrogateescape")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, "w", "<stdout>", "surrogateescape")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, "w", "<stderr>", "backslashreplace")  # type: ignore[misc]
-    for word in ("exit", "quit"):
-        setattr(builtins, word, _sitebuiltins.Quitter(word, "Ctrl-D"))
-    builtins.help = _sitebuiltins._Helper()
-    sys.path[0] = path.rpartition("/")[0]
-    sys.path += imports
-    sys.argv = [path]
+    harden.look_started(path, imports)
     os.environ["PWD"] = sys.path[0]
     for name in OWN_MODULES:
         sys.modules.pop(name, None)
@@ -289,11 +283,7 @@ def main() -> harden.Refusal:
     gc.collect()
     gc.freeze()
     control.send(json.dumps({"failed": failed}).encode())
-    user = (
-        os.getuid(),
-        os.getgid(),
-        kernel.groups_are_fixed(),
-    )  # a new user namespace does not know them yet
+    user = os.getuid(), os.getgid(), kernel.groups_are_fixed()  # a new user namespace does not know them yet
     devices = mounted([settings["root"] + device for device in settings["devices"]])
     return serve(control, JailRoot(settings["root"], settings["imports"], user, rules, devices))
 

@@ -9,8 +9,7 @@ import pytest
 from patient_scorer import PatientScorer
 
 from afm.rewards.code_tests import CodeTests
-from afm.rewards.code_tests.runner import CaseLimits
-from afm.rewards.code_tests.scorer import TestPolicy
+from afm.rewards.code_tests.runner import TestPolicy
 from afm.sandbox import open_sandbox
 
 
@@ -27,7 +26,7 @@ def evaluation() -> Iterator[CodeTests]:
 
 
 def _scorer(*, early_stop: bool) -> Iterator[CodeTests]:
-    scorer = PatientScorer(open_sandbox(), TestPolicy(CaseLimits(case_s=1.0), early_stop))
+    scorer = PatientScorer(open_sandbox(), TestPolicy(case_s=1.0, early_stop=early_stop))
     yield scorer
     asyncio.run(scorer.close())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -371,9 +370,7 @@ async def test_unless_the_tests_ask_for_it(training: CodeTests) -> None:
 @pytest.mark.parametrize(("body", "score"), [("n // 2", 1), ("n + 1", 0), ("n", 0)])
 async def test_answers_that_depend_on_answers(body: str, score: int, training: CodeTests) -> None:
     tests = "n = 2 ** 5\nwhile n > 1:\n    n = f(n)\nassert n == 1"
-    short = PatientScorer(
-        training._sandbox, replace(training._policy, limits=replace(training._policy.limits, total_s=5))
-    )
+    short = PatientScorer(training._sandbox, training._policy.within(total_s=5))
     part = await judged(short, tests, f"def f(n): return {body}")
     assert part.score == score, part.evidence
 

@@ -13,8 +13,7 @@ from patient_scorer import PatientScorer
 from afm.agents import load_agent
 from afm.rewards import Sample
 from afm.rewards.code_tests import CodeTests
-from afm.rewards.code_tests.runner import CaseLimits
-from afm.rewards.code_tests.scorer import TestPolicy
+from afm.rewards.code_tests.runner import TestPolicy
 from afm.sandbox import open_sandbox
 from afm.trajectory import author_segments
 
@@ -111,7 +110,7 @@ def rows(shared: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[CodeTests]:
-    made = PatientScorer(open_sandbox(), TestPolicy(CaseLimits(case_s=0.5), early_stop=False))
+    made = PatientScorer(open_sandbox(), TestPolicy(case_s=0.5, early_stop=False))
     yield made
     asyncio.run(made.close())
 

@@ -15,8 +15,7 @@ from afm.agents import load_agent
 from afm.errors import ConfigError, SandboxError
 from afm.rewards import Sample, load_reward
 from afm.rewards.code_tests import CodeTests
-from afm.rewards.code_tests.runner import CaseLimits
-from afm.rewards.code_tests.scorer import TestPolicy
+from afm.rewards.code_tests.runner import TestPolicy
 from afm.sandbox import RunResult, Sandbox, SandboxLimits, open_sandbox
 from afm.trajectory import author_segments
 
@@ -137,7 +136,7 @@ async def test_few_runs_for_many_cases(
     program: str, early_stop: bool, runs: int, training: CodeTests
 ) -> None:
     sandbox = CountingSandbox(training._sandbox)
-    scorer = PatientScorer(sandbox, replace(training._policy, early_stop=early_stop))
+    scorer = PatientScorer(sandbox, training._policy.within(early_stop=early_stop))
     truth = {"stdin": ["1 2", "3 4"] * 20, "expected_output": ["3", "7"] * 20}
     assert (await scorer.judge(sample(program, truth))).score == (program == ADD)
     assert sandbox.runs == runs
@@ -225,7 +224,7 @@ print(3)
 
 @pytest.mark.parametrize("handling", ["SIG_IGN", "SIG_DFL"])
 async def test_the_time_of_workers_that_nobody_waits_for_counts(handling: str) -> None:
-    patient = PatientScorer(open_sandbox(), TestPolicy(CaseLimits(case_s=0.1)))
+    patient = PatientScorer(open_sandbox(), TestPolicy(case_s=0.1))
     truth = {"stdin": [""], "expected_output": ["3"]}
     words = []
     for seconds in ("0.05", "0.001"):
@@ -430,9 +429,7 @@ async def test_humaneval(training: CodeTests) -> None:
     ],
 )
 async def test_tests_that_cannot_judge_abstain(tests: str, words: str, training: CodeTests) -> None:
-    short = PatientScorer(
-        training._sandbox, replace(training._policy, limits=replace(training._policy.limits, total_s=1))
-    )
+    short = PatientScorer(training._sandbox, training._policy.within(total_s=1))
     part = await short.judge(sample("def f(x): return 1", {"functional": tests}))
     assert part.score is None
     assert words in part.evidence
@@ -505,7 +502,7 @@ async def test_through_the_reward_file() -> None:
 async def starving() -> AsyncIterator[CodeTests]:
     """A scorer whose programs get an eighth of a core: a second of CPU time takes them eight, and three are allowed."""
     with pinned():
-        scorer = CodeTests(open_sandbox(), TestPolicy(CaseLimits(case_s=1.0)))
+        scorer = CodeTests(open_sandbox(), TestPolicy(case_s=1.0))
         assert (await scorer.judge(sample(ADD))).score == 1.0
     with busy_core():
         yield scorer
