@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
+from answered import answered
 
-from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import Sample, load_reward, score_many
-from afm.trajectory import author_segments
-
-SPEC = load_agent("math")
+from afm.rewards.base import in_order
 
 
 def sample(answer: str, source: str = "math_dapo") -> Sample:
-    response = rf"<plan>p</plan><think>t</think><answer>\boxed{{{answer}}}</answer>"
-    return Sample(SPEC, source, "q", author_segments(response, SPEC), r"\frac12")
+    return answered("math", source, rf"\boxed{{{answer}}}", r"\frac12")
 
 
-async def test_verdicts_keep_the_order_of_their_samples() -> None:
-    reward = load_reward({"math": {"workers": 2}})
-    verdicts = await score_many(reward, map(sample, [r"\frac{2}{4}", "3", r"\frac{1}{3}", "0.5"] * 5))
+async def test_verdicts_keep_the_order_of_their_samples_though_one_takes_its_limit() -> None:
+    reward = load_reward({"math": {"workers": 2, "cpu_s": 0.8}})
+    answers = ["9^{9^{9^{9}}}", *(r"\frac{2}{4}", "3", r"\frac{1}{3}", "0.5") * 5]
+    verdicts = await score_many(reward, map(sample, answers), parallel=3)
     await reward.close()
-    assert [verdict.score for verdict in verdicts] == [1.0, 0.0, 0.0, 1.0] * 5
+    assert [verdict.score for verdict in verdicts] == [0.0, *(1.0, 0.0, 0.0, 1.0) * 5]
 
 
-async def test_hanging_pairs_cost_their_limit_and_no_more() -> None:
-    reward = load_reward({"math": {"workers": 2, "cpu_s": 1.0}})
-    await score_many(reward, [sample(r"\frac{3}{6}")] * 2)
-    begun = time.monotonic()
-    verdicts = await score_many(reward, map(sample, ["9^{9^{9^{9}}}", r"\frac{4}{8}", "(10^9)!"]))
-    assert time.monotonic() - begun < 10
-    assert [verdict.score for verdict in verdicts] == [0.0, 1.0, 0.0]
-    await reward.close()
+async def test_work_in_order_is_bounded_and_ends_with_its_caller() -> None:
+    running: list[int] = []
+    most = 0
+
+    async def work(item: int) -> int:
+        nonlocal most
+        running.append(item)
+        most = max(most, len(running))
+        try:
+            await asyncio.sleep(0.01 if item else 0.05)
+        finally:
+            running.remove(item)
+        return item
+
+    assert [item async for item in in_order(work, range(7), 3)] == list(range(7))
+    assert most == 3
+    results = in_order(work, range(7), 3)
+    assert await anext(results) == 0
+    await results.aclose()
+    assert running == []
 
 
 async def test_a_source_without_scorer_is_an_error_and_ends_the_others() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from answered import answered
 
 from afm.agents import load_agent
 from afm.rewards import Sample
 from afm.rewards.text_match import ExactMatch, MatchVariant, normalised
 from afm.trajectory import author_segments
-
-SPEC = load_agent("mhqa")
 
 
 @pytest.mark.parametrize(
@@ -26,11 +25,6 @@ SPEC = load_agent("mhqa")
 )
 def test_normalisation(text: str, expected: str) -> None:
     assert normalised(text) == expected
-
-
-def sample(answer: str, gold: object) -> Sample:
-    response = f"<think>t</think><plan>p</plan><think>t</think><answer>{answer}</answer>"
-    return Sample(SPEC, "nq", "q", author_segments(response, SPEC), gold)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +48,13 @@ def sample(answer: str, gold: object) -> Sample:
     ],
 )
 async def test_variants(answer: str, gold: object, training: int, evaluation: int) -> None:
-    given = sample(answer, gold)
+    given = answered("mhqa", "nq", answer, gold)
     assert (await ExactMatch(MatchVariant.TRAINING).judge(given)).score == training
     assert (await ExactMatch(MatchVariant.EVALUATION).judge(given)).score == evaluation
 
 
 async def test_a_row_without_gold_answer_has_no_score() -> None:
-    part = await ExactMatch().judge(sample("Paris", []))
+    part = await ExactMatch().judge(answered("mhqa", "nq", "Paris", []))
     assert part.score is None
     assert "holds no answer" in part.evidence
 

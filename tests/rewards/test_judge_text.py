@@ -4,17 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answered import answered
 from fastapi.responses import JSONResponse
 
-from afm.agents import load_agent
 from afm.errors import ConfigError
-from afm.rewards import Sample
 from afm.rewards.base import Part
 from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.judge_prompt import JudgeText
-from afm.trajectory import author_segments
 
-SPEC = load_agent("web")
 TEXT = "Same thing?\nQ: {question}\nA: {gt_answer}\nB: {pred_answer}\nAs {{'judgement': ..}}, {whatever}"
 """Laid out as the published prompt, in words of our own."""
 
@@ -25,11 +22,8 @@ def says(content: str) -> JSONResponse:
 
 async def judged(answer: str, **settings: Any) -> Part:
     judge = ModelJudge(JudgeSettings.model_validate({"attempts": 2, "control": False} | settings))
-    response = f"<think>t</think><plan>p</plan><think>t</think><answer>{answer}</answer>"
     try:
-        return await judge.judge(
-            Sample(SPEC, "gaia", "Who {pred_answer}?", author_segments(response, SPEC), ["x", "y"])
-        )
+        return await judge.judge(answered("web", "gaia", answer, ["x", "y"], "Who {pred_answer}?"))
     finally:
         await judge.close()
 

@@ -13,23 +13,20 @@ from typing import Any
 
 import pytest
 import yaml
+from answered import answered
 
-from afm.agents import load_agent
 from afm.rewards import Reward, Sample, load_reward
 from afm.rewards.base import Part
 from afm.rewards.equality import quick_verdict
 from afm.rewards.math import MathVerify
 from afm.rewards.verifier import algebra_verdict
-from afm.trajectory import author_segments
 
-SPEC = load_agent("math")
 ENDLESS = "9^{9^{9^{9^{9^{9}}}}}"
 BENCHMARKS = ("aime24", "aime25", "amc23", "math500")
 
 
 def sample(answer: str, gold: Any, source: str = "math_dapo") -> Sample:
-    response = f"<plan>p</plan>\n<think>t</think>\n<answer>{answer}</answer>"
-    return Sample(SPEC, source, "q", author_segments(response, SPEC), gold)
+    return answered("math", source, answer, gold)
 
 
 async def compared(verifier: MathVerify, gold: str, answer: str, question: str = "") -> Part:
@@ -38,7 +35,7 @@ async def compared(verifier: MathVerify, gold: str, answer: str, question: str =
 
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[MathVerify]:
-    made = MathVerify(cpu_s=1.5, workers=1)
+    made = MathVerify(cpu_s=0.8, workers=1)
     yield made
     asyncio.run(made.close())
 
@@ -73,6 +70,7 @@ async def test_copying_a_formula_of_the_question_does_not_pay(verifier: MathVeri
     assert (await verifier.judge(both)).score == 1.0
 
 
+@pytest.mark.slow
 async def test_pairs_of_upstream_get_their_verdict_or_a_reason(verifier: MathVerify) -> None:
     rows = yaml.safe_load(Path(__file__).with_name("math_verify_pairs.yaml").read_text(encoding="utf-8"))
     agreed, differing = [], []
@@ -96,14 +94,10 @@ async def test_a_row_without_gold_answer_has_no_score(verifier: MathVerify) -> N
 @pytest.mark.parametrize(
     "answer",
     [
-        "9^{9^{9^{9^{9^{9}}}}}",
-        "10^{10^{10}}",
+        ENDLESS,
         "(10^9)!",
-        r"\binom{10^8}{10^7}",
         "1" * 5000,
         "(" * 1500 + "1" + ")" * 1500,
-        r"\sqrt{" * 300 + "2" + "}" * 300,
-        "{" * 400 + "}" * 400,
         r"\int_0^1 \sin(x^{x^{x}}) dx",
         r"\left\{" * 50,
         "\0\ud800",
@@ -112,7 +106,6 @@ async def test_a_row_without_gold_answer_has_no_score(verifier: MathVerify) -> N
     ids=lambda answer: answer[:12].encode("ascii", "replace").decode().replace("\0", "0"),
 )
 async def test_hostile_answers_are_wrong_within_the_limit(answer: str, verifier: MathVerify) -> None:
-    await compared(verifier, r"\frac{\pi}{7}", r"\frac{2\pi}{14}")  # the worker is warm
     begun = resource.getrusage(resource.RUSAGE_CHILDREN)
     part = await compared(verifier, r"\frac{\pi}{7}", answer)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -122,49 +115,41 @@ async def test_hostile_answers_are_wrong_within_the_limit(answer: str, verifier:
 
 
 async def test_a_hanging_pair_does_not_hold_up_the_others() -> None:
-    verifier = MathVerify(cpu_s=3.0, workers=2)
+    verifier = MathVerify(cpu_s=1.0, workers=2)
     await asyncio.gather(*(compared(verifier, "0.5", rf"\frac{{{n}}}{{{2 * n}}}") for n in (1, 2)))
     slow = asyncio.create_task(compared(verifier, r"\sqrt{4}", ENDLESS))
-    await asyncio.sleep(0.3)
     assert (await compared(verifier, "0.25", r"\frac14")).score == 1.0
     assert not slow.done()
     part = await slow
     assert (part.score, part.evidence) == (
         0.0,
-        f"{ENDLESS!r} is not '\\\\sqrt{{4}}' (not decided within 3 s of CPU time)",
+        f"{ENDLESS!r} is not '\\\\sqrt{{4}}' (not decided within 1 s of CPU time)",
     )
     await verifier.close()
 
 
-async def test_an_endless_gold_answer_is_no_fault_of_the_response() -> None:
-    verifier = MathVerify(cpu_s=1.5, workers=1)
+async def test_an_endless_gold_answer_is_no_fault_of_the_response(verifier: MathVerify) -> None:
     part = await compared(verifier, ENDLESS + "+1", r"\sqrt{5}")
     assert part.score is None
     assert "cannot be compared with itself: the worker used up its CPU time" in part.evidence
-    await verifier.close()
 
 
-async def test_time_without_cpu_is_not_counted() -> None:
-    verifier, others = MathVerify(cpu_s=1.0, workers=1), set(workers())
+async def test_time_without_cpu_is_not_counted_and_a_worker_that_the_machine_stops_or_kills_gives_no_score() -> (
+    None
+):
+    verifier, others = MathVerify(cpu_s=0.3, workers=1), set(workers())
     await compared(verifier, "0.5", r"\frac12")
     (worker,) = set(workers()) - others
     os.kill(worker, signal.SIGSTOP)
     pair = asyncio.create_task(compared(verifier, "0.25", r"\frac14"))
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(0.6)
     assert not pair.done()
     os.kill(worker, signal.SIGCONT)
     assert (await pair).score == 1.0
     assert set(workers()) - others == {worker}
-    await verifier.close()
-
-
-async def test_a_worker_that_the_machine_stops_or_kills_gives_no_score() -> None:
-    verifier, others = MathVerify(cpu_s=0.5, workers=1), set(workers())
-    await compared(verifier, "0.5", r"\frac12")
-    (worker,) = set(workers()) - others
     os.kill(worker, signal.SIGSTOP)
     part = await compared(verifier, "0.25", r"\frac14")
-    assert part == Part(None, "math verifier unavailable: not finished within 6 s")
+    assert part == Part(None, "math verifier unavailable: not finished within 3.6 s")
     pair = asyncio.create_task(compared(verifier, r"\sqrt{4}", r"\sqrt{5}"))
     while not pair.done():
         for worker in set(workers()) - others:
@@ -175,15 +160,12 @@ async def test_a_worker_that_the_machine_stops_or_kills_gives_no_score() -> None
     await verifier.close()
 
 
-async def test_closing_leaves_no_process_and_is_not_the_end() -> None:
-    verifier = MathVerify(workers=1)
-    before = workers()
+async def test_closing_leaves_no_process_and_is_not_the_end(verifier: MathVerify) -> None:
     await compared(verifier, "0.5", r"\frac12")
-    assert len(workers()) == len(before) + 1
+    before = workers()
     await verifier.close()
-    assert workers() == before
+    assert len(workers()) == len(before) - 1
     assert (await compared(verifier, "0.5", r"\frac12")).score == 1.0
-    await verifier.close()
 
 
 def workers() -> list[int]:
@@ -219,10 +201,10 @@ async def right_and_wrong(reward: Reward, rows: list[tuple[str, str]]) -> tuple[
 
 
 async def test_real_rows_score_as_they_deserve(golds: list[tuple[str, str]]) -> None:
-    """Every seventh of 600 rows; all of them in the slow test."""
-    reward = load_reward()
-    rows = golds[::7]
-    assert len(rows) == 86
+    """Every twelfth of 600 rows; all of them in the slow test."""
+    reward = load_reward({"math": {"workers": 1}})
+    rows = golds[::12]
+    assert len(rows) == 50
     assert await right_and_wrong(reward, rows) == ([], [])
     await reward.close()
 
@@ -245,17 +227,17 @@ COPIES = {  # every formula of MATH500's questions that equals the gold answer w
 }
 
 
-async def test_no_formula_of_a_real_question_pays(shared: Callable[[str], Path]) -> None:
+async def test_no_formula_of_a_real_question_pays(
+    shared: Callable[[str], Path], verifier: MathVerify
+) -> None:
     import pyarrow.parquet as pq
 
     rows = pq.read_table(shared("data/code_math/math500.parquet")).to_pylist()
-    verifier = MathVerify(workers=1)
     for number, formula in COPIES.items():
         question, gold = rows[number]["prompt"][-1]["content"], rows[number]["reward_model"]["ground_truth"]
         assert (await compared(verifier, gold, formula)).score == 1.0
         assert (await compared(verifier, gold, formula, question)).score == 0.0
         assert (await compared(verifier, gold, gold, question)).score == 1.0
-    await verifier.close()
 
 
 @pytest.mark.slow

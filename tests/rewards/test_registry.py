@@ -44,16 +44,7 @@ async def test_right_in_a_bad_format_scores_nothing_and_says_why() -> None:
 
 @pytest.mark.parametrize(
     "response",
-    [
-        "",
-        "204",
-        "<answer>",
-        "<answer>204</answer>",
-        GOOD.replace("204", "205"),
-        "\0",
-        "<" * 1000,
-        GOOD + GOOD,
-    ],
+    ["", "<answer>", "<answer>204</answer>", GOOD.replace("204", "205"), "\0", "<" * 1000, GOOD + GOOD],
 )
 async def test_no_response_raises_and_none_of_these_scores(response: str) -> None:
     assert (await load_reward().score(sample(response))).score == 0.0
@@ -108,13 +99,6 @@ async def test_a_formula_from_yaml_with_overlong() -> None:
     unknown = await reward.score(sample(GOOD))
     assert unknown.abstained
     assert "tokens is unknown" in unknown.evidence
-
-
-async def test_a_row_without_gold_answer_abstains() -> None:
-    verdict = await load_reward().score(sample(GOOD, gold=""))
-    assert verdict.score is None
-    assert verdict.parts == {"format": 1.0}
-    assert "holds no answer" in verdict.evidence
 
 
 async def test_sources_can_be_added_and_changed() -> None:
@@ -194,9 +178,7 @@ def test_a_wrong_configuration_is_explained(data: dict[str, Any], message: str) 
     ("sandbox", "complaint"),
     [
         ({"packages": "/opt/packages"}, "code_tests.sandbox.packages: got '/opt/packages' (str)"),
-        ({"max_parallel": -1}, "code_tests.sandbox.max_parallel: got -1 (int)"),
         ({"max_paralel": 2}, "code_tests.sandbox.max_paralel: unknown key; did you mean 'max_parallel'"),
-        ({"warm": ["numpy"]}, "code_tests.sandbox.warm[0]: got 'numpy' (str)"),
         (7, "code_tests.sandbox: got 7 (int)"),
     ],
 )

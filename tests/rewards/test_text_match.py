@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from answered import answered
 
-from afm.agents import load_agent
-from afm.rewards import Sample
 from afm.rewards.text_match import MatchVariant, Substring, TokenF1, token_f1
-from afm.trajectory import author_segments
-
-SPEC = load_agent("mhqa")
-
-
-def sample(answer: str, gold: object) -> Sample:
-    response = f"<think>t</think><plan>p</plan><think>t</think><answer>{answer}</answer>"
-    return Sample(SPEC, "nq", "q", author_segments(response, SPEC), gold)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +28,7 @@ def test_token_f1(answer: str, gold: str, expected: float) -> None:
     ("variant", "expected"), [(MatchVariant.TRAINING, 0.0), (MatchVariant.EVALUATION, 0.8)]
 )
 async def test_f1_of_several_answers(variant: MatchVariant, expected: float) -> None:
-    given = sample("George Washington Carver | nobody", ["x", "George Washington"])
+    given = answered("mhqa", "nq", "George Washington Carver | nobody", ["x", "George Washington"])
     assert (await TokenF1(variant).judge(given)).score == pytest.approx(expected)
 
 
@@ -53,9 +44,9 @@ async def test_f1_of_several_answers(variant: MatchVariant, expected: float) -> 
     ],
 )
 async def test_substring(answer: str, gold: object, score: int) -> None:
-    assert (await Substring().judge(sample(answer, gold))).score == score
+    assert (await Substring().judge(answered("mhqa", "nq", answer, gold))).score == score
 
 
 @pytest.mark.parametrize("scorer", [TokenF1(), Substring()])
 async def test_a_row_without_gold_answer_has_no_score(scorer: TokenF1 | Substring) -> None:
-    assert (await scorer.judge(sample("Paris", []))).score is None
+    assert (await scorer.judge(answered("mhqa", "nq", "Paris", []))).score is None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_tree import ended
 
 from afm.errors import RewardError
 from afm.rewards.workers import (
@@ -171,16 +172,3 @@ def in_a_new_loop(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """A loop of this process: the one that a fork inherits belongs to its parent."""
     asyncio._set_running_loop(None)
     return asyncio.run(work())
-
-
-def ended(pid: int, seconds: float) -> int | None:
-    """Exit status of a child that is killed when it takes too long: then ``None``."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return None

@@ -17,6 +17,7 @@ from afm.sandbox.conformance import ATTACKS, SandboxAttack, check_sandbox
 from afm.sandbox.conformance.attack import LIMITS, armed, attempt, canaries
 from afm.sandbox.conformance.cross_run import SHARED
 from afm.sandbox.conformance.host import KERNEL, REACH
+from afm.sandbox.conformance.limits import COMPUTING
 
 pytestmark = pytest.mark.sandbox
 OTHERS = ("bubblewrap", "nsjail")
@@ -87,8 +88,17 @@ LOUD = ("signal everything", "trace other processes", "forge the launcher's repo
 
 
 # In a zygote, where a run is cheap, each attack is tried alone; elsewhere the harmless ones together.
-PAIRS = [("zygote", attack) for attack in ATTACKS] + [
-    (backend, attack) for backend in OTHERS for attack in ATTACKS if not is_harmless_to_others(attack)
+PAIRS = [pytest.param("zygote", attack, id=f"zygote-{attack.name}") for attack in ATTACKS] + [
+    pytest.param(
+        *(name, attack),
+        id=f"{name}-{attack.name}",
+        marks=pytest.mark.slow
+        if attack in COMPUTING
+        else (),  # seconds each, stopped by what also watches zygotes
+    )
+    for name in OTHERS
+    for attack in ATTACKS
+    if not is_harmless_to_others(attack)
 ]
 
 
@@ -97,7 +107,6 @@ PAIRS = [("zygote", attack) for attack in ATTACKS] + [
     PAIRS,
     indirect=["backend"],
     scope="session",
-    ids=[f"{name}-{attack.name}" for name, attack in PAIRS],
 )
 async def test_attack_is_stopped(
     attack: SandboxAttack, sandbox: LocalSandbox, host: Mapping[str, object]

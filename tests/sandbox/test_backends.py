@@ -14,21 +14,14 @@ from afm.sandbox import SandboxLimits, SandboxSettings, limits_from, open_sandbo
 from afm.sandbox.interpreter import Identity, find_interpreter
 
 
-def test_limits_from_a_mapping() -> None:
-    assert limits_from({"wall_s": 3, "cpu_s": 2}) == SandboxLimits(wall_s=3, cpu_s=2)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"wal_s": 3}, "wal_s: unknown key; did you mean 'wall_s'"),
         ({"cpu_s": 2.5}, "cpu_s: got 2.5 .*expected a valid integer"),
         ({"wall_s": -1}, "wall_s: got -1 .*expected greater than 0"),
-        ({"processes": True}, "processes: got True .*expected a valid integer"),
         ({"memory_bytes": "1G"}, "memory_bytes: got '1G' .*expected a valid integer"),
         ({"wall_s": float("nan")}, "wall_s: got nan .*expected less than or equal to 86400"),
-        ({"wall_s": float("inf")}, "wall_s: got inf .*expected less than or equal to 86400"),
-        ({"wall_s": 10**400}, "wall_s: got 1000.*expected a valid number"),
         ({"memory_bytes": 10**30}, "memory_bytes: got 1000.*expected less than or equal to 17592186044416"),
         ({"cpu_s": 10**5000}, "cpu_s: got a number of thousands of digits"),
         ({3: 4}, r"\[3\]: got 3"),
@@ -43,30 +36,19 @@ WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"backend": "bublewrap"}, "backend: got 'bublewrap' .*did you mean 'bubblewrap'"),
     ({"nework": True}, "nework: unknown key"),
     ({"packages": "/usr"}, "packages: got '/usr' .*expected a list"),
-    ({"packages": ["/"]}, "'/' would show the host's own files"),
     ({"packages": ["/usr/.."]}, "'/usr/..' would show the host's own files"),
     ({"packages": ["/proc"]}, "'/proc' would show the host's own files"),
     ({"packages": ["opt/packages"]}, r"packages\[0\]: got 'opt/packages' .*expected an absolute path"),
-    ({"packages": [3]}, r"packages\[0\]: got 3 "),
     ({"packages": [""]}, r"packages\[0\]: got '' "),
-    ({"binds": "/usr"}, "binds: got '/usr' .*expected a list"),
     ({"binds": b"/usr"}, "binds: got b'/usr' .*expected a list"),
     ({"binds": ["/"]}, "'/' would show the host's own files"),
-    ({"binds": ["data"]}, "got 'data' .*expected an absolute path"),
     ({"binds": ["/tmp"]}, "/tmp cannot be shown to programs"),
     ({"binds": ["/dev/shm/data"]}, "/dev/shm/data cannot be shown to programs"),
-    ({"max_parallel": -1}, "max_parallel: got -1 "),
     ({"max_parallel": 0}, "max_parallel: got 0 "),
     ({"max_parallel": "2"}, "max_parallel: got '2' "),
-    ({"max_parallel": True}, "max_parallel: got True "),
-    ({"max_waiting": -1}, "max_waiting: got -1 "),
-    ({"limits": 7}, "limits: got 7 "),
     ({"limits": {"wall_s": float("nan")}}, "limits.wall_s: got nan "),
-    ({"python": 3}, "python: got 3 "),
-    ({"warm": "numpy"}, "warm: got 'numpy' .*expected a list"),
     ({"warm": ["numpy", "scipy"]}, r"warm\[0\]: got 'numpy' .*expected a list"),
     ({"start_s": float("nan")}, "start_s: got nan "),
-    ({"start_s": 0}, "start_s: got 0 "),
     (
         {"backend": "bubblewrap", "warm": [["numpy"]]},
         "warm: an option of auto and zygote, not of 'bubblewrap'",
@@ -97,8 +79,9 @@ def test_a_path_that_leads_to_the_whole_host_by_now_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.sandbox
-@pytest.mark.parametrize("option", ["packages", "binds"])
-@pytest.mark.parametrize("backend", ["auto", "zygote", "bubblewrap"])
+@pytest.mark.parametrize(
+    ("backend", "option"), [("auto", "binds"), ("zygote", "packages"), ("bubblewrap", "binds")]
+)
 async def test_what_is_not_there_is_named(backend: str, option: str) -> None:
     sandbox = open_sandbox(backend, **{option: ["/nonexistent/data"]})
     for _ in range(2):
@@ -107,16 +90,8 @@ async def test_what_is_not_there_is_named(backend: str, option: str) -> None:
     await sandbox.close()
 
 
-@pytest.mark.sandbox
-async def test_a_warm_package_that_is_not_there_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    sandbox = open_sandbox("zygote", max_parallel=1, warm=[["json", "numpyy"]])
-    assert (await sandbox.run("import json; print(json.dumps(1))")).stdout == "1\n"
-    assert "numpyy: ModuleNotFoundError" in (await sandbox.isolation())[1]
-    await sandbox.close()
-    assert "numpyy: ModuleNotFoundError" in caplog.text
-
-
 def test_settings_of_a_file_are_the_options() -> None:
+    assert limits_from({"wall_s": 3, "cpu_s": 2}) == SandboxLimits(wall_s=3, cpu_s=2)
     assert SandboxSettings().options() == {}
     settings = SandboxSettings.model_validate({"backend": "zygote", "warm": [["numpy"]], "start_s": 5})
     assert settings.options() == {"backend": "zygote", "warm": (("numpy",),), "start_s": 5.0}

@@ -74,9 +74,10 @@ def test_a_real_group_kills_what_takes_too_much(group: MemoryGroup) -> None:
     finally:
         group.remove()
     assert not group.path.exists()
+    assert group.kills() == 0
 
 
-def test_groups_of_a_dead_owner_are_removed(group: MemoryGroup) -> None:
+def test_groups_of_a_dead_owner_are_removed_and_each_sandbox_has_its_own(group: MemoryGroup) -> None:
     parent = group.path.parent
     gone = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
@@ -85,6 +86,8 @@ def test_groups_of_a_dead_owner_are_removed(group: MemoryGroup) -> None:
     stale.mkdir()
     try:
         for made in run_groups(1)[0]:
+            assert made.memory is not None
+            assert made.memory.path != group.path
             made.remove()
         assert not stale.exists()
     finally:
@@ -93,11 +96,18 @@ def test_groups_of_a_dead_owner_are_removed(group: MemoryGroup) -> None:
             stale.rmdir()
 
 
-def test_version_2_files(tmp_path: Path) -> None:
-    folder = tmp_path / "box"
-    folder.mkdir()
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files of a cgroup of version 2."""
+    made = tmp_path / "box"
+    made.mkdir()
     for name in ("memory.max", "memory.swap.max", "cgroup.procs"):
-        (folder / name).touch()
+        (made / name).touch()
+    (made / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n")
+    return made
+
+
+def test_version_2_files(tmp_path: Path, folder: Path) -> None:
     (folder / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 3\noom_kill 2\noom_group_kill 0\n")
     group = MemoryGroup(tmp_path, "box")
     group.limit(123456)
@@ -106,11 +116,6 @@ def test_version_2_files(tmp_path: Path) -> None:
     assert (folder / "memory.max").read_text() == "123456"
     assert (folder / "memory.swap.max").read_text() == "0"
     assert (folder / "cgroup.procs").read_text() == str(os.getpid())
-
-
-def test_a_group_that_is_gone_has_killed_nothing(group: MemoryGroup) -> None:
-    group.remove()
-    assert group.kills() == 0
 
 
 UNIFIED = Path("/sys/fs/cgroup/unified")
@@ -151,36 +156,15 @@ except ChildProcessError: pass
     assert counting.used_s() == 0
 
 
-def test_sandboxes_of_one_process_have_groups_of_their_own(groups: RunGroups) -> None:
-    (others,), _ = run_groups(1)
-    try:
-        for one, other in ((groups.memory, others.memory), (groups.cpu, others.cpu)):
-            assert one is None or other is None or one.path != other.path
-    finally:
-        others.remove()
-
-
-def test_cpu_time_of_version_2(tmp_path: Path) -> None:
-    folder = tmp_path / "box"
-    folder.mkdir()
-    (folder / "cgroup.procs").touch()
-    (folder / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n")
-    assert CpuGroup(tmp_path, "box").used_s() == 2.5
-
-
 def test_a_folder_that_counts_no_time_is_no_cpu_group(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="cpu"):
         CpuGroup(tmp_path, "box")
     assert not (tmp_path / "box").exists()
 
 
+@pytest.mark.usefixtures("folder")
 def test_version_2_has_one_group_for_memory_and_time(tmp_path: Path) -> None:
-    folder = tmp_path / "box"
-    folder.mkdir()
-    for name in ("memory.max", "memory.swap.max", "cgroup.procs"):
-        (folder / name).touch()
-    (folder / "cpu.stat").write_text("usage_usec 0\n")
     memory = MemoryGroup(tmp_path, "box")
     groups, said = cpu_groups([memory], 1, tmp_path)
-    assert [group.path for group in groups] == [memory.path]
+    assert [(group.path, group.used_s()) for group in groups] == [(memory.path, 2.5)]
     assert said == f"CPU time is bounded for all of a run together: cgroup below {tmp_path}"

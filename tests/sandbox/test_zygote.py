@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from process_tree import descendants
 
-from afm.errors import SandboxBusyError, SandboxError
+from afm.errors import SandboxError
 from afm.sandbox import ExitReason, Sandbox, SandboxLimits, open_sandbox
 
 pytestmark = pytest.mark.sandbox
@@ -80,23 +81,18 @@ async def busy_zygote() -> int:
         await asyncio.sleep(0.02)
 
 
-async def test_a_mentioned_package_is_warm(packages: Path) -> None:
+async def test_a_mentioned_package_is_warm_and_any_other_can_be_imported(packages: Path) -> None:
     sandbox = open_sandbox("zygote", max_parallel=1, packages=[str(packages)], warm=[["slowpoke"]])
     code = (
         "import time; begun = time.time()\nimport slowpoke\nprint(time.time() - begun < 0.1, slowpoke.loaded)"
     )
     code += "\nslowpoke.loaded.append(1)"
     results = [await sandbox.run(code) for _ in range(2)]
+    unmentioned = await sandbox.run("print(__import__('slow' + 'poke').loaded)")
     await sandbox.close()
     assert [result.stdout for result in results] == ["True []\n"] * 2
-
-
-async def test_a_package_that_is_not_mentioned_can_be_imported(packages: Path) -> None:
-    sandbox = open_sandbox("zygote", max_parallel=1, packages=[str(packages)], warm=[["slowpoke"]])
-    result = await sandbox.run("print(__import__('slow' + 'poke').loaded)")
-    await sandbox.close()
-    assert result.stdout == "[]\n"
-    assert result.wall_s > 0.5
+    assert unmentioned.stdout == "[]\n"
+    assert unmentioned.wall_s > 0.5
 
 
 async def test_a_package_that_cannot_be_imported_fails_in_the_program_and_is_told_once(
@@ -149,14 +145,11 @@ print("main", end="\\n")
     ("code", "status"),
     [
         ("import sys; sys.exit(-1)", 255),
-        ("import sys; sys.exit(True)", 1),
         ("import sys, threading; threading.Thread(target=sys.exit, args=(5,)).start()", 0),
         ("import atexit, os; atexit.register(os._exit, 9)", 9),
         ("import sys; sys.excepthook = None; 1/0", 1),
-        ("import sys; sys.stdout.close()", 0),
         ("import sys; sys.stdout = None; sys.stderr = None; 1/0", 1),
         ("import sys\nclass S:\n    def flush(self): 1/0\n    closed = False\nsys.stdout = S()", 120),
-        ("import builtins; builtins.__dict__.clear()", 0),
         ("import sys; sys.modules.clear(); raise SystemExit(4)", 4),
     ],
 )
@@ -168,25 +161,18 @@ async def test_exit_statuses_are_those_of_python(code: str, status: int, sandbox
     ("code", "printed"),
     [
         ("import io\nsys.stdout = io.StringIO()\nsys.__stdout__.write('kept')", "kept"),
-        (
-            "import atexit, io\nsys.stdout = io.StringIO()\natexit.register(lambda: sys.__stdout__.write('14'))",
-            "14",
-        ),
         ("file = open(1, 'w', closefd=False); file.write('14')", "14"),
         ("class A: pass\na = A(); a.me = a; a.file = open(1, 'w', closefd=False); a.file.write('14')", "14"),
-        ("import math\nmath.file = open(1, 'w', closefd=False); math.file.write('14')", "14"),
         ("import math\nmath.file = open(os.dup(1), 'wb'); math.file.write(b'raw')", "raw"),
         (
             "import threading\nheld = threading.local(); held.file = open(1, 'w', closefd=False); held.file.write('x')",
             "x",
         ),
-        ("kept = sys.stdout\nsys.stdout = sys.__stdout__ = None\nkept.write('kept')", "kept"),
         (
             "import io\nfile = open(1, 'w', closefd=False); file.write('file ')\nold = sys.stdout\n"
             "old.write('old '); sys.stdout = io.StringIO()",
             "file old ",
         ),
-        ("print('out', end=' ')\nfile = open(1, 'w', closefd=False); file.write('file')", "out file"),
         (
             "import io, math\nclass Own(io.TextIOWrapper):\n    def flush(self): os.write(1, b'once '); super().flush()\n"
             "math.file = Own(open(1, 'wb', closefd=False)); math.file.write('text')",
@@ -229,30 +215,6 @@ async def test_the_standard_streams_look_as_usual_but_show_whole_lines(sandbox: 
     assert (await sandbox.run(code)).stdout == python(code).stdout
     buffering = "import sys\nprint([s.line_buffering for s in (sys.stdin, sys.stdout, sys.stderr)])"
     assert (await sandbox.run(buffering)).stdout == "[False, True, True]\n"
-
-
-async def test_a_recursion_may_go_as_deep_as_usual(sandbox: Sandbox) -> None:
-    code = "def depth(n):\n    try: return depth(n + 1)\n    except RecursionError: return n\nprint(depth(1) >= 990)"
-    assert (await sandbox.run(code)).stdout == "True\n"
-
-
-async def test_several_processes_together_keep_the_memory_limit(sandbox: Sandbox) -> None:
-    if not any(line.startswith("memory cgroup") for line in await sandbox.isolation()):
-        pytest.skip("no memory cgroup is writable")
-    code = """
-import os, time
-children = []
-for _ in range(4):
-    child = os.fork()
-    if child == 0:
-        block = bytearray(200 << 20); time.sleep(0.5); os._exit(0)
-    children.append(child)
-ends = [os.waitpid(child, 0)[1] for child in children]
-os._exit(any(ends))
-"""
-    limits = SandboxLimits(memory_bytes=400 << 20, wall_s=60)
-    assert (await sandbox.run(code, limits=limits)).reason is ExitReason.MEMORY
-    assert (await sandbox.run("print('next')", limits=limits)).stdout == "next\n"
 
 
 @pytest.mark.usefixtures("alone")
@@ -308,29 +270,10 @@ async def test_cancelling_a_run_in_a_zygote_that_hangs_ends() -> None:
     await sandbox.close()
 
 
-async def test_a_full_queue_turns_callers_away() -> None:
-    sandbox = open_sandbox("zygote", max_parallel=1, max_waiting=2)
-    await sandbox.run("1")
-    runs = [asyncio.create_task(sandbox.run("import time; time.sleep(0.2); print(1)")) for _ in range(4)]
-    ends = await asyncio.gather(*runs, return_exceptions=True)
-    await sandbox.close()
-    assert [isinstance(end, SandboxBusyError) for end in ends] == [False, False, False, True]
-
-
-async def test_a_waiting_run_that_is_cancelled_leaves_the_queue(sandbox: Sandbox) -> None:
-    await sandbox.run("1")
-    runs = [asyncio.create_task(sandbox.run("import time; time.sleep(0.2); print(1)")) for _ in range(3)]
-    await asyncio.sleep(0.1)
-    runs[1].cancel()
-    ends = await asyncio.gather(*runs, return_exceptions=True)
-    assert isinstance(ends[1], asyncio.CancelledError)
-    assert (await sandbox.run("print(2)")).stdout == "2\n"
-
-
 async def test_closing_while_a_run_ends_is_no_failure() -> None:
     """The cgroup may be gone before the run has looked at it."""
     sandbox = open_sandbox("zygote", max_parallel=2, warm=[])
-    for moment_s in (0.0, 0.01, 0.02, 0.04, 0.07):
+    for moment_s in (0.0, 0.02, 0.07):
         await sandbox.run("1")
         codes = ("os.fork(); os.fork(); time.sleep(5)", "os._exit(0)")
         runs = [asyncio.create_task(sandbox.run(f"import os, time; {code}")) for code in codes]
@@ -384,14 +327,6 @@ def test_everything_dies_with_an_owner_killed_by_kill_9() -> None:
     while any(Path("/proc", pid).exists() for pid in family) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in family if Path("/proc", pid).exists()]
-
-
-def descendants(pid: int | str) -> list[str]:
-    numbers = []
-    for task in Path("/proc", str(pid), "task").glob("*/children"):
-        for child in task.read_text().split():
-            numbers += [child, *descendants(child)]
-    return numbers
 
 
 def test_a_loop_that_stops_in_the_middle_of_a_run_does_not_cost_a_place() -> None:

@@ -1,4 +1,4 @@
-"""A scorer of programs in a real sandbox, shared by the tests of a module."""
+"""Scorers of programs in one real sandbox, shared by all tests of the folder."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from patient_scorer import PatientScorer
 
 from afm.rewards.code_tests import CodeTests
 from afm.rewards.code_tests.runner import TestPolicy
-from afm.sandbox import open_sandbox
+from afm.sandbox import Sandbox, open_sandbox
 
 
-@pytest.fixture(scope="module")
-def training() -> Iterator[CodeTests]:
+@pytest.fixture(scope="session")
+def shared_sandbox() -> Iterator[Sandbox]:
+    sandbox = open_sandbox()
+    yield sandbox
+    asyncio.run(sandbox.close())
+
+
+@pytest.fixture(scope="session")
+def training(shared_sandbox: Sandbox) -> CodeTests:
     """Stops at the first failing case."""
-    yield from _scorer(early_stop=True)
+    return PatientScorer(shared_sandbox, TestPolicy(case_s=1.0))
 
 
-@pytest.fixture(scope="module")
-def evaluation() -> Iterator[CodeTests]:
+@pytest.fixture(scope="session")
+def evaluation(shared_sandbox: Sandbox) -> CodeTests:
     """Runs every case."""
-    yield from _scorer(early_stop=False)
-
-
-def _scorer(*, early_stop: bool) -> Iterator[CodeTests]:
-    scorer = PatientScorer(open_sandbox(), TestPolicy(case_s=1.0, early_stop=early_stop))
-    yield scorer
-    asyncio.run(scorer.close())
+    return PatientScorer(shared_sandbox, TestPolicy(case_s=1.0, early_stop=False))
 
 
 @pytest.fixture(params=["training", "evaluation"])
 def scorer(request: pytest.FixtureRequest, training: CodeTests, evaluation: CodeTests) -> CodeTests:
     """Both, one after the other."""
-    policies: dict[str, CodeTests] = {"training": training, "evaluation": evaluation}
-    return policies[request.param]
+    return {"training": training, "evaluation": evaluation}[request.param]

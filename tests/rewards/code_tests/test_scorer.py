@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from answered import answered
 from busy_core import busy_core, pinned
 from patient_scorer import PatientScorer
 
@@ -27,8 +28,7 @@ ADD = "a, b = map(int, input().split())\nprint(a + b)"
 
 
 def sample(program: str, truth: Any = SUMS, **info: Any) -> Sample:
-    response = f"<plan>p</plan><think>t</think><answer>```py\n{program}\n```</answer>"
-    return Sample(SPEC, "livecodebench", "q", author_segments(response, SPEC), truth, extra_info=info)
+    return answered("code", "livecodebench", program, truth, extra_info=info)
 
 
 @pytest.mark.parametrize(
@@ -36,20 +36,13 @@ def sample(program: str, truth: Any = SUMS, **info: Any) -> Sample:
     [
         ADD,
         "import sys\nprint(sum(map(int, sys.stdin.readline().split())))",
-        "print(sum(map(int, open(0).read().split())))",
         "import sys\ndata = sys.stdin.buffer.read().split()\nsys.stdout.write(str(int(data[0]) + int(data[1])))",
         "import os\nos.write(1, b'%d' % sum(map(int, os.read(0, os.fstat(0).st_size).split())))",
-        "import sys\nsys.stdin = open('/dev/stdin')\nprint(sum(map(int, input().split())))",
         "print(sum(map(int, open(f'/dev/stdin').read().split())))",
-        'print(sum(map(int, open(r"/dev/stdin", "rb").read().split())))',
         "from pathlib import Path\nprint(sum(map(int, Path('/dev/stdin').read_text().split())))",
-        "import sys\nprint(sum(map(int, open('/dev/stdin' if True else 'input.txt').readlines()[0].split())))",
         "import os\nprint(sum(map(int, os.read(os.open('/dev/stdin', os.O_RDONLY), 99).split())))",
-        "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(1 << 26)\n"
-        "def main():\n    print(sum(map(int, input().split())))\nthreading.Thread(target=main).start()",
         "if __name__ == '__main__':\n    print(sum(map(int, input().split())))\n    exit()",
         "import atexit\natexit.register(lambda: print(total))\ntotal = sum(map(int, input().split()))",
-        "from __future__ import annotations\nprint(sum(map(int, input().split())), flush=True); raise SystemExit",
         "def down(n):\n    return n and 1 + down(n - 1)\nimport sys\nsys.setrecursionlimit(9999)\ndown(9000)\n"
         + ADD,
     ],
@@ -72,7 +65,6 @@ async def test_right_programs_pass(program: str, scorer: CodeTests) -> None:
             "case 1 of 10 fails: the program failed: ZeroDivisionError: division by zero (line 1)",
             "0/10",
         ),
-        (f"{ADD}\nraise ValueError", "case 1 of 10 fails: the program failed: ValueError (line 3)", "0/10"),
         (f"{ADD}\nexit(3)", "case 1 of 10 fails: the program failed: exit status 3", "0/10"),
         (
             "x = (",
@@ -83,9 +75,7 @@ async def test_right_programs_pass(program: str, scorer: CodeTests) -> None:
         ("print('x' * 10**6)", "case 1 of 10 fails: more than 65536 bytes of output", "0/10 cases pass"),
         ("import os\nos.abort()", "case 1 of 10 fails: the program failed: died of signal 6", "0/10"),
         ("x = [0] * 10**10", "case 1 of 10 fails: the program failed: MemoryError (line 1)", "0/10"),
-        ("import numbers_of_mine", "ModuleNotFoundError: No module named 'numbers_of_mine' (line 1)", "0/10"),
         ("\0", "case 1 of 10 fails: the program failed: ", "0/10"),
-        ("(" * 5000, "case 1 of 10 fails: the program failed: ", "0/10"),
     ],
 )
 async def test_wrong_programs_fail_and_say_why(
@@ -101,11 +91,6 @@ async def test_a_slow_case_fails_alone(evaluation: CodeTests) -> None:
     program = f"{ADD}\nwhile a == 3: pass"
     part = await evaluation.judge(sample(program, {"stdin": ["1 2", "3 4"], "expected_output": ["3", "7"]}))
     assert (part.score, part.evidence) == (0.0, "1/2 cases pass; case 2: computed for more than 1 s")
-
-
-async def test_sleeping_counts_by_the_clock(training: CodeTests) -> None:
-    part = await training.judge(sample("import time\ntime.sleep(60)"))
-    assert part.evidence == "case 1 of 10 fails: lasted more than 3 s"
 
 
 class CountingSandbox:
@@ -128,7 +113,6 @@ class CountingSandbox:
     [
         ("print(3)", True, 1),  # wrong from the second case on: the first batch is enough
         (ADD, True, 3),  # 4, 16 and 20 cases
-        ("print(3)", False, 1),
         (ADD, False, 1),
     ],
 )
@@ -305,13 +289,10 @@ CALLS = [
             "2/2 cases pass",
         ),
         ("def f(a, b):\n    print('noise')\n    return sum(a, b)", "2/2 cases pass"),
-        ("from fractions import Fraction\ndef f(a, b): return float(sum(a) + Fraction(b))", "2/2 cases pass"),
-        ("def f(a, b): return 6", "case 2 of 2 fails: returned '6', expected '0'"),
         ("def g(a, b): return 6", "case 1 of 2 fails: NameError: name 'f' is not defined"),
         ("def f(a, b): return lambda: 6", "case 1 of 2 fails: returned an object of type function"),
         ("def f(a, b): raise KeyError('x')", "case 1 of 2 fails: KeyError: 'x' (line 1)"),
         ("def f(a, b): return 10**5000", "case 1 of 2 fails: returned 'a huge number', expected '6'"),
-        ("def f(a, b): return f(a, b)", "case 1 of 2 fails: RecursionError"),
         ("def f(a, b):\n    while True: pass", "case 1 of 2 fails: computed for more than 1 s"),
         ("def f(a, b):\n    x = []\n    x.append(x)\n    return x", "case 1 of 2 fails: "),
     ],
@@ -350,17 +331,12 @@ class Stack:
         (["assert f(1) == 2", "assert f(2) == 3"], "def f(x): return x + 1", True),
         (["assert f(1) == 2", "assert f(2) == 3"], "def f(x): return 2", False),
         (["assert set(f([1, 1, 2])) == {1, 2}"], "def f(x): return list(x)", True),
-        (["assert f({1: (2, {3})}) == {1: (2, {3})}"], "def f(x): return x", True),
-        (["import math\nassert math.isclose(f(2), 2 ** 0.5)"], "def f(x): return x ** 0.5", True),
-        (["a = [3, 1]\nf(a)\nassert a == [1, 3]"], "def f(x): x.sort()", True),
-        (["a = [3, 1]\nf(a)\nassert a == [1, 3]"], "def f(x): sorted(x)", False),
         (
             ["try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass"],
             "def f(x): raise ValueError('no')",
             True,
         ),
         (["try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass"], "def f(x): return 1", False),
-        (["assert all(f(n) == n * n for n in range(50))"], "def f(n): return n * n", True),
         (["assert all(f(n) == n * n for n in range(50))"], "def f(n): return n * n if n < 40 else 0", False),
         (
             ["import random\nfor _ in range(9):\n    n = random.random()\n    assert f(n) == -n"],
@@ -380,9 +356,7 @@ class Stack:
             STACK,
             True,
         ),
-        (["s = Stack()", "assert len(s) == 1"], STACK, False),
         (["add = adder(5)", "assert add(3) == 8"], "def adder(n): return lambda m: n + m", True),
-        (["add = adder(5)", "assert add(3) == 8"], "def adder(n): return lambda m: n", False),
         (["def g(x):\n    return f(x)\nassert g(f(1)) == 3"], "def f(x): return x + 1", True),
         (
             ["x = f(1)\nassert x == 1", "x = f(2)\nassert x == 1"],
@@ -401,26 +375,12 @@ async def test_every_check_is_counted_in_evaluation(evaluation: CodeTests) -> No
     assert part.evidence == "7/10 cases pass; case 8: AssertionError:  in `assert f(7) == 7`"
 
 
-async def test_humaneval(training: CodeTests) -> None:
-    truth = {
-        "entry_point": "add",
-        "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(0, 0) == 0",
-    }
-    assert (await training.judge(sample("def add(a, b): return a + b", truth))).score == 1.0
-    assert (await training.judge(sample("def add(a, b): return 5", truth))).score == 0.0
-
-
 @pytest.mark.parametrize(
     ("tests", "words"),
     [
         ("def check(f): pass", "the tests never call the program"),
-        ("assert True", "the tests never call the program"),
         ("assert (", "the tests are no Python"),
         ("assert f(lambda x: x) == 1", "the tests pass an object of type 'function' to 'f'"),
-        (
-            "try:\n    f(1)\n    f.x()\nexcept Problem:\n    pass",
-            "the tests use a class of the program in `except`",
-        ),
         (
             "assert isinstance(f(1), Problem)",
             "the tests use a class of the program in `except` or `isinstance`",
@@ -445,7 +405,7 @@ print(1 if len(numbers) == 2 and sum(numbers) == int(given[0]) else 0)
 
 @pytest.mark.parametrize(
     ("program", "score"),
-    [("n = int(input())\nprint(1, n - 1)", 1), ("print(5, 5)", 0), ("print('1')", 0), ("print()", 0)],
+    [("n = int(input())\nprint(1, n - 1)", 1), ("print(5, 5)", 0), ("print()", 0)],
 )
 async def test_a_checker_decides_where_many_answers_are_right(
     program: str, score: int, scorer: CodeTests
@@ -521,11 +481,7 @@ async def test_a_program_that_the_machine_starves_is_not_wrong(starving: CodeTes
 
 @pytest.mark.parametrize(
     "program",
-    [
-        "import time\ntime.sleep(60)",
-        "import time\ntime.sleep(1.5)\nwhile True: pass",
-        "import threading\nthreading.Event().wait()",
-    ],
+    ["import time\ntime.sleep(60)", "import time\ntime.sleep(1.5)\nwhile True: pass"],
 )
 async def test_a_program_that_waits_on_purpose_is_wrong_however_busy_the_machine(
     program: str, starving: CodeTests
