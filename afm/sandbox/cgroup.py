@@ -52,6 +52,17 @@ class Cgroup:
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
+    def number(self, file: str, pattern: str) -> int | None:
+        """A number in one of its files; ``None`` once the group is removed, or where it is absent."""
+        try:
+            text = (self.path / file).read_text(encoding="ascii")
+        except OSError as error:
+            if error.errno not in _REMOVED:
+                raise
+            return None
+        match = re.search(pattern, text, flags=re.MULTILINE)
+        return int(match[1]) if match else None
+
 
 class MemoryGroup(Cgroup):
     """A cgroup whose processes together keep one limit.
@@ -87,14 +98,7 @@ class MemoryGroup(Cgroup):
 
     def kills(self) -> int:
         """Processes that the kernel has killed in this group for want of memory; 0 once it is removed."""
-        try:
-            text = (self.path / self._version.events).read_text(encoding="ascii")
-        except OSError as error:
-            if error.errno not in _REMOVED:
-                raise
-            return 0
-        match = re.search(r"^oom_kill (\d+)$", text, flags=re.MULTILINE)
-        return int(match[1]) if match else 0
+        return self.number(self._version.events, r"^oom_kill (\d+)$") or 0
 
 
 class CpuGroup(Cgroup):
@@ -108,31 +112,16 @@ class CpuGroup(Cgroup):
 
     def __init__(self, parent: Path, name: str) -> None:
         super().__init__(parent, name)
-        version_1 = self.path / "cpuacct.usage"
-        self._file = version_1 if version_1.exists() else self.path / "cpu.stat"
-        try:
-            self._read()
-        except OSError:
+        self._place, self._per_s = ("cpu.stat", r"^usage_usec (\d+)$"), 1e6
+        if (self.path / "cpuacct.usage").exists():  # version 1
+            self._place, self._per_s = ("cpuacct.usage", r"(\d+)"), 1e9
+        if self.number(*self._place) is None:
             self.remove()
-            raise
+            raise OSError(f"{self.path / self._place[0]} counts no CPU time")
 
     def used_s(self) -> float:
         """CPU seconds that its processes have taken so far; 0 once it is removed."""
-        try:
-            return self._read()
-        except OSError as error:
-            if error.errno not in _REMOVED:
-                raise
-            return 0.0
-
-    def _read(self) -> float:
-        text = self._file.read_text(encoding="ascii")
-        if self._file.name == "cpuacct.usage":
-            return int(text) / 1e9
-        match = re.search(r"^usage_usec (\d+)$", text, flags=re.MULTILINE)
-        if match is None:
-            raise OSError(f"{self._file} has no usage_usec")
-        return int(match[1]) / 1e6
+        return (self.number(*self._place) or 0) / self._per_s
 
 
 G = TypeVar("G", bound=Cgroup)
@@ -152,24 +141,21 @@ class RunGroups:
 
     def add(self, pid: int) -> None:
         """Put a process in; what it forks from then on belongs to them."""
-        for group in (self.memory, self.cpu):
-            if group is not None:
-                group.add(pid)
+        for group in filter(None, (self.memory, self.cpu)):
+            group.add(pid)
 
     def remove(self) -> None:
         """Remove them, if they are empty."""
-        for group in (self.memory, self.cpu):
-            if group is not None:
-                group.remove()
+        for group in filter(None, (self.memory, self.cpu)):
+            group.remove()
 
 
 def run_groups(count: int, root: Path = ROOT) -> tuple[list[RunGroups], list[str]]:
     """Cgroups for ``count`` parallel runs; what is bounded by them, and what only without, in sentences."""
     memory, where = _groups(MemoryGroup, "memory", count, root)
     cpu, counted = cpu_groups(memory, count, root)
-    each = [
-        RunGroups(memory[number] if memory else None, cpu[number] if cpu else None) for number in range(count)
-    ]
+    nothing = [None] * count
+    each = [RunGroups(*pair) for pair in zip(memory or nothing, cpu or nothing, strict=True)]
     bounded = f"memory cgroup below {where}"
     return each, [
         bounded if memory else f"no memory cgroup is writable{where}: {MEMORY_PER_PROCESS}",
@@ -180,10 +166,8 @@ def run_groups(count: int, root: Path = ROOT) -> tuple[list[RunGroups], list[str
 def cpu_groups(memory: Sequence[MemoryGroup], count: int, root: Path = ROOT) -> tuple[list[CpuGroup], str]:
     """Groups for ``count`` runs that have these memory groups, if any; and where they are, or why there are none."""
     if memory and memory[0].unified:  # a process is in one cgroup of version 2 only
-        groups, where = (
-            [CpuGroup(group.path.parent, group.path.name) for group in memory],
-            str(memory[0].path.parent),
-        )
+        where = str(memory[0].path.parent)
+        groups = [CpuGroup(group.path.parent, group.path.name) for group in memory]
     else:
         groups, where = _groups(CpuGroup, "cpuacct", count, root)
     if not groups:

@@ -287,41 +287,7 @@ def result_of(ended: Ended, limits: SandboxLimits) -> RunResult:
     Raises:
         SandboxError: The jail did not get as far as running the program.
     """
-    lines = ended.report.split("\n")
-    if lines[0] != "ready":
-        if ended.reason is ExitReason.KILLED:
-            return _result(ended, ExitReason.KILLED, None, None)
-        message = (ended.report.removeprefix("failed: ") or ended.stderr.text()).strip()[-500:]
-        if ended.reason is ExitReason.TIMEOUT:
-            message = "it took too long; is this machine overloaded?"
-        raise SandboxError(f"the jail did not start: {message or 'no message'}")
-    status, peak = _status_and_peak(lines[1:])
-    if ended.reason is not None:
-        return _result(ended, ended.reason, None, peak)
-    if ended.out_of_memory and status != 0:
-        return _result(ended, ExitReason.MEMORY, None, peak)
-    if status is None:
-        return _result(ended, ExitReason.KILLED, None, None)
-    computed = ended.cpu_s >= _NEAR_CPU_LIMIT * limits.cpu_s
-    if computed and status in (-signal.SIGXCPU, -signal.SIGKILL):  # a program can send itself either
-        return _result(ended, ExitReason.CPU, None, peak)
-    if status == -signal.SIGKILL:
-        return _result(ended, ExitReason.KILLED, status, peak)
-    if status == 1 and "memory" in lines:
-        return _result(ended, ExitReason.MEMORY, None, peak)
-    return _result(ended, ExitReason.OK if status == 0 else ExitReason.ERROR, status, peak)
-
-
-def _status_and_peak(lines: list[str]) -> tuple[int | None, int | None]:
-    """Exit status and peak memory in bytes from the launcher's report; ``None`` when it did not get that far."""
-    try:
-        wait_status, peak_kib = (int(word) for word in lines[0].split()[:2])
-        return os.waitstatus_to_exitcode(wait_status), peak_kib * 1024
-    except (IndexError, ValueError):
-        return None, None
-
-
-def _result(ended: Ended, reason: ExitReason, status: int | None, peak: int | None) -> RunResult:
+    reason, status, peak = _outcome(ended, limits)
     return RunResult(
         stdout=ended.stdout.text(),
         stderr=ended.stderr.text(),
@@ -335,6 +301,36 @@ def _result(ended: Ended, reason: ExitReason, status: int | None, peak: int | No
         starved_s=ended.starved_s,
         idle_s=ended.idle_s,
     )
+
+
+def _outcome(ended: Ended, limits: SandboxLimits) -> tuple[ExitReason, int | None, int | None]:
+    """Why a run ended, its exit status and its peak memory in bytes, as far as they are known."""
+    lines = ended.report.split("\n")
+    if lines[0] != "ready":
+        if ended.reason is ExitReason.KILLED:
+            return ExitReason.KILLED, None, None
+        message = (ended.report.removeprefix("failed: ") or ended.stderr.text()).strip()[-500:]
+        if ended.reason is ExitReason.TIMEOUT:
+            message = "it took too long; is this machine overloaded?"
+        raise SandboxError(f"the jail did not start: {message or 'no message'}")
+    try:
+        wait_status, peak_kib = (int(word) for word in lines[1].split()[:2])
+    except (IndexError, ValueError):  # the launcher did not get as far as reporting the end
+        stopped = ended.reason or (ExitReason.MEMORY if ended.out_of_memory else ExitReason.KILLED)
+        return stopped, None, None
+    status, peak = os.waitstatus_to_exitcode(wait_status), peak_kib * 1024
+    if ended.reason is not None:
+        return ended.reason, None, peak
+    computed = ended.cpu_s >= _NEAR_CPU_LIMIT * limits.cpu_s
+    if ended.out_of_memory and status != 0:
+        return ExitReason.MEMORY, None, peak
+    if computed and status in (-signal.SIGXCPU, -signal.SIGKILL):  # a program can send itself either
+        return ExitReason.CPU, None, peak
+    if status == -signal.SIGKILL:
+        return ExitReason.KILLED, status, peak
+    if status == 1 and "memory" in lines:
+        return ExitReason.MEMORY, None, peak
+    return ExitReason.OK if status == 0 else ExitReason.ERROR, status, peak
 
 
 def isolation_advice(trouble: str) -> str:

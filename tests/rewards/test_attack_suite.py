@@ -11,7 +11,7 @@ from patient_scorer import PAUSE_S, ROUNDS, STARVED
 
 from afm.errors import ConfigError
 from afm.rewards import load_reward
-from afm.rewards.attack_suite import FOLDER, Attack, Outcome, load_attacks, outcomes, shipped_attacks
+from afm.rewards.attack_suite import Attack, Outcome, load_attacks, outcomes, shipped_attacks
 from afm.trajectory.types import Author, Segment
 
 
@@ -110,12 +110,7 @@ def test_pieces_become_segments_by_author() -> None:
     ("text", "message"),
     [
         ("attacks: 3", "attacks: got int, expected a list of rows"),
-        ("scorer: math", "attacks: got NoneType, expected a list of rows"),
         ("attacks: [{name: x}]", r"attacks\[0\]\.scorer: missing"),
-        (
-            "attacks: [{name: x, scorer: s, agent: a, question: q, ground_truth: g, deserves: 2}]",
-            r"attacks\[0\]\.deserves: got 2",
-        ),
         (
             "attacks: [{name: x, scorer: s, agent: a, question: q, ground_truth: g, deserves: 0, anser: z}]",
             r"attacks\[0\]\.anser: unknown key; did you mean 'answer'",
@@ -127,8 +122,3 @@ def test_a_wrong_file_is_explained(text: str, message: str, tmp_path: Path) -> N
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         load_attacks(path)
-
-
-def test_the_shipped_files_say_what_they_are_for() -> None:
-    for path in FOLDER.glob("*.yaml"):
-        assert path.read_text(encoding="utf-8").startswith("# Attacks on ")

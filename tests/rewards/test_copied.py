@@ -12,11 +12,8 @@ COPIED = [
     (r"\frac{3}{20}", "0.15", "Express 0.15 as a common fraction."),
     ("0.15", r"\frac{3}{20}", r"What is $\frac{3}{20}$ as a decimal?"),
     (r"-\frac{\pi}{6}", r"\arcsin(-\frac{1}{2})", r"Compute $\arcsin \left( -\frac{1}{2} \right).$"),
-    ("2k+2", "(-k + 4) + (-2 + 3k)", "Simplify $(-k + 4) + (-2 + 3k)$."),
     (r"\frac{\sqrt{3}}{3}", r"\frac{3}{\sqrt{27}}", r"Rationalize: $\dfrac{3}{\sqrt{27}}$"),
-    (r"\frac{5}{6}", r"\frac{10}{12}", r"Reduce $\frac{10}{12}$."),
     (r"x^2-1", r"\boxed{(x-1)(x+1)}", "Expand $(x-1)(x+1)$."),
-    ("2^{10}", "1024", "Write 1024 as a power of two."),
 ]
 HONEST = [
     (r"60^\circ", "60", r"One angle has $60^\circ$, the other?"),  # the gold answer stands there itself
@@ -24,10 +21,8 @@ HONEST = [
     ("1{,}000", "1000", "There are 1000 trees."),
     (r"\frac{1}{2}", "1/2", "A coin falls on heads in 1/2 of the cases."),
     (r"\frac{3}{20}", "0.15", "A thing of weight 10.15, another of 0.151 and 0.15.2"),  # a part of a number
-    (r"\frac{3}{20}", "0.15", "Find the probability."),
     (r"11\sqrt{2}", r"\sqrt{242}", "What is the diagonal of a square with side 11?"),
     (r"\frac{1}{2}x", r"\frac{x}{2}", r"A line is parallel to $y = \frac{x}{2}$."),
-    ("x+y", "y+x", "Let $y+x$ be even."),
     (r"2 \cdot x", "2x", "Let $2x = z$."),
 ]
 

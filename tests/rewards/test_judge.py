@@ -59,12 +59,10 @@ async def test_something_else_is_wrong(judge_server: Any) -> None:
     assert len(judge_server.requests) == 1
 
 
-async def test_an_exact_match_costs_nothing(judge_server: Any) -> None:
+async def test_an_exact_match_no_answer_endless_answers_and_no_gold_answer_cost_nothing(
+    judge_server: Any,
+) -> None:
     assert (await judged("the  PARIS!")).score == 1.0
-    assert judge_server.requests == []
-
-
-async def test_no_answer_endless_answers_and_no_gold_answer_cost_nothing(judge_server: Any) -> None:
     assert (await judged("Paris", "")).score is None
     assert await judged(" ") == Part(0.0, "the response has no final answer")
     every = ", ".join(f"city {number}" for number in range(500)) + ", Paris"

@@ -227,31 +227,15 @@ async def test_a_busy_loop_ends_at_the_cpu_limit(sandbox: Sandbox) -> None:
     assert result.idle_s < result.wall_s / 2  # its processes were found, wherever they run
 
 
-async def test_sleeping_ends_at_the_wall_clock(sandbox: Sandbox) -> None:
-    code = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
-    result = await sandbox.run(code, limits=SandboxLimits(wall_s=0.7))
-    assert (result.reason, result.exit_status, result.stdout) == (ExitReason.TIMEOUT, None, "begun\n")
-    assert 0.7 <= result.wall_s < 4
-
-
-async def test_a_stopped_program_leaves_its_cpu_time_and_its_whole_lines(sandbox: Sandbox) -> None:
+async def test_a_program_stopped_by_the_wall_clock_leaves_its_cpu_time_and_its_whole_lines(
+    sandbox: Sandbox,
+) -> None:
     code = "print('step 1')\nprint('step 2')\nprint('half', end='')\nwhile True: pass"
     result = await sandbox.run(code, limits=SandboxLimits(wall_s=0.7))
-    assert (result.reason, result.stdout) == (ExitReason.TIMEOUT, "step 1\nstep 2\n")
+    assert (result.reason, result.exit_status) == (ExitReason.TIMEOUT, None)
+    assert result.stdout == "step 1\nstep 2\n"
+    assert 0.7 <= result.wall_s < 4
     assert result.cpu_s > 0.06  # the jail alone takes about 0.02
-
-
-@pytest.mark.parametrize(
-    "code",
-    ["import os\nwhile True: os.write(1, b'y' * 65536)", "import os\nwhile True: os.write(2, b'y' * 65536)"],
-    ids=["stdout", "stderr"],
-)
-async def test_an_output_flood_stops_the_run(code: str, sandbox: Sandbox) -> None:
-    result = await sandbox.run(code, limits=SandboxLimits(output_bytes=5000))
-    assert (result.reason, result.exit_status) == (ExitReason.OUTPUT, None)
-    assert len(result.stdout) + len(result.stderr) == 5000
-    assert result.stdout_cut is bool(result.stdout)
-    assert result.stderr_cut is bool(result.stderr)
 
 
 DAEMON = """
@@ -306,6 +290,9 @@ async def test_cancelling_at_any_moment_leaves_nothing(sandbox: Sandbox) -> None
         assert all(isinstance(result, asyncio.CancelledError) for result in results)
         assert processes() == kept
         assert descriptors() == before
+    ended_well = await asyncio.gather(*(sandbox.run(f"print({n})", str(n)) for n in range(12)))
+    assert [result.stdout for result in ended_well] == [f"{n}\n" for n in range(12)]
+    assert (processes(), descriptors()) == (kept, before)
 
 
 def processes() -> set[str]:
@@ -370,15 +357,6 @@ async def test_cancelling_twice_still_cleans_up(sandbox: Sandbox) -> None:
     raise AssertionError(f"left: {processes() - kept}, {descriptors() - before} descriptors")
 
 
-async def test_many_runs_leave_no_process_and_no_descriptor(sandbox: Sandbox) -> None:
-    await warmed(sandbox)
-    before, kept = descriptors(), processes()
-    results = await asyncio.gather(*(sandbox.run(f"print({n})", str(n)) for n in range(12)))
-    assert [result.stdout for result in results] == [f"{n}\n" for n in range(12)]
-    assert descriptors() == before
-    assert processes() == kept
-
-
 async def test_closing_starts_nothing_that_waited(backend: str) -> None:
     kept = processes()
     sandbox = open_sandbox(backend, max_parallel=1)
@@ -437,24 +415,6 @@ async def test_no_more_than_max_parallel_at_a_time(backend: str) -> None:
     await asyncio.gather(*(sandbox.run("import time; time.sleep(0.2)") for _ in range(6)))
     assert time.monotonic() - begun >= 0.6
     await sandbox.close()
-
-
-async def test_the_event_loop_is_never_held_up(sandbox: Sandbox) -> None:
-    await sandbox.run("1")
-    longest, over = 0.0, False
-
-    async def tick() -> None:
-        nonlocal longest
-        while not over:
-            begun = time.monotonic()
-            await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - begun)
-
-    ticking = asyncio.create_task(tick())
-    await sandbox.run("import time; time.sleep(0.7)")
-    over = True
-    await ticking
-    assert longest < 0.5  # far above what a busy machine adds, far below the run
 
 
 @pytest.mark.parametrize("kind", KINDS)

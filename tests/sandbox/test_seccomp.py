@@ -82,52 +82,83 @@ def test_programs_that_can_do_without_a_call_are_told_that_it_does_not_exist() -
 def test_calls_that_only_burden_the_host_succeed_without_an_effect(machine: str) -> None:
     for name, numbers in SILENCED.items():
         assert verdict(machine, numbers[COLUMN[machine]] or -1) == refused(0), name
-    column = COLUMN[machine]
-    assert verdict(machine, MSYNC[column], 0, 4096, 4) == refused(0)
-    assert verdict(machine, MSYNC[column], 0, 4096, 1) == ALLOW  # MS_ASYNC: whether the memory is there
-    for advice in (20, 21):  # MADV_COLD, MADV_PAGEOUT
-        assert verdict(machine, MADVISE[column], 0, 4096, advice) == refused(0)
-    assert verdict(machine, MADVISE[column], 0, 4096, 12) == refused(errno.EINVAL)  # MADV_MERGEABLE
-    assert verdict(machine, MADVISE[column], 0, 4096, 4) == ALLOW  # MADV_DONTNEED
+
+
+NO_PERMISSION, INVALID = refused(errno.EPERM), refused(errno.EINVAL)
+BY_ARGUMENTS: dict[str, tuple[tuple[int, int], dict[int, list[tuple[int, ...]]]]] = {
+    "nothing is written out": (
+        MSYNC,
+        {refused(0): [(0, 4096, 4)], ALLOW: [(0, 4096, 1)]},
+    ),  # MS_SYNC, MS_ASYNC
+    "the host's cache stays as it is": (
+        MADVISE,  # MADV_COLD, MADV_PAGEOUT; MADV_MERGEABLE; MADV_DONTNEED
+        {refused(0): [(0, 4096, 20), (0, 4096, 21)], INVALID: [(0, 4096, 12)], ALLOW: [(0, 4096, 4)]},
+    ),
+    "reads neither tell what is in the cache nor drop it": (
+        PREADV2,  # RWF_NOWAIT, RWF_DONTCACHE
+        {
+            refused(errno.EOPNOTSUPP): [(3, 1, 1, 0, 0, flags) for flags in (0x08, 0x80, 0x88, 0x09)],
+            ALLOW: [(3, 1, 1, 0, 0, 0), (3, 1, 1, 0, 0, 0x01)],
+        },
+    ),
+    "huge pages can be switched off and not on": (
+        PRCTL,  # the last one is PR_SET_MEMORY_MERGE
+        {
+            ALLOW: [(41, 1), (15, 1)],
+            NO_PERMISSION: [(41, 0), (41, 1, 2), (41, 1, 2 << 32), (41, 1 << 32), (41, 2)],
+            INVALID: [(67, 1)],
+        },
+    ),
+    "nothing is sent to an address": (
+        SENDTO,
+        {
+            ALLOW: [(3, 1, 1, 0, 0, 0)],
+            NO_PERMISSION: [(3, 1, 1, 0, address, 16) for address in (1, 0x7FFF00001000, 1 << 32)],
+        },
+    ),
+    "files are locked, but neither leased nor watched nor marked": (
+        FCNTL,
+        {
+            TRAP: [(3, 5)],  # F_GETLK, which inside/harden.py answers
+            INVALID: [
+                (3, command) for command in (36, 37, 38, 1036, 1038)
+            ],  # open file description locks; hints
+            ALLOW: [
+                (3, command) for command in (6, 7, 4, 1030)
+            ],  # F_SETLK, F_SETLKW, F_SETFL, F_DUPFD_CLOEXEC
+            NO_PERMISSION: [(3, 1024), (3, 1026)],
+        },
+    ),
+    "clone makes threads and processes but no namespaces": (
+        CLONE,
+        {
+            ALLOW: [(0x3D0F00,), (0x01200011,)],  # what pthread_create and fork ask for
+            NO_PERMISSION: [
+                (flag | 17,)
+                for flag in (0x10000000, 0x20000, 0x40000000, 0x20000000, 0x8000000, 0x4000000, 0x2000000)
+            ],
+        },
+    ),
+    "clone3 is not there": (CLONE3, {refused(errno.ENOSYS): [()]}),
+    "socket pairs are unix ones": (SOCKETPAIR, {ALLOW: [(1,)], NO_PERMISSION: [(16,)]}),
+    "nothing is typed into a terminal or asked of a file system": (
+        IOCTL,  # allowed: TCGETS, TIOCGWINSZ, FIONBIO, FIONREAD, TCGETS2; not there: FIEMAP, Btrfs' own sync
+        {
+            NO_PERMISSION: [(0, command) for command in (0x5412, 0x541C, 0x5423)],
+            ALLOW: [(0, command) for command in (0x5401, 0x5413, 0x5421, 0x541B, 0x802C542A)],
+            refused(errno.ENOTTY): [(0, command) for command in (0xC020660B, 0x9408, 0x80089418)],
+        },
+    ),
+}
 
 
 @MACHINES
-def test_reads_neither_tell_what_is_in_the_cache_nor_drop_it(machine: str) -> None:
-    number = PREADV2[COLUMN[machine]]
-    for flags in (0x08, 0x80, 0x88, 0x09):  # RWF_NOWAIT, RWF_DONTCACHE
-        assert verdict(machine, number, 3, 1, 1, 0, 0, flags) == refused(errno.EOPNOTSUPP)
-    for flags in (0, 0x01):
-        assert verdict(machine, number, 3, 1, 1, 0, 0, flags) == ALLOW
-
-
-@MACHINES
-def test_huge_pages_can_be_switched_off_and_not_on(machine: str) -> None:
-    number = PRCTL[COLUMN[machine]]
-    assert verdict(machine, number, 41, 1) == ALLOW
-    for arguments in ((0,), (1, 2), (1, 2 << 32), (1 << 32,), (2,)):
-        assert verdict(machine, number, 41, *arguments) == refused(errno.EPERM), arguments
-    assert verdict(machine, number, 67, 1) == refused(errno.EINVAL)  # PR_SET_MEMORY_MERGE
-    assert verdict(machine, number, 15, 1) == ALLOW
-
-
-@MACHINES
-def test_nothing_is_sent_to_an_address(machine: str) -> None:
-    number = SENDTO[COLUMN[machine]]
-    assert verdict(machine, number, 3, 1, 1, 0, 0, 0) == ALLOW
-    for address in (1, 0x7FFF00001000, 1 << 32):
-        assert verdict(machine, number, 3, 1, 1, 0, address, 16) == refused(errno.EPERM)
-
-
-@MACHINES
-def test_files_are_locked_by_programs_but_neither_leased_nor_watched_nor_marked(machine: str) -> None:
-    number = FCNTL[COLUMN[machine]]
-    assert verdict(machine, number, 3, 5) == TRAP  # F_GETLK, which inside/harden.py answers
-    for command in (36, 37, 38, 1036, 1038):  # open file description locks; hints
-        assert verdict(machine, number, 3, command) == refused(errno.EINVAL)
-    for command in (6, 7, 4, 1030):  # F_SETLK and F_SETLKW, which SQLite needs; F_SETFL; F_DUPFD_CLOEXEC
-        assert verdict(machine, number, 3, command) == ALLOW
-    for command in (1024, 1026):
-        assert verdict(machine, number, 3, command) == refused(errno.EPERM)
+@pytest.mark.parametrize("promise", BY_ARGUMENTS)
+def test_a_call_is_judged_by_its_arguments(promise: str, machine: str) -> None:
+    numbers, outcomes = BY_ARGUMENTS[promise]
+    for outcome, calls in outcomes.items():
+        for arguments in calls:
+            assert verdict(machine, numbers[COLUMN[machine]], *arguments) == outcome, arguments
 
 
 @MACHINES
@@ -137,40 +168,6 @@ def test_ordinary_calls_pass(machine: str) -> None:
         "aarch64": (56, 57, 63, 64, 93, 94, 172, 214, 221),
     }
     assert all(verdict(machine, number) == ALLOW for number in ordinary[machine])
-
-
-@MACHINES
-def test_clone_makes_threads_and_processes_but_no_namespaces(machine: str) -> None:
-    number = CLONE[COLUMN[machine]]
-    assert verdict(machine, number, 0x3D0F00) == ALLOW  # what pthread_create asks for
-    assert verdict(machine, number, 0x01200011) == ALLOW  # what fork asks for
-    for flag in (0x10000000, 0x20000, 0x40000000, 0x20000000, 0x8000000, 0x4000000, 0x2000000):
-        assert verdict(machine, number, flag | 17) == refused(errno.EPERM)
-    assert verdict(machine, CLONE3[COLUMN[machine]]) == refused(errno.ENOSYS)
-
-
-@MACHINES
-def test_socket_pairs_are_unix_ones(machine: str) -> None:
-    number = SOCKETPAIR[COLUMN[machine]]
-    assert verdict(machine, number, 1) == ALLOW
-    assert verdict(machine, number, 16) == refused(errno.EPERM)
-
-
-@MACHINES
-def test_nothing_is_typed_into_a_terminal_or_asked_of_a_file_system(machine: str) -> None:
-    number = IOCTL[COLUMN[machine]]
-    for command in (0x5412, 0x541C, 0x5423):
-        assert verdict(machine, number, 0, command) == refused(errno.EPERM)
-    for command in (
-        0x5401,
-        0x5413,
-        0x5421,
-        0x541B,
-        0x802C542A,
-    ):  # TCGETS, TIOCGWINSZ, FIONBIO, FIONREAD, TCGETS2
-        assert verdict(machine, number, 0, command) == ALLOW
-    for command in (0xC020660B, 0x9408, 0x80089418):  # FIEMAP, which can write out; Btrfs' own sync
-        assert verdict(machine, number, 0, command) == refused(errno.ENOTTY)
 
 
 @MACHINES

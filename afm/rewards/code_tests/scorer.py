@@ -143,7 +143,8 @@ class CodeTests:
                 elif same_output(run.output, case.expected or "", tolerance, absolute):
                     yield ""
                 else:
-                    yield _difference(run.output, case.expected or "", case.stdin)
+                    printed, expected, given = map(_shown, (run.output, case.expected or "", case.stdin))
+                    yield f"printed {printed}, expected {expected}, for the input {given}"
 
     async def _checked(self, problem: Problem, runs: Sequence[tuple[PrintCase, CaseRun]]) -> list[str]:
         """What the problem's checker says of each output."""
@@ -157,12 +158,7 @@ class CodeTests:
             verdicts += batch
         if verdicts[0].end is CaseEnd.BROKEN:
             raise DataError(f"the row's checker is no program: {verdicts[0].note}")
-        return [
-            ""
-            if _accepts(verdict)
-            else f"the checker does not accept {_shown(run.output)}: {_reason(verdict)}"
-            for verdict, (_, run) in zip(verdicts, runs, strict=True)
-        ]
+        return [_refusal(verdict, run.output) for verdict, (_, run) in zip(verdicts, runs, strict=True)]
 
     async def _called(self, program: str, problem: Problem) -> AsyncGenerator[str]:
         """The fault of each function call, ``""`` when it passes."""
@@ -204,20 +200,13 @@ class CodeTests:
         return f"{words}: {run.note}" if run.note else words
 
 
-def _accepts(verdict: CaseRun) -> bool:
-    if verdict.end is not CaseEnd.OK:
-        return False
+def _refusal(verdict: CaseRun, output: str) -> str:
+    """Why a checker that ended so does not accept an output, ``""`` when it does."""
     words = verdict.output.split()
-    return not words or words[-1].lower() in _ACCEPTED
-
-
-def _reason(verdict: CaseRun) -> str:
-    words = verdict.output.split()
-    return verdict.note or (words[-1][:80] if words else str(verdict.end))
-
-
-def _difference(output: str, expected: str, stdin: str) -> str:
-    return f"printed {_shown(output)}, expected {_shown(expected)}, for the input {_shown(stdin)}"
+    if verdict.end is CaseEnd.OK and (not words or words[-1].lower() in _ACCEPTED):
+        return ""
+    reason = verdict.note or (words[-1][:80] if words else str(verdict.end))
+    return f"the checker does not accept {_shown(output)}: {reason}"
 
 
 def _repr(value: Any) -> str:

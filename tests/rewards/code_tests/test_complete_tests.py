@@ -35,10 +35,15 @@ def file_of_livecodebench(folder: Path) -> Path:
     return folder
 
 
-async def test_the_complete_tests_count_where_they_are_given(tmp_path: Path) -> None:
-    samples_only = load_reward()
-    complete = load_reward({"code_tests": {"livecodebench": str(file_of_livecodebench(tmp_path))}})
+@pytest.mark.parametrize("by_environment", [False, True])
+async def test_the_complete_tests_count_where_they_are_given(
+    by_environment: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples_only, folder = load_reward(), str(file_of_livecodebench(tmp_path))
     assert (await samples_only.score(sample(COPY, SAMPLES))).score == 1.0
+    if by_environment:
+        monkeypatch.setenv("LIVECODEBENCH_DATA_PATH", folder)
+    complete = load_reward({} if by_environment else {"code_tests": {"livecodebench": folder}})
     assert (await complete.score(sample(COPY, SAMPLES))).score == 0.0
     verdict = await complete.score(sample(SQUARE, SAMPLES))
     assert (verdict.score, verdict.evidence) == (1.0, "2/2 cases pass")
@@ -46,16 +51,6 @@ async def test_the_complete_tests_count_where_they_are_given(tmp_path: Path) -> 
     assert (unknown.score, unknown.evidence) == (1.0, "1/1 cases pass")  # the samples, for want of more
     for reward in (samples_only, complete):
         await reward.close()
-
-
-async def test_the_environment_names_the_complete_tests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LIVECODEBENCH_DATA_PATH", str(file_of_livecodebench(tmp_path)))
-    reward = load_reward()
-    assert (await reward.score(sample(COPY, SAMPLES))).score == 0.0
-    assert (await reward.score(sample(SQUARE, SAMPLES))).score == 1.0
-    await reward.close()
 
 
 async def test_many_programs_at_once_get_their_own_verdicts() -> None:

@@ -15,12 +15,7 @@ DOUBLES = {"stdin": ["7\n", "21\n"], "expected_output": ["14\n", "42\n"]}
 @pytest.mark.parametrize(
     "program",
     [
-        "import io, sys\nsys.stdout = io.StringIO()\nprint(int(input()) * 2)\nsys.__stdout__.write(sys.stdout.getvalue())",
-        "import atexit, io, sys\nsys.stdout = io.StringIO()\n"
-        "atexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))\nprint(int(input()) * 2)",
         "import math\nmath.out = open(1, 'wb', closefd=False)\nmath.out.write(b'%d' % (int(input()) * 2))",
-        "class Box: pass\nbox = Box(); box.me = box; box.out = open(1, 'w', closefd=False)\n"
-        "box.out.write(str(int(input()) * 2))",
         "class Last:\n    def __init__(self): self.answer = int(input()) * 2\n"
         "    def __del__(self): print(self.answer)\nlast = Last()",
         "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(int(input()) * 2))).start()",

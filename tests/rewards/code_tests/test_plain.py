@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections import Counter, defaultdict, deque, namedtuple
 from enum import IntEnum
 from typing import Any
 
@@ -65,7 +65,6 @@ def test_values_come_back_as_they_were(value: Any) -> None:
     ("value", "plain"),
     [
         (Counter("aab"), {"a": 2, "b": 1}),
-        (OrderedDict(b=1), {"b": 1}),
         (defaultdict(list, a=[1]), {"a": [1]}),
         (Point(1, 2), (1, 2)),
         (Seven.VALUE, 7),

@@ -53,7 +53,6 @@ async def judged(reply, kind, form, gold, *, embeddings="words", **item):
         ),
         ('{"goal": "g", "name": "Home.find", "args": "place"}', (0.5, 1.0)),
         ('{"name": "Home.search", "args": {"place": "Berlin", "beds": 2}}', (0.0, 0.0)),
-        ("I would search homes.", (0.0, 0.0)),
         ("[" * 90_000, (0.0, 0.0)),
     ],
 )
@@ -85,7 +84,6 @@ async def test_instructions_in_marked_text(reply, expected) -> None:
         ("Home.search", "str", (1.0, 1.0)),
         ("I use Home.search, then Home.price.", "str", (0.0, 1.0)),
         ("Home.search or FinishAction", "str", (0.0, 1.0)),
-        ("the search", "str", (0.0, 1.0)),
     ],
 )
 async def test_retrieval(reply, form, expected) -> None:
@@ -100,7 +98,6 @@ async def test_retrieval(reply, form, expected) -> None:
         ('{"name": "x", "args": "place Berlin"}', "json", (0.0, 1.0)),
         ("nothing", "json", (0.0, 0.0)),
         ("{'place': 'Berlin'}", "str", (1.0, 1.0)),
-        ("Rome", "str", (0.0, 1.0)),
     ],
 )
 async def test_understanding(reply, form, expected) -> None:
@@ -112,7 +109,6 @@ async def test_understanding(reply, form, expected) -> None:
     [
         ("""[{"id": 0, "name": "Home.search", "args": "{'place': 'Berlin'}"}]""", "json", (1.0, 1.0)),
         ("""[{"id": 0, "name": "Home.search"}]""", "json", (0.0, 0.0)),
-        ("no plan", "json", (0.0, 0.0)),
         # "Use Home.search to find a place in Berlin" against "{'place': 'Berlin'}": 2 of sqrt(9) * sqrt(2) words alike.
         ("Use Home.search to find a place in Berlin", "str", (1.0, 1.0)),
         ("I do not know.", "str", (0.0, 0.0)),

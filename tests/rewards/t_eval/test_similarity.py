@@ -6,23 +6,7 @@ from afm.agents import load_agent
 from afm.rewards import Sample, load_reward
 from afm.trajectory.types import Author, Segment
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "{",
-    "}",
-    "'",
-    ":",
-    ",",
-    ".",
-    "home",
-    "search",
-    "berlin",
-    "place",
-]
+WORDS = [*("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), *"{}':,.", "home", "search", "berlin", "place"]
 
 
 @pytest.fixture

@@ -218,26 +218,8 @@ class _Thing:
 class _Instance(_Thing):
     """An object of a class of the program: its own methods count, whatever their names."""
 
-    def __len__(self) -> int:
-        return int(self._asked("__len__"))
-
-    def __str__(self) -> str:
-        return str(self._asked("__str__"))
-
-    def __repr__(self) -> str:
-        return str(self._asked("__repr__"))
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._asked("__getitem__", key)
-
-    def __contains__(self, item: Any) -> bool:
-        return bool(self._asked("__contains__", item))
-
     def __bool__(self) -> bool:
         return True
-
-    def _asked(self, name: str, *values: Any) -> Any:
-        return self._steps.take(_Call("method", name, self._index), values, {})
 
 
 class _Member:
@@ -311,6 +293,14 @@ _AGREEING = (
     "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge getitem neg pos abs invert round"
 )
 _RELATING = "add sub mul truediv floordiv mod pow and or xor lt le gt ge"
+_OF_INSTANCES: dict[str, Any] = {
+    "len": int,
+    "str": str,
+    "repr": str,
+    "contains": bool,
+    "getitem": lambda value: value,
+}
+"""Methods by which Python asks an instance of a class of the program, and what each must return."""
 _CONSTANT: dict[str, Any] = {"len": 0, "int": 0, "float": 0.0, "index": 0, "str": "", "hash": 0}
 _CONSTANT |= {"contains": True, "setitem": None, "delitem": None, "enter": None, "exit": None}
 
@@ -327,6 +317,12 @@ def _equip() -> None:
     def related(self: Any, other: Any) -> Any:
         return self._related(other) if isinstance(other, _Thing) else NotImplemented
 
+    def asked(method: str, kind: Any) -> Any:
+        return lambda self, *values: kind(self._steps.take(_Call("method", method, self._index), values, {}))
+
+    for word, kind in _OF_INSTANCES.items():
+        setattr(_Instance, f"__{word}__", asked(f"__{word}__", kind))
+
     for word in _RELATING.split():
         setattr(_Thing, f"__{word}__", related)
     for word in _AGREEING.split():
@@ -337,8 +333,8 @@ def _equip() -> None:
         setattr(Hole, f"__{word}__", constant(value))
     for word in ("bool", *_CONSTANT):
         setattr(_Member, f"__{word}__", through(f"__{word}__"))
-    for kind, begin in ((Hole, lambda self: iter(())), (_Member, lambda self: iter(self.value()))):
-        setattr(kind, _ITERATE, begin)
+    for proxy, begin in ((Hole, lambda self: iter(())), (_Member, lambda self: iter(self.value()))):
+        setattr(proxy, _ITERATE, begin)
 
 
 _equip()
