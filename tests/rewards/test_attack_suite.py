@@ -1,4 +1,4 @@
-"""The lab of attacks: every one gets what it deserves, and a reward that pays too much is found out."""
+"""The suite of attacks: every one gets what it deserves, and a reward that pays too much is found out."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ async def test_no_judge_can_be_talked_into_paying(judge_server: Any, character: 
         assert failures(found) == []
 
 
-async def test_the_lab_sees_what_a_careless_judge_pays_for(judge_server: Any) -> None:
+async def test_the_suite_sees_what_a_careless_judge_pays_for(judge_server: Any) -> None:
     judge_server.character = "gullible"
     found = await tried(load_reward({"judge": {"control": False}}), "judge")
     paid = {outcome.attack.name for outcome in found if outcome.got == 1.0 and not outcome.passed}
     assert {"order to the judge", "end of the data", "reference without content"} <= paid
 
 
-async def test_the_lab_sees_a_judge_that_is_down(judge_server: Any) -> None:
+async def test_the_suite_sees_a_judge_that_is_down(judge_server: Any) -> None:
     judge_server.character = "mute"
     found = await tried(load_reward({"judge": {"attempts": 1}}), "judge")
     assert {outcome.got for outcome in found if outcome.attack.name == "wrong answer"} == {None}

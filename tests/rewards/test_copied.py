@@ -16,6 +16,11 @@ COPIED = [
     (r"x^2-1", r"\boxed{(x-1)(x+1)}", "Expand $(x-1)(x+1)$."),
 ]
 HONEST = [
+    (
+        r"11\sqrt{2}",
+        r"\sqrt{242}",
+        r"Which is larger, $11\sqrt{2}$ or $\sqrt{242}$?",
+    ),  # so does the gold answer
     (r"60^\circ", "60", r"One angle has $60^\circ$, the other?"),  # the gold answer stands there itself
     (r"60^\circ", "60", "A figure of 60 degrees"),  # another way to write it
     ("1{,}000", "1000", "There are 1000 trees."),

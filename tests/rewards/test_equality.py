@@ -158,6 +158,7 @@ def test_percent_signs_and_named_unknowns(
         (r"\frac{\pi}{4}", r"\int_0^1 \frac{1}{1+t^2} dt", False),
         (r"\frac{\pi}{4}", r"\int_0^1 \frac{1}{1+t^2} dt = \frac{\pi}{4}", True),
         (r"\frac{\pi}{4}", r"3 = \int_0^1 \frac{1}{1+t^2} dt", False),
+        (r"\int_0^1 x^2 dx", r"\int_0^1 t^2 dt", True),
         (r"\sum_{k=1}^n k", r"\frac{n(n+1)}{2}", True),
         (r"\frac{n(n+1)}{2}", r"\sum_{k=1}^n k", False),
         ("2x+4y-3=0", "4y=3-2x", True),

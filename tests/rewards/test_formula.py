@@ -38,6 +38,7 @@ def test_the_names_it_needs() -> None:
         ("__import__('os')", "is not allowed"),
         ("correct.real", "'correct.real' is not allowed"),
         ("max(*[1, 2])", "is not allowed"),
+        ("max(correct)", "is not allowed"),
         ("max(1, 2, key=abs)", "is not allowed"),
         ("True", "'True' is not allowed"),
         ("", "is no expression"),

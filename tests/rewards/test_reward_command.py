@@ -11,7 +11,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from afm.cli.reward import _as_json, _as_text, reward
-from afm.errors import DataError
 from afm.trajectory.record import Verdict
 
 APP = typer.Typer()
@@ -60,11 +59,9 @@ def test_a_row_may_name_its_agent(tmp_path: Path) -> None:
     ("line", "message"),
     [
         (row("204", agent=["math"]), "agent: got ['math'] (list), expected a valid string"),
-        (row("204", agent_tokens="7"), "agent_tokens: got '7' (str), expected a valid integer"),
         ("{", "no JSON"),
         ("[1]", "got list, expected an object"),
         ('{"data_source": "aime24", "response": "x"}', "ground_truth: missing, but required"),
-        (row("1", response=3), "response: got 3 (int), expected a valid string"),
         (row("1", data_source="aime2024"), "did you mean 'aime24'"),
         (row("1", agent="mat"), "did you mean 'math'"),
     ],
@@ -96,13 +93,13 @@ def test_nothing_that_a_response_holds_steers_the_terminal(options: list[str], t
     assert len(done.stdout.splitlines()) == (3 if options else 4)
 
 
-@pytest.mark.parametrize("verdict", [Verdict(score=0.0, evidence=HOSTILE), DataError(HOSTILE)])
-def test_evidence_is_shown_on_one_harmless_line(verdict: Verdict | DataError) -> None:
+def test_evidence_is_shown_on_one_harmless_line() -> None:
+    verdict = Verdict(score=0.0, evidence=HOSTILE)
     text = _as_text(Path("rows.jsonl"), 1, "wrong", verdict)
     assert text.startswith("rows.jsonl:1: ")
     assert text.endswith("\\u202e\\ud800 some rows.jsonl:1: correct, score 1")
     assert text.isprintable()
-    assert json.loads(_as_json(1, verdict)).get("evidence", HOSTILE) == HOSTILE
+    assert json.loads(_as_json(1, verdict))["evidence"] == HOSTILE
     assert _as_json(1, verdict).isascii()
 
 
@@ -110,8 +107,3 @@ def test_the_formula_comes_from_a_file(tmp_path: Path) -> None:
     config = tmp_path / "reward.yaml"
     config.write_text("formula: 0.25 * format", encoding="utf-8")
     assert json.loads(run(tmp_path, [row("7")], "--json", "--rewards", str(config)).stdout)["score"] == 0.25
-
-
-def test_a_missing_file_is_wrong_usage(tmp_path: Path) -> None:
-    done = CliRunner().invoke(APP, [str(tmp_path / "none.jsonl")])
-    assert done.exit_code == 2

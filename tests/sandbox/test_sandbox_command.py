@@ -22,11 +22,6 @@ def test_check_prints_a_table_and_ends_well() -> None:
     assert "4 stopped, 0 known limit, 0 GOT THROUGH" in done.stdout
 
 
-def test_check_of_nothing_is_wrong_usage() -> None:
-    done = RUNNER.invoke(app, ["check", "--only", "no such attack"])
-    assert isinstance(done.exception, UsageError)
-
-
 def test_a_good_program() -> None:
     done = RUNNER.invoke(app, ["run"], input="print(6 * 7)")
     assert (done.exit_code, done.stdout) == (0, "42\n")
@@ -62,6 +57,7 @@ def test_json_holds_nothing_that_a_terminal_obeys() -> None:
     assert json.loads(done.stdout)["stdout"] == "\x1b[2J\x9b31m\u202eevil\u2066\u061c\u200f\u2028é\n"
 
 
-def test_no_program_is_wrong_usage() -> None:
-    done = RUNNER.invoke(app, ["run"], input="\n")
+@pytest.mark.parametrize("words", [["run"], ["check", "--only", "no such attack"]])
+def test_no_program_and_no_attack_are_wrong_usage(words: list[str]) -> None:
+    done = RUNNER.invoke(app, words, input="\n")
     assert isinstance(done.exception, UsageError)

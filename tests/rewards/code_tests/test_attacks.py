@@ -150,7 +150,9 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    "attack", [pytest.param(STOP, marks=pytest.mark.slow), *(attack for attack in ATTACKS if attack != STOP)]
+)
 async def test_no_attack_pays(attack: str, training: CodeTests) -> None:
     assert SECRET not in ATTACKS[attack]
     for kind in ("stdin",) if attack == STOP else KINDS:

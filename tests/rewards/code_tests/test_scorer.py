@@ -390,12 +390,11 @@ async def test_every_check_is_counted_in_evaluation(evaluation: CodeTests) -> No
             "assert isinstance(f(1), Problem)",
             "the tests use a class of the program in `except` or `isinstance`",
         ),
-        ("while True: f", "the test program ended with"),
+        ("import os\nos._exit(3)", "the test program ended with error"),
     ],
 )
 async def test_tests_that_cannot_judge_abstain(tests: str, words: str, training: CodeTests) -> None:
-    short = PatientScorer(training._sandbox, training._policy.within(total_s=1))
-    part = await short.judge(sample("def f(x): return 1", {"functional": tests}))
+    part = await training.judge(sample("def f(x): return 1", {"functional": tests}))
     assert part.score is None
     assert words in part.evidence
 
