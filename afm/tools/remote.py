@@ -43,32 +43,9 @@ class RunRequest(Settings):
     less."""
 
 
-def request_for(code: str, stdin: str, limits: SandboxLimits) -> RunRequest:
-    """A request; half characters, which JSON cannot carry, become question marks as in a local sandbox."""
-    whole = [text.encode("utf-8", "replace").decode() for text in (code, stdin)]
-    return RunRequest(code=whole[0], stdin=whole[1], limits=limits.model_dump())
-
-
 def result_body(result: RunResult) -> bytes:
     """The JSON of a result."""
     return _RESULT.dump_json(result)
-
-
-def result_from(body: bytes) -> RunResult:
-    """The result in an answer.
-
-    Raises:
-        ValueError: The body is no result.
-    """
-    try:
-        return _RESULT.validate_json(body)
-    except ValidationError as error:
-        raise ValueError(f"not a result of a run: {_first(error)}") from None
-
-
-def _first(error: ValidationError) -> str:
-    details: Any = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, details['loc'])) or 'body'}: {details['msg']}"
 
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -123,7 +100,10 @@ class RemoteSandbox:
             SandboxError: No server could run it; the message says what each of them answered.
         """
         limits = limits or SandboxLimits()
-        body = request_for(code, stdin, limits).model_dump_json().encode()
+        # Half characters, which JSON cannot carry, become question marks as in a local sandbox.
+        code, stdin = (text.encode("utf-8", "replace").decode() for text in (code, stdin))
+        request = RunRequest(code=code, stdin=stdin, limits=limits.model_dump())
+        body = request.model_dump_json().encode()
         timeout = httpx.Timeout(limits.wall_s + self._queue_s, connect=_CONNECT_TIMEOUT_S)
         began = time.monotonic()
         failures = 0
@@ -169,9 +149,11 @@ class RemoteSandbox:
         if response.status_code != 200:
             raise status_failure(response.status_code, response.headers, response.content, _TOKEN)
         try:
-            return result_from(response.content)
-        except ValueError as error:
-            raise RequestFailedError(f"its answer is {error}", lasting=True) from None
+            return _RESULT.validate_json(response.content)
+        except ValidationError as error:
+            fault: Any = error.errors(include_url=False, include_input=False)[0]
+            reason = f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}"
+            raise RequestFailedError(f"its answer is not a result of a run: {reason}", lasting=True) from None
 
 
 def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:

@@ -204,6 +204,8 @@ def test_it_does_not_start_without_what_it_needs() -> None:
 
 
 def test_the_shipped_settings_are_read() -> None:
+    bounded = CodeServerSettings.model_validate({"max_limits": {"wall_s": 1}}).max_limits
+    assert (bounded.wall_s, bounded.cpu_s) == (1, 180)
     settings = CodeServerSettings.read(ROOT / "configs/servers/code.yaml")
     assert settings.max_limits.memory_bytes == 8 << 30
     assert settings.max_parallel >= 1

@@ -32,6 +32,15 @@ def remote(*servers: Any, **options: Any) -> RemoteSandbox:
     return RemoteSandbox(urls, token=TOKEN, **options)
 
 
+def code_tool(**config: Any) -> Any:
+    entry = {
+        "class_name": "afm.tools.code.CodeTool",
+        "config": config,
+        "tool_schema": {"function": {"name": "code"}},
+    }
+    return load_tools({"tools": [entry]})["code"]
+
+
 async def test_a_remote_run_is_like_a_local_one(start: Any) -> None:
     sandbox = remote(start())
     result = await sandbox.run("print(input())\nraise SystemExit(3)", "a\ud800\u00e9\n")
@@ -46,12 +55,7 @@ async def test_a_remote_run_is_like_a_local_one(start: Any) -> None:
 async def test_the_tool_spreads_its_programs(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODE_SERVER_TOKEN", TOKEN)
     servers = [start(max_parallel=1), start(max_parallel=1)]
-    entry = {
-        "class_name": "afm.tools.code.CodeTool",
-        "config": {"urls": [server.url for server in servers]},
-        "tool_schema": {"function": {"name": "code"}},
-    }
-    tool = load_tools({"tools": [entry]})["code"]
+    tool = code_tool(urls=[server.url for server in servers])
     results = await asyncio.gather(*(tool.call(f"```py\nprint({n} * 2)\n```") for n in range(10)))
     assert [result.text for result in results] == [str(n * 2) for n in range(10)]
     assert [server.metric('afm_code_runs_total{reason="ok"}') for server in servers] == [5, 5]
@@ -125,12 +129,7 @@ async def test_when_all_are_down_it_is_no_fault_of_the_program() -> None:
         await sandbox.run("print(1)")
     assert all(f"{url}: ConnectError" in str(caught.value) for url in urls)
     await sandbox.close()
-    entry = {
-        "class_name": "afm.tools.code.CodeTool",
-        "config": {"urls": list(urls)},
-        "tool_schema": {"function": {"name": "code"}},
-    }
-    tool = load_tools({"tools": [entry]})["code"]
+    tool = code_tool(urls=list(urls))
     result = await tool.call("```py\nprint(1)\n```")
     assert not result.ok
     assert result.meta["reason"] == "sandbox"
@@ -253,10 +252,5 @@ def test_a_token_that_no_header_can_carry_is_refused_without_being_shown() -> No
 
 
 def test_urls_and_a_local_sandbox_exclude_each_other() -> None:
-    entry = {
-        "class_name": "afm.tools.code.CodeTool",
-        "config": {"urls": ["http://x:1"], "sandbox": {}},
-        "tool_schema": {"function": {"name": "code"}},
-    }
     with pytest.raises(ConfigError, match="either `urls` of code servers or a local `sandbox`, not both"):
-        load_tools({"tools": [entry]})
+        code_tool(urls=["http://x:1"], sandbox={})

@@ -141,6 +141,7 @@ def index(tmp_path_factory):
 
 
 @pytest.mark.sandbox
+@pytest.mark.slow
 def test_all_that_are_set_up_start_work_and_stop(servers, index, tmp_path):
     pages = tmp_path / "pages.jsonl"
     pages.write_text(
@@ -342,6 +343,7 @@ def test_a_killed_server_is_noticed_and_can_be_started_again(servers):
     assert "FAILED: does not run" in servers("test", status=1)
     assert "started" in servers("start", "crawl_page")
     assert "healthy" in servers("status", "crawl_page")
+    assert "stopped" in servers("status", "crawl_page", "code", status=1)
 
 
 def test_a_server_that_hangs_is_not_healthy(servers, monkeypatch):

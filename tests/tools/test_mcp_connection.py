@@ -218,6 +218,7 @@ async def test_slow_cancelled_and_refused_calls_disturb_no_other(server, open_to
     assert (await tools["naps_given_up"].call("120")).text == "3"
 
 
+@pytest.mark.slow
 async def test_a_server_that_hangs_costs_each_call_its_time_and_one_that_is_killed_works_again(
     server, plain, open_tools
 ):

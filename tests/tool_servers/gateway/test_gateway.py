@@ -390,6 +390,7 @@ def test_64_agents_at_once_are_all_recorded_each_in_its_task(gateway, teacher):
         assert [found.event.content for found in attempt] == [f"for {number}/0", f"for {number}/1"]
 
 
+@pytest.mark.slow
 def test_a_killed_gateway_loses_nothing_that_a_client_was_told(spawn):
     gateway = spawn()
     assert "another run is writing here" in spawn()

@@ -206,6 +206,7 @@ def alive(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.slow
 def test_an_evaluation_uses_all_replicas_and_ctrl_c_ends_them(folder: Path, tmp_path: Path) -> None:
     serving = Serving(folder, tmp_path / "logs", 2, "--name", "tiny")
     ready = serving.wait_ready()
@@ -240,6 +241,7 @@ def test_an_evaluation_uses_all_replicas_and_ctrl_c_ends_them(folder: Path, tmp_
     assert not any(map(alive, workers))
 
 
+@pytest.mark.slow
 def test_when_one_replica_dies_all_end_with_an_error(folder: Path, tmp_path: Path) -> None:
     serving = Serving(folder, tmp_path / "logs", 2)
     serving.wait_ready()

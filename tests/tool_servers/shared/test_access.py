@@ -64,30 +64,10 @@ def test_no_page_in_a_browser_can_use_a_server_that_asks_for_no_token(serve_page
     assert requests.post(place, json={}).status_code not in (403, 415, 421)
 
 
-PATHS = {
-    "code": "/run",
-    "gateway": "/v1/chat/completions",
-    "mcp": "/mcp",
-    "visual_inspector": "/inspect",
-    "web_search": "/search",
-}
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_every_server_keeps_pages_in_a_browser_out(name, tmp_path):
-    (tmp_path / "pages.jsonl").write_text('{"url": "http://a.org/", "title": "a", "text": "b"}\n')
-    words = {
-        "gateway": ["--upstream", "http://127.0.0.1:9/v1", "--log", tmp_path / "events.jsonl"],
-        "mcp": ["--http", "--tools", ROOT / "configs/tools/code_executor.yaml"],
-    }
-    variables = {
-        "WEB_PAGE_STORE": tmp_path / "pages.jsonl",
-        "WEB_CACHE": tmp_path / "web.sqlite",
-        "VISION_OPENAI_API_BASE_URL": "http://127.0.0.1:9/v1",
-        "VISION_MODEL": "m",
-    }
+def test_the_mcp_server_keeps_pages_in_a_browser_out_by_the_same_rules(tmp_path):
+    """The library's own check of names is off."""
     with running(ToolServer, tmp_path) as start:
-        place = start(name, *words.get(name, []), **variables).url + PATHS[name]
+        place = start("mcp", "--http", "--tools", ROOT / "configs/tools/code_executor.yaml").url + "/mcp"
         json_type = {"Content-Type": "application/json"}
         for headers, status in (
             (json_type | {"Host": "evil.example"}, 421),
@@ -96,8 +76,7 @@ def test_every_server_keeps_pages_in_a_browser_out(name, tmp_path):
         ):
             answer = httpx.post(place, content=b"{}", headers=headers, trust_env=False, timeout=30)
             assert answer.status_code == status
-        answer = httpx.post(place, content=b"{}", headers=json_type, trust_env=False, timeout=30)
-        assert answer.status_code not in (403, 415, 421)
+        assert httpx.post(place, json={}, trust_env=False, timeout=30).status_code not in (403, 415, 421)
 
 
 def test_a_server_with_a_token_answers_under_any_name(serve_page_reader):

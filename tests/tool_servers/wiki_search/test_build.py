@@ -47,6 +47,7 @@ def test_a_compressed_corpus_gives_the_same_index(corpus, index, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.slow
 def test_a_build_that_is_killed_goes_on_and_ends_with_the_same_files(tmp_path, suffix):
     corpus = tmp_path / f"corpus.jsonl{suffix}"
     write_corpus(Encyclopaedia(60_000), corpus)

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -153,11 +152,6 @@ def test_the_afm_command_builds_and_serves(corpus, tmp_path):
     command = [str(afm), "serve", "wiki", "--index", str(tmp_path / "my index"), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         url = process.stdout.readline().split()[-1]
-        request = urllib.request.Request(
-            f"{url}/retrieve",
-            json.dumps({"queries": ["mayor"]}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request) as response:
-            assert len(json.load(response)["result"][0]) == 3
+        answer = httpx.post(f"{url}/retrieve", json={"queries": ["mayor"]}, trust_env=False)
+        assert len(answer.json()["result"][0]) == 3
         process.terminate()
