@@ -100,6 +100,18 @@ async def test_a_server_that_is_down_is_passed_over(server, unused_tcp_port):
     assert all(result.ok for result in results)
 
 
+async def test_servers_are_asked_in_turn():
+    sites = [Site(), Site()]
+    for site in sites:
+        site.pages["/retrieve"] = (200, "application/json", good("x")[1])
+    searcher = tool(*(site.url for site in sites))
+    assert all([(await searcher.call("x")).ok for _ in range(4)])
+    await searcher.close()
+    assert [len(site.asked) for site in sites] == [2, 2]
+    for site in sites:
+        site.close()
+
+
 async def test_no_server_at_all_is_an_infrastructure_failure(unused_tcp_port):
     result = await call(tool(f"http://127.0.0.1:{unused_tcp_port}", tries=2), "mayor")
     assert not result.ok

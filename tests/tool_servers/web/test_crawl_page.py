@@ -249,6 +249,9 @@ def test_a_model_sums_up_long_pages_in_chunks(start, site, another_site):
     (page,) = pages(server.post("/crawl_page", urls=f"{site.url}/rivers", goal="Anduin"))
     assert page["by"] == "passages after key"
     assert "1388" in page["text"]
+    another_site.pages["/v1/chat/completions"] = model
+    (page,) = pages(server.post("/crawl_page", urls=f"{site.url}/rivers", goal="Anduin"))
+    assert page["by"] == "model"  # what stood in for it was not kept
     assert "sk-very-secret" not in server.log.read_text()
 
 
