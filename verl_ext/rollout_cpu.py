@@ -205,7 +205,7 @@ class CpuRolloutAdapter(BaseRollout):
         self._names = _server_names(replica, CpuOptions.of(self.config).processes)
         self._servers: list[Any] = []
 
-    async def resume(self, *tags: list[str]) -> None:
+    async def resume(self, tags: list[str] | None = None) -> None:
         """The server keeps its memory."""
 
     release = resume

@@ -4,12 +4,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from afm.errors import ConfigError
-from verl_ext import processes
 from verl_ext.processes import SCRATCH_PREFIX, Process, ProcessBook, descendants, end, this_process
 
 FAMILY = """
@@ -23,37 +23,47 @@ STUBBORN = (
 )
 
 
-def start(code: str) -> tuple[subprocess.Popen[str], str]:
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, process.stdout.readline().strip()
+Start = Callable[[str], tuple[subprocess.Popen[str], str]]
 
 
-def test_descendants_include_grandchildren_in_other_sessions() -> None:
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a program and reads its first line; what is left of it ends with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(code: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    yield run
+    for process in started:
+        end(descendants(process.pid))
+        process.kill()
+        process.wait()
+
+
+def test_descendants_include_grandchildren_in_other_sessions(start: Start) -> None:
     process, grandchild = start(FAMILY)
     found = descendants(os.getpid())
     assert {process.pid, int(grandchild)} <= {item.pid for item in found}
     assert end([item for item in found if item.pid in (process.pid, int(grandchild))]) == 2
-    process.wait()
 
 
-def test_what_ignores_a_polite_request_is_killed() -> None:
+def test_what_ignores_a_polite_request_is_killed(start: Start) -> None:
     process, _ = start(STUBBORN)
     [found] = [item for item in descendants(os.getpid()) if item.pid == process.pid]
     assert end([found], grace_s=0.3) == 1
     assert not found.alive
-    process.wait()
 
 
-def test_a_reused_id_is_somebody_else() -> None:
+def test_a_reused_id_is_somebody_else(start: Start) -> None:
     process, _ = start(FAMILY)
     impostor = Process(process.pid, started=1)
     assert not impostor.alive
     assert end([impostor]) == 0
     assert process.poll() is None
-    end(descendants(process.pid))
-    process.kill()
-    process.wait()
 
 
 def test_orphans_of_a_launcher_stay_its_descendants() -> None:
@@ -68,7 +78,7 @@ def test_orphans_of_a_launcher_stay_its_descendants() -> None:
     assert result.stdout.split() == ["1", "1", "0"]
 
 
-def test_a_child_hears_of_its_parents_death() -> None:
+def test_a_child_hears_of_its_parents_death(start: Start) -> None:
     child = "from afm.processes import die_with_parent; import time; die_with_parent(); print(1, flush=True); time.sleep(60)"
     parent, pid = start(
         "import subprocess, sys, time\n"
@@ -90,7 +100,7 @@ def scratch(folder: Path, name: str) -> Path:
     return path
 
 
-def test_a_later_start_ends_what_a_crash_left_and_nothing_else(tmp_path: Path) -> None:
+def test_a_later_start_ends_what_a_crash_left_and_nothing_else(start: Start, tmp_path: Path) -> None:
     stranger, _ = start(FAMILY)
     left_over, _ = start(FAMILY)
     [mark] = [item for item in descendants(os.getpid()) if item.pid == left_over.pid]
@@ -113,13 +123,9 @@ def test_a_later_start_ends_what_a_crash_left_and_nothing_else(tmp_path: Path) -
     assert not mark.alive
     assert not old.exists()
     assert stranger.poll() is None
-    for process in (stranger, left_over):
-        end(descendants(process.pid))
-        process.kill()
-        process.wait()
 
 
-def test_a_launcher_that_is_ending_is_waited_for(tmp_path: Path) -> None:
+def test_a_launcher_that_is_ending_is_waited_for(start: Start, tmp_path: Path) -> None:
     other, _ = start(
         "from verl_ext.processes import *; import pathlib, time\n"
         f"ProcessBook(pathlib.Path({str(tmp_path)!r}) / 'p.json').claim(pathlib.Path('/nowhere'))\n"
@@ -133,7 +139,7 @@ def test_a_launcher_that_is_ending_is_waited_for(tmp_path: Path) -> None:
     reaper.join()
 
 
-def test_a_folder_where_somebody_trains_is_refused(tmp_path: Path) -> None:
+def test_a_folder_where_somebody_trains_is_refused(start: Start, tmp_path: Path) -> None:
     other, _ = start(
         "from verl_ext.processes import *; import pathlib, time\n"
         f"ProcessBook(pathlib.Path({str(tmp_path)!r}) / 'p.json').claim(pathlib.Path('/nowhere'))\n"
@@ -141,8 +147,6 @@ def test_a_folder_where_somebody_trains_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=f"process {other.pid} is training here"):
         ProcessBook(tmp_path / "p.json").claim(scratch(tmp_path, "new"), patience_s=0.5)
-    other.kill()
-    other.wait()
 
 
 def test_only_scratch_folders_of_ours_are_removed(tmp_path: Path) -> None:
@@ -155,7 +159,7 @@ def test_only_scratch_folders_of_ours_are_removed(tmp_path: Path) -> None:
     assert precious.exists()
 
 
-def test_the_book_names_the_launcher_and_goes_with_it(tmp_path: Path) -> None:
+def test_the_book_names_the_launcher_and_goes_with_it(start: Start, tmp_path: Path) -> None:
     book = ProcessBook(tmp_path / "p.json")
     book.claim(scratch(tmp_path, "new"))
     assert json.loads((tmp_path / "p.json").read_text())["launcher"]["pid"] == this_process().pid
@@ -165,6 +169,3 @@ def test_the_book_names_the_launcher_and_goes_with_it(tmp_path: Path) -> None:
     assert process.pid in noted
     book.release()
     assert not (tmp_path / "p.json").exists()
-    processes.end(descendants(process.pid))
-    process.kill()
-    process.wait()

@@ -50,6 +50,8 @@ def test_an_engine_lies_in_whole_nodes(sizes: RunSizes) -> None:
     across = replace(sizes, hardware=Hardware(4, 3, 80), engine=replace(sizes.engine, tensor_parallel=4))
     assert "an engine of 4 GPUs" in errors(across)[0]
     assert "into nodes of 3" in errors(across)[0]
+    two_nodes = replace(sizes, engine=replace(sizes.engine, tensor_parallel=4, data_parallel=2))
+    assert errors(two_nodes) == []
 
 
 def test_group_filtering_leaves_gen_batch_size_without_a_meaning(sizes: RunSizes) -> None:
