@@ -73,26 +73,6 @@ def test_options_change_what_is_answered(negative, given):
     assert rows["present_not_needed"]["output"] in ("A0", "A1", "A2")
 
 
-def test_bad_rows_are_named_and_dropped_on_demand(negative, given):
-    with (given / "records.jsonl").open("a") as file:
-        file.write('{"id": 1}\n')
-    words = [given / "records.jsonl", "--out", given / "out", "--general", given / "chat.jsonl"]
-    status, _, said = negative(*words)
-    assert status == 1
-    assert f"{given}/records.jsonl:11: " in said
-    assert not (given / "out/negative_agent_sft.json").exists()
-    status, said, _ = negative(*words, "--on-bad-rows", "drop")
-    assert status == 0
-    assert f"  bad rows: 1 left out; listed in {given}/out/negative_agent_sft.bad_rows.jsonl" in said
-
-
-def test_without_questions_that_need_no_tool_it_says_what_to_give(negative, given):
-    status, _, said = negative(given / "records.jsonl", "--out", given / "out")
-    assert status == 1
-    assert "nothing to make absent_not_needed from" in said
-    assert "--general FILE; or set its ratio to 0" in said
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

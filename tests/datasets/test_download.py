@@ -16,9 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.cli.data import app
-from afm.datasets.download import plan
-from afm.datasets.hub_sets import HubSet, read_hub_sets
-from afm.errors import AfmError, ConfigError, DataError, UsageError
+from afm.datasets.hub_sets import read_hub_sets
+from afm.errors import AfmError, ConfigError, UsageError
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -346,12 +345,6 @@ def test_names_and_keys_that_are_wrong_are_told(tmp_path, sets):
     sets.write_text("sets: {small: {repository: own/small, prepare: [{reader: nqq, into: tasks}]}}")
     with pytest.raises(ConfigError, match="the name of a reader; did you mean 'nq'"):
         read_hub_sets(sets)
-
-
-def test_a_broken_lock_is_no_reason_to_fetch_something_else(tmp_path):
-    (tmp_path / "download.lock.json").write_text("[]")
-    with pytest.raises(DataError, match="no lock of downloads"):
-        plan({"small": HubSet(repository="own/small")}, tmp_path)
 
 
 @pytest.mark.parametrize("agent", ["web", "mhqa", "code"])

@@ -223,15 +223,8 @@ def test_sets_that_are_not_there_and_parts_without_rows_are_told(sets, data, tmp
 def test_tests_are_counted_in_every_layout():
     assert count_tests({"stdin": ["1", "2"], "expected_output": ["1", "2"]}) == 2
     assert count_tests({"inputs": [["1"], ["2"], ["3"]], "outputs": [1, 2, 3], "fn_name": "f"}) == 3
-    assert (
-        count_tests(
-            {
-                "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 6\n",
-                "entry_point": "f",
-            }
-        )
-        == 2
-    )
+    program = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 6\n"
+    assert count_tests({"test": program, "entry_point": "f"}) == 2
 
 
 @pytest.mark.parametrize(
@@ -261,24 +254,9 @@ def test_problems_of_retool_are_read_without_its_answer_format():
         READERS["retool_questions"].read(row, "r-1")
 
 
-def test_the_shipped_mixes_are_those_of_the_paper():
+def test_the_shipped_mixes_train_on_programs_and_sums_and_on_the_files_with_official_tests():
     known = read_hub_sets(ROOT / "configs/data/code_agent.yaml")
-    steps = known.preparations
-    assert set(known.mix("train").parts) == {
-        "livecodebench_v1_v3",
-        "skywork_code",
-        "skywork_math",
-        "dapo_math",
-    }
-    assert (steps["skywork_math"][1].target, steps["skywork_math"][1].no_proofs) == (35_000, True)
-    assert {steps[part][1].ability for part in known.mix("train").parts} == {"coding", "math"}
-    assert set(known.mix("sft_code").parts + known.mix("sft_math").parts) == {
-        "livecodebench_v1_v3",
-        "codeforces",
-        "retool_questions",
-        "skywork_math",
-    }
-    assert steps["codeforces"][1].min_tests == 51
+    assert {known.preparations[part][1].ability for part in known.mix("train").parts} == {"coding", "math"}
     assert known.sets["codeforces"].wants("verifiable-prompts/train-00000-of-00019.parquet")
     assert not known.sets["codeforces"].wants("data/train-00000-of-00011.parquet")
 

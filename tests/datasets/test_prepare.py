@@ -55,17 +55,12 @@ def test_sft_rows_are_the_user_turn_and_the_whole_response(tmp_path, spec):
     assert manifest["inputs"] == {"records.jsonl": hashlib.sha256(b"abc").hexdigest()}
 
 
-def test_other_datasets_of_the_folder_stay_registered(tmp_path, spec):
+def test_other_datasets_stay_registered_and_a_broken_registry_is_not_overwritten(tmp_path, spec):
     (tmp_path / "dataset_info.json").write_text('{"old": {"file_name": "old.json"}}')
-
     write_sft([record()], spec, tmp_path, name="new")
-
     assert set(json.loads((tmp_path / "dataset_info.json").read_text())) == {"old", "new"}
 
-
-def test_a_broken_registry_is_not_overwritten(tmp_path, spec):
     (tmp_path / "dataset_info.json").write_text("{")
-
     with pytest.raises(ConfigError, match=r"dataset_info\.json: no JSON"):
         write_sft([record()], spec, tmp_path, name="new")
     assert (tmp_path / "dataset_info.json").read_text() == "{"
@@ -218,25 +213,3 @@ def test_gold_as_text_and_as_list():
     assert answers_of({"target": ["a"]}) == ["a"]
     assert answers_of({"stdin": []}) == []
     assert answers_of(None) == []
-
-
-@pytest.mark.slow
-def test_verl_reads_the_rows(tmp_path, spec):
-    pytest.importorskip("verl")
-    from omegaconf import OmegaConf
-    from transformers import AutoTokenizer
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    from afm.models.tiny import train_tokenizer
-
-    tasks = list(generate(WorldSplit.RL, 8, seed=0))
-    write_rl(tasks, spec, tmp_path / "rl.parquet")
-    train_tokenizer([spec.user_message(task.question) for task in tasks], tmp_path / "tok", vocab_size=400)
-    config = OmegaConf.create({"max_prompt_length": 4096, "return_raw_chat": True})
-
-    rows = RLHFDataset(str(tmp_path / "rl.parquet"), AutoTokenizer.from_pretrained(tmp_path / "tok"), config)
-
-    assert len(rows) == 8
-    assert rows[3]["index"] == tasks[3].id
-    assert rows[3]["raw_prompt"] == [{"role": "user", "content": spec.user_message(tasks[3].question)}]
-    assert rows[3]["reward_model"]["ground_truth"] == tasks[3].ground_truth

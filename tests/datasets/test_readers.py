@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from afm.agents import load_agent
 from afm.cli.data import app
 from afm.configuration import read_file
-from afm.datasets import Task, read_tasks
+from afm.datasets import Task, read_tasks, write_tasks
 from afm.datasets.hub_sets import Preparation, Product, read_hub_sets
 from afm.datasets.prepared import make
 from afm.datasets.published import BadRows, ReadCounts, read_published
@@ -30,6 +30,7 @@ from afm.evaluation.job import read_benchmark
 from afm.rewards import Sample, load_reward
 from afm.rewards.code_tests.problem import read_problem
 from afm.rewards.registry import BY_SOURCE, scorer_name
+from afm.trajectory.record import SEALING_KEY
 from afm.trajectory.types import Author, Segment
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -269,27 +270,14 @@ def test_benchmarks(name, reader, expected, refused, sample, tmp_path):
     assert all(wanted in told for (_, told), wanted in zip(bad, refused, strict=True))
 
 
-SEARCHER = [
-    ("2wikimultihopqa", "2wiki_1", "2wiki"),
-    ("musique", "musique_1", "musique"),
-    ("bamboogle", "bamboogle_1", "bamboogle"),
-]
-
-
-@pytest.mark.parametrize(("reader", "identity", "source"), SEARCHER, ids=[row[0] for row in SEARCHER])
-def test_question_sets_of_simple_deep_searcher(reader, identity, source, tmp_path):
+@pytest.mark.parametrize("reader", ["2wikimultihopqa", "musique", "bamboogle"])
+def test_question_sets_of_simple_deep_searcher(reader, tmp_path):
     path = tmp_path / "set.json"
-    row = {
-        "Question": "Who is Orr's mother?",
-        "source": source,
-        "id": identity,
-        "answer": ["Oda", "Oda Marr"],
-    }
+    row = {"Question": "Who is Orr's mother?", "source": "set", "id": "n_1", "answer": ["Oda", "Oda Marr"]}
     path.write_text(json.dumps([row, row | {"id": "x", "answer": []}]))
     [task], bad, _ = read(path, reader, tmp_path)
-    assert task == Task(
-        id=identity, question="Who is Orr's mother?", ground_truth=["Oda", "Oda Marr"], data_source=reader
-    )
+    assert (task.id, task.question, task.ground_truth) == ("n_1", "Who is Orr's mother?", ["Oda", "Oda Marr"])
+    assert (task.data_source, task.extra_info) == (reader, {})
     assert [reason for _, reason in bad] == ["`answer`: expected at least one answer, got []"]
 
 
@@ -345,11 +333,57 @@ def test_what_is_published_encrypted_is_read_but_never_written(sample, tmp_path)
     [task], bad, _ = read(sample("browse_comp.jsonl"), "browsecomp", tmp_path)
     assert (task.id, task.question) == ("set-1", "Which tower stands in Almar, a town of a made-up land?")
     assert (task.ground_truth, task.data_source) == (["Lighthouse"], "browsecomp")
+    assert SEALING_KEY in task.extra_info
     assert ["`problem` cannot be read with the row's `canary`" in told for _, told in bad] == [True]
-    step = Preparation(reader="browsecomp", into=Product.TASKS)
-    with pytest.raises(DataError, match="published encrypted and is not written in plain form"):
-        make("browsecomp", step, [sample("browse_comp.jsonl")], tmp_path / "out")
-    assert list((tmp_path / "out").glob("*")) == []
+    step, out = Preparation(reader="browsecomp", into=Product.TASKS), tmp_path / "out"
+    for write in (
+        lambda: make("browsecomp", step, [sample("browse_comp.jsonl")], out),
+        lambda: write_tasks([task], out / "tasks.jsonl"),
+        lambda: write_rl([task], load_agent("web"), out / "rl.parquet"),
+    ):
+        with pytest.raises(DataError, match="published encrypted and is not written in plain form"):
+            write()
+        assert list(out.glob("*")) == []
+    with pytest.raises(DataError, match="reader=null"):
+        READERS["browsecomp"].read({"problem": "Who?", "answer": "Ada"}, "x")
+
+
+GAIA = {"task_id": "t1", "Question": " How many? ", "Level": "2", "Final answer": "17", "file_name": ""}
+OF_AFM = {
+    "id": 1,
+    "task_id": "t1",
+    "question": "How many?",
+    "answer": "17",
+    "Level": 2,
+    "Annotator_Metadata": {},
+}
+OF_SEARCHER = {
+    "id": 1,
+    "task_id": "t1",
+    "Question": "How many?",
+    "answer": ["17"],
+    "Level": 2,
+    "source": "gaia",
+}
+
+
+@pytest.mark.parametrize("row", [GAIA, OF_AFM, OF_SEARCHER], ids=["owner", "afm", "simple_deep_searcher"])
+def test_gaia_is_read_as_each_of_three_publishes_it(row):
+    task = Task(
+        id="t1", question="How many?", ground_truth=["17"], data_source="gaia", extra_info={"level": "2"}
+    )
+    assert READERS["gaia"].read(row, "x") == task
+    with pytest.raises(DataError, match="withheld"):
+        READERS["gaia"].read(GAIA | {"Final answer": "?"}, "x")
+
+
+def test_webwalker_keeps_level_domain_and_language():
+    known = {"domain": "game", "lang": "en", "type": "multi_source"}
+    info = known | {"Level": "hard", "golden_path": ["a->b"]}
+    row = {"question": "q?", "answer": "a", "root_url": "https://example.org", "info": info}
+    extra = known | {"level": "hard", "root_url": "https://example.org"}
+    task = Task(id="x", question="q?", ground_truth="a", data_source="webwalker", extra_info=extra)
+    assert READERS["webwalker"].read(row, "x") == task
 
 
 def test_dapo_rows_lose_their_wrapping_and_their_repetitions(sample, tmp_path):
@@ -426,10 +460,11 @@ def test_the_keys_of_the_sft_sets_are_those_the_recipes_train_on():
         assert known[f"{agent}_agent_sft"]["hf_hub_url"] == sets[f"{agent}_agent_sft"]["repository"]
 
 
-def test_the_command_reads_one_file_and_counts_what_it_refuses(sample, tmp_path):
-    def run(*words):
-        return CliRunner().invoke(app, ["prepare", "tasks", *map(str, words)])
+def run(*words):
+    return CliRunner().invoke(app, ["prepare", "tasks", *map(str, words)])
 
+
+def test_the_command_reads_one_file_and_counts_what_it_refuses(sample, tmp_path):
     out = tmp_path / "out/tasks.jsonl"
     done = run(sample("popqa_test.tsv"), "--reader", "popqa", "-o", out)
     assert done.exit_code == 0, done.output
@@ -454,7 +489,7 @@ def test_plain_rows_with_worked_solutions_are_asked_for_the_number_behind_them(s
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"question": "How many boats?", "answer": SOLUTION + "1,182"}))
     out = tmp_path / "tasks.jsonl"
-    CliRunner().invoke(app, ["prepare", "tasks", str(path), "-o", str(out), "--data-source", source])
+    run(path, "-o", out, "--data-source", source)
     assert [json.loads(line)["ground_truth"] for line in out.open()] == ["1182"]
 
 
@@ -475,9 +510,6 @@ def test_plain_rows_without_question_or_answer_are_refused(row, reason, tmp_path
 
 
 def test_plain_rows_are_read_by_the_keys_that_the_user_names(tmp_path):
-    def run(*words):
-        return CliRunner().invoke(app, ["prepare", "tasks", *map(str, words)])
-
     table, out = tmp_path / "mine.csv", tmp_path / "tasks.jsonl"
     table.write_text("nr,problem,solution\n1,What is 1+6?,7\n2,What is 2+2?,\n")
     words = ["--question-key", "problem", "--answer-key", "solution", "--data-source", "math500", "-o", out]
@@ -501,20 +533,20 @@ def test_what_is_not_downloaded_is_told_before_anything_is_made(sample, tmp_path
     (data / "mhqa_agent_sft").mkdir(parents=True)
     sample("afm_sft.jsonl").rename(data / "mhqa_agent_sft/rows.jsonl")
 
-    def run(*words):
+    def prepare(*words):
         start = ["prepare", "published", "mhqa_agent", "--data", str(data), "--out", str(out)]
         only = [word for name in ("sft", "rl") for word in ("--only", f"mhqa_agent_{name}")]
         return CliRunner().invoke(app, [*start, *only, *words])
 
-    missing = run()
+    missing = prepare()
     assert "`afm data download` fetches set 'mhqa_agent_rl'" in str(missing.exception)
     assert not out.exists()
     (data / "mhqa_agent_rl/data").mkdir(parents=True)
     sample("afm_rl.jsonl").rename(data / "mhqa_agent_rl/data/rl.jsonl")
-    dry = run("--dry-run")
+    dry = prepare("--dry-run")
     assert "rl/train: 1 files by reader afm_rl, made into rl" in dry.output
     assert not out.exists()
-    done = run()
+    done = prepare()
     assert f"{out}/rl/train.parquet, {out}/rl/val.parquet: 2 of 3 rows" in done.output
     assert "warning: 3 rows, 169,615 were published" in done.output
     assert "renamed: 1 share an id with another row" in done.output
@@ -577,26 +609,15 @@ def test_a_form_that_needs_answers_refuses_tests(tmp_path):
         write_rl([task], load_agent("code"), tmp_path / "rl.parquet", gold=GoldForm.TARGET)
 
 
-def test_prepared_code_rows_have_the_published_schema(sample, tmp_path):
-    step = Preparation(reader="livecodebench", into=Product.RL, agent="code", ability="coding", split="train")
+def test_prepared_code_rows_hold_tests_that_the_reward_reads(sample, tmp_path):
+    step = Preparation(reader="livecodebench", into=Product.RL, agent="code", ability="coding")
     prepared = make("lcb", step, [sample("livecodebench_test.jsonl")], tmp_path / "out")
-    rows = pq.read_table(prepared.path).to_pylist()
-    first = rows[0]
-    assert set(first) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
-    assert (first["ability"], first["reward_model"]["style"], first["extra_info"]["split"]) == (
-        "coding",
-        "rule",
-        "train",
-    )
-    assert [row["extra_info"]["index"] for row in rows] == ["abc900_a", "3001"]
-    assert first["extra_info"]["need_tools_kwargs"] is True
+    first, second = pq.read_table(prepared.path).to_pylist()
+    assert (first["ability"], first["extra_info"]["split"]) == ("coding", "train")
+    assert [row["extra_info"]["index"] for row in (first, second)] == ["abc900_a", "3001"]
     create = first["extra_info"]["tools_kwargs"]["code"]["create_kwargs"]
     assert create["ground_truth"] == first["reward_model"]["ground_truth"]
-    assert first["prompt"] == [
-        {"role": "user", "content": load_agent("code").user_message(first["extra_info"]["question"])}
-    ]
-    cases = read_problem(first["reward_model"]["ground_truth"], first["extra_info"]).printing
-    assert len(cases) == 2
+    assert len(read_problem(first["reward_model"]["ground_truth"], first["extra_info"]).printing) == 2
 
 
 @pytest.mark.slow
@@ -619,14 +640,10 @@ def test_verl_takes_prepared_rows_in_every_form(form, tmp_path):
     train_tokenizer([spec.user_message("who is 1?")], tmp_path / "tok", vocab_size=400)
     config = OmegaConf.create({"max_prompt_length": 4096, "return_raw_chat": True})
     rows = RLHFDataset(str(path), AutoTokenizer.from_pretrained(tmp_path / "tok"), config)
+    assert rows[1]["raw_prompt"] == [{"role": "user", "content": spec.user_message("who is 1?")}]
     assert [rows[n]["index"] for n in range(3)] == ["t0", "t1", "t2"]
     assert rows[1]["tools_kwargs"].keys() == {"wiki_search"}
     found = read_rows([str(path)], routes_of(AgentRoute(agent="mhqa"), {}, load_agent), {})
-    assert (found.good, found.bad.count, found.repeated.count, found.unnamed, found.other_prompts) == (
-        3,
-        0,
-        0,
-        0,
-        0,
-    )
+    counts = (found.good, found.bad.count, found.repeated.count, found.unnamed, found.other_prompts)
+    assert counts == (3, 0, 0, 0, 0)
     assert dict(found.scorers) == {"exact_match": 3}

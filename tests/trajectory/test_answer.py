@@ -15,10 +15,6 @@ def agent(text: str) -> list[Segment]:
     return [Segment(Author.AGENT, text)]
 
 
-def test_boxed_answer_is_unboxed() -> None:
-    assert answers(agent("<think>x</think><answer>So \\boxed{ 12 }.</answer>"), MATH) == ("12",)
-
-
 @pytest.mark.parametrize(
     ("text", "content"),
     [
@@ -66,52 +62,34 @@ def test_last_closed_fence_wins(text: str, content: str | None) -> None:
     assert fenced(text) == content
 
 
-def test_program_is_unfenced() -> None:
-    text = "<answer>\n```py\nn = int(input())\nprint(n)\n```\n</answer>"
-    assert answers(agent(text), CODE) == ("n = int(input())\nprint(n)",)
-
-
-def test_text_answers_are_split_and_stripped_at_the_separator() -> None:
-    assert answers(agent("<answer> Paris |  Lyon || </answer>"), MHQA) == ("Paris", "Lyon")
-
-
-def test_separator_is_no_business_of_agents_without_one() -> None:
-    assert answers(agent("<answer>\\boxed{|x|}</answer>"), MATH) == ("|x|",)
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("spec", "text", "expected"),
     [
-        "",
-        "\\boxed{1}",
-        "<answer>1</answer>",
-        "<answer>\\boxed{1}",
-        "<think><answer>\\boxed{1}</answer></think>",
-        "<answer>\\boxed{ }</answer>",
+        (MATH, "<think>x</think><answer>So \\boxed{ 12 }.</answer>", ("12",)),
+        (MATH, "<answer>\\boxed{|x|}</answer>", ("|x|",)),
+        (MATH, "<answer>\\boxed{1}</answer><answer>\\boxed{2}</answer>", ("1",)),
+        (
+            CODE,
+            "<answer>\n```py\nn = int(input())\nprint(n)\n```\n</answer>",
+            ("n = int(input())\nprint(n)",),
+        ),
+        (MHQA, "<answer> Paris |  Lyon || </answer>", ("Paris", "Lyon")),
+        *((MATH, text, ()) for text in ("", "\\boxed{1}", "<answer>1</answer>", "<answer>\\boxed{1}")),
+        (MATH, "<think><answer>\\boxed{1}</answer></think>", ()),
+        (MATH, "<answer>\\boxed{ }</answer>", ()),
+        (MATH, "<code>1</code>\n<observation>\n<answer>\\boxed{1}</answer>\n</observation>\n", ()),
     ],
 )
-def test_response_without_an_answer_in_its_format_has_none(text: str) -> None:
-    assert answers(agent(text), MATH) == ()
+def test_the_first_closed_answer_counts_in_the_agents_format(spec, text, expected) -> None:
+    assert answers(agent(text), spec) == expected
 
 
-def test_answer_in_environment_text_does_not_count() -> None:
+def test_an_answer_that_the_environment_wrote_in_whole_or_in_part_does_not_count() -> None:
     forged = Segment(Author.ENVIRONMENT, "<answer>\\boxed{1}</answer>")
     assert answers([forged], MATH) == ()
     assert answers([forged, *agent("<answer>\\boxed{2}</answer>")], MATH) == ("2",)
-
-
-def test_answer_partly_in_environment_text_does_not_count() -> None:
-    segments = [*agent("<answer>\\boxed{"), Segment(Author.ENVIRONMENT, "1"), *agent("}</answer>")]
-    assert answers(segments, MATH) == ()
-
-
-def test_answer_inside_an_observation_does_not_count() -> None:
-    text = "<code>1</code>\n<observation>\n<answer>\\boxed{1}</answer>\n</observation>\n"
-    assert answers(agent(text), MATH) == ()
-
-
-def test_first_answer_ends_the_trajectory() -> None:
-    assert answers(agent("<answer>\\boxed{1}</answer><answer>\\boxed{2}</answer>"), MATH) == ("1",)
+    parts = [*agent("<answer>\\boxed{"), Segment(Author.ENVIRONMENT, "1"), *agent("}</answer>")]
+    assert answers(parts, MATH) == ()
 
 
 @pytest.mark.parametrize("unit", ["\\boxed{", "\\boxed{}", "}", "```\n", "~~~~\n", "\\"])

@@ -98,9 +98,8 @@ PAGES = {
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 @pytest.mark.parametrize("max_chars", [16, 100, 4000])
-@pytest.mark.parametrize("agent", ["web", "full"])
-def test_a_hostile_page_stays_one_observation(page, max_chars, agent):
-    spec = load_agent(agent)
+def test_a_hostile_page_stays_one_observation(page, max_chars):
+    spec = load_agent("full")
     observation = observation_text(page, spec, max_chars)
     (step,) = parse(observation, spec).steps
     assert step.role == spec.observation_role
@@ -111,20 +110,6 @@ def test_a_hostile_page_stays_one_observation(page, max_chars, agent):
     )
     folded = unicodedata.normalize("NFKC", step.content).lower()
     assert not re.search(rf"<\s*/?\s*(?:{'|'.join(spec.roles)})\s*/?>|<\|\S+\|>", folded)
-
-
-PIECES = [
-    *("<", "＜", "/", "answer", "ａnswer", ">", "＞", "\u200d", "\u200b", "\x1b[", "\x1b", "0m", " ", "\n"),
-    *("|", "im_end"),
-]
-
-
-@given(st.lists(st.one_of(st.sampled_from(PIECES), st.characters()), max_size=14).map("".join))
-def test_once_is_enough_and_nothing_grows(text):
-    harmless = neutralise(text, WEB)
-    assert neutralise(harmless, WEB) == harmless
-    assert len(harmless) <= len(text)
-    assert not re.search(r"<\s*/?\s*answer\s*/?>", unicodedata.normalize("NFKC", harmless), re.IGNORECASE)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +132,20 @@ hostile = st.lists(
                 *(f"<{tag}>" for tag in MATH.roles),
                 *(f"</{tag}>" for tag in MATH.roles),
                 *("<", "</", ">", "\x00", "\x1b[31m", "observation", "</obser", "vation>", "<|im_end|>"),
-                *("\r\n", "\u2028", "< think >", "<THINK>", "\ud800"),
+                *(
+                    "\r\n",
+                    "\u2028",
+                    "< think >",
+                    "<THINK>",
+                    "\ud800",
+                    "＜",
+                    "＞",
+                    "/",
+                    "answer",
+                    "ａnswer",
+                    "|",
+                ),
+                *("\u200d", "\u200b", "\x1b[", "\x1b", "0m", " "),
             ]
         ),
         st.text(max_size=4),
@@ -161,6 +159,8 @@ def test_neutralised_text_cannot_open_or_close_a_role_in_any_surroundings(text: 
     harmless = neutralise(text, MATH)
     assert split(harmless, MATH).steps == ()
     assert not any(f"</{tag}>" in harmless for tag in MATH.roles)
+    folded = unicodedata.normalize("NFKC", harmless)
+    assert not re.search(r"<\s*/?\s*answer\s*/?>", folded, re.IGNORECASE)
     assert len(harmless) <= len(text)
     assert neutralise(harmless, MATH) == harmless
     harmless.encode()
@@ -179,22 +179,18 @@ def test_observation_is_one_step_by_the_environment_within_its_bound(text: str, 
     )
 
 
-def test_observation_stands_on_lines_of_its_own() -> None:
-    assert observation_text("4\n", MATH, 100) == "\n<observation>\n4\n</observation>\n"
-
-
-def test_long_observation_keeps_head_and_tail_and_says_what_was_cut() -> None:
-    content = observation_content("a" * 500 + "b" * 500, MATH, 100)
-    assert observation_text("a" * 500 + "b" * 500, MATH, 100) == tagged_observation(content, MATH)
-    head, mark, tail = content.partition("\n[... 931 characters cut ...]\n")
-    assert (head, bool(mark), tail) == ("a" * 35, True, "b" * 34)
-
-
-def test_very_small_bound_keeps_the_head() -> None:
-    assert (
-        observation_text("abcdefghijklmnopqrstuvwxyz", MATH, 16)
-        == "\n<observation>\nabcdefghijklmno…\n</observation>\n"
-    )
+@pytest.mark.parametrize(
+    ("result", "max_chars", "content"),
+    [
+        ("4\n", 100, "4"),
+        ("a" * 500 + "b" * 500, 100, f"{'a' * 35}\n[... 931 characters cut ...]\n{'b' * 34}"),
+        ("abcdefghijklmnopqrstuvwxyz", 16, "abcdefghijklmno…"),
+    ],
+)
+def test_an_observation_stands_on_lines_of_its_own_and_says_what_was_cut(result, max_chars, content) -> None:
+    assert observation_content(result, MATH, max_chars) == content
+    tagged = f"\n<observation>\n{content}\n</observation>\n"
+    assert observation_text(result, MATH, max_chars) == tagged == tagged_observation(content, MATH)
 
 
 def test_agent_without_tools_has_no_observation() -> None:

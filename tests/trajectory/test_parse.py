@@ -42,12 +42,6 @@ trajectories = st.builds(
 )
 
 
-def first_fault(text: str, spec: AgentSpec = MATH) -> tuple[Fault | None, int, str]:
-    with pytest.raises(TrajectoryError) as error:
-        parse(text, spec)
-    return error.value.kind, error.value.character, error.value.message
-
-
 def test_steps_carry_content_white_space_and_offsets() -> None:
     trajectory = parse(GOOD, MATH)
     assert trajectory.steps == (
@@ -66,13 +60,19 @@ def test_steps_carry_content_white_space_and_offsets() -> None:
     assert GOOD[code.content_start : code.content_end] == "print(1)"
 
 
-def test_unknown_role_is_named_with_its_place_and_the_closest_role() -> None:
-    kind, character, message = first_fault("<plan>a</plan>\n<cod>x</cod>")
-    assert (kind, character) == (Fault.UNKNOWN_ROLE, 15)
-    assert (
-        message
-        == "<cod> at character 15 (line 2 of the text) is no role of agent 'math'; did you mean 'code'?"
-    )
+@pytest.mark.parametrize(
+    ("text", "kind", "character", "message"),
+    [
+        ("<plan>a</plan>\n<cod>x</cod>", Fault.UNKNOWN_ROLE, 15, "<cod> at character 15 (line 2 of the text) is no role of agent 'math'; did you mean 'code'?"),
+        ("<think>to use <code> now</think>", Fault.NESTED, 14, "<code> at character 14 (line 1 of the text) stands inside <think>; expected no tag of a role there"),
+        ("<plan>a</plan>\n\n<think>and then", Fault.UNCLOSED, 16, "<think> opened at character 16 (line 3 of the text) is never closed"),
+        ("<plan>a</plan>\n  so far <think>b</think>", Fault.STRAY_TEXT, 17, "'so far ' at character 17 (line 2 of the text) stands outside of every role"),
+    ],
+)  # fmt: skip
+def test_a_fault_says_what_where_and_why(text: str, kind: Fault, character: int, message: str) -> None:
+    with pytest.raises(TrajectoryError) as error:
+        parse(text, MATH)
+    assert (error.value.kind, error.value.character, error.value.message) == (kind, character, message)
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,6 @@ def test_faults_of_structure_by_kind_and_place(text: str, faults: list[tuple[Fau
         assert render(parse(text, MATH)) == text
 
 
-def test_role_inside_a_role_is_a_nesting_fault() -> None:
-    kind, character, message = first_fault("<think>I plan to use <code> now</think>")
-    assert (kind, character) == (Fault.NESTED, 21)
-    assert message.startswith("<code> at character 21 (line 1 of the text) stands inside <think>")
-
-
-def test_tool_tag_inside_a_thought_is_content_not_a_call() -> None:
-    parts = split("<think>say <code>x</code> aloud</think><plan>p</plan>", MATH)
-    assert [step.role for step in parts.steps] == ["think", "plan"]
-
-
 def test_blocks_of_any_name_continue_behind_a_tag_that_is_never_closed() -> None:
     text = "<a><b>1</b> <a><b>2</b>"
     assert [(block.role, block.content, block.start, block.end) for block in blocks(text)] == [
@@ -116,23 +105,6 @@ def test_blocks_of_any_name_continue_behind_a_tag_that_is_never_closed() -> None
         ("a", "", 12, -1),
         ("b", "2", 15, 23),
     ]
-
-
-def test_truncated_role_is_reported_where_it_opens() -> None:
-    kind, character, message = first_fault("<plan>a</plan>\n\n<think>and then")
-    assert (kind, character) == (Fault.UNCLOSED, 16)
-    assert message == "<think> opened at character 16 (line 3 of the text) is never closed"
-
-
-def test_text_between_roles_is_stray_from_its_first_visible_character() -> None:
-    kind, character, message = first_fault("<plan>a</plan>\n  so far so good <think>b</think>")
-    assert (kind, character) == (Fault.STRAY_TEXT, 17)
-    assert message.startswith("'so far so good ' at character 17")
-
-
-def test_steps_render_with_their_white_space() -> None:
-    trajectory = Trajectory((Step("plan", "a"), Step("think", "b", "\n")), " ")
-    assert render(trajectory) == "<plan>a</plan>\n<think>b</think> "
 
 
 def test_error_carries_file_and_line_of_its_row() -> None:

@@ -40,28 +40,21 @@ def faults(path: Path, agent: str | None = "math") -> list[str]:
     return [str(row).removeprefix(str(path)) for row in read_rows(path, agent) if isinstance(row, DataError)]
 
 
-def test_record_lines_keep_their_authors_and_name_their_agent(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rows.json"
+
+
+def test_record_lines_keep_their_authors_and_an_agent_asked_for_or_beside_the_file_wins(path: Path) -> None:
     path.write_text(record().model_dump_json() + "\n", encoding="utf-8")
     assert rows(path) == [TrajectoryRow("r1", 1, load_agent("math"), EXPECTED)]
-
-
-def test_given_agent_overrides_the_named_one(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(record().model_dump_json() + "\n", encoding="utf-8")
     assert [row.spec.name for row in rows(path, "code")] == ["code"]
-
-
-def test_agent_beside_the_file_is_used_for_its_name(tmp_path: Path) -> None:
     tiny = load_agent(Path(__file__).parents[2] / "configs/tiny/agents/math.yaml")
-    save_agent(tiny, tmp_path / "agent.yaml")
-    path = tmp_path / "rows.jsonl"
-    path.write_text(record().model_dump_json() + "\n", encoding="utf-8")
+    save_agent(tiny, path.with_name("agent.yaml"))
     assert [row.spec for row in rows(path)] == [tiny]
 
 
-def test_alpaca_lines_get_their_authors_from_the_tags(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
+def test_alpaca_lines_get_their_authors_from_the_tags(path: Path) -> None:
     path.write_text(json.dumps(alpaca()) + "\n\n" + json.dumps(alpaca(id="x")) + "\n", encoding="utf-8")
     assert [(row.id, row.line, row.segments) for row in rows(path, "math")] == [
         ("1", 1, EXPECTED),
@@ -70,10 +63,7 @@ def test_alpaca_lines_get_their_authors_from_the_tags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("indent", "lines"), [(None, [1, 1]), (2, [2, 7])])
-def test_alpaca_array_reports_the_line_of_each_row(
-    tmp_path: Path, indent: int | None, lines: list[int]
-) -> None:
-    path = tmp_path / "rows.json"
+def test_alpaca_array_reports_the_line_of_each_row(path: Path, indent: int | None, lines: list[int]) -> None:
     path.write_text(json.dumps([alpaca(), alpaca()], indent=indent), encoding="utf-8")
     assert [(row.id, row.line, row.segments) for row in rows(path, "math")] == [
         ("1", lines[0], EXPECTED),
@@ -82,21 +72,18 @@ def test_alpaca_array_reports_the_line_of_each_row(
 
 
 @pytest.mark.parametrize("text", ["[]", "[ ]\n", ""])
-def test_empty_files_have_no_rows(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "rows.json"
+def test_empty_files_have_no_rows(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     assert rows(path, "math") == []
 
 
-def test_alpaca_without_agent_asks_for_one(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
+def test_alpaca_without_agent_asks_for_one(path: Path) -> None:
     path.write_text(json.dumps(alpaca()) + "\n", encoding="utf-8")
     with pytest.raises(UsageError, match="give --agent NAME"):
         list(read_rows(path))
 
 
-def test_bad_lines_are_reported_and_the_good_ones_kept(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
+def test_bad_lines_are_reported_and_the_good_ones_kept(path: Path) -> None:
     good = json.dumps(alpaca())
     lines = [good, "{oops", "3", '{"text": "x"}', '{"segments": []}', json.dumps(alpaca(output=3)), good]
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -109,19 +96,12 @@ def test_bad_lines_are_reported_and_the_good_ones_kept(tmp_path: Path) -> None:
     assert len([row for row in read_rows(path, "math") if isinstance(row, TrajectoryRow)]) == 2
 
 
-def test_unknown_agent_of_a_record_is_that_rows_error(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(
-        record("mth").model_dump_json() + "\n" + record().model_dump_json() + "\n", encoding="utf-8"
-    )
-    found = list(read_rows(path))
-    assert str(found[0]).startswith(f"{path}:1: agent 'mth' is not shipped")
-    assert isinstance(found[1], TrajectoryRow)
-
-
-def test_unknown_agent_on_the_command_line_is_an_error_of_the_call(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("", encoding="utf-8")
+def test_an_unknown_agent_is_the_error_of_its_row_or_of_the_call(path: Path) -> None:
+    lines = (record("mth").model_dump_json(), record().model_dump_json())
+    path.write_text("\n".join(lines), encoding="utf-8")
+    first, second = read_rows(path)
+    assert str(first).startswith(f"{path}:1: agent 'mth' is not shipped")
+    assert isinstance(second, TrajectoryRow)
     with pytest.raises(ConfigError, match="did you mean 'math'"):
         list(read_rows(path, "mth"))
 
@@ -137,8 +117,7 @@ def test_unknown_agent_on_the_command_line_is_an_error_of_the_call(tmp_path: Pat
         ('[\n{"a": 1}\n]\n[{"a": 2}]', ":3: the JSON array ends here, but the file goes on"),
     ],
 )
-def test_broken_arrays_say_where(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "rows.json"
+def test_broken_arrays_say_where(path: Path, text: str, message: str) -> None:
     path.write_text(text, encoding="utf-8")
     assert faults(path)[-1].startswith(message)
 
@@ -152,9 +131,8 @@ LONG = [alpaca(output="é🙂" * length) for length in (0, 1, 40_000, 65_519, 20
     [(None, b""), (None, BOM), (2, BOM + b"\n"), (2, b"\n \r\n"), (None, b"\n" * 70_000)],
 )
 def test_an_array_is_one_whatever_stands_before_it_and_however_long_its_rows_are(
-    tmp_path: Path, indent: int | None, before: bytes
+    path: Path, indent: int | None, before: bytes
 ) -> None:
-    path = tmp_path / "rows.json"
     path.write_bytes(before + json.dumps(LONG, indent=indent, ensure_ascii=False).encode() + b"\r\n")
     found = list(json_rows(path))
     assert [item for _, item in found] == LONG
@@ -162,8 +140,7 @@ def test_an_array_is_one_whatever_stands_before_it_and_however_long_its_rows_are
     assert [line - before.count(b"\n") for line, _ in found] == [first + step * n for n in range(len(LONG))]
 
 
-def test_lines_behind_a_byte_order_mark_are_rows(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
+def test_lines_behind_a_byte_order_mark_are_rows(path: Path) -> None:
     path.write_bytes(BOM + b'{"a": 1}\n' + b'{"a": 2}\n')
     assert list(json_rows(path)) == [(1, {"a": 1}), (2, {"a": 2})]
 
@@ -178,9 +155,8 @@ def test_lines_behind_a_byte_order_mark_are_rows(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_that_is_no_unicode_text_is_named_and_the_others_are_read(
-    tmp_path: Path, whole: str, text: bytes, message: str
+    path: Path, whole: str, text: bytes, message: str
 ) -> None:
-    path = tmp_path / "rows.json"
     good, bad = b'{"a": "\\ud83d\\ude42"}', b'{"a": ' + text + b"}"
     path.write_bytes(whole.encode() % (good, bad, good))
     items = [item for _, item in json_rows(path)]
@@ -188,8 +164,7 @@ def test_a_row_that_is_no_unicode_text_is_named_and_the_others_are_read(
     assert (items[1].message, items[1].line) == (message, 2 + whole.startswith("["))
 
 
-def test_an_array_is_read_row_by_row(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
+def test_an_array_is_read_row_by_row(path: Path) -> None:
     row = json.dumps(alpaca(output="word " * 2000))
     path.write_text("[" + ",\n".join([row] * 2000) + "]", encoding="utf-8")  # 20 MB
     tracemalloc.start()

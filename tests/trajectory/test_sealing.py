@@ -17,6 +17,7 @@ from afm.trajectory.record import (
 )
 
 KEY = "canary of a test"
+CALL = {"role": "web_search", "tool": "web_search", "argument": "secret query", "observation": "secret page"}
 
 
 def test_the_form_is_the_owners() -> None:
@@ -31,11 +32,8 @@ def test_any_text_comes_back(text) -> None:
 
 
 def test_what_is_no_encrypted_text_is_refused() -> None:
-    for broken in (
-        "no base64!",
-        "8hE",
-        encrypt("a longer text, so that chance cannot decode it", "other key"),
-    ):
+    other = encrypt("a longer text, so that chance cannot decode it", "other key")
+    for broken in ("no base64!", "8hE", other):
         with pytest.raises(DataError, match="its canary is another one"):
             decrypt(broken, KEY)
 
@@ -52,15 +50,7 @@ def record() -> Record:
         stop=StopReason.ANSWER,
         verdict=Verdict(score=1.0, parts={"correct": 1.0}, evidence="secret evidence"),
         cost=Cost(tool_calls=1),
-        calls=(
-            CallRecord(
-                role="web_search",
-                tool="web_search",
-                argument="secret query",
-                observation="secret page",
-                ok=True,
-            ),
-        ),
+        calls=(CallRecord(ok=True, **CALL),),
         prompt_ids=(1, 2),
         response_ids=(3,),
         provenance={"task": "browsecomp-1", "round": 0},
@@ -75,12 +65,8 @@ def test_a_sealed_record_keeps_figures_and_hides_every_text() -> None:
     line = hidden.model_dump_json()
     assert "secret" not in line
     assert (hidden.id, hidden.verdict.score, hidden.verdict.parts) == (plain.id, 1.0, {"correct": 1.0})
-    assert (hidden.cost, hidden.stop, hidden.calls[0].tool, hidden.calls[0].ok) == (
-        plain.cost,
-        plain.stop,
-        "web_search",
-        True,
-    )
+    assert (hidden.cost, hidden.stop) == (plain.cost, plain.stop)
+    assert (hidden.calls[0].tool, hidden.calls[0].ok) == ("web_search", True)
     assert (hidden.error, hidden.prompt_ids, hidden.response_ids) == ("EngineError", None, None)
     assert hidden.provenance["round"] == 0
 

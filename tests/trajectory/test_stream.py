@@ -83,14 +83,6 @@ def test_events_do_not_depend_on_how_the_text_is_cut(parts: list[str], width: in
         assert parser.position == len(text)
 
 
-@given(st.sampled_from(["<plan>é</plan> <code>x</code>\n<answer>1</answer>", "<<plan>></plan></plan><plan>"]))
-def test_every_split_in_two_gives_the_same_events(text: str) -> None:
-    whole = StreamParser(MATH).feed(text)
-    for cut in range(len(text) + 1):
-        parser = StreamParser(MATH)
-        assert parser.feed(text[:cut]) + parser.feed(text[cut:]) == whole
-
-
 @given(pieces)
 def test_streamed_steps_are_the_parsed_steps(parts: list[str]) -> None:
     text = "".join(parts)

@@ -119,30 +119,23 @@ def test_the_order_of_a_web_trajectory_follows_its_grades() -> None:
         assert [kind for kind, _ in kinds(text, WEB)] == [Fault.TRANSITION]
 
 
-def test_web_trajectory_with_every_function_is_valid() -> None:
-    text = web(
-        PLAN,
-        SEARCH,
-        CRAWL,
-        reflect("poor"),
-        PLAN,
-        SEARCH,
-        SUGGEST,
-        check(2),
-        SEARCH,
-        SUGGEST,
-        check(3),
-        ANSWER,
-    )
-    assert kinds(text, WEB) == []
+LOOKED_UP = "<think>t</think><wiki_search>q</wiki_search>\n<observation>\no\n</observation>\n"
+AGAIN = (PLAN, SEARCH, SUGGEST, check(2), SEARCH, SUGGEST, check(3), ANSWER)
 
 
-def test_plain_multi_hop_trajectory_is_valid() -> None:
-    search = "<think>t</think><wiki_search>q</wiki_search>\n<observation>\no\n</observation>\n"
-    text = (
-        f"{search}{search}<think>t</think><reflection>sure</reflection><think>t</think><answer>a | b</answer>"
-    )
-    assert kinds(text, MHQA) == []
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (WEB, web(PLAN, SEARCH, CRAWL, reflect("poor"), *AGAIN)),
+        (
+            MHQA,
+            f"{LOOKED_UP * 2}<think>t</think><reflection>sure</reflection><think>t</think><answer>a | b</answer>",
+        ),
+    ],
+    ids=["web", "mhqa"],
+)
+def test_whole_trajectories_are_valid(spec: AgentSpec, text: str) -> None:
+    assert kinds(text, spec) == []
 
 
 def test_poor_reflection_must_lead_to_a_plan() -> None:
