@@ -10,11 +10,7 @@ from afm.errors import DataError
 
 
 def text_of(row: Mapping[str, Any], key: str) -> str:
-    """The text under ``key``.
-
-    Raises:
-        DataError: There is none.
-    """
+    """The text under ``key``; an error where there is none."""
     if key not in row:
         raise DataError(f"no key {key!r} among {sorted(row)[:8]}")
     if not isinstance(row[key], str):
@@ -29,11 +25,7 @@ def row_id(row: Mapping[str, Any], *keys: str) -> str:
 
 
 def loss_flag(message: Mapping[str, Any]) -> bool:
-    """Whether a message says that it is trained on; without a word it does.
-
-    Raises:
-        DataError: ``loss`` is neither true nor false.
-    """
+    """Whether a message says that it is trained on; without a word it does, and another word is an error."""
     flag = message.get("loss")
     if flag is not None and not isinstance(flag, bool):
         raise DataError(f"loss: got {flag!r}, expected true or false")
@@ -82,11 +74,7 @@ def message_list(
 
 
 def content_text(message: Mapping[str, Any]) -> str:
-    """The text of a message; text parts are joined.
-
-    Raises:
-        DataError: It holds something else.
-    """
+    """The text of a message, its text parts joined; an error where it holds something else."""
     content = message.get("content")
     if isinstance(content, list):
         if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
@@ -106,11 +94,7 @@ def hidden_reasoning(message: Mapping[str, Any]) -> str:
 
 
 def called_function(call: Any) -> dict[str, Any]:
-    """``{name, arguments}`` of one element of ``tool_calls``, the arguments decoded.
-
-    Raises:
-        DataError: It is no such call.
-    """
+    """``{name, arguments}`` of one element of ``tool_calls``, the arguments decoded; an error where it is no such call."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise DataError(f"tool_calls: got {str(call)[:80]!r}, expected {{function: {{name, arguments}}}}")

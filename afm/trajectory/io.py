@@ -38,11 +38,7 @@ def numbered_records(path: str | Path) -> Iterator[tuple[int, Record | DataError
 
 
 def load_records(path: str | Path) -> list[Record]:
-    """All records of a file.
-
-    Raises:
-        DataError: The first bad line.
-    """
+    """All records of a file; the first bad line is an error."""
     records = []
     for item in read_records(path):
         if isinstance(item, DataError):
@@ -72,11 +68,7 @@ class RecordWriter(Journal):
 
 
 def append_record(path: str | Path, record: Record) -> None:
-    """Append one record to a file that several processes of a machine write at once: a line is one write.
-
-    Raises:
-        DataError: The record holds something that JSON cannot express.
-    """
+    """Append one record to a file that several processes of a machine write at once: a line is one write."""
     line = line_of_record(record, Path(path))
     with Path(path).open("ab", buffering=0) as file:
         file.write(line)
@@ -110,11 +102,7 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def record_of_line(line: bytes) -> Record:
-    """The record of one line.
-
-    Raises:
-        DataError: It is none; without file and line number.
-    """
+    """The record of one line; an error without a place where it is none."""
     try:
         return Record.model_validate_json(line)
     except ValidationError as error:
@@ -144,11 +132,7 @@ def advantages_file(episodes: Path) -> Path:
 
 
 def load_advantages(episodes: Path) -> Mapping[str, Any]:
-    """By the episodes' ids; empty where nobody wrote any.
-
-    Raises:
-        DataError: The file is no JSON object.
-    """
+    """By the episodes' ids; empty where nobody wrote any, an error where the file holds something else."""
     file = advantages_file(episodes)
     try:
         advantages = json.loads(file.read_bytes())

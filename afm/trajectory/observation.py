@@ -126,11 +126,7 @@ def tagged_observation(content: str, spec: AgentSpec) -> str:
 
 
 def observation_text(result_text: str, spec: AgentSpec, max_chars: int) -> str:
-    """What the environment appends after a tool call: :func:`observation_content` in its tags.
-
-    Raises:
-        ValueError: The agent has no observation role.
-    """
+    """What the environment appends after a tool call: :func:`observation_content` in its tags."""
     return tagged_observation(observation_content(result_text, spec, max_chars), spec)
 
 

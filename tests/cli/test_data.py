@@ -72,12 +72,3 @@ def test_a_world_has_the_shapes_that_are_asked_for(tmp_path):
     assert shapes == {"chain", "comparison"}
     with pytest.raises(UsageError, match="--shapes 'chains': expected chain, comparison or intersection"):
         run("world", "--kind", "wiki", "--out", tmp_path, "--shapes", "chains")
-
-
-def test_help_needs_no_heavy_package():
-    heavy = "{'torch', 'transformers', 'pyarrow', 'numpy', 'pandas', 'ray'}"
-    code = f"import sys, afm.cli.data; print(sorted({heavy} & set(sys.modules)))"
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "[]"

@@ -47,13 +47,6 @@ def test_json_counts_and_shows_what_is_trained_on(
         assert row["masked_text"] == "<observation>E</observation>\n"
 
 
-def test_json_holds_nothing_that_a_terminal_obeys(tmp_path: Path, run: Callable[..., Result]) -> None:
-    text = TEXT.replace(">a<", ">\x9b31m\u202ea<")
-    result = run(str(alpaca(tmp_path / "rows.json", text)), "--json")
-    assert result.exit_code == 0
-    assert result.stdout.isascii()
-
-
 def test_preview_brackets_what_is_masked(tmp_path: Path, run: Callable[..., Result]) -> None:
     result = run(str(alpaca(tmp_path / "rows.json", TEXT)))
     assert result.stdout == (
@@ -88,6 +81,7 @@ def test_the_preview_shows_what_a_terminal_would_obey(tmp_path: Path, run: Calla
     shown = run(str(path)).stdout
     assert shown.startswith("␛[1m: ")
     assert shown.endswith("<answer>a␛[2J␍\nb\\x9b1A</answer>\n\n")
+    assert run(str(path), "--json").stdout.isascii()
 
 
 def test_rows_around_one_that_is_no_text_are_shown(tmp_path: Path, run: Callable[..., Result]) -> None:

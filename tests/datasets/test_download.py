@@ -6,10 +6,8 @@ import fcntl
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -199,27 +197,6 @@ def test_a_connection_that_breaks_in_the_middle_is_gone_on_with(hub, download, t
     assert [start for _, start, _ in hub.sent] == [0, 10 << 20, 20 << 20]
 
 
-def test_a_killed_download_goes_on_where_it_was(hub, hub_environment, sets, download, tmp_path):
-    folder = tmp_path / "a folder/large"
-    hub.pause_s = 0.02
-    words = [sys.executable, "-m", "afm.cli.main", "data", "download", str(sets), "--out", str(folder.parent)]
-    with subprocess.Popen(
-        [*words, "--only", "large"], env=hub_environment, stdout=subprocess.DEVNULL, cwd=ROOT
-    ) as process:
-        for _ in range(2_000):
-            if any(path.stat().st_size for path in folder.glob("*.partial")):
-                break
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-    [partial] = folder.glob("*.partial")
-    kept = partial.stat().st_size
-    assert 0 < kept < len(LARGE)
-    hub.pause_s, killed = 0.0, len(hub.sent)
-    download("--only", "large")
-    assert (folder / "all.bin").read_bytes() == LARGE
-    assert hub.sent[killed:] == [("all.bin", kept, len(LARGE) - kept)]
-
-
 def test_a_second_download_into_the_folder_is_kept_out(download, tmp_path):
     (tmp_path / "a folder").mkdir()
     folder = os.open(tmp_path / "a folder", os.O_RDONLY)
@@ -347,58 +324,45 @@ def test_names_and_keys_that_are_wrong_are_told(tmp_path, sets):
         read_hub_sets(sets)
 
 
-@pytest.mark.parametrize("agent", ["web", "mhqa", "code"])
-def test_the_scripts_fetch_and_prepare_the_published_sets(agent, hub, hub_here, hub_environment, tmp_path):
-    owner = {"web": "AFM-WebAgent", "mhqa": "AFM-MHQA-Agent", "code": "AFM-CodeAgent"}[agent]
-    truth = (
-        '{"target": ["a"], "question": "who?"}' if agent != "code" else '{"inputs": ["1"], "outputs": ["2"]}'
-    )
+@pytest.mark.parametrize("agent", ["mhqa", "code"])
+def test_every_agent_has_scripts_of_its_list(agent):
+    for script in ("download.py", "prepare.sh"):
+        assert f"configs/data/{agent}_agent.yaml" in (ROOT / f"data/{agent}_agent" / script).read_text()
+
+
+def test_the_scripts_fetch_and_prepare_the_published_sets(hub, hub_environment, tmp_path):
     row = {
-        "data_source": {"web": "search", "mhqa": "nq", "code": "codecontests"}[agent],
+        "data_source": "search",
         "prompt": [{"role": "user", "content": "Rules.\n\nQuestion: who?"}],
-        "reward_model": {"ground_truth": truth},
+        "reward_model": {"ground_truth": '{"target": ["a"], "question": "who?"}'},
         "extra_info": {"index": "7", "question": "who?", "need_tools_kwargs": True},
     }
     rows = [row, row | {"extra_info": {"index": "8", "question": "where?", "need_tools_kwargs": True}}]
+    lines = b"\n".join(json.dumps(row).encode() for row in rows)
     hub.repositories = {
-        f"PersonalAILab/{owner}-SFT-Dataset": {"README.md": b"#", "sft.json": ROWS},
-        f"PersonalAILab/{owner}-RL-Dataset": {
-            "README.md": b"#",
-            "rl.jsonl": b"\n".join(json.dumps(row).encode() for row in rows),
-        },
+        "PersonalAILab/AFM-WebAgent-SFT-Dataset": {"README.md": b"#", "sft.json": ROWS},
+        "PersonalAILab/AFM-WebAgent-RL-Dataset": {"README.md": b"#", "rl.jsonl": lines},
     }
-    data, out = tmp_path / "downloads", tmp_path / "made"
-    only = ["--only", f"{agent}_agent_sft", "--only", f"{agent}_agent_rl"]
-    path = f"{Path(sys.executable).parent}:{hub_environment['PATH']}"
-    fetch, prepare = ROOT / f"data/{agent}_agent/download.py", ROOT / f"data/{agent}_agent/prepare.sh"
-    if agent == "web":
-        for words in (
-            [sys.executable, fetch, "--out", data, *only],
-            [prepare, "--data", data, "--out", out, *only],
-        ):
-            done = subprocess.run(
-                words, capture_output=True, text=True, env=hub_environment | {"PATH": path}, cwd=tmp_path
-            )
-            assert done.returncode == 0, done.stderr
-    else:
-        assert f"configs/data/{agent}_agent.yaml" in fetch.read_text()
-        assert f"configs/data/{agent}_agent.yaml" in prepare.read_text()
-        for words in (
-            ["download", f"{agent}_agent", "--out", str(data), *only],
-            ["prepare", "published", f"{agent}_agent", "--data", str(data), "--out", str(out), *only],
-        ):
-            assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    data, out, scripts = tmp_path / "downloads", tmp_path / "made", ROOT / "data/web_agent"
+    only = ["--only", "web_agent_sft", "--only", "web_agent_rl"]
+    environment = hub_environment | {"PATH": f"{Path(sys.executable).parent}:{hub_environment['PATH']}"}
+    for words in (
+        [sys.executable, scripts / "download.py", "--out", data, *only],
+        [scripts / "prepare.sh", "--data", data, "--out", out, *only],
+    ):
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
     info = json.loads((out / "sft/dataset_info.json").read_text())
-    assert info[f"{agent}_agent_sft"]["file_name"] == f"{agent}_agent_sft.json"
-    assert json.loads((out / f"sft/{agent}_agent_sft.json").read_text()) == json.loads(ROWS)
+    assert info["web_agent_sft"]["file_name"] == "web_agent_sft.json"
+    assert json.loads((out / "sft/web_agent_sft.json").read_text()) == json.loads(ROWS)
     pq = pytest.importorskip("pyarrow.parquet")
     [trained] = pq.read_table(out / "rl/train.parquet").to_pylist()
     [held_out] = pq.read_table(out / "rl/val.parquet").to_pylist()
     assert {one["extra_info"]["index"] for one in (trained, held_out)} == {"7", "8"}
-    assert json.loads(trained["reward_model"]["ground_truth"])["question" if agent != "code" else "inputs"]
+    assert json.loads(trained["reward_model"]["ground_truth"])["question"]
     assert json.loads((out / "rl/train.manifest.json").read_text())["commit"] == REVISION
     locked = json.loads((data / "download.lock.json").read_text())["sets"]
-    assert locked[f"{agent}_agent_rl"]["rows"] == {"rl": 2}
+    assert locked["web_agent_rl"]["rows"] == {"rl": 2}
 
 
 def test_every_published_name_is_in_a_shipped_list():

@@ -32,11 +32,6 @@ def test_a_permutation_reaches_every_number_once_and_runs_backwards(size):
     assert [order.inverse(number) for number in there] == list(range(size))
 
 
-def test_permutations_of_different_keys_differ():
-    one, two = Permutation(1000, "one"), Permutation(1000, "two")
-    assert sum(one(n) == two(n) for n in range(1000)) < 20
-
-
 @pytest.mark.parametrize("count", [40, 400, 16_000_000])
 def test_names_are_two_words_of_disjoint_closed_lists_and_lead_back_to_their_entity(count):
     names = Names(count, "key")

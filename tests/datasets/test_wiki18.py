@@ -143,23 +143,19 @@ def test_a_kill_while_parts_are_joined_spoils_nothing(hub, download, published, 
     assert not any(name == "part_aa" for name, _, _ in hub.sent)
 
 
-def test_a_server_without_ranges_costs_time_only(hub, download, published, tmp_path):
+@pytest.mark.parametrize("state", ["right", "another"])
+def test_a_part_is_fetched_whole_without_ranges_or_of_another_state(
+    state, hub, download, published, tmp_path
+):
     folder = tmp_path / "a folder"
     folder.mkdir()
     part = published[INDEX]["part_aa"]
-    (folder / f"part_aa.{sha256(part)[:12]}.partial").write_bytes(part[:1000])
-    hub.ranges = False
+    digest = sha256(part)[:12] if state == "right" else "000000000000"
+    (folder / f"part_aa.{digest}.partial").write_bytes(part[:1000])
+    hub.ranges = state == "another"
     download()
     assert (folder / "e5_Flat.index").read_bytes() == whole(published)
-
-
-def test_a_partial_file_of_another_state_is_not_gone_on_with(hub, download, published, tmp_path):
-    folder = tmp_path / "a folder"
-    folder.mkdir()
-    (folder / "part_aa.000000000000.partial").write_bytes(b"x" * 1000)
-    download()
-    assert (folder / "e5_Flat.index").read_bytes() == whole(published)
-    assert ("part_aa", 0, len(published[INDEX]["part_aa"])) in hub.sent
+    assert ("part_aa", 0, len(part)) in hub.sent
 
 
 def test_bytes_that_are_wrong_are_noticed_and_fetched_anew(hub, download):

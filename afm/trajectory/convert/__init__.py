@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def convert_file(
         DataError: The file cannot be opened.
         UsageError: The format is only read.
     """
-    if write_as.write is None:
+    if not write_as.writable:
         raise UsageError(f"--to {write_as.name}: it is only read")
     bad: list[DataError] = []
     lost: Counter[str] = Counter()
@@ -84,7 +84,7 @@ def convert_file(
                 bad.append(row)
                 continue
             try:
-                text = _row_text(row.record, write_as.write, context)
+                text = _row_text(row.record, write_as, context)
             except DataError as error:
                 bad.append(DataError(error.message, path=str(source), line=line))
                 continue
@@ -99,9 +99,9 @@ def convert_file(
     return Converted(rows, tuple(bad), dict(lost), refused)
 
 
-def _row_text(record: Record, write: Callable[[Record, Context], Any], context: Context) -> str:
+def _row_text(record: Record, write_as: Format, context: Context) -> str:
     named = record.model_copy(update={"id": record.identity})
-    text = json.dumps(write(named, context), ensure_ascii=False)
+    text = json.dumps(write_as.write(named, context), ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -110,11 +110,7 @@ def _row_text(record: Record, write: Callable[[Record, Context], Any], context: 
 
 
 def read_converted(path: Path, read_as: Format, context: Context) -> Iterator[tuple[int, Read | DataError]]:
-    """Each row of a file with its line, read, or why it could not be.
-
-    Raises:
-        DataError: The file cannot be opened.
-    """
+    """Each row of a file with its line, read, or why it could not be."""
     for line, row in read_as.gathered(rows_of(path)):
         if isinstance(row, DataError):
             yield line, row
@@ -126,11 +122,7 @@ def read_converted(path: Path, read_as: Format, context: Context) -> Iterator[tu
 
 
 def detected(path: Path) -> Format:
-    """The format of a file, by its first row.
-
-    Raises:
-        DataError: It is none that is known.
-    """
+    """The format of a file, by its first row; an error where none is known."""
     for line, row in rows_of(path):
         if isinstance(row, DataError):
             raise row

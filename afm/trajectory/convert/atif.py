@@ -11,7 +11,7 @@ from typing import Any
 
 from afm.errors import DataError
 from afm.trajectory.chat import hidden_reasoning
-from afm.trajectory.convert.base import KEY, Context, dialogue_format, kept_aside
+from afm.trajectory.convert.base import KEY, Context, DialogueFormat, kept_aside
 from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, Walk, take_all
 from afm.trajectory.convert.messages import declared
 from afm.trajectory.record import Cost, Record
@@ -92,11 +92,11 @@ def _kept(row: Any) -> Mapping[str, Any]:
     return next((kept_aside(extra) for extra in extras if isinstance(extra, dict) and KEY in extra), {})
 
 
-ATIF = dialogue_format(
+ATIF = DialogueFormat(
     "atif",
     lambda row: isinstance(row, dict) and str(row.get("schema_version", "")).startswith(_PREFIX),
-    _parse,
-    _show,
+    parse=_parse,
+    show=_show,
     loses="gold answer, verdict and provenance",
     keep=_keep,
     kept=_kept,

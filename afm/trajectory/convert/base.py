@@ -11,9 +11,8 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -75,11 +74,7 @@ class Context:
     _loaded: dict[str, AgentSpec] = field(default_factory=dict)
 
     def spec(self, name: object = None) -> AgentSpec:
-        """The agent of a row.
-
-        Raises:
-            DataError: The row names none that can be had, and none is set for all rows.
-        """
+        """The agent of a row, or the one set for all rows; an error where there is neither."""
         if self.agent is not None:
             return self.agent
         if not isinstance(name, str) or not name:
@@ -94,51 +89,8 @@ class Context:
         return self._loaded[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One format; a :class:`~afm.errors.DataError` of its functions has no location.
-
-    Attributes:
-        name: In ``--from`` and ``--to``.
-        known: Whether a row looks like one of this format.
-        read: The record in a row.
-        write: The row of a record; ``None`` where the format is only read.
-        loses: What is not in a row written with ``bare``, in a few words.
-        kept: What a row holds of a record that the format has no place for; ``None`` where it can hold nothing.
-        gathered: Puts rows together where one trajectory stands in several; errors among them pass.
-    """
-
-    name: str
-    known: Callable[[Any], bool]
-    read: Callable[[Any, Context], Read]
-    write: Callable[[Record, Context], Any] | None
-    loses: str = ""
-    kept: Callable[[Any], Mapping[str, Any]] | None = None
-    gathered: Callable[[Iterable[Item]], Iterator[Item]] = iter
-
-
-def row_object(row: Any, expected: str) -> dict[str, Any]:
-    """``row`` itself.
-
-    Raises:
-        DataError: It is no object; names the keys it is ``expected`` to have.
-    """
-    if not isinstance(row, dict):
-        raise DataError(f"got {type(row).__name__}, expected an object with {expected}")
-    return row
-
-
-def lost_keys(row: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
-    """The keys of a row that nobody reads, for :attr:`Read.lost`."""
-    return tuple(f"key {key!r}" for key, value in row.items() if key not in (*known, KEY) and value)
-
-
 def kept_aside(row: Any) -> Mapping[str, Any]:
-    """The content of the key in a row, empty without one.
-
-    Raises:
-        DataError: It is no object.
-    """
+    """The content of the key in a row, empty without one; an error where it is no object."""
     kept = row.get(KEY, {}) if isinstance(row, Mapping) else {}
     if not isinstance(kept, Mapping):
         raise DataError(f"{KEY}: got {type(kept).__name__}, expected an object")
@@ -150,111 +102,132 @@ def keep_aside(row: Any, kept: Mapping[str, Any]) -> None:
     row[KEY] = dict(kept)
 
 
-class _Conversation(NamedTuple):
-    """How a format shows a conversation; the rest is the same for all of them."""
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format; a :class:`~afm.errors.DataError` of its functions has no location.
 
-    parse: Callable[[Any], Dialogue]
-    show: Callable[[Dialogue, Record, Context], Any]
-    keep: Callable[[Any, Mapping[str, Any]], None] | None
-    kept: Callable[[Any], Mapping[str, Any]]
-
-
-def dialogue_format(
-    name: str,
-    known: Callable[[Any], bool],
-    parse: Callable[[Any], Dialogue],
-    show: Callable[[Dialogue, Record, Context], Any] | None,
-    *,
-    loses: str = _LOSES,
-    keep: Callable[[Any, Mapping[str, Any]], None] | None = keep_aside,
-    kept: Callable[[Any], Mapping[str, Any]] = kept_aside,
-    gathered: Callable[[Iterable[Item]], Iterator[Item]] = iter,
-) -> Format:
-    """A :class:`Format` of conversations.
-
-    Args:
-        parse: The conversation that a row shows; raises :class:`~afm.errors.DataError`.
-        show: A row that shows a conversation; ``None`` where the format is only read.
-        keep: Writes what the format has no place for into a row; ``None`` where that is not possible.
-        kept: Reads it back.
+    Attributes:
+        name: In ``--from`` and ``--to``.
+        known: Whether a row looks like one of this format.
+        loses: What is not in a row written with ``bare``, in a few words.
+        kept: What a row holds of a record that the format has no place for; ``None`` where it can hold nothing.
+        gathered: Puts rows together where one trajectory stands in several; errors among them pass.
     """
-    conversation = _Conversation(parse, show or _unwritable, keep, kept)
-    return Format(
-        name,
-        known,
-        partial(_read, conversation),
-        None if show is None else partial(_write, conversation),
-        loses,
-        kept if keep is not None else None,
-        gathered,
-    )
+
+    name: str
+    known: Callable[[Any], bool]
+    loses: str = _LOSES
+    kept: Callable[[Any], Mapping[str, Any]] | None = kept_aside
+    gathered: Callable[[Iterable[Item]], Iterator[Item]] = iter
+
+    @property
+    def writable(self) -> bool:
+        """Whether rows can be written, and not only read."""
+        return True
+
+    def read(self, row: Any, context: Context) -> Read:
+        """The record in a row."""
+        raise NotImplementedError
+
+    def write(self, record: Record, context: Context) -> Any:
+        """The row of a record."""
+        raise NotImplementedError
 
 
-def _unwritable(dialogue: Dialogue, record: Record, context: Context) -> Any:
-    raise DataError("the format is only read")
-
-
-def _read(conversation: _Conversation, row: Any, context: Context) -> Read:
-    kept = conversation.kept(row)
-    parsed, shown = _parsed(conversation, row, kept)
-    spec = context.spec(kept.get("agent"))
-    dialogue = renamed(parsed, context.tools)
-    facts: dict[str, Any] = {"id": "", "agent": spec.name, "agent_digest": spec.digest, **dialogue.facts}
-    segments = calls = None
-    try:
-        dialogue = as_read(dialogue, spec)
-        segments = segments_of(dialogue, spec, missing_thought=context.missing_thought)
-        calls = calls_of(dialogue, spec)
-    except DataError:
-        if "segments" not in kept:
-            raise
-        segments = None
-    if not kept:
-        facts |= _judged(segments or (), spec) | {"cost": _counted(facts.get("cost", Cost()), calls or ())}
-    question = question_in(dialogue.question, spec)
-    return Read(_restored(kept, question, segments, shown, calls=calls or (), **facts), dialogue.lost)
-
-
-def _write(conversation: _Conversation, record: Record, context: Context) -> Any:
-    spec = context.spec(record.agent)
-    row = conversation.show(dialogue_of(record, spec), record, context)
-    keep = conversation.keep
-    if context.bare or keep is None:
-        return row
-    keep(row, _aside(record))
-    if missing := _missing(conversation, row, record, spec):
-        shown = _parsed(conversation, row, dict.fromkeys(_SHOWN))[1]
-        keep(row, _aside(record, missing, shown))
+def row_object(row: Any, expected: str) -> dict[str, Any]:
+    """``row`` itself; an error that names the keys it is ``expected`` to have where it is no object."""
+    if not isinstance(row, dict):
+        raise DataError(f"got {type(row).__name__}, expected an object with {expected}")
     return row
 
 
-def _parsed(conversation: _Conversation, row: Any, kept: Mapping[str, Any]) -> tuple[Dialogue, Any]:
-    """What a row shows, and what the digest of it is made of: nothing where only ``kept`` says what it holds."""
-    try:
-        dialogue = conversation.parse(row)
-    except DataError:
-        if "segments" not in kept:
-            raise
-        return Dialogue("", ()), None
-    turns = [
-        [
-            turn.text,
-            [[use.tool, use.arguments, use.result] for use in turn.uses],
-            *([turn.thought] if turn.thought else []),
-            *([{"result": turn.result}] if turn.result is not None else []),
+def lost_keys(row: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
+    """The keys of a row that nobody reads, for :attr:`Read.lost`."""
+    return tuple(f"key {key!r}" for key, value in row.items() if key not in (*known, KEY) and value)
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueFormat(Format):
+    """A format of conversations.
+
+    Attributes:
+        parse: The conversation that a row shows; raises :class:`~afm.errors.DataError`.
+        show: A row that shows a conversation; ``None`` where the format is only read.
+        keep: Writes what the format has no place for into a row, where :attr:`kept` reads it.
+    """
+
+    parse: Callable[[Any], Dialogue] = field(kw_only=True)
+    show: Callable[[Dialogue, Record, Context], Any] | None = field(kw_only=True)
+    keep: Callable[[Any, Mapping[str, Any]], None] = field(default=keep_aside, kw_only=True)
+
+    @property
+    def writable(self) -> bool:
+        """Whether it says how a conversation is shown."""
+        return self.show is not None
+
+    def read(self, row: Any, context: Context) -> Read:
+        """The record in a row."""
+        kept = self.kept(row) if self.kept is not None else {}
+        parsed, shown = self._parsed(row, kept)
+        spec = context.spec(kept.get("agent"))
+        dialogue = renamed(parsed, context.tools)
+        facts: dict[str, Any] = {"id": "", "agent": spec.name, "agent_digest": spec.digest, **dialogue.facts}
+        segments = calls = None
+        try:
+            dialogue = as_read(dialogue, spec)
+            segments = segments_of(dialogue, spec, missing_thought=context.missing_thought)
+            calls = calls_of(dialogue, spec)
+        except DataError:
+            if "segments" not in kept:
+                raise
+            segments = None
+        if not kept:
+            facts |= _judged(segments or (), spec) | {
+                "cost": _counted(facts.get("cost", Cost()), calls or ())
+            }
+        question = question_in(dialogue.question, spec)
+        return Read(_restored(kept, question, segments, shown, calls=calls or (), **facts), dialogue.lost)
+
+    def write(self, record: Record, context: Context) -> Any:
+        """The row of a record."""
+        if self.show is None:
+            raise DataError("the format is only read")
+        spec = context.spec(record.agent)
+        row = self.show(dialogue_of(record, spec), record, context)
+        if context.bare or self.kept is None:
+            return row
+        self.keep(row, _aside(record))
+        if missing := self._missing(row, record, spec):
+            shown = self._parsed(row, dict.fromkeys(_SHOWN))[1]
+            self.keep(row, _aside(record, missing, shown))
+        return row
+
+    def _parsed(self, row: Any, kept: Mapping[str, Any]) -> tuple[Dialogue, Any]:
+        """What a row shows, and what the digest of it is made of: nothing where only ``kept`` says what it holds."""
+        try:
+            dialogue = self.parse(row)
+        except DataError:
+            if "segments" not in kept:
+                raise
+            return Dialogue("", ()), None
+        turns = [
+            [
+                turn.text,
+                [[use.tool, use.arguments, use.result] for use in turn.uses],
+                *([turn.thought] if turn.thought else []),
+                *([{"result": turn.result}] if turn.result is not None else []),
+            ]
+            for turn in dialogue.turns
         ]
-        for turn in dialogue.turns
-    ]
-    return dialogue, [dialogue.question, turns]
+        return dialogue, [dialogue.question, turns]
 
-
-def _missing(conversation: _Conversation, row: Any, record: Record, spec: AgentSpec) -> tuple[str, ...]:
-    """What does not come back as it is from what a row shows."""
-    try:
-        back = _read(conversation, row, Context(agent=spec)).record
-    except DataError:
-        return _SHOWN
-    return tuple(name for name in _SHOWN if getattr(back, name) != getattr(record, name))
+    def _missing(self, row: Any, record: Record, spec: AgentSpec) -> tuple[str, ...]:
+        """What does not come back as it is from what a row shows."""
+        try:
+            back = self.read(row, Context(agent=spec)).record
+        except DataError:
+            return _SHOWN
+        return tuple(name for name in _SHOWN if getattr(back, name) != getattr(record, name))
 
 
 def _aside(record: Record, also: Collection[str] = (), shown: Any = None) -> dict[str, Any]:
@@ -312,66 +285,65 @@ def _judged(segments: Iterable[Any], spec: AgentSpec) -> dict[str, Any]:
     return {"kept": False, "reason": f"format: {faults[0]}"} if faults else {}
 
 
-def _read_coa(row: Any, context: Context) -> Read:
-    try:
-        return Read(Record.model_validate(row))
-    except ValidationError as error:
-        raise DataError(explain(error)) from None
+class _RecordFormat(Format):
+    """One record a line."""
+
+    def read(self, row: Any, context: Context) -> Read:
+        """The row itself."""
+        try:
+            return Read(Record.model_validate(row))
+        except ValidationError as error:
+            raise DataError(explain(error)) from None
+
+    def write(self, record: Record, context: Context) -> Any:
+        """All fields."""
+        return record.model_dump(mode="json")
 
 
-COA = Format(
-    "coa",
-    known=lambda row: isinstance(row, dict) and "segments" in row,
-    read=_read_coa,
-    write=lambda record, context: record.model_dump(mode="json"),
-    kept=kept_aside,
-)
-"""One record a line."""
+COA = _RecordFormat("coa", lambda row: isinstance(row, dict) and "segments" in row, loses="")
 
 ALPACA_KEYS = ("instruction", "input", "output")
 
 
-def _read_alpaca(row: Any, context: Context) -> Read:
-    row = row_object(row, ", ".join(ALPACA_KEYS))
-    instruction, output = text_of(row, "instruction"), text_of(row, "output")
-    more = row.get("input") or ""
-    if not isinstance(more, str):
-        raise DataError(f"input: got {type(more).__name__}, expected a text")
-    kept = kept_aside(row)
-    spec = context.spec(kept.get("agent"))
-    segments = tuple(
-        TextSegment(author=segment.author, text=segment.text) for segment in author_segments(output, spec)
-    )
-    facts: dict[str, Any] = {"id": row_id(row), "agent": spec.name, "agent_digest": spec.digest}
-    if not kept:
-        calls = sum(step.role in spec.tool_roles for step in split(output, spec).steps)
-        facts |= _judged(segments, spec) | {"cost": Cost(tool_calls=calls)}
-    question = question_in(f"{instruction}\n{more}" if more else instruction, spec)
-    record = _restored(kept, question, segments, [instruction, more, output], **facts)
-    return Read(record, lost_keys(row, (*ALPACA_KEYS, "id")))
+class _AlpacaFormat(Format):
+    """The whole response as one text; the authors come from its tags."""
+
+    def read(self, row: Any, context: Context) -> Read:
+        """The record in a row, with its authors."""
+        row = row_object(row, ", ".join(ALPACA_KEYS))
+        instruction, output = text_of(row, "instruction"), text_of(row, "output")
+        more = row.get("input") or ""
+        if not isinstance(more, str):
+            raise DataError(f"input: got {type(more).__name__}, expected a text")
+        kept = kept_aside(row)
+        spec = context.spec(kept.get("agent"))
+        segments = tuple(
+            TextSegment(author=segment.author, text=segment.text) for segment in author_segments(output, spec)
+        )
+        facts: dict[str, Any] = {"id": row_id(row), "agent": spec.name, "agent_digest": spec.digest}
+        if not kept:
+            calls = sum(step.role in spec.tool_roles for step in split(output, spec).steps)
+            facts |= _judged(segments, spec) | {"cost": Cost(tool_calls=calls)}
+        question = question_in(f"{instruction}\n{more}" if more else instruction, spec)
+        record = _restored(kept, question, segments, [instruction, more, output], **facts)
+        return Read(record, lost_keys(row, (*ALPACA_KEYS, "id")))
+
+    def write(self, record: Record, context: Context) -> Any:
+        """The row of a record."""
+        spec = context.spec(record.agent)
+        row: dict[str, Any] = {
+            "instruction": spec.user_message(record.question),
+            "input": "",
+            "output": record.text,
+        }
+        if context.bare:
+            return row
+        by_tags = [(part.author, part.text) for part in author_segments(record.text, spec)]
+        same = [(part.author, part.text) for part in record.segments] == by_tags
+        also = (*(() if same else ("segments",)), *(("calls",) if record.calls else ()))
+        return {**row, KEY: _aside(record, also, [row["instruction"], "", row["output"]])}
 
 
-def _write_alpaca(record: Record, context: Context) -> Any:
-    spec = context.spec(record.agent)
-    row: dict[str, Any] = {
-        "instruction": spec.user_message(record.question),
-        "input": "",
-        "output": record.text,
-    }
-    if context.bare:
-        return row
-    by_tags = [(part.author, part.text) for part in author_segments(record.text, spec)]
-    same = [(part.author, part.text) for part in record.segments] == by_tags
-    also = (*(() if same else ("segments",)), *(("calls",) if record.calls else ()))
-    return {**row, KEY: _aside(record, also, [row["instruction"], "", row["output"]])}
-
-
-ALPACA = Format(
-    "alpaca",
-    known=lambda row: isinstance(row, dict) and "instruction" in row and "output" in row,
-    read=_read_alpaca,
-    write=_write_alpaca,
-    loses=_LOSES,
-    kept=kept_aside,
+ALPACA = _AlpacaFormat(
+    "alpaca", lambda row: isinstance(row, dict) and "instruction" in row and "output" in row
 )
-"""The authors come from the tags."""

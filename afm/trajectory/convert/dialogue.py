@@ -220,11 +220,7 @@ def question_in(text: str, spec: AgentSpec) -> str:
 
 
 def tag_of(tool: str, spec: AgentSpec) -> str:
-    """The role that calls ``tool``, which may also be the role's own name.
-
-    Raises:
-        DataError: There is none.
-    """
+    """The role that calls ``tool``, which may also be the role's own name; an error where there is none."""
     for tag, name in spec.tool_roles.items():
         if tool in (name, tag):
             return tag

@@ -16,7 +16,7 @@ from typing import Any
 from afm.agents import AgentSpec
 from afm.errors import DataError
 from afm.trajectory.chat import called_function, content_text, hidden_reasoning, message_list, row_id, text_of
-from afm.trajectory.convert.base import Context, dialogue_format, lost_keys, row_object
+from afm.trajectory.convert.base import Context, DialogueFormat, lost_keys, row_object
 from afm.trajectory.convert.dialogue import (
     ARGUMENT,
     AgentTurn,
@@ -175,21 +175,21 @@ def _show_openai(dialogue: Dialogue, record: Record, context: Context) -> dict[s
     return row
 
 
-OPENAI = dialogue_format(
+OPENAI = DialogueFormat(
     "openai",
     lambda row: isinstance(row, dict) and isinstance(row.get("messages"), list),
-    _parse_openai,
-    _show_openai,
+    parse=_parse_openai,
+    show=_show_openai,
 )
 """``{messages, tools}`` with ``tool_calls`` and messages of the role ``tool``."""
 
 
-MESSAGES = dialogue_format(
+MESSAGES = DialogueFormat(
     "messages",
     lambda row: isinstance(row, list) and row != [] and all(isinstance(m, dict) and "role" in m for m in row),
-    lambda row: _dialogue(message_list({"messages": row}, "messages", content_key=None), "messages"),
-    lambda dialogue, record, context: list(_messages(dialogue)),
-    keep=None,
+    parse=lambda row: _dialogue(message_list({"messages": row}, "messages", content_key=None), "messages"),
+    show=lambda dialogue, record, context: list(_messages(dialogue)),
+    kept=None,
 )
 """A bare list of messages."""
 
@@ -247,11 +247,11 @@ def _with_words(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return joined
 
 
-SHAREGPT = dialogue_format(
+SHAREGPT = DialogueFormat(
     "sharegpt",
     lambda row: isinstance(row, dict) and isinstance(row.get("conversations"), list),
-    _parse_sharegpt,
-    _show_sharegpt,
+    parse=_parse_sharegpt,
+    show=_show_sharegpt,
 )
 """Calls stand in the agent's own tags, since a ``function_call`` turn has no place for words."""
 
@@ -274,11 +274,11 @@ def _show_agent_flan(dialogue: Dialogue, record: Record, context: Context) -> di
     return {"id": record.id, "conversation": turns}
 
 
-AGENT_FLAN = dialogue_format(
+AGENT_FLAN = DialogueFormat(
     "agent_flan",
     lambda row: isinstance(row, dict) and isinstance(row.get("conversation"), list),
-    _parse_agent_flan,
-    _show_agent_flan,
+    parse=_parse_agent_flan,
+    show=_show_agent_flan,
     loses="gold answer, verdict, cost and provenance",
 )
 """Calls stand in the assistant's text (ReAct, or the agent's tags), results in the user's next turn."""
@@ -304,11 +304,11 @@ def _show_react(dialogue: Dialogue, record: Record, context: Context) -> dict[st
     return {"question": record.question, "text": "\n".join(lines)}
 
 
-REACT = dialogue_format(
+REACT = DialogueFormat(
     "react",
     lambda row: isinstance(row, dict) and isinstance(row.get("text"), str) and "question" in row,
-    _parse_react,
-    _show_react,
+    parse=_parse_react,
+    show=_show_react,
     loses="roles (all but tools and answer become thoughts), id, gold answer, verdict, cost and provenance",
 )
 """``Action: tool`` with ``Action Input:``, or ``Action: tool[input]``; ``Finish[x]`` answers."""

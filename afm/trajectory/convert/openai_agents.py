@@ -13,7 +13,7 @@ from typing import Any
 
 from afm.errors import DataError
 from afm.trajectory.chat import called_function, content_text, hidden_reasoning
-from afm.trajectory.convert.base import Item, dialogue_format
+from afm.trajectory.convert.base import DialogueFormat, Item
 from afm.trajectory.convert.dialogue import AgentTurn, Dialogue, Use, Walk, second_question
 from afm.trajectory.record import Cost
 
@@ -58,14 +58,13 @@ def _parse(row: Any) -> Dialogue:
     return walk.dialogue("no generation was asked by a user", facts)
 
 
-OPENAI_AGENTS = dialogue_format(
+OPENAI_AGENTS = DialogueFormat(
     "openai_agents",
     lambda row: (
         isinstance(row, dict) and (row.get("object") in ("trace", "trace.span") or "span_data" in row)
     ),
-    _parse,
-    None,
-    loses="",
+    parse=_parse,
+    show=None,
     gathered=_gathered,
 )
 """A trace becomes one trajectory: what all its agents said and called, in the order of time."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from afm.errors import DataError
 from afm.trajectory.chat import content_text, row_id
-from afm.trajectory.convert.base import Context, dialogue_format, lost_keys
+from afm.trajectory.convert.base import Context, DialogueFormat, lost_keys
 from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, Walk, take_all
 from afm.trajectory.programs import without_last_call
 from afm.trajectory.record import Cost, Record
@@ -148,7 +148,7 @@ def _known(row: Any) -> bool:
     return bool(steps) and all(isinstance(step, dict) for step in steps) and any(map(_is_action, steps))
 
 
-SMOLAGENTS = dialogue_format("smolagents", _known, _parse, _show)
+SMOLAGENTS = DialogueFormat("smolagents", _known, parse=_parse, show=_show)
 """One run a row."""
 
 

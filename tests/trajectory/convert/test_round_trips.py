@@ -17,7 +17,7 @@ from afm.trajectory.record import CallRecord, Cost, Record, TextSegment, Verdict
 from afm.trajectory.types import Author
 
 SPEC = load_agent("mhqa")
-KEEPING = [name for name, entry in FORMATS.items() if entry.write and entry.kept]
+KEEPING = [name for name, entry in FORMATS.items() if entry.writable and entry.kept]
 PAGE = "Doc 1: the mill\n\n  was built in <1702>."
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 WORDS = st.one_of(
