@@ -48,6 +48,7 @@ def test_from_a_world_to_training_files(tmp_path, monkeypatch):
     assert pq.read_table(folder / "rl.parquet").num_rows == 8
 
 
+@pytest.mark.slow
 def test_the_first_distillation_of_the_docs_reads_every_question_of_a_default_world(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     world, tools = tmp_path / "world", ROOT / "configs/tools/wiki_rag.yaml"

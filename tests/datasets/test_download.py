@@ -259,6 +259,7 @@ def test_sets_that_cannot_be_had_do_not_keep_the_others_away(hub, download, tmp_
     assert "Check its name; if it is private, set HF_TOKEN" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], ids=["no route", "offline"]
 )
@@ -330,6 +331,7 @@ def test_every_agent_has_scripts_of_its_list(agent):
         assert f"configs/data/{agent}_agent.yaml" in (ROOT / f"data/{agent}_agent" / script).read_text()
 
 
+@pytest.mark.slow
 def test_the_scripts_fetch_and_prepare_the_published_sets(hub, hub_environment, tmp_path):
     row = {
         "data_source": "search",

@@ -170,6 +170,7 @@ def test_a_brief_page_is_a_table_of_the_same_facts_and_names_its_entity_at_the_t
             assert line.startswith(f"{name.capitalize()} ")
             given = line.removeprefix(f"{name.capitalize()} ")
             assert title not in given
+            assert not given.startswith("in ")
             assert f"The {name} of {title} is {given}".replace("is in", "is") in long.page(
                 number
             ).text.replace("is in", "is")

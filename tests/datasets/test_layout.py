@@ -163,6 +163,10 @@ def test_what_another_command_made_is_not_overwritten(prepare, tmp_path):
     assert CliRunner().invoke(app, words).exit_code == 0
     selected = written(tmp_path)
     assert list(map(len, selected)) == [18, 2]
+    notes = [
+        json.loads((tmp_path / f"rl/{part}.parquet.manifest.json").read_text()) for part in ("train", "val")
+    ]
+    assert [(note["split"], note["counts"]["rows"]) for note in notes] == [("train", 18), ("val", 2)]
     assert "train.parquet: left as it is, another command made it" in prepare()
     assert written(tmp_path) == selected
     target.unlink()

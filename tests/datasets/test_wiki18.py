@@ -84,6 +84,7 @@ def whole(published):
     return published[INDEX]["part_aa"] + published[INDEX]["part_ab"]
 
 
+@pytest.mark.slow
 def test_what_is_fetched_is_built_by_the_command_that_is_shown(hub, download, published, tmp_path):
     folder = tmp_path / "a folder"
     told = download()
@@ -108,6 +109,7 @@ def test_what_is_fetched_is_built_by_the_command_that_is_shown(hub, download, pu
     assert len(hub.sent) == sent
 
 
+@pytest.mark.slow
 def test_a_download_that_is_killed_goes_on(hub, hub_environment, download, published, tmp_path):
     folder = tmp_path / "a folder"
     words, environment = [sys.executable, str(SCRIPT), "--out", str(folder)], hub_environment

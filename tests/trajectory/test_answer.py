@@ -73,7 +73,7 @@ def test_last_closed_fence_wins(text: str, content: str | None) -> None:
             "<answer>\n```py\nn = int(input())\nprint(n)\n```\n</answer>",
             ("n = int(input())\nprint(n)",),
         ),
-        (MHQA, "<answer> Paris |  Lyon || </answer>", ("Paris", "Lyon")),
+        (MHQA, "<answer> Paris |  Lyon | || </answer>", ("Paris", "Lyon")),
         *((MATH, text, ()) for text in ("", "\\boxed{1}", "<answer>1</answer>", "<answer>\\boxed{1}")),
         (MATH, "<think><answer>\\boxed{1}</answer></think>", ()),
         (MATH, "<answer>\\boxed{ }</answer>", ()),
