@@ -38,50 +38,23 @@ from llamafactory_patch.masks import segments_by_tag
 from llamafactory_patch.prompts import RowPrompts
 
 
-class RecordReader:
-    """Reads the records of one folder, each as the agent it names.
+def record_row(row: Mapping[str, Any], agent_named: Callable[[str], AgentSpec]) -> Aligned:
+    """A record of ours: the user turn its agent would be asked with, and the whole response.
 
-    Args:
-        folder: Where the file stands; its ``agent.yaml`` is used for records of that name, else the agent
-            that is shipped under it.
-        agent: Name or YAML of the agent that is trained; records of any other are refused. It is asked in its own words,
-            even if its records were made when it was declared otherwise.
+    Raises:
+        DataError: No record, one that its agent's rules refuse, or one that a filter did not keep.
     """
-
-    def __init__(self, folder: str, agent: str = "") -> None:
-        self._folder = folder
-        self._trained = load_agent(agent) if agent else None
-        self._agents: dict[str, AgentSpec] = {}
-
-    def aligned(self, row: Mapping[str, Any]) -> Aligned:
-        """The user turn its agent would be asked with, and the whole response.
-
-        Raises:
-            DataError: No record, one that its agent's rules refuse, or one that a filter did not keep.
-        """
-        try:
-            record = Record.model_validate(row)
-        except ValidationError as error:
-            raise DataError(explain(error)) from None
-        if not record.kept:
-            raise DataError(f"{NOT_KEPT}{record.reason or 'no reason given'}")
-        spec = self._agent(record.agent)
-        issues = validate(record.by_author, spec)
-        if issues:
-            raise DataError(f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}")
-        question = turn("user", spec.user_message(record.question))
-        return aligned_row([question, turn("assistant", record.text)])
-
-    def _agent(self, name: str) -> AgentSpec:
-        if self._trained is not None:
-            if name != self._trained.name:
-                raise DataError(
-                    f"agent: got a record of {name!r}, but the agent that is trained is {self._trained.name!r}"
-                )
-            return self._trained
-        if name not in self._agents:
-            self._agents[name] = agent_of_model(self._folder, name)
-        return self._agents[name]
+    try:
+        record = Record.model_validate(row)
+    except ValidationError as error:
+        raise DataError(explain(error)) from None
+    if not record.kept:
+        raise DataError(f"{NOT_KEPT}{record.reason or 'no reason given'}")
+    spec = agent_named(record.agent)
+    if issues := validate(record.by_author, spec):
+        raise DataError(f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}")
+    question = turn("user", spec.user_message(record.question))
+    return aligned_row([question, turn("assistant", record.text)])
 
 
 @dataclass(frozen=True)
@@ -90,11 +63,13 @@ class Converter:
 
     Attributes:
         attr: The data set's entry of ``dataset_info.json``.
-        folder: Where its file stands; an ``agent.yaml`` there is the agent of its records.
+        folder: Where its file is; its ``agent.yaml`` is used for records of that name, else the agent that is shipped
+            under it.
         tags: Tags of the environment; empty when nothing is masked.
         template: Name of the chat template that the rows will be rendered with.
         media_dir: Folder of the images, videos and sounds that rows name.
-        agent: Name or YAML of the agent that is trained; empty when each record may name its own.
+        agent: Name or YAML of the agent that is trained; records of any other are refused, and its own words ask them.
+            Empty when each record may name its own.
         prompts: What its rows are asked with.
         from_table: Whether rows come from a table (parquet, a hub), where an absent key reads as null.
     """
@@ -131,13 +106,24 @@ class Converter:
         return aligned
 
     @cached_property
-    def _records(self) -> RecordReader:
-        return RecordReader(self.folder, self.agent)
+    def _agents(self) -> dict[str, AgentSpec]:
+        """By name, read once."""
+        return {}
+
+    def _agent_named(self, name: str) -> AgentSpec:
+        if name not in self._agents:
+            spec = load_agent(self.agent) if self.agent else agent_of_model(self.folder, name)
+            if self.agent and name != spec.name:
+                raise DataError(
+                    f"agent: got a record of {name!r}, but the agent that is trained is {spec.name!r}"
+                )
+            self._agents[name] = spec
+        return self._agents[name]
 
     def _aligned(self, row: Mapping[str, Any]) -> Aligned:
         formatting: str = self.attr.formatting
         if formatting == "trajectory":
-            return self._records.aligned(row)
+            return record_row(row, self._agent_named)
         if formatting == "agent_flan":
             return agent_flan_row(row, str(self.attr.messages), self.template)
         if formatting == "openai_messages":

@@ -15,22 +15,17 @@ import pytest
 import yaml
 
 from afm.agents import load_agent
-from afm.agents.prompt_source import PromptSource
 from afm.configuration import read_extended
 from afm.datasets.hub_sets import HubSets, Product, read_hub_sets
 from afm.datasets.readers import READERS
 from afm.distill.filters.base import draw, origin_of
 from afm.distill.filters.registry import load_plan
-from afm.distill.filters.rules import ComplexityFilter, ComplexitySettings
 from afm.errors import ConfigError, DataError, EngineError, UsageError
 from afm.evaluation.benchmarks import BENCHMARKS, CODE
 from afm.evaluation.config import EvalConfig
 from afm.evaluation.tallies import ABILITIES, AGENT_H, AgentHTally
 from afm.presets import take_preset
-from afm.rewards import Sample
-from afm.rewards.formula import OverlongPenalty
 from afm.rollout.published_protocol import PublishedProtocol
-from afm.settings import load_settings
 from afm.tools.code import CodeSettings
 from afm.trajectory.record import Record, TextSegment, Verdict
 from afm.trajectory.types import Author
@@ -84,14 +79,6 @@ def test_row_18_rows_without_an_id_are_drawn_one_by_one() -> None:
     assert len(drawn) == 10
 
 
-def test_row_22_a_trajectory_can_be_asked_for_several_tools() -> None:
-    searches = "<think>a</think><web_search>b</web_search>" * 5
-    rule = ComplexityFilter(load_agent("web"), ComplexitySettings(min_tools=2))
-    assert "expected at least 2 tools" in rule.reason(trajectory("q", searches))
-    both = f"{searches}<think>c</think><crawl_page>https://a.example.org</crawl_page>"
-    assert rule.reason(trajectory("q", both)) == ""
-
-
 def test_rows_27_28_and_35_the_code_mix_is_the_papers() -> None:
     code = sets_of("code_agent")
     codeforces, skywork = code.sets["codeforces"], code.preparations["skywork_math"][1]
@@ -100,17 +87,6 @@ def test_rows_27_28_and_35_the_code_mix_is_the_papers() -> None:
     assert (skywork.target, skywork.no_proofs) == (35_000, True)
     assert {"livecodebench_v1_v3", "skywork_math", "dapo_math"} <= set(code.mix("train").parts)
     assert "retool_questions" in code.mix("sft_math").parts
-
-
-def test_row_38_a_rows_own_messages_reach_the_model(tmp_path: Path) -> None:
-    row = [{"role": "user", "content": "Rules of the row.\n\nQuestion: how many?"}]
-    spec = load_agent("web")
-    assert PromptSource.load("row").messages(spec, "how many?", row) == row
-    text = tmp_path / "prompt.txt"
-    text.write_text("Rules of the file.\n\nQuestion: {question}\n", encoding="utf-8")
-    [turn] = PromptSource.load(text).messages(spec, "how many?", None)
-    assert turn["content"] == "Rules of the file.\n\nQuestion: how many?"
-    assert PromptSource.load("own").messages(spec, "how many?", row) == spec.prompt_messages("how many?")
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -141,21 +117,6 @@ def test_row_50_what_prepare_makes_is_what_recipes_read(agent: str) -> None:
         assert f"sft/{data['dataset']}" in steps
 
 
-async def test_row_57_a_response_full_of_observations_is_punished() -> None:
-    sample = Sample(load_agent("web"), "search", "q", (), "1", agent_tokens=500, response_tokens=30_720)
-    assert (await OverlongPenalty(30_720, 3_840).judge(sample)).score == -1.0
-
-
-def test_row_70_the_published_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEB_SEARCH_METHOD_TYPE", "serapi")
-    monkeypatch.setenv("LIVECODEBENCH_DATA_PATH", "/a/folder")
-    settings = load_settings()
-    assert (settings.web_search_method_type, settings.livecodebench_data_path) == (
-        "serper",
-        Path("/a/folder"),
-    )
-
-
 def test_rows_76_77_and_78_nsjail_is_found_attacked_and_limited_as_published() -> None:
     sandbox = CodeSettings.model_validate({"nsjail_path": "/opt/nsjail"}).sandbox
     assert sandbox is not None
@@ -165,20 +126,6 @@ def test_rows_76_77_and_78_nsjail_is_found_attacked_and_limited_as_published() -
     take_preset(data, "rl", Path("code_dapo_32b.yaml"), ["preset=script"])
     assert data["tools"]["tools"][0]["config"]["limits"]["memory_bytes"] == 5000 * 2**20
     assert "1 GiB" in (ROOT / "configs/tools/code_executor.yaml").read_text("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "row", "layout"),
-    [
-        ("gaia", 81, {"task_id": "t1", "Level": 2, "Annotator_Metadata": {}}),
-        ("hle", 83, {"answer_type": "exactMatch", "rationale": "", "raw_subject": "x", "category": "Other"}),
-    ],
-)
-def test_rows_81_and_83_the_published_files_of_questions_are_read(
-    benchmark: str, row: int, layout: dict[str, Any]
-) -> None:
-    task = READERS[benchmark].read({"id": 1, "question": "How many?", "answer": "17", **layout}, "x.json:1")
-    assert (task.question, task.ground_truth, task.data_source) == ("How many?", ["17"], benchmark)
 
 
 def test_rows_86_and_89_every_benchmark_has_its_size_and_totals_add_up() -> None:

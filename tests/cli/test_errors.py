@@ -62,18 +62,6 @@ def test_help_keeps_its_brackets(capsys, monkeypatch):
             assert path != list(words) or part in help_text, (words, part)
 
 
-def test_paths_that_cannot_be_written_are_named(last_line, tmp_path):
-    (tmp_path / "file").touch()
-    assert last_line("data", "world", "--out", tmp_path / "file/x") == (
-        1,
-        f"error: {tmp_path}/file/x: Not a directory",
-    )
-    assert last_line("data", "world", "--out", tmp_path / "file") == (
-        1,
-        f"error: {tmp_path}/file: File exists",
-    )
-
-
 @pytest.mark.parametrize("words", [["validate"], ["reward"], ["data", "filter", "-o", "out.jsonl"]])
 def test_nothing_to_do_is_not_success(last_line, tmp_path, words):
     (tmp_path / "empty.jsonl").touch()

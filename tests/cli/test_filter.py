@@ -85,12 +85,6 @@ def test_without_evaluation_sets_it_says_that_nothing_was_compared(rows, tmp_pat
     assert not (tmp_path / "out/funnel.png").exists()
 
 
-def test_without_a_config_the_agents_rules_and_the_reward_decide(rows, tmp_path):
-    done = run(rows, "--agent", "mhqa", "--output-dir", tmp_path / "out")
-
-    assert f"{tmp_path}/out: 3 of 3 kept" in done.stdout
-
-
 def test_an_output_file_and_settings_in_two_places_are_refused(rows, tmp_path):
     with pytest.raises(UsageError, match="expected a folder"):
         run(rows, "--output-dir", rows)

@@ -30,9 +30,9 @@ def alpaca(*responses):
     ]
 
 
-def test_only_the_agents_text_is_trained_on(pipeline, data_dir, model_dir):
+def test_only_the_agents_text_is_trained_on(pipeline, data_dir, qwen):
     rows = alpaca(*(CALL + joint + SAID for joint in JOINTS.values()))
-    built = pipeline(model_dir, data_dir(rows), observation_boundary="split")
+    built = pipeline(qwen, data_dir(rows), observation_boundary="split")
     assert dict(zip(JOINTS, built.trained(), strict=True)) == dict.fromkeys(JOINTS, f"{CALL}{SAID}<|im_end|>")
 
 
@@ -47,7 +47,7 @@ def test_the_token_over_a_joint_follows_the_boundary(pipeline, data_dir, qwen, b
     assert built.trained() == [f"{trained}<|im_end|>"]
 
 
-def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, model_dir):
+def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, qwen):
     turns = [
         ("human", "First?"),
         ("gpt", f"{CALL}{JOINTS['rollout']}{SAID}"),
@@ -56,7 +56,7 @@ def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, model_dir):
     ]
     rows = [{"conversations": [{"from": role, "value": text} for role, text in turns], "system": "Be brief."}]
     folder = data_dir(rows, formatting="sharegpt", columns={"messages": "conversations", "system": "system"})
-    built = pipeline(model_dir, folder)
+    built = pipeline(qwen, folder)
     assert built.trained() == [f"{CALL}{SAID}<|im_end|><answer>43</answer><|im_end|>"]
     assert built.masked() == [
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nFirst?<|im_end|>\n<|im_start|>assistant\n"
@@ -64,13 +64,13 @@ def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, model_dir):
         "<|im_start|>user\nSecond, about <observation>?<|im_end|>\n<|im_start|>assistant\n"
         "<observation>42</observation>\n"
     ]
-    last_only = pipeline(model_dir, folder, mask_history=True)
+    last_only = pipeline(qwen, folder, mask_history=True)
     assert last_only.trained() == ["<answer>43</answer><|im_end|>"]
 
 
-def test_packed_sequences_keep_their_masks(pipeline, data_dir, model_dir):
+def test_packed_sequences_keep_their_masks(pipeline, data_dir, qwen):
     rows = alpaca(*(f"{CALL}{JOINTS['tight']}<answer>{n}</answer>" for n in range(6)))
-    built = pipeline(model_dir, data_dir(rows), neat_packing=True, cutoff_len=512)
+    built = pipeline(qwen, data_dir(rows), neat_packing=True, cutoff_len=512)
     assert len(built.rows) < 6
     trained = "".join(built.trained()).split("<|im_end|>")
     assert sorted(trained) == ["", *(f"{CALL}<answer>{n}</answer>" for n in range(6))]
@@ -78,11 +78,11 @@ def test_packed_sequences_keep_their_masks(pipeline, data_dir, model_dir):
         assert max(row["attention_mask"]) == built.text(row, trained=True).count("<|im_end|>")
 
 
-def test_roles_without_loss_stay_in_the_text(pipeline, data_dir, model_dir):
+def test_roles_without_loss_stay_in_the_text(pipeline, data_dir, qwen):
     text = f"<plan>P.</plan>{CALL}{JOINTS['rollout']}<plan>\nQ é🙂.\n</plan>\n{SAID}"
     folder = data_dir(alpaca(text))
-    whole = pipeline(model_dir, folder)
-    built = pipeline(model_dir, folder, roles_without_loss="plan, reflection")
+    whole = pipeline(qwen, folder)
+    built = pipeline(qwen, folder, roles_without_loss="plan, reflection")
     assert [row["input_ids"] for row in built.rows] == [row["input_ids"] for row in whole.rows]
     [trained] = built.trained()
     assert not any(role in trained for role in ("plan", "reflection", "Q", "P.", "result"))
@@ -106,10 +106,10 @@ def test_a_row_of_roles_without_loss_alone_has_nothing_to_train_on(pipeline, dat
 
 
 @pytest.mark.parametrize("boundary", ["mask", "keep"])
-def test_boundaries_over_tokens_leave_the_ids_of_stock_llamafactory(pipeline, data_dir, model_dir, boundary):
+def test_boundaries_over_tokens_leave_the_ids_of_stock_llamafactory(pipeline, data_dir, qwen, boundary):
     folder = data_dir(alpaca(*(CALL + joint + SAID for joint in JOINTS.values())))
-    stock = pipeline(model_dir, folder, ignore_observation=False)
-    ours = pipeline(model_dir, folder, observation_boundary=boundary)
+    stock = pipeline(qwen, folder, ignore_observation=False)
+    ours = pipeline(qwen, folder, observation_boundary=boundary)
     assert [row["input_ids"] for row in ours.rows] == [row["input_ids"] for row in stock.rows]
 
 

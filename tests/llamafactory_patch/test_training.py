@@ -252,23 +252,18 @@ def response(number, *, good):
 
 
 def preference_rows():
+    pairs = [(response(n, good=True), response(n, good=False)) for n in range(8)]
     rows = [
-        {"instruction": f"What is {n}?", "input": "", "chosen": good, "rejected": bad}
-        for n in range(8)
-        for good, bad in [(response(n, good=True), response(n, good=False))]
+        {"instruction": f"{n}?", "input": "", "chosen": a, "rejected": b} for n, (a, b) in enumerate(pairs)
     ]
     return rows, {"ranking": True, "columns": PAIR}
 
 
 def feedback_rows():
+    goods = [n % 2 == 0 for n in range(8)]
     rows = [
-        {
-            "instruction": f"What is {n}?",
-            "input": "",
-            "output": response(n, good=n % 2 == 0),
-            "good": n % 2 == 0,
-        }
-        for n in range(8)
+        {"instruction": f"{n}?", "input": "", "output": response(n, good=good), "good": good}
+        for n, good in enumerate(goods)
     ]
     return rows, {"columns": KTO}
 
@@ -311,25 +306,21 @@ def test_preference_trainings_take_the_agents_tokens_alone(trained, tiny):
 
 def write_config(folder, tiny, stage):
     """Six steps over all rows at once."""
-    config = {
+    config = yaml.safe_load(STOCK) | {
         "model_name_or_path": str(tiny),
         "stage": stage,
-        "do_train": True,
         "finetuning_type": "full",
         "dataset": stage,
         "dataset_dir": str(folder),
-        "template": "qwen3_nothink",
-        "cutoff_len": 512,
         "ignore_observation": True,
         "output_dir": str(folder / f"{stage}_run"),
         "max_steps": 6,
         "save_steps": 6,
-        "logging_steps": 1,
         "learning_rate": 0.01,
         "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "lr_scheduler_type": "linear",
         "disable_shuffling": True,
-        "report_to": "none",
-        "use_cpu": True,
     }
     path = folder / f"{stage}.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -403,26 +394,21 @@ def test_a_training_killed_behind_its_last_step_ends_there(arguments, whole):
 
 
 STOCK = """
-trust_remote_code: true
 stage: sft
 do_train: true
 finetuning_type: lora
-lora_rank: 8
 lora_target: all
 dataset: code_agent_sft
 template: qwen3_nothink
 cutoff_len: 512
 max_samples: 16
-preprocessing_num_workers: 1
 logging_steps: 1
-save_steps: 500
 plot_loss: true
 report_to: none
 per_device_train_batch_size: 1
 gradient_accumulation_steps: 8
 learning_rate: 1.0e-4
 num_train_epochs: 1.0
-lr_scheduler_type: cosine
 ddp_timeout: 180000000
 resume_from_checkpoint: null
 use_cpu: true

@@ -219,13 +219,7 @@ def test_the_overlong_buffer_is_the_last_eighth_of_the_response() -> None:
 
 @pytest.mark.parametrize(
     ("name", "half"),  # tokens in the middle of the buffer: limit - buffer / 2
-    [
-        ("web_dapo_7b", 28800),
-        ("web_dapo_32b", 28800),
-        ("code_dapo_7b", 30720),
-        ("code_dapo_32b", 15360),
-        ("code_dapo_32b_long", 30720),
-    ],
+    [("web_dapo_7b", 28800), ("code_dapo_7b", 30720), ("code_dapo_32b", 15360)],
 )
 async def test_an_episode_at_the_response_limit_gets_the_whole_penalty(name: str, half: int) -> None:
     """Most of such a response is observations: 500 tokens are the agent's."""
