@@ -14,10 +14,7 @@ from afm.cli.options import agent_option, model_option, prompt_option
 from afm.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from afm.agents import AgentSpec, PromptSource
-    from afm.evaluation.prices import Prices
     from afm.models import TokenModel
     from afm.tools import Tool
 
@@ -88,6 +85,8 @@ def ask(
 
     Example: afm ask "Tom has 12 coins and finds 30. How many?" --agent math --model runs/quickstart/rl --save chat.jsonl
     """
+    from rich.console import Console
+
     from afm.cli.ask_chat import ChatSession, chat, open_conversation
     from afm.models import load_model
 
@@ -96,36 +95,25 @@ def ask(
     spec = _agent(agent, model_option(model))
     source = _prompt(spec, prompt, tokenizer if "://" in model else model, check=prompt_check)
     conversation = open_conversation(spec, save, resume, source)
-    known = _prices(prices, spec)
+    known = None
+    if prices is not None:
+        from afm.evaluation.prices import read_prices
+
+        known = read_prices(prices).checked(spec.tool_roles.values())
     boxes = _tools(spec, tools)
 
     with asyncio.Runner() as runner:
         engine = None
         try:
             engine = load_model(model, name=model_name, tokenizer=tokenizer, threads=threads, seed=None)
-            asker = ChatSession(
-                engine, boxes, conversation, temperature, seed, None if as_json else _console(), known
-            )
+            console = None if as_json else Console(highlight=False, soft_wrap=True)
+            asker = ChatSession(engine, boxes, conversation, temperature, seed, console, known)
             if question is None:
                 chat(asker, runner.run)
             else:
                 runner.run(asker.ask(question))
         finally:
             runner.run(_closed([*boxes.values(), *([engine] if engine else [])]))
-
-
-def _prices(text: str | None, spec: AgentSpec) -> Prices | None:
-    if text is None:
-        return None
-    from afm.evaluation.prices import read_prices
-
-    return read_prices(text).checked(spec.tool_roles.values())
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
 
 
 async def _closed(things: Sequence[Tool | TokenModel]) -> None:

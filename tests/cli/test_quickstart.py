@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,21 +33,12 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def kill_when(command: list[str], reached: Callable[[], bool]) -> None:
-    """Start the job and ``kill -9`` it once ``reached``."""
-    with subprocess.Popen(command, cwd=ROOT) as job:
-        deadline = time.monotonic() + 300
-        while not reached():
-            assert job.poll() is None, f"the job ended with {job.returncode} too early"
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        job.send_signal(signal.SIGKILL)
-
-
 @pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.sandbox
-def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(tmp_path: Path) -> None:
+def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(
+    tmp_path: Path, kill_when: Callable[..., None]
+) -> None:
     out = tmp_path / "a run"
     real = ["--real-data", str(REAL_ROWS)] if REAL_ROWS.exists() else []
     stages = [*STAGES, *(["eval_aime24"] if real else [])]
@@ -90,7 +79,9 @@ def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(tmp_path: 
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_the_wiki_world_goes_the_same_way_with_a_server_of_its_own(tmp_path: Path) -> None:
+def test_the_wiki_world_goes_the_same_way_with_a_server_of_its_own(
+    tmp_path: Path, kill_when: Callable[..., None]
+) -> None:
     out = tmp_path / "a run"
     command = quickstart(out, "--world", "wiki")
     events = out / "distill/events.jsonl"

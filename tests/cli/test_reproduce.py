@@ -1,14 +1,12 @@
-"""The road from published data to a report: what it runs, what it misses, and the whole of it on a CPU."""
+"""``afm reproduce``, from published data to a report: what it runs, what it misses, and the whole of it on a CPU."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +37,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def road(*words: str) -> tuple[int, str, str]:
+def reproduce(*words: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, ["reproduce", *words])
     return result.exit_code, result.stdout, result.stderr
 
@@ -79,8 +77,8 @@ def test_fixtures_have_the_published_layouts_and_the_same_bytes_every_time(
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_a_dry_run_of_the_tiny_road_prints_every_stage(agent: str, tmp_path: Path) -> None:
-    status, told, _ = road(agent, "--tiny", "--dry-run", "--root", str(tmp_path), "rl.seed=3")
+def test_a_dry_run_of_the_tiny_chain_prints_every_stage(agent: str, tmp_path: Path) -> None:
+    status, told, _ = reproduce(agent, "--tiny", "--dry-run", "--root", str(tmp_path), "rl.seed=3")
     assert status == 0
     assert [line[2:] for line in told.splitlines() if line.startswith("# ")] == list(NAMES)
     [training] = [line for line in told.splitlines() if f"train/{agent}/rl/" in line]
@@ -91,7 +89,7 @@ def test_a_dry_run_of_the_tiny_road_prints_every_stage(agent: str, tmp_path: Pat
     assert not (tmp_path / "data").exists()
 
 
-def test_the_scripts_hand_everything_to_the_road() -> None:
+def test_the_scripts_hand_everything_to_the_command() -> None:
     for agent in AGENTS:
         script = ROOT / f"train/{agent}/all.sh"
         assert script.read_text().rstrip().endswith(f'exec afm reproduce {agent} "$@"')
@@ -99,7 +97,7 @@ def test_the_scripts_hand_everything_to_the_road() -> None:
 
 
 def test_what_no_stage_makes_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    status, _, told = road("web_agent", "--root", str(tmp_path), "--from", "rl")
+    status, _, told = reproduce("web_agent", "--root", str(tmp_path), "--from", "rl")
     assert status == 1
     assert f"{tmp_path}/data/web_agent/rl/train.parquet: missing, stage prepare makes it" in told
     assert f"{tmp_path}/models/web_agent_7b_sft/config.json: missing, stage sft makes it" in told
@@ -119,12 +117,12 @@ def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("GRM_BASE_URL", raising=False)
     monkeypatch.setattr("afm.cli.reproduce._errors", lambda *_: iter(()))  # the doctor is asked above
     words = ("web_agent", "--root", str(tmp_path), "--dry-run", "eval.rewards.judge.url=http://127.0.0.1:9")
-    status, _, told = road(*words)
+    status, _, told = reproduce(*words)
     assert status == 1
     assert "rl: judge: no endpoint; set GRM_BASE_URL" in told
     assert "eval: judge:" not in told
     monkeypatch.setenv("GRM_BASE_URL", "http://127.0.0.1:9/v1")
-    assert "rl: judge: nobody answers at http://127.0.0.1:9/v1" in road(*words)[2]
+    assert "rl: judge: nobody answers at http://127.0.0.1:9/v1" in reproduce(*words)[2]
 
 
 @pytest.mark.parametrize(
@@ -141,17 +139,6 @@ def test_wrong_words_are_told(words: list[str], told: str) -> None:
     result = CliRunner().invoke(app, ["reproduce", *words])
     assert isinstance(result.exception, UsageError)
     assert told in str(result.exception)
-
-
-def kill_when(command: list[str], env: dict[str, str], reached: Callable[[], bool]) -> None:
-    """Start the road and ``kill -9`` it once ``reached``."""
-    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL) as job:
-        deadline = time.monotonic() + 600
-        while not reached():
-            assert job.poll() is None, f"the road ended with {job.returncode} too early"
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        job.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.proof
@@ -173,14 +160,16 @@ def kill_when(command: list[str], env: dict[str, str], reached: Callable[[], boo
         ),
     ],
 )
-def test_the_whole_chain_runs_on_a_cpu_and_resumes_after_a_kill(agent: str, tmp_path: Path) -> None:
+def test_the_whole_chain_runs_on_a_cpu_and_resumes_after_a_kill(
+    agent: str, tmp_path: Path, kill_when: Callable[..., None]
+) -> None:
     pytest.importorskip("llamafactory")
     pytest.importorskip("verl")
     command = [str(ROOT / f"train/{agent}/all.sh")]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = os.environ | {"PATH": path, "TINY": "1", "ROOT": str(tmp_path), "PYTHONPATH": str(ROOT)}
     trained = tmp_path / f"models/{agent}_tiny_sft"
-    kill_when(command, env, lambda: (trained / "checkpoint-40/trainer_state.json").exists())
+    kill_when(command, lambda: (trained / "checkpoint-40/trainer_state.json").exists(), env=env)
     lock = (tmp_path / f"data/{agent}/raw/download.lock.json").read_bytes()
     done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
