@@ -26,23 +26,25 @@ async def test_verdicts_keep_the_order_of_their_samples_though_one_takes_its_lim
 
 async def test_work_in_order_is_bounded_and_ends_with_its_caller() -> None:
     running: list[int] = []
-    most = 0
+    most, seconds = 0, 0.01
 
     async def work(item: int) -> int:
         nonlocal most
         running.append(item)
         most = max(most, len(running))
         try:
-            await asyncio.sleep(0.01 if item else 0.05)
+            await asyncio.sleep(seconds if item else 0.05)
         finally:
             running.remove(item)
         return item
 
     assert [item async for item in in_order(work, range(7), 3)] == list(range(7))
     assert most == 3
-    results = in_order(work, range(7), 3)
-    assert await anext(results) == 0
-    await results.aclose()
+    seconds = 60
+    async with asyncio.timeout(10):
+        results = in_order(work, range(7), 3)
+        assert await anext(results) == 0
+        await results.aclose()
     assert running == []
 
 
