@@ -84,7 +84,8 @@ class Zygote:
             files.callback(os.close, info)
             close_info = files.enter_context(contextlib.ExitStack())
             close_info.callback(os.close, info_end)
-            inside = {path: memory_file(text, files) for path, text in _files(jail).items()}
+            texts = {**_sources(), _RULES: jail.system_calls, f"{_ROOT}/dev/stdin": b""}
+            inside = {path: memory_file(text, files) for path, text in texts.items()}
             command = _command(jail, warm, inside, info_end, theirs.fileno())
             try:
                 self._process = subprocess.Popen(
@@ -176,11 +177,6 @@ def _sources() -> dict[str, bytes]:
     return {f"{package}/{name}": (folder / name).read_bytes() for name in _SOURCES} | {
         _SCRIPT: (folder / "serve.py").read_bytes()
     }
-
-
-def _files(jail: BubblewrapJail) -> dict[str, bytes]:
-    """Files of the outer jail: path and content."""
-    return {**_sources(), _RULES: jail.system_calls, f"{_ROOT}/dev/stdin": b""}
 
 
 def _command(jail: BubblewrapJail, warm: Warmth, files: dict[str, int], info: int, control: int) -> list[str]:

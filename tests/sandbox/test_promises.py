@@ -472,6 +472,7 @@ IDLE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["zygote"], indirect=True)
 async def test_a_program_that_the_machine_starves_is_told_from_an_idle_one(backend: str) -> None:
     limits, programs = SandboxLimits(wall_s=3.0, cpu_s=5), (*STARVED, *IDLE)

@@ -483,6 +483,7 @@ async def test_a_program_that_the_machine_starves_is_not_wrong(starving: CodeTes
     assert part.evidence.startswith("sandbox: the machine is overloaded: a program waited")
 
 
+@pytest.mark.slow
 async def test_what_was_wrong_before_the_machine_starved_the_program_is_wrong(starving: CodeTests) -> None:
     truth = {"stdin": ["1 2\n", "3 4\n"], "expected_output": ["4\n", "7\n"]}
     program = f"a, b = map(int, input().split())\nif a == 3:\n    {SLOW.replace(chr(10), chr(10) + '    ')}\nprint(a + b)"
