@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 
+import mcp_program
 import psutil
 import pytest
 
@@ -15,26 +16,6 @@ from afm.tools import load_tools
 pytest.importorskip("mcp")
 
 MIB = 1 << 20
-
-# Answers a call with as many characters as it asks for, or with a line that never ends.
-TALKATIVE = """
-import sys, json
-for line in sys.stdin:
-    request = json.loads(line)
-    method, result = request.get("method"), None
-    if method == "initialize":
-        result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "e", "version": "1"}}
-    elif method == "tools/list":
-        result = {"tools": [{"name": "repeat", "inputSchema": {"type": "object"}}]}
-    elif method == "tools/call":
-        text = request["params"]["arguments"]["text"]
-        while text == "for ever":
-            sys.stdout.write("x" * 65536)
-        result = {"content": [{"type": "text", "text": "x" * int(text)}]}
-    answer = {"result": result} if result else {"error": {"code": -32601, "message": "Method not found"}}
-    if "id" in request:
-        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
-"""
 
 
 @pytest.fixture
@@ -157,10 +138,8 @@ async def peak_while(call):
     return task.result(), highest - before
 
 
-async def test_a_long_answer_fails_its_call_and_the_program_is_started_again(tool, tmp_path):
-    program = tmp_path / "talkative.py"
-    program.write_text(TALKATIVE)
-    repeat = tool(command=[sys.executable, str(program)])
+async def test_a_long_answer_fails_its_call_and_the_program_is_started_again(tool):
+    repeat = tool(command=[sys.executable, mcp_program.__file__])
     assert (await repeat.call("1000")).text == "x" * 1000
     refused = await repeat.call(str(2 * MIB))
     assert not refused.ok
@@ -168,10 +147,8 @@ async def test_a_long_answer_fails_its_call_and_the_program_is_started_again(too
     assert (await repeat.call("1000")).ok
 
 
-async def test_a_line_that_never_ends_is_given_up(tool, tmp_path):
-    program = tmp_path / "talkative.py"
-    program.write_text(TALKATIVE)
-    result, grown = await peak_while(tool(command=[sys.executable, str(program)]).call("for ever"))
+async def test_a_line_that_never_ends_is_given_up(tool):
+    result, grown = await peak_while(tool(command=[sys.executable, mcp_program.__file__]).call("for ever"))
     assert not result.ok
     assert "30 s" not in result.text
     assert grown < 64 * MIB

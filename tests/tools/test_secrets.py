@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
+import mcp_program
 import pytest
 
 from afm.tools import ToolResult, load_tools
@@ -165,37 +166,17 @@ def test_each_of_several_keys_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> No
     assert Secrets().hidden("second-key-2 first-key-1") == "[secret] [secret]"
 
 
-SERVER = """
-import json, os, sys
-for line in sys.stdin:
-    request = json.loads(line)
-    answer = {"error": {"code": -32601, "message": "Method not found"}}
-    if request["method"] == "initialize":
-        info = {"name": "notes", "version": "1"}
-        answer = {"result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}}
-    elif request["method"] == "tools/list":
-        answer = {"result": {"tools": [{"name": "note", "inputSchema": {"type": "object"}}]}}
-    elif request["method"] == "tools/call":
-        note = ", ".join([os.environ["PRIVATE_NOTE"], os.environ["HOME"], request["params"]["arguments"]["text"]])
-        answer = {"result": {"content": [{"type": "text", "text": note}]}}
-    if "id" in request:
-        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
-"""
-
-
 async def test_what_an_mcp_server_is_told_of_the_environment_is_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mcp")
     monkeypatch.setenv("PRIVATE_NOTE", "nobody-may-know")
     monkeypatch.setenv("OTHER_NOTE", "everybody-may-know")
-    program = tmp_path / "server.py"
-    program.write_text(SERVER)
     monkeypatch.setenv("HOME", str(tmp_path))
     entry = {
         "class_name": "afm.tools.mcp.McpTool",
         "config": {
-            "command": [sys.executable, str(program)],
+            "command": [sys.executable, mcp_program.__file__],
             "argument": "text",
             "environment": ["PRIVATE_NOTE", "HOME"],
         },

@@ -184,8 +184,9 @@ def page_file(tmp_path):
 
 
 def test_local_pages_without_key_or_network(start, page_file):
-    server = start("web_search", WEB_PAGE_STORE=page_file)
+    server = start("web_search", {"searches_per_run": 1}, WEB_PAGE_STORE=page_file)  # free, and never cached
     hits = server.post("/search", q="How long is the Anduin?").json()["organic"]
+    assert not server.post("/search", q="How long is the Anduin?").json()["cached"]
     assert [hit["link"] for hit in hits] == ["http://a.example.org/anduin", "http://a.example.org/rivers"]
     assert hits[0]["snippet"] == "The Anduin is a river, 1388 miles long."
     assert hits[1]["snippet"].startswith("Long rivers: Anduin, Isen.")
