@@ -316,6 +316,7 @@ async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[
     """
     from afm.distill.model_team.team import ModelTeam
     from afm.distill.team_player import TeamPlayer
+    from afm.evaluation.agents import check_tools
     from afm.tools import load_tools
 
     team = _team(config, spec)
@@ -335,10 +336,7 @@ async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[
         tools = load_tools(source) if source is not None else {}
         for tool in tools.values():
             opened.push_async_callback(tool.close)
-        if missing := sorted(needed - set(tools)):
-            raise ConfigError(
-                f"the team calls {missing}; `tools` has {sorted(tools)}; name a file that has all of them"
-            )
+        check_tools("the team", needed, tools)
         priced = models is not None and models.priced
         log = config.output_dir / EVENTS_FILE
         yield opened.enter_context(TeamPlayer(team, spec, tools, log, priced=priced)), described

@@ -1,4 +1,8 @@
-"""Evaluation: run tasks through the one episode loop, measure, compare, report."""
+"""Evaluation: run tasks through the one episode loop, measure, compare, report.
+
+``metrics`` holds the figures of a run, ``tallies`` the counts that single episodes go into, ``statistics`` the estimators,
+which know nothing of episodes.
+"""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from afm.datasets import Task
 from afm.datasets.hub import is_whole
 from afm.datasets.hub_sets import LOCK_FILE, read_lock
 from afm.errors import ConfigError, UsageError
+from afm.evaluation.agents import check_tools
 from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.config import EvalConfig, ModelSettings, load_config
 from afm.evaluation.job import (
@@ -131,13 +132,8 @@ def _tools(config: EvalConfig, routes: Routes, report: Report) -> None:
     for route in routes:
         needed = set(route.declared.tool_roles.values())
         source = config.tools_in_use(route)
-        loaded: dict[str, Tool] = load_tools(source) if source is not None else {}
-        if missing := sorted(needed - set(loaded)):
-            names = ", ".join(sorted(loaded)) or "none"
-            raise ConfigError(
-                f"agent {route.declared.name!r} calls {', '.join(missing)}; `tools` has {names}; name a file that has all "
-                "of them"
-            )
+        loaded = load_tools(source) if source is not None else {}
+        check_tools(f"agent {route.declared.name!r}", needed, loaded)
         tools |= {name: tool for name, tool in loaded.items() if name in needed}
     report.add(*tool_findings(tools))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from afm.agents import AgentSpec, PromptSource
 from afm.datasets import Task
 from afm.errors import BudgetSpentError, ConfigError, DataError, EngineError
-from afm.evaluation.agents import RowAgents
+from afm.evaluation.agents import RowAgents, check_tools
 from afm.evaluation.manifest import EPISODES_FILE, Conditions, claim, make_manifest
 from afm.evaluation.metrics import Metrics, Tally
 from afm.models.base import TokenModel
@@ -102,7 +102,7 @@ def _model_player(
         raise ConfigError(
             "keep_tokens: a chat endpoint shows no token ids; leave it out, or serve the model with token ids"
         )
-    _check_tools(spec, tools)
+    check_tools(f"agent {spec.name!r}", spec.tool_roles.values(), tools)
     return ModelPlayer(
         spec,
         model,
@@ -121,27 +121,19 @@ def _referees(like: Referee, agents: RowAgents) -> dict[str, Referee]:
         raise ConfigError("a team answers as one agent; rows cannot choose theirs")
     referees = {}
     for route in agents.routes:
-        tools = agents.tools[route.name]
-        _check_tools(route.declared, tools)
+        spec, tools = route.declared, agents.tools[route.name]
+        check_tools(f"agent {spec.name!r}", spec.tool_roles.values(), tools)
         player = replace(
             like.player,
-            spec=route.declared,
+            spec=spec,
             tools=tools,
             limits=route.limits,
             prompt=agents.prompts[route.name],
             protocol=like.player.protocol and PublishedProtocol.of(route.limits),
         )
         reward = agents.rewards[route.name]
-        referees[route.name] = replace(
-            like, spec=route.declared, player=player, reward=reward, route=route.name
-        )
+        referees[route.name] = replace(like, spec=spec, player=player, reward=reward, route=route.name)
     return referees
-
-
-def _check_tools(spec: AgentSpec, tools: Mapping[str, Tool]) -> None:
-    if missing := sorted(set(spec.tool_roles.values()) - set(tools)):
-        names = ", ".join(sorted(tools)) or "none"
-        raise ConfigError(f"agent {spec.name!r} needs the tools {missing}; got {names}")
 
 
 class FinishedEpisodes(RecordWriter):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from afm.evaluation import summarise
+from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import Cost, Record, TextSegment, Verdict
 
 HERE = Path(__file__).parent
@@ -37,6 +39,23 @@ def record():
 
 
 @pytest.fixture(scope="session")
+def write_run():
+    """Leaves a folder as ``evaluate`` does: ``write_run(folder, rows, manifest)``; figures are of ``rows`` as they were."""
+
+    def write(folder, rows, manifest=None, *, written=None):
+        with RecordWriter(folder / "episodes.jsonl") as writer:
+            for row in written or rows:
+                writer.write(row)
+        spec = manifest and manifest.spec
+        (folder / "metrics.json").write_text(summarise(rows, spec=spec).model_dump_json())
+        if manifest is not None:
+            (folder / "manifest.json").write_text(manifest.model_dump_json())
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
 def solver():
     """The module ``scripted_solver.py`` beside this file."""
     path = HERE / "scripted_solver.py"
@@ -55,3 +74,25 @@ def tiny_model(tmp_path_factory, solver):
     train_tokenizer([task.question for task in solver.tasks(50)], folder, vocab_size=300)
     create_tiny_model(folder, folder, seed=0, hidden_size=32, layers=1, heads=2, mlp=64)
     return folder
+
+
+@pytest.fixture
+def oracle_server(tmp_path):
+    """Starts a model that knows replies by prompt, with a tokenizer of ``texts``; its ``words`` name it to `afm eval`."""
+    import oracle
+
+    from afm.models.tiny import train_tokenizer
+
+    started = []
+
+    def start(texts, vocab_size=400):
+        folder = tmp_path / "tokenizer"
+        train_tokenizer(texts, folder, vocab_size=vocab_size)
+        server = oracle.OracleServer(folder).start()
+        server.words = [f"model={server.url}", "model.name=oracle", f"model.tokenizer={folder}"]
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.stop()

@@ -121,19 +121,8 @@ def test_figures_are_the_papers_shares_over_replies_that_should_be_plain(record)
     assert summarise([record("a", 1.0, text="x")], spec=CHAT).agent_h == {}
 
 
-@pytest.fixture
-def server(tmp_path):
-    import oracle
-
-    from afm.models.tiny import train_tokenizer
-
-    train_tokenizer([json.dumps(ROWS)], tmp_path / "tokenizer", vocab_size=400)
-    made = oracle.OracleServer(tmp_path / "tokenizer").start()
-    yield made
-    made.stop()
-
-
-def test_the_command_reports_the_paper_figures(data, tmp_path, server) -> None:
+def test_the_command_reports_the_paper_figures(data, tmp_path, oracle_server) -> None:
+    server = oracle_server([json.dumps(ROWS)])
     said = {
         "given_asked": '{"name": "turn_lamp", "arguments": {"side": "north"}}',
         "absent_asked": "Thought: I need a lamp.\nAction: turn_lamp\nAction Input: {}",
@@ -145,7 +134,7 @@ def test_the_command_reports_the_paper_figures(data, tmp_path, server) -> None:
         server.replies[tuple(ids)] = said[task.data_source.removeprefix("agent_h_")]
     words = [
         str(ROOT / "configs/eval/hallucination.yaml"),
-        *(f"model={server.url}", "model.name=oracle", f"model.tokenizer={tmp_path / 'tokenizer'}"),
+        *server.words,
         *(f"data={data}", f"output_dir={tmp_path / 'out'}"),
     ]
     done = CliRunner().invoke(app, ["eval", *words])

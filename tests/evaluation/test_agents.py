@@ -65,21 +65,15 @@ async def run(config: EvalConfig, speak: Any) -> Metrics:
     tasks = load_tasks(config)
     agents = row_agents(config, tasks)
     first = agents.routes.first
+    sources, sampling = sources_of(config), SamplingParams(max_new_tokens=500)
+    conditions = Conditions(sampling, limits=first.limits, sources=sources, row_agents=agents)
+    model, tools, reward = (
+        ScriptedModel(speak, name="scripted"),
+        agents.tools[first.name],
+        agents.rewards[first.name],
+    )
     try:
-        return await evaluate(
-            tasks,
-            first.declared,
-            ScriptedModel(speak, name="scripted"),
-            agents.tools[first.name],
-            agents.rewards[first.name],
-            config.output_dir,
-            Conditions(
-                SamplingParams(max_new_tokens=500),
-                limits=first.limits,
-                sources=sources_of(config),
-                row_agents=agents,
-            ),
-        )
+        return await evaluate(tasks, first.declared, model, tools, reward, config.output_dir, conditions)
     finally:
         await agents.close()
 
@@ -120,16 +114,13 @@ async def test_a_run_goes_on_where_it_ended_and_not_with_another_map(mixed: Path
     config = settings(mixed)
     whole = await run(config, answer)
     episodes = config.output_dir / "episodes.jsonl"
-    episodes.write_text(
-        "".join(episodes.read_text().splitlines(keepends=True)[:2])
-    )  # killed before the third
+    lines = episodes.read_text().splitlines(keepends=True)
+    episodes.write_text("".join(lines[:2]))  # killed before the third
     asked: list[str] = []
     again = await run(config, lambda text: asked.append(text) or answer(text))
     assert len(asked) == 1
-    timeless = {"seconds", "usd"}
-    assert again.model_dump(exclude={"by_agent", *timeless}) == whole.model_dump(
-        exclude={"by_agent", *timeless}
-    )
+    others = {"by_agent", "seconds", "usd"}
+    assert again.model_dump(exclude=others) == whole.model_dump(exclude=others)
     assert again.by_agent["math"].pass_at_1 == whole.by_agent["math"].pass_at_1
     other = settings(mixed, AGENTS.replace("abilities: [math]", "data_sources: [math_dapo]"))
     with pytest.raises(ConfigError, match=r"other settings \(agents\.math\.abilities: \['math'\] -> \[\]"):
@@ -154,10 +145,3 @@ def test_doctor_names_questions_that_their_agent_can_never_solve(mixed: Path) ->
     )
     [text] = errors("agents.math.abilities=[maths]")
     assert "no entry of `agents` takes rows of data_source 'math_dapo' and ability 'math' (2 rows)" in text
-
-
-def test_a_team_answers_as_one_agent(mixed: Path) -> None:
-    path = settings(mixed).output_dir.with_name("eval.yaml")
-    words = [f"data={mixed}", f"output_dir={mixed.with_name('out')}", "team=scripted"]
-    with pytest.raises(ConfigError, match="agents: a team answers as one agent"):
-        load_config(path, words)

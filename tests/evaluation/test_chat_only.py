@@ -8,7 +8,6 @@ from fastapi import FastAPI, Request
 from loopback import LoopbackServer
 
 from afm.datasets import Task, write_tasks
-from afm.errors import AfmError
 from afm.evaluation.config import load_config
 from afm.evaluation.job import run_job
 from afm.evaluation.report import write_run_report
@@ -80,19 +79,3 @@ async def test_a_baseline_plays_with_real_tools_and_is_marked_as_not_token_exact
     assert manifest["settings"]["model"] == {"name": "closed-1", "digest": None, "token_exact": False}
     page = write_run_report(tmp_path / "out", tmp_path / "report.html").read_text()
     assert "closed-1, not token-exact" in page
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model.chat=tags", "keep_tokens=true"], "a chat endpoint shows no token ids"),
-        (["model.chat=tags", "sampling.top_k=5"], "model.request.top_k"),
-        (["model.chat=tags", "model.tokenizer=/models/x"], "the address of one server and no tokenizer"),
-        (["model.chat=sometimes"], "'tags' or 'native'"),
-        (["model.request.seed=null"], "no `request` without `chat`"),
-    ],
-)
-def test_what_a_chat_endpoint_cannot_do_is_refused(words, message) -> None:
-    settings = ["model=http://127.0.0.1:9", "data=x.jsonl", "output_dir=out", *words]
-    with pytest.raises(AfmError, match=message):
-        load_config(CONFIG, settings)

@@ -11,13 +11,12 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 def record(number, question="Who?", answer="Paris", hops=2, **fields):
-    text = "<think>t</think><wiki_search>q</wiki_search>"
-    seen = "\n<observation>\np\n</observation>\n"
-    segments = (
-        TextSegment(author="agent", text=text),
-        TextSegment(author="environment", text=seen),
-        TextSegment(author="agent", text=f"<think>t</think><answer>{answer}</answer>"),
+    parts = (
+        ("agent", "<think>t</think><wiki_search>q</wiki_search>"),
+        ("environment", "\n<observation>\np\n</observation>\n"),
+        ("agent", f"<think>t</think><answer>{answer}</answer>"),
     )
+    segments = tuple(TextSegment(author=author, text=text) for author, text in parts)
     call = CallRecord(role="wiki_search", tool="wiki_search", argument="q", observation="p", ok=number != 3)
     return Record(
         id=f"r{number}",
@@ -97,21 +96,12 @@ def test_quantiles_of_ten_values():
 
 
 def test_bins_are_equally_wide_and_keep_the_empty_ones():
-    histogram = Histogram({1: 2, 48: 1})
-
-    bars = binned(histogram)
-
-    assert [(bar.label, bar.count) for bar in (bars[0], bars[1], bars[-1])] == [
-        ("1 to 2", 2),
-        ("3 to 4", 0),
-        ("47 to 48", 1),
-    ]
+    bars = binned(Histogram({1: 2, 48: 1}))
+    some = [(bar.label, bar.count) for bar in (bars[0], bars[1], bars[-1])]
+    assert some == [("1 to 2", 2), ("3 to 4", 0), ("47 to 48", 1)]
     assert len(bars) == 24
-
-
-def test_values_in_hundreds_are_labelled_by_what_they_stand_for():
-    bars = binned(Histogram({0: 1, 3: 2}), 100)
-    assert [bar.label for bar in bars] == ["0", "1 to 100", "101 to 200", "201 to 300"]
+    hundreds = [bar.label for bar in binned(Histogram({0: 1, 3: 2}), 100)]
+    assert hundreds == ["0", "1 to 100", "101 to 200", "201 to 300"]
 
 
 def test_many_names_end_in_one_bar():

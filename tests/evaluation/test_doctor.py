@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
+from loopback import LoopbackServer
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
 from afm.cli.main import app
-from afm.datasets import Task
+from afm.datasets import Task, write_tasks
 from afm.datasets.hub_sets import Lock, LockedFile, LockedSet
 from afm.evaluation.config import load_config
 from afm.evaluation.doctor import diagnose
@@ -42,12 +42,8 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in ("GRM_BASE_URL", "GRM_API_KEY", "AFM_MODEL_API_KEY"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
-    rows = [
-        Task(id=f"q{number}", question=f"What is {number}?", ground_truth="1", data_source="gsm8k")
-        for number in range(4)
-    ]
-    text = "".join(row.model_dump_json() + "\n" for row in rows)
-    Path("tasks.jsonl").write_text(text, encoding="utf-8")
+    known = {"ground_truth": "1", "data_source": "gsm8k"}
+    write_tasks([Task(id=f"q{n}", question=f"What is {n}?", **known) for n in range(4)], "tasks.jsonl")
     agent = "name: short\nroles: {answer: {kind: answer}}\ntransitions: {start: [answer]}\nlimits: {max_response_tokens: 90}\n"
     Path("agent.yaml").write_text(agent, encoding="utf-8")
     config = Path("eval.yaml")
@@ -89,22 +85,11 @@ def test_what_a_model_folder_lacks_is_named(base: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def endpoint() -> Iterator[str]:
     """A server that lists two models, one with 64 positions."""
-
-    class Models(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps({"data": [{"id": "small", "max_model_len": 64}, {"id": "other"}]}).encode()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Models)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    app = FastAPI()
+    app.get("/{path:path}")(lambda: {"data": [{"id": "small", "max_model_len": 64}, {"id": "other"}]})
+    server = LoopbackServer(app).start()
+    yield server.origin
+    server.stop()
 
 
 def test_an_endpoint_is_asked_what_it_serves(base: Path, model: Path, endpoint: str) -> None:
@@ -166,15 +151,16 @@ def test_judges_that_choose_and_judge_again_are_looked_at(
     assert not of(alive, Level.ERROR)
 
 
-def test_prices_of_tools_that_are_not_called_are_told(base: Path, model: Path) -> None:
-    words = [f"model={model}", "prices={prompt: 1, completion: 2, tools: {search: 1}}"]
-    assert "the agent calls no such tool" in of(diagnose(base, words), Level.ERROR)["prices"]
-
-
-def test_a_data_source_without_a_reward_is_named(base: Path, model: Path) -> None:
-    Path("tasks.jsonl").write_text('{"id": "a", "question": "q", "answer": "1", "data_source": "gsm9k"}\n')
-    told = of(diagnose(base, [f"model={model}"]), Level.ERROR)["rewards"]
-    assert "did you mean 'gsm8k'?" in told
+@pytest.mark.parametrize(
+    ("subject", "word", "told"),
+    [
+        ("prices", "prices={prompt: 1, completion: 2, tools: {search: 1}}", "the agent calls no such tool"),
+        ("rewards", "data_source=gsm9k", "did you mean 'gsm8k'?"),
+    ],
+)
+def test_what_would_end_the_run_is_named(base: Path, model: Path, subject: str, word: str, told: str) -> None:
+    Path("tasks.jsonl").write_text('{"id": "a", "question": "q", "answer": "1"}\n')
+    assert told in of(diagnose(base, [f"model={model}", word]), Level.ERROR)[subject]
 
 
 def test_data_that_is_no_longer_what_it_was_is_told(base: Path, model: Path) -> None:
@@ -205,15 +191,9 @@ def test_fewer_questions_than_published_cannot_be_compared(base: Path, model: Pa
 def test_an_earlier_run_goes_on_or_is_in_the_way(base: Path, model: Path) -> None:
     words = [f"model={model}"]
     config = load_config(base, words)
-    spec = load_agent("agent.yaml")
     Path("out").mkdir()
-    manifest = make_manifest(
-        load_tasks(config),
-        spec,
-        str(model),
-        Conditions(SamplingParams(90), rounds=2, sources=sources_of(config)),
-    )
-    claim(Path("out"), manifest)
+    conditions = Conditions(SamplingParams(90), rounds=2, sources=sources_of(config))
+    claim(Path("out"), make_manifest(load_tasks(config), load_agent("agent.yaml"), str(model), conditions))
     Path("out/episodes.jsonl").write_text("{}\n{}\n{}\n")
     assert (
         of(diagnose(base, words), Level.OK)["output"] == "out holds 3 episodes of this run, which is resumed"

@@ -110,16 +110,9 @@ def test_the_command_asks_the_same_questions_without_tools(afm, tmp_path, solver
     data = tmp_path / "tasks.jsonl"
     write_tasks(solver.tasks(4), data)
     out = tmp_path / "out"
-    words = [
-        "configs/tiny/eval/math_world.yaml",
-        "without_tools=true",
-        "tools=nowhere.yaml",
-        f"model={tiny_model}",
-        f"data={data}",
-        "limits.max_response_tokens=12",
-        f"output_dir={out}",
-    ]
-    done = afm("eval", *words)
+    words = ["without_tools=true", "tools=nowhere.yaml", "limits.max_response_tokens=12"]
+    files = [f"model={tiny_model}", f"data={data}", f"output_dir={out}"]
+    done = afm("eval", "configs/tiny/eval/math_world.yaml", *words, *files)
     assert "  no tool offered: 0.0 % of the episodes hold the form of a call" in done.stdout
     metrics = json.loads((out / "metrics.json").read_text())
     assert (metrics["tool_format_without_tool"], metrics["invented_tool"]) == (0.0, 0.0)

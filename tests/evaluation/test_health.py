@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from afm.cli.main import app
 from afm.evaluation.curves import ALARMS_FILE, read_health
 from afm.evaluation.report import write_run_report
 
@@ -12,17 +11,9 @@ from afm.evaluation.report import write_run_report
 @pytest.fixture
 def rl_run(tmp_path):
     """The output folder of `afm rl` with two steps and alarms, hostile text among them."""
-    rows = [
-        {
-            "step": 1,
-            "reward": 0.2,
-            "tool_calls": 2.0,
-            "tool_failures": 0.5,
-            "token_drift": 0,
-            "seconds": 10.0,
-        },
-        {"step": 2, "reward": 0.6, "tool_calls": 1.0, "tool_failures": 0.0, "token_drift": 0, "seconds": 8.0},
-    ]
+    keys = ("step", "reward", "tool_calls", "tool_failures", "token_drift", "seconds")
+    steps = ((1, 0.2, 2.0, 0.5, 0, 10.0), (2, 0.6, 1.0, 0.0, 0, 8.0))
+    rows = [dict(zip(keys, step, strict=True)) for step in steps]
     rows[1] |= {"rollout_seconds": 2.0, "episode_seconds": 0.0, "slowest_episode_seconds": 3.0}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     alarms = [{"step": 1, "alarm": "failed_tools", "action": "warn", "message": "<b>25%</b> fail"}] * 4
@@ -52,9 +43,3 @@ def test_the_output_folder_of_a_run_alone_has_a_page(rl_run):
 
 def test_a_folder_without_a_run_has_no_health(tmp_path):
     assert read_health(tmp_path) == ()
-
-
-def test_the_help_names_the_folders(capsys):
-    with pytest.raises(SystemExit):
-        app(["report", "--help"])
-    assert "afm rl" in capsys.readouterr().out

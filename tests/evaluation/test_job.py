@@ -28,21 +28,12 @@ async def test_a_tiny_model_answers_alike_whatever_runs_beside_it(tmp_path, tiny
     from afm.evaluation.config import load_config
     from afm.evaluation.job import run_job
 
-    words = [
-        f"model={tiny_model}",
-        "model.threads=1",
-        f"data={world}",
-        "limits.max_response_tokens=24",
-        "rounds=2",
-    ]
+    words = [f"model={tiny_model}", "model.threads=1", f"data={world}", "rounds=2"]
+    words += ["limits.max_response_tokens=24", f"tools={ROOT / 'configs/tools/code_executor.yaml'}"]
     rows = {}
     for parallel in (1, 12):
         out = tmp_path / f"out {parallel}"
-        more = [
-            f"parallel={parallel}",
-            f"output_dir={out}",
-            f"tools={ROOT / 'configs/tools/code_executor.yaml'}",
-        ]
+        more = [f"parallel={parallel}", f"output_dir={out}"]
         config = load_config(ROOT / "configs/tiny/eval/math_world.yaml", words + more)
         metrics = await run_job(config)
         assert (metrics.scored, metrics.rounds, metrics.avg_at_k) == (12, 2, 0.0)
@@ -57,14 +48,8 @@ async def test_a_tiny_model_answers_alike_whatever_runs_beside_it(tmp_path, tiny
 
 def test_the_commands_evaluate_and_report(afm, tmp_path, tiny_model, world) -> None:
     out = tmp_path / "out"
-    words = (
-        f"model={tiny_model}",
-        f"data={world}",
-        "limits.max_response_tokens=24",
-        "limit=3",
-        f"output_dir={out}",
-    )
-    done = afm("eval", "configs/tiny/eval/math_world.yaml", *words)
+    words = (f"model={tiny_model}", f"data={world}", f"output_dir={out}", "limit=3")
+    done = afm("eval", "configs/tiny/eval/math_world.yaml", *words, "limits.max_response_tokens=24")
     assert "math world: pass@1 0.0 % (95 % interval 0.0 % to 56.1 %)" in done.stdout
     assert "3 of 3 episodes scored" in done.stdout
     assert "math world, episodes: 3 of 3" in done.stderr

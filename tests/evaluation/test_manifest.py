@@ -10,27 +10,16 @@ from afm.models.base import SamplingParams
 
 
 def manifest(solver, *, tasks=2, spec=None, name="m", temperature=1.0, model=None, reward=None):
-    return make_manifest(
-        solver.tasks(tasks),
-        spec or solver.spec(),
-        name,
-        Conditions(
-            SamplingParams(max_new_tokens=9, temperature=temperature),
-            limits=Limits(),
-            sources=Sources(model=model, reward=reward),
-        ),
-    )
+    sampling = SamplingParams(max_new_tokens=9, temperature=temperature)
+    conditions = Conditions(sampling, limits=Limits(), sources=Sources(model=model, reward=reward))
+    return make_manifest(solver.tasks(tasks), spec or solver.spec(), name, conditions)
 
 
-def test_the_agent_comes_back_as_it_was(tmp_path, solver) -> None:
-    claim(tmp_path, manifest(solver))
-    assert read_manifest(tmp_path / "manifest.json").spec == solver.spec()
-
-
-def test_a_run_without_an_episode_claims_no_folder(tmp_path, solver) -> None:
+def test_a_run_without_an_episode_claims_no_folder_and_keeps_its_agent(tmp_path, solver) -> None:
     claim(tmp_path, manifest(solver))
     claim(tmp_path, manifest(solver, temperature=0.5))
-    assert read_manifest(tmp_path / "manifest.json").settings["sampling"]["temperature"] == 0.5
+    kept = read_manifest(tmp_path / "manifest.json")
+    assert (kept.settings["sampling"]["temperature"], kept.spec) == (0.5, solver.spec())
 
 
 def test_equal_runs_share_a_folder_and_others_are_told_apart(tmp_path, solver) -> None:

@@ -10,9 +10,9 @@ from afm.evaluation import Sources, read_manifest, summarise
 from afm.evaluation.config import load_config
 from afm.evaluation.job import prices_of
 from afm.evaluation.prices import Prices, read_prices
-from afm.evaluation.report import write_comparison, write_run_report
+from afm.evaluation.report import write_comparison
 from afm.evaluation.statistics import bootstrap_quotient
-from afm.evaluation.wording import dollars, money_words
+from afm.evaluation.wording import money_words
 from afm.trajectory.io import load_records
 from afm.trajectory.record import CallRecord, Cost, Verdict
 
@@ -72,14 +72,6 @@ def test_judges_cost_where_their_price_is_known(record) -> None:
     assert money_words(unknown.usd).endswith("; without the judge, whose price is not given")
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(12.345, "12.35 USD"), (0.0123456, "0.0123 USD"), (0.00001234, "0.0000123 USD"), (0, "0.00 USD")],
-)
-def test_small_amounts_keep_their_digits(value, shown) -> None:
-    assert dollars(value) == shown
-
-
 def test_the_judges_price_comes_from_the_rewards(tmp_path) -> None:
     file = tmp_path / "eval.yaml"
     file.write_text(
@@ -110,7 +102,7 @@ def test_a_price_is_an_amount_of_money(key, price) -> None:
 def test_a_real_run_counts_what_was_read_and_may_be_priced_anew(afm, tmp_path, solver) -> None:
     prices = Prices(prompt=1, completion=10, tools={"code": 0.001})
     out = tmp_path / "run"
-    metrics = asyncio.run(solver.run(out, 50, 12, rounds=2, sources=Sources(prices=prices)))
+    metrics = asyncio.run(solver.run(out, 50, 6, rounds=2, sources=Sources(prices=prices)))
     with_call = 0
     for one in load_records(out / "episodes.jsonl"):
         cost = one.cost
@@ -120,19 +112,19 @@ def test_a_real_run_counts_what_was_read_and_may_be_priced_anew(afm, tmp_path, s
         with_call += len(one.calls)
     usd = metrics.usd
     assert with_call > 0
-    assert usd.parts["tools"] == pytest.approx(with_call * 0.001 / 24)
-    assert usd.per_solved.value == pytest.approx(usd.per_episode.value * 24 / with_call)
+    assert usd.parts["tools"] == pytest.approx(with_call * 0.001 / 12)
+    assert usd.per_solved.value == pytest.approx(usd.per_episode.value * 12 / with_call)
     assert usd.per_episode.low < usd.per_episode.value < usd.per_episode.high
     before = (out / "episodes.jsonl").read_bytes()
     dearer = prices.model_copy(update={"tools": {"code": 0.003}})
-    again = asyncio.run(solver.run(out, 50, 12, rounds=2, sources=Sources(prices=dearer)))
+    again = asyncio.run(solver.run(out, 50, 6, rounds=2, sources=Sources(prices=dearer)))
     assert again.usd.parts["tools"] == pytest.approx(3 * usd.parts["tools"])
     assert again.usd.parts["model"] == usd.parts["model"]
     assert (out / "episodes.jsonl").read_bytes() == before
     assert read_manifest(out / "manifest.json").prices == dearer
 
     other = tmp_path / "other"
-    asyncio.run(solver.run(other, 100, 12, rounds=2, sources=Sources(prices=prices)))
+    asyncio.run(solver.run(other, 100, 6, rounds=2, sources=Sources(prices=prices)))
     told = afm("eval", "compare", out, other).stdout
     assert "money is counted by other prices: prompt 1, completion 10, code 0.003 -> prompt 1" in told
     assert told.count("per solved task") == 2
@@ -145,12 +137,3 @@ def test_a_real_run_counts_what_was_read_and_may_be_priced_anew(afm, tmp_path, s
     mean = again.usd.per_episode.value
     assert curve["series"][0]["x"] == [pytest.approx(mean), pytest.approx(2 * mean)]
     assert "per solved task" in (tmp_path / "page.md").read_text()
-
-
-@pytest.mark.sandbox
-async def test_without_prices_no_money_is_shown(tmp_path, solver) -> None:
-    metrics = await solver.run(tmp_path / "run", 50, 4)
-    assert metrics.usd is None
-    page = write_run_report(tmp_path / "run", tmp_path / "page.html")
-    assert "USD" not in page.with_suffix(".md").read_text()
-    assert "per solved task" not in page.read_text().lower()

@@ -118,22 +118,17 @@ def test_with_the_users_texts_nothing_differs_but_the_questions(tmp_path) -> Non
         f"rewards.judge.prompt={tmp_path / 'judge.txt'}",
     ]
     config = load_config(ROOT / "configs/eval/gaia.yaml", words)
-    spec = config.routes().first.declared
-    protocol = config.published_protocol()
+    route, protocol = config.routes().first, config.published_protocol()
     assert protocol == PublishedProtocol()
-    manifest = make_manifest(
-        TASKS,
-        spec,
-        "m",
-        Conditions(
-            SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20),
-            limits=config.routes().first.limits,
-            rounds=5,
-            sources=sources_of(config),
-            prompt=config.prompt_source(config.routes().first),
-            protocol=protocol,
-        ),
+    conditions = Conditions(
+        SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20),
+        limits=route.limits,
+        rounds=5,
+        sources=sources_of(config),
+        prompt=config.prompt_source(route),
+        protocol=protocol,
     )
+    manifest = make_manifest(TASKS, route.declared, "m", conditions)
     assert manifest.sources["benchmark"]["departures"] == ["questions: 2, published 103"]
     digest = manifest.settings["reward"]["judge"]["prompt"]
     (tmp_path / "judge.txt").write_text("Well? {question} {gt_answer} {pred_answer}")
@@ -149,10 +144,11 @@ def test_the_doctor_names_what_differs(tmp_path, monkeypatch) -> None:
     assert found.level is Level.OK
     assert found.text.startswith("gaia, not as published: ")
     assert "suggested answers: never the answer" in found.text
+    cases = json.dumps([{"input": "1", "output": "1", "testtype": "stdin"}])
     problem = {
         "question_id": "a",
         "question_content": "Say it.",
-        "public_test_cases": json.dumps([{"input": "1", "output": "1", "testtype": "stdin"}]),
+        "public_test_cases": cases,
         "metadata": "{}",
     }
     (tmp_path / "lcb.jsonl").write_text(json.dumps(problem) + "\n")

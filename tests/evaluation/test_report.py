@@ -28,7 +28,7 @@ from afm.evaluation.report_input import (
     StageResult,
     ViewLinks,
 )
-from afm.evaluation.wording import difference_words, headline, number, percent, points, rounds_words
+from afm.evaluation.wording import difference_words, dollars, headline, number, percent, points, rounds_words
 from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import TextSegment, Verdict
@@ -131,7 +131,7 @@ def test_the_page_loads_nothing(tmp_path, run_folder) -> None:
 
 
 @pytest.fixture
-def run_folder(tmp_path, record, solver):
+def run_folder(tmp_path, record, write_run):
     """A run folder as a quickstart leaves it, with hand-made episodes."""
     run = tmp_path / "my run"
     text = "<plan>p</plan>\n<think>t</think>\n<answer>\\boxed{1}</answer>"
@@ -139,10 +139,7 @@ def run_folder(tmp_path, record, solver):
     after = [record(f"t{i}", float(i < 9), text=text, calls=1) for i in range(10)]
     real = [record("aime-1", 0.0, text="no tags at all", source="aime24")]
     for name, rows in (("eval_sft", before), ("eval_rl", after), ("eval_real", real)):
-        with RecordWriter(run / name / "episodes.jsonl") as writer:
-            for row in rows:
-                writer.write(row)
-        (run / name / "metrics.json").write_text(summarise(rows).model_dump_json())
+        write_run(run / name, rows)
     for name in ("world", "sft", "rl"):
         (run / name).mkdir()
     (run / "sft/trainer_log.jsonl").write_text(
@@ -206,6 +203,7 @@ async def test_a_single_evaluation_has_a_page_with_prompt_and_settings(tmp_path,
     assert "temperature 1, top-p 1, 2 rounds" in page.all_text
     classes = {value for _, name, value in page.attributes if name == "class"}
     assert {"block c0", "block c1", "block c4"} <= classes
+    assert "USD" not in page.source, "without prices no money is shown"
 
 
 def test_stages_give_the_headline_figures(run_folder) -> None:
@@ -240,6 +238,10 @@ def test_a_difference_that_may_be_chance_is_not_called_one(record) -> None:
         (number(12.34), "12.3"),
         (number(0.456), "0.46"),
         (number(None), "–"),
+        (dollars(12.345), "12.35 USD"),
+        (dollars(0.0123456), "0.0123 USD"),
+        (dollars(0.00001234), "0.0000123 USD"),
+        (dollars(0), "0.00 USD"),
     ],
 )
 def test_figures_in_words(shown, expected) -> None:
@@ -272,41 +274,28 @@ async def test_an_agent_that_cannot_be_read_leaves_roles_uncoloured(tmp_path, so
     assert "roles are not coloured" in text
 
 
-def finished(folder, rows, manifest, **changes):
-    """An evaluation's folder as ``evaluate`` leaves it; ``changes`` of its manifest's sampling."""
-    with RecordWriter(folder / "episodes.jsonl") as writer:
-        for row in rows:
-            writer.write(row)
-    (folder / "metrics.json").write_text(summarise(rows, spec=manifest.spec).model_dump_json())
-    sampling = manifest.settings["sampling"] | changes
-    told = manifest.model_copy(update={"settings": manifest.settings | {"sampling": sampling}})
-    (folder / "manifest.json").write_text(told.model_dump_json())
-    return folder
-
-
 @pytest.fixture
-def gaia(tmp_path, record):
+def gaia(tmp_path, record, write_run):
     """Makes a finished run of 2 of GAIA's questions in 3 rounds: ``gaia(name, outcomes, **sampling)``."""
     spec = load_agent("web")
-    tasks = [
-        Task(id=name, question=f"question of {name}", ground_truth="1", data_source="gaia") for name in "ab"
-    ]
+    known = {"ground_truth": "1", "data_source": "gaia"}
+    tasks = [Task(id=name, question=f"question of {name}", **known) for name in "ab"]
+    bounds = {"max_turns": 36, "max_turn_tokens": 4096, "max_response_tokens": 32768}
 
     def make(name, outcomes, **changes):
-        limits = spec.limits.model_copy(
-            update={"max_turns": 36, "max_turn_tokens": 4096, "max_response_tokens": 32768}
-        )
-        sampling = SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20)
-        sources = Sources(benchmark="gaia", data=("gaia.jsonl",))
-        manifest = make_manifest(
-            tasks, spec, name, Conditions(sampling, limits=limits, rounds=3, sources=sources)
+        sampling = SamplingParams(4096, **({"temperature": 1.0, "top_p": 0.9, "top_k": 20} | changes))
+        conditions = Conditions(
+            sampling,
+            limits=spec.limits.model_copy(update=bounds),
+            rounds=3,
+            sources=Sources(benchmark="gaia", data=("gaia.jsonl",)),
         )
         rows = [
             record(task, score, number=number, source="gaia", agent="web")
             for task, scores in zip("ab", outcomes, strict=True)
             for number, score in enumerate(scores)
         ]
-        return finished(tmp_path / name, rows, manifest, **changes)
+        return write_run(tmp_path / name, rows, make_manifest(tasks, spec, name, conditions))
 
     return make
 

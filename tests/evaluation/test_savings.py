@@ -87,7 +87,10 @@ def test_rounds_of_a_question_count_as_their_mean_and_episodes_without_a_score_n
     assert found.row(Quantity.TOKENS).team == (2000 + 3 * 1000) / 4
 
 
-def test_what_an_endpoint_did_not_report_is_not_known(record):
+def test_what_an_endpoint_did_not_report_and_what_has_no_price_is_not_known(record):
+    free = savings(*runs(record, prices=None))
+    assert (free.row(Quantity.DOLLARS).team, free.row(Quantity.TOKENS).team) == (None, 1000)
+    assert free.notes == ("team has no prices, so its dollars are not known.",)
     found = savings(*runs(record, unmetered=1))
 
     assert found.row(Quantity.TOKENS).team is None
@@ -100,19 +103,10 @@ def test_what_an_endpoint_did_not_report_is_not_known(record):
     assert cost_cells(found.row(Quantity.TOKENS)) == CostCells("tokens", "–", "100", "–", "", "–", "")
 
 
-def test_without_prices_dollars_are_not_known(record):
-    found = savings(*runs(record, prices=None))
-    assert (found.row(Quantity.DOLLARS).team, found.row(Quantity.TOKENS).team) == (None, 1000)
-    assert found.notes == ("team has no prices, so its dollars are not known.",)
-
-
 def test_a_team_that_needs_nothing_leaves_nothing_to_save(record):
     team = [episode(record, f"q{n}", 0.0, read=0, wrote=0, calls=0) for n in range(4)]
     found = savings(Played("team", team, PRICES, True), runs(record)[1])
     assert found.row(Quantity.TOKENS).saving is None
     assert found.row(Quantity.TOKENS, Per.SOLVED).team is None
-
-
-def test_runs_of_other_questions_are_refused(record):
     with pytest.raises(DataError, match="no scored question in common"):
         savings(Played("team", [], None, True), runs(record)[1])

@@ -127,27 +127,12 @@ def test_the_manifest_tells_the_published_settings_and_what_differs(tmp_path, fo
     from afm.evaluation.manifest import make_manifest
 
     config = settings(folder, tmp_path / "out")
-    sampling = SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20)
-    spec = config.routes().first.declared
-    manifest = make_manifest(
-        load_tasks(config),
-        spec,
-        "scripted",
-        Conditions(sampling, limits=config.routes().first.limits, rounds=2, sources=sources_of(config)),
-    )
+    route, sampling = config.routes().first, SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20)
+    conditions = Conditions(sampling, limits=route.limits, rounds=2, sources=sources_of(config))
+    manifest = make_manifest(load_tasks(config), route.declared, "scripted", conditions)
     told = json.loads(manifest.model_dump_json())["sources"]
     assert told["parallel"] == 30
     assert told["benchmark"]["name"] == "browsecomp"
-    assert told["benchmark"]["published"] == {
-        "questions": 1266,
-        "temperatures": [1.0],
-        "top_p": 0.9,
-        "top_k": 20,
-        "turn_tokens": 4096,
-        "response_tokens": 32768,
-        "turns": 36,
-        "rounds": 5,
-        "parallel": 30,
-    }
+    assert told["benchmark"]["published"]["temperatures"] == [1.0]
     assert told["benchmark"]["published_scores"]["pass@3"] == 19.2
     assert told["benchmark"]["departures"][:2] == ["rounds: 2, published 5", "questions: 3, published 1266"]

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import httpx
 import pytest
@@ -31,14 +32,6 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="needs vLLM in an environment of its own, AFM_VLLM_PYTHON"),
 ]
 PAIR = (12, 13)
-TOOLS = {
-    "tools": [
-        {
-            "class_name": "afm.tools.code.CodeTool",
-            "tool_schema": {"type": "function", "function": {"name": "code"}},
-        }
-    ]
-}
 
 
 def recited(first: int, second: int) -> list[tuple[str, bool]]:
@@ -56,7 +49,7 @@ def recited(first: int, second: int) -> list[tuple[str, bool]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, solver: ModuleType) -> Path:
     """A model that recites an episode, its tools, and eight questions, seven of them new to it."""
     folder = tmp_path_factory.mktemp("vllm")
     texts = [recited(*PAIR)]
@@ -68,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         yaml.safe_dump({"extends": "math", "prompt": "", "question_format": "{question}"})
     )
     save_agent(load_agent(folder / "agent.yaml"), model / "agent.yaml")
-    (folder / "tools.yaml").write_text(yaml.safe_dump(TOOLS))
+    (folder / "tools.yaml").write_text(yaml.safe_dump(solver.CODE_TOOL))
     questions = [PAIR, *((n, 2 * n) for n in range(3, 10))]
     rows = [
         {"id": f"q{a}_{b}", "question": f"{a}+{b}?", "answer": str(a + b), "data_source": "mini_math"}

@@ -266,10 +266,6 @@ def _secure(app: "FastAPI") -> None:
         # A page of another site may have its name resolve to this machine: its requests bear that name.
         if not _is_own_name(request.headers.get("host", "")):
             return PlainTextResponse("Invalid host header", 400)
-        return await call_next(request)
-
-    @app.middleware("http")
-    async def with_headers(request: Request, call_next: Any) -> Any:
         response = await call_next(request)
         response.headers.update(_HEADERS)
         return response

@@ -10,9 +10,7 @@ import pytest
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.evaluation.manifest import Conditions, make_manifest
-from afm.evaluation.metrics import summarise
 from afm.models.base import SamplingParams
-from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import sealed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -73,37 +71,26 @@ def judge(monkeypatch):
 
 
 @pytest.fixture
-def finished(tmp_path, record):
+def finished(tmp_path, record, write_run):
     """Makes a finished evaluation: ``finished({"task": ["right", "wrong", ...]})``, an answer a round; ``None`` has none."""
     spec = load_agent("mhqa")
 
     def row(task, number, answer):
         said = (
-            ""
-            if answer is None
-            else f"<think>t</think><plan>p</plan><think>t</think><answer>{answer}</answer>"
+            f"<think>t</think><plan>p</plan><think>t</think><answer>{answer}</answer>"
+            if answer
+            else "Nothing."
         )
         score = float((answer or "").startswith("right"))
-        return record(task, score, number=number, text=said or "Nothing.", agent="mhqa", source="nq")
+        return record(task, score, number=number, text=said, agent="mhqa", source="nq")
 
     def make(answers, name="run", *, seal=""):
-        tasks = [
-            Task(id=task, question=f"question of {task}", ground_truth="1", data_source="nq")
-            for task in answers
-        ]
+        known = {"ground_truth": "1", "data_source": "nq"}
+        tasks = [Task(id=task, question=f"question of {task}", **known) for task in answers]
         rounds = max(map(len, answers.values()))
         manifest = make_manifest(tasks, spec, "m", Conditions(SamplingParams(64), rounds=rounds))
-        rows = [
-            row(task, number, said)
-            for task, all_said in answers.items()
-            for number, said in enumerate(all_said)
-        ]
-        folder = tmp_path / name
-        with RecordWriter(folder / "episodes.jsonl") as writer:
-            for one in rows:
-                writer.write(sealed(one, seal) if seal else one)
-        (folder / "manifest.json").write_text(manifest.model_dump_json())
-        (folder / "metrics.json").write_text(summarise(rows, spec=spec).model_dump_json())
-        return folder
+        rows = [row(task, number, said) for task, told in answers.items() for number, said in enumerate(told)]
+        written = [sealed(one, seal) for one in rows] if seal else rows
+        return write_run(tmp_path / name, rows, manifest, written=written)
 
     return make

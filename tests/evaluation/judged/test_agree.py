@@ -74,6 +74,8 @@ async def test_a_judge_that_fails_abstains_and_too_much_of_it_is_an_error(finish
     judge.character = "mute"
     with pytest.raises(EngineError, match="1 of 2 requests to the judge have no verdict; at most 10% may"):
         await agree(folder, settings())
+    with pytest.raises(EngineError, match="2 of 2 requests to the judge have no verdict; at most 50% may"):
+        await agree(folder, settings(max_failed_share=0.5))
     (found,) = (await agree(folder, settings(max_failed_share=1.0))).agreement
     assert (found.episodes, found.abstained, found.agreed, found.kappa) == (0, 2, None, None)
 

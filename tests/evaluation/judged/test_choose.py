@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from afm.agents import load_agent
 from afm.cli.main import app
+from afm.datasets import Task, write_tasks
 from afm.errors import ConfigError, DataError, EngineError
 from afm.evaluation.best_of import BestOfSettings, choose
 from afm.evaluation.config import load_config
@@ -102,10 +104,18 @@ async def test_nothing_is_asked_twice(finished, judge) -> None:
 
 async def test_grades_count_over_all_subsets_and_ties_are_halves(finished, judge) -> None:
     answers = {"a": ["wrong", "right", "bad", "worse", None], "b": ["wrong", "bad", "worse", "bad", "bad"]}
-    found = await chosen(finished(answers), methods=["score"], sizes=[2])
-    # a: the right one of five is the best of 4 of the 10 pairs. b: never.
-    assert found.share.value == pytest.approx((4 / 10 + 0) / 2)
-    assert (found.asked, found.settled, len(judge.requests)) == (9, 1, 9)
+    found = await chosen(finished(answers | {"c": ["right"] * 2}), methods=["score"], sizes=[2])
+    # a: the right one of five is the best of 4 of the 10 pairs. b: never. c: always, and nobody is asked.
+    assert found.share.value == pytest.approx((4 / 10 + 0 + 1) / 3)
+    assert (found.asked, found.settled, len(judge.requests)) == (9, 3, 9)
+    judge.faults = ["no grade at all"]
+    found = await chosen(
+        finished({"a": ["wrong", "right"]}, "a grade less"),
+        methods=["score"],
+        sizes=[2],
+        max_failed_share=1.0,
+    )
+    assert (found.questions, found.abstained, found.asked, found.share) == (0, 1, 1, None)
     judge.character = "first"
     found = await chosen(finished(answers, "same grades"), methods=["score"], sizes=[4])
     # a: without the one that has no answer, which is last of any four: one of four right.
@@ -207,36 +217,28 @@ def test_an_evaluation_chooses_when_it_can_and_says_why_it_cannot(monkeypatch, j
     assert note.startswith("best-of-3 needs a judge: set GRM_BASE_URL")
 
 
-def test_the_settings_of_an_evaluation_make_it_choose_at_its_end(tmp_path, judge) -> None:
+def test_the_settings_of_an_evaluation_make_it_choose_at_its_end(tmp_path, judge, oracle_server) -> None:
     """`afm eval` against a server that plays the model, then the judge; a second start asks neither."""
-
     import oracle
 
-    from afm.agents import load_agent
-    from afm.datasets import Task, write_tasks
-    from afm.models.tiny import train_tokenizer
-
     agent = load_agent("mhqa")
-    train_tokenizer([agent.user_message("Who?")], tmp_path / "tokenizer", vocab_size=600)
-    known = {"ground_truth": "x", "data_source": "nq"}
-    tasks = [Task(id=name, question=f"Who is {name}?", **known) for name in ("Ada", "Bo")]
+    server = oracle_server([agent.user_message("Who?")], vocab_size=600)
+    tasks = [
+        Task(id=name, question=f"Who is {name}?", ground_truth=name, data_source="nq")
+        for name in ("Ada", "Bo")
+    ]
     write_tasks(tasks, tmp_path / "tasks.jsonl")
-    server = oracle.OracleServer(tmp_path / "tokenizer").start()
-    try:
-        server.learn(agent, tasks, oracle.right(agent))
-        words = [
-            str(ROOT / "configs/eval/qa.yaml"),
-            *(f"model={server.url}", "model.name=oracle", f"model.tokenizer={tmp_path / 'tokenizer'}"),
-            *(f"data={tmp_path / 'tasks.jsonl'}", f"output_dir={tmp_path / 'out'}"),
-            *("rounds=3", "best_of={sizes: [3]}"),
-        ]
-        for _ in range(2):
-            done = CliRunner().invoke(app, ["eval", *words])
-            assert done.exit_code == 0, done.output
-            assert "best-of-3 (list) by test-judge: 100.0 % (34.2 % to 100.0 %) of 2 questions" in done.output
-        asked = len(server.asked)
-    finally:
-        server.stop()
-    assert asked == 6  # in the first start alone
+    server.learn(agent, tasks, oracle.right(agent))
+    words = [
+        str(ROOT / "configs/eval/qa.yaml"),
+        *server.words,
+        *(f"data={tmp_path / 'tasks.jsonl'}", f"output_dir={tmp_path / 'out'}"),
+        *("rounds=3", "best_of={sizes: [3]}"),
+    ]
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["eval", *words])
+        assert done.exit_code == 0, done.output
+        assert "best-of-3 (list) by test-judge: 100.0 % (34.2 % to 100.0 %) of 2 questions" in done.output
+    assert len(server.asked) == 6  # in the first start alone
     (found,) = json.loads((tmp_path / "out/metrics.json").read_text())["best_of"]
     assert (found["settled"], found["asked"]) == (2, 0)  # each round gives the same answer
