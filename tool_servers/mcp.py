@@ -28,7 +28,6 @@ from afm import __version__
 from afm.configuration import read_mapping, validated
 from afm.errors import AfmError, ConfigError
 from afm.tools import Tool, load_tools
-from afm.tools.base import FunctionSchema
 from afm.tools.registry import ToolsFile
 from tool_servers.shared.command import Launch, NotSetUpError, ServerSettings
 from tool_servers.shared.endpoint import Endpoint
@@ -54,7 +53,16 @@ def mcp_server(source: Path | Mapping[str, Any]) -> tuple[Server[Any], dict[str,
     by_name = {function.name: function for function in functions}
 
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_declared(function) for function in functions])
+        return types.ListToolsResult(
+            tools=[
+                types.Tool(
+                    name=function.name,
+                    description=function.description or None,
+                    input_schema={"type": "object", **function.parameters},
+                )
+                for function in functions
+            ]
+        )
 
     async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         if params.name not in tools:
@@ -189,14 +197,6 @@ def _tools_file(launch: Launch) -> Path:
     if not path.is_file():
         raise ConfigError(f"--tools: {path}: no such file")
     return path
-
-
-def _declared(function: FunctionSchema) -> types.Tool:
-    return types.Tool(
-        name=function.name,
-        description=function.description or None,
-        input_schema={"type": "object", **function.parameters},
-    )
 
 
 def _answer(text: str, *, failed: bool) -> types.CallToolResult:

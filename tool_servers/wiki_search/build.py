@@ -165,7 +165,7 @@ def build(plan: IndexPlan, progress: Progress) -> IndexManifest:
     """
     _check_libraries(plan)
     finished = _finished(plan)
-    if _complete(finished, plan) and finished:
+    if finished and (finished.bm25 or not plan.bm25) and (finished.dense or not plan.model):
         return finished
     plan.folder.mkdir(parents=True, exist_ok=True)
     with _alone(plan.folder):
@@ -272,14 +272,6 @@ def _finished(plan: IndexPlan) -> IndexManifest | None:
     if problem:
         raise DataError(f"{problem}; choose another --out", path=str(plan.folder))
     return finished
-
-
-def _complete(finished: IndexManifest | None, plan: IndexPlan) -> bool:
-    return (
-        finished is not None
-        and (not plan.bm25 or finished.bm25 is not None)
-        and (not plan.model or finished.dense is not None)
-    )
 
 
 def _belongs(path: Path, folder: Path) -> bool:
