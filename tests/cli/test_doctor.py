@@ -33,6 +33,7 @@ def test_this_computer_is_fine_and_says_what_it_has(monkeypatch: pytest.MonkeyPa
     found = {one["subject"]: one for one in told["findings"]}
     assert found["sandbox"]["status"] == "ok"
     assert "verl 0.9.1" in found["rl"]["why"]
+    assert "llamafactory 0.9.5" in found["sft"]["why"]
     assert {"python", "memory", "disk", "gpu", "servers", "browser"} <= found.keys()
 
 

@@ -157,8 +157,7 @@ def flagged(**fields):
     }
 
 
-@pytest.mark.parametrize("on_bad_rows", ["error", "drop"])
-def test_flags_of_turns_hold_without_the_mask_of_observations(pipeline, data_dir, tiny, on_bad_rows):
+def test_flags_of_turns_hold_without_the_mask_of_observations(pipeline, data_dir, tiny):
     seen = "b<observation>c</observation>"
     weighted = [
         *({"role": "user", "content": "1"}, {"role": "assistant", "content": "a", "weight": 0}),
@@ -169,13 +168,12 @@ def test_flags_of_turns_hold_without_the_mask_of_observations(pipeline, data_dir
     )
     chat = flagged()
     chat["conversations"][3]["value"] = seen
-    options = {"ignore_observation": False, "on_bad_rows": on_bad_rows}
     for formatting, row in (
         ("openai_messages", {"messages": weighted}),
         ("agent_flan", {"conversation": turns}),
         ("sharegpt", chat),
     ):
-        built = pipeline(tiny, data_dir([row], formatting=formatting), **options)
+        built = pipeline(tiny, data_dir([row], formatting=formatting), ignore_observation=False)
         assert built.trained() == [f"{seen}<|im_end|>\n"], formatting
 
 
