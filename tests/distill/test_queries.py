@@ -157,11 +157,6 @@ async def selected(tasks, server, out, known=(), **options):
         await one.close()
 
 
-def test_a_rate_of_a_few_samples_is_not_rounded_away():
-    assert QuerySettings(samples=10, max_rate=0.3).most_right == 3
-    assert QuerySettings(samples=4, max_rate=0.0).most_right == 0
-
-
 def commands_of_the_script(folder, *words, **environment):
     """The arguments of each `afm` that the web agent's script calls."""
     stub = folder / "afm"
@@ -378,16 +373,12 @@ async def test_a_question_that_the_server_refuses_is_dropped_and_named(server, t
     }
     assert re.fullmatch(f"cannot be sampled: \\w+Error: .*{told[refusal]}.*", row["reason"])
     assert "r_q" not in row
-
-
-async def test_a_question_that_is_refused_may_end_the_run_and_is_named(server, tmp_path):
-    server.refused = {1: REFUSALS["too long"]}
     with pytest.raises(EngineError, match=r"3 of 18 samples are missing, [123] of them failed \(of 'q1'\)"):
-        await selected(questions(6), server, tmp_path, samples=3, on_bad_rows=FailedQuestions.ERROR)
-    assert not (tmp_path / "kept.jsonl").exists()
-    server.refused = {}
-    summary = await selected(questions(6), server, tmp_path, samples=3, on_bad_rows=FailedQuestions.ERROR)
-    assert (summary.resumed, summary.sampled) == (15, 3)
+        await selected(
+            *(questions(6), server, tmp_path / "whole"),
+            samples=3, attempts=1, on_bad_rows=FailedQuestions.ERROR,
+        )  # fmt: skip
+    assert not (tmp_path / "whole/kept.jsonl").exists()
 
 
 @pytest.mark.parametrize("status", [400, 401])
@@ -403,6 +394,12 @@ async def test_a_server_that_refuses_everything_is_an_error_that_loses_nothing(s
     server.refused = {}
     summary = await selected(questions(4), server, tmp_path, samples=2)
     assert (summary.resumed, summary.sampled, summary.kept + sum(summary.dropped.values())) == (4, 4, 4)
+
+
+async def test_one_fault_of_many_questions_is_not_the_questions(server, tmp_path):
+    server.refused = dict.fromkeys((1, 2, 4), REFUSALS["crash"])
+    with pytest.raises(EngineError, match="3 of 6 samples are missing"):
+        await selected(questions(6), server, tmp_path, samples=1, attempts=1, failures_in_a_row=2)
 
 
 async def test_faults_that_may_pass_are_never_the_questions(server, tmp_path):

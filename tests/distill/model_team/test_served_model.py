@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from reciting import learn_by_heart
 
 from afm.datasets import Task, write_tasks
 from afm.distill.event_log import EventKind, read_events
@@ -50,8 +51,7 @@ def replies(question, expression, answer):
 
 def by_heart(folder):
     """A tiny model that replies as it was taught, greedily."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     taught = [
         [
@@ -62,38 +62,22 @@ def by_heart(folder):
         for question, (expression, answer) in PROBLEMS.items()
         for system, user, reply in replies(question, expression, answer)
     ]
-    texts = [message["content"] for chat in taught for message in chat]
-    train_tokenizer(texts * 5, folder, vocab_size=512)
+    train_tokenizer([message["content"] for chat in taught for message in chat] * 5, folder, vocab_size=512)
     create_tiny_model(folder, folder, seed=0)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    rows = []
-    for chat in taught:
-        prompt = tokenizer.apply_chat_template(chat[:2], add_generation_prompt=True, tokenize=False)
-        whole = tokenizer(prompt + chat[2]["content"] + "<|im_end|>")["input_ids"]
-        rows.append((whole, len(tokenizer(prompt)["input_ids"])))
-    longest = max(len(whole) for whole, _ in rows)
-    ids = torch.zeros(len(rows), longest, dtype=torch.long)
-    labels = torch.full_like(ids, -100)
-    for place, (whole, begin) in enumerate(rows):
-        ids[place, : len(whole)] = torch.tensor(whole)
-        labels[place, begin : len(whole)] = torch.tensor(whole[begin:])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(60):
-        loss = model(input_ids=ids, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if loss.item() < 5e-3:
-            break
-    model.save_pretrained(folder)
-    return loss.item()
+    template = AutoTokenizer.from_pretrained(folder).apply_chat_template
+    texts = [
+        [
+            (template(chat[:2], add_generation_prompt=True, tokenize=False), False),
+            (f"{chat[2]['content']}<|im_end|>", True),
+        ]
+        for chat in taught
+    ]
+    learn_by_heart(folder, texts, loss=0.01)
 
 
 @pytest.mark.proof
 def test_a_served_tiny_model_teaches(tmp_path):
-    loss = by_heart(tmp_path / "model")
-    assert loss < 0.02
+    by_heart(tmp_path / "model")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
