@@ -225,6 +225,9 @@ def test_a_difference_that_may_be_chance_is_not_called_one(record) -> None:
     run = ReportInput("t", stages=stages, differences=(difference,))
     assert headline(run) == "No clear difference between x and y."
     assert difference_words(difference).endswith("includes zero: this run does not show a difference.")
+    ends_at_zero = result.difference.model_copy(update={"low": -0.5, "high": 0.0})
+    touching = StageDifference("x", "y", result.model_copy(update={"difference": ends_at_zero}))
+    assert "The interval includes zero" in difference_words(touching)
 
 
 @pytest.mark.parametrize(
