@@ -34,11 +34,6 @@ class PlannedSet:
         return self.files[0].revision
 
     @property
-    def bytes_in_all(self) -> int:
-        """Size of all files."""
-        return sum(file.size for file in self.files)
-
-    @property
     def bytes_missing(self) -> int:
         """What still has to come, judged by sizes."""
         return sum(file.size - _arrived(file, self.folder) for file in self.files)
@@ -48,7 +43,7 @@ class PlannedSet:
         pin = "pinned" if self.pinned else "not pinned yet"
         return (
             f"{self.name}: {self.wanted.repository} at {self.commit[:12]} ({pin}), {len(self.files)} files, "
-            f"{format_size(self.bytes_in_all)}, {format_size(self.bytes_missing)} to fetch"
+            f"{format_size(sum(file.size for file in self.files))}, {format_size(self.bytes_missing)} to fetch"
         )
 
 

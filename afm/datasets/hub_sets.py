@@ -283,9 +283,9 @@ class LockedSet(Settings):
 
     def check(self, name: str, wanted: HubSet, lock: Path) -> None:
         """Refuse a YAML that asks for something else."""
-        if is_commit(wanted.revision) and wanted.revision != self.commit:
-            self._differs(name, "commit", self.commit, wanted.revision, lock)
+        commit = wanted.revision if is_commit(wanted.revision) else self.commit
         pairs = (
+            ("commit", self.commit, commit),
             ("repository", self.repository, wanted.repository),
             ("kind", self.kind.value, wanted.kind.value),
             ("revision", self.revision, wanted.revision),
@@ -293,7 +293,11 @@ class LockedSet(Settings):
         )
         for key, locked, asked in pairs:
             if locked != asked:
-                self._differs(name, key, locked, asked, lock)
+                raise DataError(
+                    f"set {name!r} is pinned to {key} {locked}, the YAML asks for {asked}; undo the change, or pin anew "
+                    "with --pin",
+                    path=str(lock),
+                )
 
     def counted(self, name: str, rows: Mapping[str, int], lock: Path) -> LockedSet:
         """The set with the rows by split that were counted now; another number than before is an error."""
@@ -305,13 +309,6 @@ class LockedSet(Settings):
                     path=str(lock),
                 )
         return self.model_copy(update={"rows": {**self.rows, **rows}})
-
-    def _differs(self, name: str, key: str, locked: object, asked: object, lock: Path) -> None:
-        raise DataError(
-            f"set {name!r} is pinned to {key} {locked}, the YAML asks for {asked}; undo the change, or pin anew "
-            "with --pin",
-            path=str(lock),
-        )
 
 
 class Lock(Settings):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from afm.datasets.encyclopaedia.questions import DATA_SOURCE, HOPS, SHAPES, Shape, generate
 from afm.datasets.encyclopaedia.world import Encyclopaedia, WikiPage
+from afm.datasets.hub import Progress
 from afm.datasets.mini_world import WorldSplit
 from afm.datasets.schema import write_tasks
 from afm.runs.atomic import replacing
@@ -94,7 +95,6 @@ def site_server(world: Encyclopaedia, *, host: str = "127.0.0.1", port: int = 0)
     return ThreadingHTTPServer((host, port), Handler)
 
 
-Progress = Callable[[str, int, int | None], None]
 _STEP = 10_000
 
 

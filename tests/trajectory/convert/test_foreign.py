@@ -267,6 +267,8 @@ def test_a_trace_in_which_the_user_asks_again_is_refused():
     ):
         read("openai_agents", spans)
     assert read("openai_agents", spans[:3]).record.text.endswith("<answer>1702</answer>")
+    spans[1]["error"] = {"message": "late"}
+    assert [call.ok for call in read("openai_agents", spans[:3]).record.calls] == [False]
 
 
 def test_a_tool_that_ran_with_other_arguments_than_the_model_wrote_refuses_the_trace():
