@@ -187,3 +187,11 @@ async def test_a_sandbox_that_stops_nothing_fails_every_attack(printed: str) -> 
     result = RunResult(printed, "", 99, ExitReason.OUTPUT, 0.1, 0.1)
     findings = [finding async for finding in check_sandbox(Gullible(result), ATTACKS[:3])]
     assert not any(finding.passed for finding in findings)
+
+
+async def test_an_attack_must_end_with_its_status() -> None:
+    result = RunResult("alive\n", "", 99, ExitReason.ERROR, 0.1, 0.1)
+    attacks = [attack for attack in ATTACKS if attack.reasons == (ExitReason.ERROR,)]
+    findings = [finding async for finding in check_sandbox(Gullible(result), attacks)]
+    assert {finding.seen for finding in findings if not finding.passed} == {"exit status 99"}
+    assert all(finding.passed == (finding.attack.status is None) for finding in findings)

@@ -217,6 +217,31 @@ async def test_the_standard_streams_look_as_usual_but_show_whole_lines(sandbox: 
     assert (await sandbox.run(buffering)).stdout == "[False, True, True]\n"
 
 
+@pytest.mark.parametrize(
+    ("status", "reason"), [("any(ends)", ExitReason.MEMORY), ("not any(ends)", ExitReason.OK)]
+)
+async def test_several_processes_together_keep_the_memory_limit(
+    status: str, reason: ExitReason, sandbox: Sandbox
+) -> None:
+    """A program whose children were killed has run out of memory, unless it ends well all the same."""
+    if not any(line.startswith("memory cgroup") for line in await sandbox.isolation()):
+        pytest.skip("no memory cgroup is writable")
+    code = f"""
+import os, time
+children = []
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        block = bytearray(180 << 20); time.sleep(0.5); os._exit(0)
+    children.append(child)
+ends = [os.waitpid(child, 0)[1] for child in children]
+os._exit({status})
+"""
+    limits = SandboxLimits(memory_bytes=300 << 20, wall_s=60)
+    assert (await sandbox.run(code, limits=limits)).reason is reason
+    assert (await sandbox.run("print('next')", limits=limits)).stdout == "next\n"
+
+
 @pytest.mark.usefixtures("alone")
 async def test_a_zygote_that_dies_between_runs_is_replaced(sandbox: Sandbox) -> None:
     await sandbox.run("1")
