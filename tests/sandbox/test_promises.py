@@ -210,6 +210,8 @@ async def test_output_at_the_limit_is_whole_and_one_byte_more_is_cut(sandbox: Sa
     assert (whole.reason, len(whole.stdout), whole.stdout_cut) == (ExitReason.OK, 1000, False)
     cut = await sandbox.run("print('x' * 1000)", limits=limits)
     assert (cut.reason, len(cut.stdout), cut.stdout_cut) == (ExitReason.OUTPUT, 1000, True)
+    errors = await sandbox.run("import os\nwhile True: os.write(2, b'y' * 65536)", limits=limits)
+    assert (errors.reason, len(errors.stderr), errors.stderr_cut) == (ExitReason.OUTPUT, 1000, True)
     assert (await sandbox.run("print('€' * 400)", limits=limits)).stdout == "€" * 333  # no character is split
 
 
@@ -415,6 +417,24 @@ async def test_no_more_than_max_parallel_at_a_time(backend: str) -> None:
     await asyncio.gather(*(sandbox.run("import time; time.sleep(0.2)") for _ in range(6)))
     assert time.monotonic() - begun >= 0.6
     await sandbox.close()
+
+
+async def test_the_event_loop_is_never_held_up(sandbox: Sandbox) -> None:
+    await sandbox.run("1")
+    longest, over = 0.0, False
+
+    async def tick() -> None:
+        nonlocal longest
+        while not over:
+            begun = time.monotonic()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.monotonic() - begun)
+
+    ticking = asyncio.create_task(tick())
+    await sandbox.run("import time; time.sleep(0.7)")
+    over = True
+    await ticking
+    assert longest < 0.5  # far above what a busy machine adds, far below the run
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -217,6 +217,11 @@ async def test_the_standard_streams_look_as_usual_but_show_whole_lines(sandbox: 
     assert (await sandbox.run(buffering)).stdout == "[False, True, True]\n"
 
 
+async def test_a_recursion_may_go_as_deep_as_usual(sandbox: Sandbox) -> None:
+    code = "def depth(n):\n    try: return depth(n + 1)\n    except RecursionError: return n\nprint(depth(1) >= 990)"
+    assert (await sandbox.run(code)).stdout == "True\n"
+
+
 @pytest.mark.parametrize(
     ("status", "reason"), [("any(ends)", ExitReason.MEMORY), ("not any(ends)", ExitReason.OK)]
 )
