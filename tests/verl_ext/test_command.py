@@ -40,6 +40,7 @@ def test_a_dry_run_prints_a_command_and_leaves_nothing(tmp_path: Path) -> None:
     assert [line.split(": ")[2].rpartition("/")[2] for line in missing] == ["rl.parquet", "sft"]
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_run_that_has_what_it_needs_ends_well(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):

@@ -103,6 +103,7 @@ pathlib.Path(sys.argv[2], "seen.json").write_text(json.dumps(seen))
 """
 
 
+@pytest.mark.slow
 def test_ray_is_asked_who_died_and_who_has_no_place(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     import tempfile
