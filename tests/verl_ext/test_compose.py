@@ -233,6 +233,8 @@ def test_a_module_of_the_callers_own_may_bring_its_loss(
         check(config)
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "verl_ext,my_losses")
     check(config)
+    with pytest.raises(ConfigError, match="trainer_mode: got 'mine'"):
+        check(changed({"trainer.v1.trainer_mode": "mine"}))
 
 
 def test_a_reward_is_checked_before_anything_starts(tmp_path: Path) -> None:
