@@ -76,6 +76,8 @@ OTHER_PROMPT = load_agent("mhqa").prompt_messages("1 + 1?")
          "1 of 2 rows hold another prompt than agent 'math' writes; the agent's own is used"),
         ([row("1"), row("2") | {"reward_model": {"ground_truth": None}}], Level.ERROR,
          "1 of 2 rows are bad: rows.parquet:2: expected `answer`"),
+        ([row("1"), *[row("2") | {"reward_model": {"ground_truth": None}}] * 4], Level.ERROR,
+         "rows.parquet:4: expected `answer`"),  # three are named
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_rows_is_counted_and_named(
