@@ -361,3 +361,5 @@ async def test_tokens_that_nobody_sampled_are_counted(model: Any, said: Any) -> 
     assert same.drift(replace(exact, response_ids=(3, 8, 9, 5, 6))) == 1
     assert same.drift(replace(exact, response_mask=(1, 1, 1, 1, 1))) == 1
     assert (await played([1, 8, 3, 4, 9], [3, 4], [5, 6])).drift(exact) == 1
+    # What was sampled beyond a stop string may be the environment's next token; it counts for neither.
+    assert (await played([1, 2, 3, 4, 9], [3, 4, 9], [5, 6])).drift(exact) == 0
