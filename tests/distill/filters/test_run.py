@@ -237,6 +237,9 @@ def test_rows_that_never_reached_the_disk_are_noticed(rows, wiki, tmp_path):
 
     with pytest.raises(ConfigError, match=rf"kept\.jsonl: no line ends at byte {size}"):
         filter_files([rows], PLAN, wiki, out, picture=False)
+    os.truncate(out / "kept.jsonl", size - 100)
+    with pytest.raises(ConfigError, match=rf"kept\.jsonl: {size - 100} bytes, expected at least {size}"):
+        filter_files([rows], PLAN, wiki, out, picture=False)
 
 
 def test_an_empty_file_is_an_error(wiki, tmp_path):
