@@ -122,7 +122,11 @@ def test_checkpoints_of_stock_verl_need_the_name_of_their_agent(tmp_path: Path, 
 
 def test_weights_that_are_cut_off_are_refused_and_leave_nothing(run: Path) -> None:
     file = run / "checkpoints/global_step_4/actor/huggingface/model.safetensors"
-    file.write_bytes(file.read_bytes()[:-4])
+    later = file.with_name("second.safetensors")
+    later.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(EngineError, match=r"second\.safetensors of the checkpoint is cut off"):
+        export(run)
+    later.rename(file)
     with pytest.raises(EngineError, match=r"model\.safetensors of the checkpoint is cut off"):
         export(run)
     assert not list(run.glob("model_step_4*"))
