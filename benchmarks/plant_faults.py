@@ -24,7 +24,7 @@ from pathlib import Path
 from timing import REPO, environment, report
 
 KERNELS = ("text", "endpoints", "runs", "play")
-LIMIT_S = 600
+LIMIT_S = 900
 """Tests that take longer hang, which is noticed as well."""
 
 TAGS, OBSERVATION, MASKING = "afm/trajectory/tags.py", "afm/trajectory/observation.py", "afm/masking.py"
@@ -48,7 +48,7 @@ TESTS = {
     ATOMIC: ("tests/runs/test_atomic.py",),
     LOOP: ("tests/rollout/test_loop.py",),
     EPISODE: ("tests/rollout/test_loop.py", "tests/rollout/test_episode.py"),
-    PLAY: ("tests/evaluation/test_run.py",),
+    PLAY: ("tests/test_play.py", "tests/evaluation/test_run.py"),
 }
 """The tests that have to catch what is planted in a file."""
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from afm.agents import load_agent
 from afm.errors import ConfigError
-from afm.masking import Boundary, MaskedIds, encode_batch
+from afm.masking import Boundary, MaskedIds, encode_batch, encode_continuation
 from afm.trajectory import Author, Segment, author_segments, observation_text
 
 MATH = load_agent("math")
@@ -211,3 +211,19 @@ def test_tokenizer_settings_for_padding_and_truncation_are_not_applied(
 def test_slow_tokenizer_is_refused() -> None:
     with pytest.raises(ConfigError, match="slow tokenizer, expected a fast one"):
         encode_segments(object(), [Segment(AGENT, "a")])
+
+
+@pytest.mark.parametrize("component", ["Metaspace", "Prepend", "ByteLevel"])
+def test_a_text_that_continues_another_gets_no_blank_before_it(component: str) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    vocabulary = {"[UNK]": 0, "\u2581a": 1, "\u0120a": 2, "a": 3}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    if component == "Prepend":
+        core.normalizer = tokenizers.normalizers.Prepend("\u2581")
+    else:
+        options = {"add_prefix_space": True} if component == "ByteLevel" else {"prepend_scheme": "always"}
+        core.pre_tokenizer = getattr(tokenizers.pre_tokenizers, component)(**options)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]")
+    assert tokenizer.encode("a", add_special_tokens=False) == [2 if component == "ByteLevel" else 1]
+    assert encode_continuation(tokenizer, "a") == [3]

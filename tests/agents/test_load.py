@@ -122,7 +122,7 @@ def test_extends_merges_mappings_and_replaces_lists(tmp_path: Path) -> None:
 
 
 def test_null_removes_what_was_inherited(tmp_path: Path) -> None:
-    text = "extends: web\nname: mine\nroles: {reflection: {grade: null}}\nlimits: {max_turns: null, max_observation_chars: null}\n"
+    text = "extends: web\nname: mine\nroles: {reflection: {grade: null}}\nlimits: {max_turns: null, max_seconds: null, max_observation_chars: null}\n"
     mine = load_agent(write(tmp_path, "mine.yaml", text))
     assert mine.roles["reflection"].grade is None
     assert mine.limits.max_turns is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from afm.agents import AgentSpec, load_agent
+from afm.agents import AgentSpec, Grade, load_agent
 
 MATH = load_agent("math")
 WEB = load_agent("web")
@@ -23,13 +23,6 @@ def spec(**changes: object) -> AgentSpec:
         "transitions": {"start": ["tool", "answer"], "tool": ["answer"]},
     }
     return AgentSpec.model_validate(data | changes)
-
-
-def test_roles_are_found_by_kind() -> None:
-    assert WEB.thought_roles == ("think",)
-    assert WEB.observation_role == "observation"
-    assert WEB.answer_role == "answer"
-    assert WEB.tool_roles == {"web_search": "web_search", "crawl_page": "crawl_page"}
 
 
 def test_stop_strings_are_closed_calls_the_answer_and_a_forged_observation() -> None:
@@ -79,12 +72,15 @@ def test_math_and_code_think_before_code_and_answer_and_plan_once(agent: str) ->
 
 
 def test_tools_of_the_shipped_agents() -> None:
-    tools = {name: set(load_agent(name).tool_roles) for name in ("math", "code", "mhqa", "wiki", "full")}
+    tools = {
+        name: set(load_agent(name).tool_roles) for name in ("math", "code", "mhqa", "wiki", "web", "full")
+    }
     assert tools == {
         "math": {"code"},
         "code": {"code"},
         "mhqa": {"wiki_search"},
         "wiki": {"wiki_search"},
+        "web": {"web_search", "crawl_page"},
         "full": {"web_search", "crawl_page", "code", "visual_inspector"},
     }
 
@@ -113,6 +109,10 @@ CHECKED = {"plan", "web_search", "crawl_page"}
 )
 def test_a_grade_decides_what_may_follow(role: str, text: str, following: set[str]) -> None:
     assert set(WEB.allowed_next(role, text)) == following
+
+
+def test_letter_case_matters_in_no_grade() -> None:
+    assert Grade(pattern=r"(\w+)", reject=("Poor",)).rejects("pOOR") is True
 
 
 def test_digest_changes_with_any_declared_value() -> None:

@@ -156,6 +156,8 @@ def test_the_least_busy_server_is_asked_and_one_that_failed_last() -> None:
         raise RuntimeError
     others = {"a", "b", "c"} - {failing.url}
     assert {replicas.next().url for _ in range(30)} == others
+    with replicas.next().busy(), replicas.next().busy():
+        assert replicas.next().url in others  # though the failed one has nothing to do
     with pytest.raises(ValueError), failing.busy(ValueError):
         raise ValueError  # an error of a server in order
     assert failing.resting

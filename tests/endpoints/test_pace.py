@@ -43,6 +43,7 @@ def test_tokens_wait_for_those_of_the_last_minute():
     assert pace.delay_s(90) == 60, "both must have left"
     pace.settle(first, 20)
     assert pace.delay_s(50) == 0
+    assert pace.delay_s(51) == 40, "20 and 30 are in use"
 
 
 def test_what_was_settled_after_its_minute_changes_nothing():

@@ -149,6 +149,8 @@ async def test_stop_strings_and_end_tokens_are_told_apart(model, local, server):
     assert stop in model.decode(generation.token_ids)
     assert generation.finish is FinishReason.STOP
     assert server.requests[-1]["include_stop_str_in_output"] is True
+    assert server.requests[-1]["top_k"] == -1
+    stopped = generation.token_ids
     ended = {
         "choices": [{"token_ids": [9, 2], "finish_reason": "stop", "stop_reason": None, "logprobs": None}]
     }
@@ -156,6 +158,10 @@ async def test_stop_strings_and_end_tokens_are_told_apart(model, local, server):
     generation = await model.generate(prompt, params)
     assert (generation.token_ids, generation.logprobs) == ((9, 2), ())
     assert generation.finish is FinishReason.END_OF_TEXT
+    # An end token that only the server knows counts, whatever stands before it.
+    ended["choices"][0] |= {"token_ids": [*stopped[:59], 7], "stop_reason": 7}
+    server.faults.append(JSONResponse(ended))
+    assert (await model.generate(prompt, params)).finish is FinishReason.END_OF_TEXT
 
 
 async def test_the_key_is_in_the_header_and_nowhere_else(model, server):
