@@ -7,7 +7,7 @@ import time
 import pytest
 
 from afm.rewards.answer_form import form_of
-from afm.rewards.equality import is_unevaluated, quick_verdict, readings
+from afm.rewards.equality import is_copied, is_unevaluated, quick_verdict, readings
 from afm.rewards.verifier import algebra_verdict
 
 EQUAL = [
@@ -120,6 +120,7 @@ OTHER_PERCENT = "Of 30 apples, 10% are eaten. How many apples are eaten?"
             [(r"(-\infty,2) \cup [3,\infty)", r"(-\infty, 2) \cup [3, \infty)")],
         ),
         (r"(-\infty,2)", r"x < 2 \text{ or } y > 3", "", [(r"(-\infty,2)", r"x < 2 \text{ or } y > 3")]),
+        (r"(-\infty,2)", "x < 2", "", [(r"(-\infty,2)", "x < 2")]),  # algebra reads it as it is
     ],
 )
 def test_percent_signs_and_named_unknowns(
@@ -177,6 +178,7 @@ def test_algebra(gold: str, answer: str, equal: bool) -> None:
         "71=72",
         r"\sqrt{5184}",
         "2^{3}",
+        "8!",
         "80−8",
         "144÷2",
         "80$-$8",
@@ -232,32 +234,41 @@ def test_a_number_in_other_clothes_is_a_value(answer: str) -> None:
     assert not is_unevaluated("72", answer)
 
 
-def test_only_plain_gold_numbers_ask_for_a_value() -> None:
-    assert not is_unevaluated(r"2\sqrt{3}", r"\sqrt{12}")
-    assert not is_unevaluated("2x+4y-3=0", "4y=3-2x")
-    assert not is_unevaluated("x=4, y=5", "(4,5)")
-    assert is_unevaluated("x = 72", "60+12")
-    assert is_unevaluated("|AB| = 72", "60+12")
-
-
-def test_a_fraction_is_a_value_of_a_fraction() -> None:
-    assert not is_unevaluated(r"\frac{5}{6}", r"\frac{10}{12}")
-    assert not is_unevaluated(r"\frac{5}{6}", r"\frac{-5}{-6}")
-    assert not is_unevaluated(r"-\frac{5}{6}", "5/-6")
-    assert is_unevaluated("2", r"\frac{-4}{-2}")
-    assert is_unevaluated(r"\frac{5}{6}", r"\frac{1}{2}+\frac{1}{3}")
-    assert is_unevaluated("0.5", r"\frac{2}{4}")
-    assert is_unevaluated("10\\%", "5\\%+5\\%")
-    assert is_unevaluated("72 km/h", "144/2")
+@pytest.mark.parametrize(
+    ("gold", "answer", "unevaluated"),
+    [
+        (r"2\sqrt{3}", r"\sqrt{12}", False),
+        ("2x+4y-3=0", "4y=3-2x", False),
+        ("x=4, y=5", "(4,5)", False),
+        ("x = 72", "60+12", True),
+        ("|AB| = 72", "60+12", True),
+        (r"\frac{5}{6}", r"\frac{10}{12}", False),
+        (r"\frac{5}{6}", r"\frac{-5}{-6}", False),
+        (r"-\frac{5}{6}", "5/-6", False),
+        ("2", r"\frac{-4}{-2}", True),
+        (r"\frac{5}{6}", r"\frac{1}{2}+\frac{1}{3}", True),
+        ("0.5", r"\frac{2}{4}", True),
+        ("10\\%", "5\\%+5\\%", True),
+        ("72 km/h", "144/2", True),
+    ],
+)
+def test_plain_gold_numbers_ask_for_a_value_and_fractions_for_a_fraction(
+    gold: str, answer: str, unevaluated: bool
+) -> None:
+    assert is_unevaluated(gold, answer) is unevaluated
 
 
 PIECES = (
     "\\ ",
+    "1,",
     "a=",
     "{",
     "111 ",
+    "and ",
     "x<1 or ",
     "\\text{1 a",
+    "a/",
+    "((",
     "^{2}",
     "\\cdot a",
     "\\frac{1}",
@@ -273,3 +284,40 @@ def test_long_answers_are_read_in_no_time(piece: str) -> None:
     form_of(piece * (400 // len(piece)))
     form_of("1 " + piece * (390 // len(piece)) + "!")
     assert time.perf_counter() - begun < 0.8
+
+
+COPIED = [
+    (r"11\sqrt{2}", r"\sqrt{242}", r"Simplify $\sqrt{242}$."),
+    ("(a+5)(b+2)", "ab+5b+2a+10", r"Factor $ab + 5b + 2a + 10$."),
+    (r"\frac{3}{20}", "0.15", "Express 0.15 as a common fraction."),
+    ("0.15", r"\frac{3}{20}", r"What is $\frac{3}{20}$ as a decimal?"),
+    (r"-\frac{\pi}{6}", r"\arcsin(-\frac{1}{2})", r"Compute $\arcsin \left( -\frac{1}{2} \right).$"),
+    (r"\frac{\sqrt{3}}{3}", r"\frac{3}{\sqrt{27}}", r"Rationalize: $\dfrac{3}{\sqrt{27}}$"),
+    (r"x^2-1", r"\boxed{(x-1)(x+1)}", "Expand $(x-1)(x+1)$."),
+]
+HONEST = [
+    (r"11\sqrt{2}", r"\sqrt{242}", r"Is $11\sqrt{2}$ larger or $\sqrt{242}$?"),  # so does the gold answer
+    (r"60^\circ", "60", r"One angle has $60^\circ$, the other?"),  # the gold answer stands there itself
+    (r"60^\circ", "60", "A figure of 60 degrees"),  # another way to write it
+    ("1{,}000", "1000", "There are 1000 trees."),
+    (r"\frac{1}{2}", "1/2", "A coin falls on heads in 1/2 of the cases."),
+    (r"\frac{3}{20}", "0.15", "A thing of weight 10.15, another of 0.151 and 0.15.2"),  # a part of a number
+    (r"11\sqrt{2}", r"\sqrt{242}", "What is the diagonal of a square with side 11?"),
+    (r"\frac{1}{2}x", r"\frac{x}{2}", r"A line is parallel to $y = \frac{x}{2}$."),
+    (r"2 \cdot x", "2x", "Let $2x = z$."),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer", "question"), COPIED)
+def test_a_formula_of_the_question_is_no_answer(gold: str, answer: str, question: str) -> None:
+    assert is_copied(gold, answer, question)
+
+
+@pytest.mark.parametrize(("gold", "answer", "question"), HONEST)
+def test_an_answer_that_happens_to_stand_there_is_one(gold: str, answer: str, question: str) -> None:
+    assert not is_copied(gold, answer, question)
+
+
+@pytest.mark.parametrize("answer", ["", " ", "(" * 4000, r"\frac{1}{" * 999, "a " * 2000, "\\" * 4001])
+def test_hostile_answers_are_looked_up_in_no_time(answer: str) -> None:
+    assert not is_copied(r"\sqrt{2}", answer, "a " * 1999 + "b")

@@ -1,11 +1,65 @@
-"""Token F1 and substring match."""
+"""Exact match, token F1 and substring match: normalisation, which answers count, and gold answers in every layout."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from answered import answered
 
-from afm.rewards.text_match import MatchVariant, Substring, TokenF1, token_f1
+from afm.errors import DataError
+from afm.rewards.text_match import (
+    ExactMatch,
+    MatchVariant,
+    Substring,
+    TokenF1,
+    gold_answers,
+    normalised,
+    token_f1,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Beatles!", "beatles"),
+        ("an apple a day", "apple day"),
+        ("U.S.A.", "usa"),
+        ("  \n", ""),
+        ("Café—Zürich", "café—zürich"),
+        ("the", ""),
+    ],
+)
+def test_normalisation(text: str, expected: str) -> None:
+    assert normalised(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "training", "evaluation"),
+    [
+        ("Paris", ["paris"], 1, 1),
+        ("Paris | Lyon", ["Paris"], 0, 1),
+        ("Paris | Lyon", ["Lyon", "Paris"], 1, 1),
+        ("Lyon | Paris", ["Paris"], 0, 0),
+        ("Paris", {"target": ["London"]}, 0, 0),
+        ("the  THE", "The The", 1, 1),  # nothing is left of it: compared as it stands
+        ("A", ["A"], 1, 1),
+        ("?", "?", 1, 1),
+        ("the", ["The The"], 0, 0),
+        ("...", ["?", "Paris"], 0, 0),
+        ("", ["Paris"], 0, 0),
+    ],
+)
+async def test_variants(answer: str, gold: object, training: int, evaluation: int) -> None:
+    row = answered("mhqa", "nq", answer, gold)
+    assert (await ExactMatch(MatchVariant.TRAINING).judge(row)).score == training
+    assert (await ExactMatch(MatchVariant.EVALUATION).judge(row)).score == evaluation
+
+
+async def test_a_row_without_gold_answer_has_no_score() -> None:
+    part = await ExactMatch().judge(answered("mhqa", "nq", "Paris", []))
+    assert part.score is None
+    assert "holds no answer" in part.evidence
 
 
 @pytest.mark.parametrize(
@@ -45,3 +99,37 @@ async def test_f1_of_several_answers(variant: MatchVariant, expected: float) -> 
 )
 async def test_substring(answer: str, gold: object, score: int) -> None:
     assert (await Substring().judge(answered("mhqa", "nq", answer, gold))).score == score
+
+
+class Array:
+    """What a parquet reader gives for a list column."""
+
+    def tolist(self) -> list[str]:
+        return ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "expected"),
+    [
+        ("204", ("204",)),
+        (204, ("204",)),
+        (0.5, ("0.5",)),
+        (Array(), ("a", "b")),
+        ({"target": ["a", "b"]}, ("a", "b")),
+        ({"target": Array(), "question": "q"}, ("a", "b")),
+        ('{"target": ["a", "b"], "question": "q"}', ("a", "b")),
+        ('["34"]', ("34",)),
+        ("[1, 2]", ("[1, 2]",)),  # an interval
+        ("{3}", ("{3}",)),  # a set
+        ('{"other": 1}', ('{"other": 1}',)),
+        (["", "a"], ("a",)),
+    ],
+)
+def test_gold_answers_in_every_layout_of_published_rows(ground_truth: Any, expected: tuple[str, ...]) -> None:
+    assert gold_answers(ground_truth) == expected
+
+
+@pytest.mark.parametrize("ground_truth", [None, "", "  ", [], {"target": []}, {"answer": "a"}, True])
+def test_a_row_without_an_answer_is_an_error(ground_truth: Any) -> None:
+    with pytest.raises(DataError, match="holds no answer; expected"):
+        gold_answers(ground_truth)
