@@ -125,8 +125,16 @@ class ModelShape:
 
 def missing_model_files(folder: Path) -> list[str]:
     """What a model's folder lacks of configuration, weights and tokenizer."""
-    needed = {"config.json": "config.json", "*.safetensors": "weights", "tokenizer.json": "tokenizer"}
-    return [f"{name} ({file})" for file, name in needed.items() if not any(folder.glob(file))]
+    needed = {
+        "config.json": ("config.json",),
+        "weights": ("*.safetensors", "pytorch_model*.bin"),
+        "tokenizer": ("tokenizer.json",),
+    }
+    return [
+        f"{name} ({' or '.join(patterns)})"
+        for name, patterns in needed.items()
+        if not any(file for pattern in patterns for file in folder.glob(pattern))
+    ]
 
 
 def model_shape(name_or_folder: str) -> ModelShape | None:

@@ -78,7 +78,9 @@ def test_what_a_model_folder_lacks_is_named(base: Path, tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half/config.json").write_text("{}")
     told = of(diagnose(base, [f"model={tmp_path}/half"]), Level.ERROR)["model"]
-    assert told.endswith("without weights (*.safetensors), tokenizer (tokenizer.json); copy the whole model")
+    assert told.endswith(
+        "without weights (*.safetensors or pytorch_model*.bin), tokenizer (tokenizer.json); copy the whole model"
+    )
     assert "no such folder; train one" in of(diagnose(base, ["model=nowhere"]), Level.ERROR)["model"]
 
 

@@ -231,8 +231,8 @@ def test_a_model_that_is_not_whole_is_an_error(look: Look, tmp_path: Path) -> No
     (tmp_path / "half").mkdir()
     half = of(look(WEB, f"model={tmp_path}/half"), Level.ERROR)
     assert half["model"] == [
-        f"{tmp_path}/half: without config.json (config.json), weights (*.safetensors), tokenizer "
-        "(tokenizer.json); expected a whole model"
+        f"{tmp_path}/half: without config.json (config.json), weights (*.safetensors or "
+        "pytorch_model*.bin), tokenizer (tokenizer.json); expected a whole model"
     ]
     named = look(WEB, "model=Qwen/Qwen2.5-7B-Instruct")
     assert "no folder here" in of(named, Level.WARNING)["model"][0]
