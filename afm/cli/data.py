@@ -57,7 +57,7 @@ app.command()(expand)
 
 @app.command()
 def world(
-    out: Annotated[Path, typer.Option(help="Folder for the three JSONL files and their manifest.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the three JSONL files and their manifest.")],
     kind: Annotated[
         WorldKind, typer.Option(help="Arithmetic, or an encyclopaedia to search in.")
     ] = WorldKind.MATH,
@@ -89,7 +89,7 @@ def world(
 
         made = Encyclopaedia(pages, seed=seed, wordings=wordings)
         paths = write_encyclopaedia(
-            out,
+            output_dir,
             made,
             sizes=sizes,
             seed=seed,
@@ -98,7 +98,7 @@ def world(
             progress=ProgressView().update,
         )
     else:
-        paths = write_world(out, seed=seed, sizes=sizes)
+        paths = write_world(output_dir, seed=seed, sizes=sizes)
     for split, path in paths.items():
         print(f"{path}: {sizes[split]} problems")
 
@@ -127,7 +127,7 @@ def _shapes(text: str) -> list[Shape]:
 @prepare.command("sft")
 def prepare_sft(
     records: RecordsArgument,
-    out: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
     agent: AgentOption = "math",
     name: Annotated[str, typer.Option(help="Name of the data set for LLaMA-Factory.")] = "math_agent_sft",
     tools: CallReadersOption = None,
@@ -141,12 +141,12 @@ def prepare_sft(
 
     spec, readers, rows_read = agent_option(agent), readers_of(tools), _Records(records)
     try:
-        rows = write_sft(rows_read, spec, out, name=name, inputs=[records], readers=readers)
+        rows = write_sft(rows_read, spec, output_dir, name=name, inputs=[records], readers=readers)
     except DataError as error:
         if error.path is not None or not rows_read.line:
             raise
         raise DataError(error.message, path=str(records), line=rows_read.line) from None
-    print(f"{out / name}.json: {rows} rows")
+    print(f"{output_dir / name}.json: {rows} rows")
 
 
 @prepare.command("rl")

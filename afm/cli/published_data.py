@@ -37,7 +37,7 @@ _DryRunOption = Annotated[
 
 def download(
     sets: _SetsArgument,
-    out: Annotated[Path, typer.Option(help="Folder; every set gets one of its name in it.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder; every set gets one of its name in it.")],
     only: _OnlyOption = None,
     everything: _EverythingOption = False,
     pin: Annotated[
@@ -47,7 +47,7 @@ def download(
         ),
     ] = False,
     lock: Annotated[
-        Path | None, typer.Option(help="Where sets are pinned; by default OUT/download.lock.json.")
+        Path | None, typer.Option(help="Where sets are pinned; by default OUTPUT_DIR/download.lock.json.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, fetch nothing.")] = False,
 ) -> None:
@@ -62,10 +62,10 @@ def download(
 
     chosen = sets_option(sets).chosen(only or [], everything=everything)
     view = ProgressView()
-    planned = plan(chosen, out, lock=lock, pin=pin)
+    planned = plan(chosen, output_dir, lock=lock, pin=pin)
     for hub_set in planned.sets:
         view.line(hub_set.summary())
-    view.line(f"{out}: {format_size(planned.bytes_missing)} to fetch")
+    view.line(f"{output_dir}: {format_size(planned.bytes_missing)} to fetch")
     planned.check_space()
     failed = planned.refused
     if not dry_run:
@@ -74,7 +74,7 @@ def download(
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in failed.items())
         raise DataError(f"{len(failed)} of {len(chosen)} sets could not be had:{reasons}")
     if not dry_run:
-        view.line(f"{out}: {len(chosen)} sets are here and checked")
+        view.line(f"{output_dir}: {len(chosen)} sets are here and checked")
 
 
 def sets_option(name: str) -> HubSets:
@@ -101,7 +101,7 @@ BadRowsOption = Annotated[
 def published(
     sets: _SetsArgument,
     data: _DataOption,
-    out: Annotated[Path, typer.Option(help="Folder of what is made.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder of what is made.")],
     only: _OnlyOption = None,
     everything: _EverythingOption = False,
     on_bad_rows: BadRowsOption = OnBadRows.DROP,
@@ -136,7 +136,7 @@ def published(
     for name, hub_set in chosen.items():
         strict = on_bad_rows is OnBadRows.ERROR
         for prepared in prepare_set(
-            name, hub_set, data, out, strict=strict, new_counts=new_counts, on_row=_row_counter(view)
+            name, hub_set, data, output_dir, strict=strict, new_counts=new_counts, on_row=_row_counter(view)
         ):
             _print_prepared(prepared, view)
             made += 1
@@ -153,7 +153,7 @@ def mix(
     sets: _SetsArgument,
     name: Annotated[str, typer.Argument(help="Which of its `mixes`: train ...")],
     data: _DataOption,
-    out: Annotated[Path, typer.Option(help="Folder of what is made.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder of what is made.")],
     keep: Annotated[
         list[Path] | None,
         typer.Option(
@@ -186,7 +186,7 @@ def mix(
         name,
         known,
         data,
-        out,
+        output_dir,
         keep=keep or (),
         own_prompts=own_prompts,
         strict=strict,

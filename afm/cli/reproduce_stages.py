@@ -188,7 +188,7 @@ class Reproduction:
         return [name for name in self.evaluated if name not in self._own_benchmarks()]
 
     def _download(self) -> ChainStage:
-        out = ("--out", str(self.raw))
+        out = ("--output-dir", str(self.raw))
         commands = [StageCommand(("afm", "data", "download", str(self.sets), *out))]
         if others := self._others():
             commands.append(StageCommand(("afm", "data", "download", "benchmarks", *out, *_only(others))))
@@ -196,7 +196,7 @@ class Reproduction:
 
     def _prepare(self) -> ChainStage:
         prepare = ("afm", "data", "prepare", "published")
-        common = ("--data", str(self.raw), "--out")
+        common = ("--data", str(self.raw), "--output-dir")
         commands = [StageCommand((*prepare, str(self.sets), *common, str(self.data)))]
         if others := [name for name in self._others() if name != _AS_IT_IS]:
             commands.append(

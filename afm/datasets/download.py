@@ -66,7 +66,7 @@ class DownloadPlan:
         free, needed = shutil.disk_usage(self.out).free, self.bytes_missing
         if needed and free < needed + _SPARE_BYTES:
             raise DataError(
-                f"{format_size(free)} free, {format_size(needed)} to fetch; choose another disk with --out, or fewer "
+                f"{format_size(free)} free, {format_size(needed)} to fetch; choose another disk with --output-dir, or fewer "
                 "sets with --only",
                 path=str(self.out),
             )
@@ -134,7 +134,7 @@ def run(planned: DownloadPlan, progress: Progress, *, lock: Path | None = None) 
         OSError: The disk failed.
     """
     failed, done = dict(planned.refused), []
-    with RunFolder(planned.out, "--out").locked(name=None):
+    with RunFolder(planned.out, "--output-dir").locked(name=None):
         for planned_set in planned.sets:
             if reason := _fetch_set(planned_set, progress, lock or planned.out / LOCK_FILE):
                 failed[planned_set.name] = reason

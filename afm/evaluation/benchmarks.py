@@ -144,11 +144,11 @@ class Benchmark:
         """What fetches the data to where a run looks for it."""
         source, only = (self.choice_in, _LIST) if self.choice_in else (_LIST, self.name)
         raw = place.parent.parent / "raw" if self.prepared else place.parent
-        fetch = f"afm data download {source} --out {raw} --only {only}"
+        fetch = f"afm data download {source} --output-dir {raw} --only {only}"
         if not self.prepared:
             return (fetch,)
         out = place.parent.parent if self.choice_in else place.parent
-        return fetch, f"afm data prepare published {source} --data {raw} --out {out} --only {only}"
+        return fetch, f"afm data prepare published {source} --data {raw} --output-dir {out} --only {only}"
 
     def missing(self, place: Path) -> DataError:
         """What to say when there is no data."""

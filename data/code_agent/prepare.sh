@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes the training files of the code and math agent from what download.py fetched, or AFM's own download script: sft/code_agent_sft.json with its
 # dataset_info.json, rl/train.parquet and rl/val.parquet. What is made already stays.
-# Usage: data/code_agent/prepare.sh [--data data/code_agent/raw] [--out data/code_agent] [--only SET] [--all] [--dry-run]
+# Usage: data/code_agent/prepare.sh [--data data/code_agent/raw] [--output-dir data/code_agent] [--only SET] [--all] [--dry-run]
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
-exec afm data prepare published "$root/configs/data/code_agent.yaml" --data "$root/data/code_agent/raw" --out "$root/data/code_agent" "$@"
+exec afm data prepare published "$root/configs/data/code_agent.yaml" --data "$root/data/code_agent/raw" --output-dir "$root/data/code_agent" "$@"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes the training files of the multi-hop QA agent from what download.py fetched, or AFM's own download script: sft/mhqa_agent_sft.json with its
 # dataset_info.json, rl/train.parquet and rl/val.parquet. What is made already stays.
-# Usage: data/mhqa_agent/prepare.sh [--data data/mhqa_agent/raw] [--out data/mhqa_agent] [--only SET] [--all] [--dry-run]
+# Usage: data/mhqa_agent/prepare.sh [--data data/mhqa_agent/raw] [--output-dir data/mhqa_agent] [--only SET] [--all] [--dry-run]
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
-exec afm data prepare published "$root/configs/data/mhqa_agent.yaml" --data "$root/data/mhqa_agent/raw" --out "$root/data/mhqa_agent" "$@"
+exec afm data prepare published "$root/configs/data/mhqa_agent.yaml" --data "$root/data/mhqa_agent/raw" --output-dir "$root/data/mhqa_agent" "$@"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes the training files of the web agent from what download.py fetched, or AFM's own download script: sft/web_agent_sft.json with its
 # dataset_info.json, rl/train.parquet and rl/val.parquet. What is made already stays.
-# Usage: data/web_agent/prepare.sh [--data data/web_agent/raw] [--out data/web_agent] [--only SET] [--all] [--dry-run]
+# Usage: data/web_agent/prepare.sh [--data data/web_agent/raw] [--output-dir data/web_agent] [--only SET] [--all] [--dry-run]
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
-exec afm data prepare published "$root/configs/data/web_agent.yaml" --data "$root/data/web_agent/raw" --out "$root/data/web_agent" "$@"
+exec afm data prepare published "$root/configs/data/web_agent.yaml" --data "$root/data/web_agent/raw" --output-dir "$root/data/web_agent" "$@"

@@ -26,7 +26,7 @@ def test_from_a_world_to_training_files(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     folder = tmp_path / "with blanks"
 
-    said = run("world", "--out", folder / "world", "--train", 12, "--rl", 8, "--heldout", 4)
+    said = run("world", "--output-dir", folder / "world", "--train", 12, "--rl", 8, "--heldout", 4)
     assert f"{folder}/world/heldout.jsonl: 4 problems" in said
 
     said = run("distill", folder / "world/train.jsonl", "--output-dir", folder / "distill", "--seed", 1)
@@ -39,7 +39,7 @@ def test_from_a_world_to_training_files(tmp_path, monkeypatch):
         record.id for record in kept
     ]
 
-    run("prepare", "sft", folder / "good/kept.jsonl", "--out", folder / "sft")
+    run("prepare", "sft", folder / "good/kept.jsonl", "--output-dir", folder / "sft")
     assert [row["output"] for row in json.loads((folder / "sft/math_agent_sft.json").read_text())] == [
         record.text for record in kept
     ]
@@ -52,7 +52,7 @@ def test_from_a_world_to_training_files(tmp_path, monkeypatch):
 def test_the_first_distillation_of_the_docs_reads_every_question_of_a_default_world(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     world, tools = tmp_path / "world", ROOT / "configs/tools/wiki_rag.yaml"
-    run("world", "--kind", "wiki", "--out", world, "--train", 40, "--rl", 8, "--heldout", 4)
+    run("world", "--kind", "wiki", "--output-dir", world, "--train", 40, "--rl", 8, "--heldout", 4)
     build = [sys.executable, "-m", "tool_servers.wiki_search.build", world / "corpus.jsonl"]
     subprocess.run([*build, "--out", tmp_path / "index"], check=True, capture_output=True)
 
@@ -67,9 +67,20 @@ def test_the_first_distillation_of_the_docs_reads_every_question_of_a_default_wo
 
 def test_a_world_has_the_shapes_that_are_asked_for(tmp_path):
     sizes = ("--train", 8, "--rl", 4, "--heldout", 4)
-    run("world", "--kind", "wiki", "--out", tmp_path, "--shapes", "comparison,chain", "--hops", "2", *sizes)
+    run(
+        "world",
+        "--kind",
+        "wiki",
+        "--output-dir",
+        tmp_path,
+        "--shapes",
+        "comparison,chain",
+        "--hops",
+        "2",
+        *sizes,
+    )
 
     shapes = {json.loads(line)["extra_info"]["shape"] for line in (tmp_path / "train.jsonl").open()}
     assert shapes == {"chain", "comparison"}
     with pytest.raises(UsageError, match="--shapes 'chains': expected chain, comparison or intersection"):
-        run("world", "--kind", "wiki", "--out", tmp_path, "--shapes", "chains")
+        run("world", "--kind", "wiki", "--output-dir", tmp_path, "--shapes", "chains")

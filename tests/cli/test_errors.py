@@ -25,7 +25,7 @@ def last_line(afm):
 
 def test_a_process_ends_with_the_status_of_its_error():
     words = [sys.executable, "-m", "afm.cli.main", "data", "world"]
-    done = subprocess.run([*words, "--out", "/dev/null/x"], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([*words, "--output-dir", "/dev/null/x"], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (1, "error: /dev/null/x: Not a directory\n")
     done = subprocess.run([*words, "--pages", "x"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
@@ -75,7 +75,9 @@ def test_nothing_to_do_is_not_success(last_line, tmp_path, words):
 def test_a_data_set_stays_in_its_folder(last_line, tmp_path, tasks):
     assert last_line("data", "distill", tasks, "--output-dir", tmp_path / "d")[0] == 0
     rows = tmp_path / "d/trajectories.jsonl"
-    status, said = last_line("data", "prepare", "sft", rows, "--out", tmp_path / "s", "--name", "../evil")
+    status, said = last_line(
+        "data", "prepare", "sft", rows, "--output-dir", tmp_path / "s", "--name", "../evil"
+    )
     assert (status, "without a folder" in said) == (1, True)
     assert not (tmp_path / "evil.json").exists()
 

@@ -123,7 +123,7 @@ def prepare(folder: Path, spec: AgentSpec, text: str, *more: str) -> Result:
         lines.append(record.model_dump_json())
     (folder / "records.jsonl").write_text("\n\n".join(lines) + "\n")
     words = ["prepare", "sft", str(folder / "records.jsonl"), "--agent", str(folder / "any.yaml")]
-    return CliRunner().invoke(data, [*words, "--out", str(folder / "sft"), "--name", "x", *more])
+    return CliRunner().invoke(data, [*words, "--output-dir", str(folder / "sft"), "--name", "x", *more])
 
 
 def test_the_class_in_the_tools_file_reads_the_calls(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def command(hub_environment, sets, tmp_path):
 
     def run(*options, status=0, **variables):
         words = [sys.executable, "-m", "afm.cli.main", "data", "download", str(sets)]
-        words += ["--out", str(tmp_path / "a folder"), *options]
+        words += ["--output-dir", str(tmp_path / "a folder"), *options]
         environment = hub_environment | variables
         done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, cwd=ROOT)
         told = done.stdout + done.stderr
@@ -79,7 +79,7 @@ def download(hub_here, sets, tmp_path):
     """Runs the command in this process; returns what it said."""
 
     def run(*options, status=0):
-        words = ["download", str(sets), "--out", str(tmp_path / "a folder"), *options]
+        words = ["download", str(sets), "--output-dir", str(tmp_path / "a folder"), *options]
         result = CliRunner().invoke(app, words)
         told = result.output + (str(result.exception) if isinstance(result.exception, AfmError) else "")
         assert (result.exit_code, isinstance(result.exception, AfmError)) == (status, status == 1), told
@@ -302,7 +302,8 @@ def test_a_disk_that_is_too_small_is_told_before_the_download(hub, download):
     hub.described = enormous
     told = download("--only", "large", status=1)
     assert (
-        "GiB free, 921600.0 GiB to fetch; choose another disk with --out, or fewer sets with --only" in told
+        "GiB free, 921600.0 GiB to fetch; choose another disk with --output-dir, or fewer sets with --only"
+        in told
     )
     assert hub.sent == []
 
@@ -349,8 +350,8 @@ def test_the_scripts_fetch_and_prepare_the_published_sets(hub, hub_environment, 
     only = ["--only", "web_agent_sft", "--only", "web_agent_rl"]
     environment = hub_environment | {"PATH": f"{Path(sys.executable).parent}:{hub_environment['PATH']}"}
     for words in (
-        [sys.executable, scripts / "download.py", "--out", data, *only],
-        [scripts / "prepare.sh", "--data", data, "--out", out, *only],
+        [sys.executable, scripts / "download.py", "--output-dir", data, *only],
+        [scripts / "prepare.sh", "--data", data, "--output-dir", out, *only],
     ):
         done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=tmp_path)
         assert done.returncode == 0, done.stderr

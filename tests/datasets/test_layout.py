@@ -78,7 +78,7 @@ def prepare(tmp_path):
 
     def run(*options, status=0):
         words = ["prepare", "published", str(tmp_path / "sets.yaml"), "--data", str(tmp_path / "raw")]
-        result = CliRunner().invoke(app, [*words, "--out", str(tmp_path), *options])
+        result = CliRunner().invoke(app, [*words, "--output-dir", str(tmp_path), *options])
         told = result.output + (str(result.exception) if isinstance(result.exception, AfmError) else "")
         assert result.exit_code == status, told
         return told

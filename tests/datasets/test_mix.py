@@ -77,7 +77,7 @@ def sets(tmp_path):
 
 
 def test_one_command_makes_a_file_of_several_agents(sets, data, tmp_path):
-    words = ["prepare", "mix", str(sets), "train", "--data", str(data), "--out", str(tmp_path / "rl")]
+    words = ["prepare", "mix", str(sets), "train", "--data", str(data), "--output-dir", str(tmp_path / "rl")]
     dry = CliRunner().invoke(app, [*words, "--dry-run"])
     assert "sums: 1 files by reader math_problem, made into rl" in dry.output
     assert not (tmp_path / "rl").exists()
@@ -160,7 +160,7 @@ def test_rows_are_held_out_of_every_part(sets, data, tmp_path):
 def test_rows_ask_with_the_prompts_that_the_mix_names(sets, data, tmp_path):
     text = sets.read_text().replace("train: {", "train: {prompts: {math: prompts/sums.txt}, ")
     sets.write_text(text)
-    words = ["prepare", "mix", str(sets), "train", "--data", str(data), "--out", str(tmp_path / "rl")]
+    words = ["prepare", "mix", str(sets), "train", "--data", str(data), "--output-dir", str(tmp_path / "rl")]
     missing = CliRunner().invoke(app, words)
     assert missing.exit_code != 0
     assert f"{data}/prompts/sums.txt" in str(missing.exception)

@@ -60,23 +60,25 @@ def afm(*words):
 
 
 def failure(sets, folder):
-    done = afm("download", sets, "--out", folder)
+    done = afm("download", sets, "--output-dir", folder)
     assert isinstance(done.exception, AfmError), done.output
     return str(done.exception)
 
 
 def test_prompts_of_a_commit_on_github_become_texts(hub, sets, tmp_path):
     data = tmp_path / "raw"
-    told = afm("download", sets, "--out", data)
+    told = afm("download", sets, "--output-dir", data)
     assert told.exit_code == 0, told.exception
     assert f"prompts: own/agents at {COMMIT[:12]} (pinned), 1 files" in told.output
     assert [names & {"authorization"} for _, names in hub.header_names] == [set()]
-    dry = afm("prepare", "published", sets, "--data", data, "--out", tmp_path / "out", "--dry-run")
+    dry = afm("prepare", "published", sets, "--data", data, "--output-dir", tmp_path / "out", "--dry-run")
     assert f"prompts: 3 prompts, made into {data}/prompts" in dry.output.replace("\n", "")
     assert not (data / "prompts/ask.txt").exists()
-    nothing = afm("prepare", "published", sets, "--data", tmp_path, "--out", tmp_path / "out", "--dry-run")
+    nothing = afm(
+        "prepare", "published", sets, "--data", tmp_path, "--output-dir", tmp_path / "out", "--dry-run"
+    )
     assert "no such file; `afm data download` fetches it" in str(nothing.exception)
-    done = afm("prepare", "published", sets, "--data", data, "--out", tmp_path / "out")
+    done = afm("prepare", "published", sets, "--data", data, "--output-dir", tmp_path / "out")
     assert done.exit_code == 0, done.exception
     texts = {path.stem: path.read_text() for path in (data / "prompts").glob("*.txt")}
     assert texts == {
@@ -85,7 +87,7 @@ def test_prompts_of_a_commit_on_github_become_texts(hub, sets, tmp_path):
         "judge": 'Is {answer} right for {question}? {{"ok": true}}\n',
     }
     asked = len(hub.asked)
-    assert "nothing to fetch" in afm("download", sets, "--out", data).output
+    assert "nothing to fetch" in afm("download", sets, "--output-dir", data).output
     assert len(hub.asked) == asked
 
 

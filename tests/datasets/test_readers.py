@@ -534,7 +534,7 @@ def test_what_is_not_downloaded_is_told_before_anything_is_made(sample, tmp_path
     sample("afm_sft.jsonl").rename(data / "mhqa_agent_sft/rows.jsonl")
 
     def prepare(*words):
-        start = ["prepare", "published", "mhqa_agent", "--data", str(data), "--out", str(out)]
+        start = ["prepare", "published", "mhqa_agent", "--data", str(data), "--output-dir", str(out)]
         only = [word for name in ("sft", "rl") for word in ("--only", f"mhqa_agent_{name}")]
         return CliRunner().invoke(app, [*start, *only, *words])
 

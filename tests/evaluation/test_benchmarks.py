@@ -160,8 +160,8 @@ def test_every_published_benchmark_has_its_settings_and_a_cpu_twin() -> None:
             (
                 name,
                 (
-                    f"afm data download benchmarks --out data/{agent}_agent/raw --only {name}",
-                    f"--data data/{agent}_agent/raw --out data/{agent}_agent/eval --only {name}",
+                    f"afm data download benchmarks --output-dir data/{agent}_agent/raw --only {name}",
+                    f"--data data/{agent}_agent/raw --output-dir data/{agent}_agent/eval --only {name}",
                 ),
             )
             for name, agent in (("webwalker", "web"), ("hotpotqa", "mhqa"), ("codecontests", "code"))
@@ -172,8 +172,8 @@ def test_every_published_benchmark_has_its_settings_and_a_cpu_twin() -> None:
                 name,
                 (
                     f"Fetch it from AFM, which asks {count} of its questions",
-                    "afm data download web_agent --out data/web_agent/raw --only benchmarks\n",
-                    "web_agent --data data/web_agent/raw --out data/web_agent --only benchmarks\n",
+                    "afm data download web_agent --output-dir data/web_agent/raw --only benchmarks\n",
+                    "web_agent --data data/web_agent/raw --output-dir data/web_agent --only benchmarks\n",
                 ),
             )
             for name, count in (("gaia", 103), ("hle", 500))

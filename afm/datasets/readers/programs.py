@@ -231,7 +231,7 @@ def owners_files(places: Sequence[Path]) -> list[Path]:
     if not files:
         raise DataError(
             "holds no file of LiveCodeBench; expected test.jsonl, test2.jsonl .. of livecodebench/code_generation_lite: "
-            "afm data download benchmarks --out downloads/benchmarks --only livecodebench_v5",
+            "afm data download benchmarks --output-dir downloads/benchmarks --only livecodebench_v5",
             path=", ".join(map(str, places)),
         )
     return files
