@@ -179,52 +179,38 @@ def test_an_answer_that_calls_something_or_breaks_the_format_is_refused(answer, 
         SampleMaker(MATH).of_question(GeneralQuestion("g", "Q?", answer))
 
 
-def test_the_way_to_a_direct_answer_goes_around_tools():
-    roles = {
-        "seek": {"kind": "tool", "tool": "seek"},
-        "seen": {"kind": "observation"},
-        "say": {"kind": "answer"},
-    }
-    roles |= {"muse": {}, "weigh": {}}
-    ways = {"start": ["seek", "muse"], "seek": ["say"], "muse": ["muse", "weigh"], "weigh": ["say"]}
-    assert SampleMaker(AgentSpec(name="slow", roles=roles, transitions=ways)).direct_way == (
-        "muse",
-        "weigh",
-        "say",
-    )
-    ways = {"start": ["seek", "muse"], "seek": ["say"], "muse": ["seek"], "weigh": ["say"]}
-    assert SampleMaker(AgentSpec(name="bound", roles=roles, transitions=ways)).direct_way == ()
+SAY = {
+    "seek": {"kind": "tool", "tool": "seek"},
+    "seen": {"kind": "observation"},
+    "say": {"kind": "answer"},
+}
+
+
+@pytest.mark.parametrize(("muse", "way"), [(["muse", "weigh"], ("muse", "weigh", "say")), (["seek"], ())])
+def test_the_way_to_a_direct_answer_goes_around_tools(muse, way):
+    ways = {"start": ["seek", "muse"], "seek": ["say"], "muse": muse, "weigh": ["say"]}
+    spec = AgentSpec(name="slow", roles=SAY | {"muse": {}, "weigh": {}}, transitions=ways)
+    assert SampleMaker(spec).direct_way == way
 
 
 def test_an_agent_without_thoughts_just_answers():
-    roles = {
-        "seek": {"kind": "tool", "tool": "seek"},
-        "seen": {"kind": "observation"},
-        "say": {"kind": "answer"},
-    }
-    spec = AgentSpec(name="terse", roles=roles, transitions={"start": ["seek", "say"], "seek": ["say"]})
-    segments = (
-        ("<seek>x</seek>", "agent"),
-        ("\n<seen>\ny\n</seen>\n", "environment"),
-        ("<say>y</say>", "agent"),
-    )
+    spec = AgentSpec(name="terse", roles=SAY, transitions={"start": ["seek", "say"], "seek": ["say"]})
+    seen = ("\n<seen>\ny\n</seen>\n", "environment")
+    segments = (("<seek>x</seek>", "agent"), seen, ("<say>y</say>", "agent"))
     made = by_kind(SampleMaker(spec).of_record(record(segments, agent="terse")))
     assert made[NegativeKind.ABSENT_NEEDED].output == "<say>y</say>"
 
 
+def spoken(*contents, roles=("user", "assistant", "user")):
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+
+
 def test_general_rows_are_questions_with_answers_or_chat_messages():
-    assert general_question({"question": "Q", "answer": ["A", "B"]}, default_id="7") == GeneralQuestion(
-        "7", "Q", "A"
-    )
-    messages = [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": [{"type": "text", "text": "Q"}]},
-        {"role": "assistant", "content": "A"},
-        {"role": "user", "content": "more"},
-    ]
-    assert general_question({"id": 5, "messages": messages}, default_id="7") == GeneralQuestion(
-        "5", "Q", "A", "S"
-    )
+    row = {"question": "Q", "answer": ["A", "B"]}
+    assert general_question(row, default_id="7") == GeneralQuestion("7", "Q", "A")
+    system = {"role": "system", "content": "S"}
+    row = {"id": 5, "messages": [system, *spoken([{"type": "text", "text": "Q"}], "A", "more")]}
+    assert general_question(row, default_id="7") == GeneralQuestion("5", "Q", "A", "S")
 
 
 @pytest.mark.parametrize(
@@ -234,14 +220,9 @@ def test_general_rows_are_questions_with_answers_or_chat_messages():
         ({"question": "Q"}, "answer: got 'None', expected a text"),
         ({"question": " ", "answer": "A"}, "question: got ' ', expected a text that is not empty"),
         ({"messages": "hi"}, "expected a list of messages"),
-        ({"messages": [{"role": "assistant", "content": "A"}]}, "expected user, then assistant"),
+        ({"messages": spoken("A", roles=["assistant"])}, "expected user, then assistant"),
         (
-            {
-                "messages": [
-                    {"role": "user", "content": "Q"},
-                    {"role": "assistant", "content": "", "tool_calls": [{}]},
-                ]
-            },
+            {"messages": [*spoken("Q"), {"role": "assistant", "content": "", "tool_calls": [{}]}]},
             "the first reply calls a tool",
         ),
     ],

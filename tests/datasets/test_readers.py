@@ -35,26 +35,11 @@ from afm.trajectory.types import Author, Segment
 
 SAMPLES = Path(__file__).parent / "samples"
 ROOT = Path(__file__).parents[2]
-PARQUET = {
-    "nq_open",
-    "trivia_qa",
-    "hotpot_qa",
-    "2wiki",
-    "bamboogle",
-    "code_contests",
-    "codeforces",
-    "skywork_math",
-    "skywork_code",
-    "dapo_math",
-    "retool_sft",
-    "aime_2024",
-    "amc23",
-    "olympiadbench",
-    "gaia_metadata",
-    "hle",
-    "browse_comp",
+TEXT_FILES = {
+    *("musique_ans_v1.0_dev", "popqa_test", "flashrag_nq_test", "livecodebench_test", "math500"),
+    *("agent_flan", "afm_sft", "afm_rl"),
 }
-"""Sets whose originals are parquet files."""
+"""Sets whose originals are no parquet files."""
 
 
 def packed(cases):
@@ -67,7 +52,7 @@ def sample(tmp_path):
 
     def find(name):
         source = SAMPLES / name
-        if source.stem in PARQUET:
+        if source.stem not in TEXT_FILES:
             rows = [json.loads(line) for line in source.read_text().splitlines()]
             path = tmp_path / f"{source.stem}.parquet"
             pq.write_table(pa.Table.from_pylist(rows), path)
@@ -95,94 +80,81 @@ def read(path, reader, tmp_path, **options):
 
 
 QA = [
-    (
-        "nq_open.jsonl",
-        "nq",
-        ("set-1", "who built the first lighthouse of port almar", ["Ines Marr", "I. Marr"], {}),
-        [
-            (2, "`question`: expected a text that is not empty, got ''"),
-            (3, "`answer`: expected at least one answer, got []"),
-        ],
-    ),
+    ("nq_open.jsonl", "nq", "set-1", "who built it", ["Ines Marr", "I. Marr"], {}),
     (
         "trivia_qa.jsonl",
         "triviaqa",
-        (
-            "tc_7",
-            "Which river runs through Almar?",
-            ["Orr", "River Orr", "Orr (river)"],
-            {"question_source": "http://quiz.example/"},
-        ),
-        [(2, "`answer`: expected at least one answer")],
+        "tc_7",
+        "Which river?",
+        ["Orr", "River Orr", "Orr (river)"],
+        {"question_source": "http://quiz.example/"},
     ),
     (
         "hotpot_qa.jsonl",
         "hotpotqa",
-        (
-            "5a7a0693",
-            "In which town was the architect of the Almar lighthouse born?",
-            ["Veld"],
-            {"type": "bridge", "level": "medium"},
-        ),
-        [(2, "`answer`: expected at least one answer, got None")],
+        "5a7a0693",
+        "In which town?",
+        ["Veld"],
+        {"type": "bridge", "level": "medium"},
     ),
     (
         "2wiki.jsonl",
         "2wikimultihopqa",
-        (
-            "13f5ad2c",
-            "Who is the mother of the architect of the Almar lighthouse?",
-            ["Oda Marr"],
-            {"type": "compositional"},
-        ),
-        [(2, "`question`: expected a text that is not empty, got '  '")],
+        "13f5ad2c",
+        "Who is her mother?",
+        ["Oda Marr"],
+        {"type": "compositional"},
     ),
     (
         "musique_ans_v1.0_dev.jsonl",
         "musique",
-        (
-            "2hop__1_2",
-            "On which river lies the town with the oldest lighthouse?",
-            ["Orr", "River Orr"],
-            {"hops": 2},
-        ),
-        [(2, "`answerable` is false")],
+        "2hop__1_2",
+        "On which river?",
+        ["Orr", "River Orr"],
+        {"hops": 2},
     ),
-    (
-        "bamboogle.jsonl",
-        "bamboogle",
-        ("set-1", "Who ruled Almar when its bridge opened?", ["Queen Sel"], {}),
-        [(2, "`Answer`: expected at least one answer, got None")],
-    ),
+    ("bamboogle.jsonl", "bamboogle", "set-1", "Who ruled?", ["Queen Sel"], {}),
     (
         "popqa_test.tsv",
         "popqa",
-        ("4222362", "What is Ines Marr's occupation?", ["architect", "builder"], {"prop": "occupation"}),
-        [
-            (3, "`possible_answers`: expected a JSON list, got 'poet'"),
-            (4, "expected 17 fields, as in the first line"),
-        ],
+        "4222362",
+        "What is her job?",
+        ["architect", "builder"],
+        {"prop": "occupation"},
     ),
-    (
-        "flashrag_nq_test.jsonl",
-        "flashrag",
-        ("set-1", "who wrote the song of almar", ["Sel Orr"], {"published_id": "test_0"}),
-        [(2, "`golden_answers`: expected at least one answer, got []")],
-    ),
+    ("flashrag_nq_test.jsonl", "flashrag", "set-1", "who wrote it", ["Sel Orr"], {"published_id": "test_0"}),
 ]
+NO_ANSWER, NO_QUESTION = (
+    "`answer`: expected at least one answer",
+    "`question`: expected a text that is not empty",
+)
+REFUSED = {
+    "nq": {2: f"{NO_QUESTION}, got ''", 3: f"{NO_ANSWER}, got []"},
+    "triviaqa": {2: NO_ANSWER},
+    "hotpotqa": {2: f"{NO_ANSWER}, got None"},
+    "2wikimultihopqa": {2: f"{NO_QUESTION}, got '  '"},
+    "musique": {2: "`answerable` is false"},
+    "bamboogle": {2: "`Answer`: expected at least one answer, got None"},
+    "popqa": {
+        3: "`possible_answers`: expected a JSON list, got 'poet'",
+        4: "expected 17 fields, as in the first line",
+    },
+    "flashrag": {2: "`golden_answers`: expected at least one answer, got []"},
+}
+"""Reasons for which rows of these samples are refused, by line."""
 
 
-@pytest.mark.parametrize(("name", "reader", "expected", "refused"), QA, ids=[row[1] for row in QA])
-def test_question_sets(name, reader, expected, refused, sample, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "reader", "identity", "question", "gold", "extra"), QA, ids=[row[1] for row in QA]
+)
+def test_question_sets(name, reader, identity, question, gold, extra, sample, tmp_path):
     source = READERS[reader].data_source or "nq"
     [task], bad, _ = read(sample(name), reader, tmp_path, data_source=source)
-    identity, question, gold, extra = expected
     assert task == Task(
         id=identity, question=question, ground_truth=gold, data_source=source, extra_info=extra
     )
-    assert [line for line, _ in bad] == [line for line, _ in refused]
-    for (_, told), (_, wanted) in zip(bad, refused, strict=True):
-        assert wanted in told
+    assert [line for line, _ in bad] == list(REFUSED[reader])
+    assert all(REFUSED[reader][line] in reason for line, reason in bad)
 
 
 def test_livecodebench_keeps_packed_tests_and_names_the_function(sample, tmp_path):
@@ -302,31 +274,26 @@ def test_gsm8k_is_asked_for_the_number_behind_its_solution(last, gold, tmp_path)
 
 
 def test_another_source_keeps_its_text_with_number_signs(tmp_path):
-    path = tmp_path / "notes.jsonl"
-    path.write_text(json.dumps({"question": "q", "answer": "Heading\n#### 4", "data_source": "search"}))
-    assert next(read_tasks(path)).ground_truth == "Heading\n#### 4"
+    (tmp_path / "notes.jsonl").write_text(json.dumps({"question": "q", "answer": "Heading\n#### 4"}))
+    assert next(read_tasks(tmp_path / "notes.jsonl", data_source="search")).ground_truth == "Heading\n#### 4"
+
+
+@pytest.mark.parametrize("source", ["gsm8k", "math"])
+def test_plain_rows_with_worked_solutions_are_asked_for_the_number_behind_them(source, tmp_path):
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"question": "q", "answer": SOLUTION + "1,182"}))
+    run(tmp_path / "mine.jsonl", "-o", tmp_path / "tasks.jsonl", "--data-source", source)
+    assert json.loads((tmp_path / "tasks.jsonl").read_text())["ground_truth"] == "1182"
 
 
 async def test_right_answers_to_published_gsm8k_rows_score(shared):
     spec, reward = load_agent("math"), load_reward({"formula": "correct"})
-    tasks = list(islice(read_benchmark(shared("data/gsm8k/test.jsonl"), reader="gsm8k"), 150))
-    try:
-        verdicts = [
-            await reward.score(
-                Sample(
-                    spec=spec,
-                    data_source=task.data_source,
-                    question=task.question,
-                    segments=(Segment(Author.AGENT, f"<answer>\\boxed{{{task.ground_truth}}}</answer>"),),
-                    ground_truth=task.ground_truth,
-                    extra_info={},
-                )
-            )
-            for task in tasks
-        ]
-    finally:
-        await reward.close()
-    assert [verdict.score for verdict in verdicts] == [1.0] * 150
+    scores = []
+    for task in islice(read_benchmark(shared("data/gsm8k/test.jsonl"), reader="gsm8k"), 150):
+        said = (Segment(Author.AGENT, f"<answer>\\boxed{{{task.ground_truth}}}</answer>"),)
+        sample = Sample(spec, task.data_source, task.question, said, task.ground_truth)
+        scores.append((await reward.score(sample)).score)
+    await reward.close()
+    assert scores == [1.0] * 150
 
 
 def test_what_is_published_encrypted_is_read_but_never_written(sample, tmp_path):
@@ -349,22 +316,9 @@ def test_what_is_published_encrypted_is_read_but_never_written(sample, tmp_path)
 
 
 GAIA = {"task_id": "t1", "Question": " How many? ", "Level": "2", "Final answer": "17", "file_name": ""}
-OF_AFM = {
-    "id": 1,
-    "task_id": "t1",
-    "question": "How many?",
-    "answer": "17",
-    "Level": 2,
-    "Annotator_Metadata": {},
-}
-OF_SEARCHER = {
-    "id": 1,
-    "task_id": "t1",
-    "Question": "How many?",
-    "answer": ["17"],
-    "Level": 2,
-    "source": "gaia",
-}
+SHARED = {"id": 1, "task_id": "t1", "Level": 2}
+OF_AFM = SHARED | {"question": "How many?", "answer": "17", "Annotator_Metadata": {}}
+OF_SEARCHER = SHARED | {"Question": "How many?", "answer": ["17"], "source": "gaia"}
 
 
 @pytest.mark.parametrize("row", [GAIA, OF_AFM, OF_SEARCHER], ids=["owner", "afm", "simple_deep_searcher"])
@@ -399,19 +353,15 @@ def test_dapo_rows_lose_their_wrapping_and_their_repetitions(sample, tmp_path):
 
 def test_conversations_say_what_is_trained_on(sample, tmp_path):
     [retool], bad, _ = read(sample("retool_sft.jsonl"), "retool", tmp_path)
-    assert [(one.role, one.loss) for one in retool.messages] == [
-        ("user", False),
-        ("assistant", True),
-        ("tool", False),
-        ("assistant", True),
-    ]
+    roles = [(turn.role, turn.loss) for turn in retool.messages]
+    assert roles == [("user", False), ("assistant", True), ("tool", False), ("assistant", True)]
     assert retool.messages[2].content == "42"
     assert retool.messages[1].content.endswith("print(6*7)\n```\n</code>")
     assert retool.messages[3].content.startswith("So it is 42.")
     assert "<interpreter> block is never closed" in bad[0][1]
 
     [flan], bad, _ = read(sample("agent_flan.jsonl"), "agent_flan", tmp_path)
-    assert (flan.id, [one.loss for one in flan.messages]) == ("react_1", [False, False, True])
+    assert (flan.id, [turn.loss for turn in flan.messages]) == ("react_1", [False, False, True])
     assert "no turn has loss = true" in bad[0][1]
 
 
@@ -426,13 +376,8 @@ def test_an_index_that_stands_twice_becomes_unique(sample, tmp_path):
 def test_alpaca_rows_and_their_entry(sample, tmp_path):
     step = Preparation(reader="afm_sft", into=Product.SFT)
     prepared = make("web_agent_sft", step, [sample("afm_sft.jsonl")], tmp_path / "out")
-    [row] = json.loads(prepared.path.read_text())
-    assert row == {
-        "instruction": "Rules.\n\nQuestion: who?",
-        "input": "",
-        "output": "<think>T.</think><answer>a</answer>",
-        "system": "Be brief.",
-    }
+    row = {"instruction": "Rules.\n\nQuestion: who?", "input": "", "system": "Be brief."}
+    assert json.loads(prepared.path.read_text()) == [row | {"output": "<think>T.</think><answer>a</answer>"}]
     info = json.loads((tmp_path / "out/dataset_info.json").read_text())["web_agent_sft"]
     assert info["columns"]["system"] == "system"
     assert [json.loads(line)["line"] for line in prepared.bad_rows.read_text().splitlines()] == [2]
@@ -465,32 +410,20 @@ def run(*words):
 
 
 def test_the_command_reads_one_file_and_counts_what_it_refuses(sample, tmp_path):
-    out = tmp_path / "out/tasks.jsonl"
-    done = run(sample("popqa_test.tsv"), "--reader", "popqa", "-o", out)
+    popqa, out = sample("popqa_test.tsv"), tmp_path / "out/tasks.jsonl"
+    done = run(popqa, "--reader", "popqa", "-o", out)
     assert done.exit_code == 0, done.output
     assert f"{out}: 1 of 3 rows" in done.output
     assert "refused: 1 expected 17 fields, as in the first line" in done.output
-    assert [task.id for task in read_tasks(out)] == ["4222362"]
-    strict = run(sample("popqa_test.tsv"), "--reader", "popqa", "-o", out, "--on-bad-rows", "error")
+    strict = run(popqa, "--reader", "popqa", "-o", out, "--on-bad-rows", "error")
     assert "popqa_test.tsv:3: `possible_answers`" in str(strict.exception)
     assert [task.id for task in read_tasks(out)] == ["4222362"]
-    wrong = run(sample("popqa_test.tsv"), "--reader", "popga", "-o", out)
-    assert "did you mean 'popqa'" in str(wrong.exception)
-    other = run(sample("popqa_test.tsv"), "--reader", "nq", "-o", tmp_path / "none.jsonl")
-    assert "no row of" in str(other.exception)
+    assert "did you mean 'popqa'" in str(run(popqa, "--reader", "popga", "-o", out).exception)
+    assert "no row of" in str(run(popqa, "--reader", "nq", "-o", tmp_path / "none.jsonl").exception)
     assert not (tmp_path / "none.jsonl").exists()
     chat = run(sample("agent_flan.jsonl"), "--reader", "agent_flan", "-o", tmp_path / "chat.jsonl")
     assert chat.exit_code == 0, chat.output
     assert json.loads((tmp_path / "chat.jsonl").read_text())["messages"][2]["loss"] is True
-
-
-@pytest.mark.parametrize("source", ["gsm8k", "math"])
-def test_plain_rows_with_worked_solutions_are_asked_for_the_number_behind_them(source, tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text(json.dumps({"question": "How many boats?", "answer": SOLUTION + "1,182"}))
-    out = tmp_path / "tasks.jsonl"
-    run(path, "-o", out, "--data-source", source)
-    assert [json.loads(line)["ground_truth"] for line in out.open()] == ["1182"]
 
 
 @pytest.mark.parametrize(
@@ -561,8 +494,7 @@ def test_files_that_are_no_tables_at_all_are_errors(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         list(published_rows(tmp_path / "b.jsonl"))
     (tmp_path / "c.jsonl").write_text('{"question": "q", "answer": ["a"]}\n{broken\n[1]\n')
-    made, bad, _ = read(tmp_path / "c.jsonl", "nq", tmp_path)
-    assert len(made) == 1
+    [_], bad, _ = read(tmp_path / "c.jsonl", "nq", tmp_path)
     assert [line for line, _ in bad] == [2, 3]
 
 
@@ -574,21 +506,17 @@ async def test_rewards_read_the_ground_truth_in_every_form(form, tmp_path):
 
     [row] = pq.read_table(tmp_path / "rl.parquet").to_pylist()
     stored = row["reward_model"]["ground_truth"]
-    assert (json.loads(stored) if isinstance(stored, str) else stored) == {
-        GoldForm.TEXT: {"target": ["Ines Marr", "I. Marr"]},
-        GoldForm.QUESTION: {"target": ["Ines Marr", "I. Marr"], "question": "who?"},
-        GoldForm.TARGET: {"target": ["Ines Marr", "I. Marr"]},
-    }[form]
+    question = {"question": "who?"} if form is GoldForm.QUESTION else {}
+    gold = json.loads(stored) if isinstance(stored, str) else stored
+    assert gold == {"target": ["Ines Marr", "I. Marr"]} | question
     assert isinstance(stored, dict) == (form is GoldForm.TARGET)
     assert row["extra_info"]["tools_kwargs"]["wiki_search"]["create_kwargs"]["ground_truth"] == stored
     [back] = read_tasks(tmp_path / "rl.parquet")
+    text = "<think>T.</think>\n<plan>P.</plan>\n<think>T.</think>\n<answer>{}</answer>"
     for gold in (stored, back.ground_truth):
-        scores = []
-        for answer in ("I. Marr", "Oda Marr"):
-            text = f"<think>T.</think>\n<plan>P.</plan>\n<think>T.</think>\n<answer>{answer}</answer>"
-            sample = Sample(spec, "nq", "who?", (Segment(Author.AGENT, text),), gold)
-            scores.append((await reward.score(sample)).parts["correct"])
-        assert scores == [1.0, 0.0]
+        for answer, score in (("I. Marr", 1.0), ("Oda Marr", 0.0)):
+            sample = Sample(spec, "nq", "who?", (Segment(Author.AGENT, text.format(answer)),), gold)
+            assert (await reward.score(sample)).parts["correct"] == score
     await reward.close()
 
 

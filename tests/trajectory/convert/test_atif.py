@@ -34,50 +34,29 @@ def record(identity="a"):
     )
 
 
+def call(name, **arguments):
+    return {"tool_call_id": name, "function_name": "wiki_search", "arguments": arguments}
+
+
 def trajectory(version="1.7", **changed):
     """As another framework writes it: hidden reasoning, several parameters, tokens of each step."""
+    results = [{"source_call_id": "c2", "content": "second"}, {"source_call_id": "c1", "content": "first"}]
+    looked_up = {
+        "message": "I look it up.",
+        "reasoning_content": "The encyclopaedia will know.",
+        "tool_calls": [call("c1", query="mill"), call("c2", query="mill", n=2)],
+        "observation": {"results": results},
+        "metrics": {"prompt_tokens": 30, "completion_tokens": 4},
+    }
+    answered = {"message": "1702", "metrics": {"prompt_tokens": 50, "completion_tokens": 1}}
     steps = [
         {"step_id": 1, "source": "system", "message": "You are an agent."},
-        {
-            "step_id": 2,
-            "source": "user",
-            "message": "When was the mill built?",
-            "timestamp": "2026-01-02T03:04:05Z",
-        },
-        {
-            "step_id": 3,
-            "source": "agent",
-            "message": "I look it up.",
-            "reasoning_content": "The encyclopaedia will know.",
-            "tool_calls": [
-                {"tool_call_id": "c1", "function_name": "wiki_search", "arguments": {"query": "mill"}},
-                {
-                    "tool_call_id": "c2",
-                    "function_name": "wiki_search",
-                    "arguments": {"query": "mill", "n": 2},
-                },
-            ],
-            "observation": {
-                "results": [
-                    {"source_call_id": "c2", "content": "second"},
-                    {"source_call_id": "c1", "content": "first"},
-                ]
-            },
-            "metrics": {"prompt_tokens": 30, "completion_tokens": 4},
-        },
-        {
-            "step_id": 4,
-            "source": "agent",
-            "message": "1702",
-            "metrics": {"prompt_tokens": 50, "completion_tokens": 1},
-        },
+        {"step_id": 2, "source": "user", "message": "When?", "timestamp": "2026-01-02T03:04:05Z"},
+        {"step_id": 3, "source": "agent", **looked_up},
+        {"step_id": 4, "source": "agent", **answered},
     ]
-    row = {
-        "schema_version": f"ATIF-v{version}",
-        "session_id": "s1",
-        "agent": {"name": "team", "version": "2", "model_name": "big"},
-        "steps": steps,
-    }
+    agent = {"name": "team", "version": "2", "model_name": "big"}
+    row = {"schema_version": f"ATIF-v{version}", "session_id": "s1", "agent": agent, "steps": steps}
     return row | changed
 
 
@@ -113,7 +92,7 @@ def test_what_others_wrote_becomes_a_trajectory_of_the_agent(version):
     nat.Trajectory.model_validate(row)
     found = read(row, missing_thought="On.")
     assert found.record.kept, found.record.reason
-    assert found.record.question == "When was the mill built?"
+    assert found.record.question == "When?"
     assert found.record.text == (
         "<think>The encyclopaedia will know.\n\nI look it up.</think><wiki_search>mill</wiki_search>"
         "\n<observation>\nfirst\n</observation>\n"
@@ -125,12 +104,9 @@ def test_what_others_wrote_becomes_a_trajectory_of_the_agent(version):
     assert (found.record.id, found.record.model) == ("s1", "big")
     assert (found.record.cost.prompt_tokens, found.record.cost.agent_tokens) == (80, 5)
     assert found.lost == ("steps of the system",)
-
-
-def test_without_a_thought_to_stand_in_the_rules_of_the_agent_refuse_it_with_the_reason():
-    found = read(trajectory()).record
-    assert not found.kept
-    assert found.reason.startswith("format: <wiki_search> at character ")
+    refused = read(row).record
+    assert not refused.kept
+    assert refused.reason.startswith("format: <wiki_search> at character ")
 
 
 def test_steps_of_an_earlier_trajectory_are_left_out_and_pictures_and_subagents_are_told():
@@ -156,9 +132,7 @@ def test_steps_of_an_earlier_trajectory_are_left_out_and_pictures_and_subagents_
 
 def test_results_of_one_call_are_one_observation_in_their_order():
     row = trajectory()
-    results = row["steps"][2]["observation"]["results"]
-    row["steps"][2]["observation"]["results"] = [*results, {"source_call_id": "c1", "content": "more"}]
-    nat.Trajectory.model_validate(row)
+    row["steps"][2]["observation"]["results"].append({"source_call_id": "c1", "content": "more"})
     assert [call.observation for call in read(row).record.calls] == ["first\nmore", "second"]
 
 
@@ -177,11 +151,8 @@ def test_money_and_time_are_carried_over_and_what_has_no_place_is_told():
     found = read(row)
 
     assert found.record.provenance == {"cost_usd": 0.75}
-    assert (found.record.cost.wall_seconds, found.record.cost.tool_calls, found.record.model) == (
-        10,
-        2,
-        "big",
-    )
+    cost = found.record.cost
+    assert (cost.wall_seconds, cost.tool_calls, found.record.model) == (10, 2, "big")
     assert set(found.lost) == {
         "steps of the system",
         *("models of single steps", "'notes' of the trajectory", "'extra' of the trajectory"),
@@ -197,11 +168,8 @@ def test_money_and_time_are_carried_over_and_what_has_no_place_is_told():
 def test_odd_values_where_nothing_depends_on_them_refuse_no_row():
     row = trajectory(extra=5)
     row["agent"] = {"name": "team", "version": "2", "extra": ["a"]}
-    row["final_metrics"] = {
-        "total_prompt_tokens": math.nan,
-        "total_completion_tokens": -3,
-        "total_cost_usd": math.inf,
-    }
+    row["final_metrics"] = {"total_completion_tokens": -3, "total_cost_usd": math.inf}
+    row["final_metrics"]["total_prompt_tokens"] = math.nan
     found = read(row)
     assert found.record.cost.agent_tokens >= 0
     assert "cost_usd" not in found.record.provenance
@@ -221,26 +189,22 @@ def test_money_stands_in_the_final_metrics_and_comes_back():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": "ATIF-v2.0"}, "schema_version: got 'ATIF-v2.0', expected ATIF-v1.0 to ATIF-v1.8"),
-        ({"steps": []}, "steps: expected a list of steps"),
-        (
-            {"steps": [{"step_id": 2, "source": "user", "message": "x"}]},
-            r"steps\[0\]: step_id: got 2, expected 1",
-        ),
-        ({"steps": [{"step_id": 1, "source": "tool", "message": "x"}]}, r"steps\[0\]: source: got 'tool'"),
-        (
-            {"steps": [{"step_id": 1, "source": "user", "message": "x", "timestamp": "noon"}]},
-            r"steps\[0\]: timestamp: got 'noon', expected ISO 8601",
-        ),
-        ({"steps": [{"step_id": 1, "source": "agent", "message": "x"}]}, "none is the user's"),
+        ({"step_id": 2}, r"steps\[0\]: step_id: got 2, expected 1"),
+        ({"source": "tool"}, r"steps\[0\]: source: got 'tool'"),
+        ({"timestamp": "noon"}, r"steps\[0\]: timestamp: got 'noon', expected ISO 8601"),
+        ({"source": "agent"}, "none is the user's"),
     ],
 )
 def test_a_row_that_their_models_refuse_or_that_is_no_conversation_is_refused(change, message):
     with pytest.raises(DataError, match=message):
-        read(trajectory() | change)
+        read(trajectory(steps=[{"step_id": 1, "source": "user", "message": "x"} | change]))
 
 
-def test_a_result_of_no_call_is_refused_by_both():
+def test_a_version_without_steps_or_a_result_of_no_call_is_refused():
+    with pytest.raises(DataError, match=r"schema_version: got 'ATIF-v2.0', expected ATIF-v1.0 to ATIF-v1.8"):
+        read(trajectory("2.0"))
+    with pytest.raises(DataError, match="steps: expected a list of steps"):
+        read(trajectory(steps=[]))
     row = trajectory()
     row["steps"][2]["observation"]["results"][0]["source_call_id"] = "c9"
     with pytest.raises(ValueError, match="c9"):
@@ -249,77 +213,52 @@ def test_a_result_of_no_call_is_refused_by_both():
         read(row)
 
 
-def terminal(calls, results, message="I type."):
-    """A step of a terminal agent between the question and the answer; results are (call, text)."""
+def terminal(calls, results):
+    """A run of a terminal agent with one step between the question and the answer; results are (call, text)."""
     row = trajectory()
     row["steps"][2] = {
         "step_id": 3,
         "source": "agent",
-        "message": message,
-        "tool_calls": [
-            {"tool_call_id": name, "function_name": "wiki_search", "arguments": {"query": name}}
-            for name in calls
-        ],
-        "observation": {"results": [{"source_call_id": call, "content": text} for call, text in results]},
+        "message": "I type.",
+        "tool_calls": [call(name, query=name) for name in calls],
+        "observation": {"results": [{"source_call_id": name, "content": text} for name, text in results]},
     }
     return row
 
 
-def step_text(row):
-    """What the step became, from the first thought to the observation."""
-    nat.Trajectory.model_validate(row)
-    found = read(row, missing_thought="On.").record
-    return found.text.removeprefix("<think>I type.</think>").partition("<think>")[0], found
-
-
-def seen(text):
-    return f"\n<observation>\n{text}\n</observation>\n"
+BOTH = "<wiki_search>a</wiki_search><wiki_search>b</wiki_search>"
 
 
 @pytest.mark.parametrize(
-    ("calls", "results", "text"),
+    ("calls", "results", "shown", "reason"),
     [
-        (["a"], [(None, "x")], f"<wiki_search>a</wiki_search>{seen('x')}"),
-        (["a"], [("a", "x"), (None, "y")], f"<wiki_search>a</wiki_search>{seen('x' + chr(10) + 'y')}"),
+        ("a", [(None, "x")], "<wiki_search>a</wiki_search>|x|", ""),
+        ("a", [("a", "x"), (None, "y")], "<wiki_search>a</wiki_search>|x\ny|", ""),
+        ("", [(None, "$ ls"), (None, "a.txt")], "|$ ls\na.txt|", "<observation> at character 23 "),
+        ("ab", [(None, "x")], f"{BOTH}|x|", "<wiki_search> at character "),
+        ("ab", [(None, "x"), (None, "y")], f"{BOTH}|x\ny|", "<wiki_search> at character "),
+        ("ab", [(None, "")], f"{BOTH}||", "<wiki_search> at character "),
     ],
 )
-def test_a_result_of_a_step_with_one_call_is_that_of_the_call(calls, results, text):
-    shown, found = step_text(terminal(calls, results))
-    assert shown == text
-    assert found.kept, found.reason
-
-
-def test_a_result_of_a_step_without_calls_is_read_and_the_rules_refuse_it():
-    shown, found = step_text(terminal([], [(None, "$ ls"), (None, "a.txt")]))
-    assert shown == seen("$ ls\na.txt")
-    assert not found.kept
-    assert found.reason.startswith("format: <observation> at character 23 ")
-    assert found.calls == ()
-
-
-@pytest.mark.parametrize(
-    ("results", "text"), [([(None, "x")], "x"), ([(None, "x"), (None, "y")], "x\ny"), ([(None, "")], "")]
-)
-def test_results_of_a_step_with_several_calls_are_none_of_theirs(results, text):
-    row = terminal(["a", "b"], results)
+def test_a_result_that_names_no_call_belongs_to_the_only_call_of_its_step(calls, results, shown, reason):
+    row = terminal(calls, results)
     nat.Trajectory.model_validate(row)
-    found = read(row).record
-    calls = "<wiki_search>a</wiki_search><wiki_search>b</wiki_search>"
-    assert found.text.startswith(f"<think>I type.</think>{calls}{seen(text)}")
-    assert not found.kept
-    assert found.reason.startswith("format: <wiki_search> at character ")
-    assert [(call.argument, call.observation) for call in found.calls] == [("a", ""), ("b", "")]
+    found = read(row, missing_thought="" if len(calls) == 2 else "On.").record
+    before, text, after = shown.split("|")
+    assert found.text.startswith(
+        f"<think>I type.</think>{before}\n<observation>\n{text}\n</observation>\n{after}"
+    )
+    assert found.kept is not bool(reason)
+    assert found.reason.startswith(f"format: {reason}" if reason else "")
+    assert [call.observation for call in found.calls] == ([text] if len(calls) == 1 else [""] * len(calls))
 
 
-def test_a_result_of_the_step_is_not_kept_as_that_of_the_one_call_that_has_none():
-    found = read(terminal(["a", "b"], [("a", "x"), (None, "y")]), missing_thought="On.").record
-    assert not found.kept
+def test_a_call_without_a_result_does_not_get_that_of_the_step():
+    found = read(terminal("ab", [("a", "x"), (None, "y")]), missing_thought="On.").record
     assert found.reason == "atif: a result names no call of its step, and several could be meant"
-
-
-def test_a_step_without_a_result_still_refuses_the_row():
+    assert not found.kept
     with pytest.raises(DataError, match="the call of 'wiki_search' has no result"):
-        read(terminal(["a", "b"], [("a", "x")]), missing_thought="On.")
+        read(terminal("ab", [("a", "x")]), missing_thought="On.")
 
 
 def test_version_8_has_recordings():

@@ -30,12 +30,8 @@ def atif(first, last):
         {"step_id": 2, "source": "agent", "tool_calls": [call], "observation": observation, **first},
         {"step_id": 3, "source": "agent", **last},
     ]
-    return {
-        "schema_version": "ATIF-v1.6",
-        "session_id": "s",
-        "agent": {"name": "x", "version": "1"},
-        "steps": steps,
-    }
+    agent = {"name": "x", "version": "1"}
+    return {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": agent, "steps": steps}
 
 
 def spans(first, last):
@@ -59,51 +55,28 @@ def beside(words, hidden, place="content"):
     return {place: words, "reasoning_content": hidden}
 
 
+HIDDEN, ALSO = "I should search.", "The page says so."
+
+
 @pytest.mark.parametrize(
     ("name", "row"),
     [
-        ("openai", openai(beside("", "I should search."), beside("1702", "The page says so."))),
+        ("openai", openai(beside("", HIDDEN), beside("1702", ALSO))),
+        ("openai", openai({"content": None, "reasoning": HIDDEN}, {"content": "1702", "reasoning": ALSO})),
+        ("openai_agents", spans(beside("", HIDDEN), beside("1702", ALSO))),
+        ("atif", atif(beside("", HIDDEN, "message"), beside("1702", ALSO, "message"))),
         (
             "openai",
-            openai(
-                {"content": None, "reasoning": "I should search."},
-                {"content": "1702", "reasoning": "The page says so."},
-            ),
+            openai({"content": f"<think>{HIDDEN}</think>"}, {"content": f"<think>{ALSO}</think>\n1702"}),
         ),
-        ("openai_agents", spans(beside("", "I should search."), beside("1702", "The page says so."))),
-        (
-            "atif",
-            atif(beside("", "I should search.", "message"), beside("1702", "The page says so.", "message")),
-        ),
-        (
-            "openai",
-            openai(
-                {"content": "<think>\nI should search.\n</think>\n\n"},
-                {"content": "<think>\nThe page says so.\n</think>\n\n1702"},
-            ),
-        ),
-        (
-            "atif",
-            atif(
-                {"message": "<think>I should search.</think>"},
-                {"message": "<think>The page says so.</think>1702"},
-            ),
-        ),
-        (
-            "openai",  # the chat template wrote the opening tag
-            openai(
-                {"content": "<Thinking>I should search.</Thinking>"},
-                {"content": "The page says so.</think>1702"},
-            ),
-        ),
+        ("atif", atif({"message": f"<think>{HIDDEN}</think>"}, {"message": f"<think>{ALSO}</think>1702"})),
+        # The chat template wrote the opening tag.
+        ("openai", openai({"content": f"<Thinking>{HIDDEN}</Thinking>"}, {"content": f"{ALSO}</think>1702"})),
     ],
 )
 def test_hidden_reasoning_is_a_thought_of_its_own_and_nothing_stands_in_for_it(name, row):
     found = read(name, row).record
-    assert (
-        found.text.replace("<think>\nI should search.\n</think>\n\n", "<think>I should search.</think>")
-        == EXPECTED
-    )
+    assert found.text == EXPECTED
     assert found.kept, found.reason
 
 

@@ -20,15 +20,17 @@ SPEC = load_agent("mhqa")
 KEEPING = [name for name, entry in FORMATS.items() if entry.writable and entry.kept]
 PAGE = "Doc 1: the mill\n\n  was built in <1702>."
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-WORDS = st.one_of(
-    TEXTS,
-    st.sampled_from(
-        [
-            *("Action: x", "Observation: y\nFinal Answer: z", "<think>", "</answer>", '{"a": 1}'),
-            *("Thought:", "\x00", " \n"),
-        ]
-    ),
-)
+FORMS = [
+    "Action: x",
+    "Observation: y\nFinal Answer: z",
+    "<think>",
+    "</answer>",
+    '{"a": 1}',
+    "Thought:",
+    "\x00",
+    " \n",
+]
+WORDS = st.one_of(TEXTS, st.sampled_from(FORMS))
 NUMBERS = st.integers(0, 10**6)
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBERS | TEXTS, lambda inner: st.lists(inner, max_size=2), max_leaves=4
@@ -103,20 +105,23 @@ def test_every_record_comes_back_as_it_was(name, record):
 
 
 def proper():
-    call = "<think>Look.</think><wiki_search>mill</wiki_search>"
-    calls = (CallRecord(role="wiki_search", tool="wiki_search", argument="mill", observation=PAGE, ok=True),)
+    said = (
+        "<think>Begin.</think><plan>1. Look.</plan><think>Look.</think><wiki_search>mill</wiki_search>",
+        observation_text(PAGE, SPEC, 8000),
+        "<think>Found.</think><answer>1702</answer>",
+    )
+    authors = (Author.AGENT, Author.ENVIRONMENT, Author.AGENT)
+    call = CallRecord(role="wiki_search", tool="wiki_search", argument="mill", observation=PAGE, ok=True)
     return Record(
         id="a",
         agent="mhqa",
         agent_digest=SPEC.digest,
         question="When?",
-        segments=(
-            TextSegment(author="agent", text=f"<think>Begin.</think><plan>1. Look.</plan>{call}"),
-            TextSegment(author="environment", text=observation_text(PAGE, SPEC, 8000)),
-            TextSegment(author="agent", text="<think>Found.</think><answer>1702</answer>"),
+        segments=tuple(
+            TextSegment(author=author, text=text) for author, text in zip(authors, said, strict=True)
         ),
         ground_truth="1702",
-        calls=calls,
+        calls=(call,),
     )
 
 

@@ -97,31 +97,27 @@ def test_a_program_stands_once_behind_its_thought_and_the_last_one_is_the_answer
     assert (found.record.cost.tool_calls, found.record.cost.tool_failures) == (1, 0)
 
 
+DONE = said_code("done.", "final_answer(x)")
+CODE = "x=6*7\nprint(x)"
+
+
 @pytest.mark.parametrize(
     ("said", "last", "options"),
     [
         (
-            "**Thought:** compute.\n```py\nx=6*7\nprint(x)\n```",
+            f"**Thought:** compute.\n```py\n{CODE}\n```",
             "done.\n```py\nfinal_answer(x)\n```",
             {"code_block_tags": "markdown"},
         ),
+        (f"Thought: compute.\nCode:\n```py\n{CODE}\n```<end_code>", DONE, {}),
+        (f"<think>\ncompute.\n</think>\n<code>\n{CODE}\n</code>", DONE, {}),
         (
-            "Thought: compute.\nCode:\n```py\nx=6*7\nprint(x)\n```<end_code>",
-            said_code("done.", "final_answer(x)"),
-            {},
-        ),
-        (
-            "<think>\ncompute.\n</think>\n<code>\nx=6*7\nprint(x)\n</code>",
-            said_code("done.", "final_answer(x)"),
-            {},
-        ),
-        (
-            "compute.\n<run>x=6*7\nprint(x)</run>",
+            f"compute.\n<run>{CODE}</run>",
             "done.\n<run>final_answer(x)</run>",
             {"code_block_tags": ("<run>", "</run>")},
         ),
         (
-            json.dumps({"thought": "compute.", "code": "x=6*7\nprint(x)"}),
+            json.dumps({"thought": "compute.", "code": CODE}),
             json.dumps({"thought": "done.", "code": "final_answer(x)"}),
             {"use_structured_outputs_internally": True},
         ),
@@ -132,20 +128,30 @@ def test_a_program_is_found_in_whatever_marks_it_stands(said, last, options):
     assert found.text == f"{CALCULATED}<think>done.</think><answer>\\boxed{{42}}</answer>"
 
 
-def test_a_last_program_that_calculates_stays_with_its_value_as_its_last_line():
-    found = read_code(programs(said_code("compute.", "x=6*7\nprint(x)\nfinal_answer(x + 0)")))
-    assert found.record.text == (
-        f"<think>compute.</think><code>\n```py\nx=6*7\nprint(x)\nx + 0\n```\n</code>{observed(LOGS + '42')}<answer>\\boxed{{42}}</answer>"
-    )
-    assert found.lost == ("final_answer() around the last value of a program",)
-
-
-def test_an_answer_in_the_middle_of_a_program_is_told():
-    code = "x=6*7\nif x > 1:\n    print(x)\n    final_answer(x)"
+@pytest.mark.parametrize(
+    ("code", "kept", "seen", "lost"),
+    [
+        (
+            f"{CODE}\nfinal_answer(x + 0)",
+            f"{CODE}\nx + 0",
+            f"{LOGS}42",
+            "final_answer() around the last value of a program",
+        ),
+        (
+            f"{CODE}\nif x > 1:\n    final_answer(x)",
+            f"{CODE}\nif x > 1:\n    final_answer(x)",
+            f"{LOGS}42",
+            "what final_answer() in the middle of a program does; it stays there",
+        ),
+    ],
+)
+def test_a_last_program_that_calculates_stays_and_its_answer_follows(code, kept, seen, lost):
     found = read_code(programs(said_code("compute.", code)))
-    assert f"<code>\n```py\n{code}\n```\n</code>" in found.record.text
-    assert found.record.text.endswith("<answer>\\boxed{42}</answer>")
-    assert found.lost == ("what final_answer() in the middle of a program does; it stays there",)
+    assert found.record.text == (
+        f"<think>compute.</think><code>\n```py\n{kept}\n```\n</code>{observed(seen)}"
+        "<answer>\\boxed{42}</answer>"
+    )
+    assert found.lost == (lost,)
 
 
 def test_every_program_is_one_that_the_code_tool_reads():
@@ -157,20 +163,17 @@ def test_every_program_is_one_that_the_code_tool_reads():
 @pytest.mark.parametrize("code", ["print(1)", "\n```py\nprint(1)\n```\n"])
 def test_calls_of_the_code_tool_in_other_formats_get_the_fence_too(code):
     call = {"id": "c", "function": {"name": "code", "arguments": json.dumps({"code": code})}}
-    row = {
-        "messages": [
-            {"role": "user", "content": QUESTION},
-            {"role": "assistant", "content": "compute.", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c", "content": "1"},
-            {"role": "assistant", "content": "<think>Done.</think><answer>\\boxed{1}</answer>"},
-        ]
-    }
-    record = FORMATS["openai"].read(row, Context(agent=coder())).record
+    answer = "<think>Done.</think><answer>\\boxed{1}</answer>"
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "compute.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "1"},
+        {"role": "assistant", "content": answer},
+    ]
+    context = Context(agent=coder())
+    record = FORMATS["openai"].read({"messages": messages}, context).record
     assert "<code>\n```py\nprint(1)\n```\n</code>" in record.text
-    back = FORMATS["openai"].read(
-        FORMATS["openai"].write(record, Context(agent=coder())), Context(agent=coder())
-    )
-    assert back.record == record
+    assert FORMATS["openai"].read(FORMATS["openai"].write(record, context), context).record == record
 
 
 def test_tags_in_the_words_beside_a_program_are_text():
@@ -192,10 +195,7 @@ def test_a_program_that_fails_is_answered_by_its_error():
 
 
 def test_words_without_a_program_are_a_thought_and_the_error_of_the_parser_is_told():
-    row = programs(
-        "I refuse.", said_code("compute.", "x=6*7\nprint(x)"), said_code("done.", "final_answer(x)")
-    )
-    found = read_code(row)
+    found = read_code(programs("I refuse.", said_code("compute.", CODE), DONE))
     assert found.record.text.startswith(CALCULATED.replace("compute.", "I refuse.\n\ncompute."))
     assert found.lost == ("the error of a step without a tool call (AgentParsingError)",)
     assert found.record.kept, found.record.reason
@@ -250,31 +250,22 @@ def test_calls_that_failed_are_calls_with_their_error_as_result(message):
 
 
 def test_calls_beside_one_that_failed_are_refused_for_their_results_stand_nowhere():
-    row = calls(
-        ("", ("wiki_search", {"query": "mill"}), ("wiki_search", {"query": "bad"})),
-        ("", ("final_answer", {"answer": "1702"})),
-    )
-    with pytest.raises(
-        DataError, match="step 1: one of 2 tool calls failed, and what the others returned stands nowhere"
-    ):
+    both = ("", ("wiki_search", {"query": "mill"}), ("wiki_search", {"query": "bad"}))
+    row = calls(both, ("", ("final_answer", {"answer": "1702"})))
+    with pytest.raises(DataError, match="step 1: one of 2 tool calls failed, and what the others returned"):
         read(row)
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_run_that_reached_its_last_step_ends_with_the_answer_it_was_asked_for_then(whole):
-    row = calls(*[("Look.", ("wiki_search", {"query": "mill"}))] * 2, "It was 1702", max_steps=2)
+    row = calls(("Look.", ("wiki_search", {"query": "mill"})), "It was 1702", max_steps=1)
     assert row["state"] == "max_steps_error"
     found = read(row if whole else row["steps"])
-    assert found.record.text.endswith(
-        f"{observed('Result for mill')}<think>On.</think><answer>It was 1702</answer>"
-    )
+    assert found.record.text.endswith("<think>On.</think><answer>It was 1702</answer>")
     assert found.lost == ("the error of a step without a tool call (AgentMaxStepsError)",)
-
-
-def test_the_answer_beside_the_steps_counts_whenever_none_stands_in_them():
-    row = calls(("Look.", ("wiki_search", {"query": "mill"})), "It was 1702", max_steps=1)
-    row["steps"][-1] |= {"action_output": None, "model_output": "Hm."}
-    assert read(row).record.text.endswith("<think>Hm.</think><answer>It was 1702</answer>")
+    if whole:  # the answer beside the steps counts when none stands in them
+        row["steps"][-1] |= {"action_output": None, "model_output": "Hm."}
+        assert read(row).record.text.endswith("<think>Hm.</think><answer>It was 1702</answer>")
 
 
 def test_a_call_that_the_model_wrote_as_json_stands_once():
