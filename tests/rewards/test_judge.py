@@ -20,19 +20,19 @@ from afm.rewards import Sample, load_reward
 from afm.rewards.base import Part
 from afm.rewards.judge import JudgeSettings, ModelJudge, VerdictCache, cache_key
 from afm.rewards.judge_endpoint import judge_meter
-from afm.rewards.judge_prompt import Case, Ruling, decoy, messages, read_ruling, shown_rationale
+from afm.rewards.judge_prompt import Case, JudgeText, Ruling, decoy, messages, read_ruling, shown_rationale
 
 QUESTION = "Which city is the capital of France?"
 
 
-def sample(answer: str, gold: Any = "Paris") -> Sample:
-    return answered("web", "gaia", answer, gold, QUESTION)
+def sample(answer: str, gold: Any = "Paris", question: str = QUESTION) -> Sample:
+    return answered("web", "gaia", answer, gold, question)
 
 
-async def judged(answer: str, gold: Any = "Paris", **settings: Any) -> Part:
+async def judged(answer: str, gold: Any = "Paris", question: str = QUESTION, **settings: Any) -> Part:
     judge = ModelJudge(JudgeSettings.model_validate({"attempts": 2} | settings))
     try:
-        return await judge.judge(sample(answer, gold))
+        return await judge.judge(sample(answer, gold, question))
     finally:
         await judge.close()
 
@@ -380,3 +380,48 @@ def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(
     with pytest.raises(ConfigError, match="GRM_API_KEY: expected printable ASCII") as caught:
         ModelJudge(JudgeSettings(url="http://127.0.0.1:1"))
     assert "secret" not in str(caught.value)
+
+
+TEXT = "Same thing?\nQ: {question}\nA: {gt_answer}\nB: {pred_answer}\nAs {{'judgement': ..}}, {whatever}"
+"""Laid out as the published prompt, in words of our own."""
+
+
+async def in_own_words(answer: str, **settings: Any) -> Part:
+    return await judged(answer, ["x", "y"], "Who {pred_answer}?", control=False, **settings)
+
+
+async def test_the_judge_is_asked_in_these_words_even_about_an_exact_answer(
+    judge_server: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "judge.yaml"
+    file.write_text(f"system: Be fair.\nuser: |-\n  {TEXT.replace(chr(10), chr(10) + '  ')}\n")
+    judge_server.faults = [chat('{"rationale": "no", "judgement": "Incorrect"}')]
+    part = await in_own_words("x", prompt=file, reply_format="text", request={"temperature": 0.6})
+    assert part == Part(0.0, "judge test-judge: incorrect: no")
+    (request,) = judge_server.requests
+    assert [message["content"] for message in request["messages"]] == [
+        "Be fair.",
+        "Same thing?\nQ: Who {pred_answer}?\nA: x | y\nB: x\nAs {'judgement': ..}, {whatever}",
+    ]
+    assert request["temperature"] == 0.6
+    assert "response_format" not in request
+
+
+async def test_a_reply_without_a_judgement_is_no_score(judge_server: Any, tmp_path: Path) -> None:
+    file = tmp_path / "judge.txt"
+    file.write_text(TEXT)
+    judge_server.faults = [chat("correct"), chat('```json\n{"judgement": "correct"}\n```')]
+    assert (await in_own_words("z", prompt=file)).score == 1.0
+    judge_server.faults = [chat("correct"), chat('{"judgement": "perhaps"}')]
+    assert (await in_own_words("z", prompt=file)).score is None
+
+
+def test_a_text_without_a_gap_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "judge.txt"
+    file.write_text("{question} {{gt_answer}}")
+    with pytest.raises(
+        ConfigError, match=r"judge\.txt: no \{gt_answer\}, \{pred_answer\}; expected a text with"
+    ):
+        JudgeText.load(file)
+    with pytest.raises(ConfigError, match=r"judge\.prompt: .*absent\.txt: cannot be read"):
+        JudgeText.load(tmp_path / "absent.txt")

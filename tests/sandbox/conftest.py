@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +39,19 @@ def backend(request: pytest.FixtureRequest) -> str:
         pytest.skip("nsjail is not installed: requirements/install-nsjail.sh")
     assert (trouble := _works(name)) is None, trouble
     return name
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], str]]:
+    """Puts a shell script, in which REAL is the program's path, in front of a program for every user; gives its path."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+
+        def make(program: str, script: str) -> str:
+            path = Path(folder, program)
+            path.write_text(f"#!/bin/sh\n{script.replace('REAL', shutil.which(program) or '')}\n")
+            path.chmod(0o755)
+            monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+            return str(path)
+
+        yield make

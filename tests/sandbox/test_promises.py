@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ from afm.errors import DataError, SandboxError, SandboxUnavailableError
 from afm.sandbox import ExitReason, NamelessInput, RunResult, Sandbox, SandboxLimits, open_sandbox
 
 pytestmark = pytest.mark.sandbox
-KINDS = ("auto", "zygote", "bubblewrap")
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +49,9 @@ async def test_stdin_is_also_a_file_and_may_be_empty(sandbox: Sandbox) -> None:
     assert (await sandbox.run(nameless, NamelessInput("ab"))).stdout == "'' ab\n"
 
 
-async def test_what_programs_usually_need_works(sandbox: Sandbox) -> None:
-    code = """
+USUAL = {
+    "a loop, threads, processes and files": (
+        """
 import asyncio, multiprocessing, os, subprocess, sys, threading, zoneinfo, sqlite3, decimal
 async def answer():
     await asyncio.sleep(0.01)
@@ -64,19 +64,12 @@ with multiprocessing.Pool(2) as pool:
 open("note.txt", "w").write("kept for this run"); print(open("/tmp/note.txt").read())
 gate = threading.Barrier(25)  # many threads fit into the usual memory limit
 for _ in range(24): threading.Thread(target=gate.wait).start()
-gate.wait(); print({'apple', 'pear', 'plum', 'fig'})
-exit()
-"""
-    result = await sandbox.run(code)
-    assert result.stderr == ""
-    printed, fruits = result.stdout.split("{")
-    assert printed == "42\nthread\nchild\n[1, 2]\nkept for this run\n"
-    assert fruits == (await sandbox.run(code)).stdout.split("{")[1]  # the same program prints the same
-
-
-async def test_what_the_policy_forbids_is_not_missed_by_honest_programs(sandbox: Sandbox) -> None:
-    """Devices can be written to, files copied with their attributes, databases locked, temporary folders removed."""
-    code = """
+gate.wait(); exit()
+""",
+        "42\nthread\nchild\n[1, 2]\nkept for this run\n",
+    ),
+    "devices, copies, databases and locks, as far as the policy goes": (
+        """
 import errno, fcntl, os, shutil, socket, sqlite3, subprocess, sys, tempfile
 print("gone", file=open("/dev/null", "w"))
 subprocess.run([sys.executable, "-c", "print(1)"], stdout=subprocess.DEVNULL, check=True)
@@ -97,15 +90,11 @@ with tempfile.NamedTemporaryFile() as file:
         print(errno.errorcode[error.errno])
 left, right = socket.socketpair()
 left.sendall(b"hello"); print(right.recv(9))
-"""
-    result = await sandbox.run(code)
-    assert result.stderr == ""
-    assert result.stdout == "True\n[(7,)]\n[(7,)]\nFalse\nENOSYS\nb'hello'\n"
-
-
-async def test_processes_of_a_run_lock_each_other_out(sandbox: Sandbox) -> None:
-    """Four processes add 25 each to a number in a file and in a database; none is lost."""
-    code = """
+""",
+        "True\n[(7,)]\n[(7,)]\nFalse\nENOSYS\nb'hello'\n",
+    ),
+    "numbers to which four processes add": (
+        """
 import fcntl, multiprocessing, sqlite3
 def add(lock):
     base = sqlite3.connect("base", timeout=20)
@@ -124,10 +113,36 @@ processes = [multiprocessing.Process(target=add, args=(lock,)) for _ in range(4)
 for process in processes: process.start()
 for process in processes: process.join()
 print(open("number").read(), open("other").read(), base.execute("select n from t").fetchone())
-"""
+""",
+        "100 100 (100,)\n",
+    ),
+    "the usual packages": (
+        """
+import numpy, pandas, scipy.optimize, sympy
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+print(numpy.linalg.inv(numpy.eye(2)).sum(), sympy.factor("x**2 - 1"), scipy.optimize.brentq(lambda x: x - 2, 0, 5))
+frame = pandas.DataFrame({"a": [1, 2]}); frame.to_csv("a.csv"); print(pandas.read_csv("a.csv")["a"].sum())
+numpy.savez("b.npz", x=numpy.arange(3)); print(numpy.load("b.npz", mmap_mode="r")["x"].sum())
+with ProcessPoolExecutor(2) as processes, ThreadPoolExecutor(2) as threads:
+    print(list(processes.map(abs, [-1, -2])), list(threads.map(abs, [-3])))
+""",
+        "2.0 (x - 1)*(x + 1) 2.0\n3\n3\n[1, 2] [3]\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", USUAL)
+async def test_what_programs_usually_need_works(what: str, sandbox: Sandbox) -> None:
+    code, printed = USUAL[what]
     result = await sandbox.run(code, limits=SandboxLimits(wall_s=30, cpu_s=20))
-    assert result.stderr == ""
-    assert result.stdout == "100 100 (100,)\n"
+    if "ModuleNotFoundError" in result.stderr:
+        pytest.skip("the sandbox has no packages: afm sandbox install")
+    assert (result.stdout, result.stderr) == (printed, "")
+
+
+async def test_the_same_program_prints_the_same(sandbox: Sandbox) -> None:
+    code = "print({'apple', 'pear', 'plum', 'fig'})"
+    assert (await sandbox.run(code)).stdout == (await sandbox.run(code)).stdout
 
 
 def test_a_device_that_a_process_of_the_host_has_locked_stops_no_run(tmp_path: Path) -> None:
@@ -139,23 +154,6 @@ def test_a_device_that_a_process_of_the_host_has_locked_stops_no_run(tmp_path: P
         fcntl.lockf(held, fcntl.LOCK_EX, 1, 7)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("ready\n", "")
-
-
-async def test_the_usual_packages_work(sandbox: Sandbox) -> None:
-    code = """
-import numpy, pandas, scipy.optimize, sympy
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-print(numpy.linalg.inv(numpy.eye(2)).sum(), sympy.factor("x**2 - 1"), scipy.optimize.brentq(lambda x: x - 2, 0, 5))
-frame = pandas.DataFrame({"a": [1, 2]}); frame.to_csv("a.csv"); print(pandas.read_csv("a.csv")["a"].sum())
-numpy.savez("b.npz", x=numpy.arange(3)); print(numpy.load("b.npz", mmap_mode="r")["x"].sum())
-with ProcessPoolExecutor(2) as processes, ThreadPoolExecutor(2) as threads:
-    print(list(processes.map(abs, [-1, -2])), list(threads.map(abs, [-3])))
-"""
-    result = await sandbox.run(code)
-    if "ModuleNotFoundError" in result.stderr:
-        pytest.skip("the sandbox has no packages: afm sandbox install")
-    assert result.stderr == ""
-    assert result.stdout == "2.0 (x - 1)*(x + 1) 2.0\n3\n3\n[1, 2] [3]\n"
 
 
 @pytest.mark.parametrize(
@@ -278,6 +276,32 @@ async def test_cancelling_kills_every_descendant_and_leaves_no_zombie(sandbox: S
     assert not alive("afm-daemon-canary")
     assert processes() == kept
     assert descriptors() < before
+
+
+OWNER = f"""
+import asyncio, sys
+from afm.sandbox import open_sandbox
+asyncio.run(open_sandbox(sys.argv[1], max_parallel=1, limits={{"wall_s": 60}}).run({DAEMON!r}))
+"""
+
+
+def test_everything_dies_with_an_owner_killed_by_kill_9(backend: str, tmp_path: Path) -> None:
+    """And nothing of a run is a file of the host."""
+    command, environment = [sys.executable, "-c", OWNER, backend], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment) as owner:
+        try:
+            while not alive("afm-daemon-canary"):
+                assert owner.poll() is None
+                time.sleep(0.05)
+            family = descendants(owner.pid)
+        finally:
+            owner.kill()
+    assert list(tmp_path.iterdir()) == []
+    assert len(family) >= 4
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in family if Path("/proc", pid).exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
 
 
 async def test_cancelling_at_any_moment_leaves_nothing(sandbox: Sandbox) -> None:
@@ -437,40 +461,30 @@ async def test_the_event_loop_is_never_held_up(sandbox: Sandbox) -> None:
     assert longest < 0.5  # far above what a busy machine adds, far below the run
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_without_bubblewrap_nothing_runs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(SandboxUnavailableError, match="apt-get install bubblewrap"):
-        await open_sandbox(kind).run("print(1)")
+NO_NAMESPACES = """case "$1" in --help) exec REAL --help;; esac
+echo 'bwrap: No permissions to create a new namespace' >&2; exit 1"""
+"""A bubblewrap that fails as it does on a kernel that forbids user namespaces."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_without_user_namespaces_nothing_runs(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["auto", "zygote", "bubblewrap"])
+@pytest.mark.parametrize(
+    ("lacks", "message"),
+    [
+        ("bubblewrap", "apt-get install bubblewrap"),
+        ("namespaces", "No permissions.*unprivileged_userns_clone"),
+        ("python", "'/nonexistent/python' does not exist.*apt-get install python3"),
+    ],
+)
+async def test_nothing_runs_without(
+    lacks: str, message: str, kind: str, stand_in: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bubblewrap that fails as it does on a kernel that forbids user namespaces."""
-    real = next(Path(folder) / "bwrap" for folder in os.get_exec_path() if (Path(folder) / "bwrap").exists())
-    refusing = tmp_path / "bwrap"
-    refusing.write_text(
-        f'#!/bin/sh\ncase "$1" in --help) exec {real} --help;; esac\n'
-        "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1\n",
-        encoding="utf-8",
-    )
-    refusing.chmod(0o755)
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
-            folder.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(SandboxUnavailableError, match=r"No permissions.*unprivileged_userns_clone"):
-        await open_sandbox(kind).run("print(1)")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_an_unreadable_python_is_named(kind: str) -> None:
-    with pytest.raises(
-        SandboxUnavailableError, match=r"'/nonexistent/python' does not exist.*apt-get install python3"
-    ):
-        await open_sandbox(kind, python="/nonexistent/python").run("print(1)")
+    if lacks == "bubblewrap":
+        monkeypatch.setenv("PATH", "/nonexistent")
+    elif lacks == "namespaces":
+        stand_in("bwrap", NO_NAMESPACES)
+    options = {"python": "/nonexistent/python"} if lacks == "python" else {}
+    with pytest.raises(SandboxUnavailableError, match=message):
+        await open_sandbox(kind, **options).run("print(1)")
 
 
 SPIN = "while True: pass"

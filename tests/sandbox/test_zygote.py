@@ -330,35 +330,6 @@ async def test_the_time_of_a_zygotes_start_is_not_the_runs(packages: Path) -> No
     assert result.cpu_s < 0.5
 
 
-OWNER = """
-import asyncio
-from afm.sandbox import open_sandbox
-async def main():
-    sandbox = open_sandbox("zygote", max_parallel=1)
-    await sandbox.run("1")
-    run = asyncio.create_task(sandbox.run("import time; print('begun', flush=True); time.sleep(60)"))
-    await asyncio.sleep(0.5)
-    print("ready", flush=True)
-    await run
-asyncio.run(main())
-"""
-
-
-def test_everything_dies_with_an_owner_killed_by_kill_9() -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    assert owner.stdout.readline() == "ready\n"
-    family = descendants(owner.pid)
-    assert len(family) >= 4  # bubblewrap, zygote, process 1 of the run, the program
-    owner.kill()
-    owner.wait()
-    owner.stdout.close()
-    deadline = time.monotonic() + 5
-    while any(Path("/proc", pid).exists() for pid in family) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [pid for pid in family if Path("/proc", pid).exists()]
-
-
 def test_a_loop_that_stops_in_the_middle_of_a_run_does_not_cost_a_place() -> None:
     sandbox = open_sandbox("zygote", max_parallel=1)
     loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""The layouts in which rows bring their tests."""
+"""The layouts in which rows bring their tests, packed ones among them, and pickles that want to do more."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ from afm.rewards.code_tests.problem import (
     PrintCase,
     PrivateTests,
     Problem,
+    pickled_string,
     question_id,
     read_problem,
+    unpacked,
 )
 
 ONE = Problem(printing=(PrintCase("1\n", "2\n"),))
 
 
-def packed(cases: list[dict[str, str]]) -> str:
-    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(cases)))).decode()
+def packed(value: Any, protocol: int | None = None) -> str:
+    return base64.b64encode(zlib.compress(pickle.dumps(value, protocol))).decode()
+
+
+def packed_cases(*cases: dict[str, str]) -> str:
+    return packed(json.dumps(cases))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,7 @@ def packed(cases: list[dict[str, str]]) -> str:
         [{"input": "1\n", "output": "2\n", "testtype": "stdin"}],
         {"target": ['[{"input": "1\\n", "output": "2\\n"}]'][0]},
         {"public_test_cases": '[{"input": "1\\n", "output": "2\\n"}]', "private_test_cases": ""},
-        {"public_test_cases": "[]", "private_test_cases": packed([{"input": "1\n", "output": "2\n"}])},
+        {"public_test_cases": "[]", "private_test_cases": packed_cases({"input": "1\n", "output": "2\n"})},
     ],
 )
 def test_standard_input_and_output(truth: Any) -> None:
@@ -55,7 +61,7 @@ def test_lines_as_lists() -> None:
 
 def test_function_calls_of_livecodebench() -> None:
     cases = [{"input": '[1, 2]\n"a"', "output": "true", "testtype": "functional"}]
-    problem = read_problem({"private_test_cases": packed(cases)}, {"metadata": '{"func_name": "f"}'})
+    problem = read_problem({"private_test_cases": packed_cases(*cases)}, {"metadata": '{"func_name": "f"}'})
     assert problem == Problem(calling=(CallCase(([1, 2], "a"), True),), function="f")
 
 
@@ -97,6 +103,7 @@ def test_a_checker_needs_no_outputs() -> None:
         ([{"input": "1", "output": "1", "testtype": "functional"}], "no function named"),
         ({"private_test_cases": "rubbish!"}, "neither base64 nor zlib"),
         ({"public_test_cases": {"a": 1}}, "expected a list of test cases"),
+        *((gold, "a list of results, expected tests") for gold in ('["204"]', ["(1, 2)"], {"target": ["4"]})),
     ],
 )
 def test_rows_without_usable_tests(truth: Any, message: str) -> None:
@@ -115,7 +122,7 @@ def test_every_real_row_has_tests(shared: Callable[[str], Path]) -> None:
 
 def test_complete_tests_are_found_by_their_problem(tmp_path: Path) -> None:
     rows = [
-        {"question_id": f"q{number}", "question_content": "é" * number, "private_test_cases": packed([])}
+        {"question_id": f"q{number}", "question_content": "é" * number, "private_test_cases": packed_cases()}
         for number in range(5)
     ]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
@@ -130,7 +137,65 @@ def test_complete_tests_are_found_by_their_problem(tmp_path: Path) -> None:
         PrivateTests(tmp_path / "none").row("q1")
 
 
-@pytest.mark.parametrize("gold", ['["204"]', ["(1, 2)"], {"target": ["4"]}])
-def test_results_are_no_tests_that_every_program_passes(gold: object) -> None:
-    with pytest.raises(DataError, match="a list of results, expected tests"):
-        read_problem(gold)
+@pytest.mark.parametrize("protocol", [1, 2, 5])
+@pytest.mark.parametrize("text", ["", "ü€\U0001f600\ud800", "x" * 300, "y" * 70_000], ids=len)
+def test_a_string_comes_back_in_every_protocol(text: str, protocol: int) -> None:
+    assert unpacked(packed(text, protocol)) == text
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_a_pickle_with_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    target = tmp_path / "ran"
+    text = packed(Evil(target))
+    with pytest.raises(DataError, match=r"the pickle has opcode \w+, expected one string and no more"):
+        unpacked(text)
+    assert not target.exists()
+    pickle.loads(zlib.decompress(base64.b64decode(text)))  # it would have run
+    assert target.exists()
+
+
+@pytest.mark.parametrize("value", [["a"], {"a": 1}, 5, None, b"bytes", ("a", "b"), len])
+def test_anything_but_a_string_is_refused(value: Any) -> None:
+    with pytest.raises(DataError, match="expected one"):
+        unpacked(packed(value))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", ""),
+        (b".", ""),
+        (b"junk", ""),
+        (b"\x80\x04\x8d" + b"\xff" * 8, ""),
+        (b"\x80\x04X\xff\xff\xff\x7fa.", ""),
+        (b"\x80\x04\x8c\x01a\x8c\x01b.", "the pickle has 2 strings, expected one"),
+    ],
+)
+def test_damaged_pickles(data: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=f"packed tests: .*{message}"):
+        pickled_string(data)
+
+
+def test_a_bomb_is_bounded() -> None:
+    with pytest.raises(DataError, match="holds more than 1000000 bytes"):
+        unpacked(packed("0" * 50_000_000), max_bytes=1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("%%%", "neither base64 nor zlib"),
+        ("QUJD", "neither base64 nor zlib"),
+        (packed("x" * 99)[:-8], "is cut off"),
+    ],
+)
+def test_damaged_packing(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        unpacked(text)

@@ -139,18 +139,9 @@ async def test_a_group_of_programs_shares_the_first_round_of_its_tests(training:
     assert sandbox.runs == 1 + 2 * 3
 
 
-async def test_cases_share_nothing(training: CodeTests) -> None:
-    program = "import math\nprint(hasattr(math, 'seen') or 'first')\nmath.seen = 1"
-    truth = {"stdin": [""] * 10, "expected_output": ["first"] * 10}
-    assert (await training.judge(sample(program, truth))).score == 1.0
-
-
-async def test_what_one_case_left_is_not_the_next_ones_input(training: CodeTests) -> None:
-    program = "import os\npath = '/dev/stdin'\nprint(open(path).read())\nos.unlink(path)\nos.mkdir(path)"
-    truth = {"stdin": ["1", "2"], "expected_output": ["1", "2"]}
-    assert (await training.judge(sample(program, truth))).score == 1.0
-    link = "import os\npath = '/dev/stdin'\nprint(open(path).read())\nos.unlink(path)\nos.symlink('/tmp/x', path)"
-    assert (await training.judge(sample(link, truth))).score == 1.0
+def asked(stdin: list[str], *expected: str) -> dict[str, list[str]]:
+    """Cases with standard input."""
+    return {"stdin": stdin, "expected_output": list(expected)}
 
 
 ORPHAN = """
@@ -166,18 +157,7 @@ if os.fork() == 0:
 os.wait()
 print(os.read(reading, 1).decode())
 """
-
-
-@pytest.mark.parametrize(("seconds", "score"), [("1.5", 0), ("0.1", 1)])
-async def test_the_time_of_orphans_counts(seconds: str, score: int, training: CodeTests) -> None:
-    part = await training.judge(
-        sample(ORPHAN.replace("{seconds}", seconds), {"stdin": [""], "expected_output": ["3"]})
-    )
-    assert part.score == score, part.evidence
-
-
-async def test_nobody_works_on_after_a_case(training: CodeTests) -> None:
-    program = """
+WORKS_ON = """
 import os, time
 if input() == "2":
     time.sleep(0.5)
@@ -192,8 +172,96 @@ else:
     os.wait()
     print("first")
 """
-    truth = {"stdin": ["1", "2"], "expected_output": ["first", "[]"]}
-    assert (await training.judge(sample(program, truth))).score == 1.0
+READ = "import os\npath = '/dev/stdin'\nprint(open(path).read())\nos.unlink(path)\n"
+LOOK = "import os\nx = input()\nprint(os.listdir('/tmp'), os.listdir('/dev/shm'))\n"
+DEEP = "p = '/tmp' + '/d' * 60\nos.makedirs(p)\nopen(p + '/f', 'w').write(x)"
+CLOSED = (
+    "os.makedirs('/dev/shm/a/b')\nopen('/dev/shm/a/b/f', 'w').write(x)\n"
+    "os.chmod('/dev/shm/a/b', 0)\nos.chmod('/dev/shm/a', 0)"
+)
+EMPTY = asked(["1", "2", "3"], *["[] []"] * 3)
+COPY = asked(["7\n", "21\n"], "7\n", "21\n")
+NUMBERS = " ".join(map(str, range(400_000)))
+LAYOUT = asked(["1.012\n", "12.340\n", "99.900\n", "0.000\n"], "1.012\n", "12.34\n", "99.9\n", "0\n")
+TINY = asked(["0.05\n", "0.01\n"], "0.0000003125\n", "1e-10\n")
+TINY_CALLS = {"fn_name": "f", "inputs": [[0.05], [0.01]], "outputs": [3.125e-7, 1e-10]}
+CHECKED = {
+    "inputs": ["10", "7"],
+    "checker": """
+import sys
+given, expected, output = (open(path).read().split() for path in sys.argv[1:])
+numbers = [int(word) for word in output]
+print(1 if len(numbers) == 2 and sum(numbers) == int(given[0]) else 0)
+""",
+}
+VERDICTS: dict[str, list[tuple[float, str, Any]]] = {
+    "cases share nothing": [
+        (1, "import math\nprint(hasattr(math, 'x') or 'no')\nmath.x = 1", asked([""] * 10, *["no"] * 10)),
+    ],
+    "what one case left is not the next one's input": [
+        (1, f"{READ}os.mkdir(path)", asked(["1", "2"], "1", "2")),
+        (1, f"{READ}os.symlink('/tmp/x', path)", asked(["1", "2"], "1", "2")),
+    ],
+    "a case finds no files of another": [
+        (1, LOOK + DEEP, EMPTY),
+        (1, LOOK + CLOSED, EMPTY),
+        (1, f"{LOOK}os.symlink('/usr', '/tmp/link')\nopen('/tmp/.f', 'w').write(x)", EMPTY),
+    ],
+    "the time of orphans counts": [
+        (score, ORPHAN.replace("{seconds}", seconds), asked([""], "3"))
+        for seconds, score in (("1.5", 0), ("0.1", 1))
+    ],
+    "nobody works on after a case": [(1, WORKS_ON, asked(["1", "2"], "first", "[]"))],
+    "inputs and outputs are large": [(1, "print(input())", asked([NUMBERS, "é€\n"], NUMBERS, "é€"))],
+    "copying the input is no answer where layout is the task": [
+        (0, "print(input())", LAYOUT),
+        (1, "s = input().rstrip('0')\nprint(s.rstrip('.'))", LAYOUT),
+    ],
+    "zeros are no answer where all numbers are tiny": [
+        (1, "x = float(input())\nprint(x ** 5)", TINY),
+        (0, "input()\nprint(0)", TINY),
+        (0, "input()\nprint('0.000000')", TINY),
+        (1, "def f(x): return x ** 5", TINY_CALLS),
+        (0, "def f(x): return 0", TINY_CALLS),
+    ],
+    "what Python prints at the very end counts": [
+        (1, "import math\nmath.out = open(1, 'wb', closefd=False)\nmath.out.write(input().encode())", COPY),
+        (1, "class A:\n    x = input()\n    def __del__(self): print(self.x)\na = A()", COPY),
+        (
+            1,
+            "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(input()))).start()",
+            COPY,
+        ),
+        (0, "import os\nprint(input(), end='')\nos.close(1)", COPY),  # it cannot be written
+    ],
+    "a checker decides where many answers are right": [
+        (1, "n = int(input())\nprint(1, n - 1)", CHECKED),
+        (0, "print(5, 5)", CHECKED),
+        (0, "print()", CHECKED),
+    ],
+}
+
+
+@pytest.mark.parametrize("promise", VERDICTS)
+async def test_verdicts(promise: str, scorer: CodeTests) -> None:
+    for score, program, truth in VERDICTS[promise]:
+        part = await scorer.judge(sample(program, truth))
+        assert part.score == score, (program, part.evidence)
+
+
+@pytest.mark.parametrize(
+    ("truth", "words"),
+    [
+        ({"inputs": ["1"], "checker": "def ("}, "the row's checker is no program: SyntaxError"),
+        ({"question_id": "x"}, "the row has no tests"),
+    ],
+)
+async def test_a_row_that_cannot_judge_abstains(
+    truth: dict[str, Any], words: str, training: CodeTests
+) -> None:
+    part = await training.judge(sample("print(1)", truth))
+    assert part.score is None
+    assert words in part.evidence
 
 
 WORKERS = """
@@ -214,70 +282,17 @@ print(3)
 @pytest.mark.parametrize("handling", ["SIG_IGN", "SIG_DFL"])
 async def test_the_time_of_workers_that_nobody_waits_for_counts(handling: str) -> None:
     patient = PatientScorer(open_sandbox(), TestPolicy(case_s=0.1))
-    truth = {"stdin": [""], "expected_output": ["3"]}
-    words = []
-    for seconds in ("0.05", "0.001"):
-        program = WORKERS.format(handling=handling, seconds=seconds)
-        words.append((await patient.judge(sample(program, truth))).evidence)
+    programs = [WORKERS.format(handling=handling, seconds=seconds) for seconds in ("0.05", "0.001")]
+    words = [(await patient.judge(sample(program, asked([""], "3")))).evidence for program in programs]
     await patient.close()
     assert words == ["case 1 of 1 fails: computed for more than 0.1 s", "1/1 cases pass"]
 
 
-LEAVE = {
-    "deep folders": "import os\np = '/tmp' + '/d' * 60\nos.makedirs(p)\nopen(p + '/f', 'w').write(x)",
-    "closed folders": "import os\nos.makedirs('/dev/shm/a/b')\nopen('/dev/shm/a/b/f', 'w').write(x)\nos.chmod('/dev/shm/a/b', 0)\nos.chmod('/dev/shm/a', 0)",
-    "a link to a folder": "import os\nos.symlink('/usr', '/tmp/link')\nopen('/tmp/.f', 'w').write(x)",
-}
-
-
-@pytest.mark.parametrize("way", LEAVE)
-async def test_a_case_finds_no_files_of_another(way: str, training: CodeTests) -> None:
-    program = f"import os\nx = input()\nprint(os.listdir('/tmp'), os.listdir('/dev/shm'))\n{LEAVE[way]}"
-    truth = {"stdin": ["1", "2", "3"], "expected_output": ["[] []"] * 3}
-    part = await training.judge(sample(program, truth))
-    assert part.score == 1.0, part.evidence
-
-
 async def test_files_that_cannot_be_removed_end_the_run(evaluation: CodeTests) -> None:
     program = "import os\nprint(1)\nfor n in range(50):\n    os.mkdir('d' * 200)\n    os.chdir('d' * 200)"
-    truth = {"stdin": ["", ""], "expected_output": ["1", "1"]}
-    part = await evaluation.judge(sample(program, truth))
+    part = await evaluation.judge(sample(program, asked(["", ""], "1", "1")))
     assert part.score == 0.0
     assert part.evidence.startswith("1/2 cases pass; case 2: not finished")
-
-
-async def test_large_inputs_and_outputs(training: CodeTests) -> None:
-    numbers = " ".join(map(str, range(400_000)))
-    truth = {"stdin": [numbers, "é€\n"], "expected_output": [numbers, "é€"]}
-    assert (await training.judge(sample("print(input())", truth))).score == 1.0
-
-
-@pytest.mark.parametrize(
-    ("program", "score"),
-    [("print(input())", 0), ("s = input().rstrip('0')\nprint(s.rstrip('.'))", 1)],
-)
-async def test_copying_the_input_is_no_answer_where_layout_is_the_task(
-    program: str, score: int, training: CodeTests
-) -> None:
-    truth = {
-        "stdin": ["1.012\n", "12.340\n", "99.900\n", "0.000\n"],
-        "expected_output": ["1.012\n", "12.34\n", "99.9\n", "0\n"],
-    }
-    assert (await training.judge(sample(program, truth))).score == score
-
-
-@pytest.mark.parametrize(
-    ("program", "score"),
-    [("x = float(input())\nprint(x ** 5)", 1), ("input()\nprint(0)", 0), ("input()\nprint('0.000000')", 0)],
-)
-async def test_zeros_are_no_answer_where_all_numbers_are_tiny(
-    program: str, score: int, training: CodeTests
-) -> None:
-    truth = {"stdin": ["0.05\n", "0.01\n"], "expected_output": ["0.0000003125\n", "1e-10\n"]}
-    assert (await training.judge(sample(program, truth))).score == score
-    called = {"fn_name": "f", "inputs": [[0.05], [0.01]], "outputs": [3.125e-7, 1e-10]}
-    body = "x ** 5" if score else "0"
-    assert (await training.judge(sample(f"def f(x): return {body}", called))).score == score
 
 
 CALLS = [
@@ -399,37 +414,6 @@ async def test_tests_that_cannot_judge_abstain(tests: str, words: str, training:
     assert words in part.evidence
 
 
-CHECKER = """
-import sys
-given, expected, output = (open(path).read().split() for path in sys.argv[1:])
-numbers = [int(word) for word in output]
-print(1 if len(numbers) == 2 and sum(numbers) == int(given[0]) else 0)
-"""
-
-
-@pytest.mark.parametrize(
-    ("program", "score"),
-    [("n = int(input())\nprint(1, n - 1)", 1), ("print(5, 5)", 0), ("print()", 0)],
-)
-async def test_a_checker_decides_where_many_answers_are_right(
-    program: str, score: int, scorer: CodeTests
-) -> None:
-    truth = {"inputs": ["10", "7"], "checker": CHECKER}
-    assert (await scorer.judge(sample(program, truth))).score == score
-
-
-async def test_a_checker_that_is_no_program_abstains(training: CodeTests) -> None:
-    part = await training.judge(sample("print(1)", {"inputs": ["1"], "checker": "def ("}))
-    assert part.score is None
-    assert "the row's checker is no program: SyntaxError" in part.evidence
-
-
-async def test_a_row_without_tests_abstains(training: CodeTests) -> None:
-    part = await training.judge(sample(ADD, {"question_id": "x"}))
-    assert part.score is None
-    assert "the row has no tests" in part.evidence
-
-
 class BrokenSandbox:
     """Infrastructure that fails."""
 
@@ -485,7 +469,7 @@ async def test_a_program_that_the_machine_starves_is_not_wrong(starving: CodeTes
 
 @pytest.mark.slow
 async def test_what_was_wrong_before_the_machine_starved_the_program_is_wrong(starving: CodeTests) -> None:
-    truth = {"stdin": ["1 2\n", "3 4\n"], "expected_output": ["4\n", "7\n"]}
+    truth = asked(["1 2\n", "3 4\n"], "4\n", "7\n")
     program = f"a, b = map(int, input().split())\nif a == 3:\n    {SLOW.replace(chr(10), chr(10) + '    ')}\nprint(a + b)"
     part = await starving.judge(sample(program, truth))
     assert (part.score, part.evidence[:21]) == (0.0, "case 1 of 2 fails: pr")
