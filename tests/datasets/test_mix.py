@@ -76,8 +76,13 @@ def sets(tmp_path):
     return path
 
 
-def test_one_command_makes_a_file_of_several_agents(sets, data, tmp_path):
-    words = ["prepare", "mix", str(sets), "train", "--data", str(data), "--output-dir", str(tmp_path / "rl")]
+@pytest.fixture
+def words(sets, data, tmp_path):
+    """The command that makes the mix ``train`` in ``rl``."""
+    return ["prepare", "mix", str(sets), "train", "--data", str(data), "--output-dir", str(tmp_path / "rl")]
+
+
+def test_one_command_makes_a_file_of_several_agents(words, tmp_path):
     dry = CliRunner().invoke(app, [*words, "--dry-run"])
     assert "sums: 1 files by reader math_problem, made into rl" in dry.output
     assert not (tmp_path / "rl").exists()
@@ -85,23 +90,15 @@ def test_one_command_makes_a_file_of_several_agents(sets, data, tmp_path):
     assert done.exit_code == 0, done.exception
     table = pq.read_table(tmp_path / "rl/train.parquet").to_pylist()
     kinds = [(row["data_source"], row["ability"]) for row in table]
-    assert kinds[0] == ("codeforces", "coding")
-    assert kinds[1:5] == [("math500", "math")] * 4
+    assert kinds[:5] == [("codeforces", "coding")] + [("math500", "math")] * 4
     assert all(kind == ("aime24", "math") for kind in kinds[5:])
     for row in table:
         spec = load_agent("code" if row["ability"] == "coding" else "math")
-        question = row["extra_info"]["question"]
-        assert row["prompt"] == spec.prompt_messages(question)
+        assert row["prompt"] == spec.prompt_messages(row["extra_info"]["question"])
         assert set(row["extra_info"]["tools_kwargs"]) == {"code"}
     noted = json.loads((tmp_path / "rl/train.manifest.json").read_text())
-    assert noted["counts"] == {
-        "read": 16,
-        "made": len(table),
-        "repeated": 1,
-        "bad": 1,
-        "renamed": 0,
-        "left_out": 14 - len(table),
-    }
+    counts = {"read": 16, "made": len(table), "repeated": 1, "bad": 1, "renamed": 0}
+    assert noted["counts"] == counts | {"left_out": 14 - len(table)}
     programs, sums, more = (noted["parts"][name] for name in ("programs", "sums", "more_sums"))
     assert programs["left_out"] == {"fewer than 3 tests": 1}
     assert (programs["counts"]["repeated"], programs["counts"]["bad"], programs["min_tests"]) == (1, 1, 3)
@@ -116,9 +113,8 @@ def test_one_command_makes_a_file_of_several_agents(sets, data, tmp_path):
 def test_draws_depend_on_the_seed_and_not_on_the_order_of_rows(sets, data, tmp_path):
     def questions(out):
         prepare_mix("questions", read_hub_sets(sets), data, out)
-        return {
-            task.question for task in read_tasks(out / "questions.jsonl") if task.data_source == "math500"
-        }
+        tasks = read_tasks(out / "questions.jsonl")
+        return {task.question for task in tasks if task.data_source == "math500"}
 
     first = questions(tmp_path / "one")
     assert len(first) == 4
@@ -130,10 +126,8 @@ def test_draws_depend_on_the_seed_and_not_on_the_order_of_rows(sets, data, tmp_p
 
 
 def test_ids_of_two_sets_never_meet(sets, data, tmp_path):
-    rows(
-        data / "more_sums/m.jsonl",
-        *({"id": str(n), "problem": f"{n} times 3?", "answer": str(3 * n)} for n in range(9)),
-    )
+    sums = [{"id": str(n), "problem": f"{n} times 3?", "answer": str(3 * n)} for n in range(9)]
+    rows(data / "more_sums/m.jsonl", *sums)
     mixed = prepare_mix("train", read_hub_sets(sets), data, tmp_path / "rl")
     ids = [task.id for task in read_tasks(mixed.paths[0])]
     assert len(ids) == len(set(ids)) == mixed.rows == 1 + 4 + 9
@@ -149,35 +143,28 @@ def test_rows_are_held_out_of_every_part(sets, data, tmp_path):
     train, val = (pq.read_table(path).to_pylist() for path in mixed.paths)
     assert [row["ability"] for row in val] == ["coding", "coding", "math"]
     assert {row["extra_info"]["split"] for row in val} == {"val"}
-    assert not {row["extra_info"]["question"] for row in val} & {
-        row["extra_info"]["question"] for row in train
-    }
-    assert len(train) + len(val) == mixed.rows == 40 + 9 + 1
+    questions = {row["extra_info"]["question"] for row in train + val}
+    assert len(questions) == len(train) + len(val) == mixed.rows == 40 + 9 + 1
     noted = json.loads((tmp_path / "rl/train.manifest.json").read_text())
     assert set(noted["outputs"]) == {"train.parquet", "val.parquet"}
 
 
-def test_rows_ask_with_the_prompts_that_the_mix_names(sets, data, tmp_path):
-    text = sets.read_text().replace("train: {", "train: {prompts: {math: prompts/sums.txt}, ")
-    sets.write_text(text)
-    words = ["prepare", "mix", str(sets), "train", "--data", str(data), "--output-dir", str(tmp_path / "rl")]
-    missing = CliRunner().invoke(app, words)
-    assert missing.exit_code != 0
-    assert f"{data}/prompts/sums.txt" in str(missing.exception)
+def test_rows_ask_with_the_prompts_that_the_mix_names(words, sets, data, tmp_path):
+    sets.write_text(SETS.replace("train: {", "train: {prompts: {math: prompts/sums.txt}, "))
+    assert f"{data}/prompts/sums.txt" in str(CliRunner().invoke(app, words).exception)
     (data / "prompts").mkdir()
     (data / "prompts/sums.txt").write_text("Use tags.\n\nQuestion: {question}\n")
 
-    def prompts():
+    def prompts(*options):
+        assert CliRunner().invoke(app, [*words, *options]).exit_code == 0
         table = pq.read_table(tmp_path / "rl/train.parquet").to_pylist()
         return {
             row["ability"]: row["prompt"][0]["content"].replace(row["extra_info"]["question"], "?")
             for row in table
         }
 
-    assert CliRunner().invoke(app, words).exit_code == 0
     assert prompts() == {"math": "Use tags.\n\nQuestion: ?", "coding": load_agent("code").user_message("?")}
-    assert CliRunner().invoke(app, [*words, "--own-prompts"]).exit_code == 0
-    assert prompts()["math"] == load_agent("math").user_message("?")
+    assert prompts("--own-prompts")["math"] == load_agent("math").user_message("?")
 
 
 def test_only_selected_questions_are_taken(sets, data, tmp_path):
@@ -187,11 +174,8 @@ def test_only_selected_questions_are_taken(sets, data, tmp_path):
     rows(tmp_path / "code.jsonl", {"question": "What is 4+4?", "answer": "8"})
     files = [tmp_path / "math.jsonl", tmp_path / "code.jsonl"]
     mixed = prepare_mix("questions", read_hub_sets(sets), data, tmp_path, keep=files)
-    assert [task.question for task in read_tasks(mixed.paths[0])] == [
-        "What is 3+3?",
-        "What is 4+4?",
-        "And 7+1?",
-    ]
+    questions = [task.question for task in read_tasks(mixed.paths[0])]
+    assert questions == ["What is 3+3?", "What is 4+4?", "And 7+1?"]
     assert mixed.parts["sums"].left_out == {"asks for a proof": 1, "not among the questions to keep": 7}
     noted = json.loads((tmp_path / "questions.manifest.json").read_text())
     assert set(noted["keep"]) == {"math.jsonl", "code.jsonl"}
@@ -201,21 +185,19 @@ def test_sets_that_are_not_there_and_parts_without_rows_are_told(sets, data, tmp
     known = read_hub_sets(sets)
     with pytest.raises(UsageError, match="trian: no such mix; did you mean 'train'"):
         known.mix("trian")
-    with pytest.raises(
-        DataError, match=r"lacks 3 sets; fetch them .* --only programs --only sums --only more_sums"
-    ):
+    only = "--only programs --only sums --only more_sums"
+    with pytest.raises(DataError, match=f"lacks 3 sets; fetch them .* {only}"):
         mix_sources("train", known, tmp_path)
     rows(data / "programs/p.jsonl", problem("1/A", 2))
     with pytest.raises(DataError, match="part 'programs' gives no row: 1 fewer than 3 tests"):
         prepare_mix("train", known, data, tmp_path / "rl")
     assert list((tmp_path / "rl").iterdir()) == []
-    for wrong, reason in (
-        ("[sum]", "nothing is prepared as 'sum'; did you mean 'sums'"),
-        ("[chats]", "made into chat"),
-    ):
-        sets.write_text(SETS.replace("[sums, more_sums]", wrong))
-        with pytest.raises(ConfigError, match=reason):
-            read_hub_sets(sets)
+    sets.write_text(SETS.replace("[sums, more_sums]", "[sum]"))
+    with pytest.raises(ConfigError, match="nothing is prepared as 'sum'; did you mean 'sums'"):
+        read_hub_sets(sets)
+    sets.write_text(SETS.replace("[sums, more_sums]", "[chats]"))
+    with pytest.raises(ConfigError, match="made into chat"):
+        read_hub_sets(sets)
     with pytest.raises(ValueError, match="choose among questions, not rows of sft"):
         Preparation(reader="afm_sft", into=Product.SFT, target=3)
 
