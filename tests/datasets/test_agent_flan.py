@@ -28,20 +28,12 @@ def turn(role, content, loss=False):
 
 def rows(split):
     """Two good rows, the second with a turn that is not trained on, and one that teaches nothing."""
-    first = [
-        turn("system", "Tools: a kettle."),
-        turn("user", "Tea?"),
-        turn("assistant", f"{split} boils. ", True),
-    ]
-    spoken = [
-        turn("user", "More?"),
-        turn("assistant", "unlearnt", False),
-        turn("user", "So?"),
-        turn("assistant", f"{split} pours.", True),
-    ]
-    silent = [turn("user", "Hi"), turn("assistant", "Hi", False)]
-    told = enumerate((first, spoken, silent))
-    return "".join(json.dumps({"id": f"{split}-{n}", "conversation": one}) + "\n" for n, one in told).encode()
+    first = [turn("system", "A kettle."), turn("user", "Tea?"), turn("assistant", f"{split} boils. ", True)]
+    unlearnt = [turn("user", "More?"), turn("assistant", "unlearnt")]
+    spoken = [*unlearnt, turn("user", "So?"), turn("assistant", f"{split} pours.", True)]
+    silent = [turn("user", "Hi"), turn("assistant", "Hi")]
+    lines = [{"id": f"{split}-{n}", "conversation": said} for n, said in enumerate((first, spoken, silent))]
+    return "\n".join(map(json.dumps, lines)).encode()
 
 
 def chat(*values, begin=0):
@@ -96,16 +88,13 @@ def read(path):
 def test_each_split_is_a_file_and_an_entry_of_its_own(prepared):
     info = json.loads((prepared / "dataset_info.json").read_text())
     assert list(info) == [*SPLITS, "agent_flan", "sharegpt"]
+    entry = {"formatting": "agent_flan", "columns": {"messages": "messages"}}
     for name in SPLITS:
-        assert info[name] == {
-            "file_name": f"{name}.jsonl",
-            "formatting": "agent_flan",
-            "columns": {"messages": "messages"},
-        }
+        assert info[name] == entry | {"file_name": f"{name}.jsonl"}
         first, second = read(prepared / f"{name}.jsonl")
-        assert [one["loss"] for one in first["messages"]] == [False, False, True]
+        assert [said["loss"] for said in first["messages"]] == [False, False, True]
         assert first["messages"][2]["content"] == f"{name} boils. ", "blanks are trained on, too"
-        assert [one["loss"] for one in second["messages"]] == [False, False, False, True]
+        assert [said["loss"] for said in second["messages"]] == [False, False, False, True]
         (bad,) = read(prepared / f"{name}.bad_rows.jsonl")
         assert (bad["line"], "no turn has loss = true" in bad["reason"]) == (3, True)
     assert len(read(prepared / "agent_flan.jsonl")) == 2 * len(SPLITS)
@@ -134,10 +123,7 @@ def test_the_recipes_train_on_the_entries_that_are_made():
     assert set(SPLITS) <= made
 
 
-TEMPLATES = {
-    "agent_flan": "{said}\u0d3f\n ",
-    "qwen3_nothink": "{said}<|im_end|>\n",
-}
+TEMPLATES = {"agent_flan": "{said}\u0d3f\n ", "qwen3_nothink": "{said}<|im_end|>\n"}
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +142,7 @@ def start(prepared, tmp_path_factory):
 def words(prepared, start, tmp_path, monkeypatch):
     """Overrides of the tiny recipe."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return [
-        f"model_name_or_path={start}",
-        f"dataset_dir={prepared}",
-        f"output_dir={tmp_path / 'out'}",
-    ]
+    return [f"model_name_or_path={start}", f"dataset_dir={prepared}", f"output_dir={tmp_path / 'out'}"]
 
 
 @pytest.mark.slow

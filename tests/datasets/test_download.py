@@ -236,7 +236,16 @@ def test_sets_that_cannot_be_had_do_not_keep_the_others_away(hub, download, tmp_
     "variables", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], ids=["no route", "offline"]
 )
 def test_without_a_hub_the_error_says_what_to_do(variables, hub_environment, sets, tmp_path):
-    words = [sys.executable, "-m", "afm.cli.main", "data", "download", sets, "--output-dir", tmp_path / "a folder"]
+    words = [
+        sys.executable,
+        "-m",
+        "afm.cli.main",
+        "data",
+        "download",
+        sets,
+        "--output-dir",
+        tmp_path / "a folder",
+    ]
     environment = hub_environment | variables
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, cwd=ROOT)
     told = done.stdout + done.stderr
@@ -268,7 +277,9 @@ def test_a_disk_that_is_too_small_is_told_before_the_download(hub, download):
     facts["siblings"] = [sibling | {"size": 900 << 40} for sibling in facts["siblings"]]
     hub.described = lambda *_: facts
     told = download("--only", "large", status=1)
-    assert "GiB free, 921600.0 GiB to fetch; choose another disk with --output-dir, or fewer sets with" in told
+    assert (
+        "GiB free, 921600.0 GiB to fetch; choose another disk with --output-dir, or fewer sets with" in told
+    )
     assert hub.sent == []
 
 

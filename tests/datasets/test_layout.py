@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from itertools import chain
 from pathlib import Path
@@ -73,8 +74,9 @@ def test_rows_of_one_question_are_never_in_both_parts():
 
 @pytest.fixture
 def prepare(tmp_path):
-    """Runs the command on ``tmp_path/raw``; returns what it said."""
+    """Runs the command on ``tmp_path/raw``, at first with rows of both sets; returns what it said."""
     (tmp_path / "sets.yaml").write_text(SETS)
+    write_raw(tmp_path / "raw", QUESTIONS)
 
     def run(*options, status=0):
         words = ["prepare", "published", str(tmp_path / "sets.yaml"), "--data", str(tmp_path / "raw")]
@@ -99,7 +101,6 @@ def written(tmp_path):
 
 
 def test_prepare_makes_both_splits_and_leaves_what_is_made(prepare, tmp_path):
-    write_raw(tmp_path / "raw", QUESTIONS)
     told = prepare()
     assert "warning" not in told
     trained, held_out = written(tmp_path)
@@ -117,7 +118,6 @@ def test_prepare_makes_both_splits_and_leaves_what_is_made(prepare, tmp_path):
 
 
 def test_a_kill_between_both_files_leaves_no_mixture(prepare, tmp_path, monkeypatch):
-    write_raw(tmp_path / "raw", QUESTIONS)
     prepare()
     write_raw(tmp_path / "raw", [row | {"question": f"when? {row['question']}"} for row in QUESTIONS])
     rename, renamed = Path.replace, []
@@ -141,7 +141,6 @@ def test_a_kill_between_both_files_leaves_no_mixture(prepare, tmp_path, monkeypa
 
 
 def test_what_a_killed_process_left_is_cleared_away(prepare, tmp_path):
-    write_raw(tmp_path / "raw", QUESTIONS)
     nobody, now = 2**22 + 1, time.time()
     names = [f"train.parquet.{nobody}.tmp", f"val.parquet.{nobody}.tmp", f"train.parquet.{os.getppid()}.tmp"]
     (tmp_path / "rl").mkdir()
@@ -154,19 +153,15 @@ def test_what_a_killed_process_left_is_cleared_away(prepare, tmp_path):
 
 
 def test_what_another_command_made_is_not_overwritten(prepare, tmp_path):
-    write_raw(tmp_path / "raw", QUESTIONS)
     prepare()
-    kept = tmp_path / "kept.jsonl"
+    kept, target = tmp_path / "kept.jsonl", tmp_path / "rl/train.parquet"
     kept.write_text("\n".join(json.dumps(row) for row in QUESTIONS[:20]))
-    target = tmp_path / "rl/train.parquet"
     words = ["prepare", "rl", str(kept), "-o", str(target), "--agent", "mhqa", "--validation", "2"]
     assert CliRunner().invoke(app, words).exit_code == 0
     selected = written(tmp_path)
-    assert list(map(len, selected)) == [18, 2]
-    notes = [
-        json.loads((tmp_path / f"rl/{part}.parquet.manifest.json").read_text()) for part in ("train", "val")
-    ]
-    assert [(note["split"], note["counts"]["rows"]) for note in notes] == [("train", 18), ("val", 2)]
+    for part, count in (("train", 18), ("val", 2)):
+        note = json.loads((tmp_path / f"rl/{part}.parquet.manifest.json").read_text())
+        assert (note["split"], note["counts"]["rows"]) == (part, count)
     assert "train.parquet: left as it is, another command made it" in prepare()
     assert written(tmp_path) == selected
     target.unlink()
@@ -178,7 +173,6 @@ def test_what_another_command_made_is_not_overwritten(prepare, tmp_path):
 
 
 def test_nothing_made_leaves_what_was_made_before(prepare, tmp_path):
-    write_raw(tmp_path / "raw", QUESTIONS)
     prepare()
     before = written(tmp_path)
     write_raw(tmp_path / "raw", [{"text": "no question"}])
@@ -188,23 +182,36 @@ def test_nothing_made_leaves_what_was_made_before(prepare, tmp_path):
     assert json.loads(bad)["line"] == 1
 
 
-def test_every_shard_of_a_saved_folder_counts(prepare, tmp_path):
-    def save(rows):
-        datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "raw/Some-RL-Dataset", num_shards=2)
-
-    datasets.Dataset.from_list(SFT).save_to_disk(tmp_path / "raw/Some-SFT-Dataset")
+@pytest.fixture
+def save(prepare, tmp_path):
+    """Saves rows as AFM's own download does, by split or in shards; the set of the other agent beside it."""
+    shutil.rmtree(tmp_path / "raw")
     (tmp_path / "sets.yaml").write_text(SETS.replace('"*.json"', '"*.json", "*.parquet"'))
-    save(QUESTIONS)
+    datasets.Dataset.from_list(SFT).save_to_disk(tmp_path / "raw/Some-SFT-Dataset")
+
+    def run(rows, shards):
+        if isinstance(rows, dict):
+            made = datasets.DatasetDict(
+                {name: datasets.Dataset.from_list(part) for name, part in rows.items()}
+            )
+        else:
+            made = datasets.Dataset.from_list(rows)
+        made.save_to_disk(tmp_path / "raw/Some-RL-Dataset", num_shards=shards)
+
+    return run
+
+
+def test_every_shard_of_a_saved_folder_counts(prepare, save, tmp_path):
+    save(QUESTIONS, 2)
     prepare()
     noted = json.loads((tmp_path / "rl/train.manifest.json").read_text())
     assert {len(digest) for digest in noted["inputs"].values()} == {64}
-    save([QUESTIONS[0] | {"question": "who built none?"}, *QUESTIONS[1:]])
+    save([QUESTIONS[0] | {"question": "who built none?"}, *QUESTIONS[1:]], 2)
     prepare("--only", "some_rl")
     assert "who built none?" in chain(*written(tmp_path))
 
 
 def test_a_set_that_changed_its_number_of_rows_is_an_error(prepare, tmp_path):
-    write_raw(tmp_path / "raw", QUESTIONS)
     common = {"kind": "dataset", "revision": None, "patterns": (), "commit": "c", "files": ()}
     lock = tmp_path / "raw/download.lock.json"
     Lock(sets={"some_rl": LockedSet(repository="own/Some-RL-Dataset", **common)}).write(lock)
@@ -220,24 +227,16 @@ def test_a_set_that_changed_its_number_of_rows_is_an_error(prepare, tmp_path):
     assert sum(map(len, written(tmp_path))) == 39
 
 
-def test_folders_that_afm_s_own_download_saved_are_read(prepare, tmp_path):
-    splits = {
-        name: datasets.Dataset.from_list(rows)
-        for name, rows in {"train": QUESTIONS[:30], "test": QUESTIONS[30:]}.items()
-    }
-    datasets.DatasetDict(splits).save_to_disk(
-        tmp_path / "raw/Some-RL-Dataset", num_shards={"train": 2, "test": 1}
-    )
-    datasets.Dataset.from_list(SFT).save_to_disk(tmp_path / "raw/Some-SFT-Dataset")
-    (tmp_path / "sets.yaml").write_text(SETS.replace('"*.json"', '"*.json", "*.parquet"'))
+def test_folders_that_afm_s_own_download_saved_are_read(prepare, save, tmp_path):
+    save({"train": QUESTIONS[:30], "test": QUESTIONS[30:]}, {"train": 2, "test": 1})
     prepare()
     assert sorted(chain(*written(tmp_path))) == sorted(row["question"] for row in QUESTIONS)
     assert json.loads((tmp_path / "sft/some_sft.json").read_text()) == SFT
-    out = tmp_path / "tasks.jsonl"
-    words = ["prepare", "tasks", str(tmp_path / "raw/Some-RL-Dataset"), "-o", str(out), "--data-source", "nq"]
+    saved, out = tmp_path / "raw/Some-RL-Dataset", tmp_path / "tasks.jsonl"
+    words = ["prepare", "tasks", str(saved), "-o", str(out), "--data-source", "nq"]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert len(list(read_tasks(out))) == 40
-    assert {file.suffix for file in task_files(tmp_path / "raw/Some-RL-Dataset/test")} == {".arrow"}
+    assert {file.suffix for file in task_files(saved / "test")} == {".arrow"}
 
 
 def test_a_saved_folder_that_is_not_whole_is_an_error(tmp_path):

@@ -5,7 +5,7 @@ import tracemalloc
 import pyarrow.parquet as pq
 import pytest
 
-from afm.agents import load_agent
+from afm.agents import AgentSpec, load_agent
 from afm.datasets import Task, read_tasks
 from afm.datasets.mini_world import WorldSplit, generate
 from afm.datasets.rl_files import answers_of, gold_text, write_rl
@@ -88,7 +88,8 @@ def test_rl_rows_have_the_published_layout(tmp_path, spec):
     path = tmp_path / "rl.parquet"
     assert write_rl([task], spec, path, split="train") == {path: 1}
 
-    (row,) = pq.read_table(tmp_path / "rl.parquet").to_pylist()
+    (row,) = pq.read_table(path).to_pylist()
+    arguments = {"ground_truth": "7", "question": "1+6?", "data_source": "mini_math"}
     assert row == {
         "data_source": "mini_math",
         "prompt": [{"role": "user", "content": spec.system_prompt() + "\n\nQuestion: 1+6?"}],
@@ -101,11 +102,7 @@ def test_rl_rows_have_the_published_layout(tmp_path, spec):
             "question": "1+6?",
             "answer": ["7"],
             "need_tools_kwargs": True,
-            "tools_kwargs": {
-                "code": {
-                    "create_kwargs": {"ground_truth": "7", "question": "1+6?", "data_source": "mini_math"}
-                }
-            },
+            "tools_kwargs": {"code": {"create_kwargs": arguments}},
         },
     }
 
@@ -125,38 +122,28 @@ def test_rl_files_read_back_as_the_tasks_they_came_from(tmp_path, spec):
 
 
 def test_rows_of_different_kinds_share_one_file(tmp_path, spec):
+    rows = [(["x", "y"], {"level": 1, "n": 1}), ({"stdin": ["1"]}, {"level": "hard", "n": 0.5})]
+    rows.append(("z", {"tags": ["k"], "index": "old"}))
     tasks = [
-        Task(id="a", question="q", ground_truth=["x", "y"], data_source="nq", extra_info={"level": 1, "n": 1}),
-        Task(id="b", question="r", ground_truth={"stdin": ["1"]}, data_source="lcb", extra_info={"level": "hard", "n": 0.5}),
-        Task(id="c", question="s", ground_truth="z", data_source="nq", extra_info={"tags": ["k"], "index": "old"}),
-    ]  # fmt: skip
-
-    write_rl(tasks, spec, tmp_path / "rl.parquet")
-    rows = pq.read_table(tmp_path / "rl.parquet").to_pylist()
-    infos = [row["extra_info"] for row in rows]
-
-    assert [row["reward_model"]["ground_truth"] for row in rows] == [
-        '{"target": ["x", "y"]}',
-        '{"stdin": ["1"]}',
-        "z",
+        Task(id=name, question="q", ground_truth=gold, data_source="nq", extra_info=extra)
+        for name, (gold, extra) in zip("abc", rows, strict=True)
     ]
-    assert [info["answer"] for info in infos] == [["x", "y"], [], ["z"]]
-    assert [info["index"] for info in infos] == ["a", "b", "c"]
-    assert [info["level"] for info in infos] == ["1", '"hard"', None]
-    assert [info["n"] for info in infos] == [1.0, 0.5, None]
-    assert [info["tags"] for info in infos] == [None, None, '["k"]']
+    write_rl(tasks, spec, tmp_path / "rl.parquet")
+
+    rows = pq.read_table(tmp_path / "rl.parquet").to_pylist()
+    golds = [row["reward_model"]["ground_truth"] for row in rows]
+    assert golds == ['{"target": ["x", "y"]}', '{"stdin": ["1"]}', "z"]
+    keys = ("answer", "index", "level", "n", "tags")
+    assert [tuple(row["extra_info"][key] for key in keys) for row in rows] == [
+        (["x", "y"], "a", "1", 1.0, None),
+        ([], "b", '"hard"', 0.5, None),
+        (["z"], "c", None, None, '["k"]'),
+    ]
 
 
 def test_an_agent_without_tools_needs_no_tool_arguments(tmp_path):
-    (tmp_path / "plain.yaml").write_text(
-        "name: plain\nroles: {out: {kind: answer}}\ntransitions: {start: [out]}\n"
-    )
-
-    write_rl(
-        [Task(id="a", question="q", ground_truth="1")],
-        load_agent(tmp_path / "plain.yaml"),
-        tmp_path / "rl.parquet",
-    )
+    plain = AgentSpec(name="plain", roles={"out": {"kind": "answer"}}, transitions={"start": ["out"]})
+    write_rl([Task(id="a", question="q", ground_truth="1")], plain, tmp_path / "rl.parquet")
 
     (row,) = pq.read_table(tmp_path / "rl.parquet").to_pylist()
     assert row["extra_info"]["need_tools_kwargs"] is False
@@ -175,12 +162,12 @@ def test_equal_ids_are_refused_since_their_samples_would_form_one_group(tmp_path
 
 def test_tasks_are_streamed_into_row_groups_whatever_their_number(tmp_path, spec):
     """More rows take no more memory; the last row's column is there for the first."""
-    text = "x" * 1_000
 
     def tasks(count):
         for number in range(count):
             extra = {"last": True} if number == count - 1 else {}
-            yield Task(id=f"t{number}", question=f"{number} {text}", ground_truth="7", extra_info=extra)
+            question = f"{number} " + "x" * 1_000
+            yield Task(id=f"t{number}", question=question, ground_truth="7", extra_info=extra)
 
     def peak(count):
         tracemalloc.start()
@@ -197,11 +184,7 @@ def test_tasks_are_streamed_into_row_groups_whatever_their_number(tmp_path, spec
     assert [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)] == [1_000] * 4
     last = file.read(columns=["extra_info.last"]).to_pylist()
     assert [row["extra_info"]["last"] for row in (last[0], last[-1])] == [None, True]
-    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".json"} == {
-        "1.parquet",
-        "2000.parquet",
-        "4000.parquet",
-    }
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".parquet"}
 
 
 def test_gold_as_text_and_as_list():

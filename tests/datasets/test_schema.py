@@ -30,29 +30,13 @@ def write_parquet(path, *rows):
 
 
 def test_raw_qa_rows_keep_lists_of_answers_and_get_ids_by_line(tmp_path):
-    file = write_lines(
-        tmp_path / "qa.jsonl",
-        {"question": "who?", "answer": ["A", "B"], "data_source": "nq"},
-        "\n",
-        {"question": "when?", "answer": "1990", "data_source": "nq"},
-    )
+    many = {"question": "who?", "answer": ["A", "B"], "data_source": "nq"}
+    file = write_lines(tmp_path / "qa.jsonl", many, "\n", {"question": "when?", "ground_truth": 1990})
 
-    assert list(read_tasks(file)) == [
+    assert list(read_tasks(file, data_source="given")) == [
         Task(id="qa-1", question="who?", ground_truth=["A", "B"], data_source="nq"),
-        Task(id="qa-3", question="when?", ground_truth="1990", data_source="nq"),
+        Task(id="qa-3", question="when?", ground_truth="1990", data_source="given"),
     ]
-
-
-def test_ground_truth_is_read_under_either_name_and_the_given_source_fills_gaps(tmp_path):
-    file = write_lines(
-        tmp_path / "a.jsonl",
-        {"question": "x", "ground_truth": "1"},
-        {"question": "y", "answer": 2, "data_source": "own"},
-    )
-
-    tasks = list(read_tasks(file, data_source="given"))
-
-    assert [(task.ground_truth, task.data_source) for task in tasks] == [("1", "given"), ("2", "own")]
 
 
 def test_our_own_rows_come_back_unchanged(tmp_path):
@@ -66,21 +50,22 @@ def test_our_own_rows_come_back_unchanged(tmp_path):
 
 
 def test_published_parquet_rows_give_question_source_and_index(tmp_path):
-    file = write_parquet(
-        tmp_path / "aime.parquet", parquet_row("Rules.\n\nTask:\nAdd 1\nand 2.", split="test")
+    prompt = "Rules.\n\nTask:\nAdd 1\nand 2."
+    stored = parquet_row("Task: shown", question="stored", index="1")
+    task, other = read_tasks(
+        write_parquet(tmp_path / "aime.parquet", parquet_row(prompt, split="test"), stored)
     )
 
-    assert list(read_tasks(file)) == [
-        Task(
-            id="0",
-            question="Add 1\nand 2.",
-            ground_truth="3",
-            data_source="aime24",
-            extra_info={"index": "0", "split": "test"},
-            ability="math",
-            prompt=({"role": "user", "content": "Rules.\n\nTask:\nAdd 1\nand 2."},),
-        )
-    ]
+    assert task == Task(
+        id="0",
+        question="Add 1\nand 2.",
+        ground_truth="3",
+        data_source="aime24",
+        extra_info={"index": "0", "split": "test"},
+        ability="math",
+        prompt=({"role": "user", "content": prompt},),
+    )
+    assert other.question == "stored"
 
 
 @pytest.mark.parametrize(
@@ -114,12 +99,6 @@ def test_the_question_stands_behind_the_last_mark(prompt, question):
     assert question_of_prompt(prompt) == question
 
 
-def test_a_stored_question_wins_over_the_prompt(tmp_path):
-    file = write_parquet(tmp_path / "a.parquet", parquet_row("Task: shown", question="stored"))
-
-    assert next(iter(read_tasks(file))).question == "stored"
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -147,18 +126,15 @@ def test_a_bad_row_is_named_with_file_and_line_and_the_others_are_kept(tmp_path,
         list(read_tasks(file))
 
 
-def test_bytes_that_are_no_text_and_rows_of_parquet_are_counted_from_one(tmp_path):
+def test_files_that_are_broken_or_missing_are_errors_and_rows_are_counted_from_one(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(b'{"question": "\xff", "answer": "1"}\n')
     (error,) = scan_tasks(tmp_path / "rows.jsonl")
     assert (type(error), error.line) == (DataError, 1)
-    rows = parquet_row(), {**parquet_row(), "prompt": None}
-    _, error = scan_tasks(write_parquet(tmp_path / "a.parquet", *rows))
+    _, error = scan_tasks(
+        write_parquet(tmp_path / "a.parquet", parquet_row(), parquet_row() | {"prompt": None})
+    )
     assert error.line == 2
-
-
-def test_a_broken_parquet_file_and_a_missing_file_are_data_errors(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense")
-
     with pytest.raises(DataError, match="no readable parquet file"):
         list(read_tasks(tmp_path / "a.parquet"))
     with pytest.raises(DataError, match="no such file"):
@@ -205,17 +181,10 @@ def test_real_code_rows_carry_their_tests_as_a_mapping_and_real_questions_their_
 def test_an_id_of_nought_is_an_id(tmp_path):
     """Published rows are counted from 0."""
     qa = {"question": "who?", "answer": "A"}
-    file = write_lines(
-        tmp_path / "n1.jsonl",
-        {**qa, "id": 0},
-        {**qa, "id": None},
-        {**qa, "extra_info": {"index": 0}, "id": ""},
-    )
-
-    found = list(scan_tasks(file))
-
-    assert [task.id for task in found[:2]] == ["0", "n1-2"]
-    assert str(found[2]).endswith("n1.jsonl:3: id '0' was used by an earlier row; ids must be unique")
+    rows = {**qa, "id": 0}, {**qa, "id": None}, {**qa, "extra_info": {"index": 0}, "id": ""}
+    first, second, repeated = scan_tasks(write_lines(tmp_path / "n1.jsonl", *rows))
+    assert (first.id, second.id) == ("0", "n1-2")
+    assert str(repeated).endswith("n1.jsonl:3: id '0' was used by an earlier row; ids must be unique")
 
 
 def test_an_id_that_two_files_have_is_told_with_both(tmp_path):
@@ -223,9 +192,7 @@ def test_an_id_that_two_files_have_is_told_with_both(tmp_path):
     first = write_lines(tmp_path / "n1.jsonl", {**qa, "id": 0}, {**qa, "id": 1})
     second = write_lines(tmp_path / "n2.jsonl", {**qa, "id": "2"}, {**qa, "id": "1"})
 
-    with pytest.raises(
-        DataError,
-        match=r"n2\.jsonl: task id '1' stands in .*n1\.jsonl too; ids must be unique over all files",
-    ):
+    fault = r"n2\.jsonl: task id '1' stands in .*n1\.jsonl too; ids must be unique over all files"
+    with pytest.raises(DataError, match=fault):
         list(read_task_files([first, second]))
     assert [task.id for task in read_task_files([first])] == ["0", "1"]
