@@ -68,14 +68,10 @@ def test_shapes_known_by_name_have_the_published_number_of_parameters(name, para
 def test_parameters_are_those_of_the_model_that_transformers_builds(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {
-        "intermediate_size": 96,
-        "vocab_size": 130,
-        "tie_word_embeddings": kind == "Qwen3",
-        "head_dim": 16,
-    }
-    config = getattr(transformers, f"{kind}Config")(**sizes)
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        intermediate_size=96, vocab_size=130, tie_word_embeddings=kind == "Qwen3",
+    )  # fmt: skip
     config.save_pretrained(tmp_path)
     with torch.device("meta"):
         model = getattr(transformers, f"{kind}ForCausalLM")(config)

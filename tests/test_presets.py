@@ -50,21 +50,15 @@ def test_what_the_user_sets_is_left_to_the_user() -> None:
 
 
 def test_the_published_limits_of_tools_are_part_of_the_preset() -> None:
-    data, _, keys = taken(
-        "code_dapo_32b", "preset=script", tools=str(ROOT / "configs/tools/code_executor.yaml")
-    )
-    assert data["tools"]["tools"][0]["config"]["limits"] == {
-        "cpu_s": 5,
-        "wall_s": 7.0,
-        "memory_bytes": 5000 * 2**20,
-    }
-    assert data["tools"]["tools"][0]["config"]["sandbox"] == {"backend": "auto"}
-    assert [key for key in keys if key.startswith("tools.")] == [
-        "tools.code.limits.cpu_s",
-        "tools.code.limits.wall_s",
-        "tools.code.limits.memory_bytes",
+    tools = str(ROOT / "configs/tools/code_executor.yaml")
+    data, _, keys = taken("code_dapo_32b", "preset=script", tools=tools)
+    config = data["tools"]["tools"][0]["config"]
+    assert config["limits"] == {"cpu_s": 5, "wall_s": 7.0, "memory_bytes": 5000 * 2**20}
+    assert config["sandbox"] == {"backend": "auto"}
+    assert {key for key in keys if key.startswith("tools.")} == {
         "tools.code.max_observation_chars",
-    ]
+        *(f"tools.code.limits.{name}" for name in config["limits"]),
+    }
 
 
 def test_agents_of_a_recipe_that_have_rewards_and_limits_of_their_own_get_the_published_ones() -> None:
@@ -88,20 +82,16 @@ def test_a_recipe_of_ones_own_names_the_published_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "override", "message"),
+    ("recipe", "preset", "message"),
     [
-        ("web_dapo_32b", "preset=scripts", "got 'scripts', expected script, paper or ours"),
-        (
-            "web_dapo",
-            "preset=script",
-            "nothing is published for a recipe 'web_dapo'; did you mean 'web_dapo_",
-        ),
-        ("mhqa_ppo_7b", "preset=paper", "the paper says nothing about mhqa_ppo_7b"),
+        ("web_dapo_32b", "scripts", "got 'scripts', expected script, paper or ours"),
+        ("web_dapo", "script", "nothing is published for a recipe 'web_dapo'; did you mean 'web_dapo_"),
+        ("mhqa_ppo_7b", "paper", "the paper says nothing about mhqa_ppo_7b"),
     ],
 )
-def test_a_preset_that_does_not_exist_is_refused(recipe: str, override: str, message: str) -> None:
+def test_a_preset_that_does_not_exist_is_refused(recipe: str, preset: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        taken(recipe, override)
+        taken(recipe, f"preset={preset}")
 
 
 def published_lines(path: str) -> list[str]:

@@ -9,28 +9,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from afm.agents import load_agent
 from afm.configuration import read_extended
 from afm.datasets.hub_sets import HubSets, Product, read_hub_sets
 from afm.datasets.readers import READERS
 from afm.distill.filters.base import draw, origin_of
 from afm.distill.filters.registry import load_plan
-from afm.errors import ConfigError, DataError, EngineError, UsageError
+from afm.errors import ConfigError, DataError, UsageError
 from afm.evaluation.benchmarks import BENCHMARKS, CODE
 from afm.evaluation.config import EvalConfig
-from afm.evaluation.tallies import ABILITIES, AGENT_H, AgentHTally
-from afm.presets import take_preset
-from afm.rollout.published_protocol import PublishedProtocol
-from afm.tools.code import CodeSettings
-from afm.trajectory.record import Record, TextSegment, Verdict
+from afm.trajectory.record import Record, TextSegment
 from afm.trajectory.types import Author
 from llamafactory_patch.config import resolve
-from verl_ext import patching
 from verl_ext.settings import load_settings as load_rl
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,17 +110,6 @@ def test_row_50_what_prepare_makes_is_what_recipes_read(agent: str) -> None:
         assert f"sft/{data['dataset']}" in steps
 
 
-def test_rows_76_77_and_78_nsjail_is_found_attacked_and_limited_as_published() -> None:
-    sandbox = CodeSettings.model_validate({"nsjail_path": "/opt/nsjail"}).sandbox
-    assert sandbox is not None
-    assert (sandbox.backend, sandbox.nsjail_path) == ("nsjail", "/opt/nsjail")
-    assert '"nsjail"' in (ROOT / "tests/sandbox/conftest.py").read_text("utf-8")
-    data: dict[str, Any] = {"tools": str(ROOT / "configs/tools/code_executor.yaml")}
-    take_preset(data, "rl", Path("code_dapo_32b.yaml"), ["preset=script"])
-    assert data["tools"]["tools"][0]["config"]["limits"]["memory_bytes"] == 5000 * 2**20
-    assert "1 GiB" in (ROOT / "configs/tools/code_executor.yaml").read_text("utf-8")
-
-
 def test_rows_86_and_89_every_benchmark_has_its_size_and_totals_add_up() -> None:
     assert BENCHMARKS["triviaqa"].questions == 11_313
     assert "unfiltered.nocontext/validation-*.parquet" in sets_of("benchmarks").sets["triviaqa"].files
@@ -141,26 +123,13 @@ def test_rows_86_and_89_every_benchmark_has_its_size_and_totals_add_up() -> None
 
 
 def test_row_92_sample_tests_alone_are_told() -> None:
-    settings = {
-        "sampling": {"temperature": 0.6, "top_p": 1.0, "top_k": 0},
-        "limits": {
-            "max_turn_tokens": None,
-            "max_response_tokens": CODE.response_tokens,
-            "max_turns": CODE.turns,
-        },
-        "rounds": 1,
-        "data": {"tasks": 167},
-        "agent": {},
-    }
-    complete = BENCHMARKS["livecodebench_v5"].departures(settings)
+    limits = {"max_turn_tokens": None, "max_response_tokens": CODE.response_tokens, "max_turns": CODE.turns}
+    sampling = {"temperature": 0.6, "top_p": 1.0, "top_k": 0}
+    settings = {"sampling": sampling, "limits": limits, "rounds": 1, "data": {"tasks": 167}, "agent": {}}
+    departures = BENCHMARKS["livecodebench_v5"].departures
     samples = settings | {"data": {"tasks": 167, "sample_tests_only": 160}}
-    told = set(BENCHMARKS["livecodebench_v5"].departures(samples)) - set(complete)
-    assert ["samples only for 160 of 167" in text for text in told] == [True]
-
-
-def test_row_96_the_published_protocol_is_a_word() -> None:
-    assert EvalConfig.model_fields["protocol"].default != "published"
-    assert PublishedProtocol.of(load_agent("web").limits)
+    [departure] = set(departures(samples)) - set(departures(settings))
+    assert "samples only for 160 of 167" in departure
 
 
 def test_row_101_a_team_is_evaluated_like_a_model() -> None:
@@ -171,32 +140,13 @@ def test_row_101_a_team_is_evaluated_like_a_model() -> None:
         EvalConfig.model_validate(asked)
 
 
-def test_rows_109_and_112_agent_flan_is_trained_by_split() -> None:
+def test_rows_109_111_and_112_agent_flan_is_trained_by_split_and_measured() -> None:
     names = {step.name for step in sets_of("agent_flan").sets["agent_flan"].prepare}
     assert {"sft/toolbench_negative", "sft/agent_instruct_react", "sft/toolbench_tflan_cot_30p"} <= names
     recipe = read_extended(ROOT / "configs/sft/agent_flan_llama2_7b.yaml")
     assert "Llama-2" in recipe["model_name_or_path"]
     assert set(recipe["dataset"].split(",")) == {"agent_flan", "sharegpt"}
-
-
-def test_row_111_both_groups_of_agent_flans_hallucinations_are_measured() -> None:
-    recipe = read_extended(ROOT / "configs/eval/hallucination.yaml")
-    assert recipe["reader"] in READERS
-    tally = AgentHTally()
-    for text in ("The capital is Quito.", "Thought: look it up.\nAction: search\nAction Input: Quito"):
-        record = trajectory("Which capital?", text)
-        told = {"data_source": f"{AGENT_H}none", "verdict": Verdict(score=0.0, parts={"format": 1.0})}
-        tally.add(record.model_copy(update=told))
-    assert tally.figures() == {"h_react": 0.5, "h_general": 0.0, "h_score": 0.75, "invented_tool": 0.0}
-
-
-def test_row_114_all_six_abilities_of_t_eval_are_scored() -> None:
-    assert set(ABILITIES) == {"instruct", "plan", "reason", "retrieve", "understand", "review"}
-
-
-def test_row_115_an_engine_that_is_another_one_is_refused_with_a_reason() -> None:
-    with pytest.raises(EngineError, match=f"differs from release {patching.VERL_VERSION}"):
-        patching.target(patching, "what_another_release_has")
+    assert read_extended(ROOT / "configs/eval/hallucination.yaml")["reader"] in READERS
 
 
 @pytest.mark.parametrize(
@@ -234,14 +184,9 @@ def test_keys_of_afms_rl_scripts_are_explained(word: str, told: str) -> None:
     ],
 )
 def test_row_46_a_key_on_the_command_line_is_refused(program: str, words: list[str]) -> None:
-    command = [
-        str(Path(sys.executable).with_name(program)),
-        *words,
-        "--swanlab_api_key",
-        "key-on-a-command-line",
-    ]
+    command = [str(Path(sys.executable).with_name(program)), *words, "--swanlab_api_key", "a-key"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 2
     assert "set the environment variable SWANLAB_API_KEY" in done.stderr
-    assert "key-on-a-command-line" not in done.stdout + done.stderr
+    assert "a-key" not in done.stdout + done.stderr

@@ -16,21 +16,16 @@ from extras import needs
 from afm.errors import AfmError, DataError, EngineError, RewardError
 from afm.sandbox.slots import own_cores, share_cores
 from afm.trajectory import read_records
-from verl_ext.kept_episodes import episodes_file, forget_after
+from verl_ext.kept_episodes import episodes_file
 
 needs("verl")
 
 CODE = "<plan>Run it.</plan><think>12+13.</think><code>\n```py\nprint(12+13)\n```\n</code>"
 OBSERVED = "\n<observation>\n25\n</observation>\n"
 ANSWER = "<reflection>25.</reflection><think>Done.</think><answer>\\boxed{25}</answer>"
-TOOLS = {
-    "tools": [
-        {
-            "class_name": "afm.tools.code.CodeTool",
-            "tool_schema": {"type": "function", "function": {"name": "code"}},
-        }
-    ]
-}
+TOOLS = {"tools": [{"class_name": "afm.tools.code.CodeTool", "tool_schema": {"function": {"name": "code"}}}]}
+SHORT = "<plan>p</plan><|im_end|>"
+SOLVED = "<plan>p</plan><think>t</think><answer>\\boxed{25}</answer>"
 ROW = {
     "uid": "u1",
     "session_id": 2,
@@ -51,36 +46,23 @@ def make_loop(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
 
     from verl_ext.agent_loop import AfmAgentLoop, surroundings
 
-    def make(
-        servers: Any,
-        *,
-        prompt_length: int = 64,
-        response_length: int = 200,
-        workers: int = 1,
-        nodes: int = 1,
-        **settings: Any,
-    ) -> Any:
-        agent = {"extends": "math", "prompt": "", "question_format": "{question}"}
-        (tmp_path / "agent.yaml").write_text(yaml.safe_dump(agent))
-        (tmp_path / "tools.yaml").write_text(yaml.safe_dump(TOOLS))
-        given = {
-            "agent": str(tmp_path / "agent.yaml"),
-            "tools": str(tmp_path / "tools.yaml"),
-            "limits": {"max_turns": 2, "max_response_tokens": response_length},
+    def make(servers: Any, *, prompt_length: int = 64, workers: int = 1, nodes: int = 1, **more: Any) -> Any:
+        settings = {
+            "agent": {"extends": "math", "prompt": "", "question_format": "{question}"},
+            "tools": TOOLS,
+            "limits": {"max_turns": 2, "max_response_tokens": 200},
             "output_dir": str(tmp_path),
         }
+        for name in ("agent", "tools"):
+            (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(settings[name]))
+            settings[name] = str(tmp_path / f"{name}.yaml")
         path = tmp_path / "settings.yaml"
         surroundings.cache_clear()
-        path.write_text(yaml.safe_dump(given | settings))
-        rollout = {"name": "afm_cpu", "prompt_length": prompt_length, "response_length": response_length}
+        path.write_text(yaml.safe_dump(settings | more))
+        rollout = {"name": "afm_cpu", "prompt_length": prompt_length, "response_length": 200}
         rollout |= {"max_model_len": None, "agent": {"num_workers": workers}}
-        config = OmegaConf.create(
-            {
-                "actor_rollout_ref": {"rollout": rollout, "model": {"path": "none"}},
-                "data": {},
-                "trainer": {"nnodes": nodes},
-            }
-        )
+        actor = {"rollout": rollout, "model": {"path": "none"}}
+        config = OmegaConf.create({"actor_rollout_ref": actor, "data": {}, "trainer": {"nnodes": nodes}})
         return AfmAgentLoop(
             trainer_config=DictConfigWrap(config),
             server_manager=servers,
@@ -114,27 +96,23 @@ async def test_a_tool_episode_is_trained_on_exactly_as_sampled(play: Any, said: 
     versions = {"min_global_steps": 3, "max_global_steps": 3}
     texts = (CODE, ANSWER + "<|im_end|>")
     output, servers = await play(*(said(text, extra_fields=versions) for text in texts))
+    asked = "<|im_start|>user\n12+13?<|im_end|>\n<|im_start|>assistant\n"
     prompt, code, observed, answer = (
-        tokenizer.encode(text, add_special_tokens=False)
-        for text in (
-            "<|im_start|>user\n12+13?<|im_end|>\n<|im_start|>assistant\n",
-            CODE,
-            OBSERVED,
-            ANSWER + "<|im_end|>",
-        )
+        tokenizer.encode(text, add_special_tokens=False) for text in (asked, CODE, OBSERVED, texts[1])
     )
     kept = len(output.response_ids) - len(code) - len(observed)
     assert output.prompt_ids == prompt
     assert output.response_ids == [*code, *observed, *answer[:kept]]
     assert output.response_mask == [1] * len(code) + [0] * len(observed) + [1] * kept
-    assert output.extra_fields["question_index"] == "q7"
     assert output.response_logprobs == [-0.5] * len(code) + [0.0] * len(observed) + [-0.5] * kept
     assert servers.requests[1]["prompt"] == [*prompt, *code, *observed]
-    assert output.reward_score == 1.0
+    stored = output.as_dict()  # verl's own
+    assert stored["rm_scores"].tolist() == [0.0] * (len(output.response_ids) - 1) + [1.0]
+    assert stored["rollout_log_probs"].tolist() == output.response_logprobs
     facts = output.extra_fields["reward_extra_info"]
     assert [facts[key] for key in ("acc", "correct", "format", "tool_calls", "abstained")] == [1, 1, 1, 1, 0]
     assert facts["response_tokens"] == len(output.response_ids)
-    assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (3, 3)
+    assert output.extra_fields.items() >= (versions | {"question_index": "q7"}).items()
     params = servers.requests[0]["params"]
     assert (params["temperature"], params["top_k"], params["max_tokens"]) == (0.9, -1, 200)
     assert set(params["stop"]) == {"</code>", "</answer>", "<observation>"}
@@ -147,29 +125,24 @@ async def test_rows_of_programs_and_of_mathematics_are_solved_in_one_run(
     play: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     """Rows in the published layout; with agent code for all of them the boxed answer would score 0."""
-    program = (
-        "<plan>p</plan><think>t</think><answer>\n```py\nprint(int(input()) * 2)\n```\n</answer><|im_end|>"
-    )
-    boxed = "<plan>p</plan><think>t</think><answer>\\boxed{4}</answer><|im_end|>"
+    program = SOLVED.replace("\\boxed{25}", "\n```py\nprint(int(input()) * 2)\n```\n")
     tests = json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]})
     code_row = ROW | {"data_source": "codeforces", "ability": "code", "reward_model": {"ground_truth": tests}}
-    math_row = ROW | {"data_source": "math_dapo", "ability": "math", "reward_model": {"ground_truth": "4"}}
+    math_row = ROW | {"data_source": "math_dapo", "ability": "math"}
     agents = {
         "code": {"agent": "code", "abilities": ["code"], "prompt": "row"},
         "math": {"data_sources": ["math_dapo"], "limits": {"max_turns": 1}},
     }
     seen = []
-    for row, text in ((code_row, program), (math_row, boxed), (code_row, boxed)):
+    for row, text in ((code_row, program), (math_row, SOLVED), (code_row, SOLVED)):
         output, _ = await play(text, row=row, agents=agents, episodes_per_step=100)
-        facts = output.extra_fields["reward_extra_info"]
         asked = tokenizer.decode(output.prompt_ids)
-        seen.append((facts["agent"], output.reward_score, "another prompt" in asked))
+        agent = output.extra_fields["reward_extra_info"]["agent"]
+        seen.append((agent, output.reward_score, "another prompt" in asked))
     assert seen == [("code", 1.0, True), ("math", 1.0, False), ("code", 0.0, True)]
-    records = [json.loads(line) for line in episodes_file(tmp_path, 4).read_text().splitlines()]
-    assert [(one["agent"], one["provenance"]["route"]) for one in records] == [
-        ("code", "code"),
-        ("math", "math"),
-        ("code", "code"),
+    records = read_records(episodes_file(tmp_path, 4))
+    assert [(record.agent, record.provenance["route"]) for record in records] == [
+        (agent, agent) for agent, *_ in seen
     ]
     with pytest.raises(AfmError, match=r"no entry of `agents` takes rows of data_source 'mini_math'"):
         await play(agents=agents)
@@ -178,17 +151,15 @@ async def test_rows_of_programs_and_of_mathematics_are_solved_in_one_run(
 async def test_the_prompt_is_the_agents_the_rows_or_a_files(
     play: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
-    (tmp_path / "prompt.yaml").write_text("system: Rules.\nuser: 'Task: {question}'\n")
-    texts = {
-        "own": "<|im_start|>user\n12+13?<|im_end|>\n<|im_start|>assistant\n",
-        "row": "<|im_start|>user\nanother prompt, Question: 12+13?<|im_end|>\n<|im_start|>assistant\n",
-        str(
-            tmp_path / "prompt.yaml"
-        ): "<|im_start|>system\nRules.<|im_end|>\n<|im_start|>user\nTask: 12+13?<|im_end|>\n"
-        "<|im_start|>assistant\n",
-    }
-    for prompt, text in texts.items():
-        output, _ = await play(f"<plan>p</plan>{ANSWER}<|im_end|>", prompt=prompt)
+    file = tmp_path / "prompt.yaml"
+    file.write_text("system: Rules.\nuser: 'Task: {question}'\n")
+    for prompt, turns in (
+        ("own", "user\n12+13?"),
+        ("row", "user\nanother prompt, Question: 12+13?"),
+        (str(file), "system\nRules.<|im_end|>\n<|im_start|>user\nTask: 12+13?"),
+    ):
+        output, _ = await play(SHORT, prompt=prompt)
+        text = f"<|im_start|>{turns}<|im_end|>\n<|im_start|>assistant\n"
         assert output.prompt_ids == tokenizer.encode(text, add_special_tokens=False)
     with pytest.raises(AfmError, match=r"task q7: its prompt has \d+ tokens, data.max_prompt_length is 8"):
         await play(prompt="row", prompt_length=8)
@@ -208,7 +179,7 @@ async def test_workers_of_a_node_share_its_cores(play: Any, monkeypatch: pytest.
 
 async def test_equal_samples_have_equal_seeds_and_different_ones_differ(play: Any) -> None:
     async def seed(**changes: Any) -> int:
-        _, servers = await play("<plan>p</plan><|im_end|>", row=ROW | changes)
+        _, servers = await play(SHORT, row=ROW | changes)
         return int(servers.requests[0]["params"]["seed"])
 
     from verl_ext import agent_loop
@@ -224,13 +195,17 @@ async def test_equal_samples_have_equal_seeds_and_different_ones_differ(play: An
     assert len({first, await seed(session_id=3), await seed(global_steps=5)}) == 3
 
 
-async def test_an_abstaining_reward_masks_the_whole_response(play: Any) -> None:
-    row = ROW | {"reward_model": {"ground_truth": {"tests": 3}}}
-    output, _ = await play("<plan>p</plan><think>t</think><answer>\\boxed{25}</answer>", row=row)
-    assert set(output.response_mask) == {0}
-    assert output.extra_fields["reward_extra_info"]["abstained"] == 1.0
-    assert "gold" in output.extra_fields["abstained"] or "target" in output.extra_fields["abstained"]
-    assert output.reward_score == 0.0
+async def test_a_sample_without_a_score_is_left_out_of_the_loss(play: Any, said: Any, tokenizer: Any) -> None:
+    """The reward abstained on one, the other was cut off before its first token."""
+    abstained, _ = await play(SOLVED, row=ROW | {"reward_model": {"ground_truth": {"tests": 3}}})
+    assert "gold" in abstained.extra_fields["abstained"] or "target" in abstained.extra_fields["abstained"]
+    aborted, _ = await play(said("", stop_reason="aborted"))
+    assert aborted.response_ids == [tokenizer.eos_token_id]
+    assert aborted.extra_fields["stop"] == "aborted"
+    for output in (abstained, aborted):
+        assert set(output.response_mask) == {0}
+        assert output.extra_fields["reward_extra_info"]["abstained"] == 1.0
+        assert output.reward_score == 0.0
 
 
 class Broken:
@@ -260,7 +235,7 @@ async def test_with_full_determinism_an_episode_asks_under_the_same_name_again(
     make_loop: Any, scripted: Any, said: Any
 ) -> None:
     async def name(deterministic: bool, **changes: Any) -> str:
-        servers = scripted([said("<plan>p</plan><|im_end|>")])
+        servers = scripted([said(SHORT)])
         loop = make_loop(servers)
         loop.rollout_config.full_determinism = deterministic
         await loop.run(dict(SAMPLING), **ROW | changes)
@@ -301,33 +276,11 @@ async def test_an_error_of_the_engine_ends_the_run_loudly_and_is_written_down(
     make_loop: Any, scripted: Any, tmp_path: Path
 ) -> None:
     for sampler in (lambda loop: loop, count_failures):
-        loop = sampler(make_loop(scripted([RuntimeError("server died")])))
         with pytest.raises(EngineError, match="server died"):
-            await loop.run(dict(SAMPLING), **ROW)
-    assert len(failures(tmp_path)) == 2
-    for row in failures(tmp_path):
-        assert (row["error"], row["fatal"]) == ("EngineError", True)
-        assert "server died" in row["message"]
-        assert "12+13?" in row["prompt"]
-
-
-async def test_an_episode_cut_off_before_its_first_token_is_left_out_of_the_loss(
-    play: Any, said: Any, tokenizer: Any
-) -> None:
-    output, _ = await play(said("", stop_reason="aborted"))
-    assert output.response_ids == [tokenizer.eos_token_id]
-    assert output.response_mask == [0]
-    assert output.extra_fields["reward_extra_info"]["abstained"] == 1.0
-    assert output.extra_fields["stop"] == "aborted"
-
-
-async def test_the_output_has_the_shape_that_verl_stores(play: Any) -> None:
-    output, _ = await play("<plan>p</plan><|im_end|>")
-    stored = output.as_dict()
-    size = len(output.response_ids)
-    assert stored["rm_scores"].tolist() == [0.0] * size
-    assert stored["response_mask"].tolist() == [1] * size
-    assert stored["rollout_log_probs"].shape == (size,)
+            await sampler(make_loop(scripted([RuntimeError("server died")]))).run(dict(SAMPLING), **ROW)
+    rows = failures(tmp_path)
+    assert [(row["error"], row["fatal"]) for row in rows] == [("EngineError", True)] * 2
+    assert all("server died" in row["message"] and "12+13?" in row["prompt"] for row in rows)
 
 
 @pytest.mark.sandbox
@@ -342,7 +295,7 @@ async def test_a_response_ends_with_the_agents_last_token(play: Any, said: Any, 
 @pytest.mark.parametrize(
     ("text", "reason", "kind", "limits"),
     [
-        ("<plan>p</plan><|im_end|>", "completed", "void", {}),
+        (SHORT, "completed", "void", {}),
         ("<plan>p</plan><observation>", "completed", "void", {}),
         ("<plan>p</plan><think>t", "aborted", "failed", {}),
         ("<plan>no end", "completed", "truncated", {"max_agent_tokens": "all of it"}),
@@ -385,7 +338,7 @@ async def test_a_validation_counts_episodes_without_a_proper_end(
     patches.mark_validation.apply(module)
     patches.mark_validation.apply(module)
     pickle.dumps(Worker._run_agent_loop)  # by its name: Ray sends anything else as a copy
-    loop = make_loop(scripted([said("<plan>p</plan><|im_end|>")] * 2), leave_out=["void"])
+    loop = make_loop(scripted([said(SHORT)] * 2), leave_out=["void"])
     outputs = [
         await Worker()._run_agent_loop(dict(SAMPLING), {"validate": validate}, agent_name="afm_agent", **ROW)
         for validate in (True, False)
@@ -398,25 +351,18 @@ async def test_a_validation_counts_episodes_without_a_proper_end(
 async def test_a_share_of_the_episodes_is_kept_to_be_read(
     make_loop: Any, scripted: Any, said: Any, tmp_path: Path
 ) -> None:
-    for per_step, batch in ((0, 4), (8, 4), (8, 64)):
-        loop = make_loop(scripted([said("<plan>p</plan><|im_end|>")] * 64), episodes_per_step=per_step)
+    kept = []
+    for step, (per_step, batch) in enumerate(((0, 4), (8, 4), (8, 64))):
+        loop = make_loop(scripted([said(SHORT)] * 64), episodes_per_step=per_step)
         loop.config.data = {"train_batch_size": batch}
         for session in range(64):
-            await loop.run(
-                dict(SAMPLING), **(ROW | {"session_id": session, "global_steps": batch + per_step})
-            )
-    counts = [
-        len(list(read_records(path))) if (path := episodes_file(tmp_path, step)).exists() else 0
-        for step in (4, 12, 72)
-    ]
-    assert counts[:2] == [0, 64]
-    assert 1 <= counts[2] <= 24
-    record = next(iter(read_records(episodes_file(tmp_path, 12))))
-    assert record.provenance == {"task": "q7", "step": 12}
-    assert record.text == "<plan>p</plan>" or record.text.startswith("<plan>p</plan>")
-    forget_after(tmp_path, 12)
-    assert episodes_file(tmp_path, 12).exists()
-    assert not episodes_file(tmp_path, 72).exists()
+            await loop.run(dict(SAMPLING), **(ROW | {"session_id": session, "global_steps": step}))
+        file = episodes_file(tmp_path, step)
+        kept.append(list(read_records(file)) if file.exists() else [])
+    assert [len(records) for records in kept[:2]] == [0, 64]
+    assert 1 <= len(kept[2]) <= 24
+    assert kept[1][0].provenance == {"task": "q7", "step": 1}
+    assert kept[1][0].text.startswith("<plan>p</plan>")
 
 
 async def test_an_episode_that_ran_out_of_time_is_dumped_with_its_state(play: Any, tmp_path: Path) -> None:

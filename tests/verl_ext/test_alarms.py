@@ -11,18 +11,10 @@ from verl_ext.alarms import AlarmAction, Alarms, Watch, read_alarms
 
 Row = dict[str, Any]
 SOUND: Row = {
-    "reward": 0.5,
-    "format": 0.9,
-    "agent_tokens": 100.0,
-    "entropy": 0.3,
-    "mismatch_kl": 1e-4,
-    "tool_calls": 2.0,
-    "tool_failures": 0.1,
-    "groups_generated": 20.0,
-    "groups_alike": 8.0,
-    "episode_seconds": 20.0,
+    "reward": 0.5, "format": 0.9, "agent_tokens": 100.0, "entropy": 0.3, "mismatch_kl": 1e-4, "tool_calls": 2.0,
+    "tool_failures": 0.1, "groups_generated": 20.0, "groups_alike": 8.0, "episode_seconds": 20.0,
     "slowest_episode_seconds": 90.0,
-}
+}  # fmt: skip
 
 
 def went_off(rows: list[Row], folder: Path, **alarms: Any) -> list[tuple[int, str]]:
@@ -102,31 +94,26 @@ def test_a_foreign_line_is_named(tmp_path: Path, line: str) -> None:
 def test_a_run_that_goes_on_forgets_what_it_does_again_and_remembers_the_rest(tmp_path: Path) -> None:
     file = tmp_path / "alarms.jsonl"
     alarms = Alarms(failed_tools={"steps": 2})
-    bad = SOUND | {"tool_failures": 1.0}
+    bad = [SOUND | {"tool_failures": 1.0, "step": step} for step in range(6)]
     first = Watch(alarms, [], file)
-    for step in range(1, 5):
-        first.look((SOUND if step == 3 else bad) | {"step": step})
-    first.look(bad | {"step": 5})
+    for row in (bad[1], bad[2], SOUND | {"step": 3}, bad[4], bad[5]):
+        first.look(row)
     assert [found.step for found in read_alarms(file)] == [2, 5]
-    again = Watch(alarms, [bad | {"step": 1}, bad | {"step": 2}, bad | {"step": 3}, bad | {"step": 4}], file)
+    again = Watch(alarms, bad[1:3], file)
     assert [found.step for found in read_alarms(file)] == [2]
-    assert again.look(bad | {"step": 5}) == []
+    assert again.look(bad[3]) == []
 
 
 @pytest.mark.parametrize(
-    "given",
+    "settings",
     [
         {"entropy": {}},
         {"mismatch": {"over": 1}},
-        {"mismatch": {"action": "shout"}},
-        {"mismatch": {"steps": 0}},
         {"mismatch": {"above": float("inf")}},
         {"failed_tools": {"above": float("nan")}},
-        {"long_tail": {"above": 1}},
         {"entropy_collapse": {"share_of_start": 1}},
-        {"reward_hacking": {"window": 0}},
     ],
 )
-def test_wrong_settings_are_refused(given: dict[str, Any]) -> None:
+def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        Alarms(**given)
+        Alarms(**settings)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from verl_ext.group_guard import GroupFate, GroupLedger, GroupsAlikeError, SampleGroup, ShortBatch
@@ -5,34 +7,32 @@ from verl_ext.metrics import documented, validation_means
 
 
 def group(*scores: float, abstained: int = 0) -> SampleGroup:
-    void = [{"acc": 0.0, "abstained": 1.0}] * abstained
-    return SampleGroup(
-        [*({"acc": score, "abstained": 0.0, "tool_calls": 2 * score} for score in scores), *void]
-    )
+    scored = ({"acc": score, "abstained": 0.0, "tool_calls": 2 * score} for score in scores)
+    return SampleGroup([*scored, *[{"acc": 0.0, "abstained": 1.0}] * abstained])
 
 
-def ledger(**changes: object) -> GroupLedger:
-    made = GroupLedger(metric="acc", batch_groups=2, expected=4, max_gen_batches=3)
-    for key, value in changes.items():
-        setattr(made, key, value)
-    made.start(step=7)
-    return made
+HOPELESS, SOLVED, MIXED = group(0, 0, 0, 0), group(1, 1, 1, 1), group(1, 0, 0, 0)
 
 
-def add(book: GroupLedger, group: SampleGroup, evidence: str = "") -> GroupFate:
-    return book.add(f"group {len(book.entries)}", group, evidence)
+def ledger(*groups: SampleGroup, **changes: Any) -> GroupLedger:
+    options: dict[str, Any] = {"metric": "acc", "batch_groups": 2, "expected": 4, "max_gen_batches": 3}
+    book = GroupLedger(**options | changes)
+    book.start(step=7)
+    for number, samples in enumerate(groups):
+        book.add(f"group {number}", samples)
+    return book
 
 
 @pytest.mark.parametrize(
     ("samples", "metric", "expected", "fate"),
     [
-        (group(1, 0, 1, 1), "acc", 4, GroupFate.KEPT),
-        (group(0, 0, 0, 0), "acc", 4, GroupFate.ALIKE),
+        (MIXED, "acc", 4, GroupFate.KEPT),
+        (HOPELESS, "acc", 4, GroupFate.ALIKE),
         (group(1, 1, 1, abstained=1), "acc", 4, GroupFate.ALIKE),
         (group(1, 0, abstained=2), "acc", 4, GroupFate.KEPT),
         (group(1, abstained=3), "acc", 4, GroupFate.VOID),
         (SampleGroup([]), "acc", 4, GroupFate.VOID),
-        (group(1, 1, 1, 1), None, 4, GroupFate.KEPT),  # without filtering
+        (SOLVED, None, 4, GroupFate.KEPT),  # without filtering
         (group(1, abstained=3), None, 4, GroupFate.VOID),
         (group(1), "acc", 1, GroupFate.KEPT),  # a single sample is compared with nothing
         (group(abstained=1), "acc", 1, GroupFate.VOID),
@@ -50,33 +50,23 @@ def test_a_missing_metric_is_an_error() -> None:
 
 
 def test_the_run_ends_after_the_allowed_batches_without_a_full_one() -> None:
-    book = ledger()
-    for _ in range(5):
-        add(book, group(0, 0, 0, 0))
-        book.check()
-    add(book, group(1, 1, 1, 1))
+    ledger(*[HOPELESS] * 5).check()
     with pytest.raises(GroupsAlikeError) as caught:
-        book.check()
+        ledger(*[HOPELESS] * 5, SOLVED).check()
     message = str(caught.value)
     assert (
         "step 7: 6 groups of 4 samples were generated (3 training batches), only 0 of the 2 needed" in message
     )
     assert "In 6 all samples have the same 'acc' (5 x 0, 1 x 1)." in message
     assert "the reward cannot be earned" in message
-
-
-def test_solved_prompts_get_another_advice_than_hopeless_ones() -> None:
-    book = ledger(max_gen_batches=1)
-    add(book, group(1, 1, 1, 1))
-    add(book, group(1, 1, 1, 1))
     with pytest.raises(GroupsAlikeError, match="too easy"):
-        book.check()
+        ledger(SOLVED, SOLVED, max_gen_batches=1).check()
 
 
 def test_abstaining_rewards_are_named_as_the_cause() -> None:
     book = ledger(max_gen_batches=1)
-    add(book, group(abstained=4), "no gold answer")
-    add(book, group(abstained=4), "another reason")
+    for why in ("no gold answer", "another reason"):
+        book.add(why, group(abstained=4), why)
     with pytest.raises(
         GroupsAlikeError, match=r"In 2 the reward abstained: no gold answer\. Repair the data"
     ):
@@ -84,43 +74,29 @@ def test_abstaining_rewards_are_named_as_the_cause() -> None:
 
 
 def test_a_filled_batch_never_ends_the_run() -> None:
-    book = ledger(max_gen_batches=1)
-    for _ in range(2):
-        add(book, group(1, 0, 0, 0))
-        add(book, group(0, 0, 0, 0))
-    book.check()
-    unfilled = ledger(max_gen_batches=1)
-    for _ in range(2):
-        add(unfilled, group(0, 0, 0, 0))
+    ledger(MIXED, HOPELESS, MIXED, HOPELESS, max_gen_batches=1).check()
     with pytest.raises(GroupsAlikeError):
-        unfilled.check()
+        ledger(HOPELESS, HOPELESS, max_gen_batches=1).check()
 
 
 def test_a_batch_that_may_be_filled_up_ends_the_run_only_without_any_signal() -> None:
-    book = ledger(max_gen_batches=1, short_batch=ShortBatch.FILL)
-    add(book, group(1, 1, 1, 1))
-    assert not book.exhausted
-    add(book, group(1, 0, 1, 1))
+    options: Any = {"max_gen_batches": 1, "short_batch": ShortBatch.FILL}
+    assert not ledger(SOLVED, **options).exhausted
+    book = ledger(SOLVED, MIXED, **options)
     assert book.exhausted
     book.check()
-    hopeless = ledger(max_gen_batches=1, short_batch=ShortBatch.FILL)
-    add(hopeless, group(0, 0, 0, 0))
-    add(hopeless, group(0, 0, 0, 0))
     with pytest.raises(GroupsAlikeError):
-        hopeless.check()
+        ledger(HOPELESS, HOPELESS, **options).check()
 
 
 def test_zero_means_no_bound() -> None:
-    book = ledger(max_gen_batches=0)
-    for _ in range(100):
-        add(book, group(0, 0, 0, 0))
+    book = ledger(*[HOPELESS] * 100, max_gen_batches=0)
     assert not book.exhausted
     book.check()
 
 
 def test_a_new_step_starts_from_nothing() -> None:
-    book = ledger()
-    add(book, group(0, 0, 0, 0))
+    book = ledger(HOPELESS)
     book.settle(trained=[], waiting=[])
     book.start(step=8)
     assert book.metrics()["groups/generated"] == 0
@@ -132,100 +108,80 @@ def test_tokens_of_groups_that_are_not_trained_on_are_counted() -> None:
     for uid, score in (("taken", 0.0), ("alike", 1.0), ("too many", 0.0)):
         book.add(uid, SampleGroup([{"acc": 1.0, "agent_tokens": 10.0}, {"acc": score, "agent_tokens": 10.0}]))
     book.settle(trained=["taken"], waiting=[])
-    found = book.metrics()
-    assert (found["groups/agent_tokens"], found["groups/unused_share"]) == (60, pytest.approx(2 / 3))
-    counts = {key: found[f"groups/{key}"] for key in ("generated", "kept", "alike", "surplus")}
-    assert counts == {"generated": 3, "kept": 2, "alike": 1, "surplus": 1}
-    assert documented(1, found)["groups_surplus"] == 1
+    metrics = book.metrics()
+    assert (metrics["groups/agent_tokens"], metrics["groups/unused_share"]) == (60, pytest.approx(2 / 3))
+    assert [metrics[f"groups/{key}"] for key in ("generated", "kept", "alike", "surplus")] == [3, 2, 1, 1]
+    assert documented(1, metrics)["groups_surplus"] == 1
+
+
+def counts(book: GroupLedger) -> tuple[float, float]:
+    return book.metrics()["groups/generated"], book.metrics()["rollout/acc"]
 
 
 def test_a_group_that_waits_for_a_later_step_belongs_to_that_one() -> None:
     book = ledger()
-    book.add("first", group(1, 0, 0, 0))
+    book.add("first", MIXED)
     book.add("ahead", group(1, 1, 1, 0))
     book.settle(trained=["first"], waiting=["first", "ahead"])
-    assert (book.metrics()["groups/generated"], book.metrics()["rollout/acc"]) == (1, 0.25)
+    assert counts(book) == (1, 0.25)
     assert book.metrics()["groups/surplus"] == 0
     book.start(step=8)
     book.add("second", group(1, 1, 0, 0))
     book.settle(trained=["ahead", "second"], waiting=[])
-    assert (book.metrics()["groups/generated"], book.metrics()["rollout/acc"]) == (2, 0.625)
+    assert counts(book) == (2, 0.625)
 
 
 def test_a_group_that_is_finished_between_two_steps_belongs_to_the_second() -> None:
     """verl's asynchronous trainers look for finished groups before they take a batch."""
     book = ledger()
-    book.add("first", group(1, 0, 0, 0))
+    book.add("first", MIXED)
     book.settle(trained=["first"], waiting=[])
     book.add("between", group(1, 1, 1, 0))
     book.start(step=8)
     book.settle(trained=["between"], waiting=[])
-    assert (book.metrics()["groups/generated"], book.metrics()["rollout/acc"]) == (1, 0.75)
+    assert counts(book) == (1, 0.75)
 
 
 def test_metrics_are_over_every_scored_sample_dropped_groups_included() -> None:
-    book = ledger()
-    add(book, group(1, 0, 0, abstained=1))
-    add(book, group(1, 1, 1, 1))
-    add(book, group(0, 0, 0, 0))
-    assert book.metrics() == {
-        "groups/generated": 3.0,
-        "groups/agent_tokens": 0.0,
-        "groups/unused_share": 0.0,
-        "groups/kept": 1.0,
-        "groups/alike": 2.0,
-        "groups/void": 0.0,
-        "groups/alike_solved": 1.0,
-        "groups/alike_failed": 1.0,
-        "groups/fillers": 0.0,
-        "groups/surplus": 1.0,
-        "groups/abstained_samples": 1.0,
-        "groups/failed_samples": 0.0,
+    metrics = ledger(group(1, 0, 0, abstained=1), SOLVED, HOPELESS).metrics()
+    none = ("agent_tokens", "unused_share", "void", "fillers", "failed_samples")
+    assert metrics == {f"groups/{name}": 0 for name in none} | {
+        "groups/generated": 3,
+        "groups/kept": 1,
+        "groups/alike": 2,
+        "groups/alike_solved": 1,
+        "groups/alike_failed": 1,
+        "groups/surplus": 1,
+        "groups/abstained_samples": 1,
         "rollout/acc": 5 / 11,
         "rollout/tool_calls": 10 / 11,
     }
 
 
 def test_parts_of_the_reward_are_reported_by_source() -> None:
-    book = ledger()
     rows = [("nq", 1.0, 1.0), ("nq", 0.0, 1.0), ("hle", 0.0, 0.0)]
-    add(
-        book,
-        SampleGroup(
-            [{"data_source": name, "acc": acc, "correct": acc, "format": form} for name, acc, form in rows]
-        ),
+    names = ("data_source", "acc", "correct", "format")
+    book = ledger(
+        SampleGroup([dict(zip(names, (name, acc, acc, form), strict=True)) for name, acc, form in rows])
     )
-    found = book.metrics()
-    assert {key: found[key] for key in found if key.startswith("source/")} == {
-        "source/hle/acc": 0.0,
-        "source/hle/correct": 0.0,
-        "source/hle/format": 0.0,
-        "source/nq/acc": 0.5,
-        "source/nq/correct": 0.5,
-        "source/nq/format": 1.0,
+    row = documented(3, book.metrics())
+    assert row["by_source"] == {
+        "hle": {"acc": 0.0, "correct": 0.0, "format": 0.0},
+        "nq": {"acc": 0.5, "correct": 0.5, "format": 1.0},
     }
-    row = documented(3, found)
-    assert row["by_source"]["nq"] == {"acc": 0.5, "correct": 0.5, "format": 1.0}
     assert row["correct"] == pytest.approx(1 / 3)
 
 
 def test_facts_and_groups_are_reported_by_agent() -> None:
-    book = GroupLedger(metric="acc", batch_groups=2, expected=2)
-    book.start(1)
-
     def samples(agent: str, *solved: float) -> SampleGroup:
-        return SampleGroup(
-            [{"agent": agent, "acc": one, "score": one, "tool_calls": 3 * one} for one in solved]
-        )
+        return SampleGroup([{"agent": agent, "acc": acc, "tool_calls": 3 * acc} for acc in solved])
 
-    book.add("u1", samples("code", 1.0, 0.0))
-    book.add("u2", samples("math", 1.0, 1.0))
-    row = documented(1, book.metrics())
-    assert row["by_agent"] == {
-        "code": {"acc": 0.5, "score": 0.5, "tool_calls": 1.5, "groups": 1.0, "groups_kept": 1.0},
-        "math": {"acc": 1.0, "score": 1.0, "tool_calls": 3.0, "groups": 1.0, "groups_kept": 0.0},
+    metrics = ledger(samples("code", 1.0, 0.0), samples("math", 1.0, 1.0), expected=2).metrics()
+    assert documented(1, metrics)["by_agent"] == {
+        "code": {"acc": 0.5, "tool_calls": 1.5, "groups": 1.0, "groups_kept": 1.0},
+        "math": {"acc": 1.0, "tool_calls": 3.0, "groups": 1.0, "groups_kept": 0.0},
     }
-    assert not any(key.startswith("rollout/agent") for key in book.metrics())
+    assert not any(key.startswith("rollout/agent") for key in metrics)
 
 
 def test_a_validation_is_reported_by_agent() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,56 +39,48 @@ def metrics(folder: Path, *steps: int) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in steps))
 
 
+@pytest.fixture
+def explained(run: Run, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a person is told of the end of the trainer."""
+
+    def explain(status: int = 1, log_begins: int = 0) -> str:
+        run._explain(status, log_begins)
+        return capsys.readouterr().err
+
+    return explain
+
+
 def test_a_loss_is_one_sentence_with_the_last_checkpoint_and_what_is_done_again(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    explained: Callable[..., str], tmp_path: Path
 ) -> None:
     checkpoint(tmp_path, 4)
     metrics(tmp_path, 1, 2, 3, 4, 5, 6)
     write_loss(tmp_path, "lost the rollout engine (process 7 on 10.0.0.1): it was killed or crashed")
-    run._explain(1, 0)
-    assert capsys.readouterr().err == (
+    assert explained() == (
         "lost the rollout engine (process 7 on 10.0.0.1): it was killed or crashed; the last checkpoint is that of step 4: "
         "the same command goes on with step 5, 2 of the finished steps again\n"
     )
 
 
-def test_a_lost_node_has_to_be_replaced_first(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lost_node_has_to_be_replaced_first(explained: Callable[..., str], tmp_path: Path) -> None:
     write_loss(tmp_path, "lost the node 10.0.0.2 (1 x training worker)")
-    run._explain(1, 0)
-    assert capsys.readouterr().err == (
+    assert explained() == (
         "lost the node 10.0.0.2 (1 x training worker); there is no checkpoint yet: once its place is taken, the same command "
         "starts anew\n"
     )
 
 
-def test_the_log_tells_of_the_process_that_would_have_told_it(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_log_tells_of_a_trainer_that_died_or_was_killed_in_this_start(
+    explained: Callable[..., str], tmp_path: Path
 ) -> None:
-    with (tmp_path / LOG_FILE).open("a") as log:
-        log.write(DIED)
-    run._explain(1, 0)
-    assert capsys.readouterr().err.startswith("lost the trainer (process 12 on 10.0.0.1): it was killed")
-
-
-def test_what_an_earlier_start_lost_is_not_told_again(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / LOG_FILE).write_text(DIED)
-    begin = (tmp_path / LOG_FILE).stat().st_size
-    with (tmp_path / LOG_FILE).open("a") as log:
-        log.write("ValueError: of this start\n")
-    run._explain(1, begin)
-    assert (
-        capsys.readouterr().err
-        == f"the trainer ended with status 1\nlast lines of {tmp_path / LOG_FILE}:\nValueError: of this start\n\n"
+    log = tmp_path / LOG_FILE
+    assert explained(137).startswith("the trainer's first process was killed (signal 9)")
+    log.write_text(DIED)
+    assert explained().startswith("lost the trainer (process 12 on 10.0.0.1): it was killed")
+    log.write_text(f"{DIED}ValueError: of this start\n")
+    assert explained(1, len(DIED)) == (
+        f"the trainer ended with status 1\nlast lines of {log}:\nValueError: of this start\n\n"
     )
-
-
-def test_a_kill_of_the_first_process_is_told(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run._explain(137, 0)
-    assert capsys.readouterr().err.startswith("the trainer's first process was killed (signal 9)")
 
 
 def test_a_run_with_fewer_steps_than_asked_for_says_so_in_one_line(run: Run, tmp_path: Path) -> None:

@@ -25,15 +25,18 @@ def test_the_cache_is_what_the_weights_leave(sizes: RunSizes) -> None:
     assert cache.sequences == cache.tokens // 1000
 
 
+def engine(sizes: RunSizes, **changes: Any) -> RunSizes:
+    return replace(sizes, engine=replace(sizes.engine, **changes))
+
+
 def test_an_engine_of_more_gpus_than_heads_copies_them(sizes: RunSizes) -> None:
-    wide = replace(sizes, engine=replace(sizes.engine, tensor_parallel=8))
-    assert kv_cache(wide, SHAPE).token_bytes == 2 * 2 * 28 * 1 * 128
+    assert kv_cache(engine(sizes, tensor_parallel=8), SHAPE).token_bytes == 2 * 2 * 28 * 1 * 128
 
 
 def test_no_episode_fits_where_the_weights_do_not(sizes: RunSizes) -> None:
-    small = replace(sizes, engine=replace(sizes.engine, memory_share=0.05))
-    assert kv_cache(small, SHAPE).tokens < 0
-    assert kv_cache(small, SHAPE).sequences == 0
+    cache = kv_cache(engine(sizes, memory_share=0.05), SHAPE)
+    assert cache.tokens < 0
+    assert cache.sequences == 0
 
 
 def test_an_update_has_everything_there_and_logits_with_their_gradient(sizes: RunSizes) -> None:
@@ -58,17 +61,12 @@ def test_what_is_moved_away_frees_the_rollout_and_what_stays_does_not(sizes: Run
 
 
 def test_an_engine_that_does_not_sleep_costs_every_phase(sizes: RunSizes) -> None:
-    awake = replace(sizes, engine=replace(sizes.engine, sleeps=False))
-    assert {need.engine for name, need in phases(awake, SHAPE).items() if name != "weights to engine"} == {
-        40 * GIB
-    }
+    assert {need.engine for need in phases(engine(sizes, sleeps=False), SHAPE).values()} == {40 * GIB}
 
 
 def test_weights_reach_an_engine_that_slept_before_its_cache_does(sizes: RunSizes) -> None:
     staged = phases(sizes, SHAPE)["weights to engine"]
     assert (staged.states, staged.engine) == (4 * P // 8 + 2 * GIB, P)
-    whole = replace(sizes, engine=replace(sizes.engine, sleeps=False))
-    assert phases(whole, SHAPE)["weights to engine"].engine == 40 * GIB
 
 
 def test_a_critic_has_no_vocabulary_and_a_reference_no_optimizer(sizes: RunSizes) -> None:
@@ -104,41 +102,55 @@ def test_engines_on_gpus_of_their_own_leave_the_trainers_alone(sizes: RunSizes) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "steps", "kept"),
+    ("kept", "steps", "counted"),
     [
-        ({"kept": 2}, 100, "2 checkpoints"),
-        ({"kept": 1}, 100, "2 checkpoints"),  # the old one goes when the new one is complete
-        ({"kept": 3}, 10, "2 checkpoints"),  # no more are written
-        ({"kept": 2}, 4, "1 checkpoint "),
-        ({"kept": None}, 100, "20 checkpoints"),
-        ({"kept": 2}, None, "2 checkpoints"),
+        (2, 100, "2 checkpoints"),
+        (1, 100, "2 checkpoints"),  # the old one goes when the new one is complete
+        (3, 10, "2 checkpoints"),  # no more are written
+        (2, 4, "1 checkpoint "),
+        (None, 100, "20 checkpoints"),
+        (2, None, "2 checkpoints"),
     ],
 )
 def test_checkpoints_that_stand_at_once_are_counted(
-    sizes: RunSizes, tmp_path: Path, changes: dict[str, Any], steps: int | None, kept: str
+    sizes: RunSizes, tmp_path: Path, kept: int | None, steps: int | None, counted: str
+) -> None:
+    found = checkpoint_finding(replace(sizes, kept=kept), SHAPE, tmp_path, steps)
+    assert f"the exported model and {counted}" in found.text
+    assert f"of {12 * EACH:.1f} GiB" in found.text  # fp32 shards and two moments
+    number = int(counted.split()[0])
+    assert found.text.startswith(f"{(4 + number * 12) * EACH:,.1f} GiB for")
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_each"),
+    [
+        ({"saved": ("model",)}, 4),
+        ({"critic": CRITIC}, 24),
+        ({"saved": ("model", "optimizer", "extra", "hf_model")}, 16),  # the whole model once more
+    ],
+)
+def test_a_checkpoint_holds_what_is_saved(
+    sizes: RunSizes, tmp_path: Path, changes: dict[str, Any], bytes_each: int
+) -> None:
+    found = checkpoint_finding(replace(sizes, **changes), SHAPE, tmp_path, 100)
+    assert f"of {bytes_each * EACH:.1f} GiB" in found.text
+
+
+WHOLE = ("model", "optimizer", "extra", "hf_model")
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "level", "text"),
+    [
+        ({"kept": 10**6}, None, Level.ERROR, "lower trainer.max_actor_ckpt_to_keep"),
+        ({"kept": 10**6, "saved": WHOLE}, None, Level.ERROR, "leave hf_model out"),
+        ({"kept": None}, None, Level.WARNING, "set trainer.max_actor_ckpt_to_keep"),
+        ({"save_every": -1}, 100, Level.WARNING, "no model is exported"),
+    ],
+)
+def test_what_the_disk_cannot_hold_or_nobody_knows_is_told_with_a_way_out(
+    sizes: RunSizes, tmp_path: Path, changes: dict[str, Any], steps: int | None, level: Level, text: str
 ) -> None:
     found = checkpoint_finding(replace(sizes, **changes), SHAPE, tmp_path, steps)
-    assert f"the exported model and {kept}" in found.text
-    assert f"of {12 * EACH:.1f} GiB" in found.text  # fp32 shards and two moments
-
-
-def test_the_sum_is_compared_with_the_disk(sizes: RunSizes, tmp_path: Path) -> None:
-    found = checkpoint_finding(sizes, SHAPE, tmp_path, 100)
-    assert found.text.startswith(f"{(4 + 2 * 12) * EACH:.1f} GiB for")
-    none = checkpoint_finding(replace(sizes, saved=("model",)), SHAPE, tmp_path, 100)
-    assert f"of {4 * EACH:.1f} GiB" in none.text
-    ppo = checkpoint_finding(replace(sizes, critic=CRITIC), SHAPE, tmp_path, 100)
-    assert f"of {24 * EACH:.1f} GiB" in ppo.text
-    twice = checkpoint_finding(replace(sizes, saved=(*sizes.saved, "hf_model")), SHAPE, tmp_path, 100)
-    assert f"of {16 * EACH:.1f} GiB" in twice.text  # the whole model once more
-    many = replace(sizes, kept=10**6, saved=(*sizes.saved, "hf_model"))
-    assert "leave hf_model out" in checkpoint_finding(many, SHAPE, tmp_path, None).text
-    huge = checkpoint_finding(replace(sizes, kept=10**6), SHAPE, tmp_path, None)
-    assert (huge.level, "lower trainer.max_actor_ckpt_to_keep" in huge.text) == (Level.ERROR, True)
-
-
-def test_what_nobody_knows_or_nobody_saves_is_a_warning(sizes: RunSizes, tmp_path: Path) -> None:
-    unknown = checkpoint_finding(replace(sizes, kept=None), SHAPE, tmp_path, None)
-    assert (unknown.level, "set trainer.max_actor_ckpt_to_keep" in unknown.text) == (Level.WARNING, True)
-    never = checkpoint_finding(replace(sizes, save_every=-1), SHAPE, tmp_path, 100)
-    assert (never.level, "no model is exported" in never.text) == (Level.WARNING, True)
+    assert (found.level, text in found.text) == (level, True), found.text

@@ -2,7 +2,6 @@ import inspect
 import re
 import subprocess
 import sys
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -46,6 +45,7 @@ def test_the_documents_count_the_patches(page: str) -> None:
 
 
 def test_another_release_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    patching.check_verl()
     monkeypatch.setattr(patching, "version", lambda name: "0.9.2")
     with pytest.raises(
         EngineError, match=r"verl 0\.9\.2 is installed; verl_ext patches and tests verl 0\.9\.1"
@@ -53,14 +53,18 @@ def test_another_release_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None
         patches.use_gloo_alone.apply(ModuleType("upstream"))
 
 
+def apply_to_trainer(patch: Patch, trainer: type) -> None:
+    """Apply a patch of verl's trainer to a class that stands for it."""
+    patch.apply(SimpleNamespace(PPOTrainer=trainer, __name__="verl"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("every", "saved"), [(2, []), (3, [4]), (-1, [4])])
 def test_a_checkpoint_that_is_asked_for_is_saved_once(tmp_path: Path, every: int, saved: list[int]) -> None:
     """In step 4; where ``save_freq`` plans one for that step anyway, verl saves it."""
+    keys = SimpleNamespace(default_local_dir=str(tmp_path / "checkpoints"), save_freq=every)
 
     class Trainer:
-        config = SimpleNamespace(
-            trainer=SimpleNamespace(default_local_dir=str(tmp_path / "checkpoints"), save_freq=every)
-        )
+        config = SimpleNamespace(trainer=keys)
         global_steps = 4
 
         def _stop_profiling(self) -> None: ...
@@ -69,7 +73,7 @@ def test_a_checkpoint_that_is_asked_for_is_saved_once(tmp_path: Path, every: int
             steps.append(self.global_steps)
 
     steps: list[int] = []
-    patches.save_when_asked.apply(SimpleNamespace(PPOTrainer=Trainer, __name__="verl"))  # type: ignore[arg-type]
+    apply_to_trainer(patches.save_when_asked, Trainer)
     Trainer()._stop_profiling()
     assert steps == []
     (tmp_path / CHECKPOINT_REQUEST).touch()
@@ -81,43 +85,35 @@ def test_a_checkpoint_that_is_asked_for_is_saved_once(tmp_path: Path, every: int
 def test_patching_twice_is_patching_once() -> None:
     seen = []
     module = ModuleType("upstream")
-    module.initialize_global_process_group_ray = lambda **given: seen.append(given)  # type: ignore[attr-defined]
+    module.initialize_global_process_group_ray = lambda **options: seen.append(options)  # type: ignore[attr-defined]
     patches.use_gloo_alone.apply(module)
-    once = module.initialize_global_process_group_ray
+    patched = module.initialize_global_process_group_ray
     patches.use_gloo_alone.apply(module)
-    assert module.initialize_global_process_group_ray is once
-    once(timeout_second=5)
-    once(backend="nccl")
+    assert module.initialize_global_process_group_ray is patched
+    patched(timeout_second=5)
+    patched(backend="nccl")
     assert seen == [
         {"timeout_second": 5, "backend": "cpu:gloo"},
         {"timeout_second": None, "backend": "nccl"},
     ]
 
 
-def test_a_validation_is_averaged_over_the_samples_that_have_a_score() -> None:
+@pytest.mark.parametrize(("path", "mean"), [("pkg://verl_ext.sampler", 0.5), (None, 0.25)])
+def test_a_validation_is_averaged_over_the_samples_that_have_a_score(path: str | None, mean: float) -> None:
     """Two of four were judged, one right: 1/2 with our sampler, which leaves the others out; verl's own says 1/4."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1 import trainer_base
 
     class Trainer:
         _val_metrics_update = trainer_base.PPOTrainer._val_metrics_update
+        config = OmegaConf.create({"trainer": {"v1": {"sampler": {"custom_sampler": {"path": path}}}}})
 
-        def __init__(self, path: str | None) -> None:
-            keys = {"trainer": {"v1": {"sampler": {"custom_sampler": {"path": path}}}}}
-            self.config = OmegaConf.create(keys)
-
-    patches.average_scored_samples.apply(SimpleNamespace(PPOTrainer=Trainer, __name__="verl"))  # type: ignore[arg-type]
-    found = [
-        Trainer(path)._val_metrics_update(
-            ["math"] * 2,
-            ["a", "b"],
-            {"reward": [1.0, 0.0], "acc": [1.0, 0.0]},
-            [],
-            expected_acc_counts={("math", uid): 1 for uid in "abcd"},
-        )["val-core/math/acc/mean@1"]
-        for path in ("pkg://verl_ext.sampler", None)
-    ]
-    assert found == [0.5, 0.25]
+    apply_to_trainer(patches.average_scored_samples, Trainer)
+    scores = {"reward": [1.0, 0.0], "acc": [1.0, 0.0]}
+    expected = {("math", uid): 1 for uid in "abcd"}
+    update = Trainer()._val_metrics_update
+    metrics = update(["math"] * 2, ["a", "b"], scores, [], expected_acc_counts=expected)
+    assert metrics["val-core/math/acc/mean@1"] == mean
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("sync", 4), ("colocate_async", 2)])
@@ -142,7 +138,7 @@ def test_a_save_that_ends_before_the_queue_is_whole_for_a_synchronous_trainer_on
                 (folder / "transfer_queue").mkdir()
                 (folder / "transfer_queue" / "metadata.json").touch()
 
-    patches.tell_whole_checkpoints.apply(SimpleNamespace(PPOTrainer=Trainer, __name__="verl"))  # type: ignore[arg-type]
+    apply_to_trainer(patches.tell_whole_checkpoints, Trainer)
     trainer: Any = Trainer()
     for trainer.global_steps in (2, 4):
         trainer._save_checkpoint()
@@ -174,11 +170,6 @@ def test_verls_trainer_puts_nothing_but_the_entropy_together_there() -> None:
     source = getsource(trainer_base)
     assert source.count("agg_loss(") == 1
     assert "entropy_agg = agg_loss(" in source
-
-
-def test_the_installed_verl_is_the_supported_one() -> None:
-    assert version("verl") == patching.VERL_VERSION
-    patching.check_verl()
 
 
 def test_a_hook_runs_once_right_after_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,42 +225,38 @@ print(trainer_base.agg_loss.patched_by_afm, trainer_base.MetricsAggregator()._ge
 
 
 @pytest.fixture
-def aggregator():
+def aggregator() -> Any:
     from verl.trainer.ppo.v1 import utils
 
     module = ModuleType("upstream")
-    module.MetricsAggregator = type("MetricsAggregator", (utils.MetricsAggregator,), {})
-    for patch in (patches.add_up_what_is_counted, patches.weigh_shares_by_tokens):
-        patch.apply(module)
+    module.MetricsAggregator = type("MetricsAggregator", (utils.MetricsAggregator,), {})  # type: ignore[attr-defined]
+    for patch in (patches.add_up_what_is_counted, patches.weigh_shares_by_tokens) * 2:
         patch.apply(module)
     return module.MetricsAggregator()
 
 
-def test_counts_are_added_and_means_weighted_whatever_their_names_hold(aggregator) -> None:
-    first = {
-        "groups/generated": 10.0, "groups/kept": 4.0, "groups/agent_tokens": 300.0, "groups/unused_share": 0.5,
-        "rollout/score": 0.2, "rollout/summary": 1.0, "rollout/slowest_seconds": 9.0,
-        "source/minerva_math/score": 0.8, "source/maximum/correct": 0.0, "curriculum/asked": 5.0,
-        "validation/total": 0.5, "actor/grad_norm_max": 2.0, "training/global_step": 7,
-    }  # fmt: skip
-    second = {
-        "groups/generated": 6.0, "groups/kept": 4.0, "groups/agent_tokens": 100.0, "groups/unused_share": 0.1,
-        "rollout/score": 0.6, "rollout/summary": 2.0, "rollout/slowest_seconds": 4.0,
-        "source/minerva_math/score": 0.4, "source/maximum/correct": 1.0, "curriculum/asked": 8.0,
-        "validation/total": 0.5, "actor/grad_norm_max": 3.0, "training/global_step": 8,
-    }  # fmt: skip
-    aggregator.add_step_metrics(first, sample_count=30)
-    aggregator.add_step_metrics(second, sample_count=10)
-    found = aggregator.get_aggregated_metrics()
-    assert found == pytest.approx(
-        {
-            "groups/generated": 16.0, "groups/kept": 8.0, "groups/agent_tokens": 400.0,
-            "groups/unused_share": 0.4,  # (150 + 10) of 400 tokens
-            "rollout/score": 0.3, "rollout/summary": 1.25, "rollout/slowest_seconds": 9.0,
-            "source/minerva_math/score": 0.7, "source/maximum/correct": 0.25, "curriculum/asked": 8.0,
-            "validation/total": 0.5, "actor/grad_norm_max": 3.0, "training/global_step": 8.0,
-        }
-    )  # fmt: skip
+MERGED = {  # metrics of a step of 30 samples, of one of 10, and of both
+    "groups/generated": (10.0, 6.0, 16.0),
+    "groups/agent_tokens": (300.0, 100.0, 400.0),
+    "groups/unused_share": (0.5, 0.1, 0.4),  # (150 + 10) of 400 tokens
+    "rollout/score": (0.2, 0.6, 0.3),
+    "rollout/summary": (1.0, 2.0, 1.25),
+    "rollout/slowest_seconds": (9.0, 4.0, 9.0),
+    "source/minerva_math/score": (0.8, 0.4, 0.7),
+    "source/maximum/correct": (0.0, 1.0, 0.25),
+    "curriculum/asked": (5.0, 8.0, 8.0),
+    "validation/total": (0.5, 0.5, 0.5),
+    "actor/grad_norm_max": (2.0, 3.0, 3.0),
+    "training/global_step": (7, 8, 8.0),
+}
+
+
+def test_counts_are_added_and_means_weighted_whatever_their_names_hold(aggregator: Any) -> None:
+    for at, count in enumerate((30, 10)):
+        step = {name: values[at] for name, values in MERGED.items()}
+        aggregator.add_step_metrics(step, sample_count=count)
+    expected = {name: values[2] for name, values in MERGED.items()}
+    assert aggregator.get_aggregated_metrics() == pytest.approx(expected)
 
 
 def test_verls_own_metrics_stay_as_they_are() -> None:
