@@ -37,8 +37,13 @@ async def judged(answer: str, gold: Any = "Paris", question: str = QUESTION, **s
         await judge.close()
 
 
-def chat(content: Any, finish: str = "stop") -> JSONResponse:
-    return JSONResponse({"choices": [{"message": {"content": content}, "finish_reason": finish}]})
+def chat(content: Any, finish: str = "stop", **usage: Any) -> JSONResponse:
+    choice = {"message": {"content": content}, "finish_reason": finish}
+    return JSONResponse({"choices": [choice], "usage": usage})
+
+
+def ruled(case: Case, judgement: str) -> str:
+    return json.dumps({"check": case.code, "rationale": "r", "judgement": judgement})
 
 
 async def test_equal_in_meaning_is_right_and_checked_against_a_wrong_gold_answer(judge_server: Any) -> None:
@@ -139,33 +144,29 @@ def test_decoys_are_stable_and_never_share_a_word() -> None:
     assert not chosen & {"Hamlet", "Saturn", "copper"}
 
 
+CASE = Case("q", ("g",), "a")
+RIGHT, WRONG = ruled(CASE, "correct"), ruled(CASE, "incorrect")
+
+
 @pytest.mark.parametrize(
-    ("reply", "ruling"),
+    ("reply", "judgement"),
     [
-        ('{"check": "CODE", "rationale": "r", "judgement": "correct"}', Ruling("correct", "r")),
-        (
-            '```json\n{"check": "CODE", "rationale": "", "judgement": "incorrect"}\n```',
-            Ruling("incorrect", ""),
-        ),
-        ('{"check": "CODE", "rationale": "r", "judgement": "Correct"}', None),
-        ('{"check": "CODE", "rationale": 1, "judgement": "correct"}', None),
-        ('x {"check": "CODE", "rationale": "r", "judgement": "correct"}', None),
-        (
-            '{"judgement": "correct"}\n{"check": "CODE", "rationale": "r", "judgement": "incorrect"}',
-            None,
-        ),
+        (RIGHT, "correct"),
+        (f"```json\n{WRONG}\n```", "incorrect"),
+        (ruled(CASE, "Correct"), None),
+        (RIGHT.replace('"r"', "1"), None),
+        (f"x {RIGHT}", None),
+        ('{"judgement": "correct"}\n' + WRONG, None),
         ("[" * 100_000, None),
         ("", None),
     ],
 )
-def test_only_one_whole_verdict_counts(reply: str, ruling: Ruling | None) -> None:
-    case = Case("q", ("g",), "a")
-    reply = reply.replace("CODE", case.code)
-    if ruling is None:
+def test_only_one_whole_verdict_counts(reply: str, judgement: str | None) -> None:
+    if judgement is None:
         with pytest.raises(ValueError, match="the reply"):
-            read_ruling(reply, case)
+            read_ruling(reply, CASE)
     else:
-        assert read_ruling(reply, case) == ruling
+        assert read_ruling(reply, CASE) == Ruling(judgement, "r")
 
 
 def test_a_rationale_that_quotes_the_answer_is_not_shown() -> None:
@@ -193,18 +194,15 @@ async def test_failures_abstain(judge_server: Any, judge_key: str, fault: Any, w
 
 @pytest.mark.parametrize("told", [10**30, -5, "many"])
 async def test_unlikely_token_counts_are_not_believed(judge_server: Any, tmp_path: Path, told: Any) -> None:
-    code = Case(QUESTION, ("Paris",), "London").code
-    said = json.dumps({"check": code, "rationale": "r", "judgement": "incorrect"})
-    choice = {"message": {"content": said}, "finish_reason": "stop"}
-    judge_server.faults.append(JSONResponse({"choices": [choice], "usage": {"total_tokens": told}}))
+    ruling = ruled(Case(QUESTION, ("Paris",), "London"), "incorrect")
+    judge_server.faults.append(chat(ruling, total_tokens=told))
     budget = {"tokens": 5000, "file": tmp_path / "budget"}
     assert (await judged("London", budget=budget)).score == 0.0
     assert (await judged("Rome", budget=budget)).score == 0.0  # there is still something left
 
 
 async def test_a_reply_that_was_cut_off_costs_what_it_took(judge_server: Any, tmp_path: Path) -> None:
-    choice = {"message": {"content": '{"check'}, "finish_reason": "length"}
-    judge_server.faults.append(JSONResponse({"choices": [choice], "usage": {"total_tokens": 4500}}))
+    judge_server.faults.append(chat('{"check', "length", total_tokens=4500))
     budget = {"tokens": 5000, "file": tmp_path / "budget"}
     with judge_meter() as spent:
         cut = await judged("London", budget=budget, attempts=1)
@@ -213,11 +211,8 @@ async def test_a_reply_that_was_cut_off_costs_what_it_took(judge_server: Any, tm
 
 
 async def test_a_failure_of_the_control_abstains_too(judge_server: Any) -> None:
-    code = Case(QUESTION, ("Paris of France",), "France: Paris of").code
-    judge_server.faults += [
-        chat(json.dumps({"check": code, "rationale": "r", "judgement": "correct"})),
-        PlainTextResponse("down", status_code=500),
-    ]
+    ruling = ruled(Case(QUESTION, ("Paris of France",), "France: Paris of"), "correct")
+    judge_server.faults += [chat(ruling), PlainTextResponse("down", status_code=500)]
     part = await judged("France: Paris of", "Paris of France", attempts=1)
     assert part.score is None
 
@@ -367,18 +362,19 @@ def test_settings_that_no_request_can_use_are_refused_at_once(settings: Any, mes
         load_reward({"judge": settings})
 
 
-def test_an_address_in_the_environment_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRM_BASE_URL", "localhost:8000/v1")
-    with pytest.raises(ConfigError, match=r"GRM_BASE_URL: got 'localhost:8000/v1', expected http://HOST"):
-        ModelJudge(JudgeSettings())
-
-
-def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("GRM_BASE_URL", "localhost:8000/v1", "GRM_BASE_URL: got 'localhost:8000/v1', expected http://HOST"),
+        ("GRM_API_KEY", "secret\n", "GRM_API_KEY: expected printable ASCII"),
+    ],
+)
+def test_the_environment_is_checked_too_and_keys_are_not_shown(
+    variable: str, value: str, message: str, judge_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GRM_API_KEY", "secret\n")
-    with pytest.raises(ConfigError, match="GRM_API_KEY: expected printable ASCII") as caught:
-        ModelJudge(JudgeSettings(url="http://127.0.0.1:1"))
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=message) as caught:
+        ModelJudge(JudgeSettings())
     assert "secret" not in str(caught.value)
 
 

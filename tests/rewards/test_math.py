@@ -47,9 +47,20 @@ async def test_easy_pairs_need_no_worker() -> None:
     assert verifier._pool is None
 
 
-async def test_the_last_box_counts(verifier: MathVerify) -> None:
-    assert (await verifier.judge(sample(r"\boxed{1} no, \boxed{2}", "2"))).score == 1.0
-    assert (await verifier.judge(sample(r"\boxed{2} no, \boxed{1}", "2"))).score == 0.0
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [
+        (r"\boxed{1} no, \boxed{2}", "2", 1.0),  # the last box counts
+        (r"\boxed{2} no, \boxed{1}", "2", 0.0),
+        (r"\boxed{\frac12}", {"target": ["3", "0.5"]}, 1.0),  # any of several gold answers will do
+        (r"\boxed{\frac13}", ["3", "0.5"], 0.0),
+        (r"\boxed{1}", None, None),
+    ],
+)
+async def test_boxes_and_gold_answers(
+    answer: str, gold: Any, score: float | None, verifier: MathVerify
+) -> None:
+    assert (await verifier.judge(sample(answer, gold))).score == score
 
 
 @pytest.mark.parametrize("answer", ["", "204", "I give up", r"\boxed{}", r"\boxed{204"])
@@ -80,15 +91,6 @@ async def test_pairs_of_upstream_get_their_verdict_or_a_reason(verifier: MathVer
     assert [row for row in differing if not row[2]] == []
     assert [row for row in agreed if row[2]] == []  # a reason that is no longer true
     assert (len(agreed), len(differing)) == (169, 14)
-
-
-async def test_any_of_several_gold_answers_will_do(verifier: MathVerify) -> None:
-    assert (await verifier.judge(sample(r"\boxed{\frac12}", {"target": ["3", "0.5"]}))).score == 1.0
-    assert (await verifier.judge(sample(r"\boxed{\frac13}", ["3", "0.5"]))).score == 0.0
-
-
-async def test_a_row_without_gold_answer_has_no_score(verifier: MathVerify) -> None:
-    assert (await verifier.judge(sample(r"\boxed{1}", None))).score is None
 
 
 @pytest.mark.parametrize(

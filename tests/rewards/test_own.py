@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from answered import answered
 
-from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import Sample, load_reward
 from afm.trajectory.record import Verdict
-from afm.trajectory.types import Author, Segment
 
 MODULE = '''
 from afm.rewards.base import Part
@@ -40,15 +39,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sample(answer: str, **extra: str) -> Sample:
-    text = f"<plan>p</plan><answer>{answer}</answer>"
-    return Sample(
-        spec=load_agent("mhqa"),
-        data_source="mirror",
-        question="q",
-        segments=(Segment(Author.AGENT, text),),
-        ground_truth="abc",
-        extra_info=extra,
-    )
+    return answered("mhqa", "mirror", answer, "abc", extra_info=extra)
 
 
 @pytest.mark.usefixtures("own")

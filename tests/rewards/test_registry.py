@@ -26,20 +26,19 @@ def sample(response: str, *, source: str = "aime24", gold: Any = "204", tokens: 
     return Sample(SPEC, source, "q", author_segments(response, SPEC), gold, agent_tokens=tokens)
 
 
-async def test_right_and_well_formed() -> None:
-    verdict = await load_reward().score(sample(GOOD))
-    assert verdict.score == 1.0
-    assert verdict.parts == {"correct": 1.0, "format": 1.0}
-    assert verdict.evidence == "'204' equals the gold answer"
-    assert 0 <= verdict.seconds < 5
-
-
-async def test_right_in_a_bad_format_scores_nothing_and_says_why() -> None:
-    verdict = await load_reward().score(sample(NO_PLAN))
-    assert verdict.score == 0.0
-    assert verdict.parts == {"correct": 1.0, "format": 0.0}
-    assert "format: <answer>" in verdict.evidence
-    assert "may not begin the response" in verdict.evidence
+@pytest.mark.parametrize(
+    ("response", "score", "formed", "evidence"),
+    [
+        (GOOD, 1.0, 1.0, "'204' equals the gold answer"),
+        (NO_PLAN, 0.0, 0.0, "format: <answer>"),
+    ],
+)
+async def test_a_right_answer_counts_where_it_is_well_formed(
+    response: str, score: float, formed: float, evidence: str
+) -> None:
+    verdict = await load_reward().score(sample(response))
+    assert (verdict.score, verdict.parts) == (score, {"correct": 1.0, "format": formed})
+    assert evidence in verdict.evidence
 
 
 @pytest.mark.parametrize(
@@ -165,6 +164,14 @@ async def test_every_shipped_file_loads_and_judges(path: Path) -> None:
             {"exact_match": {"variant": "test"}},
             r"exact_match\.variant: got 'test' \(str\), expected 'training'",
         ),
+        (
+            {
+                "code_tests": {"sandbox": {"packages": "/opt"}}
+            },  # would be taken letter by letter, "/" among them
+            r"code_tests\.sandbox\.packages: got '/opt' \(str\)",
+        ),
+        ({"code_tests": {"sandbox": {"max_paralel": 2}}}, r"unknown key; did you mean 'max_parallel'"),
+        ({"code_tests": {"sandbox": 7}}, r"code_tests\.sandbox: got 7 \(int\)"),
         ({"by_source": {"x": "mth"}}, r"by_source\.x: reward 'mth' is unknown, did you mean 'math'"),
     ],
 )
@@ -172,21 +179,6 @@ def test_a_wrong_configuration_is_explained(data: dict[str, Any], message: str) 
     with pytest.raises(ConfigError, match=message) as caught:
         load_reward(data)
     assert str(caught.value).startswith("reward configuration: ")
-
-
-@pytest.mark.parametrize(
-    ("sandbox", "complaint"),
-    [
-        ({"packages": "/opt/packages"}, "code_tests.sandbox.packages: got '/opt/packages' (str)"),
-        ({"max_paralel": 2}, "code_tests.sandbox.max_paralel: unknown key; did you mean 'max_parallel'"),
-        (7, "code_tests.sandbox: got 7 (int)"),
-    ],
-)
-def test_settings_of_the_sandbox_are_checked_when_they_are_read(sandbox: Any, complaint: str) -> None:
-    """A text in place of a list of folders would be taken letter by letter, "/" among them."""
-    with pytest.raises(ConfigError) as caught:
-        load_reward({"code_tests": {"sandbox": sandbox}})
-    assert complaint in str(caught.value)
 
 
 def test_programs_run_here_or_elsewhere() -> None:

@@ -16,6 +16,9 @@ from afm.rewards.code_tests.inside.plain import NotPlainError, decode, encode
 Point = namedtuple("Point", "x y")
 
 
+VIEWS = (dict.keys, dict.values, dict.items)
+
+
 class Seven(IntEnum):
     """A subclass of int."""
 
@@ -31,15 +34,8 @@ class Liar(int):
     __hash__ = int.__hash__
 
 
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text()
-    | st.binary()
-    | st.complex_numbers(allow_nan=False)
-)
+numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
+scalars = st.none() | st.booleans() | st.text() | st.binary() | numbers
 hashable = st.recursive(
     scalars, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=5
 )
@@ -84,17 +80,13 @@ def test_subclasses_count_as_their_plain_base(value: Any, plain: Any) -> None:
 def test_numbers_and_arrays_of_numpy_count_as_plain() -> None:
     numpy = pytest.importorskip("numpy")
     back = decode(encode([numpy.int64(3), numpy.float32(0.5), numpy.bool_(True), numpy.arange(3)]))
-    assert back == [3, 0.5, True, [0, 1, 2]]
-    assert [type(item) for item in back] == [int, float, bool, list]
+    assert repr(back) == "[3, 0.5, True, [0, 1, 2]]"
 
 
-def test_deques_and_views_of_dicts_are_what_they_were() -> None:
-    assert decode(encode(deque([1, (2,)]))) == deque([1, (2,)])
-    given = {3: [1], 1: [2]}
-    for view in (given.keys(), given.values(), given.items()):
-        back = decode(json.loads(json.dumps(encode(view))))
-        assert type(back) is type(view)
-        assert list(back) == list(view)
+@pytest.mark.parametrize("view", [deque([1, (2,)]), *(way({3: [1], 1: [2]}) for way in VIEWS)])
+def test_deques_and_views_of_dicts_are_what_they_were(view: Any) -> None:
+    back = decode(json.loads(json.dumps(encode(view))))
+    assert (type(back), list(back)) == (type(view), list(view))
 
 
 def test_iterators_and_nan() -> None:

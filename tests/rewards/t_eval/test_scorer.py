@@ -38,84 +38,61 @@ async def judged(reply, kind, form, gold, *, embeddings="words", **item):
     return verdict.score, verdict.parts["format"]
 
 
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        ('{"goal": "g", "name": "Home.search", "args": {"place": "Berlin", "beds": 2}}', (1.0, 1.0)),
-        (
-            "```json\n{'goal': 'g', 'name': 'Home.search', 'args': {'place': 'Berlin', 'beds': 2}}\n```",
-            (1.0, 1.0),
-        ),
-        # Two of three parts: (1 + 2/3) / 2. "2" is not 2.
-        (
-            '{"goal": "g", "name": "Home.search", "args": {"place": "Berlin", "beds": "2"}}',
-            ((1 + 2 / 3) / 2, 1.0),
-        ),
-        ('{"goal": "g", "name": "Home.find", "args": "place"}', (0.5, 1.0)),
-        ('{"name": "Home.search", "args": {"place": "Berlin", "beds": 2}}', (0.0, 0.0)),
-        ("[" * 90_000, (0.0, 0.0)),
+KEYS = {"thought": "goal", "action": "name", "args": "args"}
+JSON_CALL = '{"goal": "g", "name": "Home.search", "args": {"place": "Berlin", "beds": 2}}'
+TEXT_CALL = "name: Home.search\n\nargs: {'place': 'Berlin', 'beds': 2}\n"
+KINDS = {
+    ("instruct", "json"): [
+        (JSON_CALL, 1, 1),
+        (f"```json\n{JSON_CALL.replace(chr(34), chr(39))}\n```", 1, 1),
+        (JSON_CALL.replace("2}", '"2"}'), (1 + 2 / 3) / 2, 1),  # two of three parts: "2" is not 2
+        ('{"goal": "g", "name": "Home.find", "args": "place"}', 0.5, 1),
+        (JSON_CALL.replace('"goal": "g", ', ""), 0, 0),
+        ("[" * 90_000, 0, 0),
     ],
-)
-async def test_instructions_in_json(reply, expected) -> None:
-    template = {"thought": "goal", "action": "name", "args": "args"}
-    assert await judged(reply, "instruct", "json", CALL, template=template) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        ("goal: g\n\nname: Home.search\n\nargs: {'place': 'Berlin', 'beds': 2}\n.", (1.0, 1.0)),
+    ("instruct", "str"): [
+        (f"goal: g\n\n{TEXT_CALL}.", 1, 1),
         # The published program strips a reply before it looks for the mark at its end.
-        ("goal: g\n\nname: Home.search\n\nargs: {'place': 'Berlin', 'beds': 2}\n", (0.0, 0.0)),
-        ("Sure!\ngoal: g\n\nname: Home.search\n\nargs: place=Berlin\n.", ((1 + 1 / 3) / 2, 1.0)),
-        ("name: Home.search\n\nargs: {'place': 'Berlin', 'beds': 2}\n", (0.0, 0.0)),
+        (f"goal: g\n\n{TEXT_CALL}", 0, 0),
+        ("Sure!\ngoal: g\n\nname: Home.search\n\nargs: place=Berlin\n.", (1 + 1 / 3) / 2, 1),
+        (TEXT_CALL, 0, 0),
     ],
-)
-async def test_instructions_in_marked_text(reply, expected) -> None:
-    assert await judged(reply, "instruct", "str", CALL, template=MARKS) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("reply", "form", "expected"),
-    [
-        ('{"thought": "t", "name": "Home.search", "args": {}}', "json", (1.0, 1.0)),
-        ('The call: {"name": "Home.find"} as asked', "json", (0.0, 1.0)),
-        ("Home.search", "json", (0.0, 0.0)),
-        ("Home.search", "str", (1.0, 1.0)),
-        ("I use Home.search, then Home.price.", "str", (0.0, 1.0)),
-        ("Home.search or FinishAction", "str", (0.0, 1.0)),
+    ("retrieve", "json"): [
+        ('{"thought": "t", "name": "Home.search", "args": {}}', 1, 1),
+        ('The call: {"name": "Home.find"} as asked', 0, 1),
+        ("Home.search", 0, 0),
     ],
-)
-async def test_retrieval(reply, form, expected) -> None:
-    assert await judged(reply, "retrieve", form, GOLD) == expected
-
-
-@pytest.mark.parametrize(
-    ("reply", "form", "expected"),
-    [
-        ('{"name": "x", "args": {"place": "Berlin"}}', "json", (1.0, 1.0)),
-        ('{"name": "x", "args": {"place": "Rome"}}', "json", (0.0, 1.0)),
-        ('{"name": "x", "args": "place Berlin"}', "json", (0.0, 1.0)),
-        ("nothing", "json", (0.0, 0.0)),
-        ("{'place': 'Berlin'}", "str", (1.0, 1.0)),
+    ("retrieve", "str"): [
+        ("Home.search", 1, 1),
+        ("I use Home.search, then Home.price.", 0, 1),
+        ("Home.search or FinishAction", 0, 1),
     ],
-)
-async def test_understanding(reply, form, expected) -> None:
-    assert await judged(reply, "understand", form, GOLD) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("reply", "form", "expected"),
-    [
-        ("""[{"id": 0, "name": "Home.search", "args": "{'place': 'Berlin'}"}]""", "json", (1.0, 1.0)),
-        ("""[{"id": 0, "name": "Home.search"}]""", "json", (0.0, 0.0)),
+    ("understand", "json"): [
+        ('{"name": "x", "args": {"place": "Berlin"}}', 1, 1),
+        ('{"name": "x", "args": {"place": "Rome"}}', 0, 1),
+        ('{"name": "x", "args": "place Berlin"}', 0, 1),
+        ("nothing", 0, 0),
+    ],
+    ("understand", "str"): [("{'place': 'Berlin'}", 1, 1)],
+    ("plan", "json"): [
+        ("""[{"id": 0, "name": "Home.search", "args": "{'place': 'Berlin'}"}]""", 1, 1),
+        ("""[{"id": 0, "name": "Home.search"}]""", 0, 0),
+    ],
+    ("plan", "str"): [
         # "Use Home.search to find a place in Berlin" against "{'place': 'Berlin'}": 2 of sqrt(9) * sqrt(2) words alike.
-        ("Use Home.search to find a place in Berlin", "str", (1.0, 1.0)),
-        ("I do not know.", "str", (0.0, 0.0)),
+        ("Use Home.search to find a place in Berlin", 1, 1),
+        ("I do not know.", 0, 0),
     ],
-)
-async def test_plans(reply, form, expected) -> None:
-    assert await judged(reply, "plan", form, PLAN, tools=["Home.search"]) == pytest.approx(expected)
+}
+
+
+@pytest.mark.parametrize(("kind", "form"), KINDS)
+async def test_replies_score_by_what_is_right_and_can_be_read(kind, form) -> None:
+    gold = {"instruct": CALL, "plan": PLAN}.get(kind, GOLD)
+    template = {"json": KEYS, "str": MARKS}[form] if kind == "instruct" else {}
+    for reply, score, readable in KINDS[kind, form]:
+        judgement = await judged(reply, kind, form, gold, template=template, tools=["Home.search"])
+        assert judgement == pytest.approx((score, readable)), reply
 
 
 @pytest.mark.parametrize("kind", ["plan", "reason"])
