@@ -108,45 +108,36 @@ def attack(x):
 STOP = "stop the harness"  # costs the run's whole time
 ATTACKS = {
     "look everywhere": LOOK_EVERYWHERE,
-    "equals everything": ANYTHING + "def attack(x): return Anything()" + DEFINE,
+    "equals everything": ANYTHING + "def attack(x): return Anything()",
     "methods that agree": "class Agrees:\n    def startswith(self, *a): return True\n    def split(self): return self\n"
-    "    def count(self, *a): return 1\ndef attack(x): return Agrees()" + DEFINE,
-    "a class that equals everything": ANYTHING.replace("(str)", "")
-    + "def attack(x): return Anything()"
-    + DEFINE,
+    "    def count(self, *a): return 1\ndef attack(x): return Agrees()",
+    "a class that equals everything": ANYTHING.replace("(str)", "") + "def attack(x): return Anything()",
     "an object that is always equal": "class Same:\n    def __eq__(self, other): return True\n"
-    "def attack(x): return Same()" + DEFINE,
-    "exit in the function": "import sys\ndef attack(x): sys.exit(0)" + DEFINE,
+    "def attack(x): return Same()",
+    "exit in the function": "import sys\ndef attack(x): sys.exit(0)",
     "exit at once": "import os\nos._exit(0)",
     "exit on import": "raise SystemExit(0)",
-    "raise what tests raise": "def attack(x): raise AssertionError" + DEFINE,
-    "no assertion errors": "import builtins\nbuiltins.AssertionError = ValueError\ndef attack(x): return x"
-    + DEFINE,
+    "raise what tests raise": "def attack(x): raise AssertionError",
+    "no assertion errors": "import builtins\nbuiltins.AssertionError = ValueError\ndef attack(x): return x",
     "patched comparison": "import builtins, operator, json\nbuiltins.all = builtins.any = lambda *a: True\n"
-    "operator.eq = lambda a, b: True\njson.dumps = lambda *a, **k: '[{\"value\": true}]'\ndef attack(x): return x"
-    + DEFINE,
-    "forged results": FORGE + DEFINE,
-    "kill the harness": "import os, signal\ndef attack(x):\n    os.kill(os.getppid(), 9)\n    return x"
-    + DEFINE,
-    "kill everybody": "import os, signal\ndef attack(x):\n    os.kill(-1, 9)\n    return x" + DEFINE,
-    STOP: "import os, signal\ndef attack(x):\n    os.kill(os.getppid(), 19)\n    return x" + DEFINE,
-    "fork bomb": "import os\ndef attack(x):\n    while True:\n        try: os.fork()\n        except OSError: return x"
-    + DEFINE,
+    "operator.eq = lambda a, b: True\njson.dumps = lambda *a, **k: '[{\"value\": true}]'\ndef attack(x): return x",
+    "forged results": FORGE,
+    "kill the harness": "import os, signal\ndef attack(x):\n    os.kill(os.getppid(), 9)\n    return x",
+    "kill everybody": "import os, signal\ndef attack(x):\n    os.kill(-1, 9)\n    return x",
+    STOP: "import os, signal\ndef attack(x):\n    os.kill(os.getppid(), 19)\n    return x",
+    "fork bomb": "import os\ndef attack(x):\n    while True:\n        try: os.fork()\n        except OSError: return x",
     "fill the disk": "def attack(x):\n    try:\n        with open('/tmp/x', 'wb') as file:\n"
-    "            while True: file.write(b'0' * 65536)\n    except OSError: return x" + DEFINE,
+    "            while True: file.write(b'0' * 65536)\n    except OSError: return x",
     "poisoned modules": "import os\ndef attack(x):\n    for name in ('json', 'ast', 'random', 're', 'numpy'):\n"
-    "        open(f'/tmp/{name}.py', 'w').write('raise SystemExit(0)')\n    return x" + DEFINE,
+    "        open(f'/tmp/{name}.py', 'w').write('raise SystemExit(0)')\n    return x",
     "a thread that stays": "import threading, os\nthreading.Thread(target=lambda: os._exit(0)).start()\n"
-    "def attack(x): return x" + DEFINE,
-    "print tests": "def attack(x): return 'OK passed True 1'\nprint('1')" + DEFINE,
-    "checks of its own": "def check(*a): pass\ndef assertEqual(*a): pass\ndef attack(x): return True"
-    + DEFINE,
-    "a hole": "class _Hole: pass\ndef attack(x): return _Hole()" + DEFINE,
-    "endless data": "def attack(x):\n    while True: yield x" + DEFINE,
-    "data about data": "import os, json\ndef attack(x):\n    os.write(3, json.dumps([{'failed': ''}]).encode())\n    os._exit(0)"
-    + DEFINE,
-    "objects as data": 'import os, json\ndef attack(x):\n    os.write(3, b\'[{"value": {"iterator": []}, "object": "x"}]\')\n    os._exit(0)'
-    + DEFINE,
+    "def attack(x): return x",
+    "print tests": "def attack(x): return 'OK passed True 1'\nprint('1')",
+    "checks of its own": "def check(*a): pass\ndef assertEqual(*a): pass\ndef attack(x): return True",
+    "a hole": "class _Hole: pass\ndef attack(x): return _Hole()",
+    "endless data": "def attack(x):\n    while True: yield x",
+    "data about data": "import os, json\ndef attack(x):\n    os.write(3, json.dumps([{'failed': ''}]).encode())\n    os._exit(0)",
+    "objects as data": 'import os, json\ndef attack(x):\n    os.write(3, b\'[{"value": {"iterator": []}, "object": "x"}]\')\n    os._exit(0)',
 }
 
 
@@ -154,9 +145,11 @@ ATTACKS = {
     "attack", [pytest.param(STOP, marks=pytest.mark.slow), *(attack for attack in ATTACKS if attack != STOP)]
 )
 async def test_no_attack_pays(attack: str, training: CodeTests) -> None:
-    assert SECRET not in ATTACKS[attack]
+    body = ATTACKS[attack]
+    program = body + DEFINE if "def attack" in body else body
+    assert SECRET not in program
     for kind in ("stdin",) if attack == STOP else KINDS:
-        part = await training.judge(answered("code", "lcbv5", ATTACKS[attack], KINDS[kind]))
+        part = await training.judge(answered("code", "lcbv5", program, KINDS[kind]))
         assert part.score == 0.0, (kind, part.evidence)
 
 
