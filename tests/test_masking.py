@@ -54,31 +54,23 @@ CALL = [("<", 1), ("code", 1), (">a", 1), ("</", 1), ("code", 1)]
 THOUGHT_REST = [(">b", 1), ("</", 1), ("think", 1), (">", 1)]
 
 
+OBSERVED = [("<", 0), ("observation", 0)]
+CLOSED = [("</", 0), ("observation", 0)]
+
+
 @pytest.mark.parametrize(
     ("boundary", "opening", "closing"),
     [
-        (
-            Boundary.SPLIT,
-            [(">", 1), ("<", 0), ("observation", 0), (">E", 0)],
-            [("</", 0), ("observation", 0), (">", 0), ("<th", 1), ("ink", 1)],
-        ),
-        (
-            Boundary.MASK,
-            [("><", 0), ("observation", 0), (">E", 0)],
-            [("</", 0), ("observation", 0), ("><", 0), ("think", 1)],
-        ),
-        (
-            Boundary.KEEP,
-            [("><", 1), ("observation", 0), (">E", 0)],
-            [("</", 0), ("observation", 0), ("><", 1), ("think", 1)],
-        ),
+        (Boundary.SPLIT, [(">", 1), *OBSERVED], [(">", 0), ("<th", 1), ("ink", 1)]),
+        (Boundary.MASK, [("><", 0), ("observation", 0)], [("><", 0), ("think", 1)]),
+        (Boundary.KEEP, [("><", 1), ("observation", 0)], [("><", 1), ("think", 1)]),
     ],
 )
 def test_joint_without_white_space(
     qwen: Any, boundary: Boundary, opening: list[Token], closing: list[Token]
 ) -> None:
     text = "<code>a</code><observation>E</observation><think>b</think>"
-    assert spelled(qwen, text, boundary) == CALL + opening + closing + THOUGHT_REST
+    assert spelled(qwen, text, boundary) == CALL + opening + [(">E", 0)] + CLOSED + closing + THOUGHT_REST
 
 
 @pytest.mark.parametrize(
@@ -92,8 +84,16 @@ def test_joint_without_white_space(
 @pytest.mark.parametrize("after", ["\n", "\n\n"])
 def test_joint_with_line_feeds(qwen: Any, boundary: Boundary, opening: list[Token], after: str) -> None:
     text = f"<code>a</code>\n<observation>\nE\n</observation>{after}<think>b</think>"
-    observed = [("<", 0), ("observation", 0), (">\n", 0), ("E", 0), ("\n", 0), ("</", 0), ("observation", 0)]
-    expected = CALL + opening + observed + [(f">{after}", 0), ("<th", 1), ("ink", 1)] + THOUGHT_REST
+    observed = [(">\n", 0), ("E", 0), ("\n", 0)]
+    expected = (
+        CALL
+        + opening
+        + OBSERVED
+        + observed
+        + CLOSED
+        + [(f">{after}", 0), ("<th", 1), ("ink", 1)]
+        + THOUGHT_REST
+    )
     assert spelled(qwen, text, boundary) == expected
 
 
@@ -186,12 +186,8 @@ def test_mask_and_keep_leave_the_ids_alone_and_decide_straddling_tokens(
 
 @pytest.mark.parametrize("boundary", list(Boundary))
 def test_batch_equals_one_by_one(small: Any, boundary: Boundary) -> None:
-    texts = [
-        "<code>1</code>\n<observation>1</observation>\n",
-        "",
-        "<think>a</think>",
-        "<observation>1</observation>",
-    ]
+    observed = "<observation>1</observation>"
+    texts = [f"<code>1</code>\n{observed}\n", "", "<think>a</think>", observed]
     data = [author_segments(text, MATH) for text in texts]
     assert encode_batch(small, data, boundary) == [encode_segments(small, row, boundary) for row in data]
     assert encode_batch(small, [], boundary) == []

@@ -65,18 +65,8 @@ def prepared(tmp_path_factory):
         for file, content in repositories[entry["repository"]].items():
             (raw / name / file).parent.mkdir(parents=True, exist_ok=True)
             (raw / name / file).write_bytes(content)
-    words = [
-        "data",
-        "prepare",
-        "published",
-        "agent_flan",
-        "--all",
-        "--data",
-        str(raw),
-        "--output-dir",
-        str(out),
-    ]
-    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    words = ["prepare", "published", "agent_flan", "--all", "--data", str(raw), "--output-dir", str(out)]
+    done = CliRunner().invoke(app, ["data", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return out / "sft"
 

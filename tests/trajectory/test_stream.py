@@ -12,16 +12,8 @@ from afm.trajectory.tags import split
 
 MATH = load_agent("math")
 
-pieces = st.lists(
-    st.sampled_from(
-        [
-            *(f"<{tag}>" for tag in MATH.roles),
-            *(f"</{tag}>" for tag in MATH.roles),
-            *("<", "</", ">", "co", "de", " ", "é"),
-        ]
-    ),
-    max_size=30,
-)
+TAGS = [form.format(tag) for form in ("<{}>", "</{}>") for tag in MATH.roles]
+pieces = st.lists(st.sampled_from([*TAGS, "<", "</", ">", "co", "de", " ", "é"]), max_size=30)
 
 
 def offsets(steps: list[Step]) -> list[tuple[Step, int, int]]:

@@ -20,10 +20,6 @@ def kinds(text: str, spec: AgentSpec = MATH) -> list[tuple[Fault | None, int]]:
     return [(fault.kind, fault.character) for fault in validate(author_segments(text, spec), spec)]
 
 
-def messages(text: str, spec: AgentSpec = MATH) -> list[str]:
-    return [fault.message for fault in validate(author_segments(text, spec), spec)]
-
-
 def web(*functions: str) -> str:
     """A web trajectory: each function gets its thought, each call its observation."""
     parts = []
@@ -84,28 +80,29 @@ def test_faults_of_a_math_trajectory_come_in_the_order_of_the_text(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "place", "message"),
     [
-        (
-            f"{CODE}{END}",
-            "<code> at character 16 (line 1 of the text) may not begin the response; expected <plan>",
-        ),
+        (f"{CODE}{END}", "<code> at character 16 (line 1", "may not begin the response; expected <plan>"),
         (
             f"<plan>p</plan>{CODE.removeprefix('<think>t</think>')}{END}",
-            "<code> at character 14 (line 1 of the text) has no <think> directly before it",
+            "<code> at character 14 (line 1",
+            "has no <think> directly before it",
         ),
         (
             f"<plan>p</plan>{CODE.removesuffix('<reflection>ok</reflection>')}{END}",
-            "<answer> at character 99 (line 5 of the text) may not follow <code>; expected <reflection>",
+            "<answer> at character 99 (line 5",
+            "may not follow <code>; expected <reflection>",
         ),
         (
             f"<plan>p</plan><think>t</think><code>1</code><reflection>r</reflection>{END}",
-            "<reflection> at character 44 (line 1 of the text) follows <code>; expected <observation>",
+            "<reflection> at character 44 (line 1",
+            "follows <code>; expected <observation>",
         ),
     ],
 )
-def test_a_fault_names_role_place_and_expectation(text: str, message: str) -> None:
-    assert messages(text) == [message]
+def test_a_fault_names_role_place_and_expectation(text: str, place: str, message: str) -> None:
+    faults = validate(author_segments(text, MATH), MATH)
+    assert [fault.message for fault in faults] == [f"{place} of the text) {message}"]
 
 
 def test_the_order_of_a_web_trajectory_follows_its_grades() -> None:
@@ -123,61 +120,46 @@ LOOKED_UP = "<think>t</think><wiki_search>q</wiki_search>\n<observation>\no\n</o
 AGAIN = (PLAN, SEARCH, SUGGEST, check(2), SEARCH, SUGGEST, check(3), ANSWER)
 
 
-@pytest.mark.parametrize(
-    ("spec", "text"),
-    [
-        (WEB, web(PLAN, SEARCH, CRAWL, reflect("poor"), *AGAIN)),
-        (
-            MHQA,
-            f"{LOOKED_UP * 2}<think>t</think><reflection>sure</reflection><think>t</think><answer>a | b</answer>",
-        ),
-    ],
-    ids=["web", "mhqa"],
-)
-def test_whole_trajectories_are_valid(spec: AgentSpec, text: str) -> None:
-    assert kinds(text, spec) == []
+def test_whole_trajectories_are_valid() -> None:
+    assert kinds(web(PLAN, SEARCH, CRAWL, reflect("poor"), *AGAIN), WEB) == []
+    text = (
+        f"{LOOKED_UP * 2}<think>t</think><reflection>sure</reflection><think>t</think><answer>a | b</answer>"
+    )
+    assert kinds(text, MHQA) == []
 
 
 def test_poor_reflection_must_lead_to_a_plan() -> None:
     text = web(SEARCH, reflect("poor"), SEARCH, SUGGEST, check(3), ANSWER)
-    assert [fault.message.partition("may not")[2] for fault in validate(author_segments(text, WEB), WEB)] == [
-        " follow <reflection>; expected <plan>"
-    ]
-    assert kinds(web(SEARCH, reflect("average"), SEARCH, SUGGEST, check(3), ANSWER), WEB) == []
+    (fault,) = validate(author_segments(text, WEB), WEB)
+    assert fault.message.endswith(" follow <reflection>; expected <plan>")
+    assert kinds(text.replace("poor", "average"), WEB) == []
 
 
-def test_observation_written_by_the_agent_is_forged() -> None:
-    text = f"<plan>p</plan>{CODE}{END}"
-    faults = validate([Segment(Author.AGENT, text)], MATH)
-    assert [(fault.kind, fault.character) for fault in faults] == [(Fault.AUTHOR, 52)]
+CALL = "<plan>p</plan><think>t</think><code>1</code>"
+REFLECTED = f"<reflection>r</reflection>{END}"
 
 
-def test_function_written_by_the_environment_is_a_fault() -> None:
-    segments = [Segment(Author.ENVIRONMENT, "<plan>p</plan>"), Segment(Author.AGENT, END)]
-    assert [(fault.kind, fault.character) for fault in validate(segments, MATH)] == [(Fault.AUTHOR, 0)]
+@pytest.mark.parametrize(
+    ("texts", "character"),
+    [
+        ((f"<plan>p</plan>{CODE}{END}",), 52),  # an observation that the agent wrote is forged
+        (("", "<plan>p</plan>", END), 0),
+        ((CALL, "\n<observation>1</obser", f"vation>\n{REFLECTED}"), 45),  # a step over a joint of authors
+        ((CALL, "\n<observation>", f"1</observation>\n{REFLECTED}"), 45),
+    ],
+)
+def test_a_step_that_another_author_wrote_is_a_fault(texts: tuple[str, ...], character: int) -> None:
+    """The texts are the agent's and the environment's in turn."""
+    authors = (Author.AGENT, Author.ENVIRONMENT, Author.AGENT)
+    segments = [Segment(author, text) for author, text in zip(authors, texts, strict=False)]
+    faults = validate(segments, MATH)
+    assert [(fault.kind, fault.character) for fault in faults] == [(Fault.AUTHOR, character)]
 
 
-def test_step_that_runs_over_a_joint_of_authors_is_a_fault() -> None:
-    call = "<plan>p</plan><think>t</think><code>1</code>"
-    halves = [("\n<observation>1</obser", "vation>\n"), ("\n<observation>", "1</observation>\n")]
-    for first, second in halves:
-        segments = [
-            Segment(Author.AGENT, call),
-            Segment(Author.ENVIRONMENT, first),
-            Segment(Author.AGENT, f"{second}<reflection>r</reflection>{END}"),
-        ]
-        assert [fault.kind for fault in validate(segments, MATH)] == [Fault.AUTHOR]
-
-
-def test_segments_cut_within_one_author_change_nothing() -> None:
-    text = f"<plan>p</plan>{CODE}{END}"
-    pieces = [
-        Segment(segment.author, letter) for segment in author_segments(text, MATH) for letter in segment.text
-    ]
+def test_segments_cut_within_one_author_change_nothing_and_none_lack_an_answer() -> None:
+    whole = author_segments(f"<plan>p</plan>{CODE}{END}", MATH)
+    pieces = [Segment(segment.author, letter) for segment in whole for letter in segment.text]
     assert validate(pieces, MATH) == ()
-
-
-def test_empty_response_lacks_an_answer() -> None:
     assert [fault.kind for fault in validate([], MATH)] == [Fault.NO_ANSWER]
 
 
