@@ -76,19 +76,22 @@ class Teacher:
 
             def reply(self, status, data, **headers):
                 content = data if isinstance(data, bytes) else json.dumps(data).encode()
+                length = str(len(content))
+                self.begin(status, Content_Type="application/json", Content_Length=length, **headers)
+                self.wfile.write(content)
+
+            def begin(self, status=200, **headers):
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name.replace("_", "-"), value)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content)
 
-            def begin_stream(self):
-                self.send_response(200)
-                self.send_header("Content-Type", "text/event-stream")
-                self.send_header("Transfer-Encoding", "chunked")
-                self.end_headers()
+            def begin_stream(self, **headers):
+                self.begin(Content_Type="text/event-stream", Transfer_Encoding="chunked", **headers)
+
+            def end_stream(self):
+                self.chunk(b"data: [DONE]\n\n")
+                self.wfile.write(b"0\r\n\r\n")
 
             def chunk(self, data):
                 text = data if isinstance(data, bytes) else b"data: " + json.dumps(data).encode() + b"\n\n"
@@ -99,8 +102,7 @@ class Teacher:
                 self.begin_stream()
                 for piece in pieces(body, teacher.script):
                     self.chunk(piece)
-                self.chunk(b"data: [DONE]\n\n")
-                self.wfile.write(b"0\r\n\r\n")
+                self.end_stream()
 
             def fault_busy(self, body):
                 self.reply(429, {"error": {"message": "slow down"}}, Retry_After="7", X_RateLimit_Limit="3")
@@ -110,11 +112,7 @@ class Teacher:
 
             def fault_telltale(self, body):
                 """A stream that repeats the key, in two pieces, in an error; and a header that does."""
-                self.send_response(200)
-                self.send_header("Content-Type", "text/event-stream")
-                self.send_header("Transfer-Encoding", "chunked")
-                self.send_header("OpenAI-Organization", f"of {UPSTREAM_KEY}")
-                self.end_headers()
+                self.begin_stream(OpenAI_Organization=f"of {UPSTREAM_KEY}")
                 self.chunk(b'data: {"error": {"message": "Incorrect API key: ' + UPSTREAM_KEY[:8].encode())
                 time.sleep(0.1)
                 self.chunk(UPSTREAM_KEY[8:].encode() + b'"}}\n\n')
@@ -125,8 +123,7 @@ class Teacher:
                 self.begin_stream()
                 function = {"name": "search", "arguments": {"query": "rain"}}
                 self.chunk(chunk_of({"tool_calls": [{"index": 0, "id": 7, "function": function}]}))
-                self.chunk(b"data: [DONE]\n\n")
-                self.wfile.write(b"0\r\n\r\n")
+                self.end_stream()
 
             def fault_half(self, body):
                 self.reply(200, b'{"choices": [{"message": {"content": "Ha')
@@ -138,10 +135,7 @@ class Teacher:
                     self.chunk(chunk_of({"role": "assistant", "content": "Half a th"}))
                 else:
                     content = json.dumps(answer(body, teacher.script)).encode()
-                    self.send_response(200)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(content)))
-                    self.end_headers()
+                    self.begin(Content_Type="application/json", Content_Length=str(len(content)))
                     self.wfile.write(content[:30])
                     self.wfile.flush()
                 self.close_connection = True
@@ -158,8 +152,7 @@ class Teacher:
                 self.chunk(chunk_of({"role": "assistant", "content": "First"}))
                 teacher.pause.wait(20)
                 self.chunk(chunk_of({"content": " last"}, finish_reason="stop"))
-                self.chunk(b"data: [DONE]\n\n")
-                self.wfile.write(b"0\r\n\r\n")
+                self.end_stream()
 
             def log_message(self, *args):
                 pass
@@ -196,26 +189,16 @@ def answer(body, script):
     for index, message in enumerate(said if isinstance(said, list) else [said]):
         choice = {"index": index, "finish_reason": "tool_calls" if message.get("tool_calls") else "stop"}
         choices.append(choice | ({"text": message["content"]} if "prompt" in body else {"message": message}))
-    return {
-        "id": "c1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "tiny-1",
-        "choices": choices,
-        "usage": USAGE,
-    }
+    return about("chat.completion", choices, usage=USAGE)
 
 
-def chunk_of(delta, finish_reason=None, **extra):
+def about(kind, choices, **extra):
+    return {"id": "c1", "object": kind, "created": 1, "model": "tiny-1", "choices": choices, **extra}
+
+
+def chunk_of(delta, finish_reason=None):
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-    return {
-        "id": "c1",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": "tiny-1",
-        "choices": [choice],
-        **extra,
-    }
+    return about("chat.completion.chunk", [choice])
 
 
 def pieces(body, script):
@@ -234,14 +217,7 @@ def pieces(body, script):
         yield chunk_of({"tool_calls": [{"index": index, "function": {"arguments": arguments[5:]}}]})
     yield chunk_of({}, finish_reason="tool_calls" if message.get("tool_calls") else "stop")
     if (body.get("stream_options") or {}).get("include_usage"):
-        yield {
-            "id": "c1",
-            "object": "chat.completion.chunk",
-            "created": 1,
-            "model": "tiny-1",
-            "choices": [],
-            "usage": USAGE,
-        }
+        yield about("chat.completion.chunk", [], usage=USAGE)
 
 
 @pytest.fixture

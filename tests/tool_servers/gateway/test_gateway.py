@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from extras import LazyPackage
 
 from afm.distill.event_log import EventKind, read_events
 from afm.distill.model_calls import CallLog, Label, ModelCall, Usage, read_calls
+from afm.errors import DataError
 
 openai = LazyPackage("openai")
 HI = [{"role": "user", "content": "Hi"}]
@@ -30,6 +29,21 @@ def client(gateway, key="any:task=t1,agent=planner", base=None):
     return connections().with_options(api_key=key, base_url=base or gateway.base)
 
 
+def ask(gateway, words="Hi", *, key="any:task=t1,agent=planner", base=None, model="tiny", **options):
+    messages = [{"role": "user", "content": words}]
+    asking = client(gateway, key, base).chat.completions
+    return asking.create(model=model, messages=messages, **options)
+
+
+def post(gateway, model, path="chat/completions", **more):
+    body = {"model": model, "messages": HI} | more
+    return httpx.post(f"{gateway.base}/{path}", json=body, trust_env=False)
+
+
+def get(gateway, path):
+    return httpx.get(f"{gateway.url}{path}", trust_env=False)
+
+
 def calls(gateway):
     """Of all tasks, in the order of the log's attempts."""
     return [found for attempt in read_calls(gateway.log) for found in attempt]
@@ -40,8 +54,14 @@ def one_call(gateway):
     return found
 
 
+def outcome(gateway):
+    """Trouble and recorded text of the one call."""
+    found = one_call(gateway)
+    return found.call.trouble, found.event.content
+
+
 def test_a_chat_is_passed_on_and_recorded(gateway, teacher):
-    answer = client(gateway).chat.completions.create(model="tiny", messages=HI, temperature=0.5)
+    answer = ask(gateway, temperature=0.5)
 
     assert answer.choices[0].message.content == "You said Hi."
     assert answer.usage.prompt_tokens == 100
@@ -59,15 +79,11 @@ def test_a_chat_is_passed_on_and_recorded(gateway, teacher):
 
 
 def test_a_stream_is_passed_on_and_put_together_for_the_log(gateway, teacher):
-    call = {
-        "id": "c9",
-        "type": "function",
-        "function": {"name": "wiki_search", "arguments": '{"query": "Mill"}'},
-    }
+    function = {"name": "wiki_search", "arguments": '{"query": "Mill"}'}
+    call = {"id": "c9", "type": "function", "function": function}
     teacher.script = lambda body: {"role": "assistant", "content": "I look it up.", "tool_calls": [call]}
 
-    stream = client(gateway).chat.completions.create(model="tiny", messages=HI, stream=True)
-    chunks = list(stream)
+    chunks = list(ask(gateway, stream=True))
 
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "I look it up."
     assert all(chunk.choices for chunk in chunks), "the client did not ask for the tokens"
@@ -79,17 +95,14 @@ def test_a_stream_is_passed_on_and_put_together_for_the_log(gateway, teacher):
 
 
 def test_a_client_that_asks_for_the_tokens_of_a_stream_gets_them(gateway):
-    options = {"include_usage": True}
-    stream = client(gateway).chat.completions.create(
-        model="tiny", messages=HI, stream=True, stream_options=options
-    )
+    stream = ask(gateway, stream=True, stream_options={"include_usage": True})
 
     assert [chunk.usage.completion_tokens for chunk in stream if chunk.usage] == [10]
 
 
 def test_without_leave_to_ask_for_tokens_a_stream_is_left_as_it_is(start, teacher):
     gateway = start(config={"ask_usage": False})
-    list(client(gateway).chat.completions.create(model="tiny", messages=HI, stream=True))
+    list(ask(gateway, stream=True))
 
     assert "stream_options" not in teacher.seen[0][1]
     assert one_call(gateway).event.prompt_tokens == 0
@@ -106,10 +119,9 @@ def test_completions_and_models_are_passed_on(gateway):
 
 
 def test_the_first_word_of_a_stream_does_not_wait_for_the_second(gateway, teacher):
-    stream = client(gateway).chat.completions.create(model="slow", messages=HI, stream=True)
+    stream = ask(gateway, model="slow", stream=True)
 
-    first = next(iter(stream))
-    assert first.choices[0].delta.content == "First"  # the endpoint writes the second when it is told
+    assert next(iter(stream)).choices[0].delta.content == "First"  # the endpoint waits with the second
     teacher.pause.set()
     assert [chunk.choices[0].delta.content for chunk in stream] == [" last"]
 
@@ -128,8 +140,7 @@ def test_the_first_word_of_a_stream_does_not_wait_for_the_second(gateway, teache
     ],
 )
 def test_a_call_is_filed_under_its_task_and_agent(gateway, key, headers, prefix, task, agent, attempt):
-    asking = client(gateway, key, base=f"{gateway.url}{prefix}/v1")
-    asking.chat.completions.create(model="tiny", messages=HI, extra_headers=headers)
+    ask(gateway, key=key, base=f"{gateway.url}{prefix}/v1", extra_headers=headers)
 
     event = one_call(gateway).event
     assert (event.task_id, event.agent, event.attempt) == (task, agent, attempt)
@@ -140,7 +151,7 @@ def test_a_call_is_filed_under_its_task_and_agent(gateway, key, headers, prefix,
 )
 def test_a_label_that_cannot_be_is_refused(gateway, teacher, key):
     with pytest.raises(openai.BadRequestError):
-        client(gateway, key).chat.completions.create(model="tiny", messages=HI)
+        ask(gateway, key=key)
     assert not teacher.seen
 
 
@@ -148,38 +159,32 @@ def test_only_clients_with_the_token_are_let_in_and_no_key_is_logged(start, teac
     gateway = start(token="a-long-random-token")
     for key in ("wrong", "wrong:task=a", "a-long-random-token2:task=a"):
         with pytest.raises(openai.AuthenticationError):
-            client(gateway, key).chat.completions.create(model="tiny", messages=HI)
+            ask(gateway, key=key)
         with pytest.raises(openai.AuthenticationError):
             client(gateway, key).models.list()
-    assert httpx.get(f"{gateway.url}/metrics", trust_env=False).status_code == 401
-    assert httpx.get(f"{gateway.url}/health", trust_env=False).status_code == 200
-    client(gateway, "a-long-random-token:task=a").chat.completions.create(model="tiny", messages=HI)
+    assert (get(gateway, "/metrics").status_code, get(gateway, "/health").status_code) == (401, 200)
+    ask(gateway, key="a-long-random-token:task=a")
 
     assert teacher.keys == ["Bearer sk-key-of-the-endpoint"]
     assert "a-long-random-token" not in gateway.log.read_text()
 
 
 def test_errors_of_the_endpoint_come_as_they_are_but_without_its_key(gateway):
-    asking = client(gateway)
-    with pytest.raises(openai.RateLimitError) as busy:
-        asking.chat.completions.create(model="busy", messages=HI)
-    with pytest.raises(openai.InternalServerError) as broken:
-        asking.chat.completions.create(model="broken", messages=HI)
+    busy, broken = post(gateway, "busy"), post(gateway, "broken")
 
-    assert busy.value.response.headers["retry-after"] == "7"
-    assert busy.value.response.headers["x-ratelimit-limit"] == "3"
-    assert busy.value.response.json() == {"error": {"message": "slow down"}}
-    assert broken.value.response.json() == {"error": {"message": "Incorrect API key: [key]"}}
-    first, second = (found.call for found in calls(gateway))
-    assert (first.status, first.trouble) == (429, "status")
-    assert (second.status, second.trouble) == (500, "status")
-    assert "slow down" in first.error
-    assert not any(found.event.ok for found in calls(gateway))
+    assert (busy.headers["retry-after"], busy.headers["x-ratelimit-limit"]) == ("7", "3")
+    assert busy.json() == {"error": {"message": "slow down"}}
+    assert broken.json() == {"error": {"message": "Incorrect API key: [key]"}}
+    first, second = calls(gateway)
+    assert (first.call.status, first.call.trouble, first.event.ok) == (429, "status", False)
+    assert (second.call.status, second.call.trouble, second.event.ok) == (500, "status", False)
+    assert "slow down" in first.call.error
+    text = get(gateway, "/metrics").text
+    assert 'afm_gateway_requests_total{outcome="status"} 2' in text
 
 
 def test_a_stream_and_its_headers_do_not_tell_the_key(gateway):
-    asked = {"model": "telltale", "messages": HI, "stream": True}
-    answer = httpx.post(f"{gateway.base}/chat/completions", json=asked, trust_env=False)
+    answer = post(gateway, "telltale", stream=True)
 
     assert answer.text == 'data: {"error": {"message": "Incorrect API key: [key]"}}\n\n'
     assert answer.headers["openai-organization"] == "of [key]"
@@ -187,7 +192,7 @@ def test_a_stream_and_its_headers_do_not_tell_the_key(gateway):
 
 
 def test_a_refused_question_for_a_model_does_not_tell_the_key(gateway):
-    answer = httpx.get(f"{gateway.base}/models/org/refused", trust_env=False)
+    answer = get(gateway, "/v1/models/org/refused")
 
     assert (answer.status_code, answer.json()) == (401, {"error": {"message": "Incorrect API key: [key]"}})
 
@@ -206,29 +211,20 @@ def test_a_refused_question_for_a_model_does_not_tell_the_key(gateway):
     ],
 )
 def test_the_name_of_a_model_leads_nowhere_else_with_the_key(gateway, teacher, asked, path):
-    answer = httpx.get(f"{gateway.base}/models/{asked}", trust_env=False)
+    status = get(gateway, f"/v1/models/{asked}").status_code
 
-    assert teacher.paths == ([] if path is None else [path])
-    assert answer.status_code == (404 if path is None else 200)
+    assert (status, teacher.paths) == ((200, [path]) if path else (404, []))
 
 
 def test_arguments_that_a_stream_says_as_an_object_are_recorded(gateway):
-    asked = {"model": "objects", "messages": HI, "stream": True}
-    answer = httpx.post(f"{gateway.base}/chat/completions", json=asked, trust_env=False)
-
-    assert answer.text.endswith("data: [DONE]\n\n")
-    [made] = one_call(gateway).call.choices[0]["message"]["tool_calls"]
-    assert made == {
-        "id": "7",
-        "type": "function",
-        "function": {"name": "search", "arguments": '{"query": "rain"}'},
-    }
+    assert post(gateway, "objects", stream=True).text.endswith("data: [DONE]\n\n")
+    function = {"name": "search", "arguments": '{"query": "rain"}'}
+    [call] = one_call(gateway).call.choices[0]["message"]["tool_calls"]
+    assert call == {"id": "7", "type": "function", "function": function}
 
 
 def test_half_json_comes_as_it_is(gateway):
-    answer = httpx.post(
-        f"{gateway.base}/chat/completions", json={"model": "half", "messages": HI}, trust_env=False
-    )
+    answer = post(gateway, "half")
 
     assert (answer.status_code, answer.text) == (200, '{"choices": [{"message": {"content": "Ha')
     assert (one_call(gateway).call.trouble, one_call(gateway).event.ok) == ("broken", False)
@@ -249,41 +245,37 @@ def test_an_answer_that_is_cut_is_cut_for_the_client_too(gateway, stream):
         with pytest.raises(httpx.RemoteProtocolError):
             _kept(pieces, got)
     assert len(got) > 20
-
-    recorded = one_call(gateway)
-    assert (recorded.call.status, recorded.call.trouble) == (200, "cut")
-    assert recorded.event.content == ("Half a th" if stream else "")
+    assert one_call(gateway).call.status == 200
+    assert outcome(gateway) == ("cut", "Half a th" if stream else "")
 
 
 def test_an_endpoint_that_says_nothing_is_given_up(start):
     gateway = start(config={"answer_s": 0.3})
     with pytest.raises(openai.InternalServerError, match="did not answer in time") as late:
-        client(gateway).chat.completions.create(model="silent", messages=HI)
+        ask(gateway, model="silent")
 
     assert late.value.status_code == 504
-    assert (one_call(gateway).call.status, one_call(gateway).call.trouble) == (0, "timeout")
+    assert (one_call(gateway).call.status, outcome(gateway)) == (0, ("timeout", ""))
 
 
 def test_a_stream_that_falls_silent_is_cut(start):
     gateway = start(config={"silence_s": 0.3})
     with pytest.raises((openai.APIError, httpx.RemoteProtocolError)):
-        list(client(gateway).chat.completions.create(model="slow", messages=HI, stream=True))
+        list(ask(gateway, model="slow", stream=True))
 
-    assert (one_call(gateway).call.trouble, one_call(gateway).event.content) == ("cut", "First")
+    assert outcome(gateway) == ("cut", "First")
 
 
 def test_an_endpoint_that_is_not_there_is_a_bad_gateway(start):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    gateway = start(upstream=f"http://127.0.0.1:{port}/v1")
+    gateway = start(upstream="http://127.0.0.1:9/v1")
     with pytest.raises(openai.InternalServerError, match="cannot be reached"):
-        client(gateway).chat.completions.create(model="tiny", messages=HI)
+        ask(gateway)
 
     assert one_call(gateway).call.trouble == "connect"
 
 
 def test_a_client_that_leaves_is_logged_with_what_it_got(gateway, teacher):
-    stream = client(gateway).chat.completions.create(model="slow", messages=HI, stream=True)
+    stream = ask(gateway, model="slow", stream=True)
     next(iter(stream))
     stream.close()
 
@@ -291,7 +283,7 @@ def test_a_client_that_leaves_is_logged_with_what_it_got(gateway, teacher):
         if len(gateway.log.read_bytes().splitlines()) == 2:
             break
         time.sleep(0.05)
-    assert (one_call(gateway).call.trouble, one_call(gateway).event.content) == ("gone", "First")
+    assert outcome(gateway) == ("gone", "First")
 
 
 def test_too_large_a_request_or_an_answer_is_refused(start, teacher):
@@ -306,8 +298,8 @@ def test_too_large_a_request_or_an_answer_is_refused(start, teacher):
     assert one_call(gateway).call.trouble == "too_large"
 
 
-def test_a_body_that_is_no_json_is_the_endpoints_to_refuse(gateway, teacher):
-    answer = httpx.post(f"{gateway.base}/embeddings", content=b"{", trust_env=False)
+def test_what_is_not_recorded_is_not_passed_on(gateway):
+    answer = post(gateway, "tiny", "embeddings")
 
     assert answer.status_code == 404
     assert "recorded are chat/completions and completions" in answer.json()["error"]["message"]
@@ -316,9 +308,8 @@ def test_a_body_that_is_no_json_is_the_endpoints_to_refuse(gateway, teacher):
 def test_cost_comes_from_the_price_table(start):
     prices = {"tiny": {"prompt": 2, "completion": 8, "cached": 1}, "ti*": {"prompt": 1, "completion": 1}}
     gateway = start(config={"prices": prices})
-    asking = client(gateway)
     for model in ("tiny", "tier", "other"):
-        asking.chat.completions.create(model=model, messages=HI)
+        ask(gateway, model=model)
 
     first, second, third = calls(gateway)
     # 100 prompt tokens, 40 of them cached, and 10 of completion, for a million each
@@ -333,14 +324,13 @@ def test_each_model_is_asked_at_its_endpoint(start, teacher):
         {"url": "http://127.0.0.1:9/v1", "models": ["far-*"], "key_variable": "NO_SUCH_KEY"},
     ]
     gateway = start(upstream="", config={"upstreams": upstreams})
-    asking = client(gateway)
 
-    assert asking.chat.completions.create(model="tiny", messages=HI).choices
+    assert ask(gateway).choices
     with pytest.raises(openai.InternalServerError):
-        asking.chat.completions.create(model="far-away", messages=HI)
+        ask(gateway, model="far-away")
     with pytest.raises(openai.NotFoundError, match="no endpoint is set up"):
-        asking.chat.completions.create(model="unheard-of", messages=HI)
-    assert [model.id for model in asking.models.list()] == ["tiny"]
+        ask(gateway, model="unheard-of")
+    assert [model.id for model in client(gateway).models.list()] == ["tiny"]
 
 
 def test_an_agents_conversation_is_written_once_however_often_it_is_sent(gateway):
@@ -364,27 +354,20 @@ def test_64_agents_at_once_are_all_recorded_each_in_its_task(gateway, teacher):
 
     def script(body):
         gate.wait(20)
-        return {"role": "assistant", "content": f"for {said(body)}"}
-
-    def said(body):
-        return body["messages"][-1]["content"]
+        return {"role": "assistant", "content": f"for {body['messages'][-1]['content']}"}
 
     teacher.script = script
 
     def work(number):
-        asking = client(gateway, f"k:task=t{number},agent=a")
         for turn in range(2):
-            messages = [{"role": "user", "content": f"{number}/{turn}"}]
-            answer = asking.chat.completions.create(model="tiny", messages=messages, stream=bool(number % 2))
-            if number % 2:
-                list(answer)
+            key, stream = f"k:task=t{number},agent=a", bool(number % 2)
+            list(ask(gateway, f"{number}/{turn}", key=key, stream=stream))
 
     with ThreadPoolExecutor(64) as pool:
         list(pool.map(work, range(64)))
 
     attempts = list(read_calls(gateway.log))
-    assert len(attempts) == 64
-    assert teacher.most_at_once == 64
+    assert (len(attempts), teacher.most_at_once) == (64, 64)
     for attempt in attempts:
         number = attempt[0].event.task_id[1:]
         assert [found.event.content for found in attempt] == [f"for {number}/0", f"for {number}/1"]
@@ -397,15 +380,11 @@ def test_a_killed_gateway_loses_nothing_that_a_client_was_told(spawn):
     told = []
 
     def work(number):
-        asking = client(gateway, f"k:task=t{number}")
         for turn in range(1000):
+            stream = turn % 2 == 0
             try:
-                stream = asking.chat.completions.create(
-                    model="tiny",
-                    messages=[{"role": "user", "content": f"{number}/{turn}"}],
-                    stream=turn % 2 == 0,
-                )
-                if turn % 2 == 0 and not list(stream)[-1].choices[0].finish_reason:
+                answer = list(ask(gateway, f"{number}/{turn}", key=f"k:task=t{number}", stream=stream))
+                if stream and not answer[-1].choices[0].finish_reason:
                     return
             except (openai.APIError, httpx.HTTPError):
                 return
@@ -422,7 +401,7 @@ def test_a_killed_gateway_loses_nothing_that_a_client_was_told(spawn):
         log.write(b'{"id": "t0#1.9", "task_')  # as a kill within a write would leave it
 
     again = spawn()
-    client(again, "k:task=t0").chat.completions.create(model="tiny", messages=HI)
+    ask(again, key="k:task=t0")
     recorded = [found.event.content for found in calls(again)]
     assert set(told) <= set(recorded)
     assert len(recorded) == len(set(recorded))
@@ -439,29 +418,14 @@ def test_half_a_surrogate_pair_does_not_stop_the_gateway(gateway):
 
 
 def test_metrics_count_calls_by_outcome(gateway):
-    asking = client(gateway)
-    asking.chat.completions.create(model="tiny", messages=HI)
-    with pytest.raises(openai.RateLimitError):
-        asking.chat.completions.create(model="busy", messages=HI)
-
-    text = httpx.get(f"{gateway.url}/metrics", trust_env=False).text
-    assert 'afm_gateway_requests_total{outcome="ok"} 1' in text
-    assert 'afm_gateway_requests_total{outcome="status"} 1' in text
+    ask(gateway)
+    assert 'afm_gateway_requests_total{outcome="ok"} 1' in get(gateway, "/metrics").text
 
 
 def test_a_log_of_another_kind_is_no_gateways(tmp_path):
-    from afm.errors import DataError
-
-    (tmp_path / "log").write_text(
-        json.dumps({"id": "a#1.0", "task_id": "a", "attempt": 1, "kind": "task"}) + "\n"
-    )
+    (tmp_path / "log").write_text('{"id": "a#1.0", "task_id": "a", "attempt": 1, "kind": "task"}\n')
     with pytest.raises(DataError, match="holds no model calls"):
         list(read_calls(tmp_path / "log"))
-
-
-def ask(gateway, words, **options):
-    messages = [{"role": "user", "content": words}]
-    return client(gateway).chat.completions.create(model="tiny", messages=messages, **options)
 
 
 def asked(gateway):
@@ -475,20 +439,19 @@ def test_with_a_full_disk_the_endpoint_is_not_asked(disk, start, teacher):
     gateway = start(folder=disk.folder)
     disk.fill()
 
+    trouble = "the log cannot be written (No space left on device)"
     for _ in range(3):
         with pytest.raises(openai.InternalServerError) as refused:
             ask(gateway, "first")
         assert (refused.value.status_code, refused.value.code) == (503, "log")
-        message = "the log cannot be written (No space left on device); the endpoint was not asked"
-        assert message in str(refused.value)
+        assert f"{trouble}; the endpoint was not asked" in str(refused.value)
     assert not teacher.seen
-    health = httpx.get(f"{gateway.url}/health", trust_env=False)
-    assert health.status_code == 503
-    assert health.json()["error"] == "the log cannot be written (No space left on device)"
+    health = get(gateway, "/health")
+    assert (health.status_code, health.json()["error"]) == (503, trouble)
 
     disk.empty()
     ask(gateway, "second")
-    assert httpx.get(f"{gateway.url}/health", trust_env=False).json()["status"] == "ok"
+    assert get(gateway, "/health").json()["status"] == "ok"
     assert asked(gateway) == ["second"]
 
 
@@ -518,7 +481,7 @@ def test_a_closed_log_keeps_no_room(disk):
 
 def test_calls_under_way_when_the_disk_fills_are_recorded(disk, start, teacher):
     gateway = start(folder=disk.folder)
-    stream = client(gateway).chat.completions.create(model="slow", messages=HI, stream=True)
+    stream = ask(gateway, model="slow", stream=True)
     assert next(iter(stream)).choices[0].delta.content == "First"
     disk.fill()
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from extras import LazyPackage
+from typer.testing import CliRunner
 
 from afm.agents import load_agent
+from afm.cli.main import app
 from afm.datasets import Task, write_tasks
 from afm.distill.conversation import TeamConversation
 from afm.distill.model_calls import BadLines, read_calls
@@ -74,19 +74,18 @@ def model_of(gateway, agent="solo", task="q%2F1", **options):
     )
 
 
-def merged(gateway, tmp_path, name, agent="mhqa", tasks=(TASK,)):
+def shipped(name, spec=None):
+    """A team's map as it is shipped."""
+    return TeamMap.read(ROOT / f"configs/teams/{name}.yaml", spec or load_agent("mhqa"))
+
+
+def merged(gateway, tmp_path, team, agent="mhqa", tasks=(TASK,)):
     """The records of a log, kept and dropped."""
     spec = load_agent(agent)
-    team = (
-        TeamMap.read(ROOT / f"configs/teams/{name}.yaml", spec)
-        if isinstance(name, str)
-        else name.checked(spec)
-    )
+    team = shipped(team, spec) if isinstance(team, str) else team.checked(spec)
     merge_gateway_log(gateway.log, tasks, spec, team, tmp_path / "out", name="team")
-    records = [
-        *load_records(tmp_path / "out/trajectories.jsonl"),
-        *load_records(tmp_path / "out/dropped.jsonl"),
-    ]
+    files = (tmp_path / "out/trajectories.jsonl", tmp_path / "out/dropped.jsonl")
+    records = [record for file in files for record in load_records(file)]
     for record in records:
         if record.kept:
             assert not validate([Segment(part.author, part.text) for part in record.segments], spec)
@@ -127,7 +126,14 @@ def plain(gateway, teacher, tmp_path):
 
 
 def steps(record):
-    return [(step["role"], step["agent"], step["event"]) for step in record.provenance["steps"]]
+    """Each step as its role and, behind a colon, the member that took it."""
+    return " ".join(f"{step['role']}:{step['agent']}".rstrip(":") for step in record.provenance["steps"])
+
+
+def found(record):
+    """The calls of a record that must be kept."""
+    assert record.kept, record.reason
+    return [(call.argument, call.observation) for call in record.calls]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -140,44 +146,29 @@ def test_a_tool_calling_agent_of_smolagents_becomes_a_trajectory(run, stream):
         stream_outputs=stream,
     )
 
-    assert record.kept, record.reason
-    assert [call.observation for call in record.calls] == [MILL, BERG]
-    assert [(call.tool, call.argument) for call in record.calls] == [
-        ("wiki_search", "Old Mill builder"),
-        ("wiki_search", "Anna Berg birthplace"),
-    ]
-    assert steps(record) == [
-        ("think", "solo", "q/1#1.1"),
-        ("wiki_search", "solo", "q/1#1.1"),
-        ("observation", "", "q/1#1.2"),
-        ("think", "", "q/1#1.2"),
-        ("wiki_search", "solo", "q/1#1.2"),
-        ("observation", "", "q/1#1.3"),
-        ("think", "solo", "q/1#1.3"),
-        ("answer", "solo", "q/1#1.3"),
-    ]
+    assert found(record) == list(PAGES.items())
+    assert steps(record) == (
+        "think:solo wiki_search:solo observation think wiki_search:solo observation think:solo answer:solo"
+    )
+    events = [step["event"].removeprefix("q/1#1.") for step in record.provenance["steps"]]
+    assert "".join(events) == "11222333"
     assert record.text.endswith("<think>Both pages agree.</think><answer>Weimar</answer>")
     assert (record.id, record.question, record.ground_truth) == ("q/1", TASK.question, "Weimar")
     assert (record.cost.prompt_tokens, record.cost.agent_tokens, record.cost.generations) == (300, 30, 3)
 
 
 def test_planning_and_a_managed_agent_keep_their_members(gateway, teacher, searching, tmp_path):
-    import smolagents
+    from smolagents import ToolCallingAgent
 
-    searcher = smolagents.ToolCallingAgent(
+    searcher = ToolCallingAgent(
         [searching],
         model_of(gateway, "searcher"),
         name="searcher",
         description="Searches.",
         verbosity_level=0,
     )
-    manager = smolagents.ToolCallingAgent(
-        [],
-        model_of(gateway, "manager"),
-        managed_agents=[searcher],
-        planning_interval=5,
-        verbosity_level=0,
-    )
+    model = model_of(gateway, "manager")
+    manager = ToolCallingAgent([], model, managed_agents=[searcher], planning_interval=5, verbosity_level=0)
     teacher.script = scripted(
         assistant("1. Find the builder.\n2. Find the birthplace."),
         assistant("I ask the searcher.", tool_call("searcher", task="Find where the builder was born.")),
@@ -188,22 +179,15 @@ def test_planning_and_a_managed_agent_keep_their_members(gateway, teacher, searc
     )
     assert manager.run(TASK.question) == "Weimar"
 
-    team = TeamMap.read(ROOT / "configs/teams/smolagents.yaml", load_agent("mhqa"))
-    [record] = merged(gateway, tmp_path, team.model_copy(update={"delegates": ("searcher",)}))
+    [record] = merged(
+        gateway, tmp_path, shipped("smolagents").model_copy(update={"delegates": ("searcher",)})
+    )
 
     assert record.kept, record.reason
-    assert [(role, agent) for role, agent, _ in steps(record)] == [
-        ("think", ""),
-        ("plan", "manager"),
-        ("think", "manager"),
-        ("wiki_search", "searcher"),
-        ("observation", ""),
-        ("think", "searcher"),
-        ("wiki_search", "searcher"),
-        ("observation", ""),
-        ("think", "searcher"),
-        ("answer", "manager"),
-    ]
+    assert steps(record) == (
+        "think plan:manager think:manager wiki_search:searcher observation think:searcher "
+        "wiki_search:searcher observation think:searcher answer:manager"
+    )
     assert "I ask the searcher.\n\nThe builder first." in record.text
     assert "Anna Berg was born in Weimar.\n\nThat settles it." in record.text
 
@@ -220,8 +204,7 @@ def test_a_code_agent_of_smolagents_becomes_a_trajectory(run):
         program("done.", 'final_answer("Weimar")'),
     )
 
-    assert record.kept, record.reason
-    assert [call.observation for call in record.calls] == [MILL, BERG]
+    assert [observation for _, observation in found(record)] == [MILL, BERG]
     assert record.text.startswith("<think>the builder.</think><wiki_search>Old Mill builder</wiki_search>\n")
     assert record.text.endswith("<think>done.</think><answer>Weimar</answer>")
 
@@ -236,8 +219,8 @@ def test_the_stand_in_for_a_thought_before_the_answer_asks_for_no_further_search
     assert record.kept, record.reason
     assert record.text.startswith("<think>Next: look up what is missing.</think><wiki_search>")
     assert record.text.endswith("<think>Nothing is missing any more.</think><answer>Weimar</answer>")
-    team = TeamMap.read(ROOT / "configs/teams/smolagents.yaml", load_agent("mhqa"))
-    [bare] = merged(gateway, tmp_path, team.model_copy(update={"missing_last_thought": ""}))
+    team = shipped("smolagents").model_copy(update={"missing_last_thought": ""})
+    [bare] = merged(gateway, tmp_path, team)
     assert bare.reason.startswith("format: <answer> at character ")
     assert "Next" not in bare.text.rpartition("</observation>")[2]
 
@@ -258,7 +241,7 @@ def test_labels_of_a_code_agent_are_no_part_of_its_thoughts(run, said):
 
 
 def test_a_code_agents_programs_become_those_of_the_math_agent(gateway, teacher, tmp_path):
-    import smolagents
+    from smolagents import ActionStep, CodeAgent
 
     task = Task(id="m", question="What is 6 times 7?", ground_truth="42", data_source="math")
     teacher.script = scripted(
@@ -267,22 +250,17 @@ def test_a_code_agents_programs_become_those_of_the_math_agent(gateway, teacher,
         assistant("The program printed a number, and it is plausible."),
         program("done.", 'final_answer("42")'),
     )
-    agent = smolagents.CodeAgent([], model_of(gateway, task="m"), verbosity_level=0)
-    asking = openai.OpenAI(api_key="k:task=m,agent=critic", base_url=gateway.base)
-    steps_before = []
+    team, judged = PlainTeam(gateway, "m"), []
 
     def reflect(step):
-        steps_before.append(step)
-        if len(steps_before) == 1:
-            asking.chat.completions.create(
-                model="tiny", messages=[{"role": "user", "content": "Judge this."}]
-            )
+        if not judged:
+            judged.append(team.ask("critic", USER))
 
-    agent.step_callbacks.register(smolagents.ActionStep, reflect)
-    planner = openai.OpenAI(api_key="k:task=m,agent=planner", base_url=gateway.base)
-    planner.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Plan."}])
+    agent = CodeAgent([], model_of(gateway, task="m"), verbosity_level=0)
+    agent.step_callbacks.register(ActionStep, reflect)
+    team.ask("planner", USER)
     assert str(agent.run(task.question)) == "42"
-    team = TeamMap.model_validate(
+    team_map = TeamMap.model_validate(
         {
             "messages": [{"agent": "planner", "role": "plan"}, {"agent": "critic", "role": "reflection"}],
             "finals": {"final_answer": "answer"},
@@ -290,14 +268,15 @@ def test_a_code_agents_programs_become_those_of_the_math_agent(gateway, teacher,
         }
     )
 
-    [record] = merged(gateway, tmp_path, team, "math", [task])
+    [record] = merged(gateway, tmp_path, team_map, "math", [task])
 
-    assert record.kept, record.reason
-    assert record.calls[0].argument == "\n```py\nprint(6 * 7)\n```\n"
-    assert record.calls[0].observation == "Execution logs:\n42\nLast output from code snippet:\nNone"
-    assert " ".join(role for role, _, _ in steps(record)) == (
-        "plan think code observation reflection think answer"
-    )
+    logs = "Execution logs:\n42\nLast output from code snippet:\nNone"
+    assert found(record) == [("\n```py\nprint(6 * 7)\n```\n", logs)]
+    roles = " ".join(step["role"] for step in record.provenance["steps"])
+    assert roles == "plan think code observation reflection think answer"
+
+
+USER = [{"role": "user", "content": TASK.question}]
 
 
 class PlainTeam:
@@ -306,26 +285,30 @@ class PlainTeam:
     def __init__(self, gateway, task=TASK.id):
         self.client = openai.OpenAI(api_key="k", base_url=gateway.base, default_headers={"X-AFM-Task": task})
 
-    def ask(self, agent, messages, **options):
+    def ask(self, agent, messages):
         headers = {"X-AFM-Agent": agent}
-        answer = self.client.chat.completions.create(
-            model="tiny", messages=messages, extra_headers=headers, **options
-        )
+        answer = self.client.chat.completions.create(model="tiny", messages=messages, extra_headers=headers)
         return answer.choices[0].message
 
     def work(self, *, lost=False):
-        asked = [{"role": "user", "content": TASK.question}]
-        plan = self.ask("planner", asked).content
-        history = [*asked, {"role": "user", "content": plan}]
+        plan = self.ask("planner", USER).content
+        history = [*USER, {"role": "user", "content": plan}]
         while (said := self.ask("searcher", history)).tool_calls:
             history.append(said.model_dump(exclude_none=True))
             for call in said.tool_calls:
-                result = PAGES[json.loads(call.function.arguments)["query"]]
-                history.append({"role": "tool", "tool_call_id": call.id, "content": result})
+                page = PAGES[json.loads(call.function.arguments)["query"]]
+                history.append(result(call.id, page))
             if lost:
                 history = [*history[:2], {"role": "user", "content": "Go on."}]
-        self.ask("critic", [{"role": "user", "content": str(history)}])
+        self.conclude()
+
+    def conclude(self):
+        self.ask("critic", [{"role": "user", "content": "Judge."}])
         self.ask("writer", [{"role": "user", "content": "Write."}])
+
+
+def result(identity, text, role="tool", **more):
+    return {"role": role, "content": text} | ({"tool_call_id": identity} if identity else {}) | more
 
 
 PLAIN = (
@@ -345,79 +328,73 @@ def test_a_plain_script_with_parallel_calls_becomes_a_trajectory(plain):
     record = plain(*PLAIN)  # whose server gives every call the same id
 
     assert record.kept, record.reason
-    assert [(role, agent) for role, agent, _ in steps(record)] == [
-        ("think", ""),
-        ("plan", "planner"),
-        ("think", "searcher"),
-        ("wiki_search", "searcher"),
-        ("observation", ""),
-        ("think", ""),
-        ("wiki_search", "searcher"),
-        ("observation", ""),
-        ("think", "searcher"),
-        ("reflection", "critic"),
-        ("think", "writer"),
-        ("answer", "writer"),
-    ]
+    assert steps(record) == (
+        "think plan:planner think:searcher wiki_search:searcher observation think wiki_search:searcher "
+        "observation think:searcher reflection:critic think:writer answer:writer"
+    )
     assert record.text.endswith("<think>They support it.</think><answer>Weimar</answer>")
 
 
 TWO = [tool_call("wiki_search", f"c{number}", query=query) for number, query in enumerate(PAGES)]
 BARE = [{key: value for key, value in call.items() if key != "id"} for call in TWO]
 OTHER = tool_call("wiki_search", "c1", query="Anna Berg birthplace Germany")
-
-
-def result(identity, text, role="tool", **more):
-    return {"role": role, "content": text} | ({"tool_call_id": identity} if identity else {}) | more
+SAME_ID = [TWO[0], {**TWO[1], "id": "c0"}]
+OLDER = {"role": "assistant", "content": "Look.", "function_call": TWO[0]["function"]}
+RESULTS = [result("c0", MILL), result("c1", BERG)]
 
 
 @pytest.fixture
 def searched(gateway, teacher, tmp_path):
-    """The record of a team whose searcher says ``said`` and sends ``kept`` and the messages behind it."""
+    """The record of a team whose searcher says ``said`` and sends ``kept`` and the results behind it."""
 
-    def played(said, kept, *more):
+    def played(said, kept, results):
         teacher.script = scripted(PLAIN[0], said, *PLAIN[2:])
-        team, asked = PlainTeam(gateway), [{"role": "user", "content": TASK.question}]
-        history = [*asked, {"role": "user", "content": team.ask("planner", asked).content}]
+        team = PlainTeam(gateway)
+        history = [*USER, {"role": "user", "content": team.ask("planner", USER).content}]
         team.ask("searcher", history)
-        team.ask("searcher", [*history, kept, *more])
-        team.ask("critic", [{"role": "user", "content": "Judge."}])
-        team.ask("writer", [{"role": "user", "content": "Write."}])
+        team.ask("searcher", [*history, kept, *results])
+        team.conclude()
         [record] = merged(gateway, tmp_path, "openai_tools")
         return record
 
     return played
 
 
+def both(calls):
+    """A message with these calls; a message stays as it is."""
+    return assistant("Both.", *calls) if isinstance(calls, list) else calls
+
+
+LOST = "no later call shows what wiki_search returned"
+UNKNOWN = "the next request shows a result that fits none of the tool calls"
+
+
 @pytest.mark.parametrize(
     ("said", "kept", "results", "reason"),
     [
-        (TWO, TWO, [result("c1", BERG)], "no later call shows what wiki_search returned"),
+        (TWO, TWO, RESULTS[1:], LOST),
         (BARE, BARE, [result("", BERG)], "1 results without ids do not fit 2 tool calls"),
-        (BARE, TWO, [result("c1", BERG)], "no later call shows what wiki_search returned"),
-        (
-            TWO,
-            TWO,
-            [result("c0", MILL), result("c1", BERG), result("c2", "?")],
-            "the next request shows a result that fits none of the tool calls",
-        ),
-        (
-            [TWO[0], {**TWO[1], "id": "c0"}],
-            [TWO[0], {**TWO[1], "id": "c0"}],
-            [result("c0", BERG)],
-            "tool calls share an id, and not each of them has a result",
-        ),
+        (BARE, TWO, RESULTS[1:], LOST),
+        (TWO, TWO, [*RESULTS, result("c2", "?")], UNKNOWN),
+        (SAME_ID, SAME_ID, RESULTS[:1], "tool calls share an id, and not each of them has a result"),
         (
             TWO,
             [TWO[0], OTHER],
-            [result("c0", MILL), result("c1", BERG)],
+            RESULTS,
             "the next request shows another call of wiki_search than the model made",
         ),
-        (TWO, TWO[1:], [result("c1", BERG)], "the model made 2 tool calls and the next request shows 1"),
+        (TWO, TWO[1:], RESULTS[1:], "the model made 2 tool calls and the next request shows 1"),
+        (
+            OLDER,
+            OLDER,
+            [result("", MILL, "function", name="browse")],
+            "1 results without ids do not fit 1 tool",
+        ),
+        (assistant("I know it."), assistant("I know it."), [result("c7", MILL)], UNKNOWN),
     ],
 )
 def test_a_call_never_gets_the_result_of_another(searched, said, kept, results, reason):
-    record = searched(assistant("Both.", *said), assistant("", *kept), *results)
+    record = searched(both(said), both(kept), results)
 
     assert not record.kept
     assert record.reason.startswith(f"event q/1#1.2: {reason}")
@@ -426,75 +403,48 @@ def test_a_call_never_gets_the_result_of_another(searched, said, kept, results, 
 @pytest.mark.parametrize(
     ("said", "kept", "results"),
     [
-        (TWO, TWO, [result("c1", BERG), result("c0", MILL)]),
-        (TWO, [TWO[1], TWO[0]], [result("c1", BERG), result("c0", MILL)]),
+        (TWO, TWO, RESULTS[::-1]),
+        (TWO, TWO[::-1], RESULTS[::-1]),
         (BARE, BARE, [result("", MILL), result("", BERG)]),
-        (BARE, TWO, [result("c1", BERG), result("c0", MILL)]),  # the framework gave the ids
-        (
-            [TWO[0], {**TWO[1], "id": "c0"}],
-            [TWO[0], {**TWO[1], "id": "c0"}],
-            [result("c0", MILL), result("c0", BERG)],
-        ),
-        (TWO, TWO, [result("c1", BERG), result("c0", MILL), assistant("Hm."), result("c0", "later")]),
+        (BARE, TWO, RESULTS[::-1]),  # the framework gave the ids
+        (SAME_ID, SAME_ID, [result("c0", MILL), result("c0", BERG)]),
+        (TWO, TWO, [*RESULTS[::-1], assistant("Hm."), result("c0", "later")]),
+        (OLDER, OLDER, [result("", MILL, "function", name="wiki_search")]),
     ],
 )
 def test_results_belong_to_the_call_of_their_id_and_without_ids_to_that_of_their_place(
     searched, said, kept, results
 ):
-    record = searched(assistant("Both.", *said), assistant("", *kept), *results)
-
-    assert record.kept, record.reason
-    assert [(call.argument, call.observation) for call in record.calls] == list(PAGES.items())
+    pages = list(PAGES.items())
+    assert found(searched(both(said), both(kept), results)) == (pages[:1] if said is OLDER else pages)
 
 
-def test_calls_in_the_older_form_get_the_result_of_their_function(searched):
-    said = {"role": "assistant", "content": "Look.", "function_call": TWO[0]["function"]}
-    record = searched(said, said, result("", MILL, "function", name="wiki_search"))
-    assert record.kept, record.reason
-    assert [(call.argument, call.observation) for call in record.calls] == [("Old Mill builder", MILL)]
+SHORT = assistant("It is a mill.")
+SECOND = assistant("Second.", TWO[0])
 
 
-def test_a_result_that_names_another_function_drops_the_task(searched):
-    said = {"role": "assistant", "content": "Look.", "function_call": TWO[0]["function"]}
-    record = searched(said, said, result("", MILL, "function", name="browse"))
-    assert record.reason == "event q/1#1.2: 1 results without ids do not fit 1 tool calls"
+@pytest.mark.parametrize(
+    ("choices", "kept", "results"),
+    [
+        ([assistant("First.", tool_call("wiki_search", "c9", query="mills")), SECOND], SECOND, RESULTS[:1]),
+        ([assistant("First. It is a mill."), SHORT], SHORT, []),
+    ],
+)
+def test_of_several_choices_the_one_counts_that_the_next_request_continues(searched, choices, kept, results):
+    record = searched(choices, kept, results)
 
-
-def test_a_result_behind_a_reply_without_calls_drops_the_task(searched):
-    said = assistant("I know it.")
-    record = searched(said, said, result("c7", MILL))
-    assert record.reason == "event q/1#1.2: the next request shows a result that fits none of the tool calls"
-
-
-def test_of_several_choices_the_one_counts_that_the_next_request_continues(searched):
-    other = tool_call("wiki_search", "c9", query="mills")
-    record = searched(
-        [assistant("First.", other), assistant("Second.", TWO[0])],
-        assistant("Second.", TWO[0]),
-        result("c0", MILL),
-    )
-
-    assert record.kept, record.reason
-    assert [(call.argument, call.observation) for call in record.calls] == [("Old Mill builder", MILL)]
-    assert "<think>Second.</think>" in record.text
+    assert [call.observation for call in record.calls] == [MILL] * len(results)
+    assert f"<think>{kept['content']}" in record.text
     assert "First." not in record.text
-
-
-def test_a_choice_that_the_next_request_repeats_is_not_taken_for_a_longer_one(searched):
-    short = assistant("It is a mill.")
-    record = searched([assistant("No doubt. It is a mill."), short], short)
-
-    assert "<think>It is a mill." in record.text
-    assert "No doubt" not in record.text
 
 
 def test_choices_that_are_both_continued_drop_the_task(gateway, teacher, tmp_path):
     """A search in a tree: what follows one branch would stand behind the other."""
     teacher.script = scripted([assistant("First."), assistant("Second.")], PLAIN[2], PLAIN[2])
-    team, asked = PlainTeam(gateway), [{"role": "user", "content": TASK.question}]
-    team.ask("searcher", asked)
+    team = PlainTeam(gateway)
+    team.ask("searcher", USER)
     for branch in ("First.", "Second."):
-        team.ask("searcher", [*asked, assistant(branch), {"role": "user", "content": "Go on."}])
+        team.ask("searcher", [*USER, assistant(branch), {"role": "user", "content": "Go on."}])
 
     [record] = merged(gateway, tmp_path, "openai_tools")
 
@@ -514,88 +464,73 @@ def test_of_several_choices_of_a_completion_the_one_counts_that_the_next_prompt_
     assert TeamConversation(calls, r"Observation: (\w+)").observation(0)[0] == "Weimar"
 
 
+TWICE = [assistant("Final answer: Weimar")] * 2
+
+
 @pytest.mark.parametrize(
     ("planned", "written", "reason"),
     [
-        (
-            "A",
-            [assistant("Final answer: Weimar"), assistant("Final answer: Jena")],
-            "1.5: answered with 2 choices",
-        ),
-        ("C", [assistant("Final answer: Weimar")] * 2, "1.1: answered with 2 choices"),
-        ("A. Or Plan B", [assistant("Final answer: Weimar")] * 2, "1.1: answered with 2 choices"),
-        ("B", [assistant("Final answer: Weimar")] * 2, ""),
+        ("A", [TWICE[0], assistant("Final answer: Jena")], "1.5: answered with 2 choices"),
+        ("C", TWICE, "1.1: answered with 2 choices"),
+        ("A. Or Plan B", TWICE, "1.1: answered with 2 choices"),
+        ("B", TWICE, ""),
     ],
 )
 def test_a_choice_that_no_later_request_shows_drops_the_task(
     gateway, teacher, tmp_path, planned, written, reason
 ):
-    teacher.script = scripted(
-        [assistant("Plan A."), assistant("Plan B.")], PLAIN[1], PLAIN[2], PLAIN[3], written
-    )
-    team, asked = PlainTeam(gateway), [{"role": "user", "content": TASK.question}]
-    team.ask("planner", asked)
-    history = [*asked, {"role": "user", "content": f"Plan {planned}."}]
+    teacher.script = scripted([assistant("Plan A."), assistant("Plan B.")], *PLAIN[1:4], written)
+    team = PlainTeam(gateway)
+    team.ask("planner", USER)
+    history = [*USER, {"role": "user", "content": f"Plan {planned}."}]
     said = team.ask("searcher", history)
     results = [result(call.id, page) for call, page in zip(said.tool_calls, PAGES.values(), strict=True)]
     team.ask("searcher", [*history, said.model_dump(exclude_none=True), *results])
-    team.ask("critic", [{"role": "user", "content": "Judge."}])
-    team.ask("writer", [{"role": "user", "content": "Write."}])
+    team.conclude()
 
     [record] = merged(gateway, tmp_path, "openai_tools")
 
     assert reason in record.reason
-    assert record.kept == (not reason)
-    if record.kept:
-        assert "<plan>Plan B.</plan>" in record.text
+    assert record.kept == (not reason) == ("<plan>Plan B.</plan>" in record.text)
 
 
 def test_a_program_that_the_framework_put_together_drops_the_task(gateway, run):
     """smolagents runs all blocks of a message as one program."""
-    two = (
-        "Thought: both.\n<code>\nx = 1\n</code>\nand\n<code>\nprint(wiki_search('Old Mill builder'))\n</code>"
-    )
+    search = "print(wiki_search('Old Mill builder'))"
+    two = f"Thought: both.\n<code>\nx = 1\n</code>\nand\n<code>\n{search}\n</code>"
     run("CodeAgent", assistant(two), program("done.", 'final_answer("Weimar")'))
-    team = TeamMap.read(ROOT / "configs/teams/smolagents_code.yaml", load_agent("mhqa"))
 
     [calls] = read_calls(gateway.log)
-    thread = TeamConversation(calls, team.observation)
+    thread = TeamConversation(calls, shipped("smolagents_code").observation)
 
-    with pytest.raises(
-        DataError, match=r"q/1#1\.1: the next request shows another program than the model wrote"
-    ):
+    message = r"q/1#1\.1: the next request shows another program than the model wrote"
+    with pytest.raises(DataError, match=message):
         thread.program(0, "x = 1")
-    thread.program(0, "x = 1\n\nprint(wiki_search('Old Mill builder'))")
+    thread.program(0, f"x = 1\n\n{search}")
 
 
 def test_results_that_no_model_was_shown_drop_the_task(plain):
-    record = plain(*PLAIN, lost=True)
-
-    assert not record.kept
-    assert record.reason == "event q/1#1.2: no later call shows what wiki_search returned"
+    assert plain(*PLAIN, lost=True).reason == f"event q/1#1.2: {LOST}"
 
 
 def test_a_task_whose_order_the_agent_forbids_is_dropped_with_the_fault(plain):
     record = plain(*PLAIN[:3], assistant("Bad. <plan>new</plan>"), PLAIN[4])
 
-    assert not record.kept
     assert record.reason.startswith("format: <plan> at character ")
 
 
 def test_calls_that_failed_or_were_tried_again_count_once(gateway, teacher, tmp_path):
     teacher.script = scripted(assistant("0. A plan that nobody got."), *PLAIN)
     team = PlainTeam(gateway)
-    asked = [{"role": "user", "content": TASK.question}]
     with pytest.raises(openai.RateLimitError):
-        team.client.with_options(max_retries=0).chat.completions.create(model="busy", messages=asked)
-    team.ask("planner", asked)  # whose answer got lost, so that the same is asked again
+        team.client.with_options(max_retries=0).chat.completions.create(model="busy", messages=USER)
+    team.ask("planner", USER)  # whose answer got lost, so that the same is asked again
     team.work()
 
     [record] = merged(gateway, tmp_path, "openai_tools")
 
     assert record.kept, record.reason
     assert "<plan>1. The builder.\n2. The birthplace.</plan>" in record.text
-    assert "nobody got" not in record.text
     assert record.cost.generations == 6  # both were paid
 
 
@@ -606,7 +541,7 @@ def test_the_last_attempt_at_a_task_counts_and_unknown_tasks_are_told(gateway, t
         teacher.script = scripted(*PLAIN[:4], assistant(f"Final answer: {attempt}"))
         team.work()
     teacher.script = scripted(assistant("x"))
-    PlainTeam(gateway, "other").ask("planner", [{"role": "user", "content": "Hi"}])
+    PlainTeam(gateway, "other").ask("planner", USER)
 
     first, second = merged(gateway, tmp_path, "openai_tools")
 
@@ -628,18 +563,15 @@ def test_calls_without_a_label_find_their_task_by_its_question(gateway, run):
     assert (record.kept, record.id) == (True, "q/1")
 
 
+SEVERAL = "expected one tool whose result is all that it prints"
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
         ('q = "Old " + "Mill builder"\nprint(wiki_search(q))', "an argument of wiki_search is computed"),
-        (
-            'print("Found:", wiki_search("Old Mill builder"))',
-            "expected one tool whose result is all that it prints",
-        ),
-        (
-            'print(wiki_search("Old Mill builder"))\nprint("x")',
-            "expected one tool whose result is all that it prints",
-        ),
+        ('print("Found:", wiki_search("Old Mill builder"))', SEVERAL),
+        ('print(wiki_search("Old Mill builder"))\nprint("x")', SEVERAL),
         ("print(1)", "a program calls no tool"),
     ],
 )
@@ -654,21 +586,18 @@ def spoiled(log, name):
     """A copy of a log with a blank line, one torn in half, and one of something else; returns their numbers."""
     lines = log.read_bytes().splitlines(keepends=True)
     at = next(number for number, line in enumerate(lines) if b'"q/2#1.3"' in line)
-    lines[at] = lines[at][:60] + b"\n"
+    torn, other = lines[at][:60] + b"\n", b'{"level": "info"}\n'
+    lines[at] = torn
     lines[3:3] = [b"\n"]
-    lines[6:6] = [b'{"level": "info"}\n']
+    lines[6:6] = [other]
     name.write_bytes(b"".join(lines))
-    text = name.read_text().splitlines()
-    return [
-        text.index('{"level": "info"}') + 1,
-        next(n for n, t in enumerate(text, 1) if "q/2#1.3" in t[:60]),
-    ]
+    return sorted([lines.index(torn) + 1, lines.index(other) + 1])
 
 
 def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_them(
     gateway, teacher, tmp_path
 ):
-    tasks = [TASK, TASK.model_copy(update={"id": "q/2"}), TASK.model_copy(update={"id": "q/3"})]
+    tasks = [TASK.model_copy(update={"id": f"q/{number}"}) for number in (1, 2, 3)]
     for task in tasks:
         teacher.script = scripted(*PLAIN)
         PlainTeam(gateway, task.id).work()
@@ -676,25 +605,27 @@ def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_t
     log, out = tmp_path / "spoiled.jsonl", tmp_path / "out"
     numbers = spoiled(gateway.log, log)
     words = f"data merge {log} --agent mhqa --tasks {tmp_path}/tasks.jsonl --output-dir {out}".split()
-    command = [sys.executable, "-m", "afm.cli.main", *words]
-    command += ["--map", str(ROOT / "configs/teams/openai_tools.yaml")]
+    words += ["--map", str(ROOT / "configs/teams/openai_tools.yaml")]
 
     def merge(*more):
-        return subprocess.run([*command, *more], capture_output=True, text=True, cwd=ROOT)
+        return CliRunner().invoke(app, [*words, *more])
 
     refused = merge()
-    assert refused.returncode == 1
-    assert f"{log}:{min(numbers)}: no event: " in refused.stderr
-    assert "--on-bad-rows drop" in refused.stderr
+    assert refused.exit_code == 1
+    assert str(refused.exception).startswith(f"{log}:{numbers[0]}: no event: ")
+    assert "--on-bad-rows drop" in str(refused.exception)
     assert not (out / "trajectories.jsonl").exists()
 
-    told = merge("--on-bad-rows", "drop")
-    assert told.returncode == 0, told.stderr
-    assert "2 of 3 attempts kept" in told.stdout
-    assert "tasks without a call in the log: 1" in told.stdout
-    assert f"lines that cannot be read: 2, listed in {out}/unreadable.jsonl" in told.stdout
+    done = merge("--on-bad-rows", "drop")
+    assert done.exit_code == 0, done.output
+    for line in (
+        "2 of 3 attempts kept",
+        "tasks without a call in the log: 1",
+        f"lines that cannot be read: 2, listed in {out}/unreadable.jsonl",
+    ):
+        assert line in done.stdout
     listed = [json.loads(line) for line in (out / "unreadable.jsonl").read_text().splitlines()]
-    assert sorted(line["line"] for line in listed) == sorted(numbers)
+    assert sorted(line["line"] for line in listed) == numbers
     assert {line["text"] for line in listed} >= {'{"level": "info"}'}
     [dropped] = load_records(out / "dropped.jsonl")
     assert (dropped.id, dropped.reason) == ("q/2", "lines of its last attempt cannot be read")
@@ -705,32 +636,31 @@ def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_t
     assert [part.author for part in first.segments] == [Author.AGENT, Author.ENVIRONMENT] * 2 + [Author.AGENT]
 
 
-def test_a_line_lost_without_a_trace_drops_its_attempt_too(gateway, teacher, tmp_path):
+@pytest.fixture
+def log_lines(gateway, teacher):
+    """The log's lines of one whole attempt."""
+    teacher.script = scripted(*PLAIN)
+    PlainTeam(gateway).work()
+    return gateway.log.read_bytes().splitlines(keepends=True)
+
+
+def test_a_line_lost_without_a_trace_drops_its_attempt_too(log_lines, tmp_path):
     """Nothing of the line names the attempt: the numbers of its events have a gap."""
-    teacher.script = scripted(*PLAIN)
-    PlainTeam(gateway).work()
-    lines = gateway.log.read_bytes().splitlines(keepends=True)
-    lines[2] = b"\0" * 40 + b"\n"
-    bad = BadLines(tmp_path / "log")
-    (tmp_path / "log").write_bytes(b"".join(lines))
+    log, bad = tmp_path / "log", BadLines(tmp_path / "log")
+    log.write_bytes(b"".join([*log_lines[:2], b"\0" * 40 + b"\n", *log_lines[3:]]))
 
-    [calls] = read_calls(tmp_path / "log", bad=bad)
+    [calls] = read_calls(log, bad=bad)
 
-    assert [row["line"] for row in bad.lines] == [3]
-    assert bad.damaged == {("q/1", 1)}
-    assert len(calls) == 4
+    assert ([row["line"] for row in bad.lines], bad.damaged, len(calls)) == ([3], {("q/1", 1)}, 4)
 
 
-def test_a_call_that_is_not_whole_is_told_with_its_line(gateway, teacher, tmp_path):
-    teacher.script = scripted(*PLAIN)
-    PlainTeam(gateway).work()
-    rows = [json.loads(line) for line in gateway.log.read_bytes().splitlines()]
+def test_a_call_that_is_not_whole_is_told_with_its_line(log_lines, tmp_path):
+    rows = [json.loads(line) for line in log_lines]
     rows[4]["meta"]["stream"] = "perhaps"
-    (tmp_path / "log").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    bad = BadLines(tmp_path / "log")
+    log, bad = tmp_path / "log", BadLines(tmp_path / "log")
+    log.write_text("\n".join(map(json.dumps, rows)) + "\n")
 
     with pytest.raises(DataError, match=r"log:5: event 'q/1#1.4' is no whole model call: stream: "):
-        list(read_calls(tmp_path / "log"))
-    assert len(list(read_calls(tmp_path / "log", bad=bad))) == 1
-    assert [row["line"] for row in bad.lines] == [5]
-    assert bad.damaged == {("q/1", 1)}
+        list(read_calls(log))
+    assert len(list(read_calls(log, bad=bad))) == 1
+    assert ([row["line"] for row in bad.lines], bad.damaged) == ([5], {("q/1", 1)})
