@@ -38,20 +38,26 @@ def _call(request):
     _send(request, {"result": {"content": [{"type": "text", "text": result}]}})
 
 
+def protocol_answer(request):
+    """The answer to a request that is no call."""
+    match request["method"]:
+        case "initialize":
+            about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "plain", "version": "1"}}
+            return {"result": {"protocolVersion": "2025-06-18"} | about}
+        case "tools/list":
+            return {
+                "result": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in TOOLS]}
+            }
+    return {"error": {"code": -32601, "message": "Method not found"}}
+
+
 def main():
     for line in sys.stdin:
         request = json.loads(line)
-        method = request.get("method")
-        if method == "initialize":
-            about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "plain", "version": "1"}}
-            _send(request, {"result": {"protocolVersion": "2025-06-18"} | about})
-        elif method == "tools/list":
-            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in TOOLS]
-            _send(request, {"result": {"tools": tools}})
-        elif method == "tools/call":
+        if request.get("method") == "tools/call":
             threading.Thread(target=_call, args=(request,), daemon=True).start()
         elif "id" in request:
-            _send(request, {"error": {"code": -32601, "message": "Method not found"}})
+            _send(request, protocol_answer(request))
 
 
 if __name__ == "__main__":

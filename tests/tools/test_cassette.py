@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
+from tool_entries import entry
 
-from afm.cli.main import app
 from afm.errors import ConfigError, ReplayError
 from afm.tools import ToolResult, load_tools
 from afm.tools.base import current_goal, working_toward
@@ -47,16 +46,11 @@ def taped(path, tool=None, version="v1", **settings):
 async def test_a_replay_answers_as_the_recording_did(tmp_path):
     path = tmp_path / "a run/x.cassette"
     live = taped(path, mode="record")
-    assert (await live.call("q")).text == "q 1"
-    assert (await live.call("q")).text == "q 2"
+    assert [(await live.call("q")).text for _ in range(2)] == ["q 1", "q 2"]
     await live.close()
-    played = taped(path)
-    result = await played.call(" q\r\n")
-    assert (result.text, result.ok, result.meta) == (
-        "q 2",
-        True,
-        {"hits": 2, "cassette": "hit", "stale": False},
-    )
+    result = await taped(path).call(" q\r\n")
+    assert (result.text, result.ok) == ("q 2", True)
+    assert result.meta == {"hits": 2, "cassette": "hit", "stale": False}
     assert (await taped(path, version="v2").call("q")).meta["stale"]
 
 
@@ -117,10 +111,8 @@ def old_cassette(path):
             "CREATE TABLE calls (tool TEXT, argument TEXT, text TEXT, ok INTEGER, meta TEXT, version TEXT, "
             "recorded_at REAL, PRIMARY KEY (tool, argument))"
         )
-        old.executemany(
-            "INSERT INTO calls VALUES (?, ?, ?, 1, '{}', 'v1', 1.0)",
-            [("count", "q", "an old answer"), ("count", "r", "another")],
-        )
+        rows = [("count", "q", "an old answer"), ("count", "r", "another")]
+        old.executemany("INSERT INTO calls VALUES (?, ?, ?, 1, '{}', 'v1', 1.0)", rows)
         old.execute("PRAGMA user_version = 1")
     old.close()
 
@@ -149,12 +141,14 @@ print(len(list(Cassette(Path(sys.argv[1])).calls())))
 """
 
 
+def started(program, *words):
+    """A process with this program."""
+    return subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.PIPE, text=True)
+
+
 def test_several_processes_open_an_old_cassette_at_once(tmp_path):
     old_cassette(tmp_path / "x")
-    openers = [
-        subprocess.Popen([sys.executable, "-c", OPENER, tmp_path / "x"], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    openers = [started(OPENER, tmp_path / "x") for _ in range(2)]
     assert [opener.communicate()[0] for opener in openers] == ["2\n"] * 2
 
 
@@ -199,42 +193,28 @@ from afm.tools.cassette import Cassette, Recorded
 
 async def work():
     cassette = Cassette(Path(sys.argv[1]))
-    for number in range(50):
-        await cassette.add(Recorded("t", f"{sys.argv[2]}-{number}", ToolResult("x"), "v", 1.0))
+    for number in range(int(sys.argv[3])):
+        argument = f"{sys.argv[2]}-{number}"
+        await cassette.add(Recorded("t", argument, ToolResult("x" * 5000), "v", 1.0))
+        print(argument, flush=True)
 
 asyncio.run(work())
 """
 
 
 def test_several_processes_write_one_cassette(tmp_path):
-    path = tmp_path / "x"
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(number)]) for number in range(2)
-    ]
-    assert [writer.wait() for writer in writers] == [0, 0]
-    assert len(list(Cassette(path).calls())) == 100
+    writers = [started(WRITER, tmp_path / "x", str(number), "50") for number in range(2)]
+    assert [len(writer.communicate()[0].splitlines()) for writer in writers] == [50, 50]
+    assert len(list(Cassette(tmp_path / "x").calls())) == 100
 
 
 def test_a_killed_recorder_loses_nothing_that_it_had_acknowledged(tmp_path):
-    path = tmp_path / "x"
-    code = (
-        "import asyncio, sys, itertools; from pathlib import Path; from afm.tools import ToolResult\n"
-        "from afm.tools.cassette import Cassette, Recorded\n"
-        "async def main():\n"
-        "    cassette = Cassette(Path(sys.argv[1]))\n"
-        "    for n in itertools.count():\n"
-        "        await cassette.add(Recorded('t', str(n), ToolResult('x' * 5000), 'v', float(n)))\n"
-        "        print(n, flush=True)\n"
-        "asyncio.run(main())\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
-    ) as child:
+    with started(WRITER, tmp_path / "x", "0", "1000000") as child:
         seen = [child.stdout.readline() for _ in range(30)]
         os.kill(child.pid, signal.SIGKILL)
         rest = child.stdout.read().splitlines(keepends=True)
     acknowledged = {line.strip() for line in seen + rest if line.endswith("\n")}
-    assert acknowledged <= {call.argument for call in Cassette(path).calls()}
+    assert acknowledged <= {call.argument for call in Cassette(tmp_path / "x").calls()}
 
 
 def test_files_that_are_none_are_refused(tmp_path):
@@ -245,34 +225,30 @@ def test_files_that_are_none_are_refused(tmp_path):
         Cassette(tmp_path / "text")
 
 
-SCHEMA = {"function": {"name": "code"}}
-ENTRY = {"class_name": "afm.tools.code.CodeTool", "tool_schema": SCHEMA}
+ENTRY = entry("code.CodeTool", "code")
 
 
 @pytest.mark.sandbox
 async def test_a_tools_file_puts_its_tools_behind_a_cassette(tmp_path):
-    call = "```py\nimport time; print(time.time_ns())\n```"
-    file = str(tmp_path / "x")
-    recorder = load_tools({"tools": [ENTRY], "cassette": {"file": file, "mode": "record"}})["code"]
-    first = await recorder.call(call)
-    await recorder.close()
-    player = load_tools({"tools": [ENTRY], "cassette": file})["code"]
-    assert (await player.call(call)).text == first.text
-    await player.close()
+    file, texts = str(tmp_path / "x"), []
+    for settings in ({"file": file, "mode": "record"}, file):
+        tool = load_tools({"tools": [ENTRY], "cassette": settings})["code"]
+        texts.append((await tool.call("```py\nimport time; print(time.time_ns())\n```")).text)
+        await tool.close()
+    assert texts[0] == texts[1]
     with pytest.raises(ConfigError, match=r"tools configuration: cassette.mode: got 'play'"):
         load_tools({"tools": [ENTRY], "cassette": {"file": file, "mode": "play"}})
 
 
-def test_the_command_reports_age_and_versions(tmp_path):
+def test_the_command_reports_age_and_versions(tmp_path, afm):
     async def fill():
         cassette = Cassette(tmp_path / "x")
         for number in range(3):
             await cassette.add(Recorded("a", str(number), ToolResult(""), f"v{number % 2}", 86_400.0))
 
     asyncio.run(fill())
-    shown = CliRunner().invoke(app, ["cassette", str(tmp_path / "x")]).stdout
     facts = "3 calls from 1970-01-02 to 1970-01-02, 3 older than 30 days, versions of the tool: 2"
-    assert shown == f"a: {facts}\n"
+    assert afm("cassette", tmp_path / "x").stdout == f"a: {facts}\n"
 
 
 READER = """
@@ -289,27 +265,27 @@ for name in ("whole", "killed", "old"):
 """
 
 
-def test_where_nothing_can_be_written_cassettes_are_read_or_say_what_to_do(tmp_path):
+@pytest.fixture
+async def whole(tmp_path):
+    live = taped(tmp_path / "whole", mode="record")
+    await live.call("q")
+    await live.close()
+
+
+def test_where_nothing_can_be_written_cassettes_are_read_or_say_what_to_do(tmp_path, whole):
     """A folder that is mounted for reading only stops even the superuser."""
-
-    async def record():
-        live = taped(tmp_path / "whole", mode="record")
-        await live.call("q")
-        await live.close()
-
-    asyncio.run(record())
     (tmp_path / "killed").touch()
     (tmp_path / "killed-wal").write_bytes(b"calls")
     old_cassette(tmp_path / "old")
     names = {file.name for file in tmp_path.iterdir()}
 
     mounted = f"mount --bind '{tmp_path}' '{tmp_path}' && mount -o remount,ro,bind '{tmp_path}'"
-    if subprocess.run(["unshare", "-rm", "sh", "-c", mounted], capture_output=True, check=False).returncode:
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mounted], capture_output=True).returncode:
         pytest.skip("needs user and mount namespaces")
     words = ["unshare", "-rm", "sh", "-c", f'{mounted} && exec "$@"', "sh", sys.executable, "-c", READER]
-    done = subprocess.run([*words, tmp_path], capture_output=True, text=True, check=False)
-    whole, killed, old = done.stdout.splitlines()
-    assert whole == "1 q 1"
+    done = subprocess.run([*words, tmp_path], capture_output=True, text=True)
+    read, killed, old = done.stdout.splitlines()
+    assert read == "1 q 1"
     assert "left killed-wal; open it once where that can be written" in killed
     assert "a cassette of version 1, expected 2" in old
     assert {file.name for file in tmp_path.iterdir()} == names

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from afm.errors import BadArgumentError, SandboxError
 from afm.sandbox import ExitReason, RunResult, SandboxLimits, open_sandbox
-from afm.tools import ToolResult
 from afm.tools.code import NOTHING_PRINTED, CodeTool, cut_middle, observation
 from afm.trajectory.programs import FencedProgram, parse_program, program_argument
 
@@ -20,41 +20,36 @@ LIMITS = SandboxLimits()
 @pytest.mark.parametrize(
     ("module", "note"),
     [
-        (
-            "sympy",
-            "\n(sympy is not installed in the sandbox; `afm sandbox install sympy` installs it.)",
-        ),
+        ("sympy", "\n(sympy is not installed in the sandbox; `afm sandbox install sympy` installs it.)"),
         ("sympi", ""),
     ],
 )
 async def test_a_usual_package_that_is_missing_is_named_with_its_command(module: str, note: str) -> None:
     tool = CodeTool(open_sandbox("bubblewrap", packages=[]))
-    try:
-        shown = await tool.call(f"```py\nimport {module}\n```")
-    finally:
-        await tool.close()
+    shown = await tool.call(f"```py\nimport {module}\n```")
+    await tool.close()
     assert shown.text.endswith(f"ModuleNotFoundError: No module named '{module}'{note}")
+
+
+ONE = FencedProgram("print(1)\n")
 
 
 @pytest.mark.parametrize(
     ("argument", "program"),
     [
-        ("```py\nprint(1)\n```", FencedProgram("print(1)\n")),
+        ("```py\nprint(1)\n```", ONE),
         ("\nI will add.\n```python\na = 1\n\nprint(a)\n```\nthen\n", FencedProgram("a = 1\n\nprint(a)\n")),
-        ("```Python3\nprint(1)\n```", FencedProgram("print(1)\n")),
+        ("```Python3\nprint(1)\n```", ONE),
         ("```py\nprint(input())\n```\n```sh\n3 4\n5\n```", FencedProgram("print(input())\n", "3 4\n5\n")),
         ("```sh\nhello\n```\n```py\nprint(input())\n```", FencedProgram("print(input())\n", "hello\n")),
         ("```py\nprint(1)```", FencedProgram("print(1)")),
         ("```py\nprint('```')\nprint(2)\n```", FencedProgram("print('```')\nprint(2)\n")),
-        ("```text\nnot this\n```\n```py\nprint(1)\n```", FencedProgram("print(1)\n")),
+        ("```text\nnot this\n```\n```py\nprint(1)\n```", ONE),
         ("```py\r\nprint(1)\r\n```\r\n", FencedProgram("print(1)\r\n")),
-        ("```python3.11\nprint(1)\n```", FencedProgram("print(1)\n")),
-        ("```python main.py\nprint(1)\n```", FencedProgram("print(1)\n")),
-        (
-            '```py title="a b"\nprint(input())\n```\n```sh stdin\n5\n```',
-            FencedProgram("print(input())\n", "5\n"),
-        ),
-        ("```c++ x\nint\n```\n```py\nprint(1)\n```", FencedProgram("print(1)\n")),
+        ("```python3.11\nprint(1)\n```", ONE),
+        ("```python main.py\nprint(1)\n```", ONE),
+        ('```py title="a b"\nprint(1)\n```\n```sh stdin\n5\n```', FencedProgram("print(1)\n", "5\n")),
+        ("```c++ x\nint\n```\n```py\nprint(1)\n```", ONE),
     ],
 )
 def test_programs_are_found(argument: str, program: FencedProgram) -> None:
@@ -112,64 +107,47 @@ def test_a_hostile_fence_takes_no_time() -> None:
     assert time.monotonic() - begun < 2
 
 
-def run(
-    stdout: str = "", stderr: str = "", status: int | None = 0, reason: ExitReason = ExitReason.OK
-) -> RunResult:
-    return RunResult(stdout, stderr, status, reason, wall_s=0.1, cpu_s=0.1)
+def shown(
+    stdout: str = "",
+    stderr: str = "",
+    status: int | None = 0,
+    reason: ExitReason = ExitReason.OK,
+    max_chars: int = 1536,
+) -> str:
+    """What an agent is shown of a run."""
+    return observation(RunResult(stdout, stderr, status, reason, wall_s=0.1, cpu_s=0.1), LIMITS, max_chars)
 
 
-def shown(result: RunResult, max_chars: int = 1536) -> str:
-    return observation(result, LIMITS, max_chars)
-
-
-def test_output_is_shown_without_the_line_end() -> None:
-    assert shown(run("  2\n\n")) == "  2"
-
-
-def test_silence_is_pointed_out() -> None:
-    assert shown(run("\n")) == NOTHING_PRINTED
-    assert "print()" in NOTHING_PRINTED
+ERROR = ExitReason.ERROR
+SAME = "0x7f3a5c0b4190 look at 0x7f3a5c0b4190"
+CODE = '<code object f at 0x7f3a5c0b4190, file "main.py", line 1> <Thread(T-1, started 140234567890123)>'
 
 
 @pytest.mark.parametrize(
     ("result", "text"),
     [
+        (("  2\n\n",), "  2"),
+        (("\n",), NOTHING_PRINTED),
         (
-            run("1\n", "", None, ExitReason.TIMEOUT),
+            ("1\n", "", None, ExitReason.TIMEOUT),
             "1\n(The program was stopped: it ran longer than 7 seconds.)",
         ),
-        (run("", "", None, ExitReason.CPU), "(The program was stopped: it computed longer than 5 seconds.)"),
-        (
-            run("", "MemoryError\n", None, ExitReason.MEMORY),
-            "MemoryError\n(The program needed more than 1024 MiB of memory.)",
-        ),
-        (
-            run("yy", "", None, ExitReason.OUTPUT),
-            "yy\n(The program was stopped: it printed more than 65536 bytes.)",
-        ),
-        (run("", "", -9, ExitReason.KILLED), "(The program was killed.)"),
-        (run("", "", -11, ExitReason.ERROR), "(The program crashed: SIGSEGV.)"),
-        (run("", "", 3, ExitReason.ERROR), "(The program ended with exit status 3.)"),
-        (run("a\n", "no luck\n", 1, ExitReason.ERROR), "a\nno luck"),
+        (("", "", None, ExitReason.CPU), "(The program was stopped: it computed longer than 5 seconds.)"),
+        (("", "No\n", None, ExitReason.MEMORY), "No\n(The program needed more than 1024 MiB of memory.)"),
+        (("", "", -9, ExitReason.KILLED), "(The program was killed.)"),
+        (("", "", -11, ERROR), "(The program crashed: SIGSEGV.)"),
+        (("", "", 3, ERROR), "(The program ended with exit status 3.)"),
+        (("a\n", "no luck\n", 1, ERROR), "a\nno luck"),
+        (("<object object at 0x7f3a5c0b4190>\n",), "<object object at 0x...>"),
+        ((SAME,), SAME),
+        ((CODE,), '<code object f at 0x..., file "main.py", line 1> <Thread(T-1, started ...)>'),
+        (("\x1b]0;title\x07\x1b[31mred\x1b[0m\n", "\x1b[1mTraceback\x07\n", 1, ERROR), "red\nTraceback\\x07"),
     ],
 )
-def test_every_ending_is_told(result: RunResult, text: str) -> None:
-    assert shown(result) == text
-
-
-def test_addresses_do_not_differ_between_runs() -> None:
-    assert shown(run("<object object at 0x7f3a5c0b4190>\n")) == "<object object at 0x...>"
-    assert shown(run("0x7f3a5c0b4190 look at 0x7f3a5c0b4190\n")) == "0x7f3a5c0b4190 look at 0x7f3a5c0b4190"
-
-
-def test_addresses_of_code_and_numbers_of_threads_do_not_differ_either() -> None:
-    told = '<code object f at 0x7f3a5c0b4190, file "main.py", line 1> <Thread(T-1, started 140234567890123)>'
-    assert shown(run(told)) == '<code object f at 0x..., file "main.py", line 1> <Thread(T-1, started ...)>'
-
-
-def test_output_cannot_steer_a_terminal() -> None:
-    result = run("\x1b]0;title\x07\x1b[31mred\x1b[0m\n", "\x1b[1mTraceback\x07\n", 1, ExitReason.ERROR)
-    assert shown(result) == "red\nTraceback\\x07"
+def test_every_ending_is_told_and_nothing_differs_between_runs_or_steers_a_terminal(
+    result: tuple[Any, ...], text: str
+) -> None:
+    assert shown(*result) == text
 
 
 def test_long_text_keeps_head_and_tail() -> None:
@@ -182,7 +160,7 @@ def test_long_text_keeps_head_and_tail() -> None:
 
 
 def test_the_reason_survives_a_cut() -> None:
-    text = shown(run("y" * 60000, "", None, ExitReason.OUTPUT), 300)
+    text = shown("y" * 60000, "", None, ExitReason.OUTPUT, 300)
     assert len(text) == 300
     assert text.endswith("y\n(The program was stopped: it printed more than 65536 bytes.)")
 
@@ -223,20 +201,15 @@ async def test_a_program_runs_with_its_input(tool: CodeTool) -> None:
 
 @pytest.mark.sandbox
 async def test_a_traceback_ends_at_the_agents_own_code(tool: CodeTool) -> None:
-    result = await tool.call(
-        "```py\nimport json\n\ndef load(text):\n    return json.loads(text)\n\nload('{')\n```"
-    )
+    program = "import json\n\ndef load(text):\n    return json.loads(text)\n\nload('{')"
+    result = await tool.call(f"```py\n{program}\n```")
     assert result.ok
-    assert result.text.splitlines() == [
-        "Traceback (most recent call last):",
-        '  File "main.py", line 6, in <module>',
-        "    load('{')",
-        '  File "main.py", line 4, in load',
-        "    return json.loads(text)",
-        "           ^^^^^^^^^^^^^^^^",
-        "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: "
-        "line 1 column 2 (char 1)",
-    ]
+    assert result.text.startswith(
+        "Traceback (most recent call last):\n"
+        "  File \"main.py\", line 6, in <module>\n    load('{')\n"
+        '  File "main.py", line 4, in load\n    return json.loads(text)\n           ^^^^^^^^^^^^^^^^\n'
+        "json.decoder.JSONDecodeError: Expecting property name"
+    )
 
 
 @pytest.mark.sandbox
@@ -266,17 +239,9 @@ async def test_a_deep_recursion_leaves_room_for_what_was_printed(tool: CodeTool)
 
 @pytest.mark.sandbox
 async def test_nothing_an_agent_writes_raises(tool: CodeTool) -> None:
-    for argument in (
-        "",
-        "\0",
-        "```py\n\0\n```",
-        "```py\n\ud800\n```",
-        "```py\n```",
-        "`" * 500,
-        "```py\n" + "(" * 5000 + "\n```",
-    ):
+    programs = ("\0", "\ud800", "", "(" * 5000)
+    for argument in ("", "\0", "`" * 500, *(f"```py\n{program}\n```" for program in programs)):
         result = await tool.call(argument)
-        assert isinstance(result, ToolResult)
         assert result.ok
         assert 0 < len(result.text) <= 1536
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from site_server import Site
+from tool_entries import entry
 
 from afm.tools import load_tools
 from afm.tools.health import tool_troubles, unanswered
@@ -26,23 +27,17 @@ def nobody() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-def tools(*entries: tuple[str, str, dict[str, Any]]) -> list[Any]:
-    file = {
-        "tools": [
-            {"class_name": kind, "config": config, "tool_schema": {"function": {"name": name}}}
-            for name, kind, config in entries
-        ]
-    }
-    return list(load_tools(file).values())
+def tools(*entries: dict[str, Any]) -> list[Any]:
+    return list(load_tools({"tools": entries}).values())
 
 
 async def test_tools_whose_servers_are_silent_are_told_with_the_address(server: str, nobody: str) -> None:
-    wiki = "afm.tools.wiki_search.WikiSearchTool"
+    wiki = "wiki_search.WikiSearchTool"
     troubles = await tool_troubles(
         tools(
-            ("well", wiki, {"urls": [f"{server}/retrieve"]}),
-            ("unwell", wiki, {"urls": [server, f"{nobody}/retrieve"]}),
-            ("remote", "afm.tools.code.CodeTool", {"urls": [nobody]}),
+            entry(wiki, "well", urls=[f"{server}/retrieve"]),
+            entry(wiki, "unwell", urls=[server, f"{nobody}/retrieve"]),
+            entry("code.CodeTool", "remote", urls=[nobody]),
         )
     )
     assert set(troubles) == {"unwell", "remote"}
@@ -53,10 +48,9 @@ async def test_tools_whose_servers_are_silent_are_told_with_the_address(server: 
 
 @pytest.mark.sandbox
 async def test_the_sandbox_of_this_machine_runs_a_program() -> None:
-    assert await tool_troubles(tools(("code", "afm.tools.code.CodeTool", {}))) == {}
-    broken = ("code", "afm.tools.code.CodeTool", {"sandbox": {"python": "/nowhere/python3"}})
-    troubles = await tool_troubles(tools(broken))
-    assert "/nowhere/python3" in troubles["code"]
+    assert await tool_troubles(tools(entry("code.CodeTool", "code"))) == {}
+    broken = entry("code.CodeTool", "code", sandbox={"python": "/nowhere/python3"})
+    assert "/nowhere/python3" in (await tool_troubles(tools(broken)))["code"]
 
 
 async def test_an_answer_of_any_kind_is_one(server: str) -> None:

@@ -1,16 +1,17 @@
 """Tools of a real MCP server; what befalls connections is in test_mcp_connection.py."""
 
 import asyncio
-import os
 import sys
 
 import pytest
+from tool_entries import entry, opened
 
 from afm.errors import ConfigError
 from afm.tools import load_tools
 
 pytest.importorskip("mcp")
 
+MCP = "mcp.McpTool"
 SERVER = """
 import os
 from mcp.server import MCPServer
@@ -37,31 +38,23 @@ server.run("stdio")
 """
 
 
-def entry(name, where, **config):
-    return {
-        "class_name": "afm.tools.mcp.McpTool",
-        "config": {**where, **config},
-        "tool_schema": {"function": {"name": name}},
-    }
-
-
 async def test_a_servers_tools_are_an_agents_tools(tmp_path, monkeypatch):
     monkeypatch.setenv("GIVEN", "yes")
     monkeypatch.setenv("KEPT", "secret")
     program = tmp_path / "a server.py"
     program.write_text(SERVER, encoding="utf-8")
-    where = {"command": [sys.executable, str(program)], "environment": ["GIVEN"]}
-    processes = [entry(name, where, tool="process", argument="text") for name in ("left", "right")]
-    loud = entry("loud", where, tool="shout", argument="text")
-    tools = load_tools(
-        {"tools": [entry("add", where), loud, entry("fail", where, argument="text"), *processes]}
-    )
+
+    def of(name, **config):
+        return entry(MCP, name, command=[sys.executable, str(program)], environment=["GIVEN"], **config)
+
+    entries = [of("add"), of("loud", tool="shout", argument="text"), of("fail", argument="text")]
+    entries += [of(name, tool="process", argument="text") for name in ("left", "right")]
+    tools = load_tools({"tools": entries})
     assert (await tools["add"].call('{"a": 2, "b": 40}')).text == "42"
     result = await tools["loud"].call("\n hello </observation> \n")
     assert (result.text, result.ok, result.meta) == ("HELLO </OBSERVATION>", True, {"error": False})
-    assert "no JSON object" in (await tools["add"].call("[1]")).text
-    assert "no JSON:" in (await tools["add"].call("2+2")).text
-    assert "no JSON:" in (await tools["add"].call("[" * 200_000)).text
+    for argument, told in (("[1]", "no JSON object"), ("2+2", "no JSON:"), ("[" * 200_000, "no JSON:")):
+        assert told in (await tools["add"].call(argument)).text
 
     result = await tools["fail"].call("way")  # the tool's own error is an answer
     assert (result.ok, bool(result.meta["error"])) == (True, True)
@@ -74,11 +67,20 @@ async def test_a_servers_tools_are_an_agents_tools(tmp_path, monkeypatch):
     await asyncio.gather(*(tool.close() for tool in tools.values()))
 
 
-async def test_a_missing_program_is_a_failed_tool():
-    tools = load_tools({"tools": [entry("x", {"command": ["/no/such/program"]}, argument="text")]})
-    result = await tools["x"].call("")
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"command": ["/no/such/program"]}, "x failed"),
+        (
+            {"url": "http://127.0.0.1:9/mcp", "token_variable": "TOKEN_FOR_TEST"},
+            "environment variable TOKEN_FOR_TEST is not set",
+        ),
+    ],
+)
+async def test_a_missing_program_and_a_missing_token_are_failures_of_the_tool(config, told):
+    result = await opened(MCP, "x", argument="text", **config).call("")
     assert not result.ok
-    assert "x failed" in result.text
+    assert told in result.text
 
 
 @pytest.mark.parametrize(
@@ -92,13 +94,4 @@ async def test_a_missing_program_is_a_failed_tool():
 )
 def test_wrong_settings_are_explained(config, message):
     with pytest.raises(ConfigError, match=message):
-        load_tools({"tools": [entry("x", config)]})
-
-
-async def test_a_token_comes_from_the_environment_only():
-    assert "TOKEN_FOR_TEST" not in os.environ
-    where = {"url": "http://127.0.0.1:9/mcp", "token_variable": "TOKEN_FOR_TEST"}
-    tools = load_tools({"tools": [entry("x", where, argument="text")]})
-    result = await tools["x"].call("")
-    assert not result.ok
-    assert "environment variable TOKEN_FOR_TEST is not set" in result.text
+        opened(MCP, "x", **config)

@@ -10,6 +10,7 @@ import time
 
 import mcp_program
 import pytest
+from tool_entries import entry
 
 from afm.tools import load_tools
 
@@ -133,10 +134,7 @@ def server(request, program):
 
 def entries(server, timeout_s):
     config = {**server.where, "argument": "text", "timeout_s": timeout_s}
-    return [
-        {"class_name": "afm.tools.mcp.McpTool", "config": config, "tool_schema": {"function": {"name": name}}}
-        for name in NAMES
-    ]
+    return [entry("mcp.McpTool", name, **config) for name in NAMES]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from urllib.parse import quote, quote_plus
 
 import mcp_program
 import pytest
+from tool_entries import entry
 
 from afm.tools import ToolResult, load_tools
 from afm.tools.cassette import Cassette, Recorded
@@ -143,27 +144,23 @@ def test_names_that_do_not(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "text", "hidden"),
+    ("variable", "value", "text", "hidden"),
     [
-        ("postgres://me:dbsecretpw@host/x", "pw dbsecretpw", "pw [secret]"),
-        ("redis://:dbsecretpw@host:6379/0", "at dbsecretpw", "at [secret]"),
-        ("http://u:p%40ss-word-1@proxy", "p@ss-word-1 p%40ss-word-1", "[secret] [secret]"),
-        ("https://ghp_0123456789@github.com/x", "ghp_0123456789", "[secret]"),
-        ("ssh://username@host", "username", "username"),
-        ("postgres://username:dbsecretpw@host", "username", "username"),
-        ("http://host/me@example.org", "example.org", "example.org"),
+        ("SOME_URL", "postgres://me:dbsecretpw@host/x", "pw dbsecretpw", "pw [secret]"),
+        ("SOME_URL", "redis://:dbsecretpw@host:6379/0", "at dbsecretpw", "at [secret]"),
+        ("SOME_URL", "http://u:p%40ss-word-1@proxy", "p@ss-word-1 p%40ss-word-1", "[secret] [secret]"),
+        ("SOME_URL", "https://ghp_0123456789@github.com/x", "ghp_0123456789", "[secret]"),
+        ("SOME_URL", "ssh://username@host", "username", "username"),
+        ("SOME_URL", "postgres://username:dbsecretpw@host", "username", "username"),
+        ("SOME_URL", "http://host/me@example.org", "example.org", "example.org"),
+        ("SEARCH_API_KEYS", "first-key-1, second-key-2", "second-key-2 first-key-1", "[secret] [secret]"),
     ],
 )
-def test_passwords_in_addresses(
-    monkeypatch: pytest.MonkeyPatch, address: str, text: str, hidden: str
+def test_passwords_in_addresses_and_each_of_several_keys(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, text: str, hidden: str
 ) -> None:
-    monkeypatch.setenv("SOME_URL", address)
+    monkeypatch.setenv(variable, value)
     assert Secrets().hidden(text) == hidden
-
-
-def test_each_of_several_keys_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SEARCH_API_KEYS", "first-key-1, second-key-2")
-    assert Secrets().hidden("second-key-2 first-key-1") == "[secret] [secret]"
 
 
 async def test_what_an_mcp_server_is_told_of_the_environment_is_secret(
@@ -173,24 +170,14 @@ async def test_what_an_mcp_server_is_told_of_the_environment_is_secret(
     monkeypatch.setenv("PRIVATE_NOTE", "nobody-may-know")
     monkeypatch.setenv("OTHER_NOTE", "everybody-may-know")
     monkeypatch.setenv("HOME", str(tmp_path))
-    entry = {
-        "class_name": "afm.tools.mcp.McpTool",
-        "config": {
-            "command": [sys.executable, mcp_program.__file__],
-            "argument": "text",
-            "environment": ["PRIVATE_NOTE", "HOME"],
-        },
-        "tool_schema": {"function": {"name": "note"}},
-    }
-    recorder = load_tools({"tools": [entry], "cassette": {"file": str(tmp_path / "x"), "mode": "record"}})
-    live = await recorder["note"].call("everybody-may-know")
-    assert live.text == f"nobody-may-know, {tmp_path}, everybody-may-know"
-    await recorder["note"].close()
-    played = load_tools({"tools": [entry], "cassette": str(tmp_path / "x")})
-    assert (
-        await played["note"].call("everybody-may-know")
-    ).text == f"[secret], {tmp_path}, everybody-may-know"
-    await played["note"].close()
+    config = {"command": [sys.executable, mcp_program.__file__], "argument": "text"}
+    config["environment"] = ["PRIVATE_NOTE", "HOME"]
+    file = {"tools": [entry("mcp.McpTool", "note", **config)]}
+    cassette = str(tmp_path / "x")
+    for settings, note in (({"file": cassette, "mode": "record"}, "nobody-may-know"), (cassette, "[secret]")):
+        tool = load_tools(file | {"cassette": settings})["note"]
+        assert (await tool.call("everybody-may-know")).text == f"{note}, {tmp_path}, everybody-may-know"
+        await tool.close()
 
 
 async def test_half_characters_can_be_recorded(tmp_path: Path) -> None:

@@ -11,6 +11,13 @@ OWN = '  File "main.py", line 2, in <module>\n    json.loads("{")\n'
 HEADER = "Traceback (most recent call last):\n"
 
 
+BEFORE = (
+    HEADER + OWN + "KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n"
+)
+REPEATED = "  [Previous line repeated 995 more times]\n"
+SYNTAX = '  File "main.py", line 1\n    x =\n       ^\nSyntaxError: invalid syntax\n'
+
+
 @pytest.mark.parametrize(
     ("stderr", "expected"),
     [
@@ -18,31 +25,11 @@ HEADER = "Traceback (most recent call last):\n"
         ("a warning\n", "a warning\n"),
         (HEADER + OWN + LIBRARY + "ValueError: x\n", HEADER + OWN + "ValueError: x\n"),
         (HEADER + LIBRARY + OWN + LIBRARY + "ValueError\n", HEADER + OWN + "ValueError\n"),
-        (
-            HEADER
-            + OWN
-            + "KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n"
-            + HEADER
-            + OWN
-            + LIBRARY
-            + "ValueError: y\n",
-            HEADER
-            + OWN
-            + "KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n"
-            + HEADER
-            + OWN
-            + "ValueError: y\n",
-        ),
+        (BEFORE + HEADER + OWN + LIBRARY + "ValueError: y\n", BEFORE + HEADER + OWN + "ValueError: y\n"),
         (LIBRARY, LIBRARY),
-        (
-            HEADER + OWN + "  [Previous line repeated 995 more times]\nRecursionError: x\n",
-            HEADER + OWN + "  [Previous line repeated 995 more times]\nRecursionError: x\n",
-        ),
-        (
-            HEADER + OWN + LIBRARY + "  [Previous line repeated 9 more times]\nRecursionError: x\n",
-            HEADER + OWN + "RecursionError: x\n",
-        ),
-        ('  File "main.py", line 1\n    x =\n       ^\nSyntaxError: invalid syntax\n',) * 2,
+        (HEADER + OWN + REPEATED + "RecursionError: x\n",) * 2,
+        (HEADER + OWN + LIBRARY + REPEATED + "RecursionError: x\n", HEADER + OWN + "RecursionError: x\n"),
+        (SYNTAX, SYNTAX),
     ],
 )
 def test_library_frames_are_dropped_and_nothing_else(stderr: str, expected: str) -> None:
@@ -78,11 +65,6 @@ def test_exception_groups_lose_their_library_frames_too() -> None:
 
 def test_the_middle_of_a_deep_recursion_is_cut_and_counted() -> None:
     frames = [f'  File "main.py", line {number}, in f\n    g({number})\n' for number in range(1000)]
-    text = shortened(HEADER + "".join(frames) + "RecursionError: deep\n")
-    assert text == (
-        HEADER
-        + "".join(frames[:4])
-        + "  [... 988 frames cut ...]\n"
-        + "".join(frames[-8:])
-        + "RecursionError: deep\n"
-    )
+    kept = [*frames[:4], "  [... 988 frames cut ...]\n", *frames[-8:]]
+    error = "RecursionError: deep\n"
+    assert shortened("".join([HEADER, *frames, error])) == "".join([HEADER, *kept, error])

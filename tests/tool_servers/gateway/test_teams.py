@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 from extras import LazyPackage
-from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.cli.main import app
 from afm.datasets import Task, write_tasks
 from afm.distill.conversation import TeamConversation
 from afm.distill.model_calls import BadLines, read_calls
@@ -595,7 +593,7 @@ def spoiled(log, name):
 
 
 def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_them(
-    gateway, teacher, tmp_path
+    gateway, teacher, tmp_path, afm
 ):
     tasks = [TASK.model_copy(update={"id": f"q/{number}"}) for number in (1, 2, 3)]
     for task in tasks:
@@ -607,23 +605,18 @@ def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_t
     words = f"data merge {log} --agent mhqa --tasks {tmp_path}/tasks.jsonl --output-dir {out}".split()
     words += ["--map", str(ROOT / "configs/teams/openai_tools.yaml")]
 
-    def merge(*more):
-        return CliRunner().invoke(app, [*words, *more])
-
-    refused = merge()
-    assert refused.exit_code == 1
-    assert str(refused.exception).startswith(f"{log}:{numbers[0]}: no event: ")
-    assert "--on-bad-rows drop" in str(refused.exception)
+    refused = afm(*words, status=1).stderr
+    assert f"{log}:{numbers[0]}: no event: " in refused
+    assert "--on-bad-rows drop" in refused
     assert not (out / "trajectories.jsonl").exists()
 
-    done = merge("--on-bad-rows", "drop")
-    assert done.exit_code == 0, done.output
+    told = afm(*words, "--on-bad-rows", "drop").stdout
     for line in (
         "2 of 3 attempts kept",
         "tasks without a call in the log: 1",
         f"lines that cannot be read: 2, listed in {out}/unreadable.jsonl",
     ):
-        assert line in done.stdout
+        assert line in told
     listed = [json.loads(line) for line in (out / "unreadable.jsonl").read_text().splitlines()]
     assert sorted(line["line"] for line in listed) == numbers
     assert {line["text"] for line in listed} >= {'{"level": "info"}'}

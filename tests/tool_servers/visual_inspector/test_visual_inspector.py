@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import os
 import struct
 import zlib
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tool_entries import opened
 from tool_server import ToolServer
 
 from afm.errors import ConfigError
@@ -58,12 +58,9 @@ def folder(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("PNG", {}), ("JPEG", {}), ("GIF", {}), ("WEBP", {"lossless": True}), ("BMP", {}), ("TIFF", {})],
-)
-def test_formats_are_known_by_their_content_and_sent_as_png_or_jpeg(kind, options):
-    picture = prepare(encoded(kind, **options), 10_000, 100)
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
+def test_formats_are_known_by_their_content_and_sent_as_png_or_jpeg(kind):
+    picture = prepare(encoded(kind), 10_000, 100)
     assert (picture.width, picture.height, picture.kind) == (40, 30, kind)
     assert picture.media_type == ("image/jpeg" if kind == "JPEG" else "image/png")
     with Image.open(io.BytesIO(picture.body)) as again:
@@ -115,13 +112,12 @@ def test_equal_questions_about_equal_pictures_are_asked_once_also_after_a_restar
     start, start_process, eyes, folder
 ):
     first = start_process(VISION_IMAGE_FOLDER=folder)
-    assert ask(first, "red.png", "Which colour?").json()["cached"] is False
-    assert ask(first, "inside.png", " Which colour? ").json()["cached"] is True
-    assert ask(first, "red.png", "Which shape?").json()["cached"] is False
+    questions = [("red.png", "Which colour?"), ("inside.png", " Which colour? "), ("red.png", "Which shape?")]
+    assert [ask(first, *question).json()["cached"] for question in questions] == [False, True, False]
     first.process.kill()
     first.process.wait()
     first.process.returncode = 0  # as asked for
-    assert ask(start(VISION_IMAGE_FOLDER=folder), "red.png", "Which colour?").json()["cached"] is True
+    assert ask(start(VISION_IMAGE_FOLDER=folder), *questions[0]).json()["cached"] is True
     assert len(eyes.requests) == 2
 
 
@@ -140,14 +136,8 @@ def test_nothing_outside_the_folder_is_reached(start, eyes, folder):
 
 def test_paths_below_the_folder_are_read(start, folder):
     server = start(VISION_IMAGE_FOLDER=folder)
-    for place in (
-        "red.png",
-        "inner/a map: part 1.jpg",
-        "inside.png",
-        "inner/../red.png",
-        str(folder / "red.png"),
-    ):
-        assert ask(server, place).json()["kind"] is None, place
+    below = ("red.png", "inner/a map: part 1.jpg", "inside.png", "inner/../red.png", str(folder / "red.png"))
+    assert [ask(server, place).json()["kind"] for place in below] == [None] * 5
 
 
 def moved(handler):
@@ -211,26 +201,20 @@ def test_a_model_that_fails_is_named_and_its_words_are_not_passed_on(start, eyes
         assert (response.status_code, response.json()["kind"]) == (502, kind)
         assert KEY not in response.text
     eyes.status, eyes.reply = 200, {"choices": []}
-    assert ask(server, INLINE).json() == {
-        "error": "the answer of the vision model holds no text",
-        "kind": "broken",
-    }
+    empty = {"error": "the answer of the vision model holds no text", "kind": "broken"}
+    assert ask(server, INLINE).json() == empty
     eyes.reply, eyes.delay_s = None, 5.0
     assert ask(server, INLINE, "slow", seconds=2).json()["kind"] == "timeout"
+
+
+MODEL = {"VISION_OPENAI_API_BASE_URL": "http://x/v1", "VISION_MODEL": "m"}
 
 
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
         ({}, "VISION_OPENAI_API_BASE_URL and VISION_MODEL not set"),
-        (
-            {
-                "VISION_OPENAI_API_BASE_URL": "http://x/v1",
-                "VISION_MODEL": "m",
-                "VISION_IMAGE_FOLDER": "/nowhere",
-            },
-            "folder of pictures /nowhere: no such folder",
-        ),
+        (MODEL | {"VISION_IMAGE_FOLDER": "/nowhere"}, "folder of pictures /nowhere: no such folder"),
     ],
 )
 def test_without_a_model_or_its_folder_it_does_not_start_and_says_what_to_set(tmp_path, variables, message):
@@ -243,17 +227,15 @@ async def test_the_tool_reads_the_agents_json(start, folder, monkeypatch):
     monkeypatch.setenv("WEB_SERVER_TOKEN", TOKEN)
     monkeypatch.setenv("VISUAL_INSPECTOR_PORT", server.url.rpartition(":")[2])
     tool = load_tools(ROOT / "configs/tools/visual_inspector.yaml")["visual_inspector"]
-    fenced = '```json\n{"file_path": "red.png", "question": "Which colour?"}\n```'
-    for argument in (fenced, '{"file_path": "red.png", "question": "Which colour?"}', f"\n {fenced}\n"):
+    plain = '{"file_path": "red.png", "question": "Which colour?"}'
+    fenced = f"```json\n{plain}\n```"
+    for argument in (fenced, plain, f"\n {fenced}\n"):
         seen = await tool.call(argument)
         assert (seen.ok, seen.text) == (True, "data:image/png (40, 30) (255, 0, 0) Which colour?")
-    described = await tool.call('{"file_path": "red.png"}')
-    assert "Describe the picture" in described.text
+    assert "Describe the picture" in (await tool.call('{"file_path": "red.png"}')).text
     missing = await tool.call('{"file_path": "blue.png"}')
-    assert missing.ok
-    assert (
-        missing.text == "This image could not be looked at: there is no such file in the folder of pictures."
-    )
+    message = "This image could not be looked at: there is no such file in the folder of pictures."
+    assert (missing.ok, missing.text) == (True, message)
     for argument in ("red.png", "", "```json\n{}\n```", '{"file_path": 3}', "[" * 100_000):
         told = await tool.call(argument)
         assert (told.ok, told.meta["reason"]) == (True, "bad_argument")
@@ -264,11 +246,9 @@ async def test_the_tool_reads_the_agents_json(start, folder, monkeypatch):
 async def test_a_failing_model_is_the_tools_failure_not_the_agents(start, eyes, folder, monkeypatch):
     server = start({"model_s": 1.0}, VISION_IMAGE_FOLDER=folder)
     eyes.status = 500
-    entry = {"class_name": "afm.tools.visual_inspector.VisualInspectorTool", "config": {"urls": [server.url]}}
-    entry["tool_schema"] = {"type": "function", "function": {"name": "look"}}
     monkeypatch.setenv("WEB_SERVER_TOKEN", TOKEN)
-    tool = load_tools({"tools": [entry]})["look"]
-    seen = await tool.call(json.dumps({"file_path": "red.png"}))
+    tool = opened("visual_inspector.VisualInspectorTool", "look", urls=[server.url])
+    seen = await tool.call('{"file_path": "red.png"}')
     assert (seen.ok, seen.meta["reason"]) == (False, "status")
     assert "the vision model answers with status 500" in seen.text
     await tool.close()

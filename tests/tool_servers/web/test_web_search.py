@@ -12,18 +12,11 @@ from tool_server import ToolServer, build_index
 from afm.errors import ConfigError, DataError
 from tool_servers.web_search.providers import open_local
 
+A = "http://a.example.org"
 PAGES = [
-    {
-        "url": "http://a.example.org/anduin",
-        "title": "Anduin",
-        "text": "The Anduin is a river, 1388 miles long.",
-    },
-    {"url": "http://a.example.org/bree", "title": "Bree", "text": "Bree is a village of men and hobbits."},
-    {
-        "url": "http://a.example.org/rivers",
-        "title": "Rivers",
-        "text": "Long rivers: Anduin, Isen. " + "Hills. " * 200,
-    },
+    {"url": f"{A}/anduin", "title": "Anduin", "text": "The Anduin is a river, 1388 miles long."},
+    {"url": f"{A}/bree", "title": "Bree", "text": "Bree is a village of men and hobbits."},
+    {"url": f"{A}/rivers", "title": "Rivers", "text": "Long rivers: Anduin, Isen. " + "Hills. " * 200},
 ]
 RESULTS = [
     {
@@ -54,29 +47,23 @@ def serper(start, site, **settings):
     )
 
 
+def hit(title, link, snippet):
+    return {"title": title, "link": link, "snippet": snippet, "position": 1}
+
+
 def test_serper_results_cached_the_key_in_the_header_only(start, provider):
     server = serper(start, provider)
     answer = server.post("/search", q="  long\n river ", num=10).json()
     assert answer["searchParameters"]["q"] == "long river"
-    assert answer["organic"][0] == {
-        "title": "Title 1",
-        "link": "https://example.org/1",
-        "snippet": "Snippet 1",
-        "position": 1,
-    }
+    assert answer["organic"][0] == hit("Title 1", "https://example.org/1", "Snippet 1")
     assert [hit["position"] for hit in answer["organic"]] == list(range(1, 11))
-    assert not answer["cached"]
-    assert server.post("/search", q="long river").json()["cached"]
-    assert not server.post("/search", q="long river", num=3).json()["cached"]
-    assert [json.loads(body) for body in provider.bodies] == [
-        {"q": "long river", "num": 10},
-        {"q": "long river", "num": 3},
-    ]
+    again = [server.post("/search", q="long river", **more).json() for more in ({}, {"num": 3})]
+    assert [answer["cached"], *(each["cached"] for each in again)] == [False, True, False]
+    assert [json.loads(body)["num"] for body in provider.bodies] == [10, 3]
+    assert json.loads(provider.bodies[0])["q"] == "long river"
     assert provider.headers[0]["X-API-KEY"] == "serper-secret"
-    assert all(
-        "serper-secret" not in text for text in (*provider.asked, server.log.read_text(), server.metrics())
-    )
-    assert not any(b"serper-secret" in body for body in provider.bodies)
+    seen = (*provider.asked, *map(str, provider.bodies), server.log.read_text(), server.metrics())
+    assert not [text for text in seen if "serper-secret" in text]
 
 
 def test_busy_and_failing_providers_are_asked_again(start, provider):
@@ -112,19 +99,21 @@ def hang(handler):
     time.sleep(3)
 
 
-def half(handler):
+def begin(handler, body):
     handler.send_response(200)
     handler.send_header("Content-Length", "1000")
     handler.end_headers()
-    handler.wfile.write(b'{"organic": [')
+    handler.wfile.write(body)
     handler.wfile.flush()
+
+
+def half(handler):
+    begin(handler, b'{"organic": [')
     handler.close_connection = True
 
 
 def drip(handler):
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
+    begin(handler, b" ")
     for _ in range(30):
         handler.wfile.write(b" ")
         handler.wfile.flush()
@@ -165,14 +154,8 @@ def test_searxng_json(start, site):
     found = [{"title": "T", "url": "https://example.org/", "content": "C", "engine": "e"}]
     site.pages["/search"] = reply({"results": found * 20})
     server = start("web_search", WEB_SEARCH_METHOD_TYPE="searxng", SEARXNG_BASE_URL=site.url)
-    answer = server.post("/search", q="a & b", num=4).json()
-    assert answer["organic"][0] == {
-        "title": "T",
-        "link": "https://example.org/",
-        "snippet": "C",
-        "position": 1,
-    }
-    assert len(answer["organic"]) == 4
+    results = server.post("/search", q="a & b", num=4).json()["organic"]
+    assert (len(results), results[0]) == (4, hit("T", "https://example.org/", "C"))
     assert site.asked == ["/search?q=a+%26+b&format=json"]
 
 
@@ -196,17 +179,12 @@ def test_local_pages_without_key_or_network(start, page_file):
 
 def test_a_wiki_index_as_local_pages(start, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
-    rows = [
-        {"id": str(n), "contents": f'"{page["title"]} Peak"\n{page["text"]}'} for n, page in enumerate(PAGES)
-    ]
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus.write_text(json.dumps({"id": "0", "contents": '"Anduin Peak"\nThe Anduin is a river.'}) + "\n")
     assert build_index(corpus, tmp_path / "index").returncode == 0
-    server = start(
-        "web_search", {"page_url": "http://127.0.0.1:8008/wiki/{title}"}, WEB_PAGE_STORE=tmp_path / "index"
-    )
-    hits = server.post("/search", q="length of the Anduin").json()["organic"]
-    assert hits[0]["link"] == "http://127.0.0.1:8008/wiki/Anduin_Peak"
-    assert hits[0]["title"] == "Anduin Peak"
+    settings = {"page_url": "http://127.0.0.1:8008/wiki/{title}"}
+    server = start("web_search", settings, WEB_PAGE_STORE=tmp_path / "index")
+    [result] = server.post("/search", q="length of the Anduin").json()["organic"]
+    assert (result["title"], result["link"]) == ("Anduin Peak", "http://127.0.0.1:8008/wiki/Anduin_Peak")
 
 
 @pytest.mark.parametrize(

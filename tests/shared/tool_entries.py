@@ -1,0 +1,18 @@
+"""Tools as a tools file names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from afm.tools import load_tools
+
+
+def entry(kind: str, name: str, **config: Any) -> dict[str, Any]:
+    """An entry of a tools file, for a class of a module in ``afm.tools``."""
+    schema = {"type": "function", "function": {"name": name}}
+    return {"class_name": f"afm.tools.{kind}", "config": config, "tool_schema": schema}
+
+
+def opened(kind: str, name: str, **config: Any) -> Any:
+    """The tool of such an entry."""
+    return load_tools({"tools": [entry(kind, name, **config)]})[name]
