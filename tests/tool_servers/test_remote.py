@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tool_entries import opened
 
 from afm.errors import ConfigError, DataError, SandboxError
 from afm.rewards import load_reward
 from afm.rewards.attack_suite import outcomes, shipped_attacks
 from afm.sandbox import ExitReason, SandboxLimits
-from afm.tools import load_tools
 from afm.tools.remote import RemoteSandbox
 
+CODE = "code.CodeTool"
 TOKEN = "a-long-random-token"
 pytestmark = pytest.mark.sandbox
 
@@ -27,21 +30,33 @@ def nowhere() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
-def remote(*servers: Any, **options: Any) -> RemoteSandbox:
-    urls = [server if isinstance(server, str) else server.url for server in servers]
-    return RemoteSandbox(urls, token=TOKEN, **options)
+@contextlib.asynccontextmanager
+async def listening(connected: Any) -> AsyncIterator[str]:
+    """The address of a server that does this with a connection."""
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-def code_tool(**config: Any) -> Any:
-    entry = {
-        "class_name": "afm.tools.code.CodeTool",
-        "config": config,
-        "tool_schema": {"function": {"name": "code"}},
-    }
-    return load_tools({"tools": [entry]})["code"]
+@pytest.fixture
+async def remote() -> AsyncIterator[Any]:
+    """Opens a sandbox behind these servers; it is closed at the end."""
+    sandboxes = []
+
+    def of(*servers: Any, token: str = TOKEN, **options: Any) -> RemoteSandbox:
+        urls = [server if isinstance(server, str) else server.url for server in servers]
+        sandboxes.append(RemoteSandbox(urls, token=token, **options))
+        return sandboxes[-1]
+
+    yield of
+    for sandbox in sandboxes:
+        await sandbox.close()
 
 
-async def test_a_remote_run_is_like_a_local_one(start: Any) -> None:
+def ok_runs(server: Any) -> float:
+    return server.metric('afm_code_runs_total{reason="ok"}')
+
+
+async def test_a_remote_run_is_like_a_local_one(start: Any, remote: Any) -> None:
     sandbox = remote(start())
     result = await sandbox.run("print(input())\nraise SystemExit(3)", "a\ud800\u00e9\n")
     assert (result.stdout, result.exit_status, result.reason) == ("a?\u00e9\n", 3, ExitReason.ERROR)
@@ -49,64 +64,59 @@ async def test_a_remote_run_is_like_a_local_one(start: Any) -> None:
     assert (slow.reason, slow.exit_status) == (ExitReason.TIMEOUT, None)
     with pytest.raises(DataError, match="stdin is 11 bytes long, expected at most 5"):
         await sandbox.run("1", "0123456789\n", SandboxLimits(stdin_bytes=5))
-    await sandbox.close()
 
 
 async def test_the_tool_spreads_its_programs(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODE_SERVER_TOKEN", TOKEN)
     servers = [start(max_parallel=1), start(max_parallel=1)]
-    tool = code_tool(urls=[server.url for server in servers])
+    tool = opened(CODE, "code", urls=[server.url for server in servers])
     results = await asyncio.gather(*(tool.call(f"```py\nprint({n} * 2)\n```") for n in range(10)))
     assert [result.text for result in results] == [str(n * 2) for n in range(10)]
-    assert [server.metric('afm_code_runs_total{reason="ok"}') for server in servers] == [5, 5]
+    assert [ok_runs(server) for server in servers] == [5, 5]
     await tool.close()
 
 
-async def test_the_least_busy_server_is_asked(start: Any) -> None:
+async def test_the_least_busy_server_is_asked(start: Any, remote: Any) -> None:
     first, second = start(max_parallel=1), start(max_parallel=1)
     sandbox = remote(first, second)
     long = asyncio.create_task(sandbox.run("import time; time.sleep(3)"))
     assert await comes_to(first, running=1)
     for _ in range(4):
         await sandbox.run("print(1)")
-    assert second.metric('afm_code_runs_total{reason="ok"}') == 4
+    assert ok_runs(second) == 4
     assert not long.done()
     long.cancel()
-    await sandbox.close()
 
 
-async def test_a_server_that_dies_in_the_middle_loses_nothing(start: Any, start_process: Any) -> None:
-    dying, living = start_process(max_parallel=2), start(max_parallel=2)
-    sandbox = remote(dying, living)
+async def test_a_server_that_dies_in_the_middle_loses_nothing(
+    start: Any, start_process: Any, remote: Any
+) -> None:
+    dying = start_process(max_parallel=2)
+    sandbox = remote(dying, start(max_parallel=2))
     runs = [asyncio.create_task(sandbox.run(f"import time; time.sleep(0.4); print({n})")) for n in range(12)]
     await asyncio.sleep(0.7)
     assert await asyncio.to_thread(dying.end, signal.SIGKILL) == -signal.SIGKILL
-    results = await asyncio.gather(*runs)
-    assert [result.stdout for result in results] == [f"{n}\n" for n in range(12)]
-    again = await sandbox.run("print(1)")
-    assert again.stdout == "1\n"
-    await sandbox.close()
+    assert [result.stdout for result in await asyncio.gather(*runs)] == [f"{n}\n" for n in range(12)]
+    assert (await sandbox.run("print(1)")).stdout == "1\n"
 
 
 async def test_a_server_that_comes_back_is_used_again(
-    start: Any, start_process: Any, monkeypatch: pytest.MonkeyPatch
+    start: Any, start_process: Any, remote: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("afm.endpoints.connections.REST_S", 0.2)
-    first, second = start_process(), start()
-    port = int(first.url.rpartition(":")[2])
-    sandbox = remote(first, second)
+    first = start_process()
+    sandbox = remote(first, start())
     first.end()
     for _ in range(4):
         await sandbox.run("print(1)")
-    reborn = start_process("--port", str(port))
+    reborn = start_process("--port", first.url.rpartition(":")[2])
     await asyncio.sleep(0.3)
     for _ in range(4):
         await sandbox.run("print(1)")
-    assert reborn.metric('afm_code_runs_total{reason="ok"}') >= 1
-    await sandbox.close()
+    assert ok_runs(reborn) >= 1
 
 
-async def test_a_server_that_failed_is_left_in_peace_for_a_while(start: Any) -> None:
+async def test_a_server_that_failed_is_left_in_peace_for_a_while(start: Any, remote: Any) -> None:
     visits = 0
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -114,68 +124,56 @@ async def test_a_server_that_failed_is_left_in_peace_for_a_while(start: Any) -> 
         visits += 1
         writer.close()
 
-    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as broken:
-        sandbox = remote(f"http://127.0.0.1:{broken.sockets[0].getsockname()[1]}", start())
-        for _ in range(6):
-            assert (await sandbox.run("print(1)")).stdout == "1\n"
+    async with listening(hang_up) as broken:
+        sandbox = remote(broken, start())
+        assert [(await sandbox.run("print(1)")).stdout for _ in range(6)] == ["1\n"] * 6
     assert visits == 1
-    await sandbox.close()
 
 
-async def test_when_all_are_down_it_is_no_fault_of_the_program() -> None:
-    urls = nowhere(), nowhere()
-    sandbox = remote(*urls, rounds=2)
+async def test_when_all_are_down_it_is_no_fault_of_the_program(remote: Any) -> None:
+    urls = [nowhere(), nowhere()]
     with pytest.raises(SandboxError, match="no code server could run the program") as caught:
-        await sandbox.run("print(1)")
+        await remote(*urls, rounds=2).run("print(1)")
     assert all(f"{url}: ConnectError" in str(caught.value) for url in urls)
-    await sandbox.close()
-    tool = code_tool(urls=list(urls))
+    tool = opened(CODE, "code", urls=urls)
     result = await tool.call("```py\nprint(1)\n```")
-    assert not result.ok
-    assert result.meta["reason"] == "sandbox"
+    assert (result.ok, result.meta["reason"]) == (False, "sandbox")
     await tool.close()
 
 
-async def test_a_full_server_is_waited_for(start: Any) -> None:
+async def test_a_full_server_is_waited_for(start: Any, remote: Any) -> None:
     server = start(max_parallel=1, max_waiting=0)
     sandbox = remote(server, rounds=1)
     results = await asyncio.gather(*(sandbox.run("import time; time.sleep(0.3)") for _ in range(3)))
     assert [result.reason for result in results] == [ExitReason.OK] * 3
     assert server.metric('afm_code_requests_total{outcome="busy"}') >= 2
-    await sandbox.close()
-    impatient = remote(server, busy_s=0.2)
     blocker = asyncio.create_task(sandbox.run("import time; time.sleep(5)"))
-    await asyncio.sleep(0.5)
+    assert await comes_to(server, running=1)
     with pytest.raises(SandboxError, match="busy: 1 running, 0 waiting"):
-        await impatient.run("print(1)")
+        await remote(server, busy_s=0.2).run("print(1)")
     blocker.cancel()
-    await impatient.close()
-    await sandbox.close()
 
 
-async def test_a_wrong_token_is_not_tried_again(start: Any) -> None:
+async def test_a_wrong_token_is_not_tried_again(start: Any, remote: Any) -> None:
     server = start()
-    sandbox = RemoteSandbox([server.url], token="other", rounds=9)
     began = time.monotonic()
     with pytest.raises(SandboxError, match="refused the token; set CODE_SERVER_TOKEN") as caught:
-        await sandbox.run("print(1)")
+        await remote(server, token="other", rounds=9).run("print(1)")
     assert time.monotonic() - began < 2
     assert "other" not in str(caught.value)
     assert server.metric('afm_code_requests_total{outcome="token"}') == 1
     with pytest.raises(SandboxError, match="got 999, this server allows at most 180"):
         await remote(server).run("1", "", SandboxLimits(wall_s=999))
-    await sandbox.close()
 
 
-async def test_cancelling_kills_the_program_over_there(start: Any) -> None:
+async def test_cancelling_kills_the_program_over_there(start: Any, remote: Any) -> None:
     server = start(max_parallel=1)
-    sandbox = remote(server)
-    run = asyncio.create_task(sandbox.run("import time; time.sleep(30)", "", SandboxLimits(wall_s=40)))
+    program = remote(server).run("import time; time.sleep(30)", "", SandboxLimits(wall_s=40))
+    run = asyncio.create_task(program)
     assert await comes_to(server, running=1)
     run.cancel()
     await asyncio.wait([run])
     assert await comes_to(server, running=0)
-    await sandbox.close()
 
 
 async def comes_to(server: Any, *, running: int) -> bool:
@@ -186,17 +184,16 @@ async def comes_to(server: Any, *, running: int) -> bool:
     return False
 
 
-async def test_strange_answers_are_failures_of_the_server() -> None:
+async def test_strange_answers_are_failures_of_the_server(remote: Any) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"stdout": 3 }')
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(speak, "127.0.0.1", 0) as odd:
-        port = odd.sockets[0].getsockname()[1]
+    async with listening(speak) as odd:
         with pytest.raises(SandboxError, match="its answer is not a result of a run: stdout: "):
-            await remote(f"http://127.0.0.1:{port}").run("print(1)")
+            await remote(odd).run("print(1)")
 
 
 async def test_rewards_may_run_their_programs_there(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +204,7 @@ async def test_rewards_may_run_their_programs_there(start: Any, monkeypatch: pyt
     attacks = [attack for attack in shipped_attacks() if attack.name in wanted]
     found = {outcome.attack.name: outcome.got async for outcome in outcomes(reward, attacks)}
     assert found == dict(zip(wanted, (1.0, 0.0, 1.0, 0.0), strict=True))
-    assert server.metric('afm_code_runs_total{reason="ok"}') >= 4
+    assert ok_runs(server) >= 4
     await reward.close()
     nobody = load_reward({"code_tests": {"urls": [nowhere()]}})
     [lost] = [outcome async for outcome in outcomes(nobody, attacks[:1])]
@@ -216,7 +213,7 @@ async def test_rewards_may_run_their_programs_there(start: Any, monkeypatch: pyt
 
 
 def test_several_event_loops_may_use_it_in_turn(start: Any) -> None:
-    sandbox = remote(start())
+    sandbox = RemoteSandbox([start().url], token=TOKEN)
 
     async def once() -> str:
         try:
@@ -227,30 +224,32 @@ def test_several_event_loops_may_use_it_in_turn(start: Any) -> None:
     assert [asyncio.run(once()) for _ in range(2)] == ["1\n", "1\n"]
 
 
+NO_ADDRESS = "expected an address such as http://"
+NO_TOKEN = "CODE_SERVER_TOKEN: expected printable ASCII"
+
+
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("urls", "token", "message"),
     [
-        ("localhost:9002", "expected an address such as http://"),
-        ("ftp://x", "expected an address such as http://"),
-        ("http://u:secret@x", "holds a password"),
-        ("http://", "expected an address such as http://"),
+        (["localhost:9002"], TOKEN, NO_ADDRESS),
+        (["ftp://x"], TOKEN, NO_ADDRESS),
+        (["http://u:secret@x"], TOKEN, "holds a password"),
+        (["http://"], TOKEN, NO_ADDRESS),
+        ([], TOKEN, "empty list"),
+        (["http://x:1"], "secret\n", NO_TOKEN),
+        (["http://x:1"], " secret", NO_TOKEN),
+        (["http://x:1"], "s\u00e9cret", NO_TOKEN),
+        (["http://x:1"], "sec\0ret", NO_TOKEN),
     ],
 )
-def test_wrong_addresses_are_refused(url: str, message: str) -> None:
+def test_wrong_addresses_and_tokens_are_refused_without_showing_a_secret(
+    urls: list[str], token: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        RemoteSandbox([url])
-    assert "secret" not in str(caught.value)
-    with pytest.raises(ConfigError, match="empty list"):
-        RemoteSandbox([])
-
-
-def test_a_token_that_no_header_can_carry_is_refused_without_being_shown() -> None:
-    for token in ("secret\n", " secret", "s\u00e9cret", "sec\0ret"):
-        with pytest.raises(ConfigError, match="CODE_SERVER_TOKEN: expected printable ASCII") as caught:
-            RemoteSandbox(["http://x:1"], token=token)
-        assert "cret" not in str(caught.value)
+        RemoteSandbox(urls, token=token)
+    assert "cret" not in str(caught.value)
 
 
 def test_urls_and_a_local_sandbox_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="either `urls` of code servers or a local `sandbox`, not both"):
-        code_tool(urls=["http://x:1"], sandbox={})
+        opened(CODE, "code", urls=["http://x:1"], sandbox={})

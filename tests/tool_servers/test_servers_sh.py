@@ -124,18 +124,25 @@ def slow_site(site):
     return site
 
 
-def trusting(servers, site):
-    (servers.configs / "crawl_page.yaml").write_text(f"trusted: ['{site.host}']\nworkers: 1\n")
-    return f"{site.url}/mill"
+@pytest.fixture
+def request_under_way(servers, slow_site):
+    """A page server that has begun to answer; the future answer."""
+    (servers.configs / "crawl_page.yaml").write_text(f"trusted: ['{slow_site.host}']\nworkers: 1\n")
+    servers("start", "crawl_page")
+    with ThreadPoolExecutor() as pool:
+        request = pool.submit(servers.crawl, f"{slow_site.url}/mill")
+        assert slow_site.waiting.wait(10)
+        yield request
+
+
+MILL = {"url": "http://e.org/", "title": "Mill", "text": "The mill at the river."}
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wiki_search")
     corpus = folder / "corpus.jsonl"
-    corpus.write_text(
-        json.dumps({"id": "0", "contents": '"Mill"\nThe mill at the river was built in 1702.'}) + "\n"
-    )
+    corpus.write_text(json.dumps({"id": "0", "contents": f'"Mill"\n{MILL["text"]}'}) + "\n")
     build(IndexPlan(corpus, folder / "index"), lambda *_: None)
     return folder / "index"
 
@@ -144,9 +151,7 @@ def index(tmp_path_factory):
 @pytest.mark.slow
 def test_all_that_are_set_up_start_work_and_stop(servers, index, tmp_path):
     pages = tmp_path / "pages.jsonl"
-    pages.write_text(
-        json.dumps({"url": "https://e.org/mill", "title": "Mill", "text": "The mill at the river."})
-    )
+    pages.write_text(json.dumps(MILL))
     (servers.configs / "wiki.yaml").write_text(f"index: {index}\n")
     told = servers("start", WEB_PAGE_STORE=pages)
     assert told.count(" started, pid ") == 4, told
@@ -166,44 +171,32 @@ def test_relative_paths_are_those_of_the_callers_folder(servers, index, tmp_path
     caller = tmp_path / "the caller"
     caller.mkdir()
     shutil.copytree(index, caller / "index")
-    (caller / "pages.jsonl").write_text(
-        '{"url": "http://e.org/", "title": "Mill", "text": "At the river."}\n'
-    )
+    (caller / "pages.jsonl").write_text(json.dumps(MILL))
     (servers.configs / "wiki.yaml").write_text("index: index\n")
-    told = servers(
-        "start",
-        "wiki_search",
-        "web_search",
-        "--state",
-        "state here",
-        cwd=caller,
-        WEB_PAGE_STORE="pages.jsonl",
-    )
+
+    def called(verb, *names, **variables):
+        return servers(verb, *names, "--state", "state here", cwd=caller, **variables)
+
+    both = ("wiki_search", "web_search")
+    told = called("start", *both, WEB_PAGE_STORE="pages.jsonl")
     assert told.count(" started, pid ") == 2, told
-    tested = servers("test", "wiki_search", "web_search", "--state", "state here", cwd=caller)
-    assert "1 passages" in tested
-    servers("stop", "--state", "state here", cwd=caller)
-    in_front = subprocess.run(
-        [SCRIPT, "wiki_search", "--index", "absent"],
-        cwd=caller,
-        env=os.environ | {"PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-    )
+    assert "1 passages" in called("test", *both)
+    called("stop")
+    in_front = script(SCRIPT, "wiki_search", "--index", "absent", cwd=caller)
     assert "absent: no finished index here" in in_front.stderr
 
 
-@pytest.mark.parametrize("called", ["a link", "tool_servers/servers.sh"])
+def script(*command, cwd, **variables):
+    environment = os.environ | {"PYTHON": sys.executable} | variables
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("called", ["./a link", "tool_servers/servers.sh"])
 def test_the_script_finds_its_repository(called, tmp_path):
     (tmp_path / "a link").symlink_to(SCRIPT)
-    caller = ROOT if "/" in called else tmp_path
-    done = subprocess.run(
-        [f"./{called}" if caller == tmp_path else called, "code", "--port", "9002", "--dry-run"],
-        cwd=caller,
-        env={**os.environ, "CDPATH": ".", "PYTHON": sys.executable},  # with CDPATH, cd prints where it went
-        capture_output=True,
-        text=True,
-    )
+    folder = tmp_path if called == "./a link" else ROOT
+    words = (called, "code", "--port", "9002", "--dry-run")
+    done = script(*words, cwd=folder, CDPATH=".")  # with CDPATH, cd prints where it went
     assert (done.stdout, done.stderr) == (f"{sys.executable} -P -m tool_servers code --port 9002\n", "")
 
 
@@ -235,49 +228,54 @@ def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, site, t
     assert "FAILED: status 502" in servers("test", "gateway", status=1)
 
 
-def test_a_stop_lets_requests_finish(servers, slow_site):
-    url = trusting(servers, slow_site)
-    servers("start", "crawl_page")
-    with ThreadPoolExecutor() as pool:
-        request = pool.submit(servers.crawl, url)
-        assert slow_site.waiting.wait(10)
-        assert "crawl_page       stopped after" in servers("stop", "crawl_page")
-        [page] = request.result().json()["pages"]
+def test_a_stop_lets_requests_finish(servers, request_under_way):
+    assert "crawl_page       stopped after" in servers("stop", "crawl_page")
+    [page] = request_under_way.result().json()["pages"]
     assert "1702" in page["text"]
     assert not (servers.state / "crawl_page.pid").exists()
 
 
-def test_a_stop_that_takes_too_long_becomes_a_kill_and_says_so(servers, slow_site):
-    url = trusting(servers, slow_site)
-    servers("start", "crawl_page")
+def test_a_stop_that_takes_too_long_becomes_a_kill_and_says_so(servers, request_under_way):
     pid = servers.pid("crawl_page")
-    with ThreadPoolExecutor() as pool:
-        request = pool.submit(servers.crawl, url)
-        assert slow_site.waiting.wait(10)
-        assert "killed after" in servers("stop", "crawl_page", "--wait", "0.3", status=1)
-        with pytest.raises(httpx.HTTPError):
-            request.result()
+    assert "killed after" in servers("stop", "crawl_page", "--wait", "0.3", status=1)
+    with pytest.raises(httpx.HTTPError):
+        request_under_way.result()
     assert not Path(f"/proc/{pid}/exe").exists()
 
 
 def test_all_problems_are_told_before_anything_starts(servers):
-    with socket.create_server(("127.0.0.1", servers.ports["CRAWL_PAGE"])):
-        told = servers(
-            "start", "code", "crawl_page", "web_search", "visual_inspector", "wiki_search", status=1,
-            WEB_SEARCH_METHOD_TYPE="serper", VISION_MODEL="eyes", VISION_OPENAI_API_KEY=KEY,
-        )  # fmt: skip
-    assert (
-        f"crawl_page       cannot start: cannot listen on 127.0.0.1, port {servers.ports['CRAWL_PAGE']}"
-        in told
-    )
-    assert (
-        "web_search       cannot start: WEB_SEARCH_METHOD_TYPE is serper, but WEB_SEARCH_SERPER_API_KEY"
-        in told
-    )
-    assert "VISION_OPENAI_API_BASE_URL not set" in told
-    assert "wiki_search      not set up: " in told
-    assert "error: nothing was started" in told
+    port = servers.ports["CRAWL_PAGE"]
+    names = ("code", "crawl_page", "web_search", "visual_inspector", "wiki_search")
+    variables = {"WEB_SEARCH_METHOD_TYPE": "serper", "VISION_MODEL": "eyes", "VISION_OPENAI_API_KEY": KEY}
+    with socket.create_server(("127.0.0.1", port)):
+        told = servers("start", *names, status=1, **variables)
+    for line in (
+        f"crawl_page       cannot start: cannot listen on 127.0.0.1, port {port}",
+        "web_search       cannot start: WEB_SEARCH_METHOD_TYPE is serper, but WEB_SEARCH_SERPER_API_KEY",
+        "VISION_OPENAI_API_BASE_URL not set",
+        "wiki_search      not set up: ",
+        "error: nothing was started",
+    ):
+        assert line in told
     assert servers("status", status=1).count("stopped") == 8
+
+
+def test_bad_pages_a_bad_index_and_a_port_twice_are_told_before_anything_starts(servers, index, tmp_path):
+    pages, torn, port = tmp_path / "pages.jsonl", tmp_path / "torn", servers.ports["CODE_SERVER"]
+    pages.write_text(json.dumps(MILL) + "\nno page\n")
+    shutil.copytree(index, torn)
+    os.truncate(torn / "passages.jsonl", 10)
+    (servers.configs / "wiki.yaml").write_text(f"index: {torn}\n")
+    names = ("code", "crawl_page", "web_search", "wiki_search")
+    told = servers("start", *names, status=1, WEB_PAGE_STORE=pages, CRAWL_PAGE_PORT=port)
+    for line in (
+        f"crawl_page       cannot start: port {port} is that of code, too",
+        f"web_search       cannot start: {pages}:2: no page",
+        f"wiki_search      cannot start: {torn}/passages.jsonl: it has 10 bytes, expected",
+        "error: nothing was started",
+    ):
+        assert line in told
+    assert not list(servers.state.glob("*.pid"))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +289,7 @@ def test_all_problems_are_told_before_anything_starts(servers):
         (
             ("wiki_search", "--", "--index=absent"),
             {},
-            "absent: no index there; build one with `afm serve wiki build",
+            "absent: no index there; build one with `afm serve wiki",
         ),
         (("crawl_page",), {"SUMMARY_OPENAI_API_BASE_URL": "http://x/v1"}, "SUMMARY_MODEL is not"),
         (("web_search",), {"WEB_PAGE_STORE": "/absent"}, "WEB_PAGE_STORE: /absent: no such file"),
@@ -307,24 +305,6 @@ def test_what_is_missing_is_named(servers, words, variables, message):
 )
 def test_wrong_usage_has_status_2(servers, words):
     servers(*words, status=2)
-
-
-def test_bad_pages_a_bad_index_and_a_port_twice_are_told_before_anything_starts(servers, index, tmp_path):
-    pages = tmp_path / "pages.jsonl"
-    pages.write_text('{"url": "http://e.org", "title": "Mill", "text": "The mill."}\nno page\n')
-    torn = tmp_path / "torn"
-    shutil.copytree(index, torn)
-    os.truncate(torn / "passages.jsonl", 10)
-    (servers.configs / "wiki.yaml").write_text(f"index: {torn}\n")
-    told = servers(
-        "start", "code", "crawl_page", "web_search", "wiki_search", status=1,
-        WEB_PAGE_STORE=pages, CRAWL_PAGE_PORT=servers.ports["CODE_SERVER"],
-    )  # fmt: skip
-    assert f"crawl_page       cannot start: port {servers.ports['CODE_SERVER']} is that of code, too" in told
-    assert f"web_search       cannot start: {pages}:2: no page" in told
-    assert f"wiki_search      cannot start: {torn}/passages.jsonl: it has 10 bytes, expected" in told
-    assert "error: nothing was started" in told
-    assert not list(servers.state.glob("*.pid"))
 
 
 def test_a_server_that_ends_at_once_fails_with_its_last_words(servers, tmp_path):
@@ -384,11 +364,10 @@ for number in range(300):
     print(f"line {number} " + "x" * 80, file=sys.stderr if number % 2 else sys.stdout, flush=True)
     time.sleep(0.01)
 """
+    environment = os.environ | {LOG_VARIABLE: f"8000:{log}"}
     with log.open("ab") as sink:
-        environment = os.environ | {LOG_VARIABLE: f"8000:{log}"}
-        subprocess.run(
-            [sys.executable, "-c", program], stdout=sink, stderr=sink, env=environment, cwd=ROOT, check=True
-        )
+        command = [sys.executable, "-c", program]
+        subprocess.run(command, stdout=sink, stderr=sink, env=environment, cwd=ROOT, check=True)
     files = sorted(tmp_path.glob("server.log*"), reverse=True)
     assert 3 <= len(files) <= 4
     numbers = [int(line.split()[1]) for file in files for line in file.read_text().splitlines()]

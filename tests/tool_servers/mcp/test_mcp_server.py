@@ -4,6 +4,7 @@ import sys
 
 import httpx
 import pytest
+from tool_entries import opened
 
 pytest.importorskip("mcp")
 
@@ -73,14 +74,6 @@ async def test_over_http_with_a_token(tools_file, mcp_server_url):
 
 
 async def test_an_agents_tool_can_come_from_it(tools_file, mcp_server_url):
-    from afm.tools import load_tools
-
-    config = {"url": f"{mcp_server_url(tools_file)}/mcp", "argument": "code"}
-    entry = {
-        "class_name": "afm.tools.mcp.McpTool",
-        "config": config,
-        "tool_schema": {"function": {"name": "code"}},
-    }
-    tool = load_tools({"tools": [entry]})["code"]
+    tool = opened("mcp.McpTool", "code", url=f"{mcp_server_url(tools_file)}/mcp", argument="code")
     assert (await tool.call(PROGRAM["code"])).text == "42"
     await tool.close()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from loopback import LoopbackServer
 
@@ -41,14 +42,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served model")
     train_tokenizer(["Tom has 12 apples. <answer>4</answer>"] * 50, folder, vocab_size=300)
     create_tiny_model(folder, folder, seed=1)
-    spec = AgentSpec(
-        name="short",
-        roles={"answer": {"kind": "answer"}},
-        transitions={"start": ("answer",)},
-        limits={"max_response_tokens": 12},
-    )
-    save_agent(spec, folder / "agent.yaml")
+    save_agent(agent("short", max_response_tokens=12), folder / "agent.yaml")
     return folder
+
+
+def agent(name: str, **limits: float) -> AgentSpec:
+    """An agent that answers at once."""
+    roles, transitions = {"answer": {"kind": "answer"}}, {"start": ("answer",)}
+    return AgentSpec(name=name, roles=roles, transitions=transitions, limits=limits)
 
 
 class Running(LoopbackServer):
@@ -98,13 +99,8 @@ async def test_a_generation_ends_on_the_server_when_its_episode_is_out_of_time(f
     server = pair[0]
     model = load_model(server.url, tokenizer=folder)
     assert model.cancellable
-    endless = AgentSpec(
-        name="endless",
-        roles={"answer": {"kind": "answer"}},
-        transitions={"start": ("answer",)},
-        limits={"max_seconds": 0.5},
-    )
-    episode = await run_episode(endless, model, {}, "Tom?", sampling=SamplingParams(10**6, seed=1))
+    sampling = SamplingParams(10**6, seed=1)
+    episode = await run_episode(agent("endless", max_seconds=0.5), model, {}, "Tom?", sampling=sampling)
     assert episode.stop is StopReason.SECONDS
     engine = server.model._engine
     for _ in range(200):
@@ -118,13 +114,8 @@ async def test_a_generation_ends_on_the_server_when_its_episode_is_out_of_time(f
 
 async def test_when_all_servers_are_gone_that_is_an_error(folder: Path) -> None:
     gone = "http://127.0.0.1:1,http://127.0.0.1:9"
-    model = OpenAIModel(
-        gone,
-        ChatTokenizer.load(folder),
-        name="tiny",
-        context_tokens=99,
-        endpoint=EndpointSettings(attempts=1),
-    )
+    once = EndpointSettings(attempts=1)
+    model = OpenAIModel(gone, ChatTokenizer.load(folder), name="tiny", context_tokens=99, endpoint=once)
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:[19]/v1/completions: ConnectError"):
         await model.generate([5], SamplingParams(5))
     await model.close()
@@ -134,19 +125,22 @@ async def test_when_all_servers_are_gone_that_is_an_error(folder: Path) -> None:
 
 def test_requests_are_answered_as_vllm_answers_them(folder: Path) -> None:
     server = Running(folder, KEY)
+    ask = {"model": "tiny", "prompt": "Tom has", "max_tokens": 4, "temperature": 0, "top_k": -1}
     try:
         with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}) as client:
-            ask = {"model": "tiny", "prompt": "Tom has", "max_tokens": 4, "temperature": 0, "top_k": -1}
-            told = client.post("/v1/completions", json=ask | {"return_token_ids": True}).json()
+
+            def answer(**more: object) -> httpx.Response:
+                return client.post("/v1/completions", json=ask | more)
+
+            told = answer(return_token_ids=True).json()
             choice = told["choices"][0]
             assert choice["finish_reason"] == "length"
             assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
             assert told["usage"]["completion_tokens"] == 4
-            assert client.post("/v1/completions", json=ask | {"model": "other"}).status_code == 404
-            wrong = client.post("/v1/completions", json=ask | {"max_tokens": 0})
+            assert answer(model="other").status_code == 404
+            wrong = answer(max_tokens=0)
             assert (wrong.status_code, "max_tokens" in wrong.json()["error"]["message"]) == (400, True)
-            full = client.post("/v1/completions", json=ask | {"prompt": [5] * 5000})
-            assert (full.status_code, client.get("/health").status_code) == (400, 200)
+            assert (answer(prompt=[5] * 5000).status_code, client.get("/health").status_code) == (400, 200)
         assert httpx.post(f"{server.url}/v1/completions", json=ask).status_code == 401
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
         assert httpx.get(f"{server.url}/health").status_code == 200
@@ -166,20 +160,22 @@ def free_ports(count: int) -> int:
     raise AssertionError("no port is free")
 
 
+def environment(folder: Path, **variables: object) -> dict[str, str]:
+    """Of the script for this model."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {"MODEL": folder, "PATH": path} | variables
+    return os.environ | {"AFM_MODEL_API_KEY": ""} | {name: str(value) for name, value in own.items()}
+
+
 class Serving:
     """`evaluation/serve_model.sh` as a process."""
 
     def __init__(self, folder: Path, logs: Path, replicas: int, *words: str) -> None:
         self.port = free_ports(replicas)
-        variables = os.environ | {
-            "MODEL": str(folder),
-            "REPLICAS": str(replicas),
-            "PORT": str(self.port),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        }
         self.process = subprocess.Popen(
             [str(SCRIPT), "--engine", "own", "--logs", str(logs), *words],
-            env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env=environment(folder, REPLICAS=replicas, PORT=self.port),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
 
     def wait_ready(self) -> str:
@@ -191,10 +187,7 @@ class Serving:
 
     def workers(self) -> list[int]:
         """Process ids of the replicas."""
-        listed = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True
-        )
-        return [int(word) for word in listed.stdout.split()]
+        return [child.pid for child in psutil.Process(self.process.pid).children()]
 
     def end(self) -> tuple[int, str]:
         told, _ = self.process.communicate(timeout=90)
@@ -209,30 +202,18 @@ def alive(pid: int) -> bool:
 @pytest.mark.slow
 def test_an_evaluation_uses_all_replicas_and_ctrl_c_ends_them(folder: Path, tmp_path: Path) -> None:
     serving = Serving(folder, tmp_path / "logs", 2, "--name", "tiny")
-    ready = serving.wait_ready()
-    words = re.findall(r"(?:'[^']*'|\S)+", ready.partition("CONFIG ")[2])
+    words = re.findall(r"(?:'[^']*'|\S)+", serving.wait_ready().partition("CONFIG ")[2])
     workers = serving.workers()
     assert len(workers) == 2
-    rows = [
-        {"id": f"q{n}", "question": f"What is {n}?", "answer": "1", "data_source": "gsm8k"} for n in range(6)
-    ]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "eval.yaml").write_text(
-        f"name: mine\ndata: {tmp_path}/tasks.jsonl\nagent: {folder}/agent.yaml\n"
+    task = {"question": "What is 1?", "answer": "1", "data_source": "gsm8k"}
+    (tmp_path / "tasks.jsonl").write_text(
+        "".join(json.dumps({"id": f"q{n}"} | task) + "\n" for n in range(6))
     )
-    evaluated = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "afm.cli.main",
-            "eval",
-            str(tmp_path / "eval.yaml"),
-            f"output_dir={tmp_path}/out",
-        ]
-        + [word.replace("'", "") for word in words],
-        capture_output=True,
-        text=True,
-    )
+    config = tmp_path / "eval.yaml"
+    config.write_text(f"name: mine\ndata: {tmp_path}/tasks.jsonl\nagent: {folder}/agent.yaml\n")
+    command = [sys.executable, "-m", "afm.cli.main", "eval", str(config), f"output_dir={tmp_path}/out"]
+    command += [word.replace("'", "") for word in words]
+    evaluated = subprocess.run(command, capture_output=True, text=True)
     assert evaluated.returncode == 0, evaluated.stderr
     assert "6 of 6 episodes scored" in evaluated.stdout
     os.kill(serving.process.pid, signal.SIGINT)
@@ -264,60 +245,58 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(folder: Path, tmp_p
 
 
 def planned(engine: ModelEngine, *, key: str | None = None, devices: tuple[str, ...] = (), **changed):
-    wanted = {
-        "model": Path("/m"),
-        "name": "m",
-        "host": "127.0.0.1",
-        "port": 8000,
-        "replicas": 2,
-        "tensor_parallel": 2,
-    }
-    return servers(engine, Wanted(**wanted | changed), devices=devices, threads=8, key=key)
+    wanted = {"model": Path("/m"), "name": "m", "host": "127.0.0.1", "port": 8000}
+    wanted |= {"replicas": 2, "tensor_parallel": 2} | changed
+    return servers(engine, Wanted(**wanted), devices=devices, threads=8, key=key)
 
 
 def test_each_replica_has_gpus_of_its_own_and_keys_stay_out_of_commands() -> None:
-    vllm = planned(
-        ModelEngine.VLLM, key=KEY, devices=("4", "5", "6", "7"), further=("--max-model-len", "4096")
-    )
+    more = ("--max-model-len", "4096")
+    vllm = planned(ModelEngine.VLLM, key=KEY, devices=("4", "5", "6", "7"), further=more)
     assert [one.environment for one in vllm] == [
-        {"CUDA_VISIBLE_DEVICES": "4,5", "VLLM_API_KEY": KEY},
-        {"CUDA_VISIBLE_DEVICES": "6,7", "VLLM_API_KEY": KEY},
+        {"CUDA_VISIBLE_DEVICES": gpus, "VLLM_API_KEY": KEY} for gpus in ("4,5", "6,7")
     ]
     assert " ".join(vllm[1].command) == (
         "vllm serve /m --host 127.0.0.1 --port 8001 --served-model-name m --tensor-parallel-size 2 "
         "--logprobs-mode processed_logprobs --max-model-len 4096"
     )
+    assert not any(KEY in word for one in vllm for word in one.command)
     sglang = planned(ModelEngine.SGLANG)
     assert " ".join(sglang[0].command[1:]) == (
         "-m sglang.launch_server --model-path /m --host 127.0.0.1 --port 8000 --served-model-name m --tp-size 2"
     )
     assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in sglang] == ["0,1", "2,3"]
-    assert not any(KEY in word for one in vllm for word in one.command)
-    with pytest.raises(UsageError, match="2 replicas x 2 GPUs are 4, got 3"):
-        planned(ModelEngine.VLLM, devices=("0", "1", "2"))
-    with pytest.raises(ConfigError, match="on its command line only"):
-        planned(ModelEngine.SGLANG, key=KEY, host="0.0.0.0")
-    with pytest.raises(UsageError, match="our own server uses one device"):
-        planned(ModelEngine.OWN)
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "error", "message"),
+    [
+        (ModelEngine.VLLM, {"devices": ("0", "1", "2")}, UsageError, "2 replicas x 2 GPUs are 4, got 3"),
+        (ModelEngine.SGLANG, {"key": KEY, "host": "0.0.0.0"}, ConfigError, "on its command line only"),
+        (ModelEngine.OWN, {}, UsageError, "our own server uses one device"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(engine: ModelEngine, options, error, message: str) -> None:
+    with pytest.raises(error, match=message):
+        planned(engine, **options)
 
 
 def test_the_script_shows_its_commands_and_lets_nobody_in_without_a_key(folder: Path) -> None:
-    variables = {name: value for name, value in os.environ.items() if name != "AFM_MODEL_API_KEY"}
-    variables |= {"MODEL": str(folder), "REPLICAS": "2", "TENSOR_PARALLEL": "4"}
-    variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    words = [str(SCRIPT), "--dry-run", "--engine", "vllm"]
-    shown = subprocess.run(words, env=variables, capture_output=True, text=True)
+    def script(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [str(SCRIPT), "--dry-run", "--engine", "vllm", *words]
+        env = environment(folder, REPLICAS=2, TENSOR_PARALLEL=4, **variables)
+        return subprocess.run(command, env=env, capture_output=True, text=True)
+
+    shown = script()
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
-    assert lines[1].startswith(
-        f"CUDA_VISIBLE_DEVICES=4,5,6,7 vllm serve '{folder}' --host 127.0.0.1 --port 8001"
-    )
+    second = f"CUDA_VISIBLE_DEVICES=4,5,6,7 vllm serve '{folder}' --host 127.0.0.1 --port 8001"
+    assert lines[1].startswith(second)
     assert "model=http://127.0.0.1:8000,http://127.0.0.1:8001" in lines[2]
-    open_to_all = subprocess.run([*words, "--host", "0.0.0.0"], env=variables, capture_output=True, text=True)
-    assert open_to_all.returncode == 1
-    assert "set AFM_MODEL_API_KEY to a random text" in open_to_all.stderr
-    masked = variables | {"AFM_MODEL_API_KEY": KEY}
-    secret = subprocess.run([*words, "--host", "0.0.0.0"], env=masked, capture_output=True, text=True)
+    refused = script("--host", "0.0.0.0")
+    assert refused.returncode == 1
+    assert "set AFM_MODEL_API_KEY to a random text" in refused.stderr
+    secret = script("--host", "0.0.0.0", AFM_MODEL_API_KEY=KEY)
     assert (secret.returncode, KEY in secret.stdout, "VLLM_API_KEY=***" in secret.stdout) == (0, False, True)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 import httpcore
 import pytest
 
+from tool_servers.shared.fetch import Fetcher
+
 PUBLIC = "93.184.215.14"
 Handler = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -23,8 +25,8 @@ class Internet:
         self.handler = None
         self._server = None
 
-    async def start(self):
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+    async def start(self, host="127.0.0.1", **options):
+        self._server = await asyncio.start_server(self._connected, host, 0, **options)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self):
@@ -73,3 +75,18 @@ async def internet():
     await net.start()
     yield net
     await net.stop()
+
+
+@pytest.fixture
+async def fetching(internet):
+    """Opens fetchers of this internet, which are closed at the end."""
+    fetchers = []
+
+    def of(*policy, **options):
+        own = {"resolve": internet.resolve, "dial": internet.dial} | options
+        fetchers.append(Fetcher(*policy, **own))
+        return fetchers[-1]
+
+    yield of
+    for fetcher in fetchers:
+        await fetcher.close()

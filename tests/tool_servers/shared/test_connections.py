@@ -60,10 +60,22 @@ def start(tmp_path):
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
+GET = b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+OK = b'{"status":"ok"}'
+SLOW = b'{"status":"slow"}'
+
+
 def connected(port, sent=b""):
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
     connection.sendall(sent)
     return connection
+
+
+def up_to(connection, end):
+    """Reads until this came."""
+    answer = b""
+    while end not in answer:
+        answer += connection.recv(65536)
 
 
 def told(connection):
@@ -97,9 +109,7 @@ def test_a_head_that_does_not_come_is_answered_and_closed(start, begun):
 
 def test_a_second_head_on_a_connection_is_bounded_too_however_slowly_it_comes(start):
     connection = connected(start(0.5, 100), b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    answer = b""
-    while not answer.endswith(b'{"status":"ok"}'):
-        answer += connection.recv(65536)
+    up_to(connection, OK)
     time.sleep(0.7)  # between requests a connection may rest
     for letter in b"GET":
         connection.sendall(bytes([letter]))
@@ -108,21 +118,15 @@ def test_a_second_head_on_a_connection_is_bounded_too_however_slowly_it_comes(st
 
 
 def test_a_body_that_nobody_reads_does_not_keep_a_connection(start):
-    connection = connected(
-        start(0.5, 100), b"PUT /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nab"
-    )
-    answer = b""
-    while b"Method Not Allowed" not in answer:
-        answer += connection.recv(65536)
+    request = b"PUT /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nab"
+    connection = connected(start(0.5, 100), request)
+    up_to(connection, b"Method Not Allowed")
     connection.sendall(b"c")
     assert b" 408 " in told(connection)
 
 
 def test_a_request_at_work_is_not_held_to_the_time_for_heads(start):
-    port = start(0.5, 100)
-    assert b'{"status":"slow"}' in told(
-        connected(port, b"GET /slow HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    )
+    assert SLOW in told(connected(start(0.5, 100), GET % b"/slow"))
 
 
 def test_connections_that_ask_nothing_keep_nobody_out(start):
@@ -144,13 +148,10 @@ def test_connections_that_ask_nothing_keep_nobody_out(start):
 
 def test_when_all_are_at_work_a_further_one_is_refused(start):
     port = start(60, 20)
-    slow = [
-        connected(port, b"GET /slow HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        for _ in range(20)
-    ]
+    slow = [connected(port, GET % b"/slow") for _ in range(20)]
     time.sleep(0.5)
     assert refusal(told(connected(port))) == (503, "too many connections")
-    assert all(b'{"status":"slow"}' in told(connection) for connection in slow)
+    assert all(SLOW in told(connection) for connection in slow)
     assert healthy(port)
 
 

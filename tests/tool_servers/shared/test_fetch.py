@@ -13,16 +13,15 @@ import zlib
 import pytest
 
 from tool_servers.crawl_page.extract import text_of
-from tool_servers.shared.fetch import Fetcher, FetchError, FetchFault, FetchLimits
+from tool_servers.shared.fetch import FetchError, FetchFault, FetchLimits
 
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 LIMITS = FetchLimits(max_bytes=1 << 20, total_s=1.0, connect_s=0.5, redirects=3)
 
 
 @pytest.fixture
-async def fetcher(internet):
-    fetcher = Fetcher(limits=LIMITS, resolve=internet.resolve, dial=internet.dial)
-    yield fetcher
-    await fetcher.close()
+def fetcher(fetching):
+    return fetching(limits=LIMITS)
 
 
 async def fault_of(fetcher, url="http://example.org/"):
@@ -90,41 +89,37 @@ async def test_each_thing_that_a_server_does_wrong_is_a_fault_of_its_kind(
         assert error.status == int(chunks[0].split()[1])
 
 
-async def test_a_name_without_address(internet, fetcher):
-    internet.names["none.example.org"] = []
-    assert (await fault_of(fetcher, "http://none.example.org")).fault is FetchFault.NAME
-
-
-async def test_a_name_server_that_hangs(internet, fetcher):
+async def test_a_name_without_address_and_a_name_server_that_hangs(internet, fetcher, fetching):
     async def resolve(host, port):
         await asyncio.sleep(30)
 
-    slow = Fetcher(limits=LIMITS, resolve=resolve, dial=internet.dial)
-    assert (await fault_of(slow)).fault is FetchFault.NAME
-    await slow.close()
+    internet.names["none.example.org"] = []
+    assert (await fault_of(fetcher, "http://none.example.org")).fault is FetchFault.NAME
+    assert (await fault_of(fetching(limits=LIMITS, resolve=resolve))).fault is FetchFault.NAME
+
+
+class Flood:
+    """A handler that begins with ``head`` and sends ``piece`` without end; ``sent`` counts bytes."""
+
+    def __init__(self, head, piece):
+        self.head, self.piece, self.sent = head, piece, 0
+
+    async def __call__(self, head, reader, writer):
+        writer.write(self.head)
+        while self.sent < 1 << 30:
+            writer.write(self.piece)
+            await writer.drain()
+            self.sent += len(self.piece)
 
 
 async def test_a_gigabyte_without_length_is_cut_off(internet, fetcher):
-    sent = 0
-
-    async def flood(head, reader, writer):
-        nonlocal sent
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        while sent < 1 << 30:
-            writer.write(b"100000\r\n" + b"x" * (1 << 20) + b"\r\n")
-            await writer.drain()
-            sent += 1 << 20
-
-    internet.handler = flood
+    internet.handler = flood = Flood(HEAD, b"100000\r\n" + b"x" * (1 << 20) + b"\r\n")
     assert (await fault_of(fetcher)).fault is FetchFault.TOO_LARGE
-    assert sent < 64 << 20
-
-
-HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert flood.sent < 64 << 20
 
 
 @pytest.mark.parametrize(
-    ("begin", "flood", "said"),
+    ("begin", "piece", "said"),
     [
         (HEAD, b"1\r\nx\r\n" * 10_000, r"it comes in \d+ pieces for \d+ bytes"),
         (HEAD, b"1;" + b"e" * 30_000 + b"\r\nx\r\n", "it takes more than 2162688 bytes to send"),
@@ -133,26 +128,14 @@ HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     ],
     ids=["one-byte chunks", "long chunk headers", "interim answers", "header lines"],
 )
-async def test_a_flood_of_little_pieces_is_cut_off(internet, begin, flood, said):
+async def test_a_flood_of_little_pieces_is_cut_off(internet, fetching, begin, piece, said):
     """Regression: eight such pages at once kept all others waiting until they timed out."""
-    sent = 0
-
-    async def handler(head, reader, writer):
-        nonlocal sent
-        writer.write(begin)
-        while True:
-            writer.write(flood)
-            await writer.drain()
-            sent += len(flood)
-
-    internet.handler = handler
-    limits = FetchLimits(max_bytes=1 << 20, total_s=60)
-    fetcher = Fetcher(limits=limits, resolve=internet.resolve, dial=internet.dial)
+    internet.handler = flood = Flood(begin, piece)
+    fetcher = fetching(limits=FetchLimits(max_bytes=1 << 20, total_s=60))
     with pytest.raises(FetchError, match=said) as caught:
         await fetcher.fetch("http://example.org/")
-    await fetcher.close()
     assert caught.value.fault is FetchFault.BROKEN
-    assert sent < 16 << 20  # what was read, and what the sockets hold
+    assert flood.sent < 16 << 20  # what was read, and what the sockets hold
 
 
 async def test_other_fetches_take_their_turns_between_little_pieces(internet, fetcher, answering):
@@ -174,22 +157,14 @@ async def test_other_fetches_take_their_turns_between_little_pieces(internet, fe
     assert turns > 4_000 / 40
 
 
-async def test_a_page_in_pieces_of_a_usual_size_is_read_whole(internet, answering):
-    chunk = b"200\r\n" + b"x" * 512 + b"\r\n"
-
-    async def handler(head, reader, writer):
-        writer.write(HEAD + chunk * 16_000 + b"0\r\n\r\n")
-
-    internet.handler = handler
-    limits = FetchLimits(max_bytes=10 << 20, total_s=60)
-    fetcher = Fetcher(limits=limits, resolve=internet.resolve, dial=internet.dial)
+async def test_a_page_in_pieces_of_a_usual_size_is_read_whole(internet, fetching):
+    always(internet, HEAD + (b"200\r\n" + b"x" * 512 + b"\r\n") * 16_000 + b"0\r\n\r\n")
+    fetcher = fetching(limits=FetchLimits(max_bytes=10 << 20, total_s=60))
     assert len((await fetcher.fetch("http://example.org/")).body) == 512 * 16_000
-    await fetcher.close()
 
 
-async def test_connections_are_used_again_by_later_fetches(internet, fetcher, answering):
+async def test_connections_are_used_again_by_later_fetches(internet, fetcher):
     for number in range(3):
-        internet.handler = None
         assert (await fetcher.fetch(f"http://example.org/{number}")).body == b"<p>reached</p>"
     assert len(internet.dialled) == 1
 
@@ -235,11 +210,14 @@ async def test_a_small_file_that_unpacks_to_a_huge_one(internet, fetcher, answer
     assert peak < 16 << 20
 
 
+HELLO = gzip.compress(b"hello", mtime=0)
+
+
 @pytest.mark.parametrize(
     ("coding", "packed"),
     [
-        ("gzip", gzip.compress(b"hello", mtime=0)),
-        ("x-gzip", gzip.compress(b"hello", mtime=0)),
+        ("gzip", HELLO),
+        ("x-gzip", HELLO),
         ("deflate", zlib.compress(b"hello")),
         ("deflate", zlib.compress(b"hello")[2:-4]),
         ("identity", b"hello"),
@@ -267,29 +245,21 @@ async def test_a_redirect_is_followed_to_where_it_leads(internet, fetcher, answe
     assert (page.url, page.body) == ("http://other.example.org/n%C3%A9w?x=1", b"here")
 
 
-async def test_tls_checks_the_name_while_the_socket_goes_to_the_judged_address(internet, answering, tmp_path):
+async def test_tls_checks_the_name_while_the_socket_goes_to_the_judged_address(
+    internet, fetching, answering, tmp_path
+):
     authority, chain = certificate_for("secure.example.org", tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(chain)
     names = []
     context.sni_callback = lambda sock, name, ctx: names.append(name)
-
-    async def connected(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answering(b"secret page"))
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
-    internet.port = server.sockets[0].getsockname()[1]
-    trusted = ssl.create_default_context(cafile=authority)
-    fetcher = Fetcher(limits=LIMITS, resolve=internet.resolve, dial=internet.dial, ssl_context=trusted)
-    assert (await fetcher.fetch("https://secure.example.org/")).body == b"secret page"
+    await internet.stop()
+    await internet.start(ssl=context)
+    fetcher = fetching(limits=LIMITS, ssl_context=ssl.create_default_context(cafile=authority))
+    assert (await fetcher.fetch("https://secure.example.org/")).body == b"<p>reached</p>"
     assert names == ["secure.example.org"]
     assert internet.dialled == [("93.184.215.14", 443)]
     assert (await fault_of(fetcher, "https://other.example.org/")).fault is FetchFault.CONNECT
-    await fetcher.close()
-    server.close()
 
 
 def certificate_for(name, folder):

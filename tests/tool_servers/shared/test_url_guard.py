@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import socket
@@ -137,20 +136,21 @@ NAMES = {
 
 
 @pytest.fixture
-async def fetcher(internet):
+def fetcher(internet, fetching):
     internet.names.update(NAMES)
-    fetcher = Fetcher(resolve=internet.resolve, dial=internet.dial)
-    yield fetcher
-    await fetcher.close()
+    return fetching()
+
+
+async def assert_blocked(fetcher, url, match=None):
+    with pytest.raises(FetchError, match=match) as caught:
+        await fetcher.fetch(url)
+    assert caught.value.fault is FetchFault.BLOCKED
 
 
 @pytest.mark.parametrize("url", [bad for bad, _ in PAIRS], ids=lambda url: ascii(url[:50]))
 async def test_private_addresses_and_tricks_are_never_reached(internet, fetcher, url):
-    with pytest.raises(FetchError) as caught:
-        await fetcher.fetch(url)
-    assert caught.value.fault is FetchFault.BLOCKED
-    assert internet.dialled == []
-    assert internet.requests == []
+    await assert_blocked(fetcher, url)
+    assert internet.dialled == internet.requests == []
 
 
 @pytest.mark.parametrize("url", [good for _, good in PAIRS], ids=lambda url: ascii(url[:50]))
@@ -163,16 +163,14 @@ async def test_public_look_alikes_are_reached(internet, fetcher, url):
 @pytest.mark.parametrize("url", [bad for bad, _ in PAIRS], ids=lambda url: ascii(url[:50]))
 async def test_a_redirect_leads_to_none_of_them_either(internet, fetcher, answering, url):
     location = url.encode()  # as a hostile server would send it, whatever bytes it holds
+    moved = answering(status="302 Found", headers=["Location: @"]).replace(b"@", location)
 
     async def redirect(head, reader, writer):
-        if head.startswith(b"GET /start "):
-            head = answering(status="302 Found", headers=["Location: @"]).replace(b"@", location)
-        writer.write(head if b"302" in head else answering(b"a page of the public host"))
+        start = head.startswith(b"GET /start ")
+        writer.write(moved if start else answering(b"a page of the public host"))
 
     internet.handler = redirect
-    with contextlib.suppress(
-        FetchError
-    ):  # a relative address such as "javascript:" may be one of the public host
+    with contextlib.suppress(FetchError):  # a relative address, "javascript:", may be one of the public host
         await fetcher.fetch("http://start.example.org/start")
     assert {address for address, _ in internet.dialled} == {"93.184.215.14"}
 
@@ -188,8 +186,7 @@ async def test_a_name_that_changes_its_address_is_judged_for_every_connection(in
 
     internet.handler = close_after
     assert (await fetcher.fetch("http://rebind.example.org/")).body == b"once"
-    with pytest.raises(FetchError, match="no public address"):
-        await fetcher.fetch("http://rebind.example.org/")
+    await assert_blocked(fetcher, "http://rebind.example.org/", "no public address")
     assert internet.dialled == [("93.184.215.14", 80)]
     assert internet.lookups == ["rebind.example.org"] * 2
 
@@ -202,7 +199,7 @@ async def test_the_judged_address_is_dialled_and_the_name_is_sent(internet, fetc
     assert "secret" not in head
 
 
-async def test_a_second_address_is_tried_when_the_first_is_dead(internet):
+async def test_a_second_address_is_tried_when_the_first_is_dead(internet, fetching):
     import httpcore
 
     async def dial(address, port, timeout_s):
@@ -212,54 +209,36 @@ async def test_a_second_address_is_tried_when_the_first_is_dead(internet):
         return await internet.dial(address, port, timeout_s)
 
     internet.names.update(NAMES)
-    fetcher = Fetcher(resolve=internet.resolve, dial=dial)
-    await fetcher.fetch("http://two.example.org/")
-    await fetcher.close()
+    await fetching(dial=dial).fetch("http://two.example.org/")
     assert [address for address, _ in internet.dialled] == ["93.184.215.14", "93.184.215.15"]
 
 
-async def test_only_the_very_host_and_port_that_is_trusted_is_exempt(internet):
+async def test_only_the_very_host_and_port_that_is_trusted_is_exempt(internet, fetching):
     internet.names["wiki"] = ["10.0.0.7"]
-    policy = Policy(trusted=["wiki:9876", "127.0.0.1:9877", "[::1]:9878"])
-    fetcher = Fetcher(policy, resolve=internet.resolve, dial=internet.dial)
+    fetcher = fetching(Policy(trusted=["wiki:9876", "127.0.0.1:9877", "[::1]:9878"]))
     for url in ("http://wiki:9876/", "http://127.0.0.1:9877/", "http://0x7f.1:9877/", "http://[::1]:9878/"):
         assert (await fetcher.fetch(url)).body == b"<p>reached</p>"
     assert {address for address, _ in internet.dialled} == {"10.0.0.7", "127.0.0.1", "::1"}
     reached = len(internet.requests)
     for url in ("http://wiki:80/", "http://127.0.0.1:9876/", "http://a.wiki:9876/", "http://localhost:9877/"):
-        with pytest.raises(FetchError) as caught:
-            await fetcher.fetch(url)
-        assert caught.value.fault is FetchFault.BLOCKED
-    await fetcher.close()
+        await assert_blocked(fetcher, url)
     assert len(internet.requests) == reached
 
 
-async def test_a_trusted_pair_may_be_this_machine_on_its_network_and_be_written_in_any_case():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
-        except OSError:
-            pytest.skip("needs a network interface beside the loopback")
-        own = probe.getsockname()[0]
-    if ip_address(own).is_loopback:
+async def test_a_trusted_pair_may_be_this_machine_on_its_network_and_be_written_in_any_case(internet):
+    own = ip_address("127.0.0.1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing
+        own = ip_address(probe.getsockname()[0])
+    if own.is_loopback:
         pytest.skip("needs a network interface beside the loopback")
-
-    async def connected(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\nok")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(connected, "0.0.0.0", 0)
-    port = server.sockets[0].getsockname()[1]
-    for pair, url in (
-        (f"{own}:{port}", f"http://{own}:{port}/"),
-        (f"LocalHost:{port}", f"http://localhost:{port}/"),
-    ):
+    await internet.stop()
+    await internet.start("0.0.0.0")
+    port = internet.port
+    for pair, host in ((f"{own}:{port}", own), (f"LocalHost:{port}", "localhost")):
         fetcher = Fetcher(Policy(trusted=(pair,)))
-        assert (await fetcher.fetch(url)).body == b"ok"
+        assert (await fetcher.fetch(f"http://{host}:{port}/")).body == b"<p>reached</p>"
         await fetcher.close()
-    server.close()
 
 
 @pytest.mark.parametrize(
@@ -285,20 +264,15 @@ async def test_what_another_reader_would_fetch_is_judged_the_same_way(internet, 
 async def test_the_systems_resolver_and_dialler_are_guarded_too():
     fetcher = Fetcher()
     for url in ("http://127.0.0.1/", "http://localhost:8080/", "http://[::1]/"):
-        with pytest.raises(FetchError) as caught:
-            await fetcher.fetch(url)
-        assert caught.value.fault is FetchFault.BLOCKED
+        await assert_blocked(fetcher, url)
     await fetcher.close()
 
 
 def test_the_normal_form_has_no_user_name_no_fragment_and_no_odd_bytes():
-    policy = Policy()
-    assert (
-        target_of(" http://u:p@EXAMPLE.org:80/a\u00e9?b=\u00fc#frag ", policy).url
-        == "http://example.org/a%C3%A9?b=%C3%BC"
-    )
-    assert target_of("https://b\u00fccher.example.org", policy).url == "https://xn--bcher-kva.example.org/"
-    assert target_of("http://[2606:4700::1]:8080/", policy).authority == "[2606:4700::1]:8080"
+    target = target_of(" http://u:p@EXAMPLE.org:80/a\u00e9?b=\u00fc#frag ", Policy())
+    assert target.url == "http://example.org/a%C3%A9?b=%C3%BC"
+    assert target_of("https://b\u00fccher.example.org", Policy()).url == "https://xn--bcher-kva.example.org/"
+    assert target_of("http://[2606:4700::1]:8080/", Policy()).authority == "[2606:4700::1]:8080"
 
 
 @pytest.mark.parametrize(
