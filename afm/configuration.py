@@ -235,7 +235,8 @@ def _typed(location: tuple[int | str, ...], overrides: Sequence[str]) -> str | N
     return None
 
 
-_ADDRESS = re.compile(r"(\w://)([^\s/?#'\"]+@)?([^\s?'\"]*)(\?[^\s'\"]*)?")
+_ADDRESS = re.compile(r"(\w://)([^\s/?#'\"]+@)?((?:(?!,\w+://)[^\s?'\"])*)(\?(?:(?!,\w+://)[^\s'\"])*)?")
+"""One address; of several with commas between, each."""
 
 
 def without_password(text: str) -> str:

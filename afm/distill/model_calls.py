@@ -395,4 +395,6 @@ def _with_kept(call: ModelCall, kept: Kept, before: ModelCall) -> ModelCall:
 def _number(file: BinaryIO, place: int) -> int:
     """The 1-based number of the line that begins there."""
     file.seek(0)
-    return file.read(place).count(b"\n") + 1
+    step = 1 << 20  # a log may be larger than the memory
+    parts = (file.read(min(step, place - begin)) for begin in range(0, place, step))
+    return sum(part.count(b"\n") for part in parts) + 1

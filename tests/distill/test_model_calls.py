@@ -1,9 +1,11 @@
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from afm.distill.conversation import TeamConversation
+from afm.distill.event_log import Event, EventKind
 from afm.distill.model_calls import BadLines, CallLog, Label, ModelCall, Usage, read_calls
 from afm.errors import DataError
 
@@ -51,3 +53,24 @@ def test_an_attempt_before_one_that_is_lost_is_not_taken_for_the_last():
     bad.add(8, b'{"id": "q#' + b"9" * 5000 + b'.1"\n', "torn")
     assert [bad.spoil(("q", number)) for number in (1, 2, 3)] == [True, True, False]
     assert not bad.spoil(("other", 1))
+
+
+def test_a_bad_call_late_in_a_long_log_is_found_without_the_log_in_memory(tmp_path):
+    log = tmp_path / "events.jsonl"
+    with CallLog(log) as writer:
+        for number in range(20):
+            said = ({"role": "user", "content": "x" * 500_000},)
+            writer.record(
+                Label(task=f"t{number}"), ModelCall(path="chat/completions", messages=said), Usage()
+            )
+        lost = Event(id="q#1.0", task_id="q", attempt=1, kind=EventKind.CALL, time=0, meta={"path": 1})
+        writer.write(lost)
+
+    bad = BadLines(log)
+    tracemalloc.start()
+    attempts = sum(1 for _ in read_calls(log, bad=bad))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert (attempts, [row["line"] for row in bad.lines]) == (21, [41])
+    assert peak < log.stat().st_size / 2

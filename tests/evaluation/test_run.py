@@ -236,7 +236,8 @@ async def test_tokens_are_kept_on_demand(tmp_path, solver) -> None:
 
 
 async def test_the_manifest_says_what_the_score_depends_on(tmp_path, solver) -> None:
-    sources = Sources(model="http://user:secret@127.0.0.1:8000/v1?key=secret", tools=solver.CODE_TOOL)
+    servers = "http://user:secret@127.0.0.1:8000/v1,http://user:secret@127.0.0.1:8001/v1?key=secret"
+    sources = Sources(model=servers, tools=solver.CODE_TOOL)
     await solver.run(tmp_path, 50, 3, sources=sources)
     text = (tmp_path / "manifest.json").read_text()
     assert "secret" not in text
@@ -247,5 +248,5 @@ async def test_the_manifest_says_what_the_score_depends_on(tmp_path, solver) -> 
     assert settings["sampling"]["max_new_tokens"] == 2000
     assert (settings["rounds"], settings["seed"]) == (1, 0)
     assert settings["tools"] == solver.CODE_TOOL
-    assert manifest["sources"]["model"] == "http://***@127.0.0.1:8000/v1?***"
+    assert manifest["sources"]["model"] == "http://***@127.0.0.1:8000/v1,http://***@127.0.0.1:8001/v1?***"
     assert manifest["versions"]["afm"]
