@@ -1,6 +1,7 @@
-"""Records made by hand, and the scripted solver."""
+"""Records made by hand, the scripted solver, and a server that plays a model."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,21 @@ def oracle_server(tmp_path):
     yield start
     for server in started:
         server.stop()
+
+
+@pytest.fixture
+def asked_chats(tmp_path, oracle_server, afm):
+    """Runs ``afm eval CONFIG`` and ``afm report`` of rows that are chats: the metrics, what was told, and the page."""
+
+    def run(config, data, tasks, reply, *more):
+        server = oracle_server([str([task.prompt for task in tasks])])
+        for task in tasks:
+            server.replies[tuple(server.tokenizer.encode_prompt(task.prompt))] = reply(task)
+        out = tmp_path / "out"
+        file = ROOT / f"configs/eval/{config}.yaml"
+        told = afm("eval", file, *server.words, f"data={data}", f"output_dir={out}", *more).stdout
+        assert server.unknown == 0
+        afm("report", out)
+        return json.loads((out / "metrics.json").read_text()), told, (out / "report.html").read_text()
+
+    return run

@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.cli.main import app
 from afm.errors import ConfigError, DataError
 from afm.evaluation import summarise
 from afm.evaluation.config import load_config
@@ -91,12 +89,11 @@ def test_rows_of_another_form_are_refused(bad, message, tmp_path) -> None:
     ],
 )
 async def test_replies_by_circumstance(data, reply, case, expected) -> None:
-    (task,) = [
-        task for task in read_benchmark(data, reader="glaive") if task.data_source.endswith(f"h_{case}")
-    ]
-    reward = load_reward({"formula": "correct"})
+    tasks = {task.data_source: task for task in read_benchmark(data, reader="glaive")}
+    task = tasks[f"agent_h_{case}"]
     segments = (Segment(Author.AGENT, reply), Segment(Author.ENVIRONMENT, "Thought: I will use it"))
     sample = Sample(CHAT, task.data_source, "q", segments, task.ground_truth, extra_info=task.extra_info)
+    reward = load_reward({"formula": "correct"})
     verdict = await reward.score(sample)
     await reward.close()
     assert (verdict.score, verdict.parts["format"]) == expected
@@ -121,33 +118,22 @@ def test_figures_are_the_papers_shares_over_replies_that_should_be_plain(record)
     assert summarise([record("a", 1.0, text="x")], spec=CHAT).agent_h == {}
 
 
-def test_the_command_reports_the_paper_figures(data, tmp_path, oracle_server) -> None:
-    server = oracle_server([json.dumps(ROWS)])
+def test_the_command_reports_the_paper_figures(data, asked_chats) -> None:
     said = {
-        "given_asked": '{"name": "turn_lamp", "arguments": {"side": "north"}}',
-        "absent_asked": "Thought: I need a lamp.\nAction: turn_lamp\nAction Input: {}",
-        "given_not_asked": "Engineers did.",
-        "absent_not_asked": "A low cloud.",
+        "agent_h_given_asked": '{"name": "turn_lamp", "arguments": {"side": "north"}}',
+        "agent_h_absent_asked": "Thought: I need a lamp.\nAction: turn_lamp\nAction Input: {}",
+        "agent_h_given_not_asked": "Engineers did.",
+        "agent_h_absent_not_asked": "A low cloud.",
     }
-    for task in read_benchmark(data, reader="glaive"):
-        ids = server.tokenizer.encode_prompt(task.prompt)
-        server.replies[tuple(ids)] = said[task.data_source.removeprefix("agent_h_")]
-    words = [
-        str(ROOT / "configs/eval/hallucination.yaml"),
-        *server.words,
-        *(f"data={data}", f"output_dir={tmp_path / 'out'}"),
-    ]
-    done = CliRunner().invoke(app, ["eval", *words])
-    assert done.exit_code == 0, done.output
-    assert server.unknown == 0
+    tasks = list(read_benchmark(data, reader="glaive"))
+    _, told, page = asked_chats("hallucination", data, tasks, lambda task: said[task.data_source])
     line = (
         "Agent-H: H_ReAct 33.3 %, H_General 0.0 %, H_Score 83.3 %, calls of tools not given 33.3 %, "
         "called when asked 100.0 %"
     )
-    assert line in done.output
-    assert "no tool offered" not in done.output
-    assert CliRunner().invoke(app, ["report", str(tmp_path / "out")]).exit_code == 0
-    assert line in (tmp_path / "out/report.html").read_text()
+    assert line in told
+    assert line in page
+    assert "no tool offered" not in told
 
 
 def test_rows_that_are_chats_are_asked_as_they_are() -> None:

@@ -14,13 +14,15 @@ SHIPPED = sorted(ROOT.glob("configs/eval/*.yaml")) + sorted(ROOT.glob("configs/t
 
 
 @pytest.fixture
-def config_file(tmp_path):
-    def write(text):
+def config_of(tmp_path):
+    """The settings of a file with so much text, changed by words."""
+
+    def load(text, *words):
         file = tmp_path / "eval.yaml"
         file.write_text(text)
-        return file
+        return load_config(file, words)
 
-    return write
+    return load
 
 
 MINIMAL = "name: x\ndata: tasks.jsonl\nagent: math\nmodel: m\noutput_dir: out\n"
@@ -31,16 +33,9 @@ SERVED = MINIMAL.replace("model: m", "model: http://127.0.0.1:9")
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_shipped_config_parses_and_its_parts_exist(path) -> None:
     config = load_config(path, ["model=models/any", "data=any.parquet", "output_dir=any"])
-    assert config.routes().first.declared.name in (
-        "web",
-        "mhqa",
-        "math",
-        "code",
-        "full",
-        "code_unseen",
-        "chat",
-    )
-    assert (config.tools is None) == (config.routes().first.declared.name == "chat")
+    agent = config.routes().first.declared.name
+    assert agent in ["web", "mhqa", "math", "code", "full", "code_unseen", "chat"]
+    assert (config.tools is None) == (agent == "chat")
     assert config.tools is None or (ROOT / config.tools).is_file()
     assert isinstance(config.rewards, dict | None) or (ROOT / config.rewards).is_file()
     head = path.read_text().splitlines()
@@ -51,9 +46,7 @@ def test_every_shipped_config_parses_and_its_parts_exist(path) -> None:
 def test_a_child_config_keeps_what_it_does_not_say() -> None:
     twin = load_config(ROOT / "configs/tiny/eval/aime24.yaml", ["model=m"])
     assert (twin.limit, twin.rounds, twin.name) == (5, 2, "aime24")
-    assert twin.sampling.top_p == 1.0
-    assert twin.sampling.temperature == 1.0
-    assert twin.limits["max_turns"] == 2
+    assert (twin.sampling.top_p, twin.sampling.temperature, twin.limits["max_turns"]) == (1.0, 1.0, 2)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +56,13 @@ def test_a_child_config_keeps_what_it_does_not_say() -> None:
         (
             MINIMAL,
             ["sampling.temprature=1"],
-            r"'sampling.temprature=1': sampling.temprature: unknown key; did you mean 'temperature'\?",
+            r"'sampling.temprature=1': sampling.temprature: .* 'temperature'\?",
         ),
         (MINIMAL, ["limits.max_turn=1"], r"unknown limit 'max_turn'; did you mean 'max_turns'\?"),
         (
             MINIMAL,
             ["rounds=0"],
-            r"override 'rounds=0': rounds: got 0 \(int\), expected greater than or equal to 1",
+            r"override 'rounds=0': rounds: got 0 \(int\), expected greater than or equal",
         ),
         (MINIMAL, ["rounds"], "'rounds': expected key=value"),
         (MINIMAL, ["benchmark=browscomp"], "the name of a benchmark; did you mean 'browsecomp'"),
@@ -82,11 +75,7 @@ def test_a_child_config_keeps_what_it_does_not_say() -> None:
         (MODELLESS, ["team=t.yaml", "agents={math: {agent: math}}"], "agents: a team answers as one agent"),
         (SERVED, ["model.chat=tags", "keep_tokens=true"], "a chat endpoint shows no token ids"),
         (SERVED, ["model.chat=tags", "sampling.top_k=5"], "model.request.top_k"),
-        (
-            SERVED,
-            ["model.chat=tags", "model.tokenizer=/models/x"],
-            "the address of one server and no tokenizer",
-        ),
+        (SERVED, ["model.chat=tags", "model.tokenizer=/x"], "the address of one server and no tokenizer"),
         (SERVED, ["model.chat=sometimes"], "'tags' or 'native'"),
         (SERVED, ["model.chat=native", "agents={math: {agent: math}}"], "model.chat=tags where rows choose"),
         (SERVED, ["model.request.seed=null"], "no `request` without `chat`"),
@@ -94,62 +83,51 @@ def test_a_child_config_keeps_what_it_does_not_say() -> None:
         ("extends: eval.yaml\n", [], "goes in a circle"),
     ],
 )
-def test_what_is_wrong_is_named(config_file, text, words, message) -> None:
+def test_what_is_wrong_is_named(config_of, text, words, message) -> None:
     with pytest.raises(AfmError, match=message):
-        load_config(config_file(text), words)
+        config_of(text, *words)
 
 
-def test_overrides_reach_into_mappings(config_file) -> None:
-    config = load_config(
-        config_file(MINIMAL),
-        ["model.name=big", "sampling.top_k=20", "data=[a b.jsonl, c.parquet]", "limit=3"],
+def test_overrides_reach_into_mappings_and_the_resolved_config_reads_back_equal(config_of, tmp_path) -> None:
+    config = config_of(
+        MINIMAL, "model.name=big", "sampling.top_k=20", "data=[a b.jsonl, c.parquet]", "limit=3"
     )
-    assert (config.model.path, config.model.name) == ("m", "big")
-    assert config.sampling.top_k == 20
+    assert (config.model.path, config.model.name, config.sampling.top_k) == ("m", "big", 20)
     assert config.data == (Path("a b.jsonl"), Path("c.parquet"))
+    (tmp_path / "saved.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "saved.yaml") == config
 
 
-def test_the_resolved_config_reads_back_equal(config_file, tmp_path) -> None:
-    config = load_config(config_file(MINIMAL), ["model.name=big", "limits.max_turns=3"])
-    saved = tmp_path / "saved.yaml"
-    saved.write_text(dump_config(config))
-    assert load_config(saved) == config
+def test_a_server_is_no_folder(config_of) -> None:
+    served = config_of(MINIMAL, "model=http://127.0.0.1:8000")
+    assert (served.model.folder, served.routes().first.declared.name) == (None, "math")
+    assert config_of(MINIMAL).model.folder == Path("m")
 
 
-def test_a_server_is_no_folder(config_file) -> None:
-    served = load_config(config_file(MINIMAL), ["model=http://127.0.0.1:8000"])
-    assert served.model.folder is None
-    assert served.routes().first.declared.name == "math"
-    assert load_config(config_file(MINIMAL)).model.folder == Path("m")
-
-
-def test_tasks_of_several_files_keep_apart(config_file, tmp_path) -> None:
-    for name in ("one", "two"):
-        rows = "".join(f'{{"id": "{i}", "question": "{name} {i}", "answer": "1"}}\n' for i in range(3))
-        (tmp_path / f"{name}.jsonl").write_text(rows)
-    files = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
-    config = load_config(config_file(MINIMAL), [f"data=[{', '.join(files)}]", "limit=2", "data_source=gsm8k"])
-    tasks = load_tasks(config)
-    assert [task.id for task in tasks] == ["0", "1", "two/0", "two/1"]
-    assert [task.question for task in tasks] == ["one 0", "one 1", "two 0", "two 1"]
-    assert {task.data_source for task in tasks} == {"gsm8k"}
-    assert sources_of(config).data == tuple(files)
-    (tmp_path / "none.jsonl").write_text("\n")
+def test_tasks_of_several_files_keep_apart(config_of, tmp_path) -> None:
+    files = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    for file in files:
+        rows = (f'{{"id": "{i}", "question": "{file.stem} {i}", "answer": "1"}}\n' for i in range(3))
+        file.write_text("".join(rows))
+    config = config_of(MINIMAL, f"data=[{files[0]}, {files[1]}]", "limit=2", "data_source=gsm8k")
+    tasks = [(task.id, task.question, task.data_source) for task in load_tasks(config)]
+    named = [("0", "one 0"), ("1", "one 1"), ("two/0", "two 0"), ("two/1", "two 1")]
+    assert tasks == [(*names, "gsm8k") for names in named]
+    assert sources_of(config).data == tuple(map(str, files))
+    files[0].write_text("\n")
     with pytest.raises(DataError, match="no task in"):
-        load_tasks(load_config(config_file(MINIMAL), [f"data={tmp_path / 'none.jsonl'}"]))
+        load_tasks(config_of(MINIMAL, f"data={files[0]}"))
 
 
-def test_a_question_that_cannot_be_told_from_its_prompt_is_refused(config_file, tmp_path) -> None:
-    def tasks(prompt, **fields):
+def test_a_question_that_cannot_be_told_from_its_prompt_is_refused(config_of, tmp_path) -> None:
+    def question(prompt, *words, **fields):
         row = {"prompt": prompt, "ground_truth": "1", "data_source": "nq", **fields}
         (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-        return lambda *words: load_tasks(
-            load_config(config_file(MINIMAL), [f"data={tmp_path}/rows.jsonl", *words])
-        )
+        return load_tasks(config_of(MINIMAL, f"data={tmp_path}/rows.jsonl", *words))[0].question
 
     several = "Use tools.\nQuestion: Which line is last?\nQuestion: this one"
     with pytest.raises(DataError, match=r"rows.jsonl:1: the row has no `question`, and several lines"):
-        tasks(several)()
-    assert tasks(several)("prompt=row")[0].question == "this one"
-    assert tasks(several, extra_info={"question": "Which?"})()[0].question == "Which?"
-    assert tasks("Use tools.\nQuestion: Which?")()[0].question == "Which?"
+        question(several)
+    assert question(several, "prompt=row") == "this one"
+    assert question(several, extra_info={"question": "Which?"}) == "Which?"
+    assert question("Use tools.\nQuestion: Which?") == "Which?"

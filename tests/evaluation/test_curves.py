@@ -7,18 +7,18 @@ from afm.evaluation.curves import read_curves
 from afm.evaluation.page import Curve, Series, draw
 
 
-def write(path, rows, tail=""):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+def curves_of(folder, name, *rows, tail=""):
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+    return read_curves(folder)
 
 
 def test_the_loss_comes_from_the_trainers_log(tmp_path) -> None:
     rows = [{"current_steps": 10 * i, "loss": 3.0 / i, "lr": 1e-3} for i in range(1, 4)]
     rows.insert(2, {"current_steps": 30, "loss": 9.0})  # a resumed training logs its steps again
-    write(
-        tmp_path / "sft/trainer_log.jsonl", [*rows, {"current_steps": 40, "total_steps": 40}], tail='{"curr'
-    )
-    (curve,), notes = read_curves(tmp_path)
+    end = {"current_steps": 40, "total_steps": 40}
+    (curve,), notes = curves_of(tmp_path, "sft/trainer_log.jsonl", *rows, end, tail='{"curr')
     assert curve.title == "Loss of fine-tuning"
     assert curve.series == (Series("loss", (10.0, 20.0, 30.0), (3.0, 1.5, 1.0)),)
     assert notes == []
@@ -27,8 +27,8 @@ def test_the_loss_comes_from_the_trainers_log(tmp_path) -> None:
 def test_our_rl_metrics_give_every_curve(tmp_path) -> None:
     names = ("reward", "correct", "tool_share", "entropy", "response_tokens", "agent_tokens")
     names += ("groups_generated", "groups_kept", "clip_fraction")
-    write(tmp_path / "rl/metrics.jsonl", [{"step": i} | dict.fromkeys(names, 0.5) for i in (1, 2)])
-    curves, notes = read_curves(tmp_path)
+    rows = ({"step": i} | dict.fromkeys(names, 0.5) for i in (1, 2))
+    curves, notes = curves_of(tmp_path, "rl/metrics.jsonl", *rows)
     assert notes == []
     assert sorted(line.label for curve in curves for line in curve.series) == sorted(
         ["reward", "answer right", "share", "share", "entropy", "response", "agent", "generated", "kept"]
@@ -41,8 +41,7 @@ def test_our_rl_metrics_give_every_curve(tmp_path) -> None:
 def test_validations_have_a_curve_with_a_point_for_each(tmp_path) -> None:
     validated = {"validation_solved": 0.25, "validation_reward": -0.5}
     rows = [{"step": step} | (validated if step % 2 == 0 else {}) for step in (1, 2, 3, 4)]
-    write(tmp_path / "rl/metrics.jsonl", rows)
-    (curve,) = read_curves(tmp_path)[0]
+    (curve,), _ = curves_of(tmp_path, "rl/metrics.jsonl", *rows)
     assert curve.title == "Validation"
     assert curve.series == (
         Series("reward", (2.0, 4.0), (-0.5, -0.5)),
@@ -52,12 +51,9 @@ def test_validations_have_a_curve_with_a_point_for_each(tmp_path) -> None:
 
 
 def test_missing_series_are_noted_and_the_engines_own_names_help_out(tmp_path) -> None:
-    row = {
-        "step": 1,
-        "data": {"critic/score/mean": 0.5, "actor/entropy": math.nan, "response_length/mean": 90},
-    }
-    write(tmp_path / "rl/metrics.jsonl", [row, {"step": 2, "engine": {"critic/score/mean": 0.75}}])
-    curves, notes = read_curves(tmp_path)
+    data = {"critic/score/mean": 0.5, "actor/entropy": math.nan, "response_length/mean": 90}
+    rows = {"step": 1, "data": data}, {"step": 2, "engine": {"critic/score/mean": 0.75}}
+    curves, notes = curves_of(tmp_path, "rl/metrics.jsonl", *rows)
     assert [curve.title for curve in curves] == ["Reward", "Response length"]
     assert curves[0].series == (Series("reward", (1.0, 2.0), (0.5, 0.75)),)
     assert "rl/metrics.jsonl holds no series 'entropy'." in notes
@@ -72,8 +68,7 @@ def test_a_picture_is_a_png_for_each_theme_and_says_what_it_shows() -> None:
     xs = tuple(float(x) for x in range(100))
     curve = Curve("Loss", "step", (Series("loss", xs, tuple(2.0 - x / 100 for x in xs)),))
     picture = draw(curve)
-    assert picture.light.startswith("data:image/png;base64,iVBORw0KGgo")
-    assert picture.dark.startswith("data:image/png;base64,iVBORw0KGgo")
+    assert all(one.startswith("data:image/png;base64,iVBORw0KGgo") for one in (picture.light, picture.dark))
     assert picture.light != picture.dark
     assert picture.alt == "Loss: loss from 2 at 0 to 1.01 at 99"
     assert draw(curve) == picture
@@ -84,8 +79,7 @@ def test_a_training_of_several_agents_has_a_curve_for_each(tmp_path) -> None:
         engine = {"agent/math/acc": math_rate, "agent/code/acc": code_rate}
         return {"step": step, "by_agent": {"math": {}, "code": {}}, "engine": engine}
 
-    write(tmp_path / "metrics.jsonl", [row(1, 0.5, 0.0), row(2, 0.75, 0.25)])
-    (curve,) = read_curves(tmp_path)[0]
+    (curve,), _ = curves_of(tmp_path, "metrics.jsonl", row(1, 0.5, 0.0), row(2, 0.75, 0.25))
     assert curve.title == "Solved by agent"
     assert curve.series == (
         Series("code", (1.0, 2.0), (0.0, 0.25)),

@@ -10,61 +10,57 @@ from afm.trajectory.record import CallRecord, Cost, Record, TextSegment
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
+def call(argument, tool="wiki_search", ok=True):
+    return CallRecord(role=tool, tool=tool, argument=argument, observation="p", ok=ok)
+
+
 def record(number, question="Who?", answer="Paris", hops=2, **fields):
+    searched = "<think>t</think><wiki_search>q</wiki_search>"
     parts = (
-        ("agent", "<think>t</think><wiki_search>q</wiki_search>"),
+        ("agent", searched),
         ("environment", "\n<observation>\np\n</observation>\n"),
         ("agent", f"<think>t</think><answer>{answer}</answer>"),
     )
-    segments = tuple(TextSegment(author=author, text=text) for author, text in parts)
-    call = CallRecord(role="wiki_search", tool="wiki_search", argument="q", observation="p", ok=number != 3)
-    return Record(
-        id=f"r{number}",
-        agent="mhqa",
-        agent_digest="0",
-        question=question,
-        segments=segments,
-        cost=Cost(tool_calls=1, prompt_tokens=100, agent_tokens=20, tool_seconds=0.5),
-        calls=(call,),
-        provenance={"extra_info": {"hops": hops}, "cost_usd": 0.25, "repairs": {"missing thought": 1}},
-        **fields,
-    )
+    plain = {
+        "id": f"r{number}",
+        "agent": "mhqa",
+        "agent_digest": "0",
+        "segments": tuple(TextSegment(author=author, text=text) for author, text in parts),
+        "cost": Cost(tool_calls=1, prompt_tokens=100, agent_tokens=20, tool_seconds=0.5),
+        "calls": (call("q", ok=number != 3),),
+        "provenance": {"extra_info": {"hops": hops}, "cost_usd": 0.25, "repairs": {"missing thought": 1}},
+    }
+    return Record(question=question, **plain | fields)
+
+
+def stats_of(*rows, **options):
+    stats = DataStats(**options)
+    for row in rows:
+        stats.add(row)
+    return stats
 
 
 def test_everything_is_counted_by_hand():
-    stats = DataStats()
-    for row in (
+    stats = stats_of(
         record(1, "Where?", answer="Paris"),
         record(2, "where? ", answer="1887", hops=3),
         record(3, "When?", answer="a | b", kept=False, reason="quality: score 0"),
-    ):
-        stats.add(row)
-
+    )
     assert (stats.rows, stats.kept) == (3, 2)
     assert (stats.same_question, stats.same_text) == (1, 0)
     assert stats.roles == {"think": 6, "wiki_search": 3, "observation": 3, "answer": 3}
     assert stats.with_role["think"] == 3
-    assert stats.steps == {5: 3}
-    assert stats.calls == {1: 3}
-    assert stats.hops == {2: 2, 3: 1}
-    assert stats.tools == {"wiki_search": 3}
-    assert stats.tool_failures == {"wiki_search": 1}
+    assert (stats.steps, stats.calls, stats.hops) == ({5: 3}, {1: 3}, {2: 2, 3: 1})
+    assert (stats.tools, stats.tool_failures) == ({"wiki_search": 3}, {"wiki_search": 1})
     assert stats.answers == {"name": 1, "year": 1, "several": 1}
-    assert stats.reasons == {"quality": 1}
-    assert stats.repairs == {"missing thought": 3}
+    assert (stats.reasons, stats.repairs) == ({"quality": 1}, {"missing thought": 3})
     assert (stats.prompt_tokens, stats.agent_tokens, stats.cost_usd, stats.tool_s) == (300, 60, 0.75, 1.5)
 
 
 def test_repeated_calls_are_those_that_a_row_made_before():
-    def call(argument, tool="wiki_search"):
-        return CallRecord(role=tool, tool=tool, argument=argument, observation="p", ok=True)
-
     asked = (call("The mill"), call("the  MILL "), call("the bridge"), call("the mill"))
-    programs = (call("if x:\n  y()", "code"), call("if x:\n  Y()", "code"), call("if x:\n  y() \n", "code"))
-    stats = DataStats()
-    stats.add(record(1, "One?").model_copy(update={"calls": asked}))
-    stats.add(record(2, "Two?").model_copy(update={"calls": (call("the mill"), *programs)}))
-
+    programs = (call(text, "code") for text in ("if x:\n  y()", "if x:\n  Y()", "if x:\n  y() \n"))
+    stats = stats_of(record(1, "One?", calls=asked), record(2, "Two?", calls=(call("the mill"), *programs)))
     assert stats.repeated_calls == 3, "two of the mill in the first row, one of the programs in the second"
 
 
@@ -113,38 +109,30 @@ def test_many_names_end_in_one_bar():
 
 
 def test_every_row_can_be_a_sample():
-    seen = set()
-    for seed in range(60):
-        stats = DataStats(samples=1, seed=seed)
-        for number in range(4):
-            stats.add(record(number))
-        seen.add(stats.shown[0].id)
+    rows = [record(number) for number in range(4)]
+    seen = {stats_of(*rows, samples=1, seed=seed).shown[0].id for seed in range(60)}
     assert seen == {"r0", "r1", "r2", "r3"}
 
 
 def test_the_command_writes_a_page_in_which_hostile_text_is_text(afm, tmp_path):
-    file, page = tmp_path / "rows.jsonl", tmp_path / "report.html"
+    file, page, funnel = (tmp_path / name for name in ("rows.jsonl", "report.html", "funnel.json"))
     with RecordWriter(file) as writer:
         writer.write(record(1, question=f"Who? {HOSTILE}", model=HOSTILE, answer=HOSTILE))
         writer.write(record(2, question="A second one \x1b[31m", kept=False, reason=f"{HOSTILE}: x"))
     stages = [{"name": "complexity", "dropped": 5}, {"name": HOSTILE, "dropped": 3}]
-    funnel = {"seen": 10, "kept": 2, "stages": stages}
-    (tmp_path / "funnel.json").write_text(json.dumps(funnel))
+    funnel.write_text(json.dumps({"seen": 10, "kept": 2, "stages": stages}))
 
     words = ("data", "stats", file, "--out", page)
     assert "2 trajectories, 1 kept" in afm(*words).stdout
     html = page.read_text()
-    assert "<script" not in html
-    assert "<img" not in html
+    assert [text for text in ("<script", "<img", "http://", "https://") if text in html] == []
     assert html.count("&lt;script&gt;alert(1)") >= 4
     assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
-    assert "http://" not in html
-    assert "https://" not in html
     assert "complexity" in html
     assert "5 (−5)" in html
 
     stages = [{"name": "quality", "rows": 10, "dropped": 8, "left": 2}]
-    (tmp_path / "funnel.json").write_text(json.dumps({"seen": 10, "stages": stages}))
+    funnel.write_text(json.dumps({"seen": 10, "stages": stages}))
     afm(*words)
     assert "2 (−8)" in page.read_text()
 

@@ -9,9 +9,8 @@ from afm.evaluation.statistics import bootstrap_mean, mean_of_shares, pass_at_k,
 
 def test_wilson_of_8_of_10() -> None:
     # z = 1.96: centre (0.8 + 0.19207) / 1.38415 = 0.71674, half-width 0.22658 (Agresti and Coull 1998, table)
-    interval = wilson(8, 10)
-    assert interval.value == 0.8
-    assert (round(interval.low, 4), round(interval.high, 4)) == (0.4902, 0.9433)
+    found = wilson(8, 10)
+    assert (found.value, round(found.low, 4), round(found.high, 4)) == (0.8, 0.4902, 0.9433)
 
 
 def test_wilson_at_the_ends_is_neither_empty_nor_outside() -> None:
@@ -51,22 +50,19 @@ def test_equal_values_leave_no_width() -> None:
 
 
 @pytest.mark.parametrize(
-    ("passes", "rounds", "k", "expected"),
+    ("estimate", "passes", "rounds", "k", "expected"),
     [
-        (1, 3, 1, 1 / 3),
-        (1, 3, 2, 2 / 3),  # 1 - C(2,2)/C(3,2) = 1 - 1/3
-        (2, 4, 2, 5 / 6),  # 1 - C(2,2)/C(4,2) = 1 - 1/6
-        (0, 5, 5, 0.0),
-        (1, 5, 5, 1.0),
-        (3, 4, 2, 1.0),  # two failures cannot be drawn
+        (pass_at_k, 1, 3, 1, 1 / 3),
+        (pass_at_k, 1, 3, 2, 2 / 3),  # 1 - C(2,2)/C(3,2) = 1 - 1/3
+        (pass_at_k, 2, 4, 2, 5 / 6),  # 1 - C(2,2)/C(4,2) = 1 - 1/6
+        (pass_at_k, 0, 5, 5, 0.0),
+        (pass_at_k, 1, 5, 5, 1.0),
+        (pass_at_k, 3, 4, 2, 1.0),  # two failures cannot be drawn
+        (pass_hat_k, 2, 3, 2, 1 / 3),
+        (pass_hat_k, 3, 3, 3, 1),
+        (pass_hat_k, 1, 4, 2, 0),
+        (pass_hat_k, 4, 5, 1, 0.8),
     ],
 )
-def test_pass_at_k(passes: int, rounds: int, k: int, expected: float) -> None:
-    assert math.isclose(pass_at_k(passes, rounds, k), expected)
-
-
-@pytest.mark.parametrize(
-    ("passes", "rounds", "k", "expected"), [(2, 3, 2, 1 / 3), (3, 3, 3, 1), (1, 4, 2, 0), (4, 5, 1, 0.8)]
-)
-def test_pass_hat_k(passes: int, rounds: int, k: int, expected: float) -> None:
-    assert math.isclose(pass_hat_k(passes, rounds, k), expected)
+def test_passes_of_k_rounds(estimate, passes, rounds, k, expected) -> None:
+    assert math.isclose(estimate(passes, rounds, k), expected)

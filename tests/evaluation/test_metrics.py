@@ -16,52 +16,35 @@ def test_one_round_gives_shares_and_wilsons_interval(record) -> None:
     records = [record(f"t{i}", 1.0 if i < 8 else 0.0, calls=2 if i < 5 else 0) for i in range(10)]
     metrics = summarise(records)
     assert (metrics.questions, metrics.episodes, metrics.scored, metrics.rounds) == (10, 10, 10, 1)
-    assert metrics.pass_at_1.value == 0.8
-    assert (round(metrics.pass_at_1.low, 4), round(metrics.pass_at_1.high, 4)) == (0.4902, 0.9433)
-    assert metrics.tool_calls == 1.0
-    assert metrics.tool_use == 0.5
-    assert metrics.passed_with_tool == 1.0
-    assert metrics.passed_without_tool == 0.6
+    score = metrics.pass_at_1
+    assert (score.value, round(score.low, 4), round(score.high, 4)) == (0.8, 0.4902, 0.9433)
+    assert (metrics.tool_calls, metrics.tool_use) == (1.0, 0.5)
+    assert (metrics.passed_with_tool, metrics.passed_without_tool) == (1.0, 0.6)
     assert (metrics.agent_tokens, metrics.observation_tokens, metrics.seconds) == (10, 4, 0.5)
-    assert metrics.avg_at_k is None
-    assert metrics.pass_at_k == {}
+    assert (metrics.avg_at_k, metrics.pass_at_k) == (None, {})
 
 
 def test_episodes_without_a_score_are_counted_and_never_wrong(record) -> None:
-    records = [
-        record("a", 1.0),
-        record("b", None),
-        record("c", 0.0, verdict=None, stop=StopReason.ERROR, error="EngineError: gone", segments=()),
-    ]
+    failed = record("c", 0.0, verdict=None, stop=StopReason.ERROR, error="EngineError: gone", segments=())
+    records = [record("a", 1.0), record("b", None), failed]
     metrics = summarise(records)
     assert (metrics.episodes, metrics.scored, metrics.abstained, metrics.errors) == (3, 1, 1, 1)
-    assert metrics.pass_at_1.value == 1.0
-    assert metrics.questions == 3
-    assert metrics.stop_reasons == {"answer": 2}
+    assert (metrics.pass_at_1.value, metrics.questions, metrics.stop_reasons) == (1.0, 3, {"answer": 2})
     assert [passed(one) for one in records] == [True, None, None]
-
-
-def test_nothing_scored_gives_no_figures(record) -> None:
-    metrics = summarise([record("a", None)])
-    assert metrics.pass_at_1 is None
-    assert metrics.format_valid is None
+    nothing = summarise([record("a", None)])
+    assert (nothing.pass_at_1, nothing.format_valid) == (None, None)
     assert summarise([]).episodes == 0
 
 
 def test_several_rounds_give_avg_and_pass_at_k(record) -> None:
     # One question with 1 of 3 passed, one with 2 of 3.
-    scores = {"a": [1, 0, 0], "b": [1, 1, 0]}
-    metrics = summarise(
-        record(task, float(score), number=i) for task, row in scores.items() for i, score in enumerate(row)
-    )
+    scores = {"a": (1.0, 0.0, 0.0), "b": (1.0, 1.0, 0.0)}
+    metrics = summarise(record(task, row[i], number=i) for task, row in scores.items() for i in range(3))
     assert metrics.rounds == 3
     assert metrics.pass_at_1.value == metrics.avg_at_k == 0.5
-    assert metrics.pass_at_k[1] == pytest.approx(0.5)
-    assert metrics.pass_at_k[2] == pytest.approx((2 / 3 + 1) / 2)
-    assert metrics.pass_at_k[3] == 1.0
-    assert metrics.pass_hat_k == pytest.approx(
-        {1: 0.5, 2: 1 / 6, 3: 0.0}
-    )  # both of two: 0 of 3 pairs, 1 of 3
+    assert metrics.pass_at_k == pytest.approx({1: 0.5, 2: (2 / 3 + 1) / 2, 3: 1.0})
+    # Both of two: 0 of 3 pairs, 1 of 3.
+    assert metrics.pass_hat_k == pytest.approx({1: 0.5, 2: 1 / 6, 3: 0.0})
     # The bootstrap draws both questions, one of them twice, or the other: 1/3, 1/2 or 2/3.
     assert (metrics.pass_at_1.low, metrics.pass_at_1.high) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
 
@@ -73,18 +56,13 @@ def test_a_solved_episode_costs_what_the_failed_ones_cost_too(record) -> None:
 
 
 def test_the_majority_of_the_rounds_answers_for_a_question(record) -> None:
-    def answered(task, *rows):
-        texts = [f"<plan>p</plan><think>t</think><answer>\\boxed{{{answer}}}</answer>" for answer, _ in rows]
-        return [
-            record(task, score, number=n, text=text)
-            for n, (text, (_, score)) in enumerate(zip(texts, rows, strict=True))
-        ]
+    def answered(task, *answers):
+        texts = [f"<plan>p</plan><think>t</think><answer>\\boxed{{{answer}}}</answer>" for answer in answers]
+        rows = enumerate(zip(answers, texts, strict=True))
+        return [record(task, float(answer == 42), number=n, text=text) for n, (answer, text) in rows]
 
-    right = answered("right", ("7", 0.0), ("42", 1.0), ("42", 1.0))
-    wrong = answered("wrong", ("7", 0.0), ("42", 1.0), ("7", 0.0))
-    tie = answered("tie", ("42", 1.0), ("7", 0.0), ("8", 0.0))
-    none = [record("none", 0.0, number=n, text="<think>?</think>") for n in range(2)]
-    some = [*right, *wrong, *tie, *none]
+    right, wrong, tie = answered("right", 7, 42, 42), answered("wrong", 7, 42, 7), answered("tie", 42, 7, 8)
+    some = [*right, *wrong, *tie, *(record("none", 0.0, number=n, text="<think>?</think>") for n in range(2))]
     spec = load_agent("math")
     assert summarise(some, spec=spec).majority == summarise(some[::-1], spec=spec).majority == 0.5
     assert summarise(some).majority is None
@@ -111,23 +89,21 @@ def test_the_order_of_episodes_changes_nothing(record) -> None:
 
 
 def test_several_sources_are_shown_apart(record) -> None:
-    rows = [record(task, score, source=source) for task, score, source in SOURCES]
-    shown = {name: score.value for name, score in summarise(rows).by_source.items()}
-    assert shown == {"aime24": 1.0, "amc23": 0.5}
-
-
-SOURCES = (("a", 1.0, "aime24"), ("b", 0.0, "amc23"), ("c", 1.0, "amc23"))
+    sources = (("a", 1.0, "aime24"), ("b", 0.0, "amc23"), ("c", 1.0, "amc23"))
+    found = summarise([record(task, score, source=source) for task, score, source in sources]).by_source
+    assert {name: score.value for name, score in found.items()} == {"aime24": 1.0, "amc23": 0.5}
 
 
 def test_levels_and_topics_are_shown_apart(record) -> None:
-    def row(task, score, number=0, **groups):
+    def row(task, score, level, number=0):
+        groups = {"level": level, "category": "Art"}
         return record(task, score, provenance={"task": task, "round": number, "groups": groups})
 
     rows = [
-        row("a", 1.0, level="1", category="Art"),
-        row("b", 0.0, level="2", category="Art"),
-        row("c", 1.0, 0, level="2", category="Art"),
-        row("c", 1.0, 1, level="2", category="Art"),
+        row("a", 1.0, "1"),
+        row("b", 0.0, "2"),
+        row("c", 1.0, "2"),
+        row("c", 1.0, "2", 1),
         record("d", 0.0),
     ]
     found = summarise(rows).by_group
@@ -137,22 +113,16 @@ def test_levels_and_topics_are_shown_apart(record) -> None:
 
 
 def test_format_and_right_answers_are_measured_apart(record) -> None:
-    rows = [
-        record("a", 0.0, verdict=Verdict(score=0.0, parts={"correct": 1.0, "format": 0.0})),
-        record("b", 0.0, verdict=Verdict(score=0.0, parts={"correct": 0.0, "format": 1.0})),
-        record("c", 1.0),
-        record("d", 1.0),
-    ]
-    metrics = summarise(rows)
+    def row(task, correct, form):
+        return record(task, 0.0, verdict=Verdict(score=0.0, parts={"correct": correct, "format": form}))
+
+    metrics = summarise([row("a", 1.0, 0.0), row("b", 0.0, 1.0), record("c", 1.0), record("d", 1.0)])
     assert (metrics.correct, metrics.format_valid, metrics.pass_at_1.value) == (0.75, 0.75, 0.5)
 
 
 def test_tool_failures_are_a_share_of_the_calls(record) -> None:
-    rows = [
-        record("a", 1.0, cost=Cost(tool_calls=3, tool_failures=1)),
-        record("b", 1.0, cost=Cost(tool_calls=1)),
-    ]
-    assert summarise(rows).tool_failure_rate == 0.25
+    costs = {"a": Cost(tool_calls=3, tool_failures=1), "b": Cost(tool_calls=1)}
+    assert summarise(record(task, 1.0, cost=cost) for task, cost in costs.items()).tool_failure_rate == 0.25
     assert summarise([record("c", 1.0)]).tool_failure_rate is None
 
 
@@ -163,8 +133,7 @@ def test_paired_difference_counts_what_went_better_and_worse(record) -> None:
     assert (result.questions, result.gained, result.lost) == (10, 5, 1)
     assert result.difference.value == pytest.approx(0.4)
     assert result.difference.low < 0.4 < result.difference.high
-    opposite = paired_difference(after, before)
-    assert opposite.difference.value == pytest.approx(-0.4)
+    assert paired_difference(after, before).difference.value == pytest.approx(-0.4)
 
 
 def test_paired_difference_of_a_constant_gain_is_not_certain(record) -> None:

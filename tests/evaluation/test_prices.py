@@ -74,28 +74,30 @@ def test_judges_cost_where_their_price_is_known(record) -> None:
 
 def test_the_judges_price_comes_from_the_rewards(tmp_path) -> None:
     file = tmp_path / "eval.yaml"
-    file.write_text(
-        "name: x\ndata: tasks.jsonl\nagent: math\nmodel: m\noutput_dir: out\nprices: {prompt: 1, completion: 2}\n"
-    )
+    prices = "{prompt: 1, completion: 2}"
+    file.write_text(f"name: x\ndata: tasks.jsonl\nagent: math\nmodel: m\noutput_dir: out\nprices: {prices}\n")
     priced = load_config(file, ["rewards={judge: {price_per_million_tokens: 3}}", "prices.tools.code=0.5"])
     assert prices_of(priced) == Prices(prompt=1, completion=2, judge=3, tools={"code": 0.5})
     assert prices_of(load_config(file, ["prices="])) is None
+    assert read_prices(str(file)) == read_prices(prices)
     with pytest.raises(ConfigError, match=r"prices.tools.cod: .* did you mean 'code'\?"):
         prices_of(load_config(file, ["prices.tools.cod=1"]))
     with pytest.raises(UsageError, match=r"prices.promt: unknown key; did you mean 'prompt'\?"):
         load_config(file, ["prices.promt=1"])
-    assert read_prices(str(file)) == read_prices("{prompt: 1, completion: 2}")
-    with pytest.raises(UsageError, match="--prices: completion: missing, but required"):
-        read_prices("{prompt: 1}")
-    with pytest.raises(UsageError, match=r"--prices: '\{prompt: 1' is no YAML"):
-        read_prices("{prompt: 1")
 
 
-@pytest.mark.parametrize("price", [".inf", "1e300", ".nan", "-1"])
-@pytest.mark.parametrize("key", ["prompt: {}", "prompt: 1, tools: {{code: {}}}"])
-def test_a_price_is_an_amount_of_money(key, price) -> None:
-    with pytest.raises(UsageError, match="--prices: "):
-        read_prices("{" + key.format(price) + ", completion: 1}")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{prompt: 1}", "--prices: completion: missing, but required"),
+        ("{prompt: 1", r"--prices: '\{prompt: 1' is no YAML"),
+        *((f"{{prompt: {price}, completion: 1}}", "--prices: ") for price in (".inf", "1e300", ".nan", "-1")),
+        ("{prompt: 1, completion: 1, tools: {code: 1e300}}", "--prices: "),
+    ],
+)
+def test_a_price_is_an_amount_of_money(text, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_prices(text)
 
 
 @pytest.mark.sandbox

@@ -35,25 +35,25 @@ def speak(text):
     return f"<think>more</think><web_search>query {text.count('found')}</web_search>"
 
 
-async def run(solver, folder, protocol=None, **options):
-    tools = {name: solver.Says(name, "found") for name in ("web_search", "crawl_page")}
-    limits = WEB.limits.model_copy(update={"max_turns": 4, "max_response_tokens": 4000})
-    options |= {
-        "limits": limits,
-        "protocol": protocol,
-        "keep_tokens": True,
-        "rewards": {"formula": "correct"},
-    }
-    return await solver.play(TASKS, WEB, ScriptedModel(speak), tools, folder, **options)
+@pytest.fixture
+def run(solver, tmp_path):
+    """Plays both tasks into ``tmp_path / name``."""
+
+    async def play(name, protocol=None, **options):
+        tools = {tool: solver.Says(tool, "found") for tool in ("web_search", "crawl_page")}
+        limits = WEB.limits.model_copy(update={"max_turns": 4, "max_response_tokens": 4000})
+        options |= {"limits": limits, "protocol": protocol, "keep_tokens": True}
+        options |= {"rewards": {"formula": "correct"}}
+        return await solver.play(TASKS, WEB, ScriptedModel(speak), tools, tmp_path / name, **options)
+
+    return play
 
 
 async def test_the_last_suggested_answer_is_judged_and_the_record_says_where_it_came_from(
-    tmp_path, solver
+    tmp_path, run
 ) -> None:
-    ours = await run(solver, tmp_path / "ours")
-    assert ours.pass_at_1.value == 0.0
-    protocol = PublishedProtocol(max_steps=4, max_errors=3)
-    metrics = await run(solver, tmp_path / "published", protocol)
+    assert (await run("ours")).pass_at_1.value == 0.0
+    metrics = await run("published", PublishedProtocol(max_steps=4, max_errors=3))
     assert (metrics.pass_at_1.value, metrics.scored) == (0.5, 2)
     first, second = sorted(load_records(tmp_path / "published/episodes.jsonl"), key=lambda record: record.id)
     assert (first.verdict.score, first.stop) == (1.0, "turns")
@@ -62,46 +62,44 @@ async def test_the_last_suggested_answer_is_judged_and_the_record_says_where_it_
     assert len(first.response_ids) == len(first.response_mask)
     assert bytes(first.response_ids).decode() == first.text
     # Without an answer there are three attempts of three forgotten generations each, all of them paid for.
-    assert second.verdict.score == 0.0
     told = second.provenance["protocol"]
     assert (told["answer_from"], told["attempts"], told["errors"]) == (None, 3, 3)
-    assert second.cost.generations == 9
+    assert (second.verdict.score, second.cost.generations) == (0.0, 9)
     with pytest.raises(ConfigError, match=r"other settings \(protocol"):
-        await run(solver, tmp_path / "published")
+        await run("published")
 
 
-async def test_the_report_tells_what_is_left_of_the_differences(tmp_path, solver) -> None:
+async def test_the_report_tells_what_is_left_of_the_differences(tmp_path, run) -> None:
     sources = Sources(benchmark="gaia", reward={"formula": "correct"})
-    await run(solver, tmp_path / "ours", sources=sources)
-    await run(solver, tmp_path / "published", PublishedProtocol(max_steps=4), sources=sources)
-    told = {}
+    await run("ours", sources=sources)
+    await run("published", PublishedProtocol(max_steps=4), sources=sources)
+    told, texts = {}, {}
     for name in ("ours", "published"):
-        page = tmp_path / f"{name}.html"
-        write_run_report(tmp_path / name, page)
+        page = write_run_report(tmp_path / name, tmp_path / f"{name}.html")
         assert json.loads(page.with_suffix(".json").read_text())["stages"][0]["published"]["departures"]
         told[name] = json.loads((tmp_path / name / "manifest.json").read_text())["sources"]["benchmark"]
-    in_both = set(told["ours"]["departures"]) & set(told["published"]["departures"])
-    gone = {text.partition(":")[0] for text in set(told["ours"]["departures"]) - in_both}
+        texts[name] = page.with_suffix(".md").read_text()
+    left = set(told["published"]["departures"])
+    gone = {text.partition(":")[0] for text in told["ours"]["departures"] if text not in left}
     assert gone == {"suggested answers", "full context", "steps", "repeats", "attempts"}
-    assert "judge's text: ours, published AFM's; say rewards.judge.prompt=FILE" in in_both
+    assert "judge's text: ours, published AFM's; say rewards.judge.prompt=FILE" in left
     assert told["published"]["remarks"] == list(PUBLISHED_REMARKS)
-    text = (tmp_path / "published.md").read_text()
-    assert "its stop list lacks suggested answers" in text
-    assert "published: as AFM's script plays its web agent" in text
-    assert "as AFM's script" not in (tmp_path / "ours.md").read_text()
+    assert "its stop list lacks suggested answers" in texts["published"]
+    assert "published: as AFM's script plays its web agent" in texts["published"]
+    assert "as AFM's script" not in texts["ours"]
 
 
-async def test_the_report_shows_no_prompt_and_no_limit_that_did_not_hold(tmp_path, solver) -> None:
+async def test_the_report_shows_no_prompt_and_no_limit_that_did_not_hold(tmp_path, run) -> None:
     text = tmp_path / "words.txt"
     text.write_text("Words of mine.\n\n{question}")
-    await run(solver, tmp_path / "out", PublishedProtocol(max_steps=4), prompt=PromptSource.load(text))
-    write_run_report(tmp_path / "out", tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
+    prompt = PromptSource.load(text)
+    await run("out", PublishedProtocol(max_steps=4), prompt=prompt)
+    file = write_run_report(tmp_path / "out", tmp_path / "page.html")
+    page, told = file.read_text(), file.with_suffix(".md").read_text()
     assert "The whole prompt" not in page
     assert "The prompt is the question alone" not in page
     assert "its format is valid" not in page, "the formula of this run is the answer alone"
-    told = (tmp_path / "page.md").read_text()
-    assert f"- Prompt: text of a file (digest {PromptSource.load(text).told['digest']})" in told
+    assert f"- Prompt: text of a file (digest {prompt.told['digest']})" in told
     assert "- Limits: 4 steps, 4,000 tokens of context" in told
 
 
@@ -137,13 +135,19 @@ def test_with_the_users_texts_nothing_differs_but_the_questions(tmp_path) -> Non
 
 def test_the_doctor_names_what_differs(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("LIVECODEBENCH_DATA_PATH", raising=False)
+
+    def diagnosed(name, file, text):
+        (tmp_path / file).write_text(text)
+        words = [f"data={tmp_path / file}", f"output_dir={tmp_path / 'out'}"]
+        found = diagnose(ROOT / f"configs/eval/{name}.yaml", words)
+        (one,) = (one for one in found if one.subject == "benchmark")
+        return one.level, one.text
+
     rows = [{"question": f"Who is {name}?", "answer": name, "task_id": name} for name in "ab"]
-    (tmp_path / "gaia_dev_103.json").write_text(json.dumps(rows))
-    words = [f"data={tmp_path / 'gaia_dev_103.json'}", f"output_dir={tmp_path / 'out'}"]
-    (found,) = benchmark_findings("gaia", words)
-    assert found.level is Level.OK
-    assert found.text.startswith("gaia, not as published: ")
-    assert "suggested answers: never the answer" in found.text
+    level, text = diagnosed("gaia", "gaia_dev_103.json", json.dumps(rows))
+    assert level is Level.OK
+    assert text.startswith("gaia, not as published: ")
+    assert "suggested answers: never the answer" in text
     cases = json.dumps([{"input": "1", "output": "1", "testtype": "stdin"}])
     problem = {
         "question_id": "a",
@@ -151,15 +155,9 @@ def test_the_doctor_names_what_differs(tmp_path, monkeypatch) -> None:
         "public_test_cases": cases,
         "metadata": "{}",
     }
-    (tmp_path / "lcb.jsonl").write_text(json.dumps(problem) + "\n")
-    (found,) = benchmark_findings("livecodebench_v5", [f"data={tmp_path / 'lcb.jsonl'}", words[1]])
-    assert found.level is Level.WARNING
-    assert "tests: samples only for 1 of 1 problems" in found.text
-
-
-def benchmark_findings(name, words):
-    found = diagnose(ROOT / f"configs/eval/{name}.yaml", words)
-    return [one for one in found if one.subject == "benchmark"]
+    level, text = diagnosed("livecodebench_v5", "lcb.jsonl", json.dumps(problem) + "\n")
+    assert level is Level.WARNING
+    assert "tests: samples only for 1 of 1 problems" in text
 
 
 def test_an_agent_that_the_script_cannot_run_is_refused() -> None:

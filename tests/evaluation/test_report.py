@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -57,9 +58,20 @@ class Page(HTMLParser):
     def handle_data(self, data):
         self.text.append(data)
 
+    def lacks(self, *texts):
+        return [text for text in texts if text not in self.all_text]
 
-def hostile_run(record, spec):
-    """Every text on the page is hostile."""
+
+@pytest.fixture
+def shown(tmp_path):
+    """The page of a run's folder."""
+    return lambda folder: Page(write_run_report(folder, tmp_path / "page.html"))
+
+
+@pytest.fixture
+def hostile_page(tmp_path, record, solver):
+    """A page of which every text is hostile."""
+    spec = solver.spec()
     said = f"<plan>{HOSTILE}</plan>{HOSTILE}<code>{HOSTILE}"
     parts = [(Author.AGENT, said), (Author.ENVIRONMENT, HOSTILE)]
     episode = record(
@@ -70,63 +82,52 @@ def hostile_run(record, spec):
         verdict=Verdict.model_construct(score=0.0, parts={}, evidence=HOSTILE, seconds=0.0),
     )
     figure = PublishedFigure(PublishedScore(HOSTILE, 1.0, HOSTILE, HOSTILE), None, HOSTILE)
-    stage = StageResult(
-        HOSTILE,
-        summarise([record("x", 0.0)]),
-        Path("runs/x/episodes.jsonl"),
-        HOSTILE,
-        scan([episode], spec),
-        BenchmarkNote(HOSTILE, (figure,), (HOSTILE,)),
-    )
-    return ReportInput(
+    note = BenchmarkNote(HOSTILE, (figure,), (HOSTILE,))
+    metrics, file = summarise([record("x", 0.0)]), Path("runs/x/episodes.jsonl")
+    run = ReportInput(
         title=HOSTILE,
         spec=spec,
         facts=(Fact(HOSTILE, HOSTILE),),
-        stages=(stage,),
+        stages=(StageResult(HOSTILE, metrics, file, HOSTILE, scan([episode], spec), note),),
         pairs=(Pair(HOSTILE, ((HOSTILE, episode),)),),
         commands=(Command(HOSTILE, HOSTILE),),
         notes=(HOSTILE,),
         links=ViewLinks(Path("runs/x")),
     )
+    return write_report(run, tmp_path / "page.html")
 
 
-def test_hostile_text_is_shown_and_never_run(tmp_path, record, solver) -> None:
-    page = Page(write_report(hostile_run(record, solver.spec()), tmp_path / "page.html"))
-    assert not {"script", "iframe", "object", "embed", "link", "base", "form"} & set(page.tags)
+def test_hostile_text_is_shown_and_never_run(hostile_page) -> None:
+    page = Page(hostile_page)
+    assert not {"script", "iframe", "object", "embed", "link", "base", "form", "img"} & set(page.tags)
     assert page.tags.count("style") == 1
-    assert "img" not in page.tags
     assert not [item for item in page.attributes if item[1].startswith("on")]
     assert page.all_text.count("<script>alert(1)</script>") >= 18
     assert "{{ 7*7 }}" in page.all_text
     for form in (".html", ".md"):  # what would turn text around, or be obeyed by a terminal
-        assert not re.search("[\x1b\u202e]", (tmp_path / "page").with_suffix(form).read_text("utf-8"))
+        assert not re.search("[\x1b\u202e]", hostile_page.with_suffix(form).read_text("utf-8"))
 
 
-def test_hostile_text_is_text_in_markdown_and_json(tmp_path, record, solver) -> None:
-    page = write_report(hostile_run(record, solver.spec()), tmp_path / "page.html")
-    shown = page.with_suffix(".md").read_text("utf-8")
+def test_hostile_text_is_text_in_markdown_and_json(hostile_page) -> None:
+    shown = hostile_page.with_suffix(".md").read_text("utf-8")
     assert "<" not in re.sub(r"\\<|\]\(<", "", shown)  # escaped, or the beginning of a link of ours
     assert re.findall(r"\]\(<([^%]*)%", shown) == [r"http://127.0.0.1:8765/\#find=x"]
     assert not [line for line in shown.splitlines() if re.search(r"(?<!\\)[`~]", line)]
-    data = json.loads(page.with_suffix(".json").read_text("utf-8"))
+    data = json.loads(hostile_page.with_suffix(".json").read_text("utf-8"))
     assert data["title"] == HOSTILE
     assert data["stages"][0]["failures"][0]["examples"][0]["question"].startswith("</div></pre><script>")
 
 
-def test_the_page_loads_nothing(tmp_path, run_folder) -> None:
-    page = Page(write_run_report(run_folder, tmp_path / "page.html"))
+def test_the_page_loads_nothing(shown, run_folder) -> None:
+    page = shown(run_folder)
     for tag, name, value in page.attributes:
         if tag == "a" and name == "href":  # followed by a person, to the viewer on the same machine
             assert value.startswith("http://127.0.0.1:8765/#find="), value
         elif name in {"src", "srcset", "href", "action", "data", "ping", "poster", "background"}:
             assert value.startswith("data:image/png;base64,"), (tag, name, value[:60])
-    assert (
-        "meta",
-        "content",
-        "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
-    ) in page.attributes
-    assert "@import" not in page.source
-    assert not re.search(r"url\(", page.source)
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    assert ("meta", "content", policy) in page.attributes
+    assert not re.search(r"url\(|@import", page.source)
     assert "script" not in page.tags
 
 
@@ -142,78 +143,78 @@ def run_folder(tmp_path, record, write_run):
         write_run(run / name, rows)
     for name in ("world", "sft", "rl"):
         (run / name).mkdir()
-    (run / "sft/trainer_log.jsonl").write_text(
-        '{"current_steps": 1, "loss": 2.0}\n{"current_steps": 2, "loss": 1.0}\n'
-    )
+    losses = '{"current_steps": 1, "loss": 2.0}\n{"current_steps": 2, "loss": 1.0}\n'
+    (run / "sft/trainer_log.jsonl").write_text(losses)
     (run / "rl/metrics.jsonl").write_text('{"step": 1, "reward": 0.4}\n{"step": 2, "reward": 0.6}\n')
     (run / "stages.jsonl").write_text('{"name": "world", "seconds": 1.5, "note": "x"}\n{"name": "sf')
     return run
 
 
-def test_a_run_folder_becomes_a_whole_page(tmp_path, run_folder) -> None:
-    page = Page(write_run_report(run_folder, tmp_path / "page.html"))
-    text = page.all_text
-    assert "pass@1 rose from 40.0 % after SFT to 90.0 % after RL." in text
-    assert "On the same 10 questions, pass@1 after RL minus pass@1 after SFT is +50.0 points" in text
-    # 2 / 2^5 for five of five: the bootstrap is surer of ten questions than the exact test.
-    assert "5 questions went better, 0 went worse; p = 0.062 (exact McNemar test)." in text
-    assert "The exact test is less sure than the interval" in text
-    assert "Why fine-tuning was left with room" in text
-    assert "after SFT it called a tool in 40.0 % of the episodes" in text
-    assert "Loss of fine-tuning" in text
-    assert "rl/metrics.jsonl holds no series 'entropy'." in text
-    assert "Solved after RL, with the tool it did not use after SFT" in text
-    assert "Not passed, real data" in text
-    assert "2 s in all: world 2 s" in text
-    assert page.tags.count("article") == 4
-    assert page.tags.count("picture") == 3  # two of training, cost against score
-
-
-def test_any_part_of_a_run_may_be_missing(tmp_path, run_folder) -> None:
-    import shutil
-
-    for name in ("eval_real", "rl", "eval_rl"):
-        shutil.rmtree(run_folder / name)
-        page = Page(write_run_report(run_folder, tmp_path / "page.html"))
-        assert "after SFT" in page.all_text
-    assert "pass@1: 40.0 % after SFT." in page.all_text
-    shutil.rmtree(run_folder / "eval_sft")
-    page = Page(write_run_report(run_folder, tmp_path / "page.html"))
-    assert "Nothing has been scored yet." in page.all_text
-    assert "Loss of fine-tuning" in page.all_text
-    shutil.rmtree(run_folder / "sft")
-    with pytest.raises(DataError, match="holds nothing to report; expected"):
-        write_run_report(run_folder, tmp_path / "page.html")
-
-
-def test_an_unfinished_evaluation_is_shown_as_one(tmp_path, run_folder) -> None:
-    (run_folder / "eval_rl/metrics.json").unlink()
-    with (run_folder / "eval_rl/episodes.jsonl").open("a") as file:
-        file.write('{"schema_version": 1, "id": "t11#0", "agent')
-    text = Page(write_run_report(run_folder, tmp_path / "page.html")).all_text
-    assert "The evaluation after RL is not finished: the figures are of its first 10 episodes." in text
-
-
-async def test_a_single_evaluation_has_a_page_with_prompt_and_settings(tmp_path, solver) -> None:
-    await solver.run(tmp_path / "out", 50, 6, rounds=2)
-    page = Page(write_run_report(tmp_path / "out", tmp_path / "page.html"))
-    assert "The math agent, run out" in page.all_text
-    assert "2 rounds: avg@2" in page.all_text
-    assert "scripted-50" in page.all_text
-    assert "temperature 1, top-p 1, 2 rounds" in page.all_text
-    classes = {value for _, name, value in page.attributes if name == "class"}
-    assert {"block c0", "block c1", "block c4"} <= classes
-    assert "USD" not in page.source, "without prices no money is shown"
+def test_a_run_folder_becomes_a_whole_page(shown, run_folder) -> None:
+    page = shown(run_folder)
+    assert not page.lacks(
+        "pass@1 rose from 40.0 % after SFT to 90.0 % after RL.",
+        "On the same 10 questions, pass@1 after RL minus pass@1 after SFT is +50.0 points",
+        # 2 / 2^5 for five of five: the bootstrap is surer of ten questions than the exact test.
+        "5 questions went better, 0 went worse; p = 0.062 (exact McNemar test).",
+        "The exact test is less sure than the interval",
+        "Why fine-tuning was left with room",
+        "after SFT it called a tool in 40.0 % of the episodes",
+        "Loss of fine-tuning",
+        "rl/metrics.jsonl holds no series 'entropy'.",
+        "Solved after RL, with the tool it did not use after SFT",
+        "Not passed, real data",
+        "2 s in all: world 2 s",
+    )
+    assert (page.tags.count("article"), page.tags.count("picture")) == (
+        4,
+        3,
+    )  # two of training, cost against score
 
 
 def test_stages_give_the_headline_figures(run_folder) -> None:
-    stages = read_stages(run_folder)
-    assert [(one.name, one.metrics.pass_at_1.value, one.metrics.tool_calls) for one in stages] == [
-        ("after SFT", 0.4, 0.4),
-        ("after RL", 0.9, 1.0),
-        ("real data", 0.0, 0.0),
+    figures = [
+        (one.name, one.metrics.pass_at_1.value, one.metrics.tool_calls) for one in read_stages(run_folder)
     ]
-    assert stages[1].metrics.pass_at_1.low < 0.9 < stages[1].metrics.pass_at_1.high
+    assert figures == [("after SFT", 0.4, 0.4), ("after RL", 0.9, 1.0), ("real data", 0.0, 0.0)]
+
+
+def test_any_part_of_a_run_may_be_missing(shown, run_folder) -> None:
+    for name in ("eval_real", "rl", "eval_rl"):
+        shutil.rmtree(run_folder / name)
+        page = shown(run_folder)
+        assert "after SFT" in page.all_text
+    assert "pass@1: 40.0 % after SFT." in page.all_text
+    shutil.rmtree(run_folder / "eval_sft")
+    assert not shown(run_folder).lacks("Nothing has been scored yet.", "Loss of fine-tuning")
+    shutil.rmtree(run_folder / "sft")
+    with pytest.raises(DataError, match="holds nothing to report; expected"):
+        shown(run_folder)
+
+
+def test_an_unfinished_evaluation_is_shown_as_one(shown, run_folder) -> None:
+    (run_folder / "eval_rl/metrics.json").unlink()
+    with (run_folder / "eval_rl/episodes.jsonl").open("a") as file:
+        file.write('{"schema_version": 1, "id": "t11#0", "agent')
+    said = "The evaluation after RL is not finished: the figures are of its first 10 episodes."
+    assert said in shown(run_folder).all_text
+
+
+async def test_a_single_evaluation_has_a_page_with_settings_and_colours_of_roles(
+    tmp_path, solver, shown
+) -> None:
+    await solver.run(tmp_path / "out", 50, 6, rounds=2)
+    page = shown(tmp_path / "out")
+    settings = "temperature 1, top-p 1, 2 rounds"
+    assert not page.lacks("The math agent, run out", "2 rounds: avg@2", "scripted-50", settings)
+    classes = {value for _, name, value in page.attributes if name == "class"}
+    assert {"block c0", "block c1", "block c4"} <= classes
+    assert "USD" not in page.source, "without prices no money is shown"
+    manifest = tmp_path / "out/manifest.json"
+    data = json.loads(manifest.read_text())
+    data["settings"]["agent"]["spec"] = {"name": "broken"}
+    manifest.write_text(json.dumps(data))
+    assert "roles are not coloured" in shown(tmp_path / "out").all_text
 
 
 def test_a_difference_that_may_be_chance_is_not_called_one(record) -> None:
@@ -230,25 +231,12 @@ def test_a_difference_that_may_be_chance_is_not_called_one(record) -> None:
     assert "The interval includes zero" in difference_words(touching)
 
 
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (percent(0.875), "87.5 %"),
-        (percent(None), "–"),
-        (points(-0.031), "−3.1"),
-        (points(0.5), "+50.0"),
-        (number(1234.5), "1,234"),
-        (number(12.34), "12.3"),
-        (number(0.456), "0.46"),
-        (number(None), "–"),
-        (dollars(12.345), "12.35 USD"),
-        (dollars(0.0123456), "0.0123 USD"),
-        (dollars(0.00001234), "0.0000123 USD"),
-        (dollars(0), "0.00 USD"),
-    ],
-)
-def test_figures_in_words(shown, expected) -> None:
-    assert shown == expected
+def test_figures_in_words() -> None:
+    assert [percent(0.875), percent(None)] == ["87.5 %", "–"]
+    assert [points(-0.031), points(0.5)] == ["−3.1", "+50.0"]
+    assert [number(1234.5), number(12.34), number(0.456), number(None)] == ["1,234", "12.3", "0.46", "–"]
+    amounts = [dollars(12.345), dollars(0.0123456), dollars(0.00001234), dollars(0)]
+    assert amounts == ["12.35 USD", "0.0123 USD", "0.0000123 USD", "0.00 USD"]
 
 
 def test_rounds_show_a_few_values_of_k(record) -> None:
@@ -267,16 +255,6 @@ def test_a_page_is_replaced_only_when_complete(tmp_path, record, solver) -> None
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
-async def test_an_agent_that_cannot_be_read_leaves_roles_uncoloured(tmp_path, solver) -> None:
-    await solver.run(tmp_path / "out", 100, 2)
-    manifest = tmp_path / "out/manifest.json"
-    data = json.loads(manifest.read_text())
-    data["settings"]["agent"]["spec"] = {"name": "broken"}
-    manifest.write_text(json.dumps(data))
-    text = Page(write_run_report(tmp_path / "out", tmp_path / "page.html")).all_text
-    assert "roles are not coloured" in text
-
-
 @pytest.fixture
 def gaia(tmp_path, record, write_run):
     """Makes a finished run of 2 of GAIA's questions in 3 rounds: ``gaia(name, outcomes, **sampling)``."""
@@ -284,15 +262,12 @@ def gaia(tmp_path, record, write_run):
     known = {"ground_truth": "1", "data_source": "gaia"}
     tasks = [Task(id=name, question=f"question of {name}", **known) for name in "ab"]
     bounds = {"max_turns": 36, "max_turn_tokens": 4096, "max_response_tokens": 32768}
+    limits = spec.limits.model_copy(update=bounds)
+    sources = Sources(benchmark="gaia", data=("gaia.jsonl",))
 
     def make(name, outcomes, **changes):
         sampling = SamplingParams(4096, **({"temperature": 1.0, "top_p": 0.9, "top_k": 20} | changes))
-        conditions = Conditions(
-            sampling,
-            limits=spec.limits.model_copy(update=bounds),
-            rounds=3,
-            sources=Sources(benchmark="gaia", data=("gaia.jsonl",)),
-        )
+        conditions = Conditions(sampling, limits=limits, rounds=3, sources=sources)
         rows = [
             record(task, score, number=number, source="gaia", agent="web")
             for task, scores in zip("ab", outcomes, strict=True)
@@ -303,71 +278,61 @@ def gaia(tmp_path, record, write_run):
     return make
 
 
-def test_published_scores_stand_beside_ours_with_what_differs(gaia, tmp_path) -> None:
-    page = Page(write_run_report(gaia("run", [(1.0, 0.0, 0.0), (0.0, 0.0, 0.0)]), tmp_path / "page.html"))
-    assert "gaia not comparable" in page.all_text
-    assert "rounds: 3, published 5" in page.all_text
-    assert "questions: 2, published 103" in page.all_text
+def test_published_scores_stand_beside_ours_with_what_differs(gaia, tmp_path, shown) -> None:
+    page = shown(gaia("run", [(1.0, 0.0, 0.0), (0.0, 0.0, 0.0)]))
+    assert not page.lacks("gaia not comparable", "rounds: 3, published 5", "questions: 2, published 103")
     data = json.loads((tmp_path / "page.json").read_text())["stages"][0]["published"]
     assert data["comparable"] is False
-    rows = data["scores"]
-    figures = {
-        row["metric"]: (row["percent"], row["ours"], row["missing"])
-        for row in rows
-        if not row["own_protocol"]
-    }
-    assert figures["pass@1"][0] == 55.3
-    assert figures["pass@1"][1]["value"] == pytest.approx(1 / 6)
+    figures = {row["metric"]: row for row in data["scores"] if not row["own_protocol"]}
     # One of question a's three episodes passes, none of b's: pass@3 is (1 + 0) / 2.
-    assert (figures["pass@3"][0], figures["pass@3"][1]["value"]) == (69.9, 0.5)
-    assert figures["best-of-3"] == (57.3, None, "no judge has chosen")
+    for metric, published, ours in (("pass@1", 55.3, 1 / 6), ("pass@3", 69.9, 0.5)):
+        assert (figures[metric]["percent"], figures[metric]["ours"]["value"]) == (
+            published,
+            pytest.approx(ours),
+        )
+    chosen = figures["best-of-3"]
+    assert (chosen["percent"], chosen["ours"], chosen["missing"]) == (57.3, None, "no judge has chosen")
     text = (tmp_path / "page.md").read_text()
     assert "| pass@1 | 16.7 % (" in text
-    records = {row["model"]: row["percent"] for row in rows if row["own_protocol"]}
+    records = {row["model"]: row["percent"] for row in data["scores"] if row["own_protocol"]}
     assert records == {"MiroThinker-1.7-mini": 80.3, "Tongyi-DeepResearch-30B-A3B": 70.9}
     assert "MiroThinker-1.7-mini (own protocol)" in text
     assert page.all_text.count("own protocol") == 2
     assert "such a score is no comparison" in page.all_text
 
 
-def test_a_run_with_published_settings_is_called_so(gaia, tmp_path) -> None:
+def test_a_run_with_published_settings_is_called_so(gaia, shown) -> None:
     folder = gaia("run", [(1.0, 0.0, 0.0), (0.0, 0.0, None)])
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["sources"]["benchmark"]["departures"] = []
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    text = Page(write_run_report(folder, tmp_path / "page.html")).all_text
-    assert "gaia published settings" in text
-    assert "1 of 6 episodes have no score" in text
+    assert not shown(folder).lacks("gaia published settings", "1 of 6 episodes have no score")
     (folder / "metrics.json").unlink()
-    text = Page(write_run_report(folder, tmp_path / "page.html")).all_text
-    assert "gaia not comparable" in text
-    assert "not finished: 6 episodes so far" in text
+    assert not shown(folder).lacks("gaia not comparable", "not finished: 6 episodes so far")
 
 
-def test_exact_match_in_the_place_of_the_judge_is_a_departure(gaia, tmp_path, record) -> None:
+def test_exact_match_in_the_place_of_the_judge_is_a_departure(gaia, shown, record) -> None:
     folder = gaia("run", [(1.0, 0.0, 0.0), (0.0, 0.0, 0.0)])
     evidence = "'1' is no gold answer (no judge is configured: exact match)"
-    row = record("a", 0.0, source="gaia", verdict=Verdict(score=0.0, evidence=evidence))
+    row = record("a", 0.0, id="a#9", source="gaia", verdict=Verdict(score=0.0, evidence=evidence))
     with RecordWriter(folder / "episodes.jsonl") as writer:
-        writer.write(row.model_copy(update={"id": "a#9"}))
-    text = Page(write_run_report(folder, tmp_path / "page.html")).all_text
-    assert "judge: exact match stood in for a model in 1 of 6 episodes" in text
+        writer.write(row)
+    assert "judge: exact match stood in for a model in 1 of 6 episodes" in shown(folder).all_text
 
 
 def test_several_runs_are_compared_with_the_first(gaia, tmp_path) -> None:
     runs = [gaia(name, outcomes) for name, outcomes in (("a", [(0.0,) * 3] * 2), ("b", [(1.0,) * 3] * 2))]
     page = Page(write_comparison(runs, tmp_path / "page.html"))
-    assert "pass@1 rose from 0.0 % a to 100.0 % b." in page.all_text
-    assert "pass@1 b minus pass@1 a is +100.0 points" in page.all_text
-    assert "Same question, side by side" in page.all_text
+    risen, gained = "pass@1 rose from 0.0 % a to 100.0 % b.", "pass@1 b minus pass@1 a is +100.0 points"
+    assert not page.lacks(risen, gained, "Same question, side by side")
     colder = gaia("c", [(0.0,) * 3] * 2, temperature=0.0)
     differs = r"did not measure the same thing: sampling\.temperature: 1\.0 -> 0\.0"
     with pytest.raises(ConfigError, match=differs):
         write_comparison([*runs, colder], tmp_path / "refused.html")
     assert not (tmp_path / "refused.html").exists()
-    text = Page(write_comparison([*runs, colder], tmp_path / "page.html", anyway=True)).all_text
-    assert "Not comparable: sampling.temperature: 1.0 -> 0.0." in text
-    assert "pass@1: 0.0 % a, 100.0 % b, 0.0 % c." in text
+    page = Page(write_comparison([*runs, colder], tmp_path / "page.html", anyway=True))
+    note, scores = "Not comparable: sampling.temperature: 1.0 -> 0.0.", "pass@1: 0.0 % a, 100.0 % b, 0.0 % c."
+    assert not page.lacks(note, scores)
     data = json.loads((tmp_path / "page.json").read_text())
     changes = [(one["after"], one["difference"]["value"]) for one in data["differences"]]
     assert changes == [("b", 1.0), ("c", 0.0)]

@@ -53,12 +53,10 @@ async def test_every_episode_is_a_judged_row_and_the_figures_follow(tmp_path, so
     with_tool = [task for task in solver.tasks(12) if solver.share_of(task.question) < 50]
     assert 0 < len(with_tool) < 12
     assert sorted(record.id for record in records) == sorted(f"{task.id}#0" for task in solver.tasks(12))
-    assert metrics.pass_at_1.value == len(with_tool) / 12
-    assert metrics.tool_use == metrics.tool_calls == len(with_tool) / 12
+    assert metrics.pass_at_1.value == metrics.tool_use == metrics.tool_calls == len(with_tool) / 12
     assert metrics.format_valid == 1.0
     assert metrics == Metrics.model_validate_json((tmp_path / "metrics.json").read_text())
-    assert seen[0] == (0, 12)
-    assert seen[-1] == (12, 12)
+    assert (seen[0], seen[-1]) == ((0, 12), (12, 12))
     solved = next(record for record in records if record.cost.tool_calls)
     assert solved.verdict.parts == {"correct": 1.0, "format": 1.0}
     assert solved.calls[0].observation == solved.ground_truth
@@ -76,22 +74,17 @@ async def test_rounds_have_seeds_of_their_own_and_do_not_depend_on_parallelism(t
     assert wide.rounds == 3
 
 
-async def test_a_second_start_repeats_nothing(tmp_path, solver) -> None:
-    first = await solver.run(tmp_path, 50, 6)
-    before = (tmp_path / "episodes.jsonl").read_bytes()
+async def test_a_second_start_repeats_nothing_but_what_a_kill_cut_off(tmp_path, solver) -> None:
+    first = await solver.run(tmp_path, 50, 8)
+    file, rows = tmp_path / "episodes.jsonl", rows_of(solver, tmp_path)
+    before = file.read_bytes()
     model = ScriptedModel([], name="scripted-50")  # would fail at the first generation
-    assert await run_with(solver, model, tmp_path, 6) == first
-    assert (tmp_path / "episodes.jsonl").read_bytes() == before
-
-
-async def test_an_interrupted_run_continues_with_what_is_missing(tmp_path, solver) -> None:
-    await solver.run(tmp_path / "whole", 50, 8)
-    await solver.run(tmp_path / "cut", 50, 8)
-    file = tmp_path / "cut/episodes.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True)
+    assert await run_with(solver, model, tmp_path, 8) == first
+    assert file.read_bytes() == before
+    lines = before.splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:3]) + lines[3][:50])
-    await solver.run(tmp_path / "cut", 50, 8)
-    assert rows_of(solver, tmp_path / "cut") == rows_of(solver, tmp_path / "whole")
+    await solver.run(tmp_path, 50, 8)
+    assert rows_of(solver, tmp_path) == rows
     assert file.read_bytes().splitlines(keepends=True)[:3] == lines[:3]
 
 
@@ -99,9 +92,8 @@ async def test_another_run_in_the_same_folder_is_refused_by_name(tmp_path, solve
     await solver.run(tmp_path, 50, 3)
     with pytest.raises(ConfigError, match=r"other settings \(seed: 0 -> 1\); choose another output_dir"):
         await solver.run(tmp_path, 50, 3, seed=1)
-    with pytest.raises(
-        ConfigError, match=r"data.sha256: .*, data.tasks: 3 -> 4, model.name: '\w+-50' -> '\w+-60'"
-    ):
+    several = r"data.sha256: .*, data.tasks: 3 -> 4, model.name: '\w+-50' -> '\w+-60'"
+    with pytest.raises(ConfigError, match=several):
         await solver.run(tmp_path, 60, 4)
     assert (tmp_path / "metrics.json").exists()
 
@@ -119,7 +111,9 @@ async def test_two_processes_cannot_write_into_one_folder(tmp_path, solver) -> N
     assert len(load_records(tmp_path / "episodes.jsonl")) == 3
 
 
-async def test_a_failure_is_retried_and_one_that_stays_is_a_row_without_a_score(tmp_path, solver) -> None:
+async def test_a_failure_is_retried_and_one_that_stays_is_a_row_that_the_next_start_repeats(
+    tmp_path, solver
+) -> None:
     model = FailingModel(solver.solver(50), lambda _: True, times=1)
     metrics = await run_with(solver, model, tmp_path / "passing", 4, retries=1)
     assert (metrics.scored, metrics.errors) == (4, 0)
@@ -128,16 +122,10 @@ async def test_a_failure_is_retried_and_one_that_stays_is_a_row_without_a_score(
     metrics = await run_with(solver, model, tmp_path, 10, retries=1)
     assert (metrics.episodes, metrics.scored, metrics.errors) == (10, 9, 1)
     assert metrics.pass_at_1.value == 1.0
-    assert model.failures[next(iter(model.failures))] == 2
+    assert [*model.failures.values()] == [2]
     row = next(record for record in load_records(tmp_path / "episodes.jsonl") if record.error)
     assert (row.question, row.stop, row.verdict) == (broken, "error", None)
     assert row.error == "EngineError: connection lost"
-
-
-async def test_the_next_start_repeats_failed_rows_without_doubling_them(tmp_path, solver) -> None:
-    broken = solver.tasks(10)[3].question
-    bad = FailingModel(solver.solver(100), lambda text: broken in text, times=100)
-    await run_with(solver, bad, tmp_path, 10)
     good = ScriptedModel(solver.solver(100))
     metrics = await run_with(solver, good, tmp_path, 10)
     assert (metrics.episodes, metrics.scored, metrics.errors) == (10, 10, 0)
@@ -158,12 +146,9 @@ async def test_too_many_failures_end_the_run_and_keep_what_is_done(tmp_path, sol
     assert not (tmp_path / "metrics.json").exists()
     metrics = await run_with(solver, ScriptedModel(solver.solver(100)), tmp_path, 10)
     assert metrics.scored == 10
-
-
-async def test_a_run_of_failures_ends_a_long_run_early(tmp_path, solver) -> None:
     model = FailingModel(solver.solver(100), lambda _: True, times=100)
-    with pytest.raises(EngineError, match="20 of 20 episodes"):
-        await run_with(solver, model, tmp_path, 200, parallel=4, max_share=0.9)
+    with pytest.raises(EngineError, match="20 of 20 episodes"):  # a long run ends early
+        await run_with(solver, model, tmp_path / "long", 200, parallel=4, max_share=0.9)
 
 
 async def test_an_abstaining_reward_never_counts_as_wrong(tmp_path, solver) -> None:
@@ -179,14 +164,13 @@ async def test_an_abstaining_reward_never_counts_as_wrong(tmp_path, solver) -> N
 
 async def test_an_episode_whose_tool_calls_all_failed_says_nothing_about_the_agent(tmp_path, solver) -> None:
     tools = {"code": solver.Says("code", "The server does not answer.", ok=False)}
-    metrics = await run_with(
-        solver, ScriptedModel(solver.solver(50)), tmp_path, 6, tools=tools, max_share=1.0
-    )
+    model = ScriptedModel(solver.solver(50))
+    metrics = await run_with(solver, model, tmp_path, 6, tools=tools, max_share=1.0)
     called = sum(solver.share_of(task.question) < 50 for task in solver.tasks(6))
     assert (metrics.errors, metrics.scored) == (called, 6 - called)
-    errors = [record.error for record in load_records(tmp_path / "episodes.jsonl") if record.error]
-    assert "every tool call failed" in errors[0]
-    assert "The server does not answer." in errors[0]
+    error = next(record.error for record in load_records(tmp_path / "episodes.jsonl") if record.error)
+    assert "every tool call failed" in error
+    assert "The server does not answer." in error
 
 
 async def test_a_question_that_does_not_fit_the_context_is_not_passed(tmp_path, solver) -> None:
@@ -244,9 +228,7 @@ async def test_the_manifest_says_what_the_score_depends_on(tmp_path, solver) -> 
     manifest = json.loads(text)
     settings = manifest["settings"]
     assert settings["agent"]["digest"] == solver.spec().digest
-    assert settings["data"]["tasks"] == 3
-    assert settings["sampling"]["max_new_tokens"] == 2000
-    assert (settings["rounds"], settings["seed"]) == (1, 0)
-    assert settings["tools"] == solver.CODE_TOOL
+    assert (settings["data"]["tasks"], settings["sampling"]["max_new_tokens"]) == (3, 2000)
+    assert (settings["rounds"], settings["seed"], settings["tools"]) == (1, 0, solver.CODE_TOOL)
     assert manifest["sources"]["model"] == "http://***@127.0.0.1:8000/v1,http://***@127.0.0.1:8001/v1?***"
     assert manifest["versions"]["afm"]

@@ -1,17 +1,13 @@
 """T-Eval's files as they are published, read, asked over HTTP in their own chats, and scored by ability."""
 
 import json
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from afm.cli.main import app
 from afm.errors import DataError
 from afm.evaluation.job import read_benchmark
 from afm.evaluation.tallies import t_eval_scores
 
-ROOT = Path(__file__).resolve().parents[2]
 CALL = {"thought": "Search.", "name": "Home.search", "args": {"place": "Berlin"}}
 PLAN = [
     {"id": 0, "prev": [], "name": "Home.search", "args": {"place": "Berlin"}},
@@ -29,43 +25,29 @@ def chat(text):
     ]
 
 
-def item(text, gold, **more):
-    return {"origin_prompt": chat(text), "ground_truth": gold, **more}
+def item(text, gold, form=None, **more):
+    told = {} if form is None else {"meta_data": {"response_format": form}}
+    return {"origin_prompt": chat(text), "ground_truth": gold, **told, **more}
 
 
+def plan(text, form):
+    return item(text, PLAN, meta={"prompt_type": form, "API_list": ["Home.search"]})
+
+
+INSTRUCTED = {"action": "Home.search", "args": {"place": "Berlin"}}
+KEYS = {"thought": "goal", "action": "name", "args": "args"}
+MARKS = {f"{key}_start": f"{word}: " for key, word in KEYS.items()}
+MARKS |= {"thought_end": "\n", "action_end": "\n", "args_end": ""}
 FILES = {
     "instruct_v2": {
-        "query_0": item(
-            "json please",
-            {"action": "Home.search", "args": {"place": "Berlin"}},
-            template={"thought": "goal", "action": "name", "args": "args"},
-            meta_data={"response_format": "json"},
-        ),
-        "query_1": item(
-            "text please",
-            {"action": "Home.search", "args": {"place": "Berlin"}},
-            template={
-                "thought_start": "goal: ",
-                "thought_end": "\n",
-                "action_start": "name: ",
-                "action_end": "\n",
-                "args_start": "args: ",
-                "args_end": "",
-            },
-            meta_data={"response_format": "string"},
-        ),
+        "query_0": item("json please", INSTRUCTED, "json", template=KEYS),
+        "query_1": item("text please", INSTRUCTED, "string", template=MARKS),
     },
-    "plan_json_v2": {
-        "query_0": item("plan json", PLAN, meta={"prompt_type": "json", "API_list": ["Home.search"]})
-    },
-    "plan_str_v2": {
-        "query_0": item("plan text", PLAN, meta={"prompt_type": "str", "API_list": ["Home.search"]})
-    },
-    "retrieve_str_v2": {"query_0": item("which tool", CALL, meta_data={"response_format": "str"})},
-    "understand_str_v2": {"query_0": item("which arguments", CALL, meta_data={"response_format": "str"})},
-    "reason_retrieve_understand_json_v2": {
-        "query_0": item("the call", CALL, meta_data={"response_format": "json"})
-    },
+    "plan_json_v2": {"query_0": plan("plan json", "json")},
+    "plan_str_v2": {"query_0": plan("plan text", "str")},
+    "retrieve_str_v2": {"query_0": item("which tool", CALL, "str")},
+    "understand_str_v2": {"query_0": item("which arguments", CALL, "str")},
+    "reason_retrieve_understand_json_v2": {"query_0": item("the call", CALL, "json")},
     "reason_str_v2": {"query_0": item("why", CALL)},
     "review_str_v2": {"query_0": item("well done?", {"answer": "B"})},
 }
@@ -92,24 +74,24 @@ def data(tmp_path):
 
 
 def test_a_file_becomes_tasks_with_chats_of_their_own(data) -> None:
-    json_item, text_item = read_benchmark(data / "instruct_v2.json", reader="t_eval")
+    def tasks(name):
+        return list(read_benchmark(data / f"{name}_v2.json", reader="t_eval"))
+
+    json_item, text_item = tasks("instruct")
     assert (json_item.id, json_item.data_source) == ("instruct_v2/query_0", "t_eval_instruct_json")
     assert text_item.data_source == "t_eval_instruct_str"
     messages = json_item.prompt
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-    assert (
-        messages[-1]["content"] == "{'response': []}\n\njson please"
-    )  # a function's answer is given as the user's
-    assert [task.id for task in read_benchmark(data / "plan_str_v2.json", reader="t_eval")] == [
-        "plan_str_v2/query_0"
-    ]
-    three = list(read_benchmark(data / "reason_retrieve_understand_json_v2.json", reader="t_eval"))
+    # A function's answer is given as the user's.
+    assert messages[-1]["content"] == "{'response': []}\n\njson please"
+    three = tasks("reason_retrieve_understand_json")
     abilities = ("reason", "retrieve", "understand")
     assert [task.data_source for task in three] == [f"t_eval_{ability}_json" for ability in abilities]
     assert len({task.id for task in three}) == 3
-    for name in ("reason", "review"):
-        (task,) = read_benchmark(data / f"{name}_str_v2.json", reader="t_eval")
-        assert task.data_source == f"t_eval_{name}_str"
+    assert [tasks(f"{name}_str")[0].data_source for name in ("reason", "review")] == [
+        "t_eval_reason_str",
+        "t_eval_review_str",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,12 +100,8 @@ def test_a_file_becomes_tasks_with_chats_of_their_own(data) -> None:
         ("my_file", None, "the file's name begins with none of T-Eval's"),
         ("plan_json_v2", {"origin_prompt": []}, "`ground_truth`: expected an object, a list or a text"),
         ("plan_json_v2", {"origin_prompt": [], "ground_truth": PLAN}, "`origin_prompt`: expected a list"),
-        (
-            "plan_json_v2",
-            {"origin_prompt": [{"role": "god", "content": "x"}], "ground_truth": PLAN},
-            "expected role",
-        ),
-        ("plan_json_v2", item("x", PLAN, meta={"prompt_type": "ReWOO"}), "form json or str, got 'ReWOO'"),
+        ("plan_json_v2", item("x", PLAN) | {"origin_prompt": [{"role": "god"}]}, "expected role"),
+        ("plan_json_v2", plan("x", "ReWOO"), "form json or str, got 'ReWOO'"),
         ("review_str_v2", item("x", {"letter": "A"}), "expected an object with answer"),
         ("instruct_v2", item("x", {"action": "a"}), "expected an object with action and args"),
         ("plan_json_v2", "text", "expected an object of origin_prompt and ground_truth"),
@@ -148,26 +126,18 @@ def test_abilities_are_means_of_their_forms() -> None:
     assert t_eval_scores({**both, "t_eval_review_str": 0.0})["overall"] == pytest.approx(5 * 0.75 / 6)
 
 
-def test_the_command_asks_each_item_in_its_own_chat(data, tmp_path, oracle_server) -> None:
-    server = oracle_server([json.dumps(FILES)])
-    for file in sorted(data.iterdir()):
-        for task in read_benchmark(file, reader="t_eval"):
-            asked = task.question.rpartition("\n")[2]
-            server.replies[tuple(server.tokenizer.encode_prompt(task.prompt))] = RIGHT[asked]
-    words = [
-        str(ROOT / "configs/eval/t_eval.yaml"),
-        *server.words,
-        *(f"data={data}", f"output_dir={tmp_path / 'out'}", "rewards.t_eval.embeddings=words"),
-    ]
-    done = CliRunner().invoke(app, ["eval", *words])
-    assert done.exit_code == 0, done.output
-    assert server.unknown == 0
-    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
-    assert metrics["scored"] == 11
+def test_the_command_asks_each_item_in_its_own_chat(data, asked_chats) -> None:
+    tasks = [task for file in sorted(data.iterdir()) for task in read_benchmark(file, reader="t_eval")]
+    metrics, told, page = asked_chats(
+        "t_eval",
+        data,
+        tasks,
+        lambda task: RIGHT[task.question.rpartition("\n")[2]],
+        "rewards.t_eval.embeddings=words",
+    )
     abilities = ("instruct", "plan", "reason", "retrieve", "understand", "review", "overall")
     assert metrics["t_eval"] == pytest.approx(dict.fromkeys(abilities, 1.0))
-    assert metrics["format_valid"] == 1.0
+    assert (metrics["scored"], metrics["format_valid"]) == (11, 1.0)
     line = "T-Eval: " + ", ".join(f"{ability} 100.0 %" for ability in abilities)
-    assert line in done.output
-    assert CliRunner().invoke(app, ["report", str(tmp_path / "out")]).exit_code == 0
-    assert line in (tmp_path / "out/report.html").read_text()
+    assert line in told
+    assert line in page

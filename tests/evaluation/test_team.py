@@ -134,36 +134,36 @@ def test_a_team_behind_an_endpoint_is_judged_and_counted(tmp_path, world, endpoi
     records = {record.question: record for record in load_records(tmp_path / "out/episodes.jsonl")}
     assert len(records) == TASKS
     for question, record in records.items():
-        chain = read_chain(question)
-        team = record.provenance["team"]
+        team, cost = record.provenance["team"], record.cost
         assert record.verdict.score == (question not in (wrong, silly))
         if question == silly:
             assert "planner: no usable reply" in record.reason
-            assert (record.stop, record.error, record.cost.tool_calls) == ("end_of_text", "", 0)
+            assert (record.stop, record.error, cost.tool_calls) == ("end_of_text", "", 0)
             continue
-        assert record.cost.tool_calls == len(record.calls) == len(chain.asks)
-        asked = team["members"]
-        assert (
-            record.cost.generations
-            == sum(one["requests"] for one in asked.values())
-            == endpoint.asked[question]
-        )
-        assert record.cost.read_tokens == sum(one["prompt_tokens"] for one in asked.values())
-        assert record.cost.agent_tokens == sum(one["completion_tokens"] for one in asked.values())
-        assert record.cost.unmetered == 0
-        strong = {"prompt": 2.0, "completion": 8.0}
-        fast = {"prompt": 0.0, "completion": 4.0}
+        assert cost.tool_calls == len(record.calls) == len(read_chain(question).asks)
+        members = team["members"]
+
+        def total(key, members=members):
+            return sum(one[key] for one in members.values())
+
+        assert cost.generations == total("requests") == endpoint.asked[question]
+        assert (cost.read_tokens, cost.agent_tokens) == (total("prompt_tokens"), total("completion_tokens"))
+        assert cost.unmetered == 0
+        prices = {name: (0.0, 4.0) if name in ("searcher", "writer") else (2.0, 8.0) for name in members}
         spent = sum(
-            one["prompt_tokens"] * price["prompt"] + one["completion_tokens"] * price["completion"]
-            for name, one in asked.items()
-            for price in [fast if name in ("searcher", "writer") else strong]
+            one["prompt_tokens"] * prices[name][0] + one["completion_tokens"] * prices[name][1]
+            for name, one in members.items()
         )
-        assert record.cost.model_usd == pytest.approx(spent / 1e6)
+        assert cost.model_usd == pytest.approx(spent / 1e6)
         assert team["messages"][-1] == {"member": "writer", "text": record.text.split("<answer>")[1][:-9]}
         assert {one["member"] for one in team["messages"]} >= {"planner", "searcher", "verifier"}
-    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    metrics = metrics_of(tmp_path / "out")
     assert metrics["pass_at_1"]["value"] == pytest.approx((TASKS - 2) / TASKS)
     assert metrics["format_valid"] is None, "a team has no format of its own"
+
+
+def metrics_of(folder):
+    return json.loads((folder / "metrics.json").read_text())
 
 
 def test_tokens_that_an_endpoint_does_not_report_are_unknown_and_not_0(tmp_path, world, endpoint, evaluate):
@@ -174,7 +174,7 @@ def test_tokens_that_an_endpoint_does_not_report_are_unknown_and_not_0(tmp_path,
     for record in load_records(tmp_path / "out/episodes.jsonl"):
         assert record.cost.unmetered == record.cost.generations > 0
         assert all("prompt_tokens" not in one for one in record.provenance["team"]["members"].values())
-    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    metrics = metrics_of(tmp_path / "out")
     assert (metrics["agent_tokens"], metrics["usd"]) == (None, None)
     assert list(metrics["per_solved"]) == ["tool_calls"]
     assert "agent tokens –" in done.stdout
@@ -222,15 +222,13 @@ def lines(file):
 
 
 def test_an_answer_that_was_not_judged_yet_is_not_asked_for_again(tmp_path, world, endpoint, evaluate):
-    out = tmp_path / "out"
-    evaluate(out, f"team={TEAM}", "limit=3")
-    before = endpoint.asked.total()
-    (out / "episodes.jsonl").unlink()  # as a kill between answer and verdict leaves it
-
-    evaluate(out, f"team={TEAM}", "limit=3")
-
-    assert lines(out / "episodes.jsonl") == 3
-    assert endpoint.asked.total() == before
+    requests = []
+    for _ in range(2):
+        evaluate(tmp_path / "out", f"team={TEAM}", "limit=3")
+        requests.append(endpoint.asked.total())
+        assert lines(tmp_path / "out/episodes.jsonl") == 3
+        (tmp_path / "out/episodes.jsonl").unlink()  # as a kill between answer and verdict leaves it
+    assert requests[0] == requests[1]
 
 
 def test_a_spent_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path, world, endpoint, evaluate):
@@ -280,13 +278,11 @@ def test_a_team_and_a_model_are_compared_on_cost(tmp_path, world, endpoint, tiny
     (saved,) = json.loads(file.with_suffix(".json").read_text())["savings"]
     assert (saved["team"], saved["model"], saved["questions"]) == ("the team", "model", TASKS)
     rows = {(row["quantity"], row["per"]): row for row in saved["rows"]}
-    records = load_records(team / "episodes.jsonl")
-    read, calls = (
-        sum(getattr(record.cost, key) for record in records) for key in ("read_tokens", "tool_calls")
-    )
+    costs = [record.cost for record in load_records(team / "episodes.jsonl")]
+    read, calls = (sum(getattr(cost, key) for cost in costs) for key in ("read_tokens", "tool_calls"))
+    usd = sum(cost.model_usd for cost in costs) + 0.001 * calls
     assert rows["prompt tokens", "task"]["team"] == pytest.approx(read / TASKS)
     assert rows["tool calls", "task"]["difference"]["value"] == pytest.approx(-calls / TASKS)
-    usd = sum(record.cost.model_usd + 0.001 * record.cost.tool_calls for record in records)
     assert rows["dollars", "task"]["team"] == pytest.approx(usd / TASKS)
     assert rows["tokens", "solved task"]["model"] is None, "it solves nothing"
     for shown in (file.read_text(), file.with_suffix(".md").read_text()):
