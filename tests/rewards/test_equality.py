@@ -65,19 +65,18 @@ UNDECIDED = [
 ]
 
 
-@pytest.mark.parametrize(("gold", "answer"), EQUAL)
-def test_equal_without_algebra(gold: str, answer: str) -> None:
-    assert quick_verdict(gold, answer) is True
+QUICK = [
+    (*pair, verdict)
+    for verdict, pairs in ((True, EQUAL), (False, DIFFERENT), (None, UNDECIDED))
+    for pair in pairs
+]
 
 
-@pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
-def test_different_without_algebra(gold: str, answer: str) -> None:
-    assert quick_verdict(gold, answer) is False
-
-
-@pytest.mark.parametrize(("gold", "answer"), UNDECIDED)
-def test_left_to_algebra(gold: str, answer: str) -> None:
-    assert quick_verdict(gold, answer) is None
+@pytest.mark.parametrize(("gold", "answer", "verdict"), QUICK)
+def test_what_is_equal_or_different_without_algebra_and_what_is_left_to_it(
+    gold: str, answer: str, verdict: bool | None
+) -> None:
+    assert quick_verdict(gold, answer) is verdict
 
 
 WHAT_PERCENT = "By what percent does a price fall that first rises by 10%?"
@@ -308,14 +307,9 @@ HONEST = [
 ]
 
 
-@pytest.mark.parametrize(("gold", "answer", "question"), COPIED)
-def test_a_formula_of_the_question_is_no_answer(gold: str, answer: str, question: str) -> None:
-    assert is_copied(gold, answer, question)
-
-
-@pytest.mark.parametrize(("gold", "answer", "question"), HONEST)
-def test_an_answer_that_happens_to_stand_there_is_one(gold: str, answer: str, question: str) -> None:
-    assert not is_copied(gold, answer, question)
+@pytest.mark.parametrize("row", COPIED + HONEST)
+def test_a_formula_of_the_question_is_no_answer_unless_it_is_the_gold_one(row: tuple[str, str, str]) -> None:
+    assert is_copied(*row) is (row in COPIED)
 
 
 @pytest.mark.parametrize("answer", ["", " ", "(" * 4000, r"\frac{1}{" * 999, "a " * 2000, "\\" * 4001])

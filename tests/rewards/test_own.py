@@ -12,6 +12,8 @@ from afm.errors import ConfigError
 from afm.rewards import Sample, load_reward
 from afm.trajectory.record import Verdict
 
+pytestmark = pytest.mark.usefixtures("own")
+
 MODULE = '''
 from afm.rewards.base import Part
 from afm.trajectory import answers
@@ -42,7 +44,6 @@ def sample(answer: str, **extra: str) -> Sample:
     return answered("mhqa", "mirror", answer, "abc", extra_info=extra)
 
 
-@pytest.mark.usefixtures("own")
 async def test_the_yaml_names_the_class_and_the_formula_combines_it() -> None:
     reward = load_reward({"by_source": {"mirror": "my_own_rewards.Backwards"}, "formula": "correct"})
     right, wrong = await reward.score(sample("cba")), await reward.score(sample("abc"))
@@ -52,7 +53,6 @@ async def test_the_yaml_names_the_class_and_the_formula_combines_it() -> None:
     await reward.close()
 
 
-@pytest.mark.usefixtures("own")
 async def test_a_row_cannot_have_a_module_imported() -> None:
     reward = load_reward({"by_source": {"mirror": "exact_match"}})
     with pytest.raises(ConfigError, match=r"reward 'my_own_rewards\.Backwards' is unknown"):
@@ -60,7 +60,6 @@ async def test_a_row_cannot_have_a_module_imported() -> None:
     assert "my_own_rewards" not in sys.modules
 
 
-@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
     ("name", "told"),
     [
