@@ -15,60 +15,72 @@ from tool_servers.shared.cache import open_cache
 
 @pytest.fixture(params=["sqlite", "redis"])
 def where(request, tmp_path):
-    return (
-        str(tmp_path / "a folder" / "cache.sqlite")
-        if request.param == "sqlite"
-        else request.getfixturevalue("redis_server").url
-    )
+    if request.param == "sqlite":
+        return tmp_path / "a folder" / "cache.sqlite"
+    return request.getfixturevalue("redis_server").url
 
 
-async def test_texts_come_back_until_they_are_too_old(where):
-    cache = open_cache(where, "page", max_entries=10, ttl_s=0.3)
+class Caches:
+    """Opens caches."""
+
+    def __init__(self):
+        self._open = []
+
+    def __call__(self, where, kind="page", max_entries=10_000, ttl_s=600):
+        self._open.append(open_cache(str(where), kind, max_entries=max_entries, ttl_s=ttl_s))
+        return self._open[-1]
+
+    async def close(self):
+        while self._open:
+            await self._open.pop().close()
+
+
+@pytest.fixture
+async def opened():
+    caches = Caches()
+    yield caches
+    await caches.close()
+
+
+async def test_texts_come_back_until_they_are_too_old(where, opened):
+    cache = opened(where, ttl_s=0.3)
     assert await cache.get("a") is None
     await cache.put("a", "naïve \x00 \ud800")
     assert await cache.get("a") == "naïve \x00 ?"
     await asyncio.sleep(0.35)
     assert await cache.get("a") is None
     assert cache.errors == 0
-    await cache.close()
 
 
-async def test_texts_survive_the_process_and_caches_do_not_mix(where):
-    first = open_cache(where, "page", max_entries=10, ttl_s=60)
+async def test_texts_survive_the_process_and_caches_do_not_mix(where, opened):
+    first = opened(where)
     await first.put("a", "1")
     assert await first.add("run", 2) == 2
-    await first.close()
-    second = open_cache(where, "page", max_entries=10, ttl_s=60)
-    other = open_cache(where, "search", max_entries=10, ttl_s=60)
+    await opened.close()
+    second, other = opened(where), opened(where, "search")
     assert (await second.get("a"), await other.get("a")) == ("1", None)
     assert (await second.add("run", 1), await other.add("run", 1)) == (3, 1)
-    await second.close()
-    await other.close()
 
 
-async def test_the_oldest_are_dropped(where):
-    cache = open_cache(where, "page", max_entries=100, ttl_s=60)
+async def test_the_oldest_are_dropped(where, opened):
+    cache = opened(where, max_entries=100)
     for number in range(300):
         await cache.put(f"{number:03}", "x")
     kept = [number for number in range(300) if await cache.get(f"{number:03}") is not None]
     assert 100 <= len(kept) <= 164
     assert kept[-100:] == list(range(200, 300))
-    await cache.close()
 
 
-async def test_a_damaged_file_is_set_aside(tmp_path):
-    path = tmp_path / "cache.sqlite"
+async def test_a_damaged_file_is_set_aside(path, opened):
     path.write_bytes(b"this is no database, " * 1000)
-    cache = open_cache(str(path), "page", max_entries=10, ttl_s=60)
+    cache = opened(path)
     await cache.put("a", "1")
     assert await cache.get("a") == "1"
-    await cache.close()
     assert path.with_name("cache.sqlite.damaged").read_bytes().startswith(b"this is no database")
 
 
-async def test_a_text_that_cannot_be_read_is_a_counted_miss(tmp_path):
-    path = str(tmp_path / "cache.sqlite")
-    cache = open_cache(path, "page", max_entries=10, ttl_s=60)
+async def test_a_text_that_cannot_be_read_is_a_counted_miss(path, opened):
+    cache = opened(path)
     for value in (b"\x00\x11", None, "text", 7):
         await cache.put("a", "1")
         with sqlite3.connect(path) as other:
@@ -77,23 +89,25 @@ async def test_a_text_that_cannot_be_read_is_a_counted_miss(tmp_path):
     assert cache.errors == 4
     await cache.put("a", "2")
     assert await cache.get("a") == "2"
-    await cache.close()
 
 
-async def filled(path, count):
-    """A cache whose budget counter stands at 5."""
-    cache = open_cache(str(path), "page", max_entries=10_000, ttl_s=600)
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "cache.sqlite"
+
+
+async def filled(cache, count):
+    """The cache with texts, and with a budget counter that stands at 5."""
     for number in range(count):
         await cache.put(str(number), os.urandom(400).hex())
     assert await cache.add("run", 5) == 5
     return cache
 
 
-async def test_damage_found_in_use_is_set_aside_once_and_the_budget_goes_on(tmp_path):
-    path = tmp_path / "cache.sqlite"
-    await (await filled(path, 200)).close()
-    cache = open_cache(str(path), "page", max_entries=10_000, ttl_s=600)
-    neighbour = open_cache(str(path), "page", max_entries=10_000, ttl_s=600)
+async def test_damage_found_in_use_is_set_aside_once_and_the_budget_goes_on(path, opened):
+    await filled(opened(path), 200)
+    await opened.close()
+    cache, neighbour = opened(path), opened(path)
     assert await cache.add("run", 1) == 6
     with sqlite3.connect(path) as other:
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -112,15 +126,13 @@ async def test_damage_found_in_use_is_set_aside_once_and_the_budget_goes_on(tmp_
     assert (await cache.add("run", 1), await neighbour.add("run", 1)) == (7, 8)
     assert cache.errors + neighbour.errors == errors
     assert path.with_name("cache.sqlite.damaged").stat().st_size == whole
-    await cache.close()
-    await neighbour.close()
+    await opened.close()
     with sqlite3.connect(path) as other:
         assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-async def test_a_locked_file_costs_a_second_once_and_can_be_read_meanwhile(tmp_path):
-    path = tmp_path / "cache.sqlite"
-    cache = await filled(path, 1)
+async def test_a_locked_file_costs_a_second_once_and_can_be_read_meanwhile(path, opened):
+    cache = await filled(opened(path), 1)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     began = time.monotonic()
@@ -133,56 +145,53 @@ async def test_a_locked_file_costs_a_second_once_and_can_be_read_meanwhile(tmp_p
     other.execute("ROLLBACK")
     await asyncio.sleep(1.1)
     assert await cache.add("run", 1) == 9
-    await cache.close()
+    await opened.close()
     assert other.execute("SELECT value FROM counters").fetchone() == (9,)
     other.close()
 
 
-async def test_a_budget_goes_on_when_its_counter_is_gone(tmp_path):
-    path = tmp_path / "cache.sqlite"
-    cache = await filled(path, 1)
+async def test_a_budget_goes_on_when_its_counter_is_gone(path, opened):
+    cache = await filled(opened(path), 1)
     with sqlite3.connect(path) as other:
         other.execute("DROP TABLE counters")
     assert [await cache.add("run", 1) for _ in range(3)] == [6, 7, 8]
     assert await cache.get("0") is not None
-    await cache.close()
 
 
-def test_a_file_of_another_program_is_left_alone(tmp_path):
-    path = tmp_path / "cache.sqlite"
+def test_a_file_of_another_program_is_left_alone(path, opened):
     with sqlite3.connect(path) as other:
         other.execute("CREATE TABLE texts (a)")
     with pytest.raises(ConfigError, match="cannot be opened"):
-        open_cache(str(path), "page", max_entries=10, ttl_s=60)
+        opened(path)
     assert not path.with_name("cache.sqlite.damaged").exists()
 
 
+NO_ADDRESS = "no valid Redis address"
+
+
 @pytest.mark.parametrize(
-    "url", ["redis://localhost:x/0", "redis://localhost/0?socket_timeout=abc", "redis://localhost/0?bogus=1"]
+    ("where", "message"),
+    [
+        ("redis://localhost:x/0", NO_ADDRESS),
+        ("redis://localhost/0?socket_timeout=abc", NO_ADDRESS),
+        ("redis://localhost/0?bogus=1", NO_ADDRESS),
+        (f"{__file__}/cache.sqlite", "cannot be opened"),
+    ],
 )
-def test_a_wrong_redis_address_is_refused_at_opening(url):
-    with pytest.raises(ConfigError, match="no valid Redis address"):
-        open_cache(url, "page", max_entries=10, ttl_s=60)
+def test_a_wrong_address_and_a_file_that_cannot_be_made_are_refused_at_opening(opened, where, message):
+    with pytest.raises(ConfigError, match=message):
+        opened(where)
 
 
-async def test_what_redis_missed_is_added_when_it_is_back(redis_server):
-    cache = open_cache(redis_server.url, "page", max_entries=10, ttl_s=60)
+async def test_what_redis_missed_is_added_when_it_is_back(redis_server, opened):
+    cache = opened(redis_server.url)
     assert await cache.add("run", 5) == 5
     redis_server.kill()
     assert [await cache.add("run", 1) for _ in range(3)] == [6, 7, 8]
     redis_server.start()
     await asyncio.sleep(1.1)
     assert await cache.add("run", 1) == 9
-    other = open_cache(redis_server.url, "page", max_entries=10, ttl_s=60)
-    assert await other.add("run", 1) == 10
-    await cache.close()
-    await other.close()
-
-
-def test_a_file_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be opened"):
-        open_cache(str(tmp_path / "file" / "cache.sqlite"), "page", max_entries=10, ttl_s=60)
+    assert await opened(redis_server.url).add("run", 1) == 10
 
 
 WRITER = """
@@ -211,17 +220,15 @@ def killed_while_writing(path):
     return last
 
 
-async def test_what_was_put_is_there_after_kill_9(tmp_path):
-    path = str(tmp_path / "cache.sqlite")
+async def test_what_was_put_is_there_after_kill_9(path, opened):
     last = await asyncio.to_thread(killed_while_writing, path)
-    cache = open_cache(path, "page", max_entries=100_000, ttl_s=600)
+    cache = opened(path, max_entries=100_000)
     assert [number for number in range(last) if await cache.get(str(number)) != "x" * 2000] == []
     assert cache.errors == 0
-    await cache.close()
 
 
-async def test_redis_killed_and_started_again_under_load(redis_server):
-    cache = open_cache(redis_server.url, "page", max_entries=10_000, ttl_s=600)
+async def test_redis_killed_and_started_again_under_load(redis_server, opened):
+    cache = opened(redis_server.url)
     slowest, done, over = 0.0, 0, asyncio.Event()
 
     async def client(number):
@@ -254,20 +261,17 @@ async def test_redis_killed_and_started_again_under_load(redis_server):
     errors = cache.errors
     await cache.put("after", "1")
     assert (await cache.get("after"), cache.errors) == ("1", errors)
-    await cache.close()
 
 
-async def test_a_redis_that_hangs_costs_a_second_once():
+async def test_a_redis_that_hangs_costs_a_second_once(opened):
     async def silent(reader, writer):
         await asyncio.sleep(30)
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    url = f"redis://:secret@127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
-    cache = open_cache(url, "page", max_entries=10, ttl_s=60)
+    cache = opened(f"redis://:secret@127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
     began = time.monotonic()
     assert [await cache.get(str(number)) for number in range(100)] == [None] * 100
     assert time.monotonic() - began < 3
     assert [await cache.add("run", 1) for _ in range(3)] == [1, 2, 3]
     assert cache.errors == 103
-    await cache.close()
     server.close()

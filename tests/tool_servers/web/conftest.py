@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import zlib
+from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from site_server import Site
 from tool_server import ToolServer, ToolServerProcess, running
 
+from afm.datasets.encyclopaedia import Encyclopaedia, site_server
+from afm.datasets.encyclopaedia.site import write_corpus
+from afm.tools import load_tools
+
+ROOT = Path(__file__).parents[3]
 TOKEN = "a-long-random-token"
 
 
@@ -62,3 +70,35 @@ def spoil(tmp_path):
 async def client():
     async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=600)) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def encyclopaedia():
+    return Encyclopaedia(200, seed=5)
+
+
+@pytest.fixture
+def page_url(encyclopaedia):
+    """The address of the encyclopaedia's pages, which are served."""
+    server = site_server(encyclopaedia)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/wiki/{{title}}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+async def tools(start, encyclopaedia, page_url, tmp_path, monkeypatch):
+    """The tools of ``tools.yaml``, whose servers search the encyclopaedia and read its pages."""
+    write_corpus(encyclopaedia, tmp_path / "corpus.jsonl")
+    search = start("web_search", {"page_url": page_url}, WEB_PAGE_STORE=tmp_path / "corpus.jsonl")
+    crawl = start("crawl_page", {"trusted": [page_url.split("/")[2]], "workers": 1})
+    monkeypatch.setenv("WEB_SERVER_TOKEN", TOKEN)
+    file = yaml.safe_load((ROOT / "configs/tiny/tools/search.yaml").read_text())
+    for entry, server in zip(file["tools"], (search, crawl), strict=True):
+        entry["config"]["urls"] = [server.url]
+    (tmp_path / "tools.yaml").write_text(yaml.safe_dump(file))
+    loaded = load_tools(file)
+    yield loaded
+    for tool in loaded.values():
+        await tool.close()

@@ -5,20 +5,17 @@ import json
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import yaml
 
 from afm.datasets import read_tasks
-from afm.datasets.encyclopaedia import Encyclopaedia, site_server
+from afm.datasets.encyclopaedia import Encyclopaedia
 from afm.datasets.encyclopaedia.relations import ATTRIBUTE_OF, EntityKind, find_fact, read_chain
-from afm.datasets.encyclopaedia.site import write_corpus
 from afm.distill.event_log import EventKind, read_events
 from afm.distill.expand import expand, read_expansion
 from afm.errors import ConfigError
-from afm.tools import load_tools
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs/expand/web.yaml"
@@ -116,29 +113,6 @@ def model(site, monkeypatch):
     monkeypatch.setenv("TEACHER_BASE_URL", f"{site.url}/v1")
     monkeypatch.setenv("TEACHER_API_KEY", "sk-teacher-secret")
     return Model
-
-
-@pytest.fixture
-async def tools(start, tmp_path, monkeypatch):
-    pages = site_server(WORLD)
-    threading.Thread(target=pages.serve_forever, daemon=True).start()
-    host = f"127.0.0.1:{pages.server_port}"
-    write_corpus(WORLD, tmp_path / "corpus.jsonl")
-    search = start(
-        "web_search", {"page_url": f"http://{host}/wiki/{{title}}"}, WEB_PAGE_STORE=tmp_path / "corpus.jsonl"
-    )
-    crawl = start("crawl_page", {"trusted": [host], "workers": 1})
-    monkeypatch.setenv("WEB_SERVER_TOKEN", "a-long-random-token")
-    file = yaml.safe_load((ROOT / "configs/tiny/tools/search.yaml").read_text())
-    for entry, server in zip(file["tools"], (search, crawl), strict=True):
-        entry["config"]["urls"] = [server.url]
-    (tmp_path / "tools.yaml").write_text(yaml.safe_dump(file))
-    loaded = load_tools(file)
-    yield loaded
-    for tool in loaded.values():
-        await tool.close()
-    pages.shutdown()
-    pages.server_close()
 
 
 async def expanded(tmp_path, tools, topics, **settings):

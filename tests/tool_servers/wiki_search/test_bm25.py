@@ -1,3 +1,4 @@
+import json
 import math
 import random
 from collections import Counter
@@ -66,30 +67,32 @@ def test_the_gold_page_of_a_fact_is_among_the_first_three(world, index):
     assert sum(found) / len(found) > 0.98
 
 
-def test_repeated_words_count_and_unknown_ones_do_not(tmp_path):
-    corpus = tmp_path / "c.jsonl"
-    corpus.write_text(
-        "\n".join(
-            f'{{"id": "{n}", "contents": "{text}"}}'
-            for n, text in enumerate(["red fox", "blue fox", "red sea"])
+@pytest.fixture
+def engine_of(tmp_path):
+    """The engine over these texts."""
+
+    def built(*texts):
+        corpus = tmp_path / "c.jsonl"
+        corpus.write_text(
+            "\n".join(json.dumps({"id": str(n), "contents": text}) for n, text in enumerate(texts))
         )
-    )
-    build(IndexPlan(corpus, tmp_path / "i"), lambda *_: None)
-    engine = Bm25(tmp_path / "i")
-    once, twice, unknown, nothing, common = engine.search(
-        ["blue sea", "blue sea sea", "zebra", "", "the of"], 3
-    )
+        build(IndexPlan(corpus, tmp_path / "i"), lambda *_: None)
+        return Bm25(tmp_path / "i")
+
+    return built
+
+
+def test_repeated_words_count_and_unknown_ones_do_not(engine_of):
+    asked = ["blue sea", "blue sea sea", "zebra", "", "the of"]
+    once, twice, *without = engine_of("red fox", "blue fox", "red sea").search(asked, 3)
     assert [n for n, _ in once] == [1, 2]
     assert [n for n, _ in twice] == [2, 1]
     assert twice[0][1] == pytest.approx(2 * once[1][1])
-    assert unknown == nothing == common == []
+    assert without == [[], [], []]
 
 
-def test_equal_scores_come_in_the_order_of_the_corpus(tmp_path):
-    corpus = tmp_path / "c.jsonl"
-    corpus.write_text("\n".join(f'{{"id": "{n}", "contents": "same words"}}' for n in range(50)))
-    build(IndexPlan(corpus, tmp_path / "i"), lambda *_: None)
-    [hits] = Bm25(tmp_path / "i").search(["same"], 7)
+def test_equal_scores_come_in_the_order_of_the_corpus(engine_of):
+    [hits] = engine_of(*["same words"] * 50).search(["same"], 7)
     assert [n for n, _ in hits] == list(range(7))
 
 

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,26 @@ def parts(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def command(corpus, out):
+    """A build as a process of its own."""
+    return [sys.executable, "-m", "tool_servers.wiki_search.build", str(corpus), "--out", str(out)]
+
+
+@pytest.fixture
+def copy(index, tmp_path):
+    """A copy of the index, to be spoiled."""
+    shutil.copytree(index, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def refused(*words):
+    """What a build that is refused says."""
+    done = build_index(*words)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
 def test_a_build_tells_its_need_first_and_holds_every_passage(corpus, index, world, tmp_path):
     done = build_index(corpus, tmp_path / "index")
     first, *_, last = done.stdout.splitlines()
@@ -41,9 +62,8 @@ def test_a_compressed_corpus_gives_the_same_index(corpus, index, tmp_path):
     packed.write_bytes(gzip.compress(corpus.read_bytes()))
     assert build_index(packed, tmp_path / "index").returncode == 0
     ours, theirs = parts(tmp_path / "index"), parts(index)
-    assert {n: b for n, b in ours.items() if n != "manifest.json"} == {
-        n: b for n, b in theirs.items() if n != "manifest.json"
-    }
+    assert ours.pop("manifest.json") != theirs.pop("manifest.json")
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -53,11 +73,10 @@ def test_a_build_that_is_killed_goes_on_and_ends_with_the_same_files(tmp_path, s
     write_corpus(Encyclopaedia(60_000), corpus)
     assert build_index(corpus, tmp_path / "whole").returncode == 0
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "tool_servers.wiki_search.build", str(corpus), "--out", str(out)]
     note = out / "unfinished/collected.json"
     kills = 0
     for _ in range(3):
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command(corpus, out), cwd=ROOT, stdout=subprocess.DEVNULL)
         before = note.read_text() if note.exists() else ""
         while process.poll() is None and (note.read_text() if note.exists() else "") == before:
             time.sleep(0.005)
@@ -77,21 +96,17 @@ def test_a_build_that_is_killed_goes_on_and_ends_with_the_same_files(tmp_path, s
 
 
 def test_a_second_build_into_the_folder_is_refused_and_the_first_one_is_right(tmp_path):
-    corpus = tmp_path / "corpus.jsonl"
+    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "index"
     write_corpus(Encyclopaedia(15_000), corpus)
-    out = tmp_path / "index"
-    command = [sys.executable, "-m", "tool_servers.wiki_search.build", str(corpus), "--out", str(out)]
-    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    first = subprocess.Popen(command(corpus, out), cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         while not (out / "unfinished/collected.json").exists():
             assert first.poll() is None
             time.sleep(0.005)
         first.send_signal(signal.SIGSTOP)  # so that it cannot be done before the second one has begun
-        second = build_index(corpus, out)
+        second = refused(corpus, out)
         first.send_signal(signal.SIGCONT)
-        assert second.returncode == 1
-        assert "index: another build is writing into this folder" in second.stderr
-        assert "Traceback" not in second.stderr
+        assert "index: another build is writing into this folder" in second
         assert first.wait(120) == 0
     finally:
         first.kill()
@@ -106,31 +121,20 @@ def test_a_finished_build_is_not_made_again(corpus, index):
     assert (index / "manifest.json").stat().st_mtime_ns == before
 
 
-def test_an_index_of_another_corpus_is_not_written_over(index, tmp_path):
+def test_an_index_of_another_corpus_is_not_written_over(corpus, index, tmp_path):
     other = tmp_path / "other.jsonl"
     write_corpus(Encyclopaedia(50), other)
-    done = build_index(other, index)
-    assert done.returncode == 1
-    assert "holds an index of corpus.jsonl" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_another_corpus_of_the_same_name_and_size_is_another_corpus(corpus, index, tmp_path):
-    other = tmp_path / corpus.name
-    content = bytearray(corpus.read_bytes())
-    content[len(content) // 2 :] = content[len(content) // 2 :].replace(b"the", b"teh")
-    other.write_bytes(content)
-    done = build_index(other, index)
-    assert done.returncode == 1
-    assert "holds an index of another corpus.jsonl of the same size; choose another --out" in done.stderr
+    assert "holds an index of corpus.jsonl" in refused(other, index)
+    same_name, content = tmp_path / corpus.name, corpus.read_bytes()
+    half = len(content) // 2
+    same_name.write_bytes(content[:half] + content[half:].replace(b"the", b"teh"))
+    message = "holds an index of another corpus.jsonl of the same size; choose another --out"
+    assert message in refused(same_name, index)
 
 
 @pytest.mark.parametrize("name", ["passages.jsonl", "bm25/data.csc.index.npy", "passages.offsets.npy"])
-def test_truncated_and_missing_files_are_refused(index, tmp_path, name):
-    copy = tmp_path / "copy"
-    shutil.copytree(index, copy)
-    with (copy / name).open("r+b") as file:
-        file.truncate((index / name).stat().st_size - 1)
+def test_truncated_and_missing_files_are_refused(copy, name):
+    os.truncate(copy / name, (copy / name).stat().st_size - 1)
     with pytest.raises(DataError, match=r"expected [\d,]+: the index is truncated"):
         open_index(copy)
     (copy / name).unlink()
@@ -138,21 +142,18 @@ def test_truncated_and_missing_files_are_refused(index, tmp_path, name):
         open_index(copy)
 
 
-def test_files_of_two_builds_do_not_mix(index, tmp_path):
-    corpus, other, copy = tmp_path / "corpus.jsonl", tmp_path / "other", tmp_path / "copy"
+def test_files_of_two_builds_do_not_mix(copy, tmp_path):
+    corpus, other = tmp_path / "corpus.jsonl", tmp_path / "other"
     write_corpus(Encyclopaedia(2_000, seed=2, wordings=2), corpus)
     assert build_index(corpus, other).returncode == 0
-    shutil.copytree(index, copy)
+    size = (copy / "passages.jsonl").stat().st_size
     source = (other / "passages.jsonl").read_bytes()
-    size = (index / "passages.jsonl").stat().st_size
     (copy / "passages.jsonl").write_bytes(source[:size].ljust(size, b"\n"))
     with pytest.raises(DataError, match="not what the index was built with"):
         open_index(copy)
 
 
-def test_verify_finds_one_changed_byte_in_the_middle(index, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(index, copy)
+def test_verify_finds_one_changed_byte_in_the_middle(copy):
     with (copy / "passages.jsonl").open("r+b") as file:
         file.seek(300_000)
         file.write(b"#")
@@ -170,22 +171,16 @@ def test_an_engine_that_the_index_lacks_is_refused_with_the_command_that_adds_it
     ("text", "told"),
     [
         ("", "the corpus holds no passage"),
-        ('{"id": "1", "contents": "two words"}\n{"id": 2}\n', r"c\.jsonl:2: contents: got None"),
-        ("[1]\n", r"c\.jsonl:1: expected an object"),
-        ('{"id": "1", "contents"', r"c\.jsonl:1: no JSON"),
-        ('{"id": 1, "contents": "a"}\n{"id": 2, "contents": ' + "[" * 100_000, r"c\.jsonl:2: no JSON"),
+        ('{"id": "1", "contents": "two words"}\n{"id": 2}\n', "c.jsonl:2: contents: got None"),
+        ("[1]\n", "c.jsonl:1: expected an object"),
+        ('{"id": "1", "contents"', "c.jsonl:1: no JSON"),
+        ('{"id": 1, "contents": "a"}\n{"id": 2, "contents": ' + "[" * 100_000, "c.jsonl:2: no JSON"),
         ('{"id": "1", "contents": "a b c"}\n', "holds a word of two letters"),
     ],
 )
 def test_bad_corpora_are_refused_with_file_and_line(tmp_path, text, told):
-    import re
-
-    corpus = tmp_path / "c.jsonl"
-    corpus.write_text(text)
-    done = build_index(corpus, tmp_path / "out")
-    assert done.returncode == 1
-    assert re.search(told, done.stderr), done.stderr
-    assert "Traceback" not in done.stderr
+    (tmp_path / "c.jsonl").write_text(text)
+    assert told in refused(tmp_path / "c.jsonl", tmp_path / "out")
 
 
 def test_half_a_gzip_file_is_refused(corpus, tmp_path):

@@ -47,11 +47,16 @@ def best(index, query, k=1):
     return [index.store[number].id for number, _ in hits]
 
 
+def built(corpus, out, **plan):
+    """The folder of an index."""
+    build(IndexPlan(corpus, out, **plan), lambda *_: None)
+    return out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
 def test_passages_are_found_by_meaning_without_a_common_word(corpus, model, tmp_path, kind):
-    build(IndexPlan(corpus, tmp_path / "index", bm25=False, model=model, faiss=kind), lambda *_: None)
-    index = open_index(tmp_path / "index")
+    index = open_index(built(corpus, tmp_path / "index", bm25=False, model=model, faiss=kind))
     assert index.engine_name == "dense"
     assert {query: best(index, query)[0] for query in ASKED} == ASKED
     [hits] = index.engine.search(["musician"], 5)
@@ -62,39 +67,37 @@ def test_passages_are_found_by_meaning_without_a_common_word(corpus, model, tmp_
 
 @pytest.mark.slow
 def test_a_dense_part_joins_a_finished_index_and_goes_on_after_a_kill(corpus, model, tmp_path):
-    out = tmp_path / "index"
-    build(IndexPlan(corpus, out), lambda *_: None)
-    lexical = open_index(out)
-    assert best(lexical, "musician") == []
+    out = built(corpus, tmp_path / "index")
+    assert best(open_index(out), "musician") == []
     (out / "unfinished").mkdir()
     (out / "unfinished/vectors.bin").write_bytes(bytes(384 * 4 * 2 + 10))  # two whole vectors and a torn one
-    build(IndexPlan(corpus, out, model=model), lambda *_: None)
-    hybrid = open_index(out, "hybrid")
-    assert best(hybrid, "musician violin teacher", 1) != []
+    built(corpus, out, model=model)
+    assert best(open_index(out, "hybrid"), "musician violin teacher", 1) != []
     dense = open_index(out, "dense")
     [hits] = dense.engine.search(["old railway machine"], 5)
-    assert [score for number, score in hits if number < 2] == [0.0, 0.0], (
-        "the first two were taken from before the kill"
-    )
+    before_the_kill = [score for number, score in hits if number < 2]
+    assert before_the_kill == [0.0, 0.0]
     assert dense.store[hits[0][0]].id == "Tarn Engine"
     with pytest.raises(DataError, match="was encoded by"):
-        build(IndexPlan(corpus, out, model="another"), lambda *_: None)
+        built(corpus, out, model="another")
 
 
 @pytest.mark.slow
 def test_a_ready_faiss_index_is_taken_if_it_fits_the_corpus(corpus, model, tmp_path):
-    build(IndexPlan(corpus, tmp_path / "made", bm25=False, model=model), lambda *_: None)
-    ready = str(tmp_path / "made/dense/index.faiss")
-    build(IndexPlan(corpus, tmp_path / "taken", model=model, faiss=ready), lambda *_: None)
-    assert best(open_index(tmp_path / "taken", "hybrid"), "musician") == ["Ada Quill"]
+    ready = built(corpus, tmp_path / "made", bm25=False, model=model) / "dense/index.faiss"
+
+    def taken(corpus, name, faiss=ready):
+        return built(corpus, tmp_path / name, model=model, faiss=str(faiss))
+
+    assert best(open_index(taken(corpus, "taken"), "hybrid"), "musician") == ["Ada Quill"]
     other = tmp_path / "other.jsonl"
     other.write_text(corpus.read_text() + '{"id": "x", "contents": "one more"}\n')
     with pytest.raises(DataError, match="holds 5 vectors, the corpus has 6 passages"):
-        build(IndexPlan(other, tmp_path / "other", model=model, faiss=ready), lambda *_: None)
+        taken(other, "other")
     torn = tmp_path / "torn.faiss"
-    torn.write_bytes(Path(ready).read_bytes()[:-100])
+    torn.write_bytes(ready.read_bytes()[:-100])
     with pytest.raises(DataError, match="no whole FAISS index"):
-        build(IndexPlan(corpus, tmp_path / "torn", model=model, faiss=str(torn)), lambda *_: None)
+        taken(corpus, "torn", torn)
 
 
 def test_a_model_that_is_not_there_is_told_without_a_traceback(corpus, tmp_path):

@@ -3,8 +3,8 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -16,30 +16,30 @@ from tool_server import build_index
 from tool_servers.wiki_search.bm25 import Bm25
 
 ROOT = Path(__file__).parents[3]
-JSON = {"Content-Type": "application/json"}
+
+
+def raw(server, content):
+    """The answer to this body, whatever it holds."""
+    headers = {"Content-Type": "application/json"}
+    return httpx.post(f"{server.url}/retrieve", content=content, headers=headers, timeout=60, trust_env=False)
 
 
 def test_a_client_written_for_search_r1_gets_what_it_expects(server, world):
-    title = world.page(1500).title
-    payload = {"queries": [title, "mayor"], "topk": 2, "return_scores": True}
-    response = server.post(**payload).json()["result"]
-    assert [len(found) for found in response] == [2, 2]
+    page = world.page(1500)
+    answer = server.post(queries=[page.title, "mayor"], topk=2, return_scores=True)
+    (first, second), mayors = answer.json()["result"]
+    assert len(mayors) == 2
     # The formatting of Search-R1's own client.
-    content = response[0][0]["document"]["contents"]
-    assert content.split("\n")[0].strip('"') == title
-    assert "\n".join(content.split("\n")[1:]) == world.page(1500).text
-    assert response[0][0]["document"]["id"] == "1500"
-    assert response[0][0]["score"] > response[0][1]["score"] > 0
+    title, *text = first["document"]["contents"].split("\n")
+    assert (title.strip('"'), "\n".join(text)) == (page.title, page.text)
+    assert first["document"]["id"] == "1500"
+    assert first["score"] > second["score"] > 0
 
 
-def test_without_scores_the_passages_stand_alone_and_topk_has_a_default(server):
-    for body in (
-        {"queries": ["mayor"]},
-        {"queries": ["mayor"], "topk": None},
-        {"queries": ["mayor"], "other": 1},
-    ):
-        [found] = server.post(**body).json()["result"]
-        assert [set(passage) for passage in found] == [{"id", "contents"}] * 3
+@pytest.mark.parametrize("more", [{}, {"topk": None}, {"other": 1}])
+def test_without_scores_the_passages_stand_alone_and_topk_has_a_default(server, more):
+    [found] = server.post(queries=["mayor"], **more).json()["result"]
+    assert [set(passage) for passage in found] == [{"id", "contents"}] * 3
 
 
 def test_results_are_those_of_the_engine_and_nothing_found_is_an_empty_list(server, index):
@@ -65,7 +65,7 @@ def test_results_are_those_of_the_engine_and_nothing_found_is_an_empty_list(serv
     ],
 )
 def test_wrong_requests_get_a_structured_error(server, body, told):
-    response = httpx.post(f"{server.url}/retrieve", content=body, headers=JSON, trust_env=False)
+    response = raw(server, body)
     assert response.status_code == 400
     assert response.json()["error"].startswith(told)
 
@@ -86,8 +86,7 @@ def test_search_r1s_own_batch_is_answered_in_one_request(server, world):
 
 def test_a_batch_of_the_most_and_longest_queries_fits_into_one_request(server):
     queries = [f"{number} " + "\u00e9" * 8_000 for number in range(4_096)]
-    body = json.dumps({"queries": queries}, ensure_ascii=False).encode()
-    response = httpx.post(f"{server.url}/retrieve", content=body, headers=JSON, timeout=60, trust_env=False)
+    response = raw(server, json.dumps({"queries": queries}, ensure_ascii=False).encode())
     assert response.status_code == 200
     assert len(response.json()["result"]) == 4_096
 
@@ -95,9 +94,8 @@ def test_a_batch_of_the_most_and_longest_queries_fits_into_one_request(server):
 @pytest.mark.parametrize("odd", [b"\\ud800", b"\xed\xa0\x80", b"\xff", b"\\u0000"])
 def test_what_no_text_can_hold_is_replaced_in_its_query_alone(server, world, odd):
     title = world.page(1500).title.encode()
-    body = b'{"queries": ["' + odd + b" " + title + b'", "' + title + b'"], "topk": 1}'
-    response = httpx.post(f"{server.url}/retrieve", content=body, headers=JSON, trust_env=False)
-    assert response.json() == {"result": [[{"id": "1500", "contents": ANY}]] * 2}
+    answer = raw(server, b'{"queries": ["%b %b", "%b"], "topk": 1}' % (odd, title, title))
+    assert answer.json() == {"result": [[{"id": "1500", "contents": ANY}]] * 2}
 
 
 def test_more_passages_than_there_are_is_no_error(start, tmp_path):
@@ -130,26 +128,21 @@ async def test_many_clients_at_once_get_their_own_answers(start, world, index):
 
 def test_told_to_stop_it_finishes_what_is_under_way(start_process):
     server = start_process()
-    answers = []
-    body = {"queries": [f"birth year person town guild {n}" for n in range(1000)], "topk": 100}
-    thread = threading.Thread(target=lambda: answers.append(server.post(**body)))
-    thread.start()
-    time.sleep(0.25)
-    assert server.end(signal.SIGTERM) == 0
-    thread.join()
-    assert answers[0].status_code == 200
-    assert len(answers[0].json()["result"]) == 1000
+    queries = [f"birth year person town guild {n}" for n in range(1000)]
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(server.post, queries=queries, topk=100)
+        time.sleep(0.25)
+        assert server.end(signal.SIGTERM) == 0
+        answer = asking.result()
+    assert (answer.status_code, len(answer.json()["result"])) == (200, 1000)
 
 
 def test_the_afm_command_builds_and_serves(corpus, tmp_path):
-    afm = Path(sys.executable).with_name("afm")
-    done = subprocess.run(
-        [afm, "serve", "wiki", "build", corpus, "--out", tmp_path / "my index"],
-        capture_output=True,
-        text=True,
-    )
+    afm, index = Path(sys.executable).with_name("afm"), tmp_path / "my index"
+    build = [afm, "serve", "wiki", "build", corpus, "--out", index]
+    done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    command = [str(afm), "serve", "wiki", "--index", str(tmp_path / "my index"), "--port", "0"]
+    command = [str(afm), "serve", "wiki", "--index", str(index), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         url = process.stdout.readline().split()[-1]
         answer = httpx.post(f"{url}/retrieve", json={"queries": ["mayor"]}, trust_env=False)
