@@ -15,7 +15,6 @@ from afm.datasets.encyclopaedia.relations import (
     RELATIONS,
     EntityKind,
 )
-from afm.datasets.encyclopaedia.site import corpus_lines
 from afm.datasets.encyclopaedia.world import Names, Permutation
 from afm.datasets.mini_world import WorldSplit
 from afm.datasets.schema import read_tasks
@@ -35,9 +34,8 @@ def test_a_permutation_reaches_every_number_once_and_runs_backwards(size):
 @pytest.mark.parametrize("count", [40, 400, 16_000_000])
 def test_names_are_two_words_of_disjoint_closed_lists_and_lead_back_to_their_entity(count):
     names = Names(count, "key")
-    assert not set(names.firsts) & set(names.seconds)
-    assert len(set(names.firsts)) == len(names.firsts)
-    assert len(set(names.seconds)) == len(names.seconds)
+    words = [*names.firsts, *names.seconds]
+    assert len(set(words)) == len(words)
     for number in {0, 1, count // 2, count - 1}:
         first, second = names.name(number).split()
         assert first in names.firsts
@@ -108,12 +106,9 @@ def test_the_last_page_of_ten_million_needs_no_other():
     assert world.names.number(page.title) == 9_999_999
     with pytest.raises(IndexError, match="0 to 9999999"):
         world.page(10_000_000)
-
-
-@pytest.mark.parametrize("size", [39, 16_000_001])
-def test_impossible_sizes_are_refused(size):
-    with pytest.raises(ConfigError, match="expected 40 to 16,000,000"):
-        Encyclopaedia(size)
+    for size in (39, 16_000_001):
+        with pytest.raises(ConfigError, match="expected 40 to 16,000,000"):
+            Encyclopaedia(size)
 
 
 def test_a_corpus_has_a_line_a_page_also_compressed(tmp_path):
@@ -153,9 +148,7 @@ def test_write_makes_corpus_disjoint_questions_and_manifest(tmp_path):
     assert not any(a & b for a, b in combinations(questions.values(), 2))
     manifest = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["counts"] == {"pages": 400, "train": 200, "rl": 100, "heldout": 40}
-    assert sum(1 for _ in (tmp_path / "corpus.jsonl").open(encoding="utf-8")) == len(
-        list(corpus_lines(WORLD))
-    )
+    assert len((tmp_path / "corpus.jsonl").read_text(encoding="utf-8").splitlines()) == 400
 
 
 def test_a_brief_page_is_a_table_of_the_same_facts_and_names_its_entity_at_the_top_only():

@@ -53,11 +53,8 @@ def test_a_folder_is_made_of_the_owners_files(tmp_path) -> None:
     assert done.exit_code == 0, done.output
     assert f"export LIVECODEBENCH_DATA_PATH={tmp_path / 'tests'}" in done.output.replace("\n", "")
     tests = PrivateTests(tmp_path / "tests")
-    assert [case.expected for case in read_problem(tests.row("a")).printing] == [
-        "1\n",
-        "1",
-        "3",
-    ]  # the last file counts
+    outputs = [case.expected for case in read_problem(tests.row("a")).printing]
+    assert outputs == ["1\n", "1", "3"]  # the last file counts
     assert len(read_problem(tests.row("b")).printing) == 2
     assert tests.row("c") is None
     assert json.loads((tmp_path / "tests/manifest.json").read_text())["counts"] == {"problems": 2}
@@ -98,17 +95,10 @@ def test_a_pickle_that_runs_code_stays_unread(tmp_path) -> None:
 
 def departures(data, *words):
     config = load_config(ROOT / "configs/eval/livecodebench_v4.yaml", ["model=m", f"data={data}", *words])
-    spec = config.routes().first.declared
-    manifest = make_manifest(
-        load_tasks(config),
-        spec,
-        "m",
-        Conditions(
-            SamplingParams(1, temperature=0.8),
-            limits=config.routes().first.limits,
-            sources=sources_of(config),
-        ),
-    )
+    first = config.routes().first
+    sampling = SamplingParams(1, temperature=0.8)
+    conditions = Conditions(sampling, limits=first.limits, sources=sources_of(config))
+    manifest = make_manifest(load_tasks(config), first.declared, "m", conditions)
     told = manifest.sources["benchmark"]["departures"]
     return [text for text in told if not text.startswith("prompt:")]
 
@@ -117,20 +107,20 @@ def test_sample_tests_are_a_departure_until_the_complete_ones_are_there(
     tmp_path, shared, monkeypatch
 ) -> None:
     monkeypatch.delenv("LIVECODEBENCH_DATA_PATH", raising=False)
-    data = shared("data/code_math/livecodebench_v4.parquet")
+    data, published = shared("data/code_math/livecodebench_v4.parquet"), tmp_path / "lcb"
     (told,) = departures(data)
     assert told.startswith(
-        "tests: samples only for 100 of 100 problems, published complete tests; set LIVECODEBENCH_DATA_PATH"
+        "tests: samples only for 100 of 100 problems, published complete tests; set LIVECODE"
     )
     rows = pq.read_table(data).to_pylist()
     names = [question_id(row["reward_model"]["ground_truth"]) for row in rows]
     assert len(set(names)) == 100
-    written(tmp_path / "lcb/test4.jsonl", *(owners_row(name, "1") for name in names[1:]))
-    write_complete_tests([tmp_path / "lcb"], tmp_path / "tests")
+    written(published / "test4.jsonl", *(owners_row(name, "1") for name in names[1:]))
+    write_complete_tests([published], tmp_path / "tests")
     monkeypatch.setenv("LIVECODEBENCH_DATA_PATH", str(tmp_path / "tests"))
     (told,) = departures(data)
     assert told.startswith("tests: samples only for 1 of 100 problems")
-    written(tmp_path / "lcb/test5.jsonl", owners_row(names[0], "1"))
-    write_complete_tests([tmp_path / "lcb"], tmp_path / "tests")
+    written(published / "test5.jsonl", owners_row(names[0], "1"))
+    write_complete_tests([published], tmp_path / "tests")
     assert departures(data) == []
-    assert departures(data, f"rewards.code_tests.livecodebench={tmp_path / 'lcb'}") == []
+    assert departures(data, f"rewards.code_tests.livecodebench={published}") == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 
 import pytest
 from extras import needs
@@ -15,12 +14,13 @@ from afm.agents.prompt_source import PromptSource
 from afm.cli.data import app
 from afm.datasets.download import plan, run
 from afm.datasets.hub_sets import read_hub_sets
-from afm.datasets.published import PublishedPrompt, text_constant
+from afm.datasets.published import PublishedPrompt
 from afm.errors import AfmError, ConfigError, DataError
 
 needs("huggingface_hub")
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILE = "a b/prompts.py"
 PY = b'''raise SystemExit("never executed")
 ASK = """
 Answer with tags. JSON looks so: {"a": 1}
@@ -38,21 +38,18 @@ def sets(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_RAW_ENDPOINT", f"http://127.0.0.1:{hub.port}/")
     monkeypatch.setenv("HF_TOKEN", "hf_a_secret_of_a_test")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    path = tmp_path / "sets.yaml"
-    pinned = {"name": "a b/prompts.py", "size": len(PY), "checksum": hashlib.sha256(PY).hexdigest()}
-    prompts = [
-        {"name": "ask", "file": "a b/prompts.py", "constant": "ASK"},
-        {
-            "name": "wiki",
-            "file": "a b/prompts.py",
-            "constant": "WIKI",
-            "form": "user\n\n{prompt}\n{question}",
-        },
-        {"name": "judge", "file": "a b/prompts.py", "constant": "JUDGE", "form": "{prompt}"},
-    ]
-    one = {"repository": "own/agents", "kind": "github", "revision": COMMIT}
-    path.write_text(json.dumps({"sets": {"prompts": one | {"pinned": [pinned], "prompts": prompts}}}))
-    return path
+    forms = {"ask": {}, "wiki": {"form": "user\n\n{prompt}\n{question}"}, "judge": {"form": "{prompt}"}}
+    entry = {
+        "repository": "own/agents",
+        "kind": "github",
+        "revision": COMMIT,
+        "pinned": [{"name": FILE, "size": len(PY), "checksum": hashlib.sha256(PY).hexdigest()}],
+        "prompts": [
+            {"name": name, "file": FILE, "constant": name.upper()} | form for name, form in forms.items()
+        ],
+    }
+    (tmp_path / "sets.yaml").write_text(json.dumps({"sets": {"prompts": entry}}))
+    return tmp_path / "sets.yaml"
 
 
 def afm(*words):
@@ -67,19 +64,21 @@ def failure(sets, folder):
 
 def test_prompts_of_a_commit_on_github_become_texts(hub, sets, tmp_path):
     data = tmp_path / "raw"
+
+    def prepare(folder, *options):
+        return afm("prepare", "published", sets, "--data", folder, "--output-dir", tmp_path / "out", *options)
+
     told = afm("download", sets, "--output-dir", data)
     assert told.exit_code == 0, told.exception
     assert f"prompts: own/agents at {COMMIT[:12]} (pinned), 1 files" in told.output
     assert [names & {"authorization"} for _, names in hub.header_names] == [set()]
-    dry = afm("prepare", "published", sets, "--data", data, "--output-dir", tmp_path / "out", "--dry-run")
-    assert f"prompts: 3 prompts, made into {data}/prompts" in dry.output.replace("\n", "")
-    assert not (data / "prompts/ask.txt").exists()
-    nothing = afm(
-        "prepare", "published", sets, "--data", tmp_path, "--output-dir", tmp_path / "out", "--dry-run"
+    assert f"prompts: 3 prompts, made into {data}/prompts" in prepare(data, "--dry-run").output.replace(
+        "\n", ""
     )
-    assert "no such file; `afm data download` fetches it" in str(nothing.exception)
-    done = afm("prepare", "published", sets, "--data", data, "--output-dir", tmp_path / "out")
-    assert done.exit_code == 0, done.exception
+    assert not (data / "prompts/ask.txt").exists()
+    missing = "no such file; `afm data download` fetches it"
+    assert missing in str(prepare(tmp_path, "--dry-run").exception)
+    assert prepare(data).exit_code == 0
     texts = {path.stem: path.read_text() for path in (data / "prompts").glob("*.txt")}
     assert texts == {
         "ask": 'Answer with tags. JSON looks so: {"a": 1}\n\nQuestion: {question}\n',
@@ -93,16 +92,14 @@ def test_prompts_of_a_commit_on_github_become_texts(hub, sets, tmp_path):
 
 def test_a_cut_off_file_of_github_goes_on_where_it_was(hub, sets, tmp_path):
     big = bytes(range(256)) * 4096 * 12
-    hub.github[f"own/agents/{COMMIT}/a b/prompts.py"] = big
-    checksum, size = hashlib.sha256(big).hexdigest(), len(big)
-    text = re.sub(
-        r'"size": \d+, "checksum": "\w+"', f'"size": {size}, "checksum": "{checksum}"', sets.read_text()
-    )
-    sets.write_text(text)
+    hub.github[f"own/agents/{COMMIT}/{FILE}"] = big
+    known = json.loads(sets.read_text())
+    pinned = {"name": FILE, "size": len(big), "checksum": hashlib.sha256(big).hexdigest()}
+    known["sets"]["prompts"]["pinned"] = [pinned]
+    sets.write_text(json.dumps(known))
     hub.cut_at = 11 << 20  # the client writes 10 MiB at once
-    planned = plan(read_hub_sets(sets).sets, tmp_path / "raw")
-    assert run(planned, lambda *_: None) == {}
-    assert (tmp_path / "raw/prompts/a b/prompts.py").read_bytes() == big
+    assert run(plan(read_hub_sets(sets).sets, tmp_path / "raw"), lambda *_: None) == {}
+    assert (tmp_path / "raw/prompts" / FILE).read_bytes() == big
     assert [start for _, start, _ in hub.sent][:2] == [0, 10 << 20]
 
 
@@ -154,16 +151,18 @@ def test_prompts_around_the_questions_of_rows(tmp_path):
         PublishedPrompt(name="math", file="rows.parquet").write(tmp_path, tmp_path)
 
 
-def test_constants_that_are_no_texts_are_refused_with_the_names_that_are(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "constant", "reason"),
+    [
+        ("p.py", "ASKS", r"p\.py: no constant 'ASKS' that is a text; did you mean 'ASK'"),
+        ("p.py", "COUNT", "no constant 'COUNT' that is a text"),
+        ("broken.py", "ASK", "no Python file"),
+        ("q.py", "ASK", "no such file; `afm data download` fetches it"),
+        ("p.py", "ASK", r"\{question\} occurs 0 times, expected once"),
+    ],
+)
+def test_constants_that_are_no_prompts_are_refused_with_the_reason(file, constant, reason, tmp_path):
     (tmp_path / "p.py").write_bytes(PY)
-    with pytest.raises(DataError, match=r"p\.py: no constant 'ASKS' that is a text; did you mean 'ASK'"):
-        text_constant(tmp_path / "p.py", "ASKS")
-    with pytest.raises(DataError, match="no constant 'COUNT' that is a text"):
-        text_constant(tmp_path / "p.py", "COUNT")
-    with pytest.raises(DataError, match=r"\{question\} occurs 0 times, expected once"):
-        PublishedPrompt(name="ask", file="p.py", constant="ASK", form="{prompt}").write(tmp_path, tmp_path)
-    (tmp_path / "p.py").write_text("def (")
-    with pytest.raises(DataError, match="no Python file"):
-        text_constant(tmp_path / "p.py", "ASK")
-    with pytest.raises(DataError, match="no such file; `afm data download` fetches it"):
-        text_constant(tmp_path / "q.py", "ASK")
+    (tmp_path / "broken.py").write_text("def (")
+    with pytest.raises(DataError, match=reason):
+        PublishedPrompt(name="ask", file=file, constant=constant, form="{prompt}").write(tmp_path, tmp_path)

@@ -49,15 +49,12 @@ def test_a_text_that_is_no_utf8_costs_its_row_alone(ending, tmp_path):
 
 
 def test_dates_and_decimal_numbers_of_tables_become_texts(tmp_path):
-    info = {
-        "contest_date": datetime.datetime(2024, 5, 1),
-        "rating": decimal.Decimal("1.5"),
-        "deep": [{"a": None}],
-    }
+    date, rating = datetime.datetime(2024, 5, 1), decimal.Decimal("1.5")
+    info = {"contest_date": date, "rating": rating, "deep": [{"a": None}]}
     pq.write_table(pa.Table.from_pylist([row(0, extra_info=info)]), tmp_path / "rows.parquet")
     [task], refused = read(tmp_path / "rows.parquet")
     assert not refused
-    assert task.extra_info == {"contest_date": "2024-05-01T00:00:00", "rating": "1.5", "deep": [{"a": None}]}
+    assert task.extra_info == info | {"contest_date": "2024-05-01T00:00:00", "rating": "1.5"}
 
 
 def test_bytes_gaps_and_endless_levels_are_refused(tmp_path):
