@@ -35,10 +35,8 @@ class Closed(LoopbackServer):
                 f"<reflection>done</reflection><think>so</think><answer>\\boxed{{{last.split()[1]}}}"
             )
         elif "tools" in body:
-            function = {
-                "name": body["tools"][0]["function"]["name"],
-                "arguments": json.dumps({"input": PROGRAM}),
-            }
+            name = body["tools"][0]["function"]["name"]
+            function = {"name": name, "arguments": json.dumps({"input": PROGRAM})}
             message["content"] = "<plan>compute</plan><think>with the tool</think>"
             message["tool_calls"] = [{"id": "c", "type": "function", "function": function}]
             finish = "tool_calls"
@@ -67,8 +65,8 @@ async def test_a_baseline_plays_with_real_tools_and_is_marked_as_not_token_exact
         f"model.chat={chat}",
         f"output_dir={tmp_path / 'out'}",
     ]
-    more = [f"data={tmp_path / 'tasks.jsonl'}", f"tools={ROOT / 'configs/tools/code_executor.yaml'}"]
-    metrics = await run_job(load_config(CONFIG, words + more))
+    words += [f"data={tmp_path / 'tasks.jsonl'}", f"tools={ROOT / 'configs/tools/code_executor.yaml'}"]
+    metrics = await run_job(load_config(CONFIG, words))
     assert (metrics.scored, metrics.pass_at_1.value) == (1, 1.0)
     [record] = load_records(tmp_path / "out/episodes.jsonl")
     called = f"<plan>compute</plan><think>with the tool</think><code>{PROGRAM}</code>"

@@ -72,16 +72,13 @@ def test_a_sealed_episode_is_sorted_by_what_it_holds_and_shown_sealed(record) ->
 
 
 def test_what_is_solved_within_a_budget(record) -> None:
-    def spent(task, score, tokens):
-        return record(task, score, text=ANSWER, cost=Cost(agent_tokens=tokens, observation_tokens=10))
-
-    rows = [
-        spent("a", 1.0, 90),
-        spent("b", 1.0, 20),
-        spent("c", 0.0, 5),
-        spent("d", 1.0, 20),
-        spent("e", None, 1),
-    ]
-    found = scan(rows, SPEC)
+    spent = {"a": (1.0, 90), "b": (1.0, 20), "c": (0.0, 5), "d": (1.0, 20), "e": (None, 1)}
+    found = scan(
+        (
+            record(task, score, text=ANSWER, cost=Cost(agent_tokens=tokens, observation_tokens=10))
+            for task, (score, tokens) in spent.items()
+        ),
+        SPEC,
+    )
     assert (found.tokens, found.solved) == ((30.0, 100.0), (0.5, 0.75))
     assert scan([record("a", 0.0)], SPEC).tokens == ()

@@ -3,15 +3,13 @@
 from afm.evaluation.compare import pick_episodes, pick_pairs
 
 
+def rows(record, **scores):
+    return [record(task, score) for task, score in scores.items()]
+
+
 def test_one_pair_of_every_kind_the_first_in_the_order_of_ids(record) -> None:
-    before = [record("a", 0.0), record("b", 1.0), record("c", 0.0), record("d", 1.0), record("e", 0.0)]
-    after = [
-        record("a", 1.0),
-        record("b", 1.0),
-        record("c", 1.0, calls=1),
-        record("d", 0.0),
-        record("e", 0.0),
-    ]
+    before = rows(record, a=0.0, b=1.0, c=0.0, d=1.0, e=0.0)
+    after = [*rows(record, a=1.0, b=1.0, d=0.0, e=0.0), record("c", 1.0, calls=1)]
     pairs = pick_pairs(("before", lambda: before), ("after", lambda: reversed(after)))
     assert [(pair.title, pair.episodes[0][1].id) for pair in pairs] == [
         ("Solved after, with the tool it did not use before", "c#0"),
@@ -23,9 +21,8 @@ def test_one_pair_of_every_kind_the_first_in_the_order_of_ids(record) -> None:
 
 
 def test_few_kinds_give_several_of_one(record) -> None:
-    before = [record(f"t{i}", 0.0) for i in range(5)]
-    after = [record(f"t{i}", 0.0) for i in range(5)]
-    pairs = pick_pairs(("before", lambda: before), ("after", lambda: after))
+    failed = [record(f"t{i}", 0.0) for i in range(5)]
+    pairs = pick_pairs(("before", lambda: failed), ("after", lambda: failed))
     assert [pair.episodes[1][1].id for pair in pairs] == ["t0#0", "t1#0", "t2#0"]
 
 
@@ -37,8 +34,7 @@ def test_other_questions_and_rows_without_a_score_are_no_pairs(record) -> None:
 
 
 def test_single_episodes_show_every_outcome(record) -> None:
-    rows = [record("a", 1.0), record("b", 1.0), record("c", 0.0), record("d", None)]
-    picked = list(pick_episodes("run", lambda: rows))
+    picked = pick_episodes("run", lambda: rows(record, a=1.0, b=1.0, c=0.0, d=None))
     assert [(pair.title, pair.episodes[0][1].id) for pair in picked] == [
         ("Passed, run", "a#0"),
         ("Not passed, run", "c#0"),

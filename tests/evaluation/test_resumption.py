@@ -72,7 +72,5 @@ def test_a_bad_line_is_named(path: Path, record, place: str) -> None:
     lines = write(path, record, [1.0, 1.0])
     bad = b'{"id": 3}\n'
     path.write_bytes(b"".join([bad, *lines] if place == "first" else [*lines, b"\n", bad]))
-    with pytest.raises(
-        DataError, match=r"episodes\.jsonl:1: " if place == "first" else r"episodes\.jsonl:4: "
-    ):
+    with pytest.raises(DataError, match=rf"episodes\.jsonl:{1 if place == 'first' else 4}: "):
         FinishedEpisodes(path)
