@@ -22,7 +22,6 @@ MATH = load_agent("math")
 REPLY = "<plan>P.</plan><think>T.</think><answer>\\boxed{2}</answer>"
 RULES = "Solve it by functions.\nBegin with <plan>, end with <answer>.  "
 FILE = "Use {roles} as you were taught; naïve 中文.\n\nQuestion: {question}\n"
-TEXT_FILE = FILE.removesuffix("\n")
 GOLD = json.dumps({"target": ["2"], "question": "q"})
 
 
@@ -57,10 +56,9 @@ def real(shared):
     import pyarrow.parquet as pq
 
     rows = {}
-    for file in sorted(shared("data/code_math").glob("*.parquet")):
-        for number, found in enumerate(pq.read_table(file).slice(0, 1).to_pylist()):
-            name, user = f"{file.stem}/{number}", found["prompt"][-1]["content"]
-            rows[name] = row(name, user)
+    for file in shared("data/code_math").glob("*.parquet"):
+        [found] = pq.read_table(file).slice(0, 1).to_pylist()
+        rows[file.stem] = row(file.stem, found["prompt"][-1]["content"])
     assert len(rows) == 5
     return rows
 
@@ -93,23 +91,12 @@ def sft_ids(folder, model, rows, prompt, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (folder / "rows.json").write_text(json.dumps([sft for _, sft in rows.values()]))
     (folder / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.json"}}))
-    places = {"dataset_dir": folder, "output_dir": folder / "sft", "cache_dir": folder / "cache"}
-    arguments = parse_arguments(
-        {
-            **{key: str(path) for key, path in {**places, "model_name_or_path": model}.items()},
-            "dataset": "rows",
-            "template": "qwen3_nothink",
-            "cutoff_len": 8192,
-            "stage": "sft",
-            "do_train": True,
-            "finetuning_type": "full",
-            "report_to": "none",
-            "ignore_observation": True,
-            "match_chat_template": True,
-            "agent": "math",
-            "prompt": prompt,
-        }
-    )
+    config = {"model_name_or_path": model, "prompt": prompt, "agent": "math", "dataset": "rows"}
+    config |= {"dataset_dir": folder, "output_dir": folder / "sft", "cache_dir": folder / "cache"}
+    config = {key: str(value) for key, value in config.items()} | {"stage": "sft", "do_train": True}
+    config |= {"template": "qwen3_nothink", "cutoff_len": 8192, "finetuning_type": "full"}
+    config |= {"report_to": "none", "ignore_observation": True, "match_chat_template": True}
+    arguments = parse_arguments(config)
     found = tokenise(arguments, BadRowReport("error")).sets["train"]
     firsts = [next(i for i, label in enumerate(one["labels"]) if label != -100) for one in found]
     ids = [list(one["input_ids"][:first]) for one, first in zip(found, firsts, strict=True)]
@@ -136,15 +123,9 @@ async def rl_ids(folder, model, rows, prompt):
     found = {}
     for name, (rl, _) in rows.items():
         servers = Servers(tokenizer.encode(REPLY + "<|im_end|>", add_special_tokens=False))
-        loop = AfmAgentLoop(
-            trainer_config=DictConfigWrap(whole),
-            server_manager=servers,
-            tokenizer=tokenizer,
-            processor=None,
-            dataset_cls=RLHFDataset,
-            data_config=DictConfigWrap(whole.data),
-            settings=str(file),
-        )
+        configs = {"trainer_config": DictConfigWrap(whole), "data_config": DictConfigWrap(whole.data)}
+        reads = {"tokenizer": tokenizer, "processor": None, "dataset_cls": RLHFDataset}
+        loop = AfmAgentLoop(server_manager=servers, settings=str(file), **configs, **reads)
         given = {**rl, "raw_prompt": rl["prompt"], "uid": name, "session_id": 0, "global_steps": 1}
         sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
         output = await loop.run(sampling, **{k: v for k, v in given.items() if k != "prompt"})
@@ -212,24 +193,11 @@ async def test_a_question_has_one_prompt_in_sft_rl_and_evaluation(
     for name, (rl, _) in rows.items():
         said = rl["prompt"][-1]["content"]
         question = said.rpartition("Question: ")[2].rpartition("Task:")[2].strip()
-        wanted = {
-            "row": said,
-            "own": MATH.user_message(question),
-            "file": TEXT_FILE.format_map(Gap(question)),
-        }
+        of_file = FILE.removesuffix("\n").replace("{question}", question)
+        wanted = {"row": said, "own": MATH.user_message(question), "file": of_file}
         assert texts[name].endswith(f"<|im_start|>user\n{wanted[prompt]}<|im_end|>\n<|im_start|>assistant\n")
         own_system = prompt == "row" and rl["prompt"][0]["role"] == "system"
         assert (f"<|im_start|>system\n{RULES}<|im_end|>" in texts[name]) is own_system
-
-
-class Gap(dict):
-    """Fills in the question and leaves other braces."""
-
-    def __init__(self, question):
-        super().__init__(question=question)
-
-    def __missing__(self, key):
-        return f"{{{key}}}"
 
 
 @cache

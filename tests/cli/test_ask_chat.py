@@ -24,17 +24,9 @@ from afm.cli.ask import ask
 from afm.cli.ask_chat import ChatHistory, ChatSession, open_conversation
 from afm.errors import UsageError
 from afm.models.scripted import ScriptedModel
-from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.tools.base import ToolResult
 from afm.trajectory.io import load_records
 
-TALKER = AgentSpec(
-    name="talker",
-    roles={"plan": {}, "answer": {"kind": "answer"}},
-    transitions={"start": ("plan", "answer"), "plan": ("answer",)},
-    limits={"max_response_tokens": 40},
-    question_format="Q: {question}",
-)
 CALLER = AgentSpec(
     name="caller",
     roles={
@@ -67,7 +59,7 @@ def asker(
     )
 
 
-def test_the_model_reads_the_earlier_turns_again(tmp_path: Path) -> None:
+def test_the_model_reads_the_earlier_turns_again(tmp_path: Path, talker: AgentSpec) -> None:
     heard: list[str] = []
 
     def speak(text: str) -> str:
@@ -75,56 +67,58 @@ def test_the_model_reads_the_earlier_turns_again(tmp_path: Path) -> None:
         return f"<answer>{len(heard)}</answer>"
 
     file = tmp_path / "chat.jsonl"
-    first = asker(open_conversation(TALKER, file, None), speak)
+    first = asker(open_conversation(talker, file, None), speak)
     for question in ("one", "two"):
         asyncio.run(first.ask(question))
-    again = asker(open_conversation(TALKER, None, file), speak)
+    again = asker(open_conversation(talker, None, file), speak)
     asyncio.run(again.ask("three"))
-    start = f"user: {TALKER.user_message('one')}\n"
-    assert heard == [
-        f"{start}assistant: ",
-        f"{start}assistant: <answer>1</answer>\nuser: Q: two\nassistant: ",
-        f"{start}assistant: <answer>1</answer>\nuser: Q: two\nassistant: <answer>2</answer>\nuser: Q: three\nassistant: ",
-    ]
+    start = f"user: {talker.user_message('one')}\n"
+    second = f"{start}assistant: <answer>1</answer>\nuser: Q: two\n"
+    third = f"{second}assistant: <answer>2</answer>\nuser: Q: three\n"
+    assert heard == [f"{text}assistant: " for text in (start, second, third)]
     saved = load_records(file)
-    assert [(turn.id, turn.question, turn.text) for turn in saved] == [
-        ("ask-1", "one", "<answer>1</answer>"),
-        ("ask-2", "two", "<answer>2</answer>"),
-        ("ask-3", "three", "<answer>3</answer>"),
+    assert [(turn.id, turn.question) for turn in saved] == [
+        ("ask-1", "one"),
+        ("ask-2", "two"),
+        ("ask-3", "three"),
     ]
+    assert [turn.text for turn in saved] == [f"<answer>{number}</answer>" for number in (1, 2, 3)]
     assert bytes(saved[2].prompt_ids or ()).decode() == heard[2]  # what was read, byte for byte
 
 
-def test_turns_that_no_longer_fit_are_left_out_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_turns_that_no_longer_fit_are_left_out_and_that_is_said(
+    capsys: pytest.CaptureFixture[str], talker: AgentSpec
+) -> None:
     heard: list[str] = []
 
     def speak(text: str) -> str:
         heard.append(text)
         return "<answer>" + "x" * 20 + "</answer>"
 
-    room = 2 * (len(TALKER.user_message("a")) + 100)
-    talk = asker(ChatHistory(TALKER), speak, context_tokens=room)
+    room = 2 * (len(talker.user_message("a")) + 100)
+    talk = asker(ChatHistory(talker), speak, context_tokens=room)
     for question in "abc":
         asyncio.run(talk.ask(question))
-    assert heard[2].startswith(f"user: {TALKER.user_message('b')}\n")
+    assert heard[2].startswith(f"user: {talker.user_message('b')}\n")
     assert "Q: a" not in heard[2]
     assert "the 1 oldest turns no longer fit" in capsys.readouterr().err
 
 
-def test_a_conversation_is_not_overwritten_nor_taken_over_by_another_agent(tmp_path: Path) -> None:
-    file = tmp_path / "chat.jsonl"
-    asyncio.run(asker(open_conversation(TALKER, file, None), lambda _: "<answer>1</answer>").ask("one"))
-    with pytest.raises(UsageError, match=r"exists already; .* --continue"):
-        open_conversation(TALKER, file, None)
-    with pytest.raises(UsageError, match="no such file"):
-        open_conversation(TALKER, None, tmp_path / "none.jsonl")
-    empty = tmp_path / "empty.jsonl"
+def test_a_conversation_is_not_overwritten_nor_taken_over_by_another_agent(
+    tmp_path: Path, talker: AgentSpec
+) -> None:
+    file, empty = tmp_path / "chat.jsonl", tmp_path / "empty.jsonl"
+    asyncio.run(asker(open_conversation(talker, file, None), lambda _: "<answer>1</answer>").ask("one"))
     empty.write_text("\n")
-    with pytest.raises(UsageError, match=r"empty.jsonl: is empty, there is no turn to go on from; .* --save"):
-        open_conversation(TALKER, None, empty)
-    with pytest.raises(UsageError, match="held with agent talker"):
-        open_conversation(CALLER, None, file)
-    copied = open_conversation(TALKER, tmp_path / "more.jsonl", file)
+    for agent, save, resume, message in (
+        (talker, file, None, r"exists already; .* --continue"),
+        (talker, None, tmp_path / "none.jsonl", "no such file"),
+        (talker, None, empty, r"empty.jsonl: is empty, there is no turn to go on from; .* --save"),
+        (CALLER, None, file, "held with agent talker"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_conversation(agent, save, resume)
+    copied = open_conversation(talker, tmp_path / "more.jsonl", file)
     asyncio.run(asker(copied, lambda _: "<answer>2</answer>").ask("two"))
     assert [turn.question for turn in load_records(tmp_path / "more.jsonl")] == ["one", "two"]
     assert len(load_records(file)) == 1
@@ -159,25 +153,9 @@ def test_elsewhere_the_text_is_what_was_written() -> None:
     assert "working" not in sink.getvalue()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model that may write for minutes."""
-    folder = tmp_path_factory.mktemp("model")
-    train_tokenizer(["<answer>4</answer> What is 2 + 2?"] * 50, folder, vocab_size=280)
-    create_tiny_model(folder, folder, max_positions=1 << 16)
-    save_agent(
-        TALKER.model_copy(
-            update={"limits": TALKER.limits.model_copy(update={"max_response_tokens": 1 << 15})}
-        ),
-        folder / "agent.yaml",
-    )
-    return folder
-
-
-def test_lines_of_standard_input_are_questions(folder: Path, tmp_path: Path) -> None:
-    save_agent(TALKER, tmp_path / "short.yaml")
-    words = ["--model", str(folder), "--agent", str(tmp_path / "short.yaml"), "--seed", "1"]
-    done = CliRunner().invoke(app, [*words, "--save", str(tmp_path / "chat.jsonl")], input="one\n\ntwo\n")
+def test_lines_of_standard_input_are_questions(talker_folder: Path, tmp_path: Path) -> None:
+    words = ["--model", str(talker_folder), "--seed", "1", "--save", str(tmp_path / "chat.jsonl")]
+    done = CliRunner().invoke(app, words, input="one\n\ntwo\n")
     assert done.exit_code == 0, done.output
     assert done.stdout.count("cost: ") == 2
     assert "\x1b" not in done.stdout
@@ -235,9 +213,12 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(folder: Path) -> Iterator[Terminal]:
-    words = ["-m", "afm.cli.main", "ask", "--model", str(folder), "--temperature", "0", "--threads", "1"]
-    opened = Terminal([sys.executable, *words])
+def terminal(talker_folder: Path, talker: AgentSpec, tmp_path: Path) -> Iterator[Terminal]:
+    """A chat with an agent that may write for minutes."""
+    limits = talker.limits.model_copy(update={"max_response_tokens": 1 << 15})
+    save_agent(talker.model_copy(update={"limits": limits}), tmp_path / "agent.yaml")
+    words = ["--model", str(talker_folder), "--agent", str(tmp_path / "agent.yaml"), "--temperature", "0"]
+    opened = Terminal([sys.executable, "-m", "afm.cli.main", "ask", *words, "--threads", "1"])
     yield opened
     opened.close()
 

@@ -39,10 +39,6 @@ def rows(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_command_knows_every_format() -> None:
-    assert set(get_args(FormatName)) == set(FORMATS)
-
-
 def test_bad_rows_are_told_with_their_line_and_nothing_is_written(
     convert: Command, rows: Path, tmp_path: Path
 ) -> None:
@@ -74,20 +70,17 @@ def test_bad_rows_can_be_dropped_and_what_is_lost_is_told(
     back = convert(out, "--to", "atif", "--bare", "--atif-version", "1.4", "-o", tmp_path / "atif.json")
     assert back.returncode == 0, back.stderr
     assert "warning: lost in 2 rows: gold answer, verdict and provenance" in back.stderr
-    assert [row["schema_version"] for row in json.loads((tmp_path / "atif.json").read_text())] == [
-        "ATIF-v1.4"
-    ] * 2
+    rows = json.loads((tmp_path / "atif.json").read_text())
+    assert [row["schema_version"] for row in rows] == ["ATIF-v1.4"] * 2
 
 
 def test_rows_without_an_id_get_one_from_their_content(convert: Command, tmp_path: Path) -> None:
+    pairs = (("1?", "2"), ("1?", "3"), ("4?", "2"), ("1?", "2"))
     rows = [
-        {"instruction": question, "output": f"<think>Easy.</think><answer>{answer}</answer>"}
-        for question, answer in (("1?", "2"), ("1?", "3"), ("4?", "2"), ("1?", "2"))
+        {"instruction": one, "output": f"<think>Easy.</think><answer>{two}</answer>"} for one, two in pairs
     ]
-    (tmp_path / "in.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in [*rows, rows[0] | {"id": 0}])
-    )
-
+    rows.append(rows[0] | {"id": 0})
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = convert(tmp_path / "in.jsonl", "--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
 
     assert done.returncode == 0, done.stderr
@@ -99,9 +92,9 @@ def test_rows_without_an_id_get_one_from_their_content(convert: Command, tmp_pat
 
 
 def test_validate_takes_any_format(afm: Command, tmp_path: Path) -> None:
+    assert set(get_args(FormatName)) == set(FORMATS)
     file = tmp_path / "rows.json"
     file.write_text(json.dumps([GOOD, GOOD], indent=1))
-
     assert afm("validate", file, "--agent", "mhqa").stdout == "2 trajectories: 2 valid, 0 with faults\n"
 
 

@@ -35,14 +35,11 @@ def test_from_a_world_to_training_files(tmp_path, monkeypatch):
 
     said = run("filter", folder / "distill/trajectories.jsonl", "-o", folder / "good")
     assert f"{folder}/good: {len(kept)} of {len(kept)} kept" in said
-    assert [record.id for record in load_records(folder / "good/kept.jsonl")] == [
-        record.id for record in kept
-    ]
+    assert load_records(folder / "good/kept.jsonl") == kept
 
     run("prepare", "sft", folder / "good/kept.jsonl", "--output-dir", folder / "sft")
-    assert [row["output"] for row in json.loads((folder / "sft/math_agent_sft.json").read_text())] == [
-        record.text for record in kept
-    ]
+    rows = json.loads((folder / "sft/math_agent_sft.json").read_text())
+    assert [row["output"] for row in rows] == [record.text for record in kept]
 
     run("prepare", "rl", folder / "world/rl.jsonl", "-o", folder / "rl.parquet", "--split", "rl")
     assert pq.read_table(folder / "rl.parquet").num_rows == 8
@@ -58,11 +55,8 @@ def test_the_first_distillation_of_the_docs_reads_every_question_of_a_default_wo
 
     with wiki_server(tmp_path / "index", tmp_path / "server.log"):
         for agent in ("mhqa", "wiki"):
-            out = tmp_path / agent
-            said = run(
-                "distill", world / "train.jsonl", "--output-dir", out, "--agent", agent, "--tools", tools
-            )
-            assert " 40 of 40 trajectories kept" in said
+            words = ("--output-dir", tmp_path / agent, "--agent", agent, "--tools", tools)
+            assert " 40 of 40 trajectories kept" in run("distill", world / "train.jsonl", *words)
 
 
 def test_a_world_has_the_shapes_that_are_asked_for(tmp_path):

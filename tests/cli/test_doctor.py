@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,14 +24,21 @@ from afm.findings import Finding, Level, driver_finding, gpu_findings, try_impor
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def doctor(*words: object) -> Any:
+    """What the command prints as JSON; its exit status says the same."""
+    done = CliRunner().invoke(app, ["doctor", *map(str, words)])
+    printed = json.loads(done.stdout)
+    assert printed["ok"] is (done.exit_code == 0)
+    return printed
+
+
 @pytest.mark.sandbox
 def test_this_computer_is_fine_and_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("GRM_BASE_URL", "WEB_CACHE"):
         monkeypatch.delenv(variable, raising=False)
-    done = CliRunner().invoke(app, ["doctor", "--json"])
-    told = json.loads(done.stdout)
-    assert done.exit_code == 0, told
+    told = doctor("--json")
     found = {one["subject"]: one for one in told["findings"]}
+    assert told["ok"], told
     assert found["sandbox"]["status"] == "ok"
     assert "verl 0.9.1" in found["rl"]["why"]
     assert "llamafactory 0.9.5" in found["sft"]["why"]
@@ -80,10 +88,9 @@ def test_a_terminal_gets_a_table_that_untrusted_text_cannot_paint() -> None:
 
 
 def test_a_tools_file_is_looked_at_tool_by_tool() -> None:
-    done = CliRunner().invoke(app, ["doctor", str(ROOT / "configs/tools/wiki_rag.yaml"), "tools.0.x=1"])
-    assert done.exit_code != 0
-    done = CliRunner().invoke(app, ["doctor", str(ROOT / "configs/tools/wiki_rag.yaml"), "--json"])
-    told = json.loads(done.stdout)["findings"]
+    tools = ROOT / "configs/tools/wiki_rag.yaml"
+    assert CliRunner().invoke(app, ["doctor", str(tools), "tools.0.x=1"]).exit_code != 0
+    told = doctor(tools, "--json")["findings"]
     assert told[0]["why"] == "1 tools: wiki_search"
     agents = next(one["why"] for one in told if one["subject"] == "agents")
     assert agents.startswith("enough for mhqa, wiki; not code (lacks code)")
@@ -108,13 +115,10 @@ def executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def findings_about_gpus() -> dict[str, list[dict[str, str]]]:
-    """As the command prints them, without the rest of the machine."""
-    words = {Level.OK: "ok", Level.WARNING: "warn", Level.ERROR: "fail"}
-    findings: dict[str, list[dict[str, str]]] = {}
+def findings_about_gpus() -> dict[str, list[Finding]]:
+    findings: dict[str, list[Finding]] = {}
     for each in gpu_findings(os.environ):
-        row = {"status": words[each.level], "why": each.why, "next_step": each.next_step}
-        findings.setdefault(each.subject, []).append(row)
+        findings.setdefault(each.subject, []).append(each)
     return findings
 
 
@@ -131,37 +135,32 @@ def test_a_machine_with_a_gpu_has_its_driver_nvcc_and_compiler_checked(
     else:
         monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     found = findings_about_gpus()
-    assert found["gpu"][0]["why"] == "0: NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"
-    assert (found["driver"][0]["status"], found["driver"][0]["why"][:28]) == (
-        "ok",
-        "supports CUDA up to 13.0",
-    )
-    assert found["nvcc"][0]["why"] == f"{tmp_path}/{folder}/nvcc, CUDA 13.0"
-    assert found["compiler"][0]["status"] == ("ok" if shutil.which("c++") else "warn")
+    assert found["gpu"][0].why == "0: NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"
+    assert (found["driver"][0].level, found["driver"][0].why) == (Level.OK, "supports CUDA up to 13.0")
+    assert found["nvcc"][0].why == f"{tmp_path}/{folder}/nvcc, CUDA 13.0"
+    assert found["compiler"][0].level is (Level.OK if shutil.which("c++") else Level.WARNING)
     if importlib.util.find_spec("verl") and not importlib.util.find_spec("flash_attn"):
         flash, slow = found["flash-attn"][-1], found["log-probs"][-1]
-        assert flash["status"] == slow["status"] == "warn"
-        assert "flash-attn is not installed: verl asks for flash_attention_2" in flash["why"]
-        assert "hard-codes it for the critic (verl/utils/model.py:649)" in flash["why"]
-        assert "slower path for log-probabilities (verl/utils/torch_functional.py:106)" in slow["why"]
-        assert flash["next_step"].startswith("build flash-attn 2.8.3 with nvcc")
+        assert flash.level is slow.level is Level.WARNING
+        assert "flash-attn is not installed: verl asks for flash_attention_2" in flash.why
+        assert "hard-codes it for the critic (verl/utils/model.py:649)" in flash.why
+        assert "slower path for log-probabilities (verl/utils/torch_functional.py:106)" in slow.why
+        assert flash.next_step.startswith("build flash-attn 2.8.3 with nvcc")
 
 
 def test_what_a_machine_with_a_gpu_lacks_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executable(tmp_path / "bin/nvidia-smi", NVIDIA_SMI.format(driver="580.65.06", cuda="N/A"))
-    monkeypatch.setenv(
-        "PATH", f"{tmp_path}/bin:/bin" if not shutil.which("c++", path="/bin") else f"{tmp_path}/bin"
-    )
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin" + ("" if shutil.which("c++", path="/bin") else ":/bin"))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
     monkeypatch.delenv("CXX", raising=False)
     found = {subject: some[-1] for subject, some in findings_about_gpus().items()}
-    assert found["driver"]["why"] == "nvidia-smi names no CUDA version"
-    assert found["nvcc"]["status"] == found["compiler"]["status"] == "warn"
-    assert found["nvcc"]["why"].startswith(f"none at {tmp_path}/nothing/bin/nvcc: flash-attn cannot be built")
-    assert "set CUDA_HOME to its folder" in found["nvcc"]["next_step"]
-    assert found["compiler"]["why"].startswith("no C++ compiler (c++, g++, clang++)")
+    assert found["driver"].why == "nvidia-smi names no CUDA version"
+    assert found["nvcc"].level is found["compiler"].level is Level.WARNING
+    assert found["nvcc"].why.startswith(f"none at {tmp_path}/nothing/bin/nvcc: flash-attn cannot be built")
+    assert "set CUDA_HOME to its folder" in found["nvcc"].next_step
+    assert found["compiler"].why.startswith("no C++ compiler (c++, g++, clang++)")
 
 
 def test_a_module_that_ends_python_is_the_only_one_to_blame(
@@ -180,23 +179,18 @@ def test_a_module_that_ends_python_is_the_only_one_to_blame(
     }
 
 
-def test_a_machine_without_a_gpu_is_not_asked_for_what_gpus_need(
+def test_a_machine_without_a_gpu_is_not_asked_for_what_gpus_need_and_a_broken_nvidia_smi_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     found = findings_about_gpus()
-    assert [one["why"] for one in found["gpu"]] == [
-        "none (no nvidia-smi): trainings run on the CPU, for the tiny recipes"
-    ]
+    why = "none (no nvidia-smi): trainings run on the CPU, for the tiny recipes"
+    assert [finding.why for finding in found["gpu"]] == [why]
     assert {"driver", "nvcc", "compiler", "flash-attn", "log-probs"}.isdisjoint(found)
-
-
-def test_a_broken_nvidia_smi_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executable(tmp_path / "nvidia-smi", "#!/bin/sh\nexit 9\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     [gpu] = findings_about_gpus()["gpu"]
-    assert (gpu["status"], gpu["next_step"]) == ("warn", "mend the driver")
-    assert "exit status 9" in gpu["why"]
+    assert (gpu.level, gpu.next_step) == (Level.WARNING, "mend the driver")
+    assert "exit status 9" in gpu.why
 
 
 @pytest.mark.parametrize(
@@ -223,7 +217,6 @@ def test_json_is_json_for_what_is_no_configuration_too(tmp_path: Path, content: 
     file = tmp_path / "broken.yaml"
     if content is not None:
         file.write_text(content)
-    done = CliRunner().invoke(app, ["doctor", str(file), "--json"])
-    told = json.loads(done.stdout)
-    assert (done.exit_code, told["ok"]) == (1, False)
+    told = doctor(file, "--json")
+    assert told["ok"] is False
     assert [(one["status"], one["subject"]) for one in told["findings"]] == [("fail", "config")]

@@ -84,11 +84,8 @@ def test_a_data_set_stays_in_its_folder(last_line, tmp_path, tasks):
 
 def test_without_isolation_nothing_is_distilled(last_line, monkeypatch, tmp_path, tasks):
     """Even a program that could answer without its tool must not go on: its data would lack every tool call."""
-    many = tmp_path / "many.jsonl"
-    row = json.loads(tasks.read_text())
-    many.write_text("".join(json.dumps({**row, "id": str(number)}) + "\n" for number in range(8)))
     monkeypatch.setenv("PATH", "/nowhere")
-    status, said = last_line("data", "distill", many, "--output-dir", tmp_path / "d")
+    status, said = last_line("data", "distill", tasks, "--output-dir", tmp_path / "d")
     assert status == 1
     assert "bubblewrap is not installed" in said
     assert "apt-get install bubblewrap" in said

@@ -21,16 +21,8 @@ def record(name, searches=5, question="Where does the river end?"):
     )
     text += f"<think>Hm.</think><reflection>All of {name} agree.</reflection><think>So.</think><answer>sea</answer>"
     parts = tuple(TextSegment(author=part.author, text=part.text) for part in author_segments(text, spec))
-    return Record(
-        id=name,
-        agent="mhqa",
-        agent_digest=spec.digest,
-        question=question,
-        ground_truth="sea",
-        segments=parts,
-        data_source="hotpotqa",
-        verdict=Verdict(score=1.0),
-    )
+    fields = {"agent": "mhqa", "agent_digest": spec.digest, "ground_truth": "sea", "data_source": "hotpotqa"}
+    return Record(id=name, question=question, segments=parts, verdict=Verdict(score=1.0), **fields)
 
 
 @pytest.fixture
@@ -39,6 +31,9 @@ def rows(tmp_path):
     made = [record("a"), record("b", searches=2), record("c", question="What is in the test set?")]
     path.write_text("".join(one.model_dump_json() + "\n" for one in made))
     return path
+
+
+PRESET = ("--config", ROOT / "configs/filters/mhqa.yaml")
 
 
 def run(*arguments):
@@ -50,37 +45,21 @@ def test_a_preset_filters_and_shows_the_funnel(rows, tmp_path):
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(json.dumps({"question": "what is in the TEST SET", "answer": "this"}) + "\n")
 
-    done = run(
-        rows,
-        "--config",
-        ROOT / "configs/filters/mhqa.yaml",
-        "--against",
-        tasks,
-        "--output-dir",
-        tmp_path / "out",
-    )
+    done = run(rows, *PRESET, "--against", tasks, "--output-dir", tmp_path / "out")
 
     assert done.exit_code == 0
     assert f"{tmp_path}/out: 1 of 3 kept" in done.stdout
-    assert [
-        line.split() for line in done.stdout.splitlines() if line.startswith(("complexity", "contamination"))
-    ] == [
-        ["complexity", "3", "1", "2", "66.7%"],
-        ["contamination", "2", "1", "1", "33.3%"],
-    ]
+    funnel = {words[0]: words[1:] for words in map(str.split, done.stdout.splitlines()) if words}
+    assert funnel["complexity"] == ["3", "1", "2", "66.7%"]
+    assert funnel["contamination"] == ["2", "1", "1", "33.3%"]
     assert [one.id for one in load_records(tmp_path / "out/kept.jsonl")] == ["a"]
-    assert [one.reason.partition(":")[0] for one in load_records(tmp_path / "out/dropped.jsonl")] == [
-        "complexity",
-        "contamination",
-    ]
+    reasons = [one.reason.partition(":")[0] for one in load_records(tmp_path / "out/dropped.jsonl")]
+    assert reasons == ["complexity", "contamination"]
 
 
 def test_without_evaluation_sets_it_says_that_nothing_was_compared(rows, tmp_path):
     pytest.importorskip("numpy")
-    done = run(
-        rows, "--config", ROOT / "configs/filters/mhqa.yaml", "--output-dir", tmp_path / "out", "--no-picture"
-    )
-
+    done = run(rows, *PRESET, "--output-dir", tmp_path / "out", "--no-picture")
     assert "note: contamination compared with nothing; name evaluation sets by --against" in done.stdout
     assert not (tmp_path / "out/funnel.png").exists()
 
@@ -89,15 +68,7 @@ def test_an_output_file_and_settings_in_two_places_are_refused(rows, tmp_path):
     with pytest.raises(UsageError, match="expected a folder"):
         run(rows, "--output-dir", rows)
     with pytest.raises(UsageError, match="settings of `quality`"):
-        run(
-            rows,
-            "--config",
-            ROOT / "configs/filters/mhqa.yaml",
-            "--min-score",
-            0.5,
-            "--output-dir",
-            tmp_path / "out",
-        )
+        run(rows, *PRESET, "--min-score", 0.5, "--output-dir", tmp_path / "out")
 
 
 def test_the_wrong_agent_keeps_nothing_and_a_wrong_role_is_refused(rows, tmp_path):

@@ -41,7 +41,8 @@ def given(tmp_path):
 
 def test_counts_of_every_kind_are_told(negative, given):
     words = [given / "records.jsonl", "--out", given / "out", "--general", given / "chat.jsonl"]
-    status, said, _ = negative(*words, "--ratio", "absent_not_needed=0.5", "--ratio", "present_needed=0.4")
+    ratios = ["--ratio", "absent_not_needed=0.5", "--ratio", "present_needed=0.4"]
+    status, said, _ = negative(*words, *ratios)
     assert status == 0
     assert said.splitlines() == [
         f"{given}/out/negative_agent_sft.json: 9 rows",
@@ -51,23 +52,15 @@ def test_counts_of_every_kind_are_told(negative, given):
         "  present_needed: 4",
     ]
     first = (given / "out/negative_agent_sft.json").read_bytes()
-    assert negative(*words, "--ratio", "absent_not_needed=0.5", "--ratio", "present_needed=0.4")[0] == 0
+    assert negative(*words, *ratios)[0] == 0
     assert (given / "out/negative_agent_sft.json").read_bytes() == first
     assert negative(*words, "--ratio", "present_needed=0.4", "--seed", "5")[0] == 0
     assert (given / "out/negative_agent_sft.json").read_bytes() != first
 
 
 def test_options_change_what_is_answered(negative, given):
-    words = [
-        given / "records.jsonl",
-        "--out",
-        given / "out",
-        "--general",
-        given / "chat.jsonl",
-        "--name",
-        "n",
-    ]
-    assert negative(*words, "--absent", "explain", "--direct", "plain")[0] == 0
+    words = [given / "records.jsonl", "--out", given / "out", "--general", given / "chat.jsonl"]
+    assert negative(*words, "--name", "n", "--absent", "explain", "--direct", "plain")[0] == 0
     rows = {row["extra_info"]["kind"]: row for row in json.loads((given / "out/n.json").read_text())}
     assert rows["absent_needed"]["extra_info"]["answer_from"] == "rule"
     assert rows["present_not_needed"]["output"] in ("A0", "A1", "A2")

@@ -33,6 +33,14 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def check_training_and_evaluations(out: Path) -> None:
+    steps = rows(out / "rl/metrics.jsonl")
+    assert [row["step"] for row in steps] == [1, 2]
+    assert max(row["probs_diff_max"] for row in steps) < 1e-4
+    for name in ("eval_sft", "eval_rl"):
+        assert json.loads((out / name / "metrics.json").read_text())["scored"] == 8
+
+
 @pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.sandbox
@@ -58,11 +66,7 @@ def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(
     assert sorted(told) == sorted(tasks)
     losses = [row["loss"] for row in rows(out / "sft/trainer_log.jsonl") if "loss" in row]
     assert losses[-1] < losses[0] / 4
-    steps = rows(out / "rl/metrics.jsonl")
-    assert [row["step"] for row in steps] == [1, 2]
-    assert max(row["probs_diff_max"] for row in steps) < 1e-4
-    for name in ("eval_sft", "eval_rl"):
-        assert json.loads((out / name / "metrics.json").read_text())["scored"] == 8
+    check_training_and_evaluations(out)
     if real:
         assert json.loads(next(out.glob("eval_aime24_*/metrics.json")).read_text())["scored"] == 30
     report = (out / "report.html").read_text()
@@ -96,11 +100,7 @@ def test_the_wiki_world_goes_the_same_way_with_a_server_of_its_own(
     searches = [call for row in kept for call in row["calls"]]
     assert len(searches) > 100
     assert all(call["tool"] == "wiki_search" and call["ok"] for call in searches)
-    steps = rows(out / "rl/metrics.jsonl")
-    assert [row["step"] for row in steps] == [1, 2]
-    assert max(row["probs_diff_max"] for row in steps) < 1e-4
-    for name in ("eval_sft", "eval_rl"):
-        assert json.loads((out / name / "metrics.json").read_text())["scored"] == 8
+    check_training_and_evaluations(out)
     assert (out / "report.html").exists()
     assert f"serve wiki --index '{out / 'world/index'}'" in done.stdout
     question = rows(out / "world/heldout.jsonl")[0]["question"]

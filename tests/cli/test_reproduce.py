@@ -54,11 +54,9 @@ def test_reinforcement_asks_with_the_prompts_that_fine_tuning_trained(recipe: Pa
 def test_fixtures_have_the_published_layouts_and_the_same_bytes_every_time(
     agent: str, tmp_path: Path
 ) -> None:
-    first, second = (
-        fixtures.make_repositories(agent, tmp_path / name, ROOT / "configs") for name in ("first", "second")
-    )
-    assert first.read_bytes() == second.read_bytes()
-    files = [path for path in (tmp_path / "first/repositories").rglob("*") if path.is_file()]
+    for name in ("first", "second"):
+        listed = fixtures.make_repositories(agent, tmp_path / name, ROOT / "configs")
+    files = [path for path in (tmp_path / "first").rglob("*") if path.is_file()]
     for path in files:
         twin = tmp_path / "second" / path.relative_to(tmp_path / "first")
         assert path.read_bytes() == twin.read_bytes()
@@ -69,7 +67,7 @@ def test_fixtures_have_the_published_layouts_and_the_same_bytes_every_time(
         solver = load_agent("math") if "boxed" in row["output"] else spec
         assert not validate(author_segments(row["output"], solver), solver), row["output"]
     published = read_hub_sets(ROOT / f"configs/data/{agent}_agent.yaml").sets
-    made = read_hub_sets(first).sets
+    made = read_hub_sets(listed).sets
     assert set(made) == {name for name, one in published.items() if not one.optional}
     for name, one in made.items():
         assert one.prepare == published[name].prepare
@@ -99,9 +97,9 @@ def test_the_scripts_hand_everything_to_the_command() -> None:
 def test_what_no_stage_makes_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     status, _, told = reproduce("web_agent", "--root", str(tmp_path), "--from", "rl")
     assert status == 1
-    assert f"{tmp_path}/data/web_agent/rl/train.parquet: missing, stage prepare makes it" in told
-    assert f"{tmp_path}/models/web_agent_7b_sft/config.json: missing, stage sft makes it" in told
-    assert f"{tmp_path}/data/web_agent/raw/prompts/web_agent.txt: missing, stage prepare makes it" in told
+    files = {"data/web_agent/rl/train.parquet": "prepare", "models/web_agent_7b_sft/config.json": "sft"}
+    for file, stage in (files | {"data/web_agent/raw/prompts/web_agent.txt": "prepare"}).items():
+        assert f"{tmp_path}/{file}: missing, stage {stage} makes it" in told
     assert "prompt: got" not in told
     model, data = tmp_path / "model", tmp_path / "data.jsonl"
     check = [str(ROOT / "configs/tiny/eval/nq.yaml"), f"model.path={model}", f"data={data}"]
@@ -144,25 +142,12 @@ def test_wrong_words_are_told(words: list[str], told: str) -> None:
 @pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.sandbox
-@pytest.mark.parametrize(
-    "agent",
-    [
-        "code_agent",
-        *(
-            pytest.param(
-                name,
-                marks=pytest.mark.skipif(
-                    "AFM_ALL_AGENTS" not in os.environ,
-                    reason="on demand: set AFM_ALL_AGENTS=1; benchmarks/README.md has a record",
-                ),
-            )
-            for name in ("mhqa_agent", "web_agent")
-        ),
-    ],
-)
+@pytest.mark.parametrize("agent", sorted(AGENTS))
 def test_the_whole_chain_runs_on_a_cpu_and_resumes_after_a_kill(
     agent: str, tmp_path: Path, kill_when: Callable[..., None]
 ) -> None:
+    if agent != "code_agent" and "AFM_ALL_AGENTS" not in os.environ:
+        pytest.skip("on demand: set AFM_ALL_AGENTS=1; benchmarks/README.md has a record")
     pytest.importorskip("llamafactory")
     pytest.importorskip("verl")
     command = [str(ROOT / f"train/{agent}/all.sh")]

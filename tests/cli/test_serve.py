@@ -23,10 +23,9 @@ COMMAND = [sys.executable, "-P", "-m", "afm.cli.main", "serve"]
 @contextmanager
 def serving(*words: str, cwd: Path | None = None) -> Iterator[str]:
     """The address of a server, which must end well."""
-    variables = {"CODE_SERVER_TOKEN": "", "WEB_SERVER_TOKEN": "", "MCP_SERVER_TOKEN": "", "SERVER_HOST": ""}
-    with subprocess.Popen(
-        [*COMMAND, *words], stdout=subprocess.PIPE, text=True, env=os.environ | variables, cwd=cwd
-    ) as process:
+    unset = ("CODE_SERVER_TOKEN", "WEB_SERVER_TOKEN", "MCP_SERVER_TOKEN", "SERVER_HOST")
+    env = os.environ | dict.fromkeys(unset, "")
+    with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, text=True, env=env, cwd=cwd) as process:
         assert process.stdout is not None
         told = process.stdout.readline()
         try:
@@ -46,14 +45,15 @@ def test_the_code_server_serves_and_ends_well() -> None:
 
 @pytest.mark.parametrize("name", ["crawl", "search", "visual"])
 def test_every_web_server_can_be_served(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pages.jsonl").write_text(
-        '{"url": "https://e.org/mill", "title": "Mill", "text": "A mill."}\n'
-    )
-    monkeypatch.setenv("WEB_PAGE_STORE", str(tmp_path / "pages.jsonl"))
-    monkeypatch.setenv("WEB_SEARCH_METHOD_TYPE", "local")
-    monkeypatch.setenv("WEB_CACHE", str(tmp_path / "cache.sqlite"))
-    monkeypatch.setenv("VISION_OPENAI_API_BASE_URL", "http://127.0.0.1:9/v1")
-    monkeypatch.setenv("VISION_MODEL", "eyes")
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text('{"url": "https://e.org/mill", "title": "Mill", "text": "A mill."}\n')
+    variables = {"WEB_PAGE_STORE": pages, "WEB_SEARCH_METHOD_TYPE": "local", "VISION_MODEL": "eyes"}
+    variables |= {
+        "WEB_CACHE": tmp_path / "cache.sqlite",
+        "VISION_OPENAI_API_BASE_URL": "http://127.0.0.1:9/v1",
+    }
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, str(value))
     with serving(name, "--port", "0") as url:
         assert httpx.get(f"{url}/health", trust_env=False, timeout=60).json()["status"] == "ok"
 

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from afm.agents import AgentSpec, load_agent
+from afm.agents import load_agent
 from afm.cli.convert import validate
 from afm.cli.data import app as data
 from afm.trajectory import author_segments
@@ -20,19 +20,20 @@ GOOD = "<plan>p</plan><think>t</think><answer>\\boxed{1}</answer>"
 BAD = "<plan>p</plan><thnk>t</thnk><answer>1</answer>"
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
+def run(path: Path, agent: object, *words: object) -> Result:
+    return CliRunner().invoke(app, [str(path), "--agent", str(agent), *map(str, words)])
 
 
-def alpaca(path: Path, *outputs: str) -> Path:
-    rows = [json.dumps({"instruction": "q", "input": "", "output": output}) for output in outputs]
-    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+def alpaca(folder: Path, *outputs: str, **fields: str) -> Path:
+    rows = [{"instruction": "q", "input": "", "output": output, **fields} for output in outputs]
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def test_every_fault_is_printed_with_file_line_and_character(tmp_path: Path) -> None:
-    path = alpaca(tmp_path / "rows.jsonl", GOOD, BAD)
-    result = run(str(path), "--agent", "math")
+    path = alpaca(tmp_path, GOOD, BAD)
+    result = run(path, "math")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
         f"{path}:2: <thnk> at character 14 (line 1 of the text) is no role of agent 'math'; did you mean 'think'?",
@@ -43,42 +44,33 @@ def test_every_fault_is_printed_with_file_line_and_character(tmp_path: Path) -> 
 
 
 def test_json_holds_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
-    path = alpaca(tmp_path / "rows.jsonl", "<plan>p</plan><answer>\x9b31m\u202eevil</answer><\u202e>")
-    row = json.dumps(
-        {"id": "\x9b31m\u202e", "instruction": "q", "input": "", "output": BAD}, ensure_ascii=False
-    )
-    path.write_text(path.read_text(encoding="utf-8") + row + "\n", encoding="utf-8")
-    result = run(str(path), "--agent", "math", "--json")
+    evil = "<plan>p</plan><answer>\x9b31m\u202eevil</answer><\u202e>"
+    result = run(alpaca(tmp_path, evil, id="\x9b31m\u202e"), "math", "--json")
     assert result.stdout.isascii()
     assert json.loads(result.stdout.splitlines()[-1])["id"] == "\x9b31m\u202e"
 
 
 def test_json_is_one_object_a_row(tmp_path: Path) -> None:
-    path = alpaca(tmp_path / "rows.jsonl", GOOD, BAD)
-    with path.open("a", encoding="utf-8") as file:
-        file.write("{oops\n")
-    result = run(str(path), "--agent", "math", "--json")
+    path = alpaca(tmp_path, GOOD, BAD)
+    path.write_text(path.read_text() + "{oops\n")
+    result = run(path, "math", "--json")
     first, second, third = map(json.loads, result.stdout.splitlines())
     assert result.exit_code == 1
     assert first == {"id": "1", "line": 1, "valid": True, "faults": []}
     assert (second["id"], second["valid"]) == ("2", False)
-    assert [(fault["kind"], fault["character"]) for fault in second["faults"]] == [
-        ("unknown_role", 14),
-        ("thought", 28),
-        ("answer_format", 28),
-    ]
+    faults = [(fault["kind"], fault["character"]) for fault in second["faults"]]
+    assert faults == [("unknown_role", 14), ("thought", 28), ("answer_format", 28)]
     assert (third["id"], third["line"], third["faults"][0]["kind"]) == (None, 3, "unreadable")
 
 
 PICTURE = '\n```json\n{"file_path": "a.png", "question": "What?"}\n```\n'
+SAID = "<plan>p</plan><think>t</think><answer>1</answer>"
 
 
-def called(tag: str, argument: str, after: str = "") -> str:
-    """A trajectory of the agent `full` with one call."""
-    return (
-        f"<plan>p</plan><think>t</think><{tag}>{argument}</{tag}>\n<observation>o</observation>\n{after}"
-        "<think>t</think><answer>1</answer>"
-    )
+def called(tag: str, argument: str) -> str:
+    """A trajectory of the agent `any` with one call."""
+    call = f"<think>t</think><{tag}>{argument}</{tag}>\n<observation>o</observation>\n"
+    return SAID.replace("<think>", f"{call}<think>")
 
 
 @pytest.mark.parametrize(
@@ -99,25 +91,21 @@ def test_a_call_that_its_tool_would_refuse_is_a_fault_and_never_becomes_training
     agent = tmp_path / "any.yaml"
     agent.write_text(ANY.replace("TOOL", tag))
     text = called(tag, argument)
-    result = run(str(alpaca(tmp_path / "rows.jsonl", text)), "--agent", str(agent))
-    prepared = prepare(tmp_path, load_agent(str(agent)), text)
+    result, prepared = run(alpaca(tmp_path, text), agent), prepare(tmp_path, text)
 
     refused = f"<{tag}> at character 30 (line 1 of the text) is a call that the tool {tag!r} refuses: {told}"
     assert (result.exit_code, prepared.exit_code) == ((1, 1) if told else (0, 0)), result.output
     if told:
         assert result.stdout.startswith(f"{tmp_path}/rows.jsonl:1: {refused}")
-        error = str(prepared.exception)
-        assert error.startswith(
-            f"{tmp_path}/records.jsonl:3: record 'b' breaks the rules of agent 'any': {refused}"
-        )
+        place = f"{tmp_path}/records.jsonl:3: record 'b' breaks the rules of agent 'any'"
+        assert str(prepared.exception).startswith(f"{place}: {refused}")
         assert not (tmp_path / "sft/x.json").exists()
 
 
-def prepare(folder: Path, spec: AgentSpec, text: str, *more: str) -> Result:
+def prepare(folder: Path, text: str, *more: str) -> Result:
     """`afm data prepare sft` of a good row, a blank line and one more."""
-    good = "<plan>p</plan><think>t</think><answer>1</answer>"
-    lines = []
-    for name, said in (("a", good), ("b", text)):
+    spec, lines = load_agent(str(folder / "any.yaml")), []
+    for name, said in (("a", SAID), ("b", text)):
         parts = tuple(TextSegment(author=part.author, text=part.text) for part in author_segments(said, spec))
         record = Record(id=name, agent="any", agent_digest="d", question="?", segments=parts)
         lines.append(record.model_dump_json())
@@ -133,15 +121,14 @@ def test_the_class_in_the_tools_file_reads_the_calls(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(
         TOOLS.replace("CLASS", "afm.tools.code.CodeTool").replace("code,", "run,")
     )
-    rows, agent = alpaca(tmp_path / "rows.jsonl", called("code", "print(1)")), str(tmp_path / "any.yaml")
-    spec = load_agent(agent)
+    text, agent, own = called("code", "print(1)"), tmp_path / "any.yaml", tmp_path / "own.yaml"
+    rows = alpaca(tmp_path, text)
 
-    for tools, status in (("tools.yaml", 0), ("own.yaml", 0)):
-        assert run(str(rows), "--agent", agent, "--tools", str(tmp_path / tools)).exit_code == status
-        done = prepare(tmp_path, spec, called("code", "print(1)"), "--tools", str(tmp_path / tools))
-        assert done.exit_code == status
-    (tmp_path / "own.yaml").write_text(TOOLS.replace("CLASS", "afm.tools.code.CodeTool"))
-    assert run(str(rows), "--agent", agent, "--tools", str(tmp_path / "own.yaml")).exit_code == 1
+    for tools in (tmp_path / "tools.yaml", own):
+        assert run(rows, agent, "--tools", tools).exit_code == 0
+        assert prepare(tmp_path, text, "--tools", str(tools)).exit_code == 0
+    own.write_text(TOOLS.replace("CLASS", "afm.tools.code.CodeTool"))
+    assert run(rows, agent, "--tools", own).exit_code == 1
 
 
 ANY = """

@@ -42,18 +42,18 @@ def test_every_link_on_the_page_leads_somewhere() -> None:
     assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []
 
 
+def listed(*words: str) -> list[str]:
+    """Paths of the published repository."""
+    command = ["git", "-C", REPOSITORY, "ls-tree", "-r", "-t", "--name-only", published().revision, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 @needs_repository
 def test_every_path_of_afm_on_the_page_exists_there() -> None:
-    listing = subprocess.run(
-        ["git", "-C", REPOSITORY, "ls-tree", "-r", "-t", "--name-only", published().revision],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
     named = {word for row in ROWS for word in quoted(row[0]) if re.match(r"(AFM|verl|LLaMA-Factory)/", word)}
     local = {"AFM/models/web_agent/AFM-WebAgent-32B-sft"}  # a download of the user's
     assert len(named) > 20
-    assert sorted(named - set(listing) - local) == []
+    assert sorted(named - set(listed()) - local) == []
 
 
 @needs_repository
@@ -66,13 +66,9 @@ def test_every_variable_of_afms_environment_is_on_the_page() -> None:
 
 
 @needs_repository
-@pytest.mark.parametrize(
-    "folder", ["search_tool_config", "code_tool_config", "mm_tool_config", "afm_tool_config"]
-)
+@pytest.mark.parametrize("folder", ["search", "code", "mm", "afm"])
 def test_every_tool_of_afms_files_is_on_the_page(folder: str) -> None:
-    tree = ["git", "-C", REPOSITORY, "ls-tree", "-r", "--name-only", published().revision]
-    place = f"verl/verl/tools/config/{folder}/"
-    files = subprocess.run([*tree, place], capture_output=True, text=True, check=True).stdout.splitlines()
+    files = listed(f"verl/verl/tools/config/{folder}_tool_config/")
     assert files
     for file in files:
         for name in re.findall(r"class_name: (\S+)", published_text(file)):

@@ -30,13 +30,6 @@ def test_every_picture_is_shown_and_small() -> None:
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 def test_the_script_makes_every_picture(tmp_path) -> None:
     pytest.importorskip("playwright.sync_api")
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks/screenshots.py"),
-        "--questions",
-        "8",
-        "--out",
-        str(tmp_path),
-    ]
-    subprocess.run(command, check=True, timeout=600)
+    script = ROOT / "benchmarks/screenshots.py"
+    subprocess.run([sys.executable, script, "--questions", "8", "--out", tmp_path], check=True, timeout=600)
     assert sorted(file.name for file in tmp_path.iterdir()) == [file.name for file in PICTURES]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer
+from checkout import make_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs/tutorials").glob("*.md"))
@@ -44,12 +45,7 @@ def commands(text: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    spec = importlib.util.spec_from_file_location("checkout", Path(__file__).with_name("checkout.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return Path(module.make_checkout(tmp_path_factory.mktemp("checkout")))
+    return make_checkout(tmp_path_factory.mktemp("checkout"))
 
 
 @pytest.mark.slow
@@ -71,11 +67,8 @@ def test_what_a_tutorial_shows_happens(page: Path, checkout: Path) -> None:
             script.append(block.text)
     assert len(script) > 1, f"{page.name} runs nothing"
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("GRM_", "WEB_"))}
-    variables |= {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-    }
-    variables["PYTHONPATH"] = str(ROOT)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables |= {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-c", "\n".join(script).replace("PYTHONPATH=.", f"PYTHONPATH=.:{ROOT}")],
         cwd=checkout, env=variables, capture_output=True, text=True,
@@ -98,17 +91,11 @@ def test_commands_that_are_not_run_exist_with_their_options(page: Path) -> None:
 
 
 def test_a_wrong_command_or_option_would_be_found() -> None:
-    for wrong in (
-        "afm evall x",
-        "afm eval x --dryrun",
-        "train/no.sh",
-        "python data/web_agent/download.py --dry",
-        "SISE=7b train/web_agent/rl/train_dapo_web_agent.sh",
-    ):
+    options = ("afm eval x --dryrun", "python data/web_agent/download.py --dry")
+    variable = "SISE=7b train/web_agent/rl/train_dapo_web_agent.sh"
+    for wrong in ("afm evall x", "afm eval configs/eval/nope.yaml", "train/no.sh", variable, *options):
         with pytest.raises(AssertionError):
             check(shlex.split(wrong), "here")
-    with pytest.raises(AssertionError):
-        check(shlex.split("afm eval configs/eval/nope.yaml"), "here")
 
 
 def check(words: list[str], page: str) -> None:

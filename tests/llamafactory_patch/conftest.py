@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from sft_rows import CALL, SEEN
 
-CALL = "<think>Use the tool.</think><code>print(17+25)</code>"
-SEEN = "\n<observation>\n42\n</observation>\n"
 SAID = "<reflection>The result is 42.</reflection><answer>42</answer>"
 
 

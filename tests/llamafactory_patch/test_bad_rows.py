@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from sft_rows import bad_rows
 
 from afm.errors import DataError
 
@@ -49,8 +50,7 @@ def folder(data_dir):
 
 
 def listed(folder):
-    lines = (folder / "out/bad_rows.jsonl").read_text("utf-8").splitlines()
-    return {line["line"]: line["reason"] for line in map(json.loads, lines)}
+    return {row["line"]: row["reason"] for row in bad_rows(folder)}
 
 
 def test_bad_rows_stop_the_training_and_all_are_listed(pipeline, folder, tiny):
@@ -103,21 +103,14 @@ def test_a_changed_file_is_read_anew(pipeline, data_dir, tiny):
     assert pipeline(tiny, data_dir([GOOD, GOOD])).trained() == [f"{SAID}<|im_end|>"] * 2
 
 
-COLUMNS = {
-    "prompt": "instruction",
-    "query": "input",
-    "response": "output",
-    "tools": "tools",
-    "history": "history",
-}
+COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 
 
-def reasons(pipeline, folder, tiny, **options):
+def reasons(pipeline, folder, tiny):
     """Reason and question of each bad row, by its number."""
     with pytest.raises(DataError, match=r"rows.json:1, row "):
-        pipeline(tiny, folder, **options)
-    lines = map(json.loads, (folder / "out/bad_rows.jsonl").read_text("utf-8").splitlines())
-    return {line["row"]: (line["reason"], line["question"]) for line in lines}
+        pipeline(tiny, folder)
+    return {row["row"]: (row["reason"], row["question"]) for row in bad_rows(folder)}
 
 
 def test_histories_and_tools_of_another_form_are_named(pipeline, data_dir, tiny):
@@ -132,7 +125,8 @@ def test_histories_and_tools_of_another_form_are_named(pipeline, data_dir, tiny)
         ({"tools": {"name": "w"}}, "tools: got {'name': 'w'}, expected a list of objects"),
     ]
     good = {**GOOD, "history": [["a", "b"]], "tools": "[]"}
-    folder = data_dir([good, *({**good, **change} for change, _ in changes)], columns=COLUMNS)
+    columns = COLUMNS | {"tools": "tools", "history": "history"}
+    folder = data_dir([good, *({**good, **change} for change, _ in changes)], columns=columns)
     expected = {number: (reason, "Good?") for number, (_, reason) in enumerate(changes, start=2)}
     assert reasons(pipeline, folder, tiny) == expected
 
@@ -141,13 +135,11 @@ CALL = '{"name": "w", "arguments": {}}'
 
 
 def test_calls_and_flags_of_another_form_are_named(pipeline, data_dir, tiny):
+    template = "the chat template cannot write it: "
     changes = {
-        2: (
-            {"value": "w()"},
-            "the chat template cannot write it: RuntimeError: Invalid JSON format in function",
-        ),
-        3: ({"value": '{"arguments": {}}'}, "the chat template cannot write it: KeyError: 'name'"),
-        4: ({"value": "5"}, "the chat template cannot write it: TypeError"),
+        2: ({"value": "w()"}, f"{template}RuntimeError: Invalid JSON format in function"),
+        3: ({"value": '{"arguments": {}}'}, f"{template}KeyError: 'name'"),
+        4: ({"value": "5"}, f"{template}TypeError"),
         5: ({"loss": "false"}, "conversations[1]: loss: got 'false', expected true or false"),
         6: ({"loss": 0}, "conversations[1]: loss: got 0, expected true or false"),
     }
@@ -160,9 +152,9 @@ def test_calls_and_flags_of_another_form_are_named(pipeline, data_dir, tiny):
     assert reasons(pipeline, folder, tiny) == {number: (reason, "Rain?") for number, reason in flags.items()}
     built = pipeline(tiny, folder, on_bad_rows="drop")
     assert len(built.rows) == 1
-    lines = list(map(json.loads, (folder / "out/bad_rows.jsonl").read_text("utf-8").splitlines()))
-    assert sorted(line["row"] for line in lines) == sorted(changes)
-    assert all(line["reason"].startswith(changes[line["row"]][1]) for line in lines)
+    found = {row["row"]: row["reason"] for row in bad_rows(folder)}
+    assert sorted(found) == sorted(changes)
+    assert all(reason.startswith(changes[number][1]) for number, reason in found.items())
 
 
 @pytest.mark.parametrize("text", ["", "[]", "\n \n"])
@@ -171,13 +163,3 @@ def test_a_file_without_rows_is_named(pipeline, data_dir, tiny, text):
     (folder / "rows.json").write_text(text)
     with pytest.raises(DataError, match=r"rows.json: holds no rows"):
         pipeline(tiny, folder)
-
-
-def test_both_responses_of_a_pair_hold_something_of_the_agent(pipeline, data_dir, tiny):
-    columns = {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}
-    row = {"instruction": "Good?", "chosen": SAID, "rejected": "No."}
-    folder = data_dir(
-        [row, {**row, "rejected": " <observation>1</observation>"}], ranking=True, columns=columns
-    )
-    with pytest.raises(DataError, match=r"row 2 .*: the response is empty, or nothing but observations"):
-        pipeline(tiny, folder, stage="dpo")

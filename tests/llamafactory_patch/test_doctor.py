@@ -16,16 +16,31 @@ RECIPE = CONFIGS / "sft/mhqa_agent_qwen2.5_3b.yaml"
 
 
 @pytest.fixture
-def data(tmp_path):
+def write_set(tmp_path):
+    """Writes the recipe's data set; returns its folder."""
+
+    def write(name, text="", **info):
+        if text:
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        index = {"mhqa_agent_sft": info or {"file_name": name}}
+        (tmp_path / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
+def data(write_set):
     rows = [{"instruction": "q", "input": "", "output": "word " * n} for n in (3, 3, 3, 5000)]
-    (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
-    index = {"mhqa_agent_sft": {"file_name": "rows.json"}}
-    (tmp_path / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
-    return tmp_path
+    return write_set("rows.json", json.dumps(rows))
 
 
 def by_subject(findings):
     return {finding.subject: (finding.level, finding.text) for finding in findings}
+
+
+def texts_of(findings, level):
+    return [finding.text for finding in findings if finding.level == level]
 
 
 def test_a_sound_recipe_has_no_error(data):
@@ -40,10 +55,8 @@ def test_a_sound_recipe_has_no_error(data):
     found = by_subject(findings)
     assert found["engine"] == ("ok", "LLaMA-Factory accepts the arguments")
     assert found["data"] == ("ok", "rows.json: 4 rows to train on")
-    assert (
-        found["batch"][1]
-        == "1 a device x 16 accumulated x 8 = 128 sequences a step, about 4 steps (1 of warm-up)"
-    )
+    steps = "1 a device x 16 accumulated x 8 = 128 sequences a step, about 4 steps (1 of warm-up)"
+    assert found["batch"][1] == steps
     chosen = [finding.text for finding in findings if "(as configured)" in finding.text]
     assert chosen == ["ZeRO-3 (as configured): 16.2 GiB a GPU = states 7.6 + activations 1.4 + logits 7.2"]
 
@@ -64,13 +77,8 @@ def test_what_would_fail_is_an_error_that_says_why(data, tmp_path):
 
 
 def test_rows_that_will_be_cut_and_uneven_steps_are_warnings(data, tiny):
-    overrides = [
-        f"model_name_or_path={tiny}",
-        f"dataset_dir={data}",
-        "cutoff_len=512",
-        "template=qwen3_nothink",
-    ]
-    overrides += ["save_strategy=steps", "save_steps=5", "logging_steps=2"]
+    overrides = [f"model_name_or_path={tiny}", f"dataset_dir={data}", "cutoff_len=512"]
+    overrides += ["template=qwen3_nothink", "save_strategy=steps", "save_steps=5", "logging_steps=2"]
     found = by_subject(diagnose(RECIPE, overrides, Hardware(), {}))
     assert found["lengths"][0] == "warning"
     assert found["lengths"][1].startswith("1 of 4 sampled rows are longer than cutoff_len=512")
@@ -80,44 +88,35 @@ def test_rows_that_will_be_cut_and_uneven_steps_are_warnings(data, tiny):
     assert "`template` renders a question as" in foreign["tokenizer"][1]
 
 
-def test_lengths_are_what_the_trainer_would_get(tmp_path, tiny):
+def test_lengths_are_what_the_trainer_would_get(write_set, tiny):
     """A record carries calls and provenance beside its text; only the prompt and the text are tokens."""
     record = {"instruction": "q", "input": "", "output": "a", "extra_info": {"unseen": "word " * 1000}}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    index = {"mhqa_agent_sft": {"file_name": "rows.jsonl"}}
-    (tmp_path / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
-    overrides = [f"model_name_or_path={tiny}", f"dataset_dir={tmp_path}", "template=qwen3_nothink"]
+    folder = write_set("rows.jsonl", json.dumps(record) + "\n")
+    overrides = [f"model_name_or_path={tiny}", f"dataset_dir={folder}", "template=qwen3_nothink"]
     found = by_subject(diagnose(RECIPE, overrides, Hardware(), {}))
     longest = int(found["lengths"][1].split("(longest ")[1].split()[0])
     assert 5 < longest < 40
 
 
 GOOD = '{"instruction": "q", "input": "", "output": "a"}'
-BAD_FILES = {
-    "half.json": (f'[{GOOD},\n{{"instr', ":2: no JSON from here on"),
-    "tags.json": (
-        f'[{GOOD},\n{{"instruction": "q", "input": "", "output": "<observation>a"}}]',
-        "never closed",
-    ),
-}
 
 
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_bad_rows_are_errors_that_name_file_and_line(name, tmp_path):
-    text, told = BAD_FILES[name]
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    index = {"mhqa_agent_sft": {"file_name": name}}
-    (tmp_path / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
-    found = diagnose(RECIPE, [f"dataset_dir={tmp_path}"], Hardware(), {})
-    errors = [finding.text for finding in found if finding.level == "error"]
-    (error,) = (text for text in errors if name in text)
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f'[{GOOD},\n{{"instr', ":2: no JSON from here on"),
+        (f'[{GOOD},\n{{"instruction": "q", "input": "", "output": "<observation>a"}}]', "never closed"),
+    ],
+)
+def test_bad_rows_are_errors_that_name_file_and_line(write_set, text, told):
+    found = diagnose(RECIPE, [f"dataset_dir={write_set('bad.json', text)}"], Hardware(), {})
+    (error,) = (error for error in texts_of(found, "error") if "bad.json" in error)
     assert told in error
 
 
-def test_data_that_only_llamafactory_can_read_is_told(tmp_path):
-    index = {"mhqa_agent_sft": {"hf_hub_url": "somebody/set"}}
-    (tmp_path / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
-    found = by_subject(diagnose(RECIPE, [f"dataset_dir={tmp_path}"], Hardware(), {}))
+def test_data_that_only_llamafactory_can_read_is_told(write_set):
+    folder = write_set("none", hf_hub_url="somebody/set")
+    found = by_subject(diagnose(RECIPE, [f"dataset_dir={folder}"], Hardware(), {}))
     assert found["data"] == ("warning", "somebody/set: not in local JSON files, so its rows were not read")
 
 
@@ -134,7 +133,7 @@ def test_data_that_only_llamafactory_can_read_is_told(tmp_path):
 def test_what_llamafactory_would_refuse_is_an_error(data, override, told):
     recipe = CONFIGS / "sft/web_agent_qwen2.5_7b.yaml"
     overrides = [f"dataset_dir={data}", "dataset=mhqa_agent_sft", "enable_liger_kernel=false", override]
-    errors = [f.text for f in diagnose(recipe, overrides, Hardware(), {}) if f.level == "error"]
+    errors = texts_of(diagnose(recipe, overrides, Hardware(), {}), "error")
     assert any(told in error for error in errors), errors
 
 
@@ -152,14 +151,9 @@ def test_the_recipes_header_says_what_it_is_meant_for(tmp_path):
     assert hardware_from({}, recipe, None, None, None) == Hardware(2, 8, 80.0)
     assert hardware_from({"NNODES": "4"}, recipe, None, 2, 24.0) == Hardware(4, 2, 24.0)
     assert hardware_from({"NNODES": ""}, tmp_path / "none.yaml", None, None, None) == Hardware(1, 8, 80.0)
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"), [("NNODES", "0"), ("NNODES", "two"), ("NPROC_PER_NODE", "1.5")]
-)
-def test_numbers_of_nodes_and_gpus_are_positive(variable, value):
-    with pytest.raises(ConfigError, match=f"{variable}={value}: expected a positive whole number"):
-        hardware_from({variable: value}, RECIPE, None, None, None)
+    for variable, value in (("NNODES", "0"), ("NNODES", "two"), ("NPROC_PER_NODE", "1.5")):
+        with pytest.raises(ConfigError, match=f"{variable}={value}: expected a positive whole number"):
+            hardware_from({variable: value}, recipe, None, None, None)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("sft/*.yaml")), ids=lambda path: path.stem)
@@ -172,16 +166,10 @@ def test_every_recipe_is_accepted_and_fits_on_the_hardware_it_names(path):
 
 def test_a_model_too_large_for_its_gpus_is_told_with_a_way_out(data):
     recipe = CONFIGS / "sft/code_agent_qwen2.5_32b.yaml"
-    memory = [
-        f
-        for f in diagnose(recipe, ["enable_liger_kernel=false"], Hardware(gpu_gib=80), {})
-        if f.level == "warning" and f.subject == "memory"
-    ]
-    assert len(memory) == 1
-    assert (
-        "more than 80; try enable_liger_kernel=true, deepspeed=configs/deepspeed/zero3_offload.json"
-        in memory[0].text
-    )
+    findings = diagnose(recipe, ["enable_liger_kernel=false"], Hardware(gpu_gib=80), {})
+    (memory,) = texts_of([finding for finding in findings if finding.subject == "memory"], "warning")
+    way_out = "try enable_liger_kernel=true, deepspeed=configs/deepspeed/zero3_offload.json"
+    assert f"more than 80; {way_out}" in memory
 
 
 def test_the_command_fails_when_the_training_would(data):
@@ -194,10 +182,7 @@ def test_the_command_fails_when_the_training_would(data):
 
 SAID = "<think>I look.</think><code>print(1)</code>\n<observation>1</observation>\n<answer>1</answer>"
 ALPACA = {"instruction": "q", "input": ""}
-UNWRITABLE = {
-    "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
-    "tools": [{"unknown": 1}],
-}
+CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
 SILENT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "loss": False}]
 COLUMNS = {"prompt": "instruction", "query": "input", "chosen": "good", "rejected": "bad"}
 RANKING = {"ranking": True, "columns": COLUMNS}
@@ -206,10 +191,7 @@ SETS = {
     "pairs": (RANKING, [{**ALPACA, "good": SAID, "bad": "<answer>2</answer>"}]),
     "equal_pairs": (RANKING, [{**ALPACA, "good": SAID, "bad": bad} for bad in ("<answer>2</answer>", SAID)]),
     "silent": ({"formatting": "openai_messages"}, [{"messages": SILENT}] * 2),
-    "one_unwritable": (
-        {"formatting": "openai_messages"},
-        [{"messages": UNWRITABLE["messages"]}, UNWRITABLE, {"messages": UNWRITABLE["messages"]}],
-    ),
+    "one_unwritable": ({"formatting": "openai_messages"}, [CHAT, CHAT | {"tools": [{"unknown": 1}]}, CHAT]),
 }
 
 
@@ -231,10 +213,6 @@ def plain(tmp_path, tiny):
     return lambda *overrides: diagnose(config, overrides, Hardware(), {})
 
 
-def errors_of(findings):
-    return [finding.text for finding in findings if finding.level == "error"]
-
-
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
@@ -243,10 +221,7 @@ def errors_of(findings):
         (["roles_without_loss=[think, nope]"], "roles_without_loss: no row has <nope>"),
         (["cutoff_len=0"], "cutoff_len: got 0, expected a whole number above 0"),
         (["dataset=silent"], "silent.jsonl:1 ('q'): nothing to train on: no token of the agent"),
-        (
-            ["dataset=one_unwritable", "template=default"],
-            "one_unwritable.jsonl:2 ('q'): the chat template cannot write it",
-        ),
+        (["dataset=one_unwritable", "template=default"], "one_unwritable.jsonl:2 ('q'): the chat template"),
         (
             ["dataset=pairs,equal_pairs", "stage=dpo"],
             "equal_pairs.jsonl:2 ('q'): the chosen and the rejected",
@@ -259,22 +234,21 @@ def errors_of(findings):
 )
 def test_what_a_training_would_refuse_is_an_error(plain, tmp_path, overrides, told):
     (tmp_path / "list.json").write_text("[1]")
-    errors = errors_of(plain(*(override.format(folder=tmp_path) for override in overrides)))
+    errors = texts_of(plain(*(override.format(folder=tmp_path) for override in overrides)), "error")
     assert any(told in error for error in errors), errors
 
 
 def test_a_row_that_training_would_drop_is_a_warning(plain):
     findings = plain("dataset=one_unwritable", "template=default", "on_bad_rows=drop")
-    assert not errors_of(findings)
-    (warning,) = (
-        finding.text for finding in findings if finding.level == "warning" and finding.subject == "data"
-    )
+    assert not texts_of(findings, "error")
+    (warning,) = texts_of([finding for finding in findings if finding.subject == "data"], "warning")
     assert warning.startswith("1 bad rows in the sample, ")
     assert "one_unwritable.jsonl:2 ('q'): the chat template cannot write it: " in warning
 
 
 def test_a_list_of_roles_is_the_text_with_commas(plain):
-    assert not errors_of(plain("roles_without_loss=[think, code]", "ignore_observation_token=[observation]"))
+    lists = ("roles_without_loss=[think, code]", "ignore_observation_token=[observation]")
+    assert not texts_of(plain(*lists), "error")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+from sft_rows import CALL, SEEN, alpaca
 
 from afm.agents import AgentSpec
 from afm.errors import ConfigError, DataError
@@ -13,21 +14,14 @@ from afm.models.tokenizer import ChatTokenizer
 from afm.rollout import run_episode
 from afm.tools import ToolResult
 
-CALL = "<think>Use the tool.</think><code>print(17+25)</code>"
 SAID = "<reflection>The result is 42.</reflection><answer>42</answer>"
 JOINTS = {
-    "rollout": "\n<observation>\n42\n</observation>\n",
+    "rollout": SEEN,
     "tight": "<observation>42</observation>",
     "two newlines": "\n<observation>\n42\n</observation>\n\n",
     "blank": " <observation>\t42 </observation> ",
     "twice": "\n<observation>1</observation>\n<observation>中文 é🙂</observation>\n",
 }
-
-
-def alpaca(*responses):
-    return [
-        {"instruction": f"Question {n}?", "input": "", "output": text} for n, text in enumerate(responses)
-    ]
 
 
 def test_only_the_agents_text_is_trained_on(pipeline, data_dir, qwen):
@@ -127,9 +121,8 @@ def test_other_tags_can_be_the_environments(pipeline, data_dir, tiny):
 
 def test_a_cut_off_inside_an_observation_trains_on_what_stands_before(pipeline, data_dir, tiny):
     rows = alpaca(f"{CALL}\n<observation>\n{'42 ' * 200}\n</observation>\n{SAID}")
-    [row] = pipeline(tiny, data_dir(rows), cutoff_len=100).rows
     built = pipeline(tiny, data_dir(rows), cutoff_len=100)
-    assert len(row["input_ids"]) == 100
+    assert len(built.rows[0]["input_ids"]) == 100
     assert built.trained() == [CALL]
 
 
@@ -145,6 +138,7 @@ class Adder:
         pass
 
 
+AFTER = ("code", "answer")
 AGENT = AgentSpec(
     name="adder",
     roles={
@@ -154,42 +148,33 @@ AGENT = AgentSpec(
         "reflection": {},
         "answer": {"kind": "answer"},
     },
-    transitions={
-        "start": ("code", "answer"),
-        "code": ("reflection", "answer"),
-        "reflection": ("code", "answer"),
-    },
+    transitions={"start": AFTER, "code": ("reflection", "answer"), "reflection": AFTER},
     prompt="Write <observation> never.\n{roles}",
 )
 
-QWEN_DEFAULT_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 QWEN_CHAT_TEMPLATE = (
     "{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\\n"
-    + QWEN_DEFAULT_SYSTEM
-    + "<|im_end|>\\n' }}"
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' }}"
     "{%- endif %}{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] "
     "+ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
 
-def with_qwens_own_template(folder, target):
-    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
+@pytest.fixture
+def own_template(qwen, tmp_path):
+    """Qwen's tokenizer with its own template, which has a default system prompt."""
+    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(qwen)
     tokenizer.chat_template = QWEN_CHAT_TEMPLATE
-    tokenizer.save_pretrained(target)
-    (target / "config.json").write_bytes((folder / "config.json").read_bytes())
-    return target
+    tokenizer.save_pretrained(tmp_path / "own")
+    shutil.copy(qwen / "config.json", tmp_path / "own")
+    return tmp_path / "own"
 
 
-async def test_training_sees_the_token_ids_of_a_rollout(pipeline, data_dir, model_dir, tmp_path):
-    await same_ids(pipeline, data_dir, model_dir, "qwen3_nothink")
-
-
-async def test_qwens_default_system_prompt_is_trained_as_it_is_asked(pipeline, data_dir, qwen, tmp_path):
-    (tmp_path / "own").mkdir()
-    await same_ids(pipeline, data_dir, with_qwens_own_template(qwen, tmp_path / "own"), "qwen")
-
-
-async def same_ids(pipeline, data_dir, model_dir, template):
+@pytest.mark.parametrize(
+    ("model", "template"), [("tiny", "qwen3_nothink"), ("qwen", "qwen3_nothink"), ("own_template", "qwen")]
+)
+async def test_training_sees_the_token_ids_of_a_rollout(pipeline, data_dir, request, model, template):
+    model_dir = request.getfixturevalue(model)
     said = iter([CALL, "<reflection>More.</reflection><code>6*7</code>", SAID])
     model = ScriptedModel(lambda text: next(said), ChatTokenizer.load(model_dir))
     episode = await run_episode(AGENT, model, {"code": Adder()}, "17+25?")
@@ -211,13 +196,10 @@ def test_a_template_that_asks_otherwise_than_rollouts_is_refused(pipeline, data_
 
 
 def test_conversations_that_do_not_end_with_the_assistant_are_named(pipeline, data_dir, tiny):
-    rows = [
-        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
-        {"conversations": [{"from": "human", "value": "a"}]},
-    ]
-    with pytest.raises(
-        DataError, match=r"rows.json:1, row 2 .*: conversations: got 1 turns, expected turns in alter"
-    ):
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    rows = [{"conversations": turns}, {"conversations": turns[:1]}]
+    message = r"rows.json:1, row 2 .*: conversations: got 1 turns, expected turns in alter"
+    with pytest.raises(DataError, match=message):
         pipeline(tiny, data_dir(rows, formatting="sharegpt"))
 
 

@@ -17,18 +17,15 @@ def test_another_version_of_llamafactory_is_refused(tmp_path, monkeypatch):
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: llamafactory\nVersion: 0.9.4\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        EngineError, match=r"llamafactory 0.9.4 is installed.*pip install llamafactory==0.9.5"
-    ):
+    message = r"llamafactory 0.9.4 is installed.*pip install llamafactory==0.9.5"
+    with pytest.raises(EngineError, match=message):
         load_engine()
 
 
 def test_starting_a_training_imports_no_engine():
     code = "import sys, llamafactory_patch.launcher; print({'torch', 'llamafactory'} & set(sys.modules))"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "set()\n"
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_torchaudio_stays_unavailable_after_its_absence_was_bridged():

@@ -9,6 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 
 import pytest
+from sft_rows import FEEDBACK, PAIRS, alpaca, pairs
 
 from afm.masking import continuing
 
@@ -16,21 +17,8 @@ ROWS = int(os.environ.get("AFM_EXACTNESS_ROWS", "60"))
 ROLES = ("think", "plan", "reflection", "answer", "code")
 JOINTS = ("", "\n", "\n\n", "\r\n", " ", "\t", "\n ", "\u00a0", "\u2003\n", "\u3000")
 ENDS = (
-    " ",
-    "\r\n",
-    "\n\n\n",
-    "\t",
-    "> <",
-    "</",
-    "<",
-    ">",
-    "\u200d",
-    "\u0301",
-    ".",
-    "}\n",
-    "&amp;",
-    "<|",
-    "``` ",
+    *(" ", "\r\n", "\n\n\n", "\t", "> <", "</", "<", ">", "\u200d"),
+    *("\u0301", ".", "}\n", "&amp;", "<|", "``` "),
 )
 PLANES = (
     [(0x20, 0x7E)] * 6
@@ -144,8 +132,8 @@ def saved(tokenizer, tiny, folder):
 TOKENIZERS = ("tags", "llama", "qwen", "tiny")
 
 
-def alpaca(made):
-    return [{"instruction": f"{n}?", "input": "", "output": one.text} for n, one in enumerate(made)], {}
+def answers(made):
+    return alpaca(*(one.text for one in made)), {}
 
 
 def sharegpt(made):
@@ -175,21 +163,11 @@ def tool_calls(made):
 
 
 def preferences(made):
-    rows = [
-        {"instruction": "1?", "input": "", "chosen": first.text, "rejected": second.text}
-        for first, second in zip(made[0::2], made[1::2], strict=True)
-    ]
-    columns = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
-    return rows, {"ranking": True, "columns": columns}
+    return pairs(*((one.text, two.text) for one, two in zip(made[0::2], made[1::2], strict=True))), PAIRS
 
 
 def feedback(made):
-    rows = [
-        {"instruction": "1?", "input": "", "output": one.text, "good": bool(n % 2)}
-        for n, one in enumerate(made)
-    ]
-    columns = {"prompt": "instruction", "query": "input", "response": "output", "kto_tag": "good"}
-    return rows, {"columns": columns}
+    return [{**row, "good": bool(n % 2)} for n, row in enumerate(answers(made)[0])], FEEDBACK
 
 
 def turns_of(tokenizer, labels):
@@ -205,9 +183,9 @@ def turns_of(tokenizer, labels):
 
 
 MODES = {
-    "alpaca": (alpaca, {}),
-    "alpaca, packed": (alpaca, {"packing": True}),
-    "alpaca, neatly packed": (alpaca, {"neat_packing": True}),
+    "alpaca": (answers, {}),
+    "alpaca, packed": (answers, {"packing": True}),
+    "alpaca, neatly packed": (answers, {"neat_packing": True}),
     "sharegpt": (sharegpt, {}),
     "agent_flan": (agent_flan, {}),
     "openai_messages": (tool_calls, {}),
@@ -217,7 +195,7 @@ MODES = {
 
 
 WHOLE = "AFM_EXACTNESS_ROWS" in os.environ
-PAIRS = [
+CASES = [
     (tokenizer, mode)
     for tokenizer in TOKENIZERS
     for number, mode in enumerate(MODES)
@@ -225,7 +203,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("tokenizer_name", "mode"), PAIRS)
+@pytest.mark.parametrize(("tokenizer_name", "mode"), CASES)
 def test_the_trained_tokens_are_exactly_the_agents_text(pipeline, data_dir, request, tokenizer_name, mode):
     """Each mode with one of the hard tokenizers, and each tokenizer with turns; every pair in the full check."""
     folder = request.getfixturevalue(tokenizer_name)

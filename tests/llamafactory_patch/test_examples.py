@@ -3,7 +3,7 @@
 import json
 
 import pytest
-import yaml
+from sft_rows import PAIRS
 from typer.testing import CliRunner
 
 from afm.cli.main import app
@@ -23,18 +23,12 @@ def shown(data_dir, tiny, tmp_path, monkeypatch):
     def show(rows, formatting, *words, **info):
         folder = data_dir(rows, name="rows.jsonl", formatting=formatting, **info)
         config = tmp_path / "training.yaml"
-        settings = {
-            "model_name_or_path": str(tiny),
-            "dataset_dir": str(folder),
-            "dataset": "rows",
-            "cache_dir": str(tmp_path / "cache"),
-            "output_dir": str(tmp_path / "out"),
-            "template": "qwen3_nothink",
-            "ignore_observation": True,
-            "finetuning_type": "full",
-            "report_to": "none",
-        }
-        config.write_text(yaml.safe_dump(settings), "utf-8")
+        config.write_text(
+            f"model_name_or_path: {tiny}\ndataset_dir: {folder}\ndataset: rows\ncache_dir: {tmp_path}/cache\n"
+            f"output_dir: {tmp_path}/out\ntemplate: qwen3_nothink\nignore_observation: true\n"
+            "finetuning_type: full\nreport_to: none\n",
+            "utf-8",
+        )
         result = CliRunner().invoke(app, ["mask", str(config), "--json", *words], catch_exceptions=False)
         assert not (tmp_path / "out").exists()
         return [json.loads(line) for line in result.stdout.splitlines()]
@@ -51,8 +45,7 @@ def test_rows_packs_and_pairs_are_shown_as_they_would_be_trained_on(shown):
     statistics, *examples = shown([ROW] * 6, "alpaca", "neat_packing=true", "cutoff_len=4096")
     assert (statistics["rows"], statistics["sequences"], len(examples)) == (1, 6, 3)
     pair = {"instruction": "Q", "input": "", "chosen": TEXT, "rejected": "<answer>B</answer>"}
-    columns = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
-    statistics, chosen, rejected = shown([pair], "alpaca", "stage=dpo", ranking=True, columns=columns)
+    statistics, chosen, rejected = shown([pair], "alpaca", "stage=dpo", **PAIRS)
     assert (statistics["rows"], statistics["sequences"]) == (1, 2)
     assert chosen["trained_text"].startswith(TRAINED)
     assert rejected["trained_text"].startswith("<answer>B")

@@ -4,25 +4,21 @@ import json
 from pathlib import Path
 
 import pytest
+from sft_rows import SEEN, bad_rows
 
 from afm.agents import load_agent
 from afm.errors import DataError
 from afm.trajectory.record import Record, TextSegment
-from llamafactory_patch.bad_rows import REPORT_FILE
 from llamafactory_patch.conversations import agent_flan_row
 
 PLAN = "<plan>P.</plan><think>T.</think><code>```py\nprint(42)\n```</code>"
-SEEN = "\n<observation>\n42\n</observation>\n"
 SAID = "<reflection>good</reflection><think>T.</think><answer>\\boxed{42}</answer>"
 
 
-def record(
-    name="a",
-    segments=((PLAN, "agent"), (SEEN, "environment"), (SAID, "agent")),
-    *,
-    agent_name="math",
-    **fields,
-):
+SEGMENTS = ((PLAN, "agent"), (SEEN, "environment"), (SAID, "agent"))
+
+
+def record(name="a", segments=SEGMENTS, *, agent_name="math", **fields):
     parts = tuple(TextSegment(author=author, text=text) for text, author in segments)
     made = Record(id=name, agent=agent_name, agent_digest="d", question=f"{name}?", segments=parts, **fields)
     return json.loads(made.model_dump_json())
@@ -46,8 +42,8 @@ def test_trajectories_are_asked_as_the_agent_that_is_trained(pipeline, data_dir,
     folder = data_dir([record(), record("b", agent_name="web")], name="rows.jsonl", formatting="trajectory")
     built = pipeline(tiny, folder, agent=str(own), on_bad_rows="drop")
     assert built.masked() == [f"<|im_start|>user\nQ a?<|im_end|>\n<|im_start|>assistant\n{SEEN}\n"]
-    report = (folder / "out" / REPORT_FILE).read_text("utf-8")
-    assert "agent: got a record of 'web', but the agent that is trained is 'math'" in report
+    [bad] = bad_rows(folder)
+    assert "agent: got a record of 'web', but the agent that is trained is 'math'" in bad["reason"]
 
 
 def test_what_a_filter_did_not_keep_is_left_out_and_listed(pipeline, data_dir, tiny, capsys):
@@ -55,8 +51,7 @@ def test_what_a_filter_did_not_keep_is_left_out_and_listed(pipeline, data_dir, t
     folder = data_dir(rows, name="rows.jsonl", formatting="trajectory")
     assert len(pipeline(tiny, folder).rows) == 1
     assert "0 left out, and 1 that a filter had not kept" in capsys.readouterr().err
-    [line] = (folder / "out" / REPORT_FILE).read_text("utf-8").splitlines()
-    assert json.loads(line)["reason"] == "not kept: wrong answer"
+    assert [row["reason"] for row in bad_rows(folder)] == ["not kept: wrong answer"]
 
 
 def test_a_trajectory_against_its_agents_rules_is_named(pipeline, data_dir, tiny):
@@ -75,11 +70,8 @@ CITY = {"type": "function", "function": {"name": "weather", "description": "W.",
 
 def call(arguments, **fields):
     function = {"name": "weather", "arguments": json.dumps(arguments, ensure_ascii=False)}
-    return {
-        "role": "assistant",
-        "tool_calls": [{"id": "1", "type": "function", "function": function}],
-        **fields,
-    }
+    calls = [{"id": "1", "type": "function", "function": function}]
+    return {"role": "assistant", "tool_calls": calls, **fields}
 
 
 def conversation():
@@ -101,10 +93,10 @@ def test_tool_calls_are_rendered_as_qwen_writes_them(pipeline, data_dir, qwen):
     whole = built.tokenizer.decode(row["input_ids"])
     assert whole.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
     assert json.dumps(CITY) in whole
+    answered = "<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
     assert whole.endswith(
         f"<|im_start|>user\nWeather in Köln?<|im_end|>\n<|im_start|>assistant\nI look it up.\n{call}<|im_end|>\n"
-        "<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
-        "<|im_start|>assistant\nRain.<|im_end|>\n"
+        f"{answered}<|im_start|>assistant\nRain.<|im_end|>\n"
     )
 
 
@@ -120,28 +112,9 @@ def test_reasoning_beside_a_message_is_the_agents_thought(pipeline, data_dir, ti
     ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"reasoning_content": 7}, "reasoning_content: got int, expected a text"),
-        (
-            {"reasoning_content": "a", "content": "<think>b</think>c"},
-            "reasoning_content: the text holds '<think>', too",
-        ),
-    ],
-)
-def test_reasoning_that_cannot_be_kept_is_refused(pipeline, data_dir, tiny, fields, told):
-    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", **fields}]
-    with pytest.raises(DataError, match=told):
-        pipeline(tiny, data_dir([{"messages": messages}], formatting="openai_messages"))
-
-
 def test_a_turn_can_be_left_without_loss(pipeline, data_dir, tiny):
-    messages = [
-        *conversation(),
-        {"role": "user", "content": "And?"},
-        {"role": "assistant", "content": "Sun."},
-    ]
+    more = [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "Sun."}]
+    messages = [*conversation(), *more]
     messages[2]["weight"], messages[4]["loss"] = 0, False
     folder = data_dir([{"messages": messages}], formatting="openai_messages")
     assert pipeline(tiny, folder).trained() == ["Sun.<|im_end|>"]
@@ -149,30 +122,26 @@ def test_a_turn_can_be_left_without_loss(pipeline, data_dir, tiny):
     assert pipeline(tiny, folder).trained() == ["b<|im_end|>"]
 
 
-def flagged(**fields):
+def flagged():
     turns = [("human", "1"), ("gpt", "a"), ("human", "2"), ("gpt", "b")]
-    return {
-        "conversations": [{"from": role, "value": text, "loss": text != "a"} for role, text in turns],
-        **fields,
-    }
+    return {"conversations": [{"from": role, "value": text, "loss": text != "a"} for role, text in turns]}
 
 
 def test_flags_of_turns_hold_without_the_mask_of_observations(pipeline, data_dir, tiny):
     seen = "b<observation>c</observation>"
-    weighted = [
-        *({"role": "user", "content": "1"}, {"role": "assistant", "content": "a", "weight": 0}),
-        *({"role": "user", "content": "2"}, {"role": "assistant", "content": seen}),
-    ]
     turns = flan(
-        *(("user", "1", False), ("assistant", "a", False), ("user", "2", False), ("assistant", seen, True))
+        ("user", "1", False), ("assistant", "a", False), ("user", "2", False), ("assistant", seen, True)
     )
+    weighted = [{"role": one["role"], "content": one["content"]} for one in turns]
+    weighted[1]["weight"] = 0
     chat = flagged()
     chat["conversations"][3]["value"] = seen
-    for formatting, row in (
-        ("openai_messages", {"messages": weighted}),
-        ("agent_flan", {"conversation": turns}),
-        ("sharegpt", chat),
-    ):
+    layouts = {
+        "openai_messages": {"messages": weighted},
+        "agent_flan": {"conversation": turns},
+        "sharegpt": chat,
+    }
+    for formatting, row in layouts.items():
         built = pipeline(tiny, data_dir([row], formatting=formatting), ignore_observation=False)
         assert built.trained() == [f"{seen}<|im_end|>\n"], formatting
 
@@ -206,9 +175,8 @@ def test_in_a_table_a_key_without_a_value_is_none(pipeline, data_dir, qwen):
     built = pipeline(qwen, folder, template="qwen")
     call = '<tool_call>\n{"name": "w", "arguments": %s}\n</tool_call><|im_end|>'
     assert built.trained() == [call % '{"a": 1}', call % '{"b": [{"c": 2}, {"d": 3}]}']
-    assert [
-        json.dumps(row["tools"][0]) in masked for row, masked in zip(rows, built.masked(), strict=True)
-    ] == [True] * 2
+    for source, masked in zip(rows, built.masked(), strict=True):
+        assert json.dumps(source["tools"][0]) in masked
 
 
 TOOLS = '[{"name": "w", "description": "W.", "parameters": {"type": "object", "properties": {}}}]'
@@ -235,20 +203,16 @@ def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
         (2, {"role": "assistant", "content": "no call"}),
         (4, {"role": "assistant", "content": "x", "weight": 0.5}),
         (4, {"role": "assistant", "content": "x", "loss": "false"}),
+        (4, {"role": "assistant", "content": "x", "reasoning_content": 7}),
+        (4, {"role": "assistant", "content": "<think>b</think>c", "reasoning_content": "a"}),
     ]
     tools = [5, "5", ["w"], {"name": "w"}, "[", '["w"]']
-    rows = []
-    for place, message in changes:
-        rows.append({"messages": conversation()})
-        rows[-1]["messages"][place] = message
+    rows = [{"messages": [*conversation()[:at], one, *conversation()[at + 1 :]]} for at, one in changes]
     rows += [{"messages": conversation(), "tools": one} for one in tools]
-    with pytest.raises(DataError) as caught:
-        pipeline(tiny, data_dir(rows, formatting="openai_messages"))
     folder = data_dir(rows, formatting="openai_messages")
-    assert "more rows" in str(caught.value)
-    faults = [
-        json.loads(line)["reason"] for line in (folder / "out" / REPORT_FILE).read_text("utf-8").splitlines()
-    ]
+    with pytest.raises(DataError, match="more rows"):
+        pipeline(tiny, folder)
+    faults = [row["reason"] for row in bad_rows(folder)]
     assert faults[0].startswith("messages[2]: tool_calls: arguments of 'w' are no JSON")
     assert faults[1:] == [
         "messages: the last message is 'tool''s, expected the assistant's",
@@ -258,6 +222,8 @@ def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
         "messages[3]: a result of a tool without a call before it",
         "messages[4]: weight: got 0.5, expected 0 or 1",
         "messages[4]: loss: got 'false', expected true or false",
+        "messages[4]: reasoning_content: got int, expected a text",
+        "messages[4]: reasoning_content: the text holds '<think>', too, by which the template marks thoughts",
         "tools: got 5, expected a list of objects",
         "tools: got 5, expected a list of objects",
         "tools: got ['w'], expected a list of objects",
@@ -309,10 +275,7 @@ def test_two_turns_of_the_user_read_as_the_protocol_writes_them():
         ([("user", "a", False), ("tool", "b", False)], "got 'tool', expected system, user or assistant"),
         ([("user", "a", False), ("assistant", "b", 1)], "loss: got 1, expected true or false"),
         ([("user", "a", False)], "the user's first and the assistant's last"),
-        (
-            [("user", "a", False), ("assistant", "b", True), ("assistant", "c", True)],
-            "2 turns of the assistant",
-        ),
+        ([("user", "a", False), *[("assistant", "b", True)] * 2], "2 turns of the assistant"),
     ],
 )
 def test_wrong_turns_of_agent_flan_are_refused(turns, message):

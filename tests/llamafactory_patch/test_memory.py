@@ -35,13 +35,15 @@ def test_states_under_zero_are_what_deepspeed_estimates():
 def test_what_a_setting_saves_is_seen():
     shape = model_shape("Qwen/Qwen2.5-7B")
     full = {"finetuning_type": "full", "bf16": True, "cutoff_len": 32768, "per_device_train_batch_size": 1}
-    need = memory_need(shape, full, Sharding.ZERO3, 8)
+
+    def with_setting(**more):
+        return memory_need(shape, {**full, **more}, Sharding.ZERO3, 8)
+
+    need = with_setting()
     assert need.logits == 32768 * 152064 * 10
-    assert memory_need(shape, {**full, "enable_liger_kernel": True}, Sharding.ZERO3, 8).logits == 0
-    assert memory_need(
-        shape, {**full, "disable_gradient_checkpointing": True}, Sharding.ZERO3, 8
-    ).activations > (10 * need.activations)
-    assert memory_need(shape, {**full, "finetuning_type": "lora"}, Sharding.ZERO3, 8).states < need.states / 4
+    assert with_setting(enable_liger_kernel=True).logits == 0
+    assert with_setting(disable_gradient_checkpointing=True).activations > 10 * need.activations
+    assert with_setting(finetuning_type="lora").states < need.states / 4
     by_gpus = [memory_need(shape, full, Sharding.FSDP2, gpus).states for gpus in (1, 2, 4)]
     assert by_gpus == sorted(by_gpus, reverse=True)
     assert model_shape("somebody/unknown") is None
@@ -52,12 +54,8 @@ def test_preferences_need_both_sides_and_a_reference():
     shape = model_shape("Qwen/Qwen2.5-7B")
     sft = {"finetuning_type": "full", "bf16": True, "cutoff_len": 4096, "per_device_train_batch_size": 1}
     dpo = {**sft, "stage": "dpo"}
-    for sharding, share in (
-        (Sharding.NONE, 1),
-        (Sharding.ZERO2, 1),
-        (Sharding.ZERO3, 8),
-        (Sharding.FSDP2, 8),
-    ):
+    shares = {Sharding.NONE: 1, Sharding.ZERO2: 1, Sharding.ZERO3: 8, Sharding.FSDP2: 8}
+    for sharding, share in shares.items():
         more = memory_need(shape, dpo, sharding, 8).states - memory_need(shape, sft, sharding, 8).states
         assert more == 2 * shape.parameters // share
     plain, paired = (memory_need(shape, config, Sharding.ZERO3, 8) for config in (sft, dpo))

@@ -1,21 +1,11 @@
 """Preference data: both responses of a pair carry masks, and stages that cannot mask say why."""
 
 import pytest
+from sft_rows import CALL, FEEDBACK, PAIRS, SEEN, bad_rows, pairs
 
 from afm.errors import ConfigError, DataError
 
-CALL = "<think>Use the tool.</think><code>print(17+25)</code>"
-SEEN = "\n<observation>\n42\n</observation>\n"
 SAID = "<answer>42</answer>"
-PAIR = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
-KTO = {"prompt": "instruction", "query": "input", "response": "output", "kto_tag": "good"}
-
-
-def pairs(*both):
-    return [
-        {"instruction": f"Question {n}?", "input": "", "chosen": chosen, "rejected": rejected}
-        for n, (chosen, rejected) in enumerate(both)
-    ]
 
 
 def trained(built, row, prefix=""):
@@ -25,25 +15,22 @@ def trained(built, row, prefix=""):
 
 
 def test_both_responses_of_a_pair_are_masked(pipeline, data_dir, model_dir):
-    folder = data_dir(pairs((f"{CALL}{SEEN}{SAID}", f"{SEEN}<answer>7</answer>")), ranking=True, columns=PAIR)
+    folder = data_dir(pairs((f"{CALL}{SEEN}{SAID}", f"{SEEN}<answer>7</answer>")), **PAIRS)
     built = pipeline(model_dir, folder, stage="dpo")
     [row] = built.rows
     assert trained(built, row, "chosen_") == f"{CALL}{SAID}<|im_end|>"
     assert trained(built, row, "rejected_") == "<answer>7</answer><|im_end|>"
+    asked = "<|im_start|>user\nQuestion 0?<|im_end|>\n<|im_start|>assistant\n"
     whole = built.tokenizer.decode(row["rejected_input_ids"])
-    assert (
-        whole
-        == f"<|im_start|>user\nQuestion 0?<|im_end|>\n<|im_start|>assistant\n{SEEN}<answer>7</answer><|im_end|>\n"
-    )
+    assert whole == f"{asked}{SEEN}<answer>7</answer><|im_end|>\n"
 
 
 def test_a_pair_is_wrong_when_either_response_is(pipeline, data_dir, tiny):
     good = (SAID, f"{CALL}{SEEN}{SAID}")
     cut = f"<observation>{'42 ' * 200}</observation>{SAID}"
-    rows = pairs(
-        good, ("<observation>", SAID), (SAID, "x</observation>"), (SAID, cut), (cut, SAID), (SAID, 7)
-    )
-    folder = data_dir(rows, ranking=True, columns=PAIR)
+    unclosed, stray = ("<observation>", SAID), (SAID, "x</observation>")
+    empty = (SAID, " <observation>1</observation>")
+    folder = data_dir(pairs(good, unclosed, stray, (SAID, cut), (cut, SAID), (SAID, 7), empty), **PAIRS)
     with pytest.raises(DataError) as caught:
         pipeline(tiny, folder, stage="dpo", cutoff_len=100)
     faults = [line.split(": ", 1)[1] for line in str(caught.value).splitlines()]
@@ -51,31 +38,26 @@ def test_a_pair_is_wrong_when_either_response_is(pipeline, data_dir, tiny):
         "<observation> opened at character 0 is never closed",
         "</observation> at character 1 closes nothing",
         "rejected: got int, expected a text",
+        "the response is empty, or nothing but observations and blanks",
     ]
     built = pipeline(tiny, folder, stage="dpo", cutoff_len=100, on_bad_rows="drop")
     assert [trained(built, row, "rejected_") for row in built.rows] == [f"{CALL}{SAID}<|im_end|>"]
-    report = (folder / "out/bad_rows.jsonl").read_text("utf-8")
-    assert "nothing to train on in the rejected response" in report
-    assert "nothing to train on in the chosen response" in report
-    assert len(report.splitlines()) == 5
+    reasons = [row["reason"] for row in bad_rows(folder)]
+    assert len(reasons) == 6
+    for side in ("chosen", "rejected"):
+        assert any(f"nothing to train on in the {side} response" in reason for reason in reasons)
 
 
 def test_desired_and_undesired_responses_are_masked(pipeline, data_dir, tiny):
     outputs = [(f"{CALL}{SEEN}{SAID}", True), ("<observation>", False), (f"{SEEN}<answer>7</answer>", False)]
     rows = [{"instruction": "Q?", "input": "", "output": text, "good": good} for text, good in outputs]
-    built = pipeline(
-        tiny, data_dir(rows, columns=KTO), stage="kto", on_bad_rows="drop", preprocessing_batch_size=9
-    )
+    options = {"stage": "kto", "on_bad_rows": "drop", "preprocessing_batch_size": 9}
+    built = pipeline(tiny, data_dir(rows, **FEEDBACK), **options)
     assert [row["kto_tags"] for row in built.rows] == [True, False]
-    assert [trained(built, row) for row in built.rows] == [
-        f"{CALL}{SAID}<|im_end|>",
-        "<answer>7</answer><|im_end|>",
-    ]
+    texts = [f"{CALL}{SAID}<|im_end|>", "<answer>7</answer><|im_end|>"]
+    assert [trained(built, row) for row in built.rows] == texts
     # the divergence is estimated on the other row's response, whose observation is masked as well
-    assert [trained(built, row, "kl_") for row in built.rows] == [
-        "<answer>7</answer><|im_end|>",
-        f"{CALL}{SAID}<|im_end|>",
-    ]
+    assert [trained(built, row, "kl_") for row in built.rows] == texts[::-1]
 
 
 @pytest.mark.parametrize(
@@ -99,28 +81,22 @@ def test_a_pair_of_equal_responses_is_a_bad_row(pipeline, data_dir, tiny):
     """The second differs only behind the cut."""
     begun = f"<think>{'a b ' * 60}</think>"
     rows = pairs((SAID, SAID), (f"{begun}<answer>1</answer>", f"{begun}<answer>2</answer>"), (SAID, CALL))
-    folder = data_dir(rows, ranking=True, columns=PAIR)
-    with pytest.raises(
-        DataError, match=r"row 1 \('Question 0\?'\): the chosen and the rejected response are"
-    ):
+    folder = data_dir(rows, **PAIRS)
+    same = "the chosen and the rejected response are the same"
+    with pytest.raises(DataError, match=rf"row 1 \('Question 0\?'\): {same}"):
         pipeline(tiny, folder, stage="dpo")
     built = pipeline(tiny, folder, stage="dpo", cutoff_len=60, on_bad_rows="drop")
     assert [trained(built, row, "rejected_") for row in built.rows] == [f"{CALL}<|im_end|>"]
-    report = (folder / "out/bad_rows.jsonl").read_text("utf-8")
-    assert report.count("the chosen and the rejected response are the same") == 2
+    assert [same in row["reason"] for row in bad_rows(folder)] == [True, True]
 
 
 @pytest.mark.parametrize(
     ("stage", "info", "told"),
     [
-        ("sft", {"columns": KTO}, "got 'sft', .* says that rows.json holds answers marked as desired or not"),
-        (
-            "sft",
-            {"ranking": True, "columns": PAIR},
-            "rows.json holds pairs of a chosen and a rejected answer",
-        ),
+        ("sft", FEEDBACK, "got 'sft', .* says that rows.json holds answers marked as desired or not"),
+        ("sft", PAIRS, "rows.json holds pairs of a chosen and a rejected answer"),
         ("dpo", {}, "got 'dpo', which trains on pairs .* rows.json holds rows of one answer"),
-        ("kto", {"ranking": True, "columns": PAIR}, "rows.json holds pairs of a chosen"),
+        ("kto", PAIRS, "rows.json holds pairs of a chosen"),
     ],
 )
 def test_rows_of_another_kind_of_training_are_told_apart(pipeline, data_dir, tiny, stage, info, told):

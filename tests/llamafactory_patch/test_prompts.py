@@ -28,7 +28,7 @@ def aligned(user, *, system="", answer=SAID):
     return aligned_row([turn("user", user), turn("assistant", answer)], system=system)
 
 
-def asked(value, user, *, row=None, tmp_path=None, **more):
+def asked(value, user, *, row=None, **more):
     source = PromptSource.load(value)
     found = RowPrompts(source, "math").asked(aligned(user, **more), row or {})
     return found["_system"], found["_prompt"][0]["content"], found[ASKED_COLUMN]
@@ -68,20 +68,12 @@ def test_the_agent_without_tools_and_another_that_a_row_names_stay(file):
     assert asked("own", mhqa)[1:] == (MATH.user_message("1?"), PromptState.REWRITTEN)
 
 
-@pytest.mark.parametrize(
-    ("answer", "row"),
-    [
-        ("Hello.", {}),
-        ("<think>Let me see.</think> Hello.", {}),
-        ("Use <answer>2</answer>.", {}),
-        (SAID, {"extra_info": {"agent": ""}}),
-    ],
-)
-def test_chats_stay_as_they_are(answer, row):
-    assert asked("own", "Task: hi?", answer=answer, row=row) == ("", "Task: hi?", PromptState.OTHER)
-    several = aligned_row(
-        [turn("user", "Hi"), turn("assistant", SAID), turn("user", "1?"), turn("assistant", SAID)]
-    )
+def test_chats_stay_as_they_are():
+    chat = ("", "Task: hi?", PromptState.OTHER)
+    for answer in ("Hello.", "<think>Let me see.</think> Hello.", "Use <answer>2</answer>."):
+        assert asked("own", "Task: hi?", answer=answer) == chat
+    assert asked("own", "Task: hi?", row={"extra_info": {"agent": ""}}) == chat
+    several = aligned_row([turn("user", "Hi"), turn("assistant", SAID)] * 2)
     assert RowPrompts(PromptSource(), "math").asked(several, {})[ASKED_COLUMN] is PromptState.OTHER
 
 
@@ -124,9 +116,8 @@ def prompts_of(built):
 
 
 def chat(user, system=""):
-    return (
-        f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
-    ) + f"<|im_start|>user\n{user}<|im_end|>\n"
+    begun = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+    return f"{begun}<|im_start|>user\n{user}<|im_end|>\n"
 
 
 def test_the_pipeline_trains_on_the_prompts_that_are_asked_for(pipeline, data_dir, tiny, file):
@@ -135,11 +126,8 @@ def test_the_pipeline_trains_on_the_prompts_that_are_asked_for(pipeline, data_di
     questions = ("1 + 1?", "2 + 2?", "3 + 3?", "4?")
     assert prompts_of(own) == [*(chat(MATH.user_message(one)) for one in questions), chat("Hi?")]
     row = pipeline(tiny, folder, agent="math", prompt="row")
-    assert prompts_of(row)[1:4] == [
-        chat(RULES + "2 + 2?"),
-        chat(RULES + "3 + 3?"),
-        chat("Question: 4?", "Rules: <plan> first."),
-    ]
+    fourth = chat("Question: 4?", "Rules: <plan> first.")
+    assert prompts_of(row)[1:4] == [chat(RULES + "2 + 2?"), chat(RULES + "3 + 3?"), fourth]
     of_file = pipeline(tiny, folder, agent="math", prompt=str(file))
     assert prompts_of(of_file) == [*(chat(f"Solve:\n{one}", "Be exact.") for one in questions), chat("Hi?")]
     file.write_text("user: 'Q: {question}'\n")  # the cache knows the content
@@ -156,11 +144,8 @@ def test_a_row_that_cannot_be_asked_is_named_with_file_and_line(pipeline, data_d
 
 def test_the_models_folder_gets_the_record_and_a_model_of_another_prompt_is_refused(tmp_path):
     counter = PromptCounter(RowPrompts(PromptSource.load("row"), "math"))
-    for user, state in (
-        (RULES + "1?", PromptState.AS_IS),
-        (RULES + "2?", PromptState.AS_IS),
-        ("Hi?", PromptState.OTHER),
-    ):
+    as_is, other = PromptState.AS_IS, PromptState.OTHER
+    for user, state in ((RULES + "1?", as_is), (RULES + "2?", as_is), ("Hi?", other)):
         counter.add({**aligned(user), ASKED_COLUMN: state})
     counts = counter.counts()
     assert str(counts) == "prompt row: 2 rows as the rows have them, 1 chats as they are"

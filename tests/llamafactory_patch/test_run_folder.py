@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 import yaml
@@ -34,6 +33,8 @@ def test_a_first_start_is_told_to_resume_nothing(job):
     config, note = prepared(job())
     assert config == {"disable_tqdm": True, "output_dir": str(job().output_dir), "seed": 1}
     assert note == ""
+    config, _ = prepared(job())  # interrupted before its first checkpoint
+    assert config["overwrite_output_dir"] is True
 
 
 def test_training_continues_from_the_last_complete_checkpoint(job, tmp_path):
@@ -66,12 +67,6 @@ def test_another_node_comes_to_the_same_checkpoint_and_leaves_the_folder_alone(j
     assert "95" in history.read_text("utf-8")
 
 
-def test_a_start_interrupted_before_its_first_checkpoint_begins_anew(job):
-    prepared(job())
-    config, _ = prepared(job())
-    assert config["overwrite_output_dir"] is True
-
-
 def test_starting_anew_sets_checkpoints_aside_for_good(job, tmp_path):
     """Interrupted, it begins again or continues from its own checkpoints, never from those of the old training."""
     checkpoint(tmp_path, 100)
@@ -95,13 +90,8 @@ def test_a_finished_training_is_known_and_guarded(job, tmp_path):
     assert not run_folder.is_finished(job(seed=2, overwrite_output_dir=True))
     assert load_agent(tmp_path / "agent.yaml") == load_agent("math")
     assert json.loads((tmp_path / "config.json").read_text("utf-8")) == {"use_cache": True, "hidden_size": 8}
-
-
-def test_starting_anew_removes_the_mark_of_the_finished_one(job, tmp_path):
-    run_folder.finish(job(), seconds=1.0)
     prepared(job(overwrite_output_dir=True))
     assert not run_folder.is_finished(job())
-    assert Path(run_folder.config_path(job())).is_file()
 
 
 def test_an_interrupted_training_does_not_continue_with_other_settings(job, tmp_path):

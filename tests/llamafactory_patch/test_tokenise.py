@@ -62,18 +62,14 @@ def test_rows_tokenised_elsewhere_are_refused_when_nothing_of_one_is_trained_on(
     from datasets import Dataset, DatasetDict
 
     def write(labels):
-        columns = {
-            "input_ids": [[5, 6, 7]] * 2,
-            "attention_mask": [[1] * 3] * 2,
-            "labels": [[-100, 6, 7], labels],
-        }
-        DatasetDict({"train": Dataset.from_dict(columns)}).save_to_disk(str(provided.folder))
+        ids = {"input_ids": [[5, 6, 7]] * 2, "attention_mask": [[1] * 3] * 2}
+        rows = Dataset.from_dict({**ids, "labels": [[-100, 6, 7], labels]})
+        DatasetDict({"train": rows}).save_to_disk(str(provided.folder))
 
     options = {"tokenized_path": str(provided.folder), "ignore_observation": False}
     write([5, -100, -100])  # the label at position 0 is predicted by nothing
-    with pytest.raises(
-        DataError, match=r"has a row \(train\) without a single trained token; it begins with"
-    ):
+    message = r"has a row \(train\) without a single trained token; it begins with"
+    with pytest.raises(DataError, match=message):
         provided(**options)
     write([-100, -100, 7])
     assert provided(**options)[0] == 2

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from extras import needs
+from sft_rows import CALL, FEEDBACK, PAIRS, alpaca, pairs
 
 from afm.agents import agent_of_model, load_agent
 from afm.errors import ConfigError
@@ -26,7 +27,8 @@ needs("llamafactory")
 pytestmark = pytest.mark.slow
 
 CONFIG = Path(__file__).parents[2] / "configs/tiny/sft/math.yaml"
-CALL = "<think>Use the tool.</think><code>print(17+25)</code>"
+SMALL = {"max_steps": 5, "warmup_steps": 1, "logging_steps": 1, "cutoff_len": 256}
+SMALL |= {"per_device_train_batch_size": 4}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,37 +40,31 @@ def environment():
         yield
 
 
+def write_sets(folder, sets):
+    """Data sets by name: rows, and what the index says of them beside their file."""
+    for name, (rows, _) in sets.items():
+        (folder / f"{name}.json").write_text(json.dumps(rows), encoding="utf-8")
+    index = {name: {"file_name": f"{name}.json", **info} for name, (_, info) in sets.items()}
+    (folder / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def arguments(tiny, tmp_path_factory):
     """Overrides of the tiny recipe for a small data set; folders have a blank in their names."""
     folder = tmp_path_factory.mktemp("my trainings")
     outputs = [f"{CALL}\n<observation>\n{n}\n</observation>\n<answer>{n}</answer>" for n in range(64)]
-    rows = [{"instruction": f"What is {n}?", "input": "", "output": text} for n, text in enumerate(outputs)]
-    broken = [{"instruction": "a", "input": "", "output": "b</observation>"}]
-    for name, content in {"rows": rows, "broken": broken}.items():
-        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-    index = {name: {"file_name": f"{name}.json"} for name in ("rows", "broken")}
-    (folder / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
+    write_sets(folder, {"rows": (alpaca(*outputs), {}), "broken": (alpaca("b</observation>"), {})})
 
     def make(name, **more):
-        pairs = {
-            "model_name_or_path": tiny,
-            "dataset_dir": folder,
-            "dataset": "rows",
-            "output_dir": folder / name,
-            "max_steps": 5,
-            "warmup_steps": 1,
-            "logging_steps": 1,
-            "per_device_train_batch_size": 4,
-            "cutoff_len": 256,
-            **more,
-        }
-        return [f"{key}={value}" for key, value in pairs.items()]
+        places = {"model_name_or_path": tiny, "dataset_dir": folder, "output_dir": folder / name}
+        options = {"dataset": "rows", **places, **SMALL, **more}
+        return [f"{key}={value}" for key, value in options.items()]
 
     make.folder = folder
     return make
 
 
+LAUNCHER = [sys.executable, "-m", "llamafactory_patch.launcher", str(CONFIG)]
 LENGTH = {"max_steps": 60, "save_steps": 3, "save_total_limit": 2, "seed": 3}
 
 
@@ -89,9 +85,7 @@ def test_a_training_leaves_a_complete_model_and_its_story(arguments, whole, caps
     log = (whole / "training.log").read_text("utf-8")
     assert "train_loss" in log
     assert log.index("training data: 64 sequences") < log.index("--- sequence 33") < log.index("'loss'")
-    roles = json.loads((whole / "data_statistics.json").read_text("utf-8"))["roles"]
-    assert roles["observation"]["trained"] == 0 < roles["observation"]["tokens"]
-    assert roles["code"]["trained"] == roles["code"]["tokens"] > 0
+    check_masked(whole, trained="code")
     check_trackers(whole)
     losses = history(whole)
     assert list(losses) == list(range(1, 61))
@@ -106,6 +100,13 @@ def test_a_training_leaves_a_complete_model_and_its_story(arguments, whole, caps
     assert (whole / "model.safetensors").stat().st_mtime_ns == before
     with pytest.raises(ConfigError, match="max_steps: 60 -> 6"):
         run_sft(CONFIG, arguments("whole", **LENGTH | {"max_steps": 6}))
+
+
+def check_masked(folder, trained):
+    """Observations are masked and a role of the agent is trained on."""
+    roles = json.loads((folder / "data_statistics.json").read_text("utf-8"))["roles"]
+    assert roles["observation"]["trained"] == 0 < roles["observation"]["tokens"]
+    assert roles[trained]["trained"] == roles[trained]["tokens"] > 0
 
 
 def check_trackers(target):
@@ -131,8 +132,7 @@ def test_two_nodes_and_fsdp2_train_what_one_process_does(arguments, monkeypatch)
     nodes = arguments.folder / "nodes"
     halves = {"disable_shuffling": True, "per_device_train_batch_size": 2}
     job = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "llamafactory_patch.launcher", str(CONFIG)]
-    command += arguments("nodes", **halves)
+    command = [*LAUNCHER, *arguments("nodes", **halves)]
     env = {**os.environ, **job, "PYTHONPATH": os.pathsep.join(sys.path)}
     both = [
         subprocess.Popen(command, env={**env, "NODE_RANK": rank}, stdout=subprocess.DEVNULL) for rank in "10"
@@ -199,15 +199,15 @@ TWINS = sorted(CONFIG.parent.glob("*_agent*.yaml"))
 def trained(tiny, tmp_path_factory):
     """The tiny twins of the recipes, DPO and KTO, trained in one process: starting the engine takes longer than the steps."""
     folder = tmp_path_factory.mktemp("trained")
-    index = {}
+    both = [(response(n, good=True), response(n, good=False)) for n in range(8)]
+    feedback = [
+        {**row, "good": n % 2 == 0} for n, row in enumerate(alpaca(*(b[n % 2] for n, b in enumerate(both))))
+    ]
+    sets = {"dpo": (pairs(*both), PAIRS), "kto": (feedback, FEEDBACK)}
     for agent in ("web", "mhqa", "code"):
-        index[f"{agent}_agent_sft"] = {"file_name": f"{agent}.json"}
-        text = json.dumps([twin_row(load_agent(agent), number) for number in range(16)])
-        (folder / f"{agent}.json").write_text(text, encoding="utf-8")
-    for stage, (rows, info) in {"dpo": preference_rows(), "kto": feedback_rows()}.items():
-        index[stage] = {"file_name": f"{stage}.json", **info}
-        (folder / f"{stage}.json").write_text(json.dumps(rows), encoding="utf-8")
-    (folder / "dataset_info.json").write_text(json.dumps(index), encoding="utf-8")
+        rows = [twin_row(load_agent(agent), number) for number in range(16)]
+        sets[f"{agent}_agent_sft"] = (rows, {})
+    write_sets(folder, sets)
     configs = [write_config(folder, tiny, stage) for stage in ("dpo", "kto")]
     configs.append(write_stock_config(folder, tiny))
     for twin in TWINS:
@@ -229,9 +229,7 @@ def test_every_tiny_twin_trains(trained):
         assert sorted(history(folder)) == [1, 2]
         kind = "adapter_model" if twin.stem.endswith("_lora") else "model"
         assert (folder / "checkpoint-2" / f"{kind}.safetensors").is_file()
-        roles = json.loads((folder / "data_statistics.json").read_text("utf-8"))["roles"]
-        assert roles["observation"]["trained"] == 0 < roles["observation"]["tokens"]
-        assert roles["answer"]["trained"] == roles["answer"]["tokens"] > 0
+        check_masked(folder, trained="answer")
 
 
 def twin_row(agent, number):
@@ -241,31 +239,10 @@ def twin_row(agent, number):
     return {"instruction": agent.user_message(f"What is {number}?"), "input": "", "output": text}
 
 
-PAIR = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
-KTO = {"prompt": "instruction", "query": "input", "response": "output", "kto_tag": "good"}
-
-
 def response(number, *, good):
     """The tool's text is long and differs between the two: summed by mistake, it would show."""
     seen = f"\n<observation>\n{number if good else 'no such thing ' * 5}\n</observation>\n"
     return f"{CALL}{seen}<answer>{number if good else 'unknown'}</answer>"
-
-
-def preference_rows():
-    pairs = [(response(n, good=True), response(n, good=False)) for n in range(8)]
-    rows = [
-        {"instruction": f"{n}?", "input": "", "chosen": a, "rejected": b} for n, (a, b) in enumerate(pairs)
-    ]
-    return rows, {"ranking": True, "columns": PAIR}
-
-
-def feedback_rows():
-    goods = [n % 2 == 0 for n in range(8)]
-    rows = [
-        {"instruction": f"{n}?", "input": "", "output": response(n, good=good), "good": good}
-        for n, good in enumerate(goods)
-    ]
-    return rows, {"columns": KTO}
 
 
 def agent_logprob(model_dir, ids, labels):
@@ -283,13 +260,12 @@ def test_preference_trainings_take_the_agents_tokens_alone(trained, tiny):
     """What the trainers of DPO and KTO sum is the log-probability of the agent's tokens alone."""
     from datasets import load_from_disk
 
-    built = {
-        stage: list(load_from_disk(str(trained / f"{stage}_run/tokenized"))["train"])
-        for stage in ("dpo", "kto")
-    }
+    def built(stage):
+        return list(load_from_disk(str(trained / f"{stage}_run/tokenized"))["train"])
+
     first, *_, last = logged(trained / "dpo_run")
     for side in ("chosen", "rejected"):
-        sums = [agent_logprob(tiny, row[f"{side}_input_ids"], row[f"{side}_labels"]) for row in built["dpo"]]
+        sums = [agent_logprob(tiny, row[f"{side}_input_ids"], row[f"{side}_labels"]) for row in built("dpo")]
         assert first[f"logps/{side}"] == pytest.approx(sum(sums) / len(sums), rel=1e-4)
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-4)  # policy and reference are the same model
     assert last["loss"] < 0.5
@@ -297,7 +273,7 @@ def test_preference_trainings_take_the_agents_tokens_alone(trained, tiny):
 
     first, *_, last = logged(trained / "kto_run")
     for side, wanted in (("chosen", True), ("rejected", False)):
-        rows = [row for row in built["kto"] if row["kto_tags"] is wanted]
+        rows = [row for row in built("kto") if row["kto_tags"] is wanted]
         sums = [agent_logprob(tiny, row["input_ids"], row["labels"]) for row in rows]
         assert first[f"logps/{side}"] == pytest.approx(sum(sums) / len(sums), rel=1e-4)
     assert first["loss"] == pytest.approx(0.5, abs=1e-4)
@@ -306,24 +282,24 @@ def test_preference_trainings_take_the_agents_tokens_alone(trained, tiny):
 
 def write_config(folder, tiny, stage):
     """Six steps over all rows at once."""
-    config = yaml.safe_load(STOCK) | {
-        "model_name_or_path": str(tiny),
-        "stage": stage,
-        "finetuning_type": "full",
-        "dataset": stage,
-        "dataset_dir": str(folder),
-        "ignore_observation": True,
-        "output_dir": str(folder / f"{stage}_run"),
-        "max_steps": 6,
-        "save_steps": 6,
-        "learning_rate": 0.01,
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 1,
-        "lr_scheduler_type": "linear",
-        "disable_shuffling": True,
-    }
+    config = yaml.safe_load(f"""
+model_name_or_path: {tiny}
+stage: {stage}
+finetuning_type: full
+dataset: {stage}
+dataset_dir: {folder}
+ignore_observation: true
+output_dir: {folder}/{stage}_run
+max_steps: 6
+save_steps: 6
+learning_rate: 0.01
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 1
+lr_scheduler_type: linear
+disable_shuffling: true
+""")
     path = folder / f"{stage}.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    path.write_text(yaml.safe_dump(yaml.safe_load(STOCK) | config), encoding="utf-8")
     return path
 
 
@@ -346,7 +322,7 @@ def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, capfd):
     target = arguments.folder / "broken"
     last = (target / "training.log").read_text("utf-8").splitlines()[-1]
     file = arguments.folder / "broken.json"
-    expected = f"error: {file}:1, row 1 ('a'): </observation> at character 1 closes nothing"
+    expected = f"error: {file}:1, row 1 ('Question 0?'): </observation> at character 1 closes nothing"
     assert last == expected
     assert capfd.readouterr().err == f"{expected}\n"
     assert not (target / "agent.yaml").exists()
@@ -355,13 +331,7 @@ def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, capfd):
 def test_a_killed_training_ends_with_the_same_bits_as_one_that_was_not(arguments, whole, capsys):
     """`kill -9` of the caller after the first checkpoint; the next start takes it up there."""
     target = arguments.folder / "killed"
-    command = [
-        sys.executable,
-        "-m",
-        "llamafactory_patch.launcher",
-        str(CONFIG),
-        *arguments("killed", **LENGTH),
-    ]
+    command = [*LAUNCHER, *arguments("killed", **LENGTH)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     caller = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
@@ -420,13 +390,8 @@ def write_stock_config(folder, tiny):
     places = {"model_name_or_path": str(tiny), "dataset_dir": str(folder), "output_dir": str(folder / "lora")}
     ours = {"ignore_observation": True, "ignore_observation_token": "observation"}
     if importlib.util.find_spec("swanboard"):
-        logdir = str(folder / "lora/swanlab")
-        ours |= {
-            "use_swanlab": True,
-            "swanlab_mode": "local",
-            "swanlab_project": "local",
-            "swanlab_logdir": logdir,
-        }
+        ours |= {"use_swanlab": True, "swanlab_mode": "local", "swanlab_project": "local"}
+        ours |= {"swanlab_logdir": str(folder / "lora/swanlab")}
     path = folder / "my lora.yaml"
     path.write_text(STOCK + yaml.safe_dump(places | ours), encoding="utf-8")
     return path
@@ -436,7 +401,6 @@ def test_a_stock_configuration_needs_two_keys_more(trained):
     saved = trained / "lora"
     assert (saved / "adapter_model.safetensors").is_file()
     assert sorted(history(saved)) == [1, 2]
-    roles = json.loads((saved / "data_statistics.json").read_text("utf-8"))["roles"]
-    assert roles["observation"]["trained"] == 0 < roles["observation"]["tokens"]
+    check_masked(saved, trained="answer")
     if importlib.util.find_spec("swanboard"):
         assert swanlab_losses(saved / "swanlab") == pytest.approx(history(saved))

@@ -46,32 +46,21 @@ def composed(path: Path) -> tuple[RlSettings, Any]:
     return settings, command(settings, "/tmp/ray")[1]
 
 
-RECORDER = """#!{python}
-import json, os, sys
-print(json.dumps([os.getcwd(), *sys.argv[1:]]))
-"""
-
-
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a program `afm` that prints its working folder and its words."""
     program = tmp_path_factory.mktemp("bin") / "afm"
-    program.write_text(RECORDER.format(python=sys.executable), "utf-8")
+    text = "import json, os, sys\nprint(json.dumps([os.getcwd(), *sys.argv[1:]]))\n"
+    program.write_text(f"#!{sys.executable}\n{text}", "utf-8")
     program.chmod(0o755)
     return program.parent
 
 
 def run_script(
-    script: Path, programs: Path, *arguments: str, **variables: str
+    script: Path, programs: Path, *words: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        [str(script), "--dry-run", *arguments],
-        capture_output=True,
-        text=True,
-        cwd="/",
-        env=os.environ | {"PATH": path, **variables},
-    )
+    env = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **variables}
+    return subprocess.run([str(script), *words], capture_output=True, text=True, cwd="/", env=env)
 
 
 @pytest.fixture
@@ -83,7 +72,7 @@ def dry_run(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
         return launcher.main(words[4:])
 
     def run(script: Path, *arguments: str, **variables: str) -> Result:
-        done = run_script(script, recorder, *arguments, **variables)
+        done = run_script(script, recorder, "--dry-run", *arguments, **variables)
         assert done.returncode == 0, done.stderr
         folder, *words = json.loads(done.stdout)
         assert folder == str(ROOT)
@@ -120,9 +109,8 @@ def test_asynchronous_trainers_are_laid_over_a_recipe(mode: str, tmp_path: Path)
     assert config.trainer.v1.sampler.max_off_policy_threshold == 3
     if mode == "separate":
         each_sync = config.actor_rollout_ref.actor.ppo_mini_batch_size
-        assert (
-            config.data.train_batch_size == each_sync * config.trainer.v1.separate_async.parameter_sync_step
-        )
+        steps = config.trainer.v1.separate_async.parameter_sync_step
+        assert config.data.train_batch_size == each_sync * steps
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -139,7 +127,7 @@ def test_every_script_resolves_from_any_folder(script: Path, dry_run: Callable[.
 
 def test_a_script_starts_the_program_beside_its_python() -> None:
     script = ROOT / "train/code_agent/rl/train_dapo_code_agent_tiny.sh"
-    result = run_script(script, Path(sys.executable).parent, MODEL="some/model")
+    result = run_script(script, Path(sys.executable).parent, "--dry-run", MODEL="some/model")
     assert result.returncode == 1  # the data is not here
     assert "Traceback" not in result.stderr
     assert re.search(r"^error: this would not start: \S+\.parquet: no such file", result.stderr, re.MULTILINE)
@@ -147,14 +135,10 @@ def test_a_script_starts_the_program_beside_its_python() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_every_script_says_how_to_set_what_is_missing(script: Path, recorder: Path) -> None:
-    result = run_script(script, recorder, MODEL="")
+def test_every_script_is_short_strict_and_says_how_it_is_used(script: Path, recorder: Path) -> None:
+    result = run_script(script, recorder, "--dry-run", MODEL="")
     assert result.returncode == 1
     assert "set it to the folder of the SFT model, for example MODEL=" in result.stderr
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_every_script_is_short_strict_and_shows_an_example(script: Path) -> None:
     lines = script.read_text().splitlines()
     assert len(lines) < 40
     assert "set -euo pipefail" in lines
@@ -164,20 +148,25 @@ def test_every_script_is_short_strict_and_shows_an_example(script: Path) -> None
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/rl").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_gpu_configuration_has_its_script(path: Path) -> None:
+def test_every_recipe_for_gpus_has_its_script_and_room_for_a_sample(path: Path) -> None:
     agent, method, _ = path.stem.split("_", 2)
     script = ROOT / f"train/{agent}_agent/rl/train_{method}_{agent}_agent.sh"
     assert f"configs/rl/{agent}_{method}_$SIZE.yaml" in script.read_text()
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/rl").glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_sample_fits_where_it_has_to(path: Path) -> None:
-    _, config = composed(path)
+    settings, config = composed(path)
     longest = config.data.max_prompt_length + config.data.max_response_length
     assert config.actor_rollout_ref.rollout.max_model_len >= longest
     assert config.critic.model.path == config.actor_rollout_ref.model.path
     if config.algorithm.adv_estimator == "gae":
         assert config.critic.ppo_max_token_len_per_gpu >= longest
+    if method == "dapo":
+        assert isinstance(settings.rewards, dict)
+        overlong = settings.rewards["overlong"]  # the last eighth of the response
+        assert overlong["max_tokens"] == settings.spec().limits.max_response_tokens
+        assert overlong["buffer_tokens"] * 8 == overlong["max_tokens"]
+        # Wrong answers of different lengths: the penalty differs, which is nothing to learn from.
+        wrong = [{"acc": 0.0, "score": score, "abstained": 0.0} for score in (-0.5, 0.0)]
+        fate = SampleGroup(wrong).fate(config.algorithm.filter_groups.metric, expected=2)
+        assert fate is GroupFate.ALIKE
 
 
 def test_sglang_keeps_the_tokenizer_it_finds_stop_strings_with() -> None:
@@ -186,35 +175,28 @@ def test_sglang_keeps_the_tokenizer_it_finds_stop_strings_with() -> None:
     assert config.actor_rollout_ref.rollout.skip_tokenizer_init is False
 
 
-@pytest.mark.parametrize("size", ["32b", "32b_long"])  # 7b is the default
-def test_every_size_of_the_code_agent_resolves(size: str, dry_run: Callable[..., Result]) -> None:
-    script = ROOT / "train/code_agent/rl/train_dapo_code_agent.sh"
-    result = dry_run(script, SIZE=size, MODEL="m")
+@pytest.mark.parametrize(
+    ("script", "variables", "folder"),  # 7b is the default
+    [
+        ("code_agent", {"SIZE": "32b"}, "runs/code_agent_32b_rl"),
+        ("code_agent", {"SIZE": "32b_long"}, "runs/code_agent_32b_rl"),
+        ("code_agent_tiny", {"RECIPE": "math"}, "runs/tiny/rl"),
+        ("code_agent_tiny", {"RECIPE": "code_dapo"}, "runs/tiny/rl_code"),
+    ],
+)
+def test_every_size_and_recipe_of_the_code_agent_resolves(
+    script: str, variables: dict[str, str], folder: str, dry_run: Callable[..., Result]
+) -> None:
+    result = dry_run(ROOT / f"train/code_agent/rl/train_dapo_{script}.sh", MODEL="m", **variables)
     assert "verl accepts this configuration" in result.stdout, result.stderr
-    assert only_misses_things(result)
-
-
-def test_the_code_agents_twin_learns_or_follows_the_recipe(dry_run: Callable[..., Result]) -> None:
-    script = ROOT / "train/code_agent/rl/train_dapo_code_agent_tiny.sh"
-    for recipe, folder in (("math", "runs/tiny/rl"), ("code_dapo", "runs/tiny/rl_code")):
-        result = dry_run(script, RECIPE=recipe, MODEL="m")
-        assert only_misses_things(result), result.stderr
-        assert f"output in {folder}\n" in result.stdout
+    assert only_misses_things(result), result.stderr
+    assert f"output in {folder}\n" in result.stdout
 
 
 def test_every_script_for_gpus_has_its_twin() -> None:
     large = [path for path in SCRIPTS if not path.stem.endswith("_tiny")]
     assert [path.stem for path in large if not path.with_stem(f"{path.stem}_tiny").exists()] == []
     assert len(large) == 3
-
-
-def test_the_overlong_buffer_is_the_last_eighth_of_the_response() -> None:
-    for path in (ROOT / "configs" / "rl").glob("*_dapo_*.yaml"):
-        settings = load_settings(path)
-        assert isinstance(settings.rewards, dict)
-        overlong = settings.rewards["overlong"]
-        assert overlong["max_tokens"] == settings.spec().limits.max_response_tokens
-        assert overlong["buffer_tokens"] * 8 == overlong["max_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -233,14 +215,6 @@ async def test_an_episode_at_the_response_limit_gets_the_whole_penalty(name: str
     for tokens, expected in lengths.items():
         sample = Sample(settings.spec(), "search", "q", (Segment(Author.AGENT, "x"),), "1", 500, tokens)
         assert (await penalty.judge(sample)).score == pytest.approx(expected)
-
-
-def test_groups_are_not_kept_for_their_lengths_alone() -> None:
-    """Wrong answers of different lengths: the penalty differs, which is nothing to learn from."""
-    wrong = [{"acc": 0.0, "score": -0.5, "abstained": 0.0}, {"acc": 0.0, "score": 0.0, "abstained": 0.0}]
-    for path in (ROOT / "configs/rl").glob("*_dapo_*.yaml"):
-        metric = composed(path)[1].algorithm.filter_groups.metric
-        assert SampleGroup(wrong).fate(metric, expected=2) is GroupFate.ALIKE
 
 
 def test_the_tiny_twin_keeps_the_recipe_of_the_large_one() -> None:
@@ -288,11 +262,8 @@ def test_the_cluster_script_says_what_is_missing(
     tmp_path: Path, words: list[str], variables: dict[str, str], status: int, told: str
 ) -> None:
     subprocess.run([str(Path(sys.executable).parent / "shellcheck"), str(CLUSTER)], check=True)
-    env = os.environ | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")} | variables
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    result = subprocess.run(
-        [str(CLUSTER), *words], capture_output=True, text=True, cwd="/", env=env | {"PATH": path}
-    )
+    variables |= {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    result = run_script(CLUSTER, Path(sys.executable).parent, *words, **variables)
     assert result.returncode == status
     assert told in result.stderr
     assert not (tmp_path / "token").exists()

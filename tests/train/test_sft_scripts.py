@@ -14,17 +14,7 @@ needs("llamafactory")
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "train").glob("*/sft/*.sh"))
 SET = {"RANK": "1", "NNODES": "2", "MASTER_ADDR": "node0", "MODEL": "my model", "DATA_DIR": "my data"}
-UNSET = {
-    "LORA",
-    "RANK",
-    "NNODES",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "MODEL",
-    "DATA_DIR",
-    "OUTPUT_DIR",
-}
+UNSET = {*SET, "LORA", "NODE_RANK", "MASTER_PORT", "OUTPUT_DIR"}
 
 
 def dry_run(script, *arguments, cwd="/", **variables):
@@ -34,8 +24,18 @@ def dry_run(script, *arguments, cwd="/", **variables):
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False)
 
 
+def config_of(result):
+    """The configuration that a dry run prints before the command."""
+    return yaml.safe_load(result.stdout.rpartition("\n\n")[0])
+
+
+def words_of(result):
+    """The words of the command that a dry run prints last."""
+    return shlex.split(result.stdout.splitlines()[-1])
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: "-".join(path.relative_to(ROOT).parts[1::2]))
-def test_every_script_prints_the_command_it_would_run(script, tmp_path):
+def test_every_script_is_thin_and_prints_the_command_it_would_run(script, tmp_path):
     target = tmp_path / "to here"
     result = dry_run(script, f"output_dir={target}", "learning_rate=1e-6", **SET)
     assert result.returncode == 1
@@ -43,20 +43,15 @@ def test_every_script_prints_the_command_it_would_run(script, tmp_path):
     assert "error: this would not start: dataset_dir: my data/dataset_info.json" in result.stderr
     gpu = "tiny" not in script.name and shutil.which("nvidia-smi") is None
     assert ("warning: this machine has no GPU" in result.stderr) is gpu
-    config = yaml.safe_load(result.stdout.rpartition("\n\n")[0])
-    assert config["model_name_or_path"] == "my model"
-    assert config["dataset_dir"] == "my data"
+    config = config_of(result)
+    assert (config["model_name_or_path"], config["dataset_dir"]) == ("my model", "my data")
     assert config["learning_rate"] == 1e-6
-    words = shlex.split(result.stdout)
+    words = words_of(result)
     assert words[-2:] == ["train", f"{target}/sft_config.node1.yaml"]
     if "qwen" in script.name:
         nodes = {"FORCE_TORCHRUN=1", "NNODES=2", "NODE_RANK=1", "MASTER_ADDR=node0", "MASTER_PORT=29500"}
         assert nodes <= set(words)
     assert not target.exists()
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: "-".join(path.relative_to(ROOT).parts[1::2]))
-def test_scripts_are_thin_and_say_how_they_are_used(script):
     lines = script.read_text(encoding="utf-8").splitlines()
     assert len(lines) < 40
     assert any(line.startswith("# Usage") for line in lines)
@@ -74,35 +69,28 @@ def test_two_nodes_must_say_which_is_which(variables):
 
 
 def test_two_nodes_may_be_numbered_as_torchrun_does():
-    words = shlex.split(
-        dry_run(SCRIPTS[0], NNODES="2", NODE_RANK="1", MASTER_ADDR="node0").stdout.splitlines()[-1]
-    )
-    assert {"NODE_RANK=1", "NNODES=2"} <= set(words)
+    result = dry_run(SCRIPTS[0], NNODES="2", NODE_RANK="1", MASTER_ADDR="node0")
+    assert {"NODE_RANK=1", "NNODES=2"} <= set(words_of(result))
 
 
 def test_folders_are_those_of_the_caller_and_defaults_those_of_the_project(tmp_path):
     (tmp_path / "my model").mkdir()
     script = ROOT / "train/code_agent/sft/sft_qwen2.5_7b.sh"
-    given = {"MODEL": "my model", "DATA_DIR": "my data", "OUTPUT_DIR": "my run"}
-    result = dry_run(script, cwd=tmp_path, **given)
+    result = dry_run(script, cwd=tmp_path, MODEL="my model", DATA_DIR="my data", OUTPUT_DIR="my run")
     assert "my model" not in result.stderr  # it was found, beside the caller
     assert "error: this would not start: dataset_dir: my data/dataset_info.json" in result.stderr
-    default = yaml.safe_load(dry_run(script).stdout.rpartition("\n\n")[0])
+    default = config_of(dry_run(script))
     assert default["dataset_dir"] == f"{ROOT}/data/code_agent/sft"
     assert default["output_dir"] == f"{ROOT}/models/code_agent_7b_sft"
 
 
-def test_a_script_says_which_variable_is_missing():
-    result = dry_run(ROOT / "train/code_agent/sft/sft_qwen2.5_32b.sh", MASTER_ADDR="node0")
+def test_the_32b_script_alone_is_the_first_node_as_published_and_beside_another_asks_which_it_is():
+    script = ROOT / "train/code_agent/sft/sft_qwen2.5_32b.sh"
+    result = dry_run(script, MASTER_ADDR="node0")
     assert result.returncode != 0
     assert "RANK: set it to the number of this node" in result.stderr
-
-
-def test_the_32b_script_alone_is_the_first_node_as_published():
-    result = dry_run(ROOT / "train/code_agent/sft/sft_qwen2.5_32b.sh", HOSTNAME="this-one")
-    assert {"NNODES=2", "NODE_RANK=0", "MASTER_ADDR=this-one"} <= set(
-        shlex.split(result.stdout.splitlines()[-1])
-    )
+    result = dry_run(script, HOSTNAME="this-one")
+    assert {"NNODES=2", "NODE_RANK=0", "MASTER_ADDR=this-one"} <= set(words_of(result))
     assert "start the others with RANK=1 MASTER_ADDR=this-one" in result.stderr
 
 
@@ -116,7 +104,7 @@ def test_lora_is_a_variable_away(script, value, kind):
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert errors
     assert all(line.startswith("error: this would not start: ") for line in errors), result.stderr
-    config = yaml.safe_load(result.stdout.rpartition("\n\n")[0])
+    config = config_of(result)
     assert config["finetuning_type"] == kind
     assert ("lora" in config["output_dir"]) is (kind == "lora")
     assert config["dataset"] == f"{script.parts[-3].partition('_')[0]}_agent_sft"
