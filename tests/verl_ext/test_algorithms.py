@@ -70,15 +70,13 @@ def advantages(config: Any, rewards: list[float]) -> Any:
 
     tokens = torch.zeros(len(rewards), 3)
     tokens[:, 2] = torch.tensor(rewards)
-    given = {"norm_adv_by_std_in_grpo": config.algorithm.norm_adv_by_std_in_grpo}
-    if config.algorithm.adv_estimator == "rloo":
-        given = {}
-    found, _ = get_adv_estimator_fn(config.algorithm.adv_estimator)(
+    name, by_spread = config.algorithm.adv_estimator, config.algorithm.norm_adv_by_std_in_grpo
+    found, _ = get_adv_estimator_fn(name)(
         token_level_rewards=tokens,
         response_mask=torch.ones(len(rewards), 3),
         index=np.array(["q"] * len(rewards), dtype=object),
         config=config.algorithm,
-        **given,
+        **({} if name == "rloo" else {"norm_adv_by_std_in_grpo": by_spread}),
     )
     return found[:, 0]
 
@@ -172,26 +170,25 @@ def whole_loss(config: Any, *, entropy: Any = None, reference: Any = None) -> An
     from verl.utils.tensordict_utils import assign_non_tensor
     from verl.workers.utils.losses import ppo_loss
 
-    def jagged(values: Any) -> Any:
-        return torch.nested.as_nested_tensor(list(values), layout=torch.jagged)
+    def jagged(**tensors: Any) -> dict[str, Any]:
+        return {
+            key: torch.nested.as_nested_tensor(list(tensor), layout=torch.jagged)
+            for key, tensor in tensors.items()
+            if tensor is not None
+        }
 
-    prompts = torch.ones(2, 1, dtype=torch.long)
-    whole = {"log_probs": OLD + RATIO.log(), "entropy": entropy}
     # verl's model output has a value for every token but the first; the prompt here has one token.
-    output = {
-        key: jagged(torch.cat([value, torch.zeros(2, 1)], dim=1))
-        for key, value in whole.items()
-        if value is not None
-    }
-    fields = {
-        "prompts": jagged(prompts),
-        "responses": jagged(torch.ones(2, 3, dtype=torch.long)),
-        "response_mask": jagged(MASK),
-        "old_log_probs": jagged(OLD),
-        "advantages": jagged(UP_DOWN),
-    }
-    if reference is not None:
-        fields["ref_log_prob"] = jagged(reference)
+    end = torch.zeros(2, 1)
+    entropy = None if entropy is None else torch.cat([entropy, end], dim=1)
+    output = jagged(log_probs=torch.cat([OLD + RATIO.log(), end], dim=1), entropy=entropy)
+    fields = jagged(
+        prompts=torch.ones(2, 1, dtype=torch.long),
+        responses=torch.ones(2, 3, dtype=torch.long),
+        response_mask=MASK,
+        old_log_probs=OLD,
+        advantages=UP_DOWN,
+        ref_log_prob=reference,
+    )
     data = TensorDict(fields, batch_size=2)
     assign_non_tensor(data, dp_size=1, batch_num_tokens=4, global_batch_size=2, max_response_len=3)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)

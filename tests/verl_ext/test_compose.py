@@ -115,17 +115,23 @@ def test_keys_that_verl_does_not_take_are_refused(tmp_path: Path, verl: Any, mes
     assert message in str(caught.value)
 
 
-def test_fields_that_verls_yaml_lacks_can_be_set_with_and_without_a_plus(tmp_path: Path) -> None:
-    for name in ("enable_sleep_mode", "+enable_sleep_mode"):
-        made = overrides_of(settings(tmp_path, verl={"actor_rollout_ref": {"rollout": {name: False}}}))
-        assert made["+actor_rollout_ref.rollout.enable_sleep_mode"] is False
+@pytest.mark.parametrize("plus", ["", "+"])
+def test_fields_that_verls_yaml_lacks_can_be_set_with_and_without_a_plus(tmp_path: Path, plus: str) -> None:
+    """A field of verl's, and one that has a default of ours."""
+    model = {"override_config": {f"{plus}attn_implementation": "eager"}}
+    verl = {"actor_rollout_ref": {"rollout": {f"{plus}enable_sleep_mode": False}, "model": model}}
+    made = overrides_of(settings(tmp_path, verl=verl))
+    assert made["+actor_rollout_ref.rollout.enable_sleep_mode"] is False
+    assert made["+actor_rollout_ref.model.override_config.attn_implementation"] == "eager"
+
+
+def test_keys_of_the_callers_own_are_added(tmp_path: Path) -> None:
     nested = {
         "trainer": {"+mine": {"a": 1}},
         "algorithm": {"+mine": 3},
-        "actor_rollout_ref": {"rollout": {"custom": {"b": 2}, "enable_sleep_mode": False}},
+        "actor_rollout_ref": {"rollout": {"custom": {"b": 2}}},
     }
     config = compose(overrides_of(settings(tmp_path, verl=nested)))
-    assert config.actor_rollout_ref.rollout.enable_sleep_mode is False
     assert (config.trainer.mine.a, config.actor_rollout_ref.rollout.custom.b) == (1, 2)
     assert config.algorithm.mine == 3
 
@@ -138,13 +144,6 @@ def test_checkpoints_hold_the_model_once_where_its_parts_can_be_put_together(
     config = compose(overrides_of(settings(tmp_path, verl=chosen, platform="gpu")))
     saved = config.actor_rollout_ref.actor.checkpoint.save_contents
     assert saved == ["model", "optimizer", "extra"] + ["hf_model"] * whole
-
-
-def test_a_default_of_ours_can_be_changed_with_and_without_its_plus(tmp_path: Path) -> None:
-    key = "+actor_rollout_ref.model.override_config.attn_implementation"
-    for name in ("attn_implementation", "+attn_implementation"):
-        verl = {"actor_rollout_ref": {"model": {"override_config": {name: "eager"}}}}
-        assert overrides_of(settings(tmp_path, verl=verl))[key] == "eager"
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +208,7 @@ def test_the_words_are_those_that_verl_knows() -> None:
     assert set(losses) == set(core_algos.POLICY_LOSS_REGISTRY)
 
 
-def test_groups_are_filtered_by_what_samples_tell(changed: Any) -> None:
+def test_groups_are_filtered_by_what_samples_tell() -> None:
     from afm.rollout import Episode
     from afm.trajectory.record import Cost, StopReason, Verdict
     from verl_ext.algorithms import FACTS
@@ -219,9 +218,6 @@ def test_groups_are_filtered_by_what_samples_tell(changed: Any) -> None:
     episode = Episode((1,), (2,), (1,), (0.0,), (), (), StopReason.ANSWER, Cost())
     verdict = Verdict(score=1.0, parts={"correct": 1.0, "format": 1.0, "overlong": 0.0})
     assert set(FACTS) == {*facts(episode, verdict), DRIFT, "reward"}
-    filtering = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "scroe"}
-    with pytest.raises(ConfigError, match=r"filter_groups\.metric: got 'scroe'; did you mean 'score'"):
-        check(changed(filtering))
 
 
 def test_a_module_of_the_callers_own_may_bring_its_loss(
@@ -237,21 +233,37 @@ def test_a_module_of_the_callers_own_may_bring_its_loss(
         check(changed({"trainer.v1.trainer_mode": "mine"}))
 
 
-def test_a_reward_is_checked_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'format'"):
-        command(settings(tmp_path, rewards={"formula": "correct * fromat"}), "scratch")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"verl": {"trainer": 3}}, "trainer"),
+        ({"verl": {"trainer": {"n_gpus_per_node": None}}}, "trainer"),
+        ({"verl": {"trainer": {"n_gpus_per_node": 0}}}, "trainer"),
+        ({"rewards": {"formula": "correct * fromat"}}, "did you mean 'format'"),
+    ],
+)
+def test_workers_and_the_reward_are_checked_before_anything_starts(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        command(settings(tmp_path, **changes), "scratch")
 
 
-@pytest.mark.parametrize("trainer", [3, {"n_gpus_per_node": None}, {"n_gpus_per_node": 0}])
-def test_a_number_of_workers_that_is_none_is_a_plain_error(tmp_path: Path, trainer: Any) -> None:
-    with pytest.raises(ConfigError, match="trainer"):
-        command(settings(tmp_path, verl={"trainer": trainer}), "scratch")
-
-
-def test_group_filtering_of_single_samples_is_refused(changed: Any) -> None:
-    config = changed({"algorithm.filter_groups.enable": True, f"{ROLLOUT}.n": 1})
-    with pytest.raises(ConfigError, match="at least 2 samples a prompt"):
-        check(config)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({f"{ROLLOUT}.n": 1}, "at least 2 samples a prompt"),
+        (
+            {"algorithm.filter_groups.metric": "scroe"},
+            r"filter_groups\.metric: got 'scroe'; did you mean 'score'",
+        ),
+    ],
+)
+def test_group_filtering_needs_several_samples_and_a_fact_of_them(
+    changed: Any, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(changed({"algorithm.filter_groups.enable": True} | changes))
 
 
 def test_the_callers_environment_wins_where_there_is_a_choice(

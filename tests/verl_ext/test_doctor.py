@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,21 +70,18 @@ def look(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
             for number in range(600)
         ]
         write_rl(tasks, load_agent(agent), tmp_path / "rl.parquet")
-        given = [f"train_files={tmp_path}/rl.parquet", f"model={model(size)}", f"output_dir={tmp_path}/out"]
-        given += [f"val_files={tmp_path}/rl.parquet"] if config != TINY else []
-        given += [JUDGE] if agent == "web" else []
-        return diagnose(config, [*given, *overrides], asked or AskedHardware(), {})
+        files = ("train_files",) if config == TINY else ("train_files", "val_files")
+        usual = [f"{key}={tmp_path}/rl.parquet" for key in files]
+        usual += [f"model={model(size)}", f"output_dir={tmp_path}/out"] + [JUDGE] * (agent == "web")
+        return diagnose(config, [*usual, *overrides], asked or AskedHardware(), {})
 
     def model(size: str) -> Path:
         folder = tmp_path / size
         if not folder.exists():
             shutil.copytree(words, folder)
-            kind = {
-                "architectures": ["Qwen2ForCausalLM"],
-                "model_type": "qwen2",
-                "max_position_embeddings": 32768,
-            }
-            (folder / "config.json").write_text(json.dumps(kind | SHAPES[size]), encoding="utf-8")
+            kind = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+            kind |= {"max_position_embeddings": 32768} | SHAPES[size]
+            (folder / "config.json").write_text(json.dumps(kind), encoding="utf-8")
             (folder / "model.safetensors").touch()
         return folder
 
@@ -91,11 +89,11 @@ def look(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
 
 
 def of(findings: list[Finding], level: Level) -> dict[str, list[str]]:
-    told: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = defaultdict(list)
     for finding in findings:
         if finding.level is level:
-            told.setdefault(finding.subject, []).append(finding.text)
-    return told
+            texts[finding.subject].append(finding.text)
+    return dict(texts)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -103,21 +101,18 @@ def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) ->
     meant = recipe_hardware(path)
     assert meant is not None
     findings = look(path, size=path.stem.split("_")[2], asked=AskedHardware(gpu_gib=meant.gpu_gib))
-    errors = of(findings, Level.ERROR)
-    for subject in ("disk", "packages"):  # of the computer that tests, not of the one that trains
-        errors.pop(subject, None)
-    assert errors == {}
-    assert not {"memory", "overlong", "filter"} & of(findings, Level.WARNING).keys()
-    sound = of(findings, Level.OK)
+    errors, warnings, sound = (of(findings, level) for level in (Level.ERROR, Level.WARNING, Level.OK))
+    assert errors.keys() <= {"disk", "packages"}  # of the computer that tests, not of the one that trains
+    assert not {"memory", "overlong", "filter"} & warnings.keys()
     assert sound["hardware"] == [str(meant)]
     assert sound["engine"] == ["verl's own validation accepts the configuration"]
     assert {"splits", "batch", "context", "kv cache", "ids", "steps"} <= set(sound)
-    assert not [text for text in of(findings, Level.WARNING).get("hardware", ()) if "header" in text]
+    assert not [text for text in warnings.get("hardware", ()) if "header" in text]
     if WITHOUT_PACKAGES:
-        engine, text = of(findings, Level.WARNING)["packages"]
-        meant_for = "for the machine that trains: "
-        assert engine.startswith(f"{meant_for}sglang is not installed: rollout.name asks for it; install")
-        assert text.startswith(f"{meant_for}flash_attn is not installed: ")
+        engine, text = warnings["packages"]
+        begin = "for the machine that trains: "
+        assert engine.startswith(f"{begin}sglang is not installed: rollout.name asks for it; install")
+        assert text.startswith(f"{begin}flash_attn is not installed: ")
         assert "build flash-attn 2.8.3 with nvcc" in text
 
 
@@ -160,10 +155,7 @@ def test_what_is_asked_for_is_what_is_divided(look: Look) -> None:
     findings = look(WEB, asked=AskedHardware(nodes=1, gpus=6))
     assert of(findings, Level.OK)["hardware"] == ["1 node x 6 GPUs of 80 GB"]
     errors = of(findings, Level.ERROR)
-    assert (
-        "6 GPUs do not divide by rollout.tensor_model_parallel_size x data_parallel_size = 4"
-        in errors["splits"][0]
-    )
+    assert "6 GPUs do not divide by rollout.tensor_model_parallel_size x data" in errors["splits"][0]
     assert "does not divide by 3 data ranks" in errors["batch"][0]
 
 
@@ -198,33 +190,22 @@ def test_what_ends_the_look_is_an_error_that_says_why(
     assert any(told in text for text in errors[subject]), errors
 
 
+FAULTS = {  # a setting, the finding's subject, and what it says
+    "tools=configs/tools/wiki_rag.yaml": ("tools", "calls ['crawl_page', 'web_search'], not declared there"),
+    "rewards.judge.url=": ("judge", "no sample of these rows has a score"),
+    "verl.actor_rollout_ref.actor.loss_agg_mode=mean": ("algorithm", "loss_agg_mode: got 'mean'"),
+    "verl.data.train_batch_size=1000": ("steps", "600 rows, fewer than a batch"),
+    "verl.data.max_prompt_length=16": ("prompts", "at least 256 rows are too long"),
+    "output_dir=configs/rl/web_dapo_7b.yaml/out": ("output", "web_dapo_7b.yaml cannot be written to"),
+    "val_files=nowhere.parquet": ("data", "nowhere.parquet: no such file"),
+}
+
+
 def test_everything_else_that_would_fail_is_said_at_once(look: Look) -> None:
-    errors = of(
-        look(
-            WEB,
-            "tools=configs/tools/wiki_rag.yaml",
-            "rewards.judge.url=",
-            "verl.actor_rollout_ref.actor.loss_agg_mode=mean",
-            "verl.data.train_batch_size=1000",
-            "verl.data.max_prompt_length=16",
-            "output_dir=configs/rl/web_dapo_7b.yaml/out",
-            "val_files=nowhere.parquet",
-        ),
-        Level.ERROR,
-    )
-    expected = {
-        "tools": "calls ['crawl_page', 'web_search'], not declared there",
-        "judge": "no sample of these rows has a score",
-        "engine": "verl refuses the configuration",
-        "algorithm": "loss_agg_mode: got 'mean'",
-        "steps": "600 rows, fewer than a batch",
-        "batch": "must be a multiple",
-        "prompts": "at least 256 rows are too long",
-        "output": "web_dapo_7b.yaml cannot be written to",
-        "data": "nowhere.parquet: no such file",
-    }
-    for subject, told in expected.items():
-        assert any(told in text for text in errors[subject]), errors
+    errors = of(look(WEB, *FAULTS), Level.ERROR)
+    batch = ("batch", "must be a multiple"), ("engine", "verl refuses the configuration")
+    for subject, text in (*FAULTS.values(), *batch):
+        assert any(text in error for error in errors[subject]), errors
 
 
 def test_a_model_that_is_not_whole_is_an_error(look: Look, tmp_path: Path) -> None:
@@ -244,25 +225,19 @@ def test_trackers_without_a_key_are_offline(look: Look) -> None:
     assert told == ["wandb: offline, as WANDB_API_KEY is not set"]
 
 
-def test_the_command_tells_the_two_kinds_of_training_apart_by_their_content(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "sft" / "mine.yaml"
-    elsewhere.parent.mkdir()
-    elsewhere.write_text(f"extends: {ROOT}/configs/rl/code_dapo_7b.yaml\nsedd: 1\n", encoding="utf-8")
-    result = CliRunner().invoke(app, ["doctor", str(elsewhere)])
-    assert result.exit_code == 1
-    assert "sedd: unknown key; did you mean 'seed'?" in result.output
-
-
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
+        (f"extends: {ROOT}/configs/rl/code_dapo_7b.yaml\nsedd: 1\n", "sedd: unknown key; did you mean 'seed'?"),
         ("agent: web\n", "found none of them; it has ['agent']"),
         ("train_files: a\ndataset: b\n", "found both 'train_files' of `afm rl` and 'dataset' of `afm sft`"),
     ],
-)
-def test_what_is_neither_training_or_both_is_refused(tmp_path: Path, text: str, told: str) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(text, encoding="utf-8")
-    result = CliRunner().invoke(app, ["doctor", str(config)])
+)  # fmt: skip
+def test_the_command_tells_the_two_kinds_of_training_apart_by_their_content(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft" / "mine.yaml").write_text(text, encoding="utf-8")
+    result = CliRunner().invoke(app, ["doctor", str(tmp_path / "sft" / "mine.yaml")])
     assert result.exit_code == 1
-    assert told in str(result.exception)
+    assert message in f"{result.output} {result.exception}"

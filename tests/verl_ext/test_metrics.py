@@ -1,5 +1,7 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,26 +73,36 @@ def test_lines_are_copied_as_they_come_and_never_in_halves(tmp_path: Path) -> No
     assert [row["step"] for row in read_metrics(tmp_path / METRICS_FILE)] == [1, 2]
 
 
-def test_steps_after_the_checkpoint_are_forgotten_at_a_restart(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, resume_step=0)
-    (tmp_path / ENGINE_LOG).write_text(engine_line(1, 0.1) + engine_line(2, 0.2) + engine_line(3, 0.3))
-    list(log.follow())
+@pytest.fixture
+def log(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Starts after a step, with what the engine then logs: rewards by step."""
+
+    def follow(resume_step: int, scores: dict[int, float]) -> list[dict[str, Any]]:
+        started = MetricsLog(tmp_path, resume_step=resume_step)
+        (tmp_path / ENGINE_LOG).write_text("".join(engine_line(*item) for item in scores.items()))
+        return list(started.follow())
+
+    return follow
+
+
+def rewards(folder: Path) -> list[float]:
+    return [row["reward"] for row in read_metrics(folder / METRICS_FILE)]
+
+
+def test_steps_after_the_checkpoint_are_forgotten_at_a_restart(log: Any, tmp_path: Path) -> None:
+    log(0, {1: 0.1, 2: 0.2, 3: 0.3})
     with (tmp_path / METRICS_FILE).open("a") as file:
         file.write('{"step": 4, "rew')
-    again = MetricsLog(tmp_path, resume_step=2)
-    (tmp_path / ENGINE_LOG).write_text(engine_line(3, 0.9))
-    list(again.follow())
-    assert [row["reward"] for row in read_metrics(tmp_path / METRICS_FILE)] == [0.1, 0.2, 0.9]
+    log(2, {3: 0.9})
+    assert rewards(tmp_path) == [0.1, 0.2, 0.9]
 
 
-def test_a_validation_before_a_resumed_training_is_no_second_line_of_its_step(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, resume_step=0)
-    (tmp_path / ENGINE_LOG).write_text(engine_line(0, 0.0) + engine_line(1, 0.1) + engine_line(2, 0.2))
-    assert [row["step"] for row in log.follow()] == [0, 1, 2]
-    again = MetricsLog(tmp_path, resume_step=2)
-    (tmp_path / ENGINE_LOG).write_text(engine_line(2, 0.7) + engine_line(3, 0.3))
-    assert [row["step"] for row in again.follow()] == [3]
-    assert [row["reward"] for row in read_metrics(tmp_path / METRICS_FILE)] == [0.0, 0.1, 0.2, 0.3]
+def test_a_validation_before_a_resumed_training_is_no_second_line_of_its_step(
+    log: Any, tmp_path: Path
+) -> None:
+    assert [row["step"] for row in log(0, {0: 0.0, 1: 0.1, 2: 0.2})] == [0, 1, 2]
+    assert [row["step"] for row in log(2, {2: 0.7, 3: 0.3})] == [3]
+    assert rewards(tmp_path) == [0.0, 0.1, 0.2, 0.3]
 
 
 def test_steps_logged_while_the_launcher_was_gone_are_found(tmp_path: Path) -> None:

@@ -100,25 +100,28 @@ def scratch(folder: Path, name: str) -> Path:
     return path
 
 
+def train_for(seconds: float, folder: Path) -> str:
+    """A program that trains in a folder for a while."""
+    return (
+        "from verl_ext.processes import *; import pathlib, time\n"
+        f"ProcessBook(pathlib.Path({str(folder)!r}) / 'p.json').claim(pathlib.Path('/nowhere'))\n"
+        f"print(1, flush=True); time.sleep({seconds})"
+    )
+
+
 def test_a_later_start_ends_what_a_crash_left_and_nothing_else(start: Start, tmp_path: Path) -> None:
     stranger, _ = start(FAMILY)
     left_over, _ = start(FAMILY)
     [mark] = [item for item in descendants(os.getpid()) if item.pid == left_over.pid]
     old = scratch(tmp_path, "old")
     path = tmp_path / "processes.json"
-    gone = {"pid": 2**22 + 1, "started": 5}
-    row = {"pid": mark.pid, "started": mark.started}
-    wrong_start = {"pid": stranger.pid, "started": 5}
-    path.write_text(
-        json.dumps(
-            {
-                "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-                "launcher": gone,
-                "processes": [row, wrong_start],
-                "scratch": str(old),
-            }
-        )
-    )
+    book = {
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "launcher": {"pid": 2**22 + 1, "started": 5},
+        "processes": [{"pid": mark.pid, "started": mark.started}, {"pid": stranger.pid, "started": 5}],
+        "scratch": str(old),
+    }
+    path.write_text(json.dumps(book))
     assert ProcessBook(path).claim(scratch(tmp_path, "new")) == 1
     assert not mark.alive
     assert not old.exists()
@@ -126,11 +129,7 @@ def test_a_later_start_ends_what_a_crash_left_and_nothing_else(start: Start, tmp
 
 
 def test_a_launcher_that_is_ending_is_waited_for(start: Start, tmp_path: Path) -> None:
-    other, _ = start(
-        "from verl_ext.processes import *; import pathlib, time\n"
-        f"ProcessBook(pathlib.Path({str(tmp_path)!r}) / 'p.json').claim(pathlib.Path('/nowhere'))\n"
-        "print(1, flush=True); time.sleep(1.0)"
-    )
+    other, _ = start(train_for(1.0, tmp_path))
     begun = time.monotonic()
     reaper = threading.Thread(target=other.wait)
     reaper.start()
@@ -140,11 +139,7 @@ def test_a_launcher_that_is_ending_is_waited_for(start: Start, tmp_path: Path) -
 
 
 def test_a_folder_where_somebody_trains_is_refused(start: Start, tmp_path: Path) -> None:
-    other, _ = start(
-        "from verl_ext.processes import *; import pathlib, time\n"
-        f"ProcessBook(pathlib.Path({str(tmp_path)!r}) / 'p.json').claim(pathlib.Path('/nowhere'))\n"
-        "print(1, flush=True); time.sleep(60)"
-    )
+    other, _ = start(train_for(60, tmp_path))
     with pytest.raises(ConfigError, match=f"process {other.pid} is training here"):
         ProcessBook(tmp_path / "p.json").claim(scratch(tmp_path, "new"), patience_s=0.5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,27 @@ RULES = "Write <plan> and <answer>.\n\nQuestion: "
 MATH = load_agent("math")
 
 
-def record(*prompts: str, mode: PromptMode = PromptMode.ROW) -> PromptRecord:
-    tally = PromptTally(mode, [PromptTemplate.of_agent(MATH)])
+def record(*prompts: str) -> PromptRecord:
+    tally = PromptTally(PromptMode.ROW, [PromptTemplate.of_agent(MATH)])
     for prompt in prompts:
-        tally.add([{"role": "user", "content": prompt}])
+        tally.add(turn(prompt))
     return tally.record()
 
 
-def rows(path: Path, *prompts: Any) -> str:
-    made = [
-        {
-            "prompt": prompt if prompt is None else [{"role": "user", "content": prompt}],
-            "reward_model": {"ground_truth": "1"},
-        }
-        for prompt in prompts
-    ]
+def counts(of: PromptRecord | None) -> dict[str, int]:
+    """Rows by the user's turn."""
+    assert of is not None
+    return {template.user: template.rows for template in of.templates}
+
+
+def turn(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def rows(path: Path, *prompts: Any, sources: Sequence[str] = ()) -> str:
+    gold = {"reward_model": {"ground_truth": "1"}}
+    made: list[dict[str, Any]] = [{"prompt": prompt and turn(prompt)} | gold for prompt in prompts]
+    made += [{"prompt": turn(f"{RULES}1?"), "data_source": source} for source in sources]
     pq.write_table(pa.Table.from_pylist(made), path)
     return str(path)
 
@@ -119,36 +126,24 @@ def test_steps_with_another_file_are_another_run(settings: Any, tmp_path: Path) 
 def test_reinforcement_adds_to_what_the_model_was_trained_with(settings: Any, tmp_path: Path) -> None:
     record(f"{RULES}3?", "Task:\n1?").save(tmp_path / "base" / PROMPT_FILE)
     keep_prompts(rl_prompts(settings(prompt="row")), tmp_path / "out", 0)
-    found = prompts_of(tmp_path / "out")
-    assert found is not None
-    assert {one.user: one.rows for one in found.templates} == {
-        RULES + "{question}": 2,
-        "Task:\n{question}": 1,
-    }
+    assert counts(prompts_of(tmp_path / "out")) == {RULES + "{question}": 2, "Task:\n{question}": 1}
 
 
 def test_each_agent_of_a_run_has_its_prompt(settings: Any, tmp_path: Path) -> None:
-    made = [
-        {"data_source": source, "prompt": [{"role": "user", "content": f"{RULES}1?"}]}
-        for source in ("aime24", "aime25", "livecodebench")
-    ]
-    pq.write_table(pa.Table.from_pylist(made), tmp_path / "mix.parquet")
+    files = [rows(tmp_path / "mix.parquet", sources=("aime24", "aime25", "livecodebench"))]
     (tmp_path / "p.txt").write_text("Write a program.\nTask:\n{question}\n")
     agents = {
         "math": {"agent": "math", "data_sources": ["aime*"], "prompt": "row"},
         "code": {"agent": "code", "prompt": str(tmp_path / "p.txt")},
     }
-    found = rl_prompts(settings(train_files=[str(tmp_path / "mix.parquet")], agents=agents))
-    assert {one.user: one.rows for one in found.record.templates} == {
-        RULES + "{question}": 2,
-        "Write a program.\nTask:\n{question}": 1,
-    }
+    found = rl_prompts(settings(train_files=files, agents=agents))
+    assert counts(found.record) == {RULES + "{question}": 2, "Write a program.\nTask:\n{question}": 1}
     kept = keep_prompts(found, tmp_path / "out", 0)
     assert (kept["math"], Path(kept["code"]).parent) == ("row", tmp_path / "out")
     written = {"prompt": "own", "agents": {name: {"prompt": prompt} for name, prompt in kept.items()}}
     (tmp_path / "out" / SETTINGS_FILE).write_text(yaml.safe_dump(written))
     assert keep_prompts(found, tmp_path / "out", 3) == kept
     agents["math"]["prompt"] = "own"
-    other = rl_prompts(settings(train_files=[str(tmp_path / "mix.parquet")], agents=agents))
+    other = rl_prompts(settings(train_files=files, agents=agents))
     with pytest.raises(ConfigError, match="with prompt row, and this one says own"):
         keep_prompts(other, tmp_path / "out", 3)

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,10 @@ def found(tmp_path: Path) -> Callable[..., list[Finding]]:
 
 def worst(findings: list[Finding]) -> list[tuple[str, str]]:
     return [(finding.level, finding.text) for finding in findings if finding.level is not Level.OK]
+
+
+def errors(findings: list[Finding]) -> list[str]:
+    return [finding.text for finding in findings if finding.level is Level.ERROR]
 
 
 def test_prepared_rows_are_sound(tmp_path: Path) -> None:
@@ -109,10 +114,10 @@ def test_rows_that_their_agent_can_never_solve_are_named(found: Any) -> None:
         "train_files: 2 rows of data_source 'codeforces' can never be solved: agent 'math' answers with a boxed result, "
         "where code_tests wants a program; name them under `agents`"
     )
-    told = found(*rows, agents=MIXED)
-    assert [text for level, text in worst(told) if level is Level.ERROR] == []
-    assert worst(told)[0][1] == "agents.math.data_sources: no row of train_files matches aime24"
-    assert [one.text for one in told if one.subject == "agents"][1:] == [
+    findings = found(*rows, agents=MIXED)
+    assert errors(findings) == []
+    assert worst(findings)[0][1] == "agents.math.data_sources: no row of train_files matches aime24"
+    assert [finding.text for finding in findings if finding.subject == "agents"][1:] == [
         "train_files: 2 rows go to code, agent 'code'",
         "train_files: 1 rows go to math, agent 'math'",
     ]
@@ -124,48 +129,35 @@ def test_rows_that_their_agent_can_never_solve_are_named(found: Any) -> None:
         ("codeforces", "4", "their gold is a result, where code_tests wants tests"),
         ("codeforces", '["4"]', "their gold is a result, where code_tests wants tests"),
         ("gsm8k", TESTS, "their gold is tests of a program, where math wants a result"),
+        ("gsm8k", '["\\\\frac{1}{2}"]', None),
+        ("gsm8k", "[1, 2]", None),
+        ("gsm8k", "{3}", None),
+        ("gsm8k", '{"target": ["4"], "question": "q"}', None),
+        ("codeforces", '["assert f(1) == 2"]', None),
+        ("codeforces", '[{"input": "1", "output": "2"}]', None),
+        ("codeforces", '{"question_id": "abc"}', None),
     ],
 )
-def test_gold_that_its_reward_cannot_use_is_named(found: Any, source: str, gold: str, why: str) -> None:
-    bad = row("1", source=source, reward_model={"ground_truth": gold})
-    errors = [text for level, text in worst(found(bad, agents=MIXED)) if level is Level.ERROR]
-    assert errors == [
+def test_gold_that_its_reward_cannot_use_is_named(
+    found: Any, source: str, gold: str, why: str | None
+) -> None:
+    rows = row("1", source=source, reward_model={"ground_truth": gold})
+    message = (
         f"train_files: 1 rows of data_source {source!r} can never be solved: {why}; name them under `agents` for one "
         "that can, or correct their data_source"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("source", "gold"),
-    [
-        ("gsm8k", '["\\\\frac{1}{2}"]'),
-        ("gsm8k", "[1, 2]"),
-        ("gsm8k", "{3}"),
-        ("gsm8k", '{"target": ["4"], "question": "q"}'),
-        ("codeforces", '["assert f(1) == 2"]'),
-        ("codeforces", '[{"input": "1", "output": "2"}]'),
-        ("codeforces", '{"question_id": "abc"}'),
-    ],
-)
-def test_gold_of_each_known_form_is_no_cause_for_an_error(found: Any, source: str, gold: str) -> None:
-    good = row("1", source=source, reward_model={"ground_truth": gold})
-    assert [text for level, text in worst(found(good, agents=MIXED)) if level is Level.ERROR] == []
+    )
+    assert errors(found(rows, agents=MIXED)) == ([message] if why else [])
 
 
 def test_a_row_that_no_agent_takes_is_an_error_before_a_run(found: Any, tmp_path: Path) -> None:
-    rows = (
-        row("1", source="codeforces", ability=None),
-        row("2"),
-        row("3", source="olympiadbench", ability="math"),
-    )
-    [text] = [text for level, text in worst(found(*rows, agents=MIXED)) if level is Level.ERROR]
-    told = "no entry of `agents` takes rows of data_source 'olympiadbench' and ability 'math' (1 rows)"
-    assert text.startswith(f"train_files: {told}; name it under data_sources of one of code, math")
+    other = row("3", source="olympiadbench", ability="math")
+    [text] = errors(found(row("1", source="codeforces", ability=None), row("2"), other, agents=MIXED))
+    message = "no entry of `agents` takes rows of data_source 'olympiadbench' and ability 'math' (1 rows)"
+    assert text.startswith(f"train_files: {message}; name it under data_sources of one of code, math")
     file = str(tmp_path / "rows.parquet")
     settings = RlSettings(agent="math", model="m", output_dir=tmp_path, train_files=(file,), val_files=(file,), agents=MIXED)  # fmt: skip
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=re.escape(message)):
         check_agents(settings)
-    assert told in str(caught.value)
 
 
 def test_a_source_that_nothing_judges_is_an_error(found: Any) -> None:
@@ -178,15 +170,10 @@ def test_a_source_that_nothing_judges_is_an_error(found: Any) -> None:
 
 
 def test_a_question_that_could_begin_at_several_lines_is_an_error(found: Any) -> None:
-    prompt = [
-        {"role": "user", "content": "Use <plan>.\n\nTask: Read lines like\nTask: name\nand print them."}
-    ]
-    errors = [
-        text
-        for level, text in worst(found(row(prompt=prompt, extra_info={"index": "1"})))
-        if level is Level.ERROR
-    ]
-    assert errors[0].startswith("train_files: 1 rows may be asked a part of their question: rows.parquet:1; ")
+    text = "Use <plan>.\n\nTask: Read lines like\nTask: name\nand print them."
+    prompt = [{"role": "user", "content": text}]
+    [error] = errors(found(row(prompt=prompt, extra_info={"index": "1"})))
+    assert error.startswith("train_files: 1 rows may be asked a part of their question: rows.parquet:1; ")
     assert [level for level, _ in worst(found(row(prompt=prompt)))] == [Level.WARNING]
 
 
@@ -200,18 +187,20 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: bytes | No
 
 
 def test_a_prompt_too_long_for_verl_is_an_error(tmp_path: Path, tokenizer_dir: Path, tokenizer: Any) -> None:
+    long = "coins " * 40
+    questions = {"short": "1?", "long": long}
     tasks = [
-        Task(id=name, question=question, ground_truth="1", data_source="gsm8k")
-        for name, question in (("short", "1?"), ("long", "coins " * 40))
+        Task(id=name, question=questions[name], ground_truth="1", data_source="gsm8k") for name in questions
     ]
     write_rl(tasks, SPEC, tmp_path / "rl.parquet")
     rows = read_rows([str(tmp_path / "rl.parquet")], ROUTES, {})
-    messages = SPEC.prompt_messages("coins " * 40)
-    length = len(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
-    fits = prompt_finding(rows, tokenizer_dir, length)
-    assert fits is not None
-    assert (fits.level, f"has {length:,} tokens (row 'long')" in fits.text) == (Level.OK, True)
-    short = prompt_finding(rows, tokenizer_dir, length - 1)
-    assert short is not None
-    assert (short.level, "1 rows are too long" in short.text) == (Level.ERROR, True)
+    chat = tokenizer.apply_chat_template(SPEC.prompt_messages(long), add_generation_prompt=True)
+    length = len(chat["input_ids"])
+    for limit, level, text in (
+        (length, Level.OK, f"has {length:,} tokens (row 'long')"),
+        (length - 1, Level.ERROR, "1 rows are too long"),
+    ):
+        finding = prompt_finding(rows, tokenizer_dir, limit)
+        assert finding is not None
+        assert (finding.level, text in finding.text) == (level, True)
     assert prompt_finding(rows, tmp_path, length) is None

@@ -49,32 +49,29 @@ CODE = {"code": Sandboxless()}
 
 
 @pytest.fixture
-def model(tokenizer: Any, scripted: Any) -> Callable[..., tuple[ServerModel, Any]]:
+def serve(tokenizer: Any) -> Callable[..., ServerModel]:
+    def make(servers: Any, *, engine: str = "vllm", context_tokens: int = 100) -> ServerModel:
+        chat = ChatTokenizer(tokenizer)
+        return ServerModel(servers, chat, engine=engine, request_id="one", context_tokens=context_tokens)
+
+    return make
+
+
+@pytest.fixture
+def model(serve: Any, scripted: Any) -> Callable[..., tuple[ServerModel, Any]]:
     def make(*outputs: Any) -> tuple[ServerModel, Any]:
         servers = scripted(outputs)
-        made = ServerModel(
-            servers, ChatTokenizer(tokenizer), engine="vllm", request_id="one", context_tokens=100
-        )
-        return made, servers
+        return serve(servers), servers
 
     return make
 
 
 def test_every_engine_keeps_the_stop_string_in_its_output() -> None:
-    common = {
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "top_k": -1,
-        "repetition_penalty": 1.0,
-        "logprobs": True,
-        "stop": ["</code>", "</answer>"],
-    }
+    common = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    common |= {"stop": ["</code>", "</answer>"]}
     assert engine_params("vllm", PARAMS) == common | {"max_tokens": 50, "include_stop_str_in_output": True}
     assert engine_params("sglang", PARAMS) == common | {"max_new_tokens": 50, "no_stop_trim": True}
     assert engine_params("afm_cpu", PARAMS) == common | {"max_tokens": 50, "seed": 11}
-
-
-def test_an_engine_with_unknown_stop_parameters_is_refused() -> None:
     with pytest.raises(EngineError, match="expected vllm, sglang or afm_cpu"):
         engine_params("trtllm", PARAMS)
 
@@ -86,11 +83,7 @@ def test_an_engine_with_unknown_stop_parameters_is_refused() -> None:
         ("<code>1</code>\n", "completed", FinishReason.STOP),
         ("so far<|im_end|>", "completed", FinishReason.END_OF_TEXT),
         ("<code>1</code", "completed", FinishReason.END_OF_TEXT),
-        (
-            "<code>1</code",
-            "length",
-            FinishReason.LENGTH,
-        ),  # SGLang, where its context ends before max_new_tokens
+        ("<code>1</code", "length", FinishReason.LENGTH),  # SGLang, where its context ends earlier
         ("<code>1</code>", "aborted", FinishReason.ABORTED),
     ],
 )
@@ -127,17 +120,13 @@ async def test_what_an_engine_samples_beyond_a_stop_string_is_cut(
 
 
 async def test_a_stop_string_in_many_small_tokens_far_from_the_end_is_seen(
-    model: Any, tokenizer: Any
+    model: Any, said: Any, tokenizer: Any
 ) -> None:
     """SGLang looks at the tokens of its own encoding and one more: these are more, and it goes on."""
     pieces = [tokenizer.encode(character, add_special_tokens=False) for character in "<code>1</code>"]
     begin = [token for piece in pieces for token in piece]
-    rest = tokenizer.encode(" 12" * 40, add_special_tokens=False)
-    episode, _ = model(
-        token_output(
-            token_ids=[*begin, *rest], log_probs=[-0.5] * (len(begin) + len(rest)), stop_reason="stop"
-        )
-    )
+    ids = [*begin, *tokenizer.encode(" 12" * 40, add_special_tokens=False)]
+    episode, _ = model(said("", token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason="stop"))
     result = await episode.generate([1], SamplingParams(max_new_tokens=500, stop=PARAMS.stop))
     assert (result.token_ids, result.finish) == (tuple(begin), FinishReason.STOP)
 
@@ -161,20 +150,13 @@ def test_an_episode_has_the_room_of_its_engine_and_sglang_keeps_the_last_tokens(
 
 @pytest.mark.parametrize("fill", [0, 1])
 async def test_an_episode_ends_before_sglang_would_refuse_its_prompt(
-    tokenizer: Any, scripted: Any, said: Any, fill: int
+    serve: Any, scripted: Any, said: Any, fill: int
 ) -> None:
     """A context of 60 tokens takes inputs of at most 53: 60 - 6 or more are refused."""
     servers = scripted([said("1")])
     rollout = SimpleNamespace(name="sglang", prompt_length=30, response_length=30, max_model_len=60)
-    episode = ServerModel(
-        servers,
-        ChatTokenizer(tokenizer),
-        engine="sglang",
-        request_id="one",
-        context_tokens=room_of(rollout),
-    )
-    spec = load_agent("math")
-    played = await run_episode(spec, episode, CODE, "1 + 1", prompt_ids=[1] * (53 + fill))
+    episode = serve(servers, engine="sglang", context_tokens=room_of(rollout))
+    played = await run_episode(load_agent("math"), episode, CODE, "1 + 1", prompt_ids=[1] * (53 + fill))
     if fill:
         assert (played.stop, servers.requests) == (StopReason.RESPONSE_TOKENS, [])
     else:
@@ -227,20 +209,14 @@ def resuming_client(server: StoppingServer) -> Any:
 
 @pytest.mark.parametrize("back", [1, 3])
 async def test_an_update_of_the_weights_inside_a_closing_tag_changes_nothing(
-    tokenizer: Any, back: int
+    serve: Any, tokenizer: Any, back: int
 ) -> None:
     """The abort falls ``back`` tokens before the end of ``</code>``; the model then goes on as if it had not stopped."""
     call, answer = "<code>print(12+13)</code>", "<answer>25</answer>"
     more = "\n<observation>12</observation><think>so</think>"
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in (call, call + more, answer)]
     server = StoppingServer(ids[1:], cut=len(ids[0]) - back, decode=tokenizer.decode)
-    episode = ServerModel(
-        resuming_client(server),
-        ChatTokenizer(tokenizer),
-        engine="vllm",
-        request_id="one",
-        context_tokens=2000,
-    )
+    episode = serve(resuming_client(server), context_tokens=2000)
     played = await run_episode(load_agent("math"), episode, CODE, "12 + 13", prompt_ids=[1, 2, 3])
     assert played.stop is StopReason.ANSWER
     assert [segment.text for segment in played.segments if segment.author is Author.AGENT] == [call, answer]
@@ -307,12 +283,10 @@ async def test_no_generation_outlives_an_episode_that_ran_out_of_time(tokenizer:
 
 
 async def test_a_full_budget_is_the_limit(model: Any, said: Any) -> None:
-    output = said("12345")
-    episode, _ = model(output)
+    episode, _ = model(said("12345"))
     result = await episode.generate([1], SamplingParams(max_new_tokens=5, stop=("</code>",)))
     assert result.finish is FinishReason.LENGTH
-    assert result.token_ids == tuple(output.token_ids)
-    assert result.logprobs == (-0.5,) * 5
+    assert (episode.decode(result.token_ids), result.logprobs) == ("12345", (-0.5,) * 5)
 
 
 async def test_all_turns_of_an_episode_go_to_one_server_and_versions_are_kept(model: Any, said: Any) -> None:
@@ -335,15 +309,6 @@ async def test_failing_servers_and_tokens_without_probabilities_are_engine_error
         await episode.generate([1], PARAMS)
     with pytest.raises(EngineError, match=r"2 tokens and 0 log-probabilities.*calculate_log_probs"):
         await episode.generate([1], PARAMS)
-
-
-def test_text_and_prompts_become_tokens_and_back(model: Any, tokenizer: Any) -> None:
-    episode, _ = model()
-    text = "<think>é 12</think>"
-    assert episode.decode([*episode.encode(text), tokenizer.eos_token_id]) == text
-    assert episode.context_tokens == 100
-    ids = episode.encode_prompt([{"role": "user", "content": "Hi"}])
-    assert tokenizer.decode(ids) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
 async def test_tokens_that_nobody_sampled_are_counted(model: Any, said: Any) -> None:

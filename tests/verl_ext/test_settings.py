@@ -19,30 +19,21 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_one_file_may_be_written_without_a_list(tmp_path: Path) -> None:
-    settings = load_settings(write(tmp_path, MINIMAL))
-    assert settings.train_files == ("train.parquet",)
-    assert settings.platform == "gpu"
-
-
 def test_overrides_reach_nested_keys_and_are_yaml(tmp_path: Path) -> None:
-    overrides = ["seed=3", "verl.trainer.logger=[console]", "limits.max_turns=1", "verl.a.b=null"]
+    overrides = ["seed=3", "verl.trainer.logger=[console]", "limits.max_response_tokens=144", "verl.a.b=null"]
     settings = load_settings(write(tmp_path, MINIMAL), overrides)
     assert settings.seed == 3
     assert settings.verl == {"trainer": {"logger": ["console"]}, "a": {"b": None}}
-    assert settings.spec().limits.max_turns == 1
+    limits = settings.spec().limits
+    assert (limits.max_response_tokens, limits.max_turns) == (144, 8)  # the agent's own stays
+    assert settings.train_files == ("train.parquet",)  # one file may be written without a list
+    assert settings.platform == "gpu"
 
 
 def test_a_learning_rate_in_exponent_form_is_a_number(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL + "verl: {lr: 1e-6}\n")
     assert load_settings(path).verl["lr"] == 1e-6
     assert load_settings(path, ["verl.lr=3E-4"]).verl["lr"] == 3e-4
-
-
-def test_limits_override_the_agents_and_keep_the_rest(tmp_path: Path) -> None:
-    spec = load_settings(write(tmp_path, MINIMAL + "limits: {max_response_tokens: 144}\n")).spec()
-    assert spec.limits.max_response_tokens == 144
-    assert spec.limits.max_turns == 8
 
 
 @pytest.mark.parametrize(
@@ -62,26 +53,27 @@ def test_a_wrong_setting_is_named_with_a_way_out(tmp_path: Path, extra: str, mes
     assert "rl.yaml" in str(caught.value)
 
 
-def test_what_an_override_broke_is_blamed_on_it(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="override 'platform=tpu': platform: got 'tpu'"):
-        load_settings(write(tmp_path, MINIMAL), ["seed=3", "platform=tpu"])
-    with pytest.raises(
-        UsageError, match=r"override 'limits.max_turn=2': limits: got .*unknown limit 'max_turn'"
-    ):
-        load_settings(write(tmp_path, MINIMAL), ["limits.max_turn=2"])
-    with pytest.raises(ConfigError, match=r"rl.yaml: agnet: unknown key"):
-        load_settings(write(tmp_path, MINIMAL + "agnet: x\n"), ["platform=tpu"])
+@pytest.mark.parametrize(
+    ("extra", "overrides", "error", "message"),
+    [
+        ("", ["seed=3", "platform=tpu"], UsageError, "override 'platform=tpu': platform: got 'tpu'"),
+        ("", ["limits.max_turn=2"], UsageError, "override 'limits.max_turn=2': limits: got .*unknown limit 'max_turn'"),
+        ("agnet: x\n", ["platform=tpu"], ConfigError, "rl.yaml: agnet: unknown key"),
+    ],
+)  # fmt: skip
+def test_what_an_override_broke_is_blamed_on_it(
+    tmp_path: Path, extra: str, overrides: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        load_settings(write(tmp_path, MINIMAL + extra), overrides)
 
 
 def test_worker_processes_read_their_part_of_the_same_file(tmp_path: Path) -> None:
+    """A user of stock verl writes no more than that."""
     path = write(tmp_path, MINIMAL.replace("model: some/model", "") + "verl: {a: 1}\nplatform: cpu\n")
     assert load_episode_settings(path).agent == "math"
-
-
-def test_a_user_of_stock_verl_writes_only_the_agent(tmp_path: Path) -> None:
     settings = load_episode_settings(write(tmp_path, "agent: code\n"))
-    assert settings.spec().name == "code"
-    assert settings.output_dir is None
+    assert (settings.spec().name, settings.output_dir) == ("code", None)
 
 
 def test_files_named_in_the_yaml_are_relative_to_it_and_overrides_are_not(tmp_path: Path) -> None:

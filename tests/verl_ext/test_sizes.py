@@ -5,7 +5,7 @@ import pytest
 
 from afm.findings import Level
 from afm.memory_arithmetic import Hardware, model_shape
-from verl_ext.sizes import Placement, RunSizes, budget_faults, split_findings
+from verl_ext.sizes import RunSizes, budget_faults, split_findings
 
 SHAPE = model_shape("Qwen/Qwen2.5-7B")  # 28 heads, 4 key-value heads
 
@@ -78,14 +78,9 @@ def test_engines_on_gpus_of_their_own_divide_those(sizes: RunSizes) -> None:
 
 def test_every_pass_has_room_for_the_longest_sample(sizes: RunSizes) -> None:
     assert list(budget_faults(sizes)) == []
-    place = Placement(999, 8, moves_parameters=True, moves_optimizer=True, stays_on_cpu=False)
-    small = replace(
-        sizes,
-        actor=replace(place, tokens=400),
-        log_prob_tokens=499,
-        reference=replace(place, tokens=499),
-        critic=place,
-    )
+    place = replace(sizes.actor, tokens=499)
+    passes = {"actor": replace(place, tokens=400), "reference": place, "critic": replace(place, tokens=999)}
+    small = replace(sizes, log_prob_tokens=499, **passes)
     least = "fewer than the longest sample has (1,000); raise it to"
     assert list(budget_faults(small)) == [
         f"actor.ppo_max_token_len_per_gpu: 400 tokens x 2 GPUs, {least} 500",
