@@ -134,6 +134,12 @@ def rows_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def written_tasks(folder, *tasks):
+    """Settings of a selection of these tasks into the folder's ``out``."""
+    write_tasks(tasks, folder / "tasks.jsonl")
+    return f"tasks={folder / 'tasks.jsonl'}", f"output_dir={folder / 'out'}"
+
+
 def select(*arguments, status=0):
     result = CliRunner().invoke(app, ["queries", *map(str, arguments)])
     told = result.output + (str(result.exception) if isinstance(result.exception, AfmError) else "")
@@ -210,36 +216,28 @@ def test_a_selection_of_a_file_checks_its_sft_data_and_abilities(server, tmp_pat
         task.model_copy(update={"ability": "math" if n % 2 else "coding"})
         for n, task in enumerate(questions(6))
     ]
-    write_tasks(tasks, tmp_path / "tasks.jsonl")
     config = tmp_path / "own.yaml"
+    start = (config, *written_tasks(tmp_path, *tasks), f"model={server.url}")
+
     config.write_text("{agent: web, samples: 2, ability: math}")
-    start = (
-        config,
-        f"tasks={tmp_path / 'tasks.jsonl'}",
-        f"output_dir={tmp_path / 'out'}",
-        f"model={server.url}",
-    )
     assert "of 3 questions kept, 6 samples taken" in select(*start)
-    assert "no row of ability 'maths'; there are 'coding', 'math'; choose with ability=" in select(
-        *start, "ability=maths", status=1
-    )
-    config.write_text("{agent: web, sft: [none.json]}")
-    assert "none.json: no such file, so overlap with the SFT data cannot be excluded" in select(
-        *start, status=1
-    )
-    config.write_text("{agent: web, sampels: 2}")
-    assert "did you mean 'samples'" in select(*start, status=1)
+    told = select(*start, "ability=maths", status=1)
+    assert "no row of ability 'maths'; there are 'coding', 'math'; choose with ability=" in told
+    for text, message in (
+        ("{agent: web, sft: [none.json]}", "none.json: no such file, so overlap with the SFT data cannot"),
+        ("{agent: web, sampels: 2}", "did you mean 'samples'"),
+    ):
+        config.write_text(text)
+        assert message in select(*start, status=1)
 
 
 @pytest.mark.slow
 def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path):
     tasks, samples = questions(12), 16
     server.faults = True
-    write_tasks(tasks, tmp_path / "tasks.jsonl")
-    out = tmp_path / "an out folder"
+    out = tmp_path / "out"
     words = [sys.executable, "-m", "afm.cli.main", "data", "queries", "configs/queries/qa.yaml", "agent=web"]
-    words += [f"tasks={tmp_path / 'tasks.jsonl'}", f"output_dir={out}", f"model={server.url}"]
-    words += [f"samples={samples}", "seed=3"]
+    words += [*written_tasks(tmp_path, *tasks), f"model={server.url}", f"samples={samples}", "seed=3"]
     server.allowed = 120
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         for _ in range(12_000):
@@ -269,9 +267,8 @@ def test_killed_and_started_again_no_sample_is_lost_or_doubled(server, tmp_path)
     kept, dropped = list(read_tasks(out / "kept.jsonl")), rows_of(out / "dropped.jsonl")
     rates = {task.id: task.extra_info["r_q"] for task in kept}
     assert rates == {name: count / 16 for name, count in right.items() if count <= 4}
-    assert {row["id"]: row["r_q"] for row in dropped} == {
-        name: count / 16 for name, count in right.items() if count > 4
-    }
+    over = {name: count / 16 for name, count in right.items() if count > 4}
+    assert {row["id"]: row["r_q"] for row in dropped} == over
     assert {row["reason"] for row in dropped} == {"r_q above 0.3"}
     counts = json.loads((out / "manifest.json").read_text())["counts"]
     assert counts == {"tasks": 12, "kept": len(kept), "dropped": len(dropped)}
@@ -282,22 +279,13 @@ async def test_sixty_four_requests_are_in_flight(server, tmp_path):
     one = asker(server, max_parallel=64)
     summary = await select_queries(questions(8), one, tmp_path, QuerySettings(samples=32))
     await one.close()
-    assert summary.sampled == 8 * 32
-    assert server.most == 64
+    assert (summary.sampled, server.most) == (8 * 32, 64)
 
 
 def test_a_request_that_hangs_is_asked_again(server, tmp_path):
     server.hang_s = 30.0
-    write_tasks(questions(1), tmp_path / "tasks.jsonl")
-    out = tmp_path / "out"
-    told = select(
-        QA,
-        f"tasks={tmp_path / 'tasks.jsonl'}",
-        f"output_dir={out}",
-        f"model={server.url}",
-        "samples=4",
-        "timeout_s=1",
-    )
+    start = (QA, *written_tasks(tmp_path, *questions(1)), f"model={server.url}")
+    told = select(*start, "samples=4", "timeout_s=1")
     assert "0 of 1 questions kept, 4 samples taken" in told
     assert "without `sft` nothing was compared with the SFT data" in told
     assert server.requests == 5
@@ -319,65 +307,54 @@ async def test_another_threshold_more_samples_and_more_tasks_use_what_is_there(s
 
 
 async def test_samples_of_another_model_or_seed_are_not_mixed(server, tmp_path):
+    async def refused(error, message, **options):
+        with pytest.raises(error, match=message):
+            await selected(questions(1), server, tmp_path, samples=1, **options)
+
     await selected(questions(1), server, tmp_path, samples=1)
-    with pytest.raises(
-        ConfigError, match=r"holds a run with other settings \(seed: 0 -> 1\); choose another"
-    ):
-        await selected(questions(1), server, tmp_path, samples=1, seed=1)
-    with (
-        SampleLog(tmp_path / "samples.jsonl"),
-        pytest.raises(ConfigError, match="another run is writing here"),
-    ):
-        await selected(questions(1), server, tmp_path, samples=1)
+    await refused(ConfigError, r"run with other settings \(seed: 0 -> 1\); choose another", seed=1)
+    with SampleLog(tmp_path / "samples.jsonl"):
+        await refused(ConfigError, "another run is writing here")
     (tmp_path / "samples.jsonl").write_text("{}\n")
-    with pytest.raises(DataError, match=r"samples\.jsonl:1: not a JSON object with the keys task"):
-        await selected(questions(1), server, tmp_path, samples=1)
+    await refused(DataError, r"samples\.jsonl:1: not a JSON object with the keys task")
 
 
 async def test_a_server_that_is_down_ends_the_run_and_keeps_the_samples(server, tmp_path):
     await selected(questions(2), server, tmp_path, samples=4)
     server.down = True
-    with pytest.raises(
-        EngineError, match=r"of 16 samples are missing.*status 500.*run the same command again"
-    ):
-        await selected(
-            questions(4), server, tmp_path, samples=4, attempts=1, failures_in_a_row=2, max_parallel=1
-        )
+    settings = {"samples": 4, "attempts": 1, "failures_in_a_row": 2, "max_parallel": 1}
+    with pytest.raises(EngineError, match=r"of 16 samples are missing.*status 500.*same command again"):
+        await selected(questions(4), server, tmp_path, **settings)
     server.down = False
     summary = await selected(questions(4), server, tmp_path, samples=4)
     assert (summary.resumed, summary.sampled, summary.kept + sum(summary.dropped.values())) == (8, 8, 4)
 
 
-REFUSALS = {
-    "too long": (400, "maximum context length is 4096 tokens"),
-    "filtered": {"message": {"content": ""}, "finish_reason": "content_filter"},
-    "no text": {"message": {"content": None}, "finish_reason": "stop"},
-    "crash": (500, "assertion failed"),
-}
+CRASH = (500, "assertion failed")
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
-async def test_a_question_that_the_server_refuses_is_dropped_and_named(server, tmp_path, refusal):
-    server.refused = {1: REFUSALS[refusal]}
+@pytest.mark.parametrize(
+    ("refusal", "told"),
+    [
+        ((400, "maximum context length is 4096 tokens"), "4096 tokens"),
+        ({"message": {"content": ""}, "finish_reason": "content_filter"}, "content_filter"),
+        ({"message": {"content": None}, "finish_reason": "stop"}, "'stop'"),
+        (CRASH, "status 500"),
+    ],
+)
+async def test_a_question_that_the_server_refuses_is_dropped_and_named(server, tmp_path, refusal, told):
+    server.refused = {1: refusal}
 
     summary = await selected(questions(6), server, tmp_path, samples=3, attempts=1)
 
     assert dict(summary.dropped) == {"cannot be sampled": 1, "r_q above 0.3": 2}
     assert (summary.kept, summary.sampled, list(summary.unsampled)) == (3, 15, ["q1"])
     [row] = [row for row in rows_of(tmp_path / "dropped.jsonl") if row["id"] == "q1"]
-    told = {
-        "too long": "4096 tokens",
-        "filtered": "content_filter",
-        "no text": "'stop'",
-        "crash": "status 500",
-    }
-    assert re.fullmatch(f"cannot be sampled: \\w+Error: .*{told[refusal]}.*", row["reason"])
+    assert re.fullmatch(f"cannot be sampled: \\w+Error: .*{told}.*", row["reason"])
     assert "r_q" not in row
+    strict = {"samples": 3, "attempts": 1, "on_bad_rows": FailedQuestions.ERROR}
     with pytest.raises(EngineError, match=r"3 of 18 samples are missing, [123] of them failed \(of 'q1'\)"):
-        await selected(
-            *(questions(6), server, tmp_path / "whole"),
-            samples=3, attempts=1, on_bad_rows=FailedQuestions.ERROR,
-        )  # fmt: skip
+        await selected(questions(6), server, tmp_path / "whole", **strict)
     assert not (tmp_path / "whole/kept.jsonl").exists()
 
 
@@ -397,7 +374,7 @@ async def test_a_server_that_refuses_everything_is_an_error_that_loses_nothing(s
 
 
 async def test_one_fault_of_many_questions_is_not_the_questions(server, tmp_path):
-    server.refused = dict.fromkeys((1, 2, 4), REFUSALS["crash"])
+    server.refused = dict.fromkeys((1, 2, 4), CRASH)
     with pytest.raises(EngineError, match="3 of 6 samples are missing"):
         await selected(questions(6), server, tmp_path, samples=1, attempts=1, failures_in_a_row=2)
 
@@ -405,7 +382,7 @@ async def test_one_fault_of_many_questions_is_not_the_questions(server, tmp_path
 async def test_faults_that_may_pass_are_never_the_questions(server, tmp_path):
     """Half of a question's samples are there; a crash of the others says nothing about it."""
     await selected(questions(4), server, tmp_path, samples=2)
-    server.refused = {1: REFUSALS["crash"]}
+    server.refused = {1: CRASH}
     with pytest.raises(EngineError, match=r"2 of 16 samples are missing, 2 of them failed \(of 'q1'\)"):
         await selected(questions(4), server, tmp_path, samples=4, attempts=1)
     server.refused = {}
@@ -418,9 +395,7 @@ async def test_questions_of_the_sft_data_and_repeated_ones_are_not_asked(server,
         {"instruction": "Rules.", "input": "What is the name of item 2?", "output": "x"},
     ]
     (tmp_path / "sft.json").write_text(json.dumps(sft))
-    (tmp_path / "records.jsonl").write_text(
-        json.dumps({"id": "r", "question": "What is name of item 4?"}) + "\n"
-    )
+    (tmp_path / "records.jsonl").write_text('{"id": "r", "question": "What is name of item 4?"}\n')
     known = known_questions([tmp_path / "sft.json", tmp_path / "records.jsonl"])
     again = Task(id="again", question="what is the name of item 5", ground_truth=["name 5"])
     bad = Task(id="bad", question="What is the name of item 8?", ground_truth=[])
@@ -454,11 +429,8 @@ async def test_the_draw_is_in_proportion_to_the_data_sources(server, tmp_path):
     ]
     summary = await selected(tasks, server, tmp_path, samples=1, target=7)
     # 7/20 of 3, 6 and 11 are 1.05, 2.1 and 3.85: whole parts 1, 2, 3, and the last place goes to 0.85.
-    assert Counter(task.data_source for task in read_tasks(tmp_path / "kept.jsonl")) == {
-        "nq": 1,
-        "hotpotqa": 2,
-        "popqa": 4,
-    }
+    drawn = Counter(task.data_source for task in read_tasks(tmp_path / "kept.jsonl"))
+    assert drawn == {"nq": 1, "hotpotqa": 2, "popqa": 4}
     assert dict(summary.dropped) == {"not drawn": 13}
     first = (tmp_path / "kept.jsonl").read_bytes()
     await selected(tasks, server, tmp_path, samples=1, target=7)
@@ -535,53 +507,29 @@ async def test_programs_are_sampled_with_tools_and_dropped_when_all_solve_them(t
     settings = QuerySettings(samples=8, with_tools=True, max_rate=None, max_tokens=None, max_parallel=4)
     summary = await select_queries(tasks, one, tmp_path, settings)
     await reward.close()
-    assert (summary.kept, dict(summary.dropped)) == (1, {"solved by every sample": 1})
-    assert [(task.id, task.extra_info["r_q"]) for task in read_tasks(tmp_path / "kept.jsonl")] == [
-        ("hard", 0.0)
-    ]
-    assert summary.sampled == 16
+    assert (summary.sampled, dict(summary.dropped)) == (16, {"solved by every sample": 1})
+    [kept] = read_tasks(tmp_path / "kept.jsonl")
+    assert (kept.id, kept.extra_info["r_q"]) == ("hard", 0.0)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """The folder of a model that knows nothing."""
+@pytest.mark.slow
+def test_samples_of_a_model_in_this_process_are_not_mixed_with_those_of_other_rewards_or_tools(tmp_path):
     pytest.importorskip("torch")
     from afm.models.tiny import create_tiny_model, train_tokenizer
 
-    folder = tmp_path_factory.mktemp("tiny")
-    train_tokenizer([task.question for task in questions(2)], folder, vocab_size=300)
-    create_tiny_model(folder, folder, seed=1)
-    return folder
-
-
-@pytest.mark.slow
-def test_the_command_takes_a_tiny_model(tmp_path, tiny):
-    write_tasks(questions(2, source="nq"), tmp_path / "tasks.jsonl")
-    out = tmp_path / "out"
-    told = select(
-        QA,
-        f"tasks={tmp_path / 'tasks.jsonl'}",
-        f"output_dir={out}",
-        f"model={tiny}",
-        "samples=2",
-        "max_tokens=8",
-    )
-    assert f"{out}/kept.jsonl: 2 of 2 questions kept, 4 samples taken" in told
-    assert {row["stop"] for row in rows_of(out / "samples.jsonl")} <= {"agent_tokens", "end_of_text"}
-
-
-@pytest.mark.slow
-def test_samples_judged_by_another_reward_or_taken_with_other_tools_are_not_mixed(tmp_path, tiny):
-    write_tasks(questions(1, source="nq"), tmp_path / "tasks.jsonl")
+    tasks, tiny = questions(2, source="nq"), tmp_path / "tiny"
+    train_tokenizer([task.question for task in tasks], tiny, vocab_size=300)
+    create_tiny_model(tiny, tiny, seed=1)
     shipped = (ROOT / "configs/tools/code_executor.yaml").read_text()
     (tmp_path / "tools.yaml").write_text(shipped)
     (tmp_path / "reward.yaml").write_text("formula: correct\n")
-    start = (ROOT / "configs/queries/math.yaml", "ability=", f"tasks={tmp_path / 'tasks.jsonl'}", "samples=1")
-    start += (f"output_dir={tmp_path / 'out'}", f"model={tiny}", "max_tokens=4")
-    start += (f"tools={tmp_path / 'tools.yaml'}",)
+    start = (ROOT / "configs/queries/math.yaml", "ability=", *written_tasks(tmp_path, *tasks), "samples=1")
+    start += (f"model={tiny}", "max_tokens=4", f"tools={tmp_path / 'tools.yaml'}")
     reward = f"rewards={tmp_path / 'reward.yaml'}"
 
-    assert "1 samples taken" in select(*start)
+    assert f"{tmp_path}/out/kept.jsonl: 2 of 2 questions kept, 2 samples taken" in select(*start)
+    stops = {row["stop"] for row in rows_of(tmp_path / "out/samples.jsonl")}
+    assert stops <= {"agent_tokens", "end_of_text"}
     assert "0 samples taken" in select(*start, reward)
     (tmp_path / "reward.yaml").write_text("by_source: {nq: f1}\n")
     told = select(*start, reward, status=1)
@@ -591,8 +539,7 @@ def test_samples_judged_by_another_reward_or_taken_with_other_tools_are_not_mixe
 
 
 def test_what_is_missing_on_the_command_line_is_told(server, tmp_path):
-    write_tasks(questions(1), tmp_path / "tasks.jsonl")
-    start = (QA, f"tasks={tmp_path / 'tasks.jsonl'}", f"output_dir={tmp_path / 'out'}", "samples=2")
+    start = (QA, *written_tasks(tmp_path, *questions(1)), "samples=2")
     told = select(*start, f"model={server.url}", "with_tools=true", status=2)
     assert "tokenizer: missing; with_tools on a server needs it" in told
     assert "holds no model" in select(*start, f"model={tmp_path}", status=2)
@@ -610,31 +557,22 @@ def test_what_is_missing_on_the_command_line_is_told(server, tmp_path):
     ],
 )
 async def test_a_draft_in_the_reasoning_is_not_the_answer(server, text, right):
-    choice = {"message": {"content": text}, "finish_reason": "stop"}
-    server.completion = lambda body: {"choices": [choice]}
+    server.completion = lambda body: {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
     one = asker(server)
     answered = await one.ask(questions(1)[0], 5)
     await one.close()
     assert answered.right is right
 
 
-def test_what_the_server_is_asked_names_the_agents_rules(server):
-    spec = without_tools(load_agent("web"))
-    seen = []
-    server.completion = lambda body: (
-        seen.append(body)
-        or {"choices": [{"message": {"content": "<answer>name 0"}, "finish_reason": "length"}]}
-    )
+async def test_what_the_server_is_asked_names_the_agents_rules(server):
+    seen, cut_off = [], {"message": {"content": "<answer>name 0"}, "finish_reason": "length"}
+    server.completion = lambda body: seen.append(body) or {"choices": [cut_off]}
+    one = asker(server)
+    answered = await one.ask(questions(1)[0], 5)
+    await one.close()
 
-    async def ask():
-        one = ChatAsker(spec, server.url, "small", by_exact_match, temperature=0.7, max_tokens=9)
-        try:
-            return await one.ask(questions(1)[0], 5)
-        finally:
-            await one.close()
-
-    answered = asyncio.run(ask())
     assert (answered.right, answered.stop) == (False, "length")
     [body] = seen
+    spec = without_tools(load_agent("mhqa"))
     assert body["messages"] == spec.prompt_messages("What is the name of item 0?")
-    assert (body["temperature"], body["max_tokens"], body["seed"]) == (0.7, 9, 5)
+    assert (body["temperature"], body["max_tokens"], body["seed"]) == (1.0, 64, 5)

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from team_log import segments_of
 
 from afm.datasets import Task
 from afm.datasets.mini_world import WorldSplit, generate
@@ -11,7 +12,6 @@ from afm.distill.run import distill, settle
 from afm.distill.scripted_teams import ScriptedMathTeam, scripted_team
 from afm.errors import ConfigError, DataError
 from afm.trajectory import author_segments, load_records, validate
-from afm.trajectory.types import Segment
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.sandbox
@@ -43,9 +43,8 @@ async def test_math_problems_become_valid_right_trajectories(tmp_path, spec, too
     assert sorted(record.id for record in (*kept, *dropped)) == sorted(task.id for task in tasks)
     assert [record.id for record in kept] == sorted(record.id for record in kept)
     for record in kept:
-        segments = tuple(Segment(part.author, part.text) for part in record.segments)
-        assert validate(segments, spec) == ()
-        assert author_segments(record.text, spec) == segments
+        assert validate(segments_of(record), spec) == ()
+        assert author_segments(record.text, spec) == segments_of(record)
         assert record.text.endswith(f"<answer>\\boxed{{{record.ground_truth}}}</answer>")
         assert record.verdict.score == 1.0
     results = {

@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from wiki_pages import WORLD, PageOfTheName, questions
+from team_log import segments_of
+from wiki_pages import WORLD, PageOfTheName, Says, questions
 
 from afm.agents import load_agent
 from afm.datasets import Task
@@ -23,28 +24,13 @@ from afm.distill.scripted_teams import (
     scripted_team,
 )
 from afm.errors import ConfigError
-from afm.tools import ToolResult
 from afm.trajectory import load_records, validate
 from afm.trajectory.io import RecordWriter
-from afm.trajectory.types import Segment
 
 TINY = Path(__file__).parents[2] / "configs/tiny/agents"
 ALWAYS, NEVER = {1: 1.0, 2: 1.0}, {}
 APPLES = "Tom has 12 apples. Tom finds 30 more. Then the number of apples grows 4 times. How many apples does Tom have?"
 BRIEF = Encyclopaedia(400, seed=3, brief=True)
-
-
-class Says:
-    """A tool that always returns the same."""
-
-    def __init__(self, text, ok=True):
-        self.result = ToolResult(text, ok=ok)
-
-    async def call(self, argument):
-        return self.result
-
-    async def close(self):
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +47,16 @@ def apples(question=APPLES):
     return Task(id="apples", question=question, ground_truth="168", data_source="mini_math")
 
 
-async def work(path, team, tool, task):
+async def logged(path, team, tool, tasks):
     with EventLog(path) as log:
-        await team.solve(log.begin(task, 0, {"code": tool, "wiki_search": tool}))
-    return [(event.kind.value, event.agent, event.content) for event in read_events(path)][1:]
+        for task in tasks:
+            await team.solve(log.begin(task, 0, {"code": tool, "wiki_search": tool}))
+    return list(read_events(path))
+
+
+async def work(path, team, tool, task):
+    events = await logged(path, team, tool, [task])
+    return [(event.kind.value, event.agent, event.content) for event in events][1:]
 
 
 @pytest.mark.sandbox
@@ -101,9 +93,8 @@ async def test_the_critic_sends_the_coder_back_once_and_then_the_team_gives_up(t
     events = await work(tmp_path / "e", team, Says(text, ok), apples())
 
     assert [content for kind, _, content in events if kind == "tool_result"] == [text, text]
-    assert [content for _, agent, content in events if agent == "critic"] == [
-        "No number came back. Run it again."
-    ] * 2
+    told = [content for _, agent, content in events if agent == "critic"]
+    assert told == ["No number came back. Run it again."] * 2
     assert events[-1] == ("error", "", f"2 tool calls returned no number, the last one: {text}")
 
 
@@ -120,10 +111,7 @@ async def test_questions_of_another_kind_are_left_alone(tmp_path, spec, plain):
 
 async def skipped(path, team, tool, tasks):
     """Ids of the tasks that were answered without the tool, by their number of steps or hops."""
-    with EventLog(path) as log:
-        for task in tasks:
-            await team.solve(log.begin(task, 0, {"code": tool, "wiki_search": tool}))
-    called = {event.task_id for event in read_events(path) if event.tool}
+    called = {event.task_id for event in await logged(path, team, tool, tasks) if event.tool}
     groups = {1: [], 2: []}
     for task in tasks:
         groups[task.extra_info.get("steps") or task.extra_info["hops"]].append(task.id not in called)
@@ -145,22 +133,14 @@ async def test_their_habit_is_to_skip_the_tool_on_easy_questions(tmp_path, spec,
 
 @pytest.mark.parametrize("world", ["math", "wiki"])
 async def test_a_seed_fixes_every_choice_whatever_ran_before(tmp_path, spec, plain, world):
-    if world == "math":
-        team, tasks, tool = (
-            ScriptedMathTeam(spec, seed=5),
-            list(problems(WorldSplit.TRAIN, 30, seed=0)),
-            Says("1"),
-        )
-    else:
-        team, tasks, tool = ScriptedWikiTeam(plain, seed=5), questions(30, (1, 2)), PageOfTheName()
+    team, tasks, tool = {
+        "math": (ScriptedMathTeam(spec, seed=5), list(problems(WorldSplit.TRAIN, 30, seed=0)), Says("1")),
+        "wiki": (ScriptedWikiTeam(plain, seed=5), questions(30, (1, 2)), PageOfTheName()),
+    }[world]
 
     async def plans(name, order):
-        with EventLog(tmp_path / name) as log:
-            for task in order:
-                await team.solve(log.begin(task, 0, {"code": tool, "wiki_search": tool}))
-        return {
-            event.task_id: event.content for event in read_events(tmp_path / name) if event.agent == "planner"
-        }
+        events = await logged(tmp_path / name, team, tool, order)
+        return {event.task_id: event.content for event in events if event.agent == "planner"}
 
     assert await plans("a", tasks) == await plans("b", tasks[::-1])
 
@@ -219,8 +199,7 @@ async def test_the_work_becomes_right_trajectories_that_the_agent_allows(tmp_pat
 
     assert (summary.kept, summary.dropped) == (60, {})
     for record in records:
-        segments = tuple(Segment(part.author, part.text) for part in record.segments)
-        assert validate(segments, plain) == ()
+        assert validate(segments_of(record), plain) == ()
         assert record.text.endswith(f"<answer> {record.ground_truth}</answer>")
         assert len(record.calls) in (0, len(record.provenance["extra_info"]["path"]))
     assert {len(record.calls) for record in records} == {0, 1, 2}
@@ -308,26 +287,18 @@ async def test_without_flaws_nothing_is_dropped_and_every_second_reflects(tmp_pa
     assert 15 <= sum("<reflection>" in row.text for row in records) <= 45
 
 
+MATH_ROLES = {"planner": "plan", "coder": "think", "critic": "reflection", "writer": "think"}
+MHQA_ROLES = {"leader": "think", "planner": "plan", "critic": "reflection"}
+WIKI_ROLES = {"leader": "think", "planner": "plan", "reflector": "reflection"}
+WIKI_ROLES |= {"proposer": "suggested_answer", "checker": "double_check"}
+
+
 @pytest.mark.parametrize(
     ("agent", "name", "roles"),
     [
-        (
-            "math",
-            "scripted_math",
-            {"planner": "plan", "coder": "think", "critic": "reflection", "writer": "think"},
-        ),
-        ("mhqa", "scripted_wiki", {"leader": "think", "planner": "plan", "critic": "reflection"}),
-        (
-            "wiki",
-            "checking_wiki",
-            {
-                "leader": "think",
-                "planner": "plan",
-                "reflector": "reflection",
-                "proposer": "suggested_answer",
-                "checker": "double_check",
-            },
-        ),
+        ("math", "scripted_math", MATH_ROLES),
+        ("mhqa", "scripted_wiki", MHQA_ROLES),
+        ("wiki", "checking_wiki", WIKI_ROLES),
     ],
 )
 def test_the_agent_chooses_the_team_and_the_roles_of_its_members(agent, name, roles):
@@ -335,9 +306,7 @@ def test_the_agent_chooses_the_team_and_the_roles_of_its_members(agent, name, ro
     assert (team.name, team.roles.messages) == (name, roles)
 
 
-def test_an_agent_with_other_names_for_its_functions_works_too(tmp_path):
-    (tmp_path / "own.yaml").write_text(
-        """
+OWN = """
 name: own
 roles:
   outline: {}
@@ -346,20 +315,14 @@ roles:
   output: {kind: observation}
   verdict: {}
   result: {kind: answer, needs_thought: true}
-transitions:
-  start: [outline]
-  outline: [python, result]
-  python: [verdict]
-  verdict: [python, result]
+transitions: {start: [outline], outline: [python, result], python: [verdict], verdict: [python, result]}
 """
-    )
 
-    assert ScriptedMathTeam(load_agent(tmp_path / "own.yaml")).roles.messages == {
-        "planner": "outline",
-        "coder": "muse",
-        "critic": "verdict",
-        "writer": "muse",
-    }
+
+def test_an_agent_with_other_names_for_its_functions_works_too(tmp_path):
+    (tmp_path / "own.yaml").write_text(OWN)
+    own = {"planner": "outline", "coder": "muse", "critic": "verdict", "writer": "muse"}
+    assert ScriptedMathTeam(load_agent(tmp_path / "own.yaml")).roles.messages == own
 
 
 def test_an_agent_with_several_tools_is_refused_in_words():

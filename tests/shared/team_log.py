@@ -1,6 +1,7 @@
-"""The ended attempts of a team's event log."""
+"""What a team left: the ended attempts of its event log, and the segments of its records."""
 
 from afm.distill.event_log import ENDS, EventKind, read_events
+from afm.trajectory.types import Segment
 
 
 def read_attempts(path):
@@ -13,3 +14,8 @@ def read_attempts(path):
         if event.kind in ENDS:
             ended.append(tuple(running.pop(event.task_id)))
     return sorted(ended, key=lambda events: events[0].meta["position"])
+
+
+def segments_of(record):
+    """The segments of a record as the rules of an agent take them."""
+    return tuple(Segment(part.author, part.text) for part in record.segments)

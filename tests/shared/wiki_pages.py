@@ -27,5 +27,18 @@ class PageOfTheName:
         pass
 
 
+class Says:
+    """A tool that always returns the same."""
+
+    def __init__(self, text, ok=True):
+        self.result = ToolResult(text, ok=ok)
+
+    async def call(self, argument):
+        return self.result
+
+    async def close(self):
+        pass
+
+
 def questions(count, hops=(2,), world=WORLD):
     return list(generate(world, WorldSplit.TRAIN, count, seed=0, hops=hops))

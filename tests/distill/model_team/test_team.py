@@ -63,6 +63,16 @@ async def test_a_low_score_and_a_poor_grade_lead_to_new_plans(tmp_path, teacher)
     assert record.text.endswith(f"<answer>{record.ground_truth}</answer>")
 
 
+async def test_without_a_new_tool_call_there_is_nothing_to_reflect_on(tmp_path, teacher):
+    places = (0, 0, 1)  # the second sub-task has its fact already and calls no tool
+    teacher._planner = lambda *_: {"steps": [f"Find fact {place}: so" for place in places]}
+
+    _, record = await worked(tmp_path / "e", "wiki", questions(1)[0])
+
+    assert record.reason == ""
+    assert teacher.asked["reflector"] == 1
+
+
 async def test_a_refused_answer_is_told_to_the_writer_and_to_no_one_before(tmp_path, teacher):
     teacher.doubt = lambda question: True
 
