@@ -22,19 +22,12 @@ ROLES = RoleMap(
 
 def record(*events, roles=ROLES, spec=SPEC):
     rows = [("task", "", "", TASK), *events]
-    whole = [
-        Event(
-            id=f"a#1.{number}",
-            task_id="a",
-            attempt=1,
-            kind=EventKind(kind),
-            agent=agent,
-            content=content,
-            tool="wiki_search" if kind.startswith("tool") else "",
-            meta=meta,
+    whole = []
+    for number, (kind, agent, content, meta) in enumerate(rows):
+        text = {"agent": agent, "content": content, "tool": "wiki_search" if kind.startswith("tool") else ""}
+        whole.append(
+            Event(id=f"a#1.{number}", task_id="a", attempt=1, kind=EventKind(kind), meta=meta, **text)
         )
-        for number, (kind, agent, content, meta) in enumerate(rows)
-    ]
     return merge_attempt(whole, spec, roles)
 
 
@@ -77,12 +70,8 @@ def test_thoughts_in_a_row_become_one_and_the_rest_stays():
         f"\n<observation>\nfound\n</observation>\n{END_TEXT}"
     )
     assert made.provenance["repairs"] == {"joined thoughts": 1}
-    assert made.provenance["steps"][0] == {
-        "role": "think",
-        "agent": "planner",
-        "event": "a#1.1",
-        "also": ["a#1.2"],
-    }
+    first = {"role": "think", "agent": "planner", "event": "a#1.1", "also": ["a#1.2"]}
+    assert made.provenance["steps"][0] == first
 
 
 def test_a_missing_thought_is_made_from_what_the_step_was_for():

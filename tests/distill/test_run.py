@@ -31,10 +31,8 @@ def without_times(records):
 
 async def test_math_problems_become_valid_right_trajectories(tmp_path, spec, tools):
     tasks, seen = problems(40), []
-
-    summary = await distill(
-        tasks, spec, tools, tmp_path, **taught(spec), progress=lambda *state: seen.append(state)
-    )
+    options = {"progress": lambda *state: seen.append(state), **taught(spec)}
+    summary = await distill(tasks, spec, tools, tmp_path, **options)
 
     kept = load_records(summary.path)
     dropped = load_records(tmp_path / "dropped.jsonl")
@@ -47,11 +45,8 @@ async def test_math_problems_become_valid_right_trajectories(tmp_path, spec, too
         assert author_segments(record.text, spec) == segments_of(record)
         assert record.text.endswith(f"<answer>\\boxed{{{record.ground_truth}}}</answer>")
         assert record.verdict.score == 1.0
-    results = {
-        event.task_id: event.content
-        for event in read_events(tmp_path / "events.jsonl")
-        if event.kind is EventKind.TOOL_RESULT
-    }
+    events = read_events(tmp_path / "events.jsonl")
+    results = {event.task_id: event.content for event in events if event.kind is EventKind.TOOL_RESULT}
     called = [record for record in kept if record.calls]
     assert called
     for record in called:
@@ -72,9 +67,7 @@ async def test_the_result_does_not_depend_on_the_parallelism(tmp_path, spec, too
 async def test_a_folder_made_with_another_seed_is_refused(tmp_path, spec, tools):
     await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=0))
 
-    with pytest.raises(
-        ConfigError, match=r"holds a run with other settings \(seed: 0 -> 1\); choose another output_dir"
-    ):
+    with pytest.raises(ConfigError, match=r"other settings \(seed: 0 -> 1\); choose another output_dir"):
         await distill(problems(2), spec, tools, tmp_path, **taught(spec, seed=1))
 
 
@@ -94,10 +87,7 @@ async def test_a_folder_belongs_to_the_tasks_of_its_first_result(tmp_path, spec,
 async def test_questions_the_team_cannot_read_are_dropped_with_a_reason_and_the_rest_is_kept(
     tmp_path, spec, tools
 ):
-    odd = [
-        Task(id=f"odd{n}", question=f"What is 2+{n}?", ground_truth=str(2 + n), data_source="mini_math")
-        for n in range(30)
-    ]
+    odd = [Task(id=f"odd{n}", question=f"What is 2+{n}?", ground_truth=str(2 + n)) for n in range(30)]
 
     summary = await distill([*problems(3), *odd], spec, tools, tmp_path, **taught(spec))
 
@@ -119,9 +109,7 @@ async def test_the_manifest_says_what_was_made_from_what(tmp_path, spec, tools):
     summary = await distill(problems(5), spec, tools, tmp_path, **taught(spec, seed=4))
 
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["counts"]["tasks"] == 5
-    assert manifest["counts"]["kept"] == summary.kept
-    assert manifest["seed"] == 4
-    assert manifest["agent"] == {"name": "math", "digest": spec.digest}
+    assert (manifest["counts"]["tasks"], manifest["counts"]["kept"]) == (5, summary.kept)
+    assert (manifest["seed"], manifest["agent"]) == (4, {"name": "math", "digest": spec.digest})
     assert len(manifest["inputs"]["events.jsonl"]) == 64
     assert manifest["roles"]["critic"] == "reflection"

@@ -21,6 +21,10 @@ A = SourcePassage(id="a", title="Ada Low", text="Ada Low was taught by Ben Ash. 
 B = SourcePassage(id="b", title="Ben Ash", text="Ben Ash was born in 1701.")
 
 
+def rejected(folder):
+    return {json.loads(line)["rejected"] for line in (folder / "rejected.jsonl").read_text().splitlines()}
+
+
 async def expanded(corpus, out, count):
     settings = [f"corpus={corpus}", f"output_dir={out}", "growth=depth", "size=3", f"count={count}"]
     return await expand(read_expansion(CONFIG, settings))
@@ -32,18 +36,22 @@ def proposal(**changed):
     return Proposal.model_validate(whole | changed)
 
 
-def test_a_proposal_stands_on_words_of_every_passage():
+BORN = {"passage": 2, "quote": "born in 1701"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"evidence": [BORN]}, "expected each of 1 to 2"),
+        ({"evidence": [{"passage": 1, "quote": "taught by Eve"}, BORN]}, "word for word in passage 1"),
+        ({"answer": "1702"}, "answer: '1702' does not stand in the evidence"),
+        ({"answer": "170"}, "answer: '170' does not stand in the evidence"),
+        ({"question": "Was her teacher born in 1701?"}, "question: it holds the answer"),
+    ],
+)
+def test_a_proposal_stands_on_words_of_every_passage(changed, message):
     assert fault(proposal(), [A, B]) == ""
-    assert "expected each of 1 to 2" in fault(
-        proposal(evidence=[{"passage": 2, "quote": "born in 1701"}]), [A, B]
-    )
-    invented = [{"passage": 1, "quote": "taught by Eve"}, {"passage": 2, "quote": "born in 1701"}]
-    assert "does not stand word for word in passage 1" in fault(proposal(evidence=invented), [A, B])
-    assert fault(proposal(answer="1702"), [A, B]) == "answer: '1702' does not stand in the evidence"
-    assert fault(proposal(answer="170"), [A, B]) == "answer: '170' does not stand in the evidence"
-    assert (
-        fault(proposal(question="Was her teacher born in 1701?"), [A, B]) == "question: it holds the answer"
-    )
+    assert message in fault(proposal(**changed), [A, B])
 
 
 async def test_a_solver_that_replies_in_another_form_is_asked_again_and_proves_nothing(tmp_path, reader):
@@ -57,8 +65,8 @@ async def test_a_solver_that_replies_in_another_form_is_asked_again_and_proves_n
     reader.replies = other_form
     await expanded(tmp_path / "corpus.jsonl", tmp_path / "out", 1)
 
-    [row] = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
-    assert row["rejected"] == "solver: no usable reply in 3 attempts, the last one: answer: Field required"
+    [reason] = rejected(tmp_path / "out")
+    assert reason == "solver: no usable reply in 3 attempts, the last one: answer: Field required"
 
 
 @pytest.mark.parametrize(("told", "read"), [('""', ""), ("null", ""), ("1702", "1702"), ('"x"', "x")])
@@ -128,8 +136,7 @@ async def test_only_questions_that_need_every_passage_are_kept(tmp_path, reader)
     kept = list(read_tasks(summary.path))
     assert summary.kept == len(kept) == 6
     assert summary.rejected == {"solver": 2}
-    rejected = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
-    assert {row["rejected"] for row in rejected} == {"passage 3 is not needed"}
+    assert rejected(tmp_path / "out") == {"passage 3 is not needed"}
     for task in kept:
         number = int(re.search(r"N(\d+)x", task.question)[1])
         assert number % 4
@@ -152,15 +159,11 @@ async def test_what_the_solver_knows_or_finds_otherwise_is_rejected(tmp_path, re
     async def reasons(replies, out):
         reader.replies = replies
         await expanded(tmp_path / "corpus.jsonl", tmp_path / out, 3)
-        return {
-            json.loads(line)["rejected"]
-            for line in (tmp_path / out / "rejected.jsonl").read_text().splitlines()
-        }
+        return rejected(tmp_path / out)
 
     def knows(member, user):
-        if member == "solver":
-            return {"answer": str(1000 + int(re.search(r"N(\d+)x", user)[1]))}
-        return brain(member, user)
+        year = 1000 + int(re.search(r"N(\d+)x", user)[1])
+        return {"answer": str(year)} if member == "solver" else brain(member, user)
 
     def lies(member, user):
         return {"answer": "12"} if member == "solver" else brain(member, user)
@@ -176,15 +179,9 @@ async def test_what_the_solver_knows_or_finds_otherwise_is_rejected(tmp_path, re
 
 def test_the_command_says_what_it_made(tmp_path, reader):
     write_corpus(tmp_path / "corpus.jsonl", 4)
-    words = [
-        CONFIG,
-        f"corpus={tmp_path / 'corpus.jsonl'}",
-        f"output_dir={tmp_path / 'out'}",
-        "size=3",
-        "count=4",
-    ]
+    words = [f"corpus={tmp_path / 'corpus.jsonl'}", f"output_dir={tmp_path / 'out'}", "size=3", "count=4"]
 
-    done = CliRunner().invoke(app, ["expand", *map(str, words)])
+    done = CliRunner().invoke(app, ["expand", str(CONFIG), *words])
 
     assert done.exit_code == 0, done.output
     assert "3 questions of 4 groups" in done.output

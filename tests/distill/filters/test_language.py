@@ -10,30 +10,24 @@ GERMAN = "Zuerst suche ich die Autorin des Romans, danach ihren Geburtsort und z
 FRENCH = "Quelle est la longueur du fleuve qui traverse la ville où est née la romancière, et où prend-il sa source ?"
 
 
-def test_another_language_is_caught(wiki, row):
-    stage = LanguageFilter(wiki)
+def judged(wiki, row, thought, question=FRENCH, **settings):
+    return LanguageFilter(wiki, LanguageSettings(**settings)).apply(
+        row(question=question, thought=thought * 5)
+    )
 
-    assert stage.apply(row()).kept
-    done = stage.apply(row(question=FRENCH, thought=FRENCH * 5))
+
+def test_another_language_is_caught_unless_it_is_chosen(wiki, row):
+    assert LanguageFilter(wiki).apply(row()).kept
+    done = judged(wiki, row, FRENCH)
     assert done.reason.startswith("language: fr (confidence ")
     assert done.reason.endswith("expected en")
+    assert not judged(wiki, row, GERMAN, GERMAN).kept
+    assert judged(wiki, row, GERMAN, GERMAN, allowed=("en", "de")).kept
 
 
-def test_languages_are_chosen(wiki, row):
-    german = row(question=GERMAN, thought=GERMAN * 5)
-
-    assert not LanguageFilter(wiki).apply(german).kept
-    assert LanguageFilter(wiki, LanguageSettings(allowed=("en", "de"))).apply(german).kept
-
-
-def test_what_tools_are_asked_and_return_is_not_judged(wiki, row):
+def test_neither_a_short_text_nor_what_tools_are_asked_and_return_is_judged(wiki, row):
+    assert judged(wiki, row, FRENCH, min_chars=599).kept
     assert LanguageFilter(wiki).apply(row(found=GERMAN * 5, queries=(GERMAN, FRENCH))).kept
-
-
-def test_a_short_text_is_not_judged(wiki, row):
-    long = LanguageSettings(min_chars=599)
-
-    assert LanguageFilter(wiki, long).apply(row(question=FRENCH, thought=FRENCH * 5)).kept
 
 
 def test_an_unknown_language_is_refused(wiki):

@@ -21,17 +21,10 @@ from afm.distill.event_log import EventKind, read_events
 from afm.trajectory import load_records, validate
 
 ROOT = Path(__file__).parents[3]
+TEAM = ROOT / "configs/distill/wiki.yaml"
 TASKS = 64
-FAULTS = {
-    "429": 0.05,
-    "500": 0.04,
-    "hang": 0.01,
-    "half JSON": 0.03,
-    "wrong role": 0.03,
-    "length": 0.02,
-    "half reply": 0.03,
-    "other member": 0.03,
-}
+FAULTS = {"429": 0.05, "500": 0.04, "hang": 0.01, "length": 0.02}
+FAULTS |= dict.fromkeys(("half JSON", "wrong role", "half reply", "other member"), 0.03)
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +40,7 @@ def world(tmp_path_factory):
 
 def command(world, out, *overrides, parallel=TASKS):
     words = [sys.executable, "-m", "afm.cli.main", "data", "distill", str(world / "train.jsonl"), *overrides]
-    return [
-        *words,
-        f"--output-dir={out}",
-        "--team",
-        str(ROOT / "configs/distill/wiki.yaml"),
-        f"--max-parallel={parallel}",
-    ]
+    return [*words, f"--output-dir={out}", f"--team={TEAM}", f"--max-parallel={parallel}"]
 
 
 def run(words, kill_after_lines=None, log=None):

@@ -32,12 +32,6 @@ def test_replies_that_differ_are_none_and_parts_of_another_are_not_looked_at():
     quoted = '{"thought": "{\\"answer\\": \\"7\\"}", "answer": "42"}'
     assert read_reply_as(Suggestion, quoted).answer == "42"
     assert read_reply_as(Suggestion, f"{quoted} Once more: {quoted}").answer == "42"
-    with pytest.raises(ValueError, match="2 JSON objects that differ"):
-        read_reply_as(Check, '{"findings": "f", "score": 2} {"findings": "g", "score": 3}')
-    with pytest.raises(ValueError, match="answer: Field required"):
-        read_reply_as(Suggestion, '{"drafts": [{"answer": "13"}]}')
-    with pytest.raises(ValueError, match="not complete"):
-        read_reply_as(Suggestion, '{"drafts": [{"answer": "13"}], "answer": "4')
 
 
 def test_a_call_counts_whatever_the_model_made_up_behind_it():
@@ -46,46 +40,38 @@ def test_a_call_counts_whatever_the_model_made_up_behind_it():
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("kind", "text", "problem"),
     [
-        ('<think>{"findings": "f", "score": 4}', "reasoning is not finished"),
-        ("no object", "it holds no JSON object"),
-        ('{"findings": "f", "sco', "its JSON object is not complete or not valid"),
-        ('{"findings": "f", "score": 5}', "score: Input should be less than or equal to 4"),
-        ('{"score": 3}', "findings: Field required"),
+        (Check, '<think>{"findings": "f", "score": 4}', "reasoning is not finished"),
+        (Check, "no object", "it holds no JSON object"),
+        (Check, '{"findings": "f", "sco', "its JSON object is not complete or not valid"),
+        (Check, '{"findings": "f", "score": 5}', "score: Input should be less than or equal to 4"),
+        (Check, '{"findings": "f", "score": 2} {"findings": "g", "score": 3}', "2 JSON objects that differ"),
+        (Suggestion, '{"drafts": [{"answer": "13"}]}', "answer: Field required"),
+        (Suggestion, '{"drafts": [{"answer": "13"}], "answer": "4', "not complete"),
+        (Suggestion, '{"answer": null}', "answer: Input should be a valid string"),
+        (ToolAgentReply, '{"tool": "t"}', "expected either"),
     ],
 )
-def test_what_cannot_be_used_is_explained(text, problem):
+def test_what_cannot_be_used_is_explained(kind, text, problem):
     with pytest.raises(ValueError, match=problem):
-        read_reply_as(Check, text)
+        read_reply_as(kind, text)
 
 
 def test_steps_may_be_plain_texts_and_grades_of_any_case():
-    assert [step.goal for step in read_reply_as(PlanReply, '{"steps": ["one", {"goal": "two"}]}').steps] == [
-        "one",
-        "two",
-    ]
+    plan = read_reply_as(PlanReply, '{"steps": ["one", {"goal": "two", "agent": null}]}')
+    assert [(step.goal, step.agent) for step in plan.steps] == [("one", ""), ("two", "")]
     grades = '{"information_conflict": {"grade": "Good"}, "tool_effectiveness": {"grade": " POOR "}, '
     grades += '"trajectory_monitoring": {"grade": "average"}}'
     assert read_reply_as(Reflection, grades).poor
 
 
 def test_numbers_stand_for_their_text_and_null_for_what_may_be_missing():
-    assert read_reply_as(Suggestion, '{"thought": null, "answer": 1702, "facts": null}') == Suggestion(
-        answer="1702"
-    )
-    plan = read_reply_as(PlanReply, '{"thought": null, "steps": [{"goal": "one", "agent": null}]}')
-    assert plan.steps[0].agent == ""
-    assert read_reply_as(ToolAgentReply, '{"tool": "code", "argument": 42, "finding": null}').argument == "42"
-    with pytest.raises(ValueError, match="answer: Input should be a valid string"):
-        read_reply_as(Suggestion, '{"answer": null}')
-
-
-def test_an_action_calls_or_reports():
-    assert read_reply_as(ToolAgentReply, '{"tool": "t", "argument": "a"}').calls
+    suggestion = read_reply_as(Suggestion, '{"thought": null, "answer": 1702, "facts": null}')
+    assert suggestion == Suggestion(answer="1702")
+    action = read_reply_as(ToolAgentReply, '{"tool": "code", "argument": 42, "finding": null}')
+    assert (action.calls, action.argument) == (True, "42")
     assert not read_reply_as(ToolAgentReply, '{"finding": "f"}').calls
-    with pytest.raises(ValueError, match="expected either"):
-        read_reply_as(ToolAgentReply, '{"tool": "t"}')
 
 
 def test_the_last_results_are_shown_whole_and_earlier_ones_by_their_calls():

@@ -131,7 +131,7 @@ class Prints:
 
 
 def mathematician(member, user):
-    """Reflects on every run, and is doubted once."""
+    """Reflects on every run."""
     good = {"grade": "good", "why": "Fine."}
     criteria = dict.fromkeys(("information_conflict", "tool_effectiveness", "trajectory_monitoring"), good)
     match member:
@@ -171,11 +171,24 @@ async def test_an_agent_that_plans_once_reflects_on_every_run(tmp_path, teacher)
         "<reflection>Fine. Fine. Fine. Answer.</reflection>"
         "<think>It is 42.\n\nSo it is 42.\n\nIt holds.</think><answer>\\boxed{42}</answer>"
     )
-    assert record.provenance["repairs"] == {
-        "dropped thought": 2,
-        "joined thoughts": 2,
-        "missing thought": 1,
-    }
+    repairs = {"dropped thought": 2, "joined thoughts": 2, "missing thought": 1}
+    assert record.provenance["repairs"] == repairs
+
+
+async def test_of_an_agent_that_plans_once_criticism_is_the_next_sub_task(tmp_path, teacher):
+    scores = iter((1, 3))
+
+    def doubted(member, user):
+        reply = mathematician(member, user)
+        return reply | {"score": next(scores)} if member == "verifier" else reply
+
+    teacher.replies = doubted
+    _, record = await worked_on_math(tmp_path / "e")
+
+    assert record.reason == ""
+    assert (teacher.asked["planner"], teacher.asked["verifier"]) == (1, 2)
+    tasks = [request["messages"][1]["content"] for request in teacher.requests]
+    assert any("Your sub-task: It holds." in text for text in tasks)
 
 
 async def test_a_call_that_was_made_already_is_not_made_again_and_the_member_is_told(tmp_path, teacher):
