@@ -66,12 +66,14 @@ class Teacher(LoopbackServer):
         self.faults = {}
         self.retry_after = "1"
         self.hang_s = 30.0
+        self.delay_s = 0.0
         self.members = MEMBERS
         self.doubt, self.worry = (lambda question: False), (lambda question: False)
         self.replies = None
         self.asked = Counter()
-        self.requests, self.arrived = [], []
+        self.requests, self.headers, self.arrived = [], [], []
         self.served = Counter()
+        self.at_once = self.most_at_once = 0
         self._random = random.Random(seed)
         self._doubted, self._worried = set(), set()
         app = FastAPI()
@@ -88,10 +90,20 @@ class Teacher(LoopbackServer):
         except ClientDisconnect:  # it was killed
             return Response(status_code=400)
         self.arrived.append(time.monotonic())
+        self.headers.append(dict(request.headers))
         self.requests.append(body)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            return await self._answer(body)
+        finally:
+            self.at_once -= 1
+
+    async def _answer(self, body):
         roles = [message["role"] for message in body["messages"]]
         if roles != ["system", "user"]:
             return JSONResponse({"error": "roles must alternate user/assistant"}, status_code=400)
+        await asyncio.sleep(self.delay_s)
         fault = self._fault()
         self.served[fault] += 1
         match fault:
@@ -110,12 +122,16 @@ class Teacher(LoopbackServer):
         if fault == "half reply":
             text = text[: len(text) // 2]
         role = "user" if fault == "wrong role" else "assistant"
-        choice = {
-            "message": {"role": role, "content": f"Let me see {{so}}.\n{text}"},
-            "finish_reason": "length" if fault == "length" else "stop",
+        answer = {
+            "choices": [
+                {
+                    "message": {"role": role, "content": f"Let me see {{so}}.\n{text}"},
+                    "finish_reason": "length" if fault == "length" else "stop",
+                }
+            ],
+            "usage": {"prompt_tokens": len(system + user) // 4, "completion_tokens": len(text) // 4},
         }
-        usage = {"prompt_tokens": len(system + user) // 4, "completion_tokens": len(text) // 4}
-        data = json.dumps({"choices": [choice], "usage": usage}).encode()
+        data = json.dumps(answer).encode()
         if fault == "half JSON":
             data = data[: len(data) // 2]
         return Response(data, media_type="application/json")
@@ -168,8 +184,14 @@ class Teacher(LoopbackServer):
     def _verifier(self, question, chain, known, user):
         doubtful = self.doubt(question) and question not in self._doubted
         self._doubted.add(question)
-        score, conclusion = (2, "Look again.") if doubtful else (4, "Done.")
-        return {"thought": "I test it.", "findings": "I compared.", "score": score, "conclusion": conclusion}
+        if doubtful:
+            return {"thought": "Hm.", "findings": "One source only.", "score": 2, "conclusion": "Look again."}
+        return {
+            "thought": "I test it.",
+            "findings": "Each fact is stated.",
+            "score": 4,
+            "conclusion": "Done.",
+        }
 
 
 @pytest.fixture

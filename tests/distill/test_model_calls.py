@@ -19,11 +19,8 @@ def test_what_is_nested_deeper_than_the_log_can_be_read_is_replaced(tmp_path, de
     log = tmp_path / "events.jsonl"
     asked = ({"role": "user", "content": [{"type": "text", "text": "hi"}, nested(depth)]},)
     with CallLog(log) as writer:
-        call = ModelCall(
-            path="chat/completions",
-            request={"format": nested(depth), "n": 1, "deep": nested(90)},
-            messages=asked,
-        )
+        request = {"format": nested(depth), "n": 1, "deep": nested(90)}
+        call = ModelCall(path="chat/completions", request=request, messages=asked)
         writer.record(Label(task="t"), call, Usage())
 
     with CallLog(log) as writer:  # a gateway that starts again reads its log

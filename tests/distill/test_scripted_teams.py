@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from team_log import segments_of
@@ -115,7 +116,7 @@ async def skipped(path, team, tool, tasks):
     groups = {1: [], 2: []}
     for task in tasks:
         groups[task.extra_info.get("steps") or task.extra_info["hops"]].append(task.id not in called)
-    return {size: sum(direct) / len(direct) for size, direct in groups.items()}
+    return {size: fmean(direct) for size, direct in groups.items()}
 
 
 async def test_their_habit_is_to_skip_the_tool_on_easy_questions(tmp_path, spec, plain):

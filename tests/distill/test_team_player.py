@@ -28,12 +28,8 @@ def player(path, team):
     return TeamPlayer(team, SPEC, {"wiki_search": PageOfTheName()}, path)
 
 
-def question():
-    return questions(1)[0]
-
-
 async def test_of_a_sealed_task_nothing_is_written_in_plain_form(tmp_path):
-    task = question().model_copy(update={"extra_info": {SEALING_KEY: "canary"}})
+    task = questions(1)[0].model_copy(update={"extra_info": {SEALING_KEY: "canary"}})
     with player(tmp_path / "log", ScriptedWikiTeam(SPEC, p_direct={})) as team:
         record = await team.play("q#0", task, 7)
 
@@ -44,9 +40,8 @@ async def test_of_a_sealed_task_nothing_is_written_in_plain_form(tmp_path):
     assert not any(name in written for name in names)
     assert [event.kind for event in read_events(tmp_path / "log")].count("tool_call") == 2
     assert opened(sealed(record, "canary")).provenance["team"] == record.provenance["team"]
-    with player(
-        tmp_path / "log", ScriptedWikiTeam(SPEC, p_direct={})
-    ) as again:  # an answer that is not there is asked for
+    # An answer that is not there is asked for.
+    with player(tmp_path / "log", ScriptedWikiTeam(SPEC, p_direct={})) as again:
         assert (await again.play("q#0", task, 7)).provenance["attempt"] == 2
 
 
@@ -61,9 +56,7 @@ async def test_a_failing_server_ends_the_attempt_in_the_log_and_raises(tmp_path)
     with player(tmp_path / "log", Broken()) as team:
         for _ in range(2):
             with pytest.raises(EngineError, match="the server is down"):
-                await team.play("q#0", question(), 0)
-    events = list(read_events(tmp_path / "log"))
-    assert [event.content for event in events if event.kind == "error"] == [
-        "EngineError: the server is down"
-    ] * 2
-    assert {event.attempt for event in events} == {1, 2}
+                await team.play("q#0", questions(1)[0], 0)
+    errors = [event for event in read_events(tmp_path / "log") if event.kind == "error"]
+    assert [event.content for event in errors] == ["EngineError: the server is down"] * 2
+    assert [event.attempt for event in errors] == [1, 2]

@@ -28,17 +28,13 @@ def index():
         yield DuplicateIndex(connection, NearDuplicateSettings())
 
 
-def thinking(words):
-    return " ".join(words)
-
-
 def test_a_row_with_a_few_other_words_is_a_twin_and_a_new_one_is_not(wiki, row, index):
     signer = Signer(wiki, NearDuplicateSettings())
     words = text(1)
     changed = [*words[:200], "changed", *words[201:]]
 
     def twin(number, thought):
-        return index.twin(number, f"row-{number}", signer.signature(row(thought=thinking(thought))))
+        return index.twin(number, f"row-{number}", signer.signature(row(thought=" ".join(thought))))
 
     assert twin(1, words) is None
     found = twin(2, changed)
@@ -51,7 +47,7 @@ def test_observations_do_not_make_a_twin(wiki, row, index):
     page = " ".join(text(3, 6000))
 
     for number in (1, 2):
-        signature = signer.signature(row(thought=thinking(text(number)), found=page))
+        signature = signer.signature(row(thought=" ".join(text(number)), found=page))
         assert index.twin(number, str(number), signature) is None
 
 
@@ -114,15 +110,13 @@ def test_a_template_that_most_rows_share_hides_no_twins(wiki, row):
     assert all(number - int(twin) == 1 for number, twin, _ in found)
 
 
-def test_of_long_rows_the_similarity_is_estimated(wiki, row):
+def test_of_long_rows_the_similarity_is_estimated(wiki, row, index):
     """3,000 words, 100 of them others: J = 2900 / 3100, estimated from the 1,024 smallest hashes."""
     signer = Signer(wiki, unigrams())
     words = [f"w{number}" for number in range(3000)]
-    with sqlite3.connect(":memory:") as connection:
-        index = DuplicateIndex(connection, unigrams())
-        assert index.twin(1, "one", signer.signature(row(question=" ".join(words)))) is None
-        words[::30] = [f"new{number}" for number in range(100)]
-        found = index.twin(2, "two", signer.signature(row(question=" ".join(words))))
+    assert index.twin(1, "one", signer.signature(row(question=" ".join(words)))) is None
+    words[::30] = [f"new{number}" for number in range(100)]
+    found = index.twin(2, "two", signer.signature(row(question=" ".join(words))))
 
     assert found.similarity == pytest.approx(2900 / 3100, abs=0.03)  # four standard errors
 

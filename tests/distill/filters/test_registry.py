@@ -57,14 +57,8 @@ def test_a_shipped_preset_suits_its_agent(name):
             r"secrets.kinds: .*at least one kind; leave `kinds` out for all",
         ),
         ("stages: [{contamination: {places: []}}]", "`ngram: null`"),
-        (
-            "stages: [{correction: {times: 1e9}}]",
-            r"yaml: stages\[0\].correction.times: got 1000000000.0 \(float\), expected less than or equal to 100$",
-        ),
-        (
-            "stages: [{near_duplicates: {}}, {quality: {}}]",
-            "`near_duplicates` behind all others but `correction`",
-        ),
+        ("stages: [{correction: {times: 1e9}}]", r"times: got 1000000000.0 \(float\), expected less than or"),
+        ("stages: [{near_duplicates: {}}, {quality: {}}]", "behind all others but `correction`"),
     ],
 )
 def test_a_wrong_file_says_what_to_do(tmp_path, text, message):
@@ -73,9 +67,8 @@ def test_a_wrong_file_says_what_to_do(tmp_path, text, message):
 
 
 def test_paths_are_relative_to_the_file(tmp_path):
-    plan = load_plan(
-        written(tmp_path, "stages: [{contamination: {tasks: [a.jsonl]}}, {quality: {reward: r.yaml}}]")
-    )
+    text = "stages: [{contamination: {tasks: [a.jsonl]}}, {quality: {reward: r.yaml}}]"
+    plan = load_plan(written(tmp_path, text))
 
     assert plan.stages[0].contamination.tasks == (tmp_path / "a.jsonl",)
     assert plan.stages[1].quality.reward == tmp_path / "r.yaml"
@@ -105,7 +98,7 @@ tools:
         (
             "print(1)",
             "format: {}",
-            "format: <code> at character 34 (line 1 of the text) is a call that the tool 'code'",
+            "format: <code> at character 34 (line 1 of the text) is a call that the tool",
         ),
         ("print(1)", "format: {tools: tools.yaml}", ""),
     ],

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from team_log import read_attempts, segments_of
+from team_log import read_attempts
 
 from afm.agents import load_agent
 from afm.cli.recipes import wiki_server
@@ -19,12 +19,20 @@ from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
 from afm.datasets.mini_world import WorldSplit
 from afm.distill.event_log import EventKind, read_events
 from afm.trajectory import load_records, validate
+from afm.trajectory.types import Segment
 
 ROOT = Path(__file__).parents[3]
-TEAM = ROOT / "configs/distill/wiki.yaml"
 TASKS = 64
-FAULTS = {"429": 0.05, "500": 0.04, "hang": 0.01, "length": 0.02}
-FAULTS |= dict.fromkeys(("half JSON", "wrong role", "half reply", "other member"), 0.03)
+FAULTS = {
+    "429": 0.05,
+    "500": 0.04,
+    "hang": 0.01,
+    "half JSON": 0.03,
+    "wrong role": 0.03,
+    "length": 0.02,
+    "half reply": 0.03,
+    "other member": 0.03,
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +48,13 @@ def world(tmp_path_factory):
 
 def command(world, out, *overrides, parallel=TASKS):
     words = [sys.executable, "-m", "afm.cli.main", "data", "distill", str(world / "train.jsonl"), *overrides]
-    return [*words, f"--output-dir={out}", f"--team={TEAM}", f"--max-parallel={parallel}"]
+    return [
+        *words,
+        f"--output-dir={out}",
+        "--team",
+        str(ROOT / "configs/distill/wiki.yaml"),
+        f"--max-parallel={parallel}",
+    ]
 
 
 def run(words, kill_after_lines=None, log=None):
@@ -100,7 +114,8 @@ def check_records(kept, log):
     for attempt in read_attempts(log):
         last[attempt[0].task_id] = attempt
     for record in kept:
-        assert validate(segments_of(record), spec) == ()
+        segments = tuple(Segment(part.author, part.text) for part in record.segments)
+        assert validate(segments, spec) == ()
         events = {event.id: event for event in last[record.id]}
         results = [event.content for event in events.values() if event.kind is EventKind.TOOL_RESULT]
         observed = [part.text for part in record.segments if part.author == "environment"]
