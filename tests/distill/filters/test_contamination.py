@@ -51,6 +51,7 @@ def test_a_short_question_is_found_within_longer_texts(wiki, row, tmp_path):
         "contamination: question shares 9 words in a row with 'q1' of benchmark.jsonl"
     )
     assert filtered(wiki, inside, tasks, shortest=10).kept
+    assert not filtered(wiki, inside, tasks, shortest=9).kept
     assert filtered(wiki, row(question="Who wrote the music of the second harbour opera?"), tasks).kept
 
 
