@@ -9,10 +9,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from afm.agents import load_agent
 from afm.configuration import read_extended
 from afm.datasets.hub_sets import HubSets, Product, read_hub_sets
 from afm.datasets.readers import READERS
@@ -21,6 +23,10 @@ from afm.distill.filters.registry import load_plan
 from afm.errors import ConfigError, DataError, UsageError
 from afm.evaluation.benchmarks import BENCHMARKS, CODE
 from afm.evaluation.config import EvalConfig
+from afm.evaluation.tallies import ABILITIES
+from afm.presets import take_preset
+from afm.rollout.published_protocol import PublishedProtocol
+from afm.tools.code import CodeSettings
 from afm.trajectory.record import Record, TextSegment
 from afm.trajectory.types import Author
 from llamafactory_patch.config import resolve
@@ -190,3 +196,23 @@ def test_row_46_a_key_on_the_command_line_is_refused(program: str, words: list[s
     assert done.returncode == 2
     assert "set the environment variable SWANLAB_API_KEY" in done.stderr
     assert "a-key" not in done.stdout + done.stderr
+
+
+def test_rows_76_77_and_78_nsjail_is_found_attacked_and_limited_as_published() -> None:
+    sandbox = CodeSettings.model_validate({"nsjail_path": "/opt/nsjail"}).sandbox
+    assert sandbox is not None
+    assert (sandbox.backend, sandbox.nsjail_path) == ("nsjail", "/opt/nsjail")
+    assert '"nsjail"' in (ROOT / "tests/sandbox/conftest.py").read_text("utf-8")
+    data: dict[str, Any] = {"tools": str(ROOT / "configs/tools/code_executor.yaml")}
+    take_preset(data, "rl", Path("code_dapo_32b.yaml"), ["preset=script"])
+    assert data["tools"]["tools"][0]["config"]["limits"]["memory_bytes"] == 5000 * 2**20
+    assert "1 GiB" in (ROOT / "configs/tools/code_executor.yaml").read_text("utf-8")
+
+
+def test_row_96_the_published_protocol_is_a_word() -> None:
+    assert EvalConfig.model_fields["protocol"].default != "published"
+    assert PublishedProtocol.of(load_agent("web").limits)
+
+
+def test_row_114_all_six_abilities_of_t_eval_are_scored() -> None:
+    assert set(ABILITIES) == {"instruct", "plan", "reason", "retrieve", "understand", "review"}
