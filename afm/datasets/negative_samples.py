@@ -268,20 +268,21 @@ def general_question(row: Any, *, default_id: str) -> GeneralQuestion:
     """
     if not isinstance(row, Mapping):
         raise DataError(f"got {type(row).__name__}, expected an object")
-    system, question, answer = "", row.get("question"), row.get("answer")
+    system, question, answer = None, row.get("question"), row.get("answer")
     if "messages" in row:
         system, question, answer = _first_exchange(message_list(row, "messages", content_key=None))
     elif isinstance(answer, list) and answer:
         answer = answer[0]
-    for name, text in (("question", question), ("answer", answer)):
+    texts = {"question": question, "answer": answer} | ({} if system is None else {"system": system})
+    for name, text in texts.items():
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{name}: got {str(text)[:40]!r}, expected a text that is not empty")
-    return GeneralQuestion(row_id(row) or default_id, str(question), str(answer), system)
+    return GeneralQuestion(row_id(row) or default_id, str(question), str(answer), system or "")
 
 
-def _first_exchange(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
-    """System prompt (empty without one), question and reply."""
-    system = ""
+def _first_exchange(messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, str, str]:
+    """System prompt (``None`` without one), question and reply."""
+    system = None
     if messages[0]["role"] in ("system", "developer"):
         system, messages = content_text(messages[0]), messages[1:]
     roles = [message["role"] for message in messages[:2]]

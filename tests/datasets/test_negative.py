@@ -220,6 +220,10 @@ def test_general_rows_are_questions_with_answers_or_chat_messages():
         ({"question": "Q"}, "answer: got 'None', expected a text"),
         ({"question": " ", "answer": "A"}, "question: got ' ', expected a text that is not empty"),
         ({"messages": "hi"}, "expected a list of messages"),
+        (
+            {"messages": [{"role": "system", "content": " "}, *spoken("Q", "A")]},
+            "system: got ' ', expected a text",
+        ),
         ({"messages": spoken("A", roles=["assistant"])}, "expected user, then assistant"),
         (
             {"messages": [*spoken("Q"), {"role": "assistant", "content": "", "tool_calls": [{}]}]},
