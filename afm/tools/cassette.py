@@ -179,7 +179,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         if _version(connection) != _SCHEMA_VERSION:
             write_ahead(connection, timeout_s=_BUSY_TIMEOUT_S)
-            _bring_up_to_date(connection, path)
+            _create(connection, path)
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         connection.close()
@@ -197,36 +197,29 @@ def _connect_where_nothing_can_be_written(path: Path) -> sqlite3.Connection:
         )
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True, check_same_thread=False)
     try:
-        if (version := _version(connection)) != _SCHEMA_VERSION:
-            raise ConfigError(
-                f"{path}: a cassette of version {version}, expected {_SCHEMA_VERSION}; where it can be written, "
-                "afm cassette FILE makes one of version 1 new, any other has to be recorded anew"
-            )
+        if _version(connection) != _SCHEMA_VERSION:
+            raise _other_version(connection, path)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the table, or give that of the first version, whose calls had no context, its new column."""
+def _create(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the table of a new file."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")  # others may be doing the same
-        version = _version(connection)
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()
-        if version == _SCHEMA_VERSION:
+        if _version(connection) == _SCHEMA_VERSION:
             return
-        if tables and version != 1:
-            raise ConfigError(
-                f"{path}: a cassette of version {version}, expected {_SCHEMA_VERSION}; record it anew"
-            )
-        if tables:
-            connection.execute("ALTER TABLE calls RENAME TO older")
+        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+            raise _other_version(connection, path)
         connection.execute(_CREATE)
-        if tables:
-            connection.execute(f"INSERT INTO calls ({_COLUMNS}) SELECT *, '' FROM older")
-            connection.execute("DROP TABLE older")
         connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+
+def _other_version(connection: sqlite3.Connection, path: Path) -> ConfigError:
+    version = _version(connection)
+    return ConfigError(f"{path}: a cassette of version {version}, expected {_SCHEMA_VERSION}; record it anew")
 
 
 def _version(connection: sqlite3.Connection) -> int:
