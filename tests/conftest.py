@@ -78,10 +78,11 @@ def afm() -> Callable[..., subprocess.CompletedProcess[str]]:
 _LONG = ("test_training.py", "test_reproduce.py", "test_stock.py", "test_promises.py", "test_benchmarks.py")
 """Files that take longest; begun last, one of them would keep one process busy while the other has nothing left."""
 
-_TEST_LIMITS = (40.0, 300.0)
+_TEST_LIMITS = (20.0, 300.0)
 """CPU seconds that a quick test and a slow one may cost, each with its setup.
 
-Twice the 20 s from which a test is `slow`, and about twice the heaviest setup: a training that many tests share.
+A quick test takes a second, and may be the first to use a fixture that many share. The other limit is about twice the
+heaviest setup: a training that many tests share.
 """
 
 _TOTAL_LIMIT = 1400.0

@@ -108,6 +108,7 @@ def docstrings(tree: ast.AST) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 def test_no_tag_is_written_outside_the_agents_declarations() -> None:
     tags = (
         r"think|plan|reflection|observation|suggested_answer|double_check|web_search|crawl_page|wiki_search"

@@ -140,6 +140,7 @@ def trained_text(tokenizer: Any, ids: list[int], mask: list[int]) -> str:
     return str(tokenizer.decode([token for token, kept in zip(ids, mask, strict=True) if kept]))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=rows, which=st.sampled_from(["small", "qwen"]))
 def test_split_trains_exactly_the_agents_text(

@@ -7,6 +7,8 @@ import pkgutil
 import subprocess
 import sys
 
+import pytest
+
 import afm
 
 HEAVY = {"torch", "transformers", "ray", "fastapi", "verl", "llamafactory", "numpy", "pandas", "matplotlib"}
@@ -19,6 +21,7 @@ def modules_after(code: str) -> set[str]:
     return set(json.loads(result.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_no_part_of_afm_imports_a_heavy_package() -> None:
     names = [module.name for module in pkgutil.walk_packages(afm.__path__, "afm.")]
     assert len(names) > 20

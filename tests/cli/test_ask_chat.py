@@ -223,6 +223,7 @@ def terminal(talker_folder: Path, talker: AgentSpec, tmp_path: Path) -> Iterator
     opened.close()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_answer_and_not_the_chat(terminal: Terminal) -> None:
     at = terminal.wait_for("you> ")
     terminal.type("go on and on\n")

@@ -21,6 +21,7 @@ def run(*arguments):
     return result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 def test_from_a_world_to_training_files(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)

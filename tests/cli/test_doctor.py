@@ -45,6 +45,7 @@ def test_this_computer_is_fine_and_says_what_it_has(monkeypatch: pytest.MonkeyPa
     assert {"python", "memory", "disk", "gpu", "servers", "browser"} <= found.keys()
 
 
+@pytest.mark.slow
 def test_ports_that_are_taken_and_services_that_are_silent_are_warned_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,6 +123,7 @@ def findings_about_gpus() -> dict[str, list[Finding]]:
     return findings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "folder"), [(True, "bin"), (False, "cuda/bin")])
 def test_a_machine_with_a_gpu_has_its_driver_nvcc_and_compiler_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: bool, folder: str
@@ -148,6 +150,7 @@ def test_a_machine_with_a_gpu_has_its_driver_nvcc_and_compiler_checked(
         assert flash.next_step.startswith("build flash-attn 2.8.3 with nvcc")
 
 
+@pytest.mark.slow
 def test_what_a_machine_with_a_gpu_lacks_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def alpaca(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
+@pytest.mark.slow
 def test_json_counts_and_shows_what_is_trained_on(
     alpaca: Callable[..., str], run: Callable[..., Result]
 ) -> None:
@@ -50,6 +51,7 @@ def test_json_counts_and_shows_what_is_trained_on(
     assert json.loads(result.stdout)["trained_text"] == "<code>a</code>"
 
 
+@pytest.mark.slow
 def test_preview_brackets_what_is_masked(alpaca: Callable[..., str], run: Callable[..., Result]) -> None:
     result = run(alpaca(TEXT))
     assert result.stdout == (
@@ -57,6 +59,7 @@ def test_preview_brackets_what_is_masked(alpaca: Callable[..., str], run: Callab
     )
 
 
+@pytest.mark.slow
 def test_faulty_rows_are_reported_and_the_status_says_so(
     alpaca: Callable[..., str], run: Callable[..., Result]
 ) -> None:
@@ -67,6 +70,7 @@ def test_faulty_rows_are_reported_and_the_status_says_so(
     assert result.stderr == f"{path}:1: <think> opened at character 0 (line 1 of the text) is never closed\n"
 
 
+@pytest.mark.slow
 def test_the_preview_shows_what_a_terminal_would_obey(
     alpaca: Callable[..., str], run: Callable[..., Result]
 ) -> None:
@@ -77,6 +81,7 @@ def test_the_preview_shows_what_a_terminal_would_obey(
     assert run(path, "--json").stdout.isascii()
 
 
+@pytest.mark.slow
 def test_rows_around_one_that_is_no_text_are_shown(tmp_path: Path, run: Callable[..., Result]) -> None:
     path = tmp_path / "rows.jsonl"
     good, bad = (json.dumps({"output": f"<answer>{text}</answer>"}) for text in ("a", "\ud83d"))
@@ -87,6 +92,7 @@ def test_rows_around_one_that_is_no_text_are_shown(tmp_path: Path, run: Callable
     assert "rows.jsonl:2: half a character" in result.stderr
 
 
+@pytest.mark.slow
 def test_wrong_usage_is_refused_and_a_role_that_no_row_has_as_by_a_training(
     alpaca: Callable[..., str], run: Callable[..., Result], tmp_path: Path
 ) -> None:

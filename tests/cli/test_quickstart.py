@@ -107,6 +107,7 @@ def test_the_wiki_world_goes_the_same_way_with_a_server_of_its_own(
     assert f"ask '{question}' --agent mhqa --model '{out / 'rl'}'" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_folder_of_the_other_world_is_refused(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text('{"seed": 0, "smoke": true}')
     command = quickstart(tmp_path, "--world", "wiki")

@@ -94,6 +94,7 @@ def test_the_scripts_hand_everything_to_the_command() -> None:
         assert os.access(script, os.X_OK)
 
 
+@pytest.mark.slow
 def test_what_no_stage_makes_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     status, _, told = reproduce("web_agent", "--root", str(tmp_path), "--from", "rl")
     assert status == 1

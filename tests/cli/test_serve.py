@@ -36,6 +36,7 @@ def serving(*words: str, cwd: Path | None = None) -> Iterator[str]:
             assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 def test_the_code_server_serves_and_ends_well() -> None:
     with serving("code", "--port", "0") as url:
@@ -43,6 +44,7 @@ def test_the_code_server_serves_and_ends_well() -> None:
         assert answer.json()["stdout"] == "42\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["crawl", "search", "visual"])
 def test_every_web_server_can_be_served(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = tmp_path / "pages.jsonl"
@@ -58,6 +60,7 @@ def test_every_web_server_can_be_served(name: str, tmp_path: Path, monkeypatch: 
         assert httpx.get(f"{url}/health", trust_env=False, timeout=60).json()["status"] == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 async def test_tools_are_offered_to_mcp_clients_on_both_ways() -> None:
     mcp = pytest.importorskip("mcp")
@@ -71,6 +74,7 @@ async def test_tools_are_offered_to_mcp_clients_on_both_ways() -> None:
             assert (await client.call_tool("code", program)).content[0].text == "42"
 
 
+@pytest.mark.slow
 def test_files_in_the_working_folder_are_not_taken_for_libraries(tmp_path: Path) -> None:
     """Neither by the server nor by the process that reads pages for it."""
     for name in ("uvicorn", "tool_servers", "trafilatura"):

@@ -58,6 +58,7 @@ def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> No
     assert "error:" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_job_even_by_kill_minus_nine(index: Path, tmp_path: Path) -> None:
     script = (
         "import sys, time\n"

@@ -161,6 +161,7 @@ def test_a_commit_in_the_yaml_is_asked_for(hub, download, sets, tmp_path):
     assert "there is no revision 'gone'" in download(status=1)
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_in_the_middle_is_gone_on_with(hub, download, tmp_path):
     hub.cut_at = 11 << 20
     download("--only", "large")
@@ -197,6 +198,7 @@ def test_a_file_that_was_changed_here_is_fetched_anew_unless_it_is_pinned(hub, d
     assert (tmp_path / "a folder/small/rows.json").read_bytes() == ROWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failing", "failure"), [("api/datasets", 500), ("datasets/own/small/resolve", 429), ("store/", 500)]
 )
@@ -207,6 +209,7 @@ def test_a_server_that_fails_is_asked_again(failing, failure, hub, download, tmp
     assert (tmp_path / "a folder/small/rows.json").read_bytes() == ROWS
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_on_failing_is_told(hub, download):
     hub.failing, hub.failures = "api/", 100
     told = download("--only", "model", status=1)
@@ -263,6 +266,7 @@ def test_patterns_that_match_nothing_are_an_error_that_names_what_is_there(downl
     assert "own/small holds no file that matches *.parquet; it holds README.md, data/tr" in download(status=1)
 
 
+@pytest.mark.slow
 def test_a_name_that_leads_out_of_the_folder_is_refused(hub, download, tmp_path):
     hub.repositories["own/small"] = {"../rows.json": ROWS}
     assert "names a file '../rows.json', which would lie outside the folder" in download(status=1)

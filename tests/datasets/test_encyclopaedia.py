@@ -123,6 +123,7 @@ def test_a_corpus_has_a_line_a_page_also_compressed(tmp_path):
     assert body == WORLD.page(7).text
 
 
+@pytest.mark.slow
 def test_streaming_a_large_world_keeps_memory_flat():
     code = """
 import resource

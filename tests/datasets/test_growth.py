@@ -125,6 +125,7 @@ def test_the_same_arguments_give_the_same_questions_and_splits_share_none():
     assert not set(questions(WorldSplit.TRAIN)) & set(questions(WorldSplit.HELDOUT))
 
 
+@pytest.mark.slow
 def test_a_world_that_is_too_small_says_so():
     with pytest.raises(ConfigError, match=r"ran out of questions by depth \(depth 9"):
         list(expand(Encyclopaedia(40), WorldSplit.HELDOUT, 50, seed=0, growth=Growth.DEPTH, depths=[9]))

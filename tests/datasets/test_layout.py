@@ -100,6 +100,7 @@ def written(tmp_path):
     return [sorted(task.question for task in part) for part in parts]
 
 
+@pytest.mark.slow
 def test_prepare_makes_both_splits_and_leaves_what_is_made(prepare, tmp_path):
     told = prepare()
     assert "warning" not in told

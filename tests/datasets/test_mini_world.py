@@ -51,6 +51,7 @@ def test_a_world_has_sizes_and_answers_of_the_recipe_and_is_read_back_by_its_wor
             assert 2 <= operand <= 9 if sign == "*" else 1 <= operand <= 99
 
 
+@pytest.mark.slow
 def test_no_two_splits_share_a_question_or_an_expression_for_any_pair_of_seeds():
     worlds = {seed: world(seed) for seed in (0, 1, 2)}
     for one, other in combinations(WorldSplit, 2):
@@ -106,6 +107,7 @@ def test_parentheses_stand_only_where_the_order_needs_them(changes, expression, 
     assert (problem.expression, problem.answer) == (expression, answer)
 
 
+@pytest.mark.slow
 def test_asking_for_more_problems_than_exist_says_so():
     lonely = replace(STORIES[0], who=("Tom",), what=("coins",))
 

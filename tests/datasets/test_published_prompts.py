@@ -90,6 +90,7 @@ def test_prompts_of_a_commit_on_github_become_texts(hub, sets, tmp_path):
     assert len(hub.asked) == asked
 
 
+@pytest.mark.slow
 def test_a_cut_off_file_of_github_goes_on_where_it_was(hub, sets, tmp_path):
     big = bytes(range(256)) * 4096 * 12
     hub.github[f"own/agents/{COMMIT}/{FILE}"] = big

@@ -192,6 +192,7 @@ def test_the_shipped_selections_are_those_of_the_paper():
         shipped("qa", "timeout_s=1.0e+6")
 
 
+@pytest.mark.slow
 def test_the_script_of_the_web_agent_selects_and_makes_rl_rows(server, tmp_path):
     write_tasks(questions(24), tmp_path / "tasks.jsonl")
     sft = [{"instruction": "Rules.\n\nQuestion: What is the name of item 2?", "input": "", "output": "x"}]
@@ -282,6 +283,7 @@ async def test_sixty_four_requests_are_in_flight(server, tmp_path):
     assert (summary.sampled, server.most) == (8 * 32, 64)
 
 
+@pytest.mark.slow
 def test_a_request_that_hangs_is_asked_again(server, tmp_path):
     server.hang_s = 30.0
     start = (QA, *written_tasks(tmp_path, *questions(1)), f"model={server.url}")

@@ -104,6 +104,7 @@ async def test_failures_say_what_came_and_never_the_key(server: Server, answer: 
     assert KEY not in str(caught.value)
 
 
+@pytest.mark.slow
 async def test_what_may_pass_is_repeated_and_a_refusal_is_not(server: Server) -> None:
     server.answers += [PlainTextResponse("busy", 429, headers={"Retry-After": "0.2"}), chat("?")]
     started = time.monotonic()

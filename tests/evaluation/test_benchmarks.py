@@ -198,6 +198,7 @@ def test_what_the_commands_prepare_is_what_the_settings_read() -> None:
         assert readers(name) == (Path(f"data/web_agent/eval/{name}.jsonl"), step.reader)
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 @pytest.mark.parametrize("name", ["webwalker", "nq", "aime24", "math500", "livecodebench_v4"])
 def test_an_oracle_is_right_in_every_round_and_silence_in_none(name, tmp_path, shared, server) -> None:

@@ -46,6 +46,7 @@ async def test_a_tiny_model_answers_alike_whatever_runs_beside_it(tmp_path, tiny
     assert manifest["settings"]["tools"]["tools"][0]["class_name"] == "afm.tools.code.CodeTool"
 
 
+@pytest.mark.slow
 def test_the_commands_evaluate_and_report(afm, tmp_path, tiny_model, world) -> None:
     out = tmp_path / "out"
     words = (f"model={tiny_model}", f"data={world}", f"output_dir={out}", "limit=3")
@@ -71,6 +72,7 @@ def test_a_dry_run_checks_and_prints_everything_and_runs_nothing(afm, tmp_path, 
     assert "no such folder" in afm("report", tmp_path / "nowhere", status=2).stderr
 
 
+@pytest.mark.slow
 def test_the_script_passes_everything_on(tmp_path, tiny_model, world) -> None:
     script = ROOT / "evaluation/code_agent/eval.sh"
     settings = {"BENCHMARK": "amc23", "CONFIGS": "configs/tiny/eval", "MODEL": str(tiny_model)}

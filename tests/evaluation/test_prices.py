@@ -100,6 +100,7 @@ def test_a_price_is_an_amount_of_money(text, message) -> None:
         read_prices(text)
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 def test_a_real_run_counts_what_was_read_and_may_be_priced_anew(afm, tmp_path, solver) -> None:
     prices = Prices(prompt=1, completion=10, tools={"code": 0.001})

@@ -179,6 +179,7 @@ def test_stages_give_the_headline_figures(run_folder) -> None:
     assert figures == [("after SFT", 0.4, 0.4), ("after RL", 0.9, 1.0), ("real data", 0.0, 0.0)]
 
 
+@pytest.mark.slow
 def test_any_part_of_a_run_may_be_missing(shown, run_folder) -> None:
     for name in ("eval_real", "rl", "eval_rl"):
         shutil.rmtree(run_folder / name)
@@ -200,6 +201,7 @@ def test_an_unfinished_evaluation_is_shown_as_one(shown, run_folder) -> None:
     assert said in shown(run_folder).all_text
 
 
+@pytest.mark.slow
 async def test_a_single_evaluation_has_a_page_with_settings_and_colours_of_roles(
     tmp_path, solver, shown
 ) -> None:
@@ -320,6 +322,7 @@ def test_exact_match_in_the_place_of_the_judge_is_a_departure(gaia, shown, recor
     assert "judge: exact match stood in for a model in 1 of 6 episodes" in shown(folder).all_text
 
 
+@pytest.mark.slow
 def test_several_runs_are_compared_with_the_first(gaia, tmp_path) -> None:
     runs = [gaia(name, outcomes) for name, outcomes in (("a", [(0.0,) * 3] * 2), ("b", [(1.0,) * 3] * 2))]
     page = Page(write_comparison(runs, tmp_path / "page.html"))

@@ -64,6 +64,7 @@ async def test_every_episode_is_a_judged_row_and_the_figures_follow(tmp_path, so
     assert solved.seed == derive_seed(0, solved.provenance["task"], 0)
 
 
+@pytest.mark.slow
 async def test_rounds_have_seeds_of_their_own_and_do_not_depend_on_parallelism(tmp_path, solver) -> None:
     wide = await solver.run(tmp_path / "wide", 50, 4, rounds=3, parallel=12)
     narrow = await solver.run(tmp_path / "narrow", 50, 4, rounds=3, parallel=1)
@@ -74,6 +75,7 @@ async def test_rounds_have_seeds_of_their_own_and_do_not_depend_on_parallelism(t
     assert wide.rounds == 3
 
 
+@pytest.mark.slow
 async def test_a_second_start_repeats_nothing_but_what_a_kill_cut_off(tmp_path, solver) -> None:
     first = await solver.run(tmp_path, 50, 8)
     file, rows = tmp_path / "episodes.jsonl", rows_of(solver, tmp_path)
@@ -111,6 +113,7 @@ async def test_two_processes_cannot_write_into_one_folder(tmp_path, solver) -> N
     assert len(load_records(tmp_path / "episodes.jsonl")) == 3
 
 
+@pytest.mark.slow
 async def test_a_failure_is_retried_and_one_that_stays_is_a_row_that_the_next_start_repeats(
     tmp_path, solver
 ) -> None:
@@ -134,6 +137,7 @@ async def test_a_failure_is_retried_and_one_that_stays_is_a_row_that_the_next_st
     assert len(ids) == len(set(ids)) == 10
 
 
+@pytest.mark.slow
 async def test_too_many_failures_end_the_run_and_keep_what_is_done(tmp_path, solver) -> None:
     questions = [task.question for task in solver.tasks(10)]
     model = FailingModel(solver.solver(100), lambda text: any(q in text for q in questions[4:]), times=100)
@@ -151,6 +155,7 @@ async def test_too_many_failures_end_the_run_and_keep_what_is_done(tmp_path, sol
         await run_with(solver, model, tmp_path / "long", 200, parallel=4, max_share=0.9)
 
 
+@pytest.mark.slow
 async def test_an_abstaining_reward_never_counts_as_wrong(tmp_path, solver) -> None:
     # No gold answer: the reward cannot judge.
     tasks = [task.model_copy(update={"ground_truth": []}) for task in solver.tasks(2)] + solver.tasks(4)[2:]

@@ -266,6 +266,7 @@ def test_wrong_teams_are_refused_before_anything_runs(tmp_path, evaluate, monkey
     assert message in failed.stderr
 
 
+@pytest.mark.slow
 def test_a_team_and_a_model_are_compared_on_cost(tmp_path, world, endpoint, tiny_model, evaluate, afm):
     team, model = tmp_path / "the team", tmp_path / "model"
     evaluate(team, f"team={TEAM}", "team.models.strong.price={prompt: 2, completion: 8}")

@@ -24,6 +24,7 @@ JOINTS = {
 }
 
 
+@pytest.mark.slow
 def test_only_the_agents_text_is_trained_on(pipeline, data_dir, qwen):
     rows = alpaca(*(CALL + joint + SAID for joint in JOINTS.values()))
     built = pipeline(qwen, data_dir(rows), observation_boundary="split")
@@ -41,6 +42,7 @@ def test_the_token_over_a_joint_follows_the_boundary(pipeline, data_dir, qwen, b
     assert built.trained() == [f"{trained}<|im_end|>"]
 
 
+@pytest.mark.slow
 def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, qwen):
     turns = [
         ("human", "First?"),
@@ -62,6 +64,7 @@ def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, qwen):
     assert last_only.trained() == ["<answer>43</answer><|im_end|>"]
 
 
+@pytest.mark.slow
 def test_packed_sequences_keep_their_masks(pipeline, data_dir, qwen):
     rows = alpaca(*(f"{CALL}{JOINTS['tight']}<answer>{n}</answer>" for n in range(6)))
     built = pipeline(qwen, data_dir(rows), neat_packing=True, cutoff_len=512)
@@ -72,6 +75,7 @@ def test_packed_sequences_keep_their_masks(pipeline, data_dir, qwen):
         assert max(row["attention_mask"]) == built.text(row, trained=True).count("<|im_end|>")
 
 
+@pytest.mark.slow
 def test_roles_without_loss_stay_in_the_text(pipeline, data_dir, qwen):
     text = f"<plan>P.</plan>{CALL}{JOINTS['rollout']}<plan>\nQ é🙂.\n</plan>\n{SAID}"
     folder = data_dir(alpaca(text))
@@ -170,6 +174,7 @@ def own_template(qwen, tmp_path):
     return tmp_path / "own"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "template"), [("tiny", "qwen3_nothink"), ("qwen", "qwen3_nothink"), ("own_template", "qwen")]
 )

@@ -203,6 +203,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokenizer_name", "mode"), CASES)
 def test_the_trained_tokens_are_exactly_the_agents_text(pipeline, data_dir, request, tokenizer_name, mode):
     """Each mode with one of the hard tokenizers, and each tokenizer with turns; every pair in the full check."""

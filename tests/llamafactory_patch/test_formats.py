@@ -24,6 +24,7 @@ def record(name="a", segments=SEGMENTS, *, agent_name="math", **fields):
     return json.loads(made.model_dump_json())
 
 
+@pytest.mark.slow
 def test_trajectories_are_trained_on_as_they_are(pipeline, data_dir, model_dir):
     # a number here and a text there: what one column of a table could not hold
     rows = [record(ground_truth=42), record("b", ground_truth="x", provenance={"team": ["t"]})]
@@ -84,6 +85,7 @@ def conversation():
     ]
 
 
+@pytest.mark.slow
 def test_tool_calls_are_rendered_as_qwen_writes_them(pipeline, data_dir, qwen):
     rows = [{"messages": conversation(), "tools": [CITY]}]
     built = pipeline(qwen, data_dir(rows, formatting="openai_messages"), template="qwen")

@@ -40,6 +40,7 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 def test_every_kind_is_trained_on_what_the_agent_wrote_and_its_prompt_declares_tools_or_none(
     pipeline, folder, model_dir
 ):

@@ -1,5 +1,6 @@
 import random
 
+import pytest
 import torch
 
 from afm.models.cache import PrefixStore, RowCache
@@ -24,6 +25,7 @@ def seen(cache, layer, row):
     return keys[row, 0, first:-1, 0].tolist()
 
 
+@pytest.mark.slow
 def test_rows_keep_their_states_while_others_come_and_go():
     """A long random game against plain lists."""
     rng = random.Random(0)

@@ -307,6 +307,7 @@ async def test_meaningless_parameters_are_refused(engine, params, word):
         await engine.generate([5], params)
 
 
+@pytest.mark.slow
 async def test_prompts_over_the_prefill_budget_and_growing_batches_stay_exact(tiny):
     model, tokenizer = tiny
     engine = engine_of(model, tokenizer)
@@ -365,6 +366,7 @@ async def test_nothing_is_reused_after_the_weights_changed(tiny):
     await engine.close()
 
 
+@pytest.mark.slow
 async def test_rows_in_flight_while_weights_change_leave_nothing_behind(tiny):
     model, tokenizer = tiny
     model = copy.deepcopy(model)

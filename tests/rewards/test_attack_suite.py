@@ -28,6 +28,7 @@ def failures(found: list[Outcome]) -> list[tuple[str, float | None, str]]:
     return [(outcome.attack.name, outcome.got, outcome.evidence) for outcome in found if not outcome.passed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scorer", ["math", "exact_match", "substring", "choice", "judge"])
 async def test_everything_gets_what_it_deserves(scorer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRM_BASE_URL", raising=False)

@@ -16,6 +16,7 @@ def sample(answer: str, source: str = "math_dapo") -> Sample:
     return answered("math", source, rf"\boxed{{{answer}}}", r"\frac12")
 
 
+@pytest.mark.slow
 async def test_verdicts_keep_the_order_of_their_samples_though_one_takes_its_limit() -> None:
     reward = load_reward({"math": {"workers": 2, "cpu_s": 0.8}})
     answers = ["9^{9^{9^{9}}}", *(r"\frac{2}{4}", "3", r"\frac{1}{3}", "0.5") * 5]

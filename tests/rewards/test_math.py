@@ -93,6 +93,7 @@ async def test_pairs_of_upstream_get_their_verdict_or_a_reason(verifier: MathVer
     assert (len(agreed), len(differing)) == (143, 14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
@@ -116,6 +117,7 @@ async def test_hostile_answers_are_wrong_within_the_limit(answer: str, verifier:
     assert (await compared(verifier, "0.5", r"\frac12")).score == 1.0
 
 
+@pytest.mark.slow
 async def test_a_hanging_pair_does_not_hold_up_the_others() -> None:
     verifier = MathVerify(cpu_s=1.0, workers=2)
     await asyncio.gather(*(compared(verifier, "0.5", rf"\frac{{{n}}}{{{2 * n}}}") for n in (1, 2)))
@@ -130,12 +132,14 @@ async def test_a_hanging_pair_does_not_hold_up_the_others() -> None:
     await verifier.close()
 
 
+@pytest.mark.slow
 async def test_an_endless_gold_answer_is_no_fault_of_the_response(verifier: MathVerify) -> None:
     part = await compared(verifier, ENDLESS + "+1", r"\sqrt{5}")
     assert part.score is None
     assert "cannot be compared with itself: the worker used up its CPU time" in part.evidence
 
 
+@pytest.mark.slow
 async def test_time_without_cpu_is_not_counted_and_a_worker_that_the_machine_stops_or_kills_gives_no_score() -> (
     None
 ):
@@ -162,6 +166,7 @@ async def test_time_without_cpu_is_not_counted_and_a_worker_that_the_machine_sto
     await verifier.close()
 
 
+@pytest.mark.slow
 async def test_closing_leaves_no_process_and_is_not_the_end(verifier: MathVerify) -> None:
     await compared(verifier, "0.5", r"\frac12")
     before = workers()
@@ -202,6 +207,7 @@ async def right_and_wrong(reward: Reward, rows: list[tuple[str, str]]) -> tuple[
     return refused, accepted
 
 
+@pytest.mark.slow
 async def test_real_rows_score_as_they_deserve(golds: list[tuple[str, str]]) -> None:
     """Every twelfth of 600 rows; all of them in the slow test."""
     reward = load_reward({"math": {"workers": 1}})

@@ -65,6 +65,7 @@ async def test_requests_are_answered_by_the_same_workers(pool: WorkerPool) -> No
     assert len({reply["pid"] for reply in replies}) <= 2
 
 
+@pytest.mark.slow
 async def test_a_hanging_worker_is_killed_and_replaced(pool: WorkerPool) -> None:
     pid = (await pool.ask({}, 20))["pid"]
     begun = time.monotonic()
@@ -75,6 +76,7 @@ async def test_a_hanging_worker_is_killed_and_replaced(pool: WorkerPool) -> None
     assert (await pool.ask({}, 20))["pid"] != pid
 
 
+@pytest.mark.slow
 async def test_the_cause_of_death_is_known(pool: WorkerPool) -> None:
     with pytest.raises(WorkerCpuError, match="used up its CPU time"):
         await pool.ask({"cpu": 0.2}, 60)
@@ -85,6 +87,7 @@ async def test_the_cause_of_death_is_known(pool: WorkerPool) -> None:
     assert (await pool.ask({"text": "again"}, 20))["text"] == "again"
 
 
+@pytest.mark.slow
 async def test_a_worker_that_died_idle_is_replaced_unnoticed(pool: WorkerPool) -> None:
     pid = (await pool.ask({}, 20))["pid"]
     os.kill(pid, signal.SIGKILL)
@@ -113,6 +116,7 @@ async def test_closing_ends_requests_under_way(pool: WorkerPool) -> None:
         await pool.ask({}, 20)
 
 
+@pytest.mark.slow
 def test_a_fork_of_the_owner_has_workers_of_its_own(module: str) -> None:
     pool = WorkerPool(module, 1)
     asyncio.run(pool.ask({}, 20))
@@ -131,6 +135,7 @@ def test_a_fork_of_the_owner_has_workers_of_its_own(module: str) -> None:
     assert not is_alive(first)
 
 
+@pytest.mark.slow
 def test_a_fork_in_the_middle_of_a_request_disturbs_nobody(module: str) -> None:
     pool = WorkerPool(module, 1)
 

@@ -156,6 +156,7 @@ REAL = (
 )
 
 
+@pytest.mark.slow
 def test_outside_the_sandbox_the_attacks_get_through(host: Mapping[str, object], tmp_path: Path) -> None:
     code = batch((attack for attack in ATTACKS if attack.name in REAL), host)
     code = "import resource; resource.setrlimit(7, (20000, 20000))\n" + code

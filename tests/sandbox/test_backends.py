@@ -77,6 +77,7 @@ def test_a_path_that_leads_to_the_whole_host_by_now_is_refused(tmp_path: Path) -
         find_interpreter(settings, Identity.for_process())
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 @pytest.mark.parametrize(
     ("backend", "option"), [("auto", "binds"), ("zygote", "packages"), ("bubblewrap", "binds")]
@@ -129,6 +130,7 @@ def strict_kernel(stand_in: Callable[[str, str], str]) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 @pytest.mark.usefixtures("strict_kernel")
 async def test_bubblewrap_where_namespaces_cannot_be_nested(caplog: pytest.LogCaptureFixture) -> None:

@@ -134,6 +134,7 @@ def counting(request: pytest.FixtureRequest) -> Iterator[CpuGroup]:
     made.remove()
 
 
+@pytest.mark.slow
 def test_a_real_group_counts_the_time_of_processes_that_nobody_waits_for(counting: CpuGroup) -> None:
     code = """
 import os, signal, sys, time

@@ -131,6 +131,7 @@ with ProcessPoolExecutor(2) as processes, ThreadPoolExecutor(2) as threads:
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", USUAL)
 async def test_what_programs_usually_need_works(what: str, sandbox: Sandbox) -> None:
     code, printed = USUAL[what]
@@ -220,6 +221,7 @@ async def test_sizes_beyond_the_limits_are_refused_before_anything_runs(sandbox:
         await sandbox.run("#" * 2000, limits=SandboxLimits(file_bytes=1000))
 
 
+@pytest.mark.slow
 async def test_a_busy_loop_ends_at_the_cpu_limit(sandbox: Sandbox) -> None:
     result = await sandbox.run("while True: pass", limits=SandboxLimits(cpu_s=1, wall_s=30))
     assert (result.reason, result.exit_status) == (ExitReason.CPU, None)
@@ -285,6 +287,7 @@ asyncio.run(open_sandbox(sys.argv[1], max_parallel=1, limits={{"wall_s": 60}}).r
 """
 
 
+@pytest.mark.slow
 def test_everything_dies_with_an_owner_killed_by_kill_9(backend: str, tmp_path: Path) -> None:
     """And nothing of a run is a file of the host."""
     command, environment = [sys.executable, "-c", OWNER, backend], {**os.environ, "TMPDIR": str(tmp_path)}
@@ -304,6 +307,7 @@ def test_everything_dies_with_an_owner_killed_by_kill_9(backend: str, tmp_path: 
     assert left == []
 
 
+@pytest.mark.slow
 async def test_cancelling_at_any_moment_leaves_nothing(sandbox: Sandbox) -> None:
     await warmed(sandbox)
     before, kept = descriptors(), processes()
@@ -401,6 +405,7 @@ async def test_closing_starts_nothing_that_waited(backend: str) -> None:
     await sandbox.close()
 
 
+@pytest.mark.slow
 async def test_closing_while_it_opens_leaves_nothing(backend: str) -> None:
     kept = processes()
     sandbox = open_sandbox(backend, max_parallel=1)
@@ -434,6 +439,7 @@ def test_a_fork_of_the_owner_has_a_sandbox_of_its_own(backend: str) -> None:
     asyncio.run(sandbox.close())
 
 
+@pytest.mark.slow
 async def test_no_more_than_max_parallel_at_a_time(backend: str) -> None:
     sandbox = open_sandbox(backend, max_parallel=2)
     await sandbox.run("1")
@@ -522,6 +528,7 @@ async def test_a_program_that_the_machine_starves_is_told_from_an_idle_one(backe
     assert {result.reason for result in results[:4]} == {ExitReason.TIMEOUT}
 
 
+@pytest.mark.slow
 async def test_processes_of_a_program_do_not_starve_each_other(backend: str) -> None:
     """Twelve on one core wait eleven twelfths of the time; together they have the core."""
     with pinned():

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.sandbox
 RUNNER = CliRunner()
 
 
+@pytest.mark.slow
 def test_check_prints_a_table_and_ends_well() -> None:
     done = RUNNER.invoke(app, ["check", "--only", "daemon"])
     assert done.exit_code == 0
@@ -42,6 +43,7 @@ def test_json_and_stdin_from_a_file(tmp_path: Path) -> None:
     assert (result["stdout"], result["reason"], result["exit_status"]) == ("éé\n", "ok", 0)
 
 
+@pytest.mark.slow
 def test_numpy_and_sympy_are_there_after_the_set_up() -> None:
     done = RUNNER.invoke(app, ["run"], input="import numpy, sympy; print(sympy.factor('x**2 - 1'))")
     assert (done.exit_code, done.stdout) == (0, "(x - 1)*(x + 1)\n"), done.stderr

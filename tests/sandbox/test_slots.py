@@ -135,6 +135,7 @@ def test_a_core_whose_loop_was_closed_is_given_out_once() -> None:
     asyncio.run(two())
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 async def test_sandboxes_of_a_process_share_its_cores() -> None:
     """Each program says when it was there, by the clock that all processes share."""

@@ -81,6 +81,7 @@ async def busy_zygote() -> int:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_mentioned_package_is_warm_and_any_other_can_be_imported(packages: Path) -> None:
     sandbox = open_sandbox("zygote", max_parallel=1, packages=[str(packages)], warm=[["slowpoke"]])
     code = (
@@ -95,6 +96,7 @@ async def test_a_mentioned_package_is_warm_and_any_other_can_be_imported(package
     assert unmentioned.wall_s > 0.5
 
 
+@pytest.mark.slow
 async def test_a_package_that_cannot_be_imported_fails_in_the_program_and_is_told_once(
     packages: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,6 +259,7 @@ async def test_a_zygote_that_dies_between_runs_is_replaced(sandbox: Sandbox) -> 
     assert zygotes() != [first]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 async def test_a_run_whose_zygote_dies_is_repeated(sandbox: Sandbox) -> None:
     await sandbox.run("1")
@@ -300,6 +303,7 @@ async def test_cancelling_a_run_in_a_zygote_that_hangs_ends() -> None:
     await sandbox.close()
 
 
+@pytest.mark.slow
 async def test_closing_while_a_run_ends_is_no_failure() -> None:
     """The cgroup may be gone before the run has looked at it."""
     sandbox = open_sandbox("zygote", max_parallel=2, warm=[])
@@ -315,6 +319,7 @@ async def test_closing_while_a_run_ends_is_no_failure() -> None:
         ]
 
 
+@pytest.mark.slow
 async def test_the_time_of_a_zygotes_start_is_not_the_runs(packages: Path) -> None:
     """A run that was cancelled while its zygote warms up leaves that work to go on beside the next run."""
     (packages / "toil.py").write_text("import time\nwhile time.process_time() < 1.2: pass\n")

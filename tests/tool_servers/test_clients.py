@@ -86,6 +86,7 @@ def model():
     site.close()
 
 
+@pytest.mark.slow
 def test_requests_searches_the_wiki_that_the_docs_make(server, tmp_path):
     """Every word of the first two blocks of docs/wiki.md; only the port is another."""
     commands, program = re.findall(r"```(?:bash|python)\n(.*?)\n```", WIKI_DOC, re.DOTALL)[:2]
@@ -125,6 +126,7 @@ def test_requests_shows_a_picture(server, model, tmp_path):
     assert printed == "(0, 128, 0)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 def test_an_mcp_client_lists_and_calls_tools(server, tmp_path):
     pytest.importorskip("mcp")
@@ -132,6 +134,7 @@ def test_an_mcp_client_lists_and_calls_tools(server, tmp_path):
     assert run(example("from mcp"), {"http://127.0.0.1:9004": url}, tmp_path) == "['code']\n42\n"
 
 
+@pytest.mark.slow
 def test_the_stock_openai_client_searches_through_a_model(server, model, tmp_path):
     pytest.importorskip("openai")
     corpus = tmp_path / "corpus.jsonl"

@@ -36,6 +36,7 @@ def until(condition: Any, seconds: float = 5.0) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "bubblewrap"])
 def test_programs_run_and_their_failures_are_results(start: Any, backend: str) -> None:
     server = start(sandbox={"backend": backend})
@@ -75,6 +76,7 @@ WRONG: list[tuple[bytes, str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_wrong_requests_are_explained(start: Any) -> None:
     server = start()
     for body, message in WRONG:
@@ -84,6 +86,7 @@ def test_wrong_requests_are_explained(start: Any) -> None:
     assert server.post(code="print(1)").json()["stdout"] == "1\n"
 
 
+@pytest.mark.slow
 def test_a_run_that_names_no_limits_keeps_to_the_servers(start: Any) -> None:
     server = start(max_limits={"wall_s": 1.5, "output_bytes": 100})
     assert server.post(code="print(1)").json()["reason"] == "ok"
@@ -105,6 +108,7 @@ def needed() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_broken_sandbox_shows_and_its_recovery_too(start: Any, needed: Path) -> None:
     server = start(sandbox={"backend": "bubblewrap", "binds": [str(needed)]})
     needed.unlink()
@@ -131,6 +135,7 @@ def test_requests_are_bounded(start: Any) -> None:
     assert "limits.wall_s: got 11, this server allows at most 10" in beyond.json()["error"]
 
 
+@pytest.mark.slow
 def test_requests_that_wait_may_not_fill_the_memory(start: Any) -> None:
     server = start(max_parallel=1, max_request_bytes=50_000, max_held_bytes=70_000)
     with ThreadPoolExecutor(1) as pool:
@@ -142,6 +147,7 @@ def test_requests_that_wait_may_not_fill_the_memory(start: Any) -> None:
     assert server.post(code="print(1)" + "#" * 40_000).status_code == 200
 
 
+@pytest.mark.slow
 def test_the_run_of_a_client_that_left_is_killed(start_process: Any) -> None:
     server = start_process(max_parallel=1)
     body = {"code": "import time; time.sleep(30)", "limits": {"wall_s": 40}}
@@ -165,6 +171,7 @@ def children(pid: int) -> list[str]:
     ).stdout.split()
 
 
+@pytest.mark.slow
 def test_sigterm_lets_programs_finish(start_process: Any) -> None:
     server = start_process(max_parallel=1, finish_s=15)
     with ThreadPoolExecutor(1) as pool:
@@ -177,6 +184,7 @@ def test_sigterm_lets_programs_finish(start_process: Any) -> None:
         server.post(code="print(1)")
 
 
+@pytest.mark.slow
 def test_sigterm_does_not_wait_for_ever(start_process: Any) -> None:
     server = start_process(max_parallel=1, finish_s=1)
 
@@ -196,6 +204,7 @@ def test_sigterm_does_not_wait_for_ever(start_process: Any) -> None:
     assert until(lambda: not any(os.path.exists(f"/proc/{jail}") for jail in jails))  # noqa: PTH110
 
 
+@pytest.mark.slow
 def test_it_does_not_start_without_what_it_needs() -> None:
     command = [sys.executable, "-m", "tool_servers", "code", "--port", "0", "--config", "absent.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)

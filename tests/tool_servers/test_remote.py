@@ -56,6 +56,7 @@ def ok_runs(server: Any) -> float:
     return server.metric('afm_code_runs_total{reason="ok"}')
 
 
+@pytest.mark.slow
 async def test_a_remote_run_is_like_a_local_one(start: Any, remote: Any) -> None:
     sandbox = remote(start())
     result = await sandbox.run("print(input())\nraise SystemExit(3)", "a\ud800\u00e9\n")
@@ -66,6 +67,7 @@ async def test_a_remote_run_is_like_a_local_one(start: Any, remote: Any) -> None
         await sandbox.run("1", "0123456789\n", SandboxLimits(stdin_bytes=5))
 
 
+@pytest.mark.slow
 async def test_the_tool_spreads_its_programs(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODE_SERVER_TOKEN", TOKEN)
     servers = [start(max_parallel=1), start(max_parallel=1)]
@@ -76,6 +78,7 @@ async def test_the_tool_spreads_its_programs(start: Any, monkeypatch: pytest.Mon
     await tool.close()
 
 
+@pytest.mark.slow
 async def test_the_least_busy_server_is_asked(start: Any, remote: Any) -> None:
     first, second = start(max_parallel=1), start(max_parallel=1)
     sandbox = remote(first, second)
@@ -88,6 +91,7 @@ async def test_the_least_busy_server_is_asked(start: Any, remote: Any) -> None:
     long.cancel()
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_in_the_middle_loses_nothing(
     start: Any, start_process: Any, remote: Any
 ) -> None:
@@ -100,6 +104,7 @@ async def test_a_server_that_dies_in_the_middle_loses_nothing(
     assert (await sandbox.run("print(1)")).stdout == "1\n"
 
 
+@pytest.mark.slow
 async def test_a_server_that_comes_back_is_used_again(
     start: Any, start_process: Any, remote: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +121,7 @@ async def test_a_server_that_comes_back_is_used_again(
     assert ok_runs(reborn) >= 1
 
 
+@pytest.mark.slow
 async def test_a_server_that_failed_is_left_in_peace_for_a_while(start: Any, remote: Any) -> None:
     visits = 0
 
@@ -130,6 +136,7 @@ async def test_a_server_that_failed_is_left_in_peace_for_a_while(start: Any, rem
     assert visits == 1
 
 
+@pytest.mark.slow
 async def test_when_all_are_down_it_is_no_fault_of_the_program(remote: Any) -> None:
     urls = [nowhere(), nowhere()]
     with pytest.raises(SandboxError, match="no code server could run the program") as caught:
@@ -141,6 +148,7 @@ async def test_when_all_are_down_it_is_no_fault_of_the_program(remote: Any) -> N
     await tool.close()
 
 
+@pytest.mark.slow
 async def test_a_full_server_is_waited_for(start: Any, remote: Any) -> None:
     server = start(max_parallel=1, max_waiting=0)
     sandbox = remote(server, rounds=1)
@@ -166,6 +174,7 @@ async def test_a_wrong_token_is_not_tried_again(start: Any, remote: Any) -> None
         await remote(server).run("1", "", SandboxLimits(wall_s=999))
 
 
+@pytest.mark.slow
 async def test_cancelling_kills_the_program_over_there(start: Any, remote: Any) -> None:
     server = start(max_parallel=1)
     program = remote(server).run("import time; time.sleep(30)", "", SandboxLimits(wall_s=40))
@@ -196,6 +205,7 @@ async def test_strange_answers_are_failures_of_the_server(remote: Any) -> None:
             await remote(odd).run("print(1)")
 
 
+@pytest.mark.slow
 async def test_rewards_may_run_their_programs_there(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODE_SERVER_TOKEN", TOKEN)
     server = start()
@@ -212,6 +222,7 @@ async def test_rewards_may_run_their_programs_there(start: Any, monkeypatch: pyt
     await nobody.close()
 
 
+@pytest.mark.slow
 def test_several_event_loops_may_use_it_in_turn(start: Any) -> None:
     sandbox = RemoteSandbox([start().url], token=TOKEN)
 

@@ -211,6 +211,7 @@ def test_a_model_is_started_and_tested(servers, tmp_path):
     assert "FAILED: status 401" in servers("test", "model", status=1)
 
 
+@pytest.mark.slow
 def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, site, tmp_path):
     variables = {"GATEWAY_UPSTREAM_URL": f"{site.url}/v1", "GATEWAY_PORT": free_port()}
     servers("start", "gateway", "--", "--log", tmp_path / "events.jsonl", **variables)
@@ -228,6 +229,7 @@ def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, site, t
     assert "FAILED: status 502" in servers("test", "gateway", status=1)
 
 
+@pytest.mark.slow
 def test_a_stop_lets_requests_finish(servers, request_under_way):
     assert "crawl_page       stopped after" in servers("stop", "crawl_page")
     [page] = request_under_way.result().json()["pages"]
@@ -307,6 +309,7 @@ def test_wrong_usage_has_status_2(servers, words):
     servers(*words, status=2)
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_at_once_fails_with_its_last_words(servers, tmp_path):
     told = servers("start", "crawl_page", status=1, WEB_CACHE=tmp_path)
     assert "crawl_page       failed: ended with status 1" in told
@@ -315,6 +318,7 @@ def test_a_server_that_ends_at_once_fails_with_its_last_words(servers, tmp_path)
     assert servers.state.joinpath("crawl_page.log").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_noticed_and_can_be_started_again(servers):
     servers("start", "crawl_page")
     os.kill(servers.pid("crawl_page"), signal.SIGKILL)
@@ -326,6 +330,7 @@ def test_a_killed_server_is_noticed_and_can_be_started_again(servers):
     assert "stopped" in servers("status", "crawl_page", "code", status=1)
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_not_healthy(servers, monkeypatch):
     monkeypatch.setattr(command_line, "_HEALTH_S", 0.5)
     servers("start", "crawl_page")
@@ -354,6 +359,7 @@ def test_a_dry_run_starts_nothing(servers):
     assert not (servers.state / "crawl_page.pid").exists()
 
 
+@pytest.mark.slow
 def test_logs_are_begun_anew_without_losing_a_line(tmp_path):
     log = tmp_path / "server.log"
     program = """

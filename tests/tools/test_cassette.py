@@ -175,6 +175,7 @@ asyncio.run(work())
 """
 
 
+@pytest.mark.slow
 def test_several_processes_write_one_cassette(tmp_path):
     writers = [started(WRITER, tmp_path / "x", str(number), "50") for number in range(2)]
     assert [len(writer.communicate()[0].splitlines()) for writer in writers] == [50, 50]

@@ -38,6 +38,7 @@ server.run("stdio")
 """
 
 
+@pytest.mark.slow
 async def test_a_servers_tools_are_an_agents_tools(tmp_path, monkeypatch):
     monkeypatch.setenv("GIVEN", "yes")
     monkeypatch.setenv("KEPT", "secret")

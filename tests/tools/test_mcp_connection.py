@@ -157,6 +157,7 @@ async def process(tools):
     return int(result.text)
 
 
+@pytest.mark.slow
 async def test_slow_cancelled_and_refused_calls_disturb_no_other(server, open_tools):
     tools = open_tools(server, 3.0)
     before = await process(tools)
@@ -212,6 +213,7 @@ async def test_a_server_that_hangs_costs_each_call_its_time_and_one_that_is_kill
     assert int(tries[1].text) != int(last.text)
 
 
+@pytest.mark.slow
 async def test_a_call_that_gives_up_late_leaves_only_the_session_it_used(plain, open_tools):
     tools = open_tools(plain, 2.0)
     before = await process(tools)

@@ -48,6 +48,7 @@ async def test_the_shipped_code_tool_runs_a_program_and_keeps_its_announcement()
     assert tool.schema.model_dump()["function"]["parameters"]["required"] == ["code"]
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 async def test_limits_reach_the_program() -> None:
     tool = load_tools(code(limits={"wall_s": 1.0}, max_observation_chars=200))["code"]

@@ -119,6 +119,7 @@ async def test_servers_are_asked_in_turn():
         site.close()
 
 
+@pytest.mark.slow
 async def test_failures_and_busy_servers_are_asked_again(answering):
     busy = [(429, b"{}", {"Retry-After": "0"}), (429, b"{}", {"Retry-After": "soon"})]
     url = answering((503, b"{}", {}), *busy, good('"Ada"\nA person.'))

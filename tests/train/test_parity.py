@@ -36,6 +36,7 @@ def parity() -> Any:
         return importlib.import_module("parity")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), RECIPES)
 def test_a_recipe_has_the_values_of_a_source_or_a_reason(parity: Any, kind: Any, name: str) -> None:
     for key, fact in published().recipes(kind)[name].facts.items():
@@ -59,6 +60,7 @@ def test_the_page_is_the_one_that_facts_and_recipes_give(parity: Any) -> None:
     assert parity.PAGE.read_text("utf-8") == parity.page(), "run: python docs/hooks/parity.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", published().rl)
 def test_verl_accepts_every_recipe_with_the_published_settings(name: str) -> None:
     settings = load_settings(ROOT / f"configs/rl/{name}.yaml", ["preset=script", "verl.trainer.save_freq=7"])

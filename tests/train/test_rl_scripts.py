@@ -99,6 +99,7 @@ def test_every_configuration_composes(path: Path) -> None:
     assert "Expected:" in head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["colocate", "separate"])
 def test_asynchronous_trainers_are_laid_over_a_recipe(mode: str, tmp_path: Path) -> None:
     files = [str(ROOT / "configs/rl" / name) for name in ("code_dapo_7b.yaml", f"async/{mode}.yaml")]
@@ -113,6 +114,7 @@ def test_asynchronous_trainers_are_laid_over_a_recipe(mode: str, tmp_path: Path)
         assert config.data.train_batch_size == each_sync * steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_every_script_resolves_from_any_folder(script: Path, dry_run: Callable[..., Result]) -> None:
     result = dry_run(script, "seed=3", "output_dir=/tmp/a run", MODEL="some/model")
@@ -125,6 +127,7 @@ def test_every_script_resolves_from_any_folder(script: Path, dry_run: Callable[.
     assert "verl accepts this configuration" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_script_starts_the_program_beside_its_python() -> None:
     script = ROOT / "train/code_agent/rl/train_dapo_code_agent_tiny.sh"
     result = run_script(script, Path(sys.executable).parent, "--dry-run", MODEL="some/model")
@@ -175,6 +178,7 @@ def test_sglang_keeps_the_tokenizer_it_finds_stop_strings_with() -> None:
     assert config.actor_rollout_ref.rollout.skip_tokenizer_init is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "variables", "folder"),  # 7b is the default
     [

@@ -60,6 +60,7 @@ def test_every_script_is_thin_and_prints_the_command_it_would_run(script, tmp_pa
     assert os.access(script, os.X_OK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", [{}, {"RANK": "2"}, {"RANK": "one"}])
 def test_two_nodes_must_say_which_is_which(variables):
     script = ROOT / "train/web_agent/sft/sft_qwen2.5_7b.sh"
@@ -73,6 +74,7 @@ def test_two_nodes_may_be_numbered_as_torchrun_does():
     assert {"NODE_RANK=1", "NNODES=2"} <= set(words_of(result))
 
 
+@pytest.mark.slow
 def test_folders_are_those_of_the_caller_and_defaults_those_of_the_project(tmp_path):
     (tmp_path / "my model").mkdir()
     script = ROOT / "train/code_agent/sft/sft_qwen2.5_7b.sh"
@@ -84,6 +86,7 @@ def test_folders_are_those_of_the_caller_and_defaults_those_of_the_project(tmp_p
     assert default["output_dir"] == f"{ROOT}/models/code_agent_7b_sft"
 
 
+@pytest.mark.slow
 def test_the_32b_script_alone_is_the_first_node_as_published_and_beside_another_asks_which_it_is():
     script = ROOT / "train/code_agent/sft/sft_qwen2.5_32b.sh"
     result = dry_run(script, MASTER_ADDR="node0")

@@ -91,6 +91,7 @@ def failures(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "failures.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.sandbox
 async def test_a_tool_episode_is_trained_on_exactly_as_sampled(play: Any, said: Any, tokenizer: Any) -> None:
     versions = {"min_global_steps": 3, "max_global_steps": 3}
@@ -365,6 +366,7 @@ async def test_a_share_of_the_episodes_is_kept_to_be_read(
     assert kept[1][0].text.startswith("<plan>p</plan>")
 
 
+@pytest.mark.slow
 async def test_an_episode_that_ran_out_of_time_is_dumped_with_its_state(play: Any, tmp_path: Path) -> None:
     slow = CODE.replace("print(12+13)", "import time; time.sleep(60)")
     await play(slow, limits={"max_tool_seconds": 1.0}, episodes_per_step=0)

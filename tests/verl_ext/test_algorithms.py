@@ -81,6 +81,7 @@ def advantages(config: Any, rewards: list[float]) -> Any:
     return found[:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)
 def test_every_file_says_its_formula_and_its_source_and_composes(path: Path) -> None:
     head = path.read_text("utf-8").split("\nverl:")[0]

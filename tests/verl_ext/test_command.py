@@ -29,6 +29,7 @@ def afm(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_a_command_and_leaves_nothing(tmp_path: Path) -> None:
     result = afm(TINY, "output_dir=out", "--dry-run", cwd=tmp_path)
     assert "main_ppo" in result.stdout
@@ -65,6 +66,7 @@ def test_a_gpu_recipe_misses_a_folder_that_is_no_name_on_the_hub(model: str, nam
     assert not any(finding.level is Level.ERROR and finding.subject == "model" for finding in elsewhere)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [

@@ -233,6 +233,7 @@ def test_a_module_of_the_callers_own_may_bring_its_loss(
         check(changed({"trainer.v1.trainer_mode": "mine"}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -96,6 +96,7 @@ def of(findings: list[Finding], level: Level) -> dict[str, list[str]]:
     return dict(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) -> None:
     meant = recipe_hardware(path)
@@ -119,6 +120,7 @@ def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) ->
 ABSENT = pytest.mark.skipif(not WITHOUT_PACKAGES, reason="a GPU environment")
 
 
+@pytest.mark.slow
 @ABSENT
 def test_on_a_machine_with_a_gpu_missing_packages_are_errors(
     look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +137,7 @@ def test_on_a_machine_with_a_gpu_missing_packages_are_errors(
     )
 
 
+@pytest.mark.slow
 @ABSENT
 def test_other_attention_needs_no_flash_attn_unless_there_is_a_critic(look: Look) -> None:
     attention = "verl.actor_rollout_ref.model.+override_config.attn_implementation=sdpa"
@@ -151,6 +154,7 @@ def test_a_tiny_twin_passes_and_has_no_gpu_to_speak_of(look: Look) -> None:
     assert set(of(findings, Level.ERROR)) <= {"disk", "prompts"}
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_what_is_divided(look: Look) -> None:
     findings = look(WEB, asked=AskedHardware(nodes=1, gpus=6))
     assert of(findings, Level.OK)["hardware"] == ["1 node x 6 GPUs of 80 GB"]
@@ -159,6 +163,7 @@ def test_what_is_asked_for_is_what_is_divided(look: Look) -> None:
     assert "does not divide by 3 data ranks" in errors["batch"][0]
 
 
+@pytest.mark.slow
 def test_a_gpu_too_small_and_hardware_other_than_the_headers_are_told_with_a_way_out(look: Look) -> None:
     findings = look(WEB, "verl.trainer.nnodes=4", asked=AskedHardware(gpu_gib=12.2))
     warnings = of(findings, Level.WARNING)
@@ -201,6 +206,7 @@ FAULTS = {  # a setting, the finding's subject, and what it says
 }
 
 
+@pytest.mark.slow
 def test_everything_else_that_would_fail_is_said_at_once(look: Look) -> None:
     errors = of(look(WEB, *FAULTS), Level.ERROR)
     batch = ("batch", "must be a multiple"), ("engine", "verl refuses the configuration")
@@ -208,6 +214,7 @@ def test_everything_else_that_would_fail_is_said_at_once(look: Look) -> None:
         assert any(text in error for error in errors[subject]), errors
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_whole_is_an_error(look: Look, tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     half = of(look(WEB, f"model={tmp_path}/half"), Level.ERROR)

@@ -149,6 +149,7 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_told(run: Path) -> None:
     assert export(run) == run / "model_step_2"
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_folder_or_one_line(run: Path) -> None:
     words = [sys.executable, "-m", "afm.cli.main", "export", str(run)]
     done = subprocess.run([*words, "--step", "4"], capture_output=True, text=True)

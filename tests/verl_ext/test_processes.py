@@ -128,6 +128,7 @@ def test_a_later_start_ends_what_a_crash_left_and_nothing_else(start: Start, tmp
     assert stranger.poll() is None
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_ending_is_waited_for(start: Start, tmp_path: Path) -> None:
     other, _ = start(train_for(1.0, tmp_path))
     begun = time.monotonic()

@@ -207,6 +207,7 @@ def resuming_client(server: StoppingServer) -> Any:
     return Client(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("back", [1, 3])
 async def test_an_update_of_the_weights_inside_a_closing_tag_changes_nothing(
     serve: Any, tokenizer: Any, back: int

@@ -13,6 +13,8 @@ from afm.errors import EngineError
 
 needs("verl")
 
+pytestmark = pytest.mark.slow
+
 RUNS = ("two", "three", "one again")
 
 

@@ -204,6 +204,7 @@ def plain(config: Any) -> dict[str, Any]:
     return dict(flatten(OmegaConf.to_container(config, resolve=False)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_is_one_key_of_verls_own_configuration(tmp_path: Path, name: str) -> None:
     switch, key = SWITCHES[name]

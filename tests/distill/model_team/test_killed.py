@@ -74,6 +74,7 @@ def lines_of(log):
     return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
+@pytest.mark.slow
 def test_64_tasks_in_parallel_survive_faults_and_kill_9(tmp_path, world, teacher):
     teacher.faults, teacher.retry_after, teacher.hang_s = FAULTS, "0.2", 3.0
     teacher.doubt = lambda question: len(question) % 4 == 0
@@ -125,6 +126,7 @@ def check_records(kept, log):
         assert record.provenance["cost_usd"] > 0
 
 
+@pytest.mark.slow
 def test_a_spent_budget_ends_the_run_cleanly_and_a_larger_one_goes_on(tmp_path, world, teacher):
     out, log = tmp_path / "out", tmp_path / "out" / "events.jsonl"
     unlimited = ("endpoints.teacher.requests_per_minute=", "endpoints.teacher.tokens_per_minute=")

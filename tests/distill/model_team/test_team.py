@@ -1,6 +1,7 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from team_log import read_attempts
 from wiki_pages import PageOfTheName, questions
 
@@ -84,6 +85,7 @@ async def test_a_refused_answer_is_told_to_the_writer_and_to_no_one_before(tmp_p
     assert refused == ["", f"- {record.ground_truth}"]
 
 
+@pytest.mark.slow
 async def test_a_pause_that_the_server_asks_for_holds_back_all_requests_to_it(tmp_path, teacher):
     teacher.retry_after = "2"
     teacher._fault = lambda: "429" if len(teacher.requests) == 1 else ""

@@ -59,6 +59,7 @@ def page(browser, address):
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_a_person_filters_searches_reads_and_compares(page, address):
     page.goto(address)
     expect(page.locator("#list a")).to_have_count(100)
@@ -109,6 +110,7 @@ def test_hostile_text_stays_text(page, address):
     assert "owned" not in page.title()
 
 
+@pytest.mark.slow
 def test_new_episodes_of_a_running_job_appear(page, address, run, viewer):
     page.goto(f"{address}#order=newest")
     page.wait_for_selector("#list a >> nth=0")
@@ -130,6 +132,7 @@ def test_a_narrow_screen_shows_one_pane_at_a_time(browser, address):
     page.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_a_report_loads_nothing_fits_and_leads_to_its_trajectories(
     browser, address, run, tmp_path, width, scheme

@@ -108,6 +108,7 @@ def test_advantages_are_one_for_all_tokens_or_one_each(viewer):
         assert shown(broken) == [None, None, None]
 
 
+@pytest.mark.slow
 def test_the_command_listens_on_ipv6_and_to_this_machine_only(afm, tmp_path, viewer):
     import re
     import socket

@@ -1,4 +1,4 @@
-"""Scorers of programs in one real sandbox, shared by all tests of the folder."""
+"""Scorers of programs in one real sandbox, shared by the tests of a module: tests of the sandbox look for what is left of them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from afm.rewards.code_tests.runner import TestPolicy
 from afm.sandbox import Sandbox, open_sandbox
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_sandbox() -> Iterator[Sandbox]:
     sandbox = open_sandbox()
     yield sandbox
     asyncio.run(sandbox.close())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def training(shared_sandbox: Sandbox) -> CodeTests:
     """Stops at the first failing case."""
     return PatientScorer(shared_sandbox, TestPolicy(case_s=1.0))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def evaluation(shared_sandbox: Sandbox) -> CodeTests:
     """Runs every case."""
     return PatientScorer(shared_sandbox, TestPolicy(case_s=1.0, early_stop=False))

@@ -261,6 +261,7 @@ async def test_what_two_objects_of_the_program_are_to_each_other_is_not_judged(
     assert "the tests relate two objects of the program" in part.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ["type('Mine', (StopIteration,), {})", "GeneratorExit"])
 @pytest.mark.parametrize(
     "tests",
@@ -316,6 +317,7 @@ class OneSecond:
 ENDLESS = "with the program's answers the test program ended with cpu"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "score", "words"), [("n // 2", 1, "cases pass"), ("n", 0, ENDLESS)])
 async def test_answers_that_depend_on_answers(body: str, score: int, words: str, training: CodeTests) -> None:
     tests = "n = 2 ** 5\nwhile n > 1:\n    n = f(n)\nassert n == 1"

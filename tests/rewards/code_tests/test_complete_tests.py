@@ -53,6 +53,7 @@ async def test_the_complete_tests_count_where_they_are_given(
         await reward.close()
 
 
+@pytest.mark.slow
 async def test_many_programs_at_once_get_their_own_verdicts() -> None:
     """Right, wrong, crashing and hanging programs do not disturb each other."""
     reward = load_reward({"code_tests": {"case_s": 0.5}})

@@ -50,6 +50,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values)
 def test_values_come_back_as_they_were(value: Any) -> None:
     back = decode(json.loads(json.dumps(encode(value))))

@@ -90,6 +90,7 @@ def spoilt(program: str) -> dict[str, tuple[str, str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOLUTIONS)
 async def test_a_correct_program_passes_and_spoilt_ones_do_not(
     name: str, rows: dict[str, dict[str, Any]], scorer: CodeTests
@@ -102,6 +103,7 @@ async def test_a_correct_program_passes_and_spoilt_ones_do_not(
         assert words in part.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     ["print(input())", "class Solution:\n    def __getattr__(self, name):\n        return lambda *a: a[0]"],

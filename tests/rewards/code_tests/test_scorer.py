@@ -87,12 +87,14 @@ async def test_wrong_programs_fail_and_say_why(
         assert words in part.evidence
 
 
+@pytest.mark.slow
 async def test_a_slow_case_fails_alone(evaluation: CodeTests) -> None:
     program = f"{ADD}\nwhile a == 3: pass"
     part = await evaluation.judge(sample(program, {"stdin": ["1 2", "3 4"], "expected_output": ["3", "7"]}))
     assert (part.score, part.evidence) == (0.0, "1/2 cases pass; case 2: computed for more than 1 s")
 
 
+@pytest.mark.slow
 async def test_sleeping_counts_by_the_clock(training: CodeTests) -> None:
     part = await training.judge(sample("import time\ntime.sleep(60)"))
     assert part.evidence == "case 1 of 10 fails: lasted more than 3 s"
@@ -242,6 +244,7 @@ VERDICTS: dict[str, list[tuple[float, str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("promise", VERDICTS)
 async def test_verdicts(promise: str, scorer: CodeTests) -> None:
     for score, program, truth in VERDICTS[promise]:
@@ -279,6 +282,7 @@ print(3)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handling", ["SIG_IGN", "SIG_DFL"])
 async def test_the_time_of_workers_that_nobody_waits_for_counts(handling: str) -> None:
     patient = PatientScorer(open_sandbox(), TestPolicy(case_s=0.1))
@@ -301,6 +305,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -461,6 +466,7 @@ SLOW = "import time\nwhile time.process_time() < 0.9: pass\n"
 ONE = {"stdin": ["1 2\n"], "expected_output": ["3\n"]}
 
 
+@pytest.mark.slow
 async def test_a_program_that_the_machine_starves_is_not_wrong(starving: CodeTests) -> None:
     part = await starving.judge(sample(SLOW + ADD, ONE))
     assert part.score is None

@@ -333,6 +333,7 @@ def test_each_model_is_asked_at_its_endpoint(start, teacher):
     assert [model.id for model in client(gateway).models.list()] == ["tiny"]
 
 
+@pytest.mark.slow
 def test_an_agents_conversation_is_written_once_however_often_it_is_sent(gateway):
     asking = client(gateway)
     tools = [{"type": "function", "function": {"name": "wiki_search", "description": "d" * 2000}}]
@@ -349,6 +350,7 @@ def test_an_agents_conversation_is_written_once_however_often_it_is_sent(gateway
     assert gateway.log.stat().st_size < 40_000  # 20 times the conversation would be 290 kB
 
 
+@pytest.mark.slow
 def test_64_agents_at_once_are_all_recorded_each_in_its_task(gateway, teacher):
     gate = threading.Barrier(64)
 

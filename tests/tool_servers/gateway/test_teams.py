@@ -592,6 +592,7 @@ def spoiled(log, name):
     return sorted([lines.index(torn) + 1, lines.index(other) + 1])
 
 
+@pytest.mark.slow
 def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_them(
     gateway, teacher, tmp_path, afm
 ):

@@ -42,6 +42,7 @@ async def use(client):
     assert "expected one of: code" in other.content[0].text
 
 
+@pytest.mark.slow
 async def test_on_standard_streams(tools_file):
     from mcp import Client, StdioServerParameters
 

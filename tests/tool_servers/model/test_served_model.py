@@ -281,6 +281,7 @@ def test_what_an_engine_cannot_do_is_refused(engine: ModelEngine, options, error
         planned(engine, **options)
 
 
+@pytest.mark.slow
 def test_the_script_shows_its_commands_and_lets_nobody_in_without_a_key(folder: Path) -> None:
     def script(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [str(SCRIPT), "--dry-run", "--engine", "vllm", *words]

@@ -132,6 +132,7 @@ async def test_damage_found_in_use_is_set_aside_once_and_the_budget_goes_on(path
         assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
+@pytest.mark.slow
 async def test_a_locked_file_costs_a_second_once_and_can_be_read_meanwhile(path, opened):
     cache = await filled(opened(path), 1)
     other = sqlite3.connect(path, isolation_level=None)
@@ -184,6 +185,7 @@ def test_a_wrong_address_and_a_file_that_cannot_be_made_are_refused_at_opening(o
         opened(where)
 
 
+@pytest.mark.slow
 async def test_what_redis_missed_is_added_when_it_is_back(redis_server, opened):
     cache = opened(redis_server.url)
     assert await cache.add("run", 5) == 5
@@ -228,6 +230,7 @@ async def test_what_was_put_is_there_after_kill_9(path, opened):
     assert cache.errors == 0
 
 
+@pytest.mark.slow
 async def test_redis_killed_and_started_again_under_load(redis_server, opened):
     cache = opened(redis_server.url)
     slowest, done, over = 0.0, 0, asyncio.Event()
@@ -264,6 +267,7 @@ async def test_redis_killed_and_started_again_under_load(redis_server, opened):
     assert (await cache.get("after"), cache.errors) == ("1", errors)
 
 
+@pytest.mark.slow
 async def test_a_redis_that_hangs_costs_a_second_once(opened):
     async def silent(reader, writer):
         await asyncio.sleep(30)

@@ -97,6 +97,7 @@ def healthy(port):
     return httpx.get(f"http://127.0.0.1:{port}/health", timeout=20, trust_env=False).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nHo"])
 def test_a_head_that_does_not_come_is_answered_and_closed(start, begun):
     port = start(0.5, 100)
@@ -107,6 +108,7 @@ def test_a_head_that_does_not_come_is_answered_and_closed(start, begun):
     assert healthy(port)
 
 
+@pytest.mark.slow
 def test_a_second_head_on_a_connection_is_bounded_too_however_slowly_it_comes(start):
     connection = connected(start(0.5, 100), b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     up_to(connection, OK)
@@ -125,6 +127,7 @@ def test_a_body_that_nobody_reads_does_not_keep_a_connection(start):
     assert b" 408 " in told(connection)
 
 
+@pytest.mark.slow
 def test_a_request_at_work_is_not_held_to_the_time_for_heads(start):
     assert SLOW in told(connected(start(0.5, 100), GET % b"/slow"))
 
@@ -146,6 +149,7 @@ def test_connections_that_ask_nothing_keep_nobody_out(start):
     assert open_still in (19, 20)
 
 
+@pytest.mark.slow
 def test_when_all_are_at_work_a_further_one_is_refused(start):
     port = start(60, 20)
     slow = [connected(port, GET % b"/slow") for _ in range(20)]

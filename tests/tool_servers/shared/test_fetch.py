@@ -53,6 +53,7 @@ async def test_a_page_comes_with_type_charset_and_address(internet, fetcher, ans
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chunks", "pause_s", "fault"),
     [

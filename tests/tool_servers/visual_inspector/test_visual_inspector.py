@@ -108,6 +108,7 @@ def test_an_address_is_fetched_and_the_model_is_shown_the_picture(start, eyes, p
     assert [headers["Accept"] for headers in pictures.headers] == ["image/*"]
 
 
+@pytest.mark.slow
 def test_equal_questions_about_equal_pictures_are_asked_once_also_after_a_restart(
     start, start_process, eyes, folder
 ):
@@ -121,6 +122,7 @@ def test_equal_questions_about_equal_pictures_are_asked_once_also_after_a_restar
     assert len(eyes.requests) == 2
 
 
+@pytest.mark.slow
 def test_nothing_outside_the_folder_is_reached(start, eyes, folder):
     server = start(VISION_IMAGE_FOLDER=folder)
     for place in (
@@ -134,6 +136,7 @@ def test_nothing_outside_the_folder_is_reached(start, eyes, folder):
     assert eyes.requests == []
 
 
+@pytest.mark.slow
 def test_paths_below_the_folder_are_read(start, folder):
     server = start(VISION_IMAGE_FOLDER=folder)
     below = ("red.png", "inner/a map: part 1.jpg", "inside.png", "inner/../red.png", str(folder / "red.png"))
@@ -147,6 +150,7 @@ def moved(handler):
     handler.end_headers()
 
 
+@pytest.mark.slow
 def test_pictures_that_cannot_be_had_say_why_and_cost_no_call_of_the_model(start, eyes, pictures):
     pictures.pages |= {
         "/page": (200, "text/html", b"<p>"),
@@ -193,6 +197,7 @@ def test_the_reasoning_of_a_model_is_not_what_it_sees(start, eyes):
     assert told("<think>Blue?")["error"] == "the answer of the vision model holds no text"
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_is_named_and_its_words_are_not_passed_on(start, eyes):
     server = start({"model_s": 1.0})
     for status, kind in ((500, "status"), (401, "key"), (400, "status"), (429, "busy")):
@@ -222,6 +227,7 @@ def test_without_a_model_or_its_folder_it_does_not_start_and_says_what_to_set(tm
         ToolServer("visual_inspector", tmp_path, **variables)
 
 
+@pytest.mark.slow
 async def test_the_tool_reads_the_agents_json(start, folder, monkeypatch):
     server = start(VISION_IMAGE_FOLDER=folder)
     monkeypatch.setenv("WEB_SERVER_TOKEN", TOKEN)

@@ -179,6 +179,7 @@ def test_wrong_requests_get_structured_errors(server):
     assert server.post("/crawl_page", urls=many).json()["left_out"] == 2
 
 
+@pytest.mark.slow
 async def test_equal_addresses_at_the_same_time_are_fetched_once(server, site, client):
     site.pages["/slow"] = lambda handler: (time.sleep(0.5), html(b"<p>slow page</p>"))[1]
     answers = await asyncio.gather(
@@ -208,6 +209,7 @@ def with_model(start, site, another_site):
     return started
 
 
+@pytest.mark.slow
 def test_a_model_sums_up_long_pages_in_chunks(with_model, another_site, rivers):
     seen = []
 

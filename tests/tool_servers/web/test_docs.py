@@ -29,6 +29,7 @@ def test_requests_alone_can_use_both_servers(start, site, tmp_path):
     assert done.stdout == f"{site.url}/anduin The Anduin is 1388 miles long.\n", done.stderr
 
 
+@pytest.mark.slow
 def test_load_script_finds_no_error_in_a_short_run(tmp_path):
     out = tmp_path / "load.json"
     command = [sys.executable, str(ROOT / "benchmarks/load_web.py"), "--smoke", "--out", str(out)]

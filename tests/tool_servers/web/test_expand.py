@@ -121,6 +121,7 @@ async def expanded(tmp_path, tools, topics, **settings):
     return await expand(read_expansion(CONFIG, [f"{key}={value}" for key, value in settings.items()]))
 
 
+@pytest.mark.slow
 async def test_by_depth_one_page_leads_to_the_next_and_all_is_on_record(tmp_path, tools, model):
     summary = await expanded(tmp_path, tmp_path / "tools.yaml", [*GUILDS, "xylophone", "", GUILDS[0]])
 
@@ -154,6 +155,7 @@ async def test_by_depth_one_page_leads_to_the_next_and_all_is_on_record(tmp_path
     assert model.asked == asked
 
 
+@pytest.mark.slow
 async def test_by_width_pages_are_compared_and_what_the_scout_makes_up_is_not_read(tmp_path, tools, model):
     async def rejected(name, brain):
         model.brains = DEPTH | {"You gather web": brain}

@@ -48,6 +48,7 @@ def afm_request(*urls, **further):
     } | further
 
 
+@pytest.mark.slow
 def test_a_page_request_in_afms_form_is_answered_in_afms_form(crawl, site):
     answer = crawl.post("/crawl_page", **afm_request(f"{site.url}/rivers")).json()
     assert answer["success"] is True
@@ -59,6 +60,7 @@ def test_a_page_request_in_afms_form_is_answered_in_afms_form(crawl, site):
     assert "key-in-a-body" not in crawl.log.read_text()
 
 
+@pytest.mark.slow
 def test_pages_that_cannot_be_read_are_a_failure_with_a_reason(crawl, site):
     answer = crawl.post("/crawl_page", **afm_request(f"{site.url}/gone")).json()
     assert answer["success"] is False

@@ -8,6 +8,8 @@ import json
 import time
 from collections import Counter
 
+import pytest
+
 CLIENTS = 24
 SLOWEST_S = 15.0
 """A cache that is away costs two seconds now and then; the rest is the load of this machine."""
@@ -39,6 +41,7 @@ class Search:
         return [hit["title"] for hit in answer["organic"]], answer["cached"]
 
 
+@pytest.mark.slow
 async def test_redis_killed_and_started_again_under_a_servers_load(start, site, client, redis_server):
     asked = Search(start, site, redis_server.url)
     assert await asked.ask(client, "before") == (["before"], False)

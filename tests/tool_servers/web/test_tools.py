@@ -113,6 +113,7 @@ async def test_the_goal_of_the_episode_reaches_the_server(world, tools, site):
     await tool.close()
 
 
+@pytest.mark.slow
 async def test_a_cassette_keeps_pages_apart_by_what_they_were_read_for(start, tools, site, tmp_path):
     site.pages["/both"] = two_rivers()
     crawl = start("crawl_page", {"trusted": [site.host], "workers": 1, "shown_chars": 300})
@@ -130,6 +131,7 @@ async def test_a_cassette_keeps_pages_apart_by_what_they_were_read_for(start, to
     assert [await read(file, question) for question in questions] == recorded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "odd", [(200, b"no json"), (401, b"{}"), (404, b"nothing"), (500, b'{"error": "x"}')]
 )

@@ -73,6 +73,7 @@ def test_busy_and_failing_providers_are_asked_again(start, provider):
     assert len(provider.asked) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "kind", "asked"),
     [
@@ -120,6 +121,7 @@ def drip(handler):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "kinds"), [(hang, {"timeout"}), (half, {"broken", "timeout"}), (drip, {"timeout"})]
 )

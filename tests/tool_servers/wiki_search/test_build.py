@@ -95,6 +95,7 @@ def test_a_build_that_is_killed_goes_on_and_ends_with_the_same_files(tmp_path, s
     assert parts(out) == parts(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_second_build_into_the_folder_is_refused_and_the_first_one_is_right(tmp_path):
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "index"
     write_corpus(Encyclopaedia(15_000), corpus)

@@ -84,6 +84,7 @@ def test_search_r1s_own_batch_is_answered_in_one_request(server, world):
     assert answer["notes"] == [{"query": 7, "note": note}]
 
 
+@pytest.mark.slow
 def test_a_batch_of_the_most_and_longest_queries_fits_into_one_request(server):
     queries = [f"{number} " + "\u00e9" * 8_000 for number in range(4_096)]
     response = raw(server, json.dumps({"queries": queries}, ensure_ascii=False).encode())
@@ -106,6 +107,7 @@ def test_more_passages_than_there_are_is_no_error(start, tmp_path):
     assert found == [{"id": "a", "contents": "one fox"}]
 
 
+@pytest.mark.slow
 async def test_many_clients_at_once_get_their_own_answers(start, world, index):
     server, engine = start(), Bm25(index)
     async with httpx.AsyncClient(
@@ -126,6 +128,7 @@ async def test_many_clients_at_once_get_their_own_answers(start, world, index):
     assert 'afm_wiki_requests_total{outcome="ok"} 200' in text
 
 
+@pytest.mark.slow
 def test_told_to_stop_it_finishes_what_is_under_way(start_process):
     server = start_process()
     queries = [f"birth year person town guild {n}" for n in range(1000)]
@@ -137,6 +140,7 @@ def test_told_to_stop_it_finishes_what_is_under_way(start_process):
     assert (answer.status_code, len(answer.json()["result"])) == (200, 1000)
 
 
+@pytest.mark.slow
 def test_the_afm_command_builds_and_serves(corpus, tmp_path):
     afm, index = Path(sys.executable).with_name("afm"), tmp_path / "my index"
     build = [afm, "serve", "wiki", "build", corpus, "--out", index]
