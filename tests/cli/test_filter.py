@@ -40,6 +40,7 @@ def run(*arguments):
     return CliRunner().invoke(app, ["filter", *map(str, arguments)], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_a_preset_filters_and_shows_the_funnel(rows, tmp_path):
     pytest.importorskip("numpy")
     tasks = tmp_path / "tasks.jsonl"

@@ -31,6 +31,7 @@ def test_only_the_agents_text_is_trained_on(pipeline, data_dir, qwen):
     assert dict(zip(JOINTS, built.trained(), strict=True)) == dict.fromkeys(JOINTS, f"{CALL}{SAID}<|im_end|>")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("boundary", "trained"),
     [("split", CALL + SAID), ("mask", CALL[:-1] + SAID), ("keep", f"{CALL}\n{SAID}")],

@@ -158,6 +158,7 @@ def test_rows_with_flags_are_mixed_with_rows_without(pipeline, data_dir, tiny):
     assert built.trained() == ["d<|im_end|>\n", "b<|im_end|>\n"]
 
 
+@pytest.mark.slow
 def test_in_a_table_a_key_without_a_value_is_none(pipeline, data_dir, qwen):
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow

@@ -14,6 +14,7 @@ def trained(built, row, prefix=""):
     return built.tokenizer.decode([label for label in labels if label != -100])
 
 
+@pytest.mark.slow
 def test_both_responses_of_a_pair_are_masked(pipeline, data_dir, model_dir):
     folder = data_dir(pairs((f"{CALL}{SEEN}{SAID}", f"{SEEN}<answer>7</answer>")), **PAIRS)
     built = pipeline(model_dir, folder, stage="dpo")

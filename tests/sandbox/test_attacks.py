@@ -17,7 +17,6 @@ from afm.sandbox.conformance import ATTACKS, SandboxAttack, check_sandbox
 from afm.sandbox.conformance.attack import LIMITS, armed, attempt, canaries
 from afm.sandbox.conformance.cross_run import SHARED
 from afm.sandbox.conformance.host import KERNEL, REACH
-from afm.sandbox.conformance.limits import COMPUTING
 
 pytestmark = pytest.mark.sandbox
 OTHERS = ("bubblewrap", "nsjail")
@@ -92,9 +91,7 @@ PAIRS = [pytest.param("zygote", attack, id=f"zygote-{attack.name}") for attack i
     pytest.param(
         *(name, attack),
         id=f"{name}-{attack.name}",
-        marks=pytest.mark.slow
-        if attack in COMPUTING
-        else (),  # seconds each, stopped by what also watches zygotes
+        marks=pytest.mark.slow,
     )
     for name in OTHERS
     for attack in ATTACKS

@@ -56,6 +56,7 @@ def test_every_recipe_of_full_size_stands_in_the_table(kind: Any, folder: str) -
     assert {name for name in files if name.startswith(agents) and not name.endswith("_lora")} == named.keys()
 
 
+@pytest.mark.slow
 def test_the_page_is_the_one_that_facts_and_recipes_give(parity: Any) -> None:
     assert parity.PAGE.read_text("utf-8") == parity.page(), "run: python docs/hooks/parity.py"
 

@@ -138,6 +138,7 @@ PIECES = [
 hostile = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=20).map("".join)
 
 
+@pytest.mark.slow
 @given(hostile)
 def test_neutralised_text_cannot_open_or_close_a_role_in_any_surroundings(text: str) -> None:
     harmless = neutralise(text, MATH)

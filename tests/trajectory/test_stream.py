@@ -63,6 +63,7 @@ def test_observation_inside_an_open_role_is_refused() -> None:
         parser.feed_observation("\n<observation>x</observation>\n")
 
 
+@pytest.mark.slow
 @given(pieces, st.integers(min_value=1, max_value=7))
 def test_events_do_not_depend_on_how_the_text_is_cut(parts: list[str], width: int) -> None:
     text = "".join(parts)

@@ -91,6 +91,7 @@ def test_every_file_says_its_formula_and_its_source_and_composes(path: Path) -> 
     composed(path.stem)
 
 
+@pytest.mark.slow
 def test_dapo() -> None:
     """min(1.5, 1.28) = 1.28 and min(.5, .8) = .5 upwards; max(1.1, 1.1) and max(.9, .9) downwards; mean of four tokens."""
     loss, log_prob = policy_loss(composed())

@@ -227,6 +227,7 @@ def test_a_model_that_is_not_whole_is_an_error(look: Look, tmp_path: Path) -> No
     assert "memory" in of(named, Level.OK)
 
 
+@pytest.mark.slow
 def test_trackers_without_a_key_are_offline(look: Look) -> None:
     told = of(look(TINY, "trackers=[wandb, tensorboard]"), Level.OK)["trackers"]
     assert told == ["wandb: offline, as WANDB_API_KEY is not set"]

@@ -247,6 +247,7 @@ def test_length_in_hops_and_characters(wiki, row, settings, reason):
     assert (done.kept, done.reason) == (not reason, reason)
 
 
+@pytest.mark.slow
 def test_length_in_tokens_of_a_real_tokenizer(wiki, row, qwen_folder):
     def filtered(bound):
         return LengthFilter(wiki, LengthSettings(max_tokens=bound, tokenizer=qwen_folder)).apply(row())

@@ -45,6 +45,7 @@ def waited_for_helpers():
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_many_processes_decide_as_one_does_and_in_the_same_order(wiki, row):
     chunks = [chunk(row, number) for number in range(60)]
 

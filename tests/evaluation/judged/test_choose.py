@@ -183,6 +183,7 @@ async def test_the_key_goes_to_its_own_server_only(finished, judge, monkeypatch)
     assert b"sk-second" not in on_disk
 
 
+@pytest.mark.slow
 def test_the_command_chooses_and_the_report_shows_it_beside_the_oracle(finished, judge) -> None:
     folder = finished({"a": ["wrong", "right", "bad"], "b": ["right", "bad", "worse"]})
     words = ["eval", "choose", str(folder), "sizes=[2,3]", "methods=[list,score]", "judge.attempts=1"]
