@@ -84,7 +84,7 @@ def test_a_finished_training_is_known_and_guarded(job, tmp_path):
     (tmp_path / "config.json").write_text('{"use_cache": false, "hidden_size": 8}', encoding="utf-8")
     assert not run_folder.is_finished(job())
     run_folder.finish(job(), seconds=1.0)
-    assert run_folder.is_finished(job(logging_steps=7))
+    assert run_folder.is_finished(job(logging_steps=7, resume_from_checkpoint="checkpoint-1"))
     with pytest.raises(ConfigError, match=r"other settings \(seed: 1 -> 2\).*overwrite_output_dir=true"):
         run_folder.is_finished(job(seed=2))
     assert not run_folder.is_finished(job(seed=2, overwrite_output_dir=True))
