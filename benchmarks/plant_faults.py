@@ -31,7 +31,7 @@ TAGS, OBSERVATION, MASKING = "afm/trajectory/tags.py", "afm/trajectory/observati
 PACE, BUDGET, CONNECTIONS = "afm/endpoints/pace.py", "afm/endpoints/budget.py", "afm/endpoints/connections.py"
 CHAT, CHAT_ONLY, OPENAI = "afm/endpoints/chat.py", "afm/models/chat_only.py", "afm/models/openai.py"
 FOLDER, JOURNAL, ATOMIC = "afm/runs/folder.py", "afm/runs/journal.py", "afm/runs/atomic.py"
-LOOP, EPISODE, PLAY = "afm/rollout/loop.py", "afm/rollout/episode.py", "afm/play.py"
+LOOP, EPISODE, PLAY = "afm/rollout/episode_loop.py", "afm/rollout/transcript.py", "afm/play.py"
 
 TESTS = {
     TAGS: ("tests/trajectory/test_parse.py", "tests/trajectory/test_stream.py"),
@@ -46,8 +46,8 @@ TESTS = {
     FOLDER: ("tests/runs/test_folder.py",),
     JOURNAL: ("tests/runs/test_journal.py",),
     ATOMIC: ("tests/runs/test_atomic.py",),
-    LOOP: ("tests/rollout/test_loop.py",),
-    EPISODE: ("tests/rollout/test_loop.py", "tests/rollout/test_episode.py"),
+    LOOP: ("tests/rollout/test_episode_loop.py",),
+    EPISODE: ("tests/rollout/test_episode_loop.py", "tests/rollout/test_transcript.py"),
     PLAY: ("tests/test_play.py", "tests/evaluation/test_run.py"),
 }
 """The tests that have to catch what is planted in a file."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from afm.rollout.episode import (
+from afm.rollout.episode_loop import run_episode
+from afm.rollout.published_protocol import PublishedProtocol, run_published
+from afm.rollout.transcript import (
     CallFinished,
     CallStarted,
     Episode,
@@ -12,8 +14,6 @@ from afm.rollout.episode import (
     TextWritten,
     episode_record,
 )
-from afm.rollout.loop import run_episode
-from afm.rollout.published_protocol import PublishedProtocol, run_published
 
 __all__ = [
     "CallFinished",

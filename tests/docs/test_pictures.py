@@ -25,7 +25,7 @@ def test_every_picture_is_shown_and_small() -> None:
     assert sum(sizes) < 1_000_000
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.sandbox
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 def test_the_script_makes_every_picture(tmp_path) -> None:

@@ -119,6 +119,17 @@ def test_new_episodes_of_a_running_job_appear(page, address, run, viewer):
     assert page.inner_text("#status") == "154 episodes in 4 files"
 
 
+def test_a_click_is_not_lost_when_the_list_is_loaded_again_meanwhile(page, address, run, viewer):
+    page.goto(address)
+    page.hover("#list a >> nth=0")
+    page.mouse.down()
+    viewer.write(run / "late.jsonl", [viewer.episode(7000)])
+    expect(page.locator("#status")).to_have_text("154 episodes in 4 files")
+    expect(page.locator("#count")).to_have_text("154 episodes")
+    page.mouse.up()
+    page.wait_for_selector(".block")
+
+
 def test_a_narrow_screen_shows_one_pane_at_a_time(browser, address):
     page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
     page.goto(address)

@@ -70,14 +70,26 @@ async function loadList(append = false) {
     listed = key;
     state.rows = append ? [...state.rows, ...page.rows] : page.rows;
     Object.assign(state, { total: page.total, capped: page.capped });
-    if (!append) $("list").replaceChildren();
-    $("list").append(...page.rows.map(row));
+    showRows(page.rows, offset);
     $("count").textContent = page.capped ? `more than ${many(page.total, "episode")}` : many(page.total, "episode");
     $("more").hidden = state.rows.length >= page.total;
   } catch (error) {
     $("count").textContent = String(error.message);
   }
   mark();
+}
+
+/* Rows that did not change stay the nodes they are: a click begins and ends on the same one, though the list was loaded again. */
+function showRows(rows, from) {
+  const list = $("list");
+  rows.forEach((item, index) => {
+    const shown = list.children[from + index], content = JSON.stringify(item);
+    if (shown?.dataset.content === content) return;
+    const node = row(item);
+    node.dataset.content = content;
+    if (shown) shown.replaceWith(node); else list.append(node);
+  });
+  while (list.children.length > from + rows.length) list.lastElementChild.remove();
 }
 
 function row(item) {

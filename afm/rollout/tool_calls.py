@@ -1,0 +1,100 @@
+"""Runs the tool calls of an episode: every failure becomes an observation, and a repeated call is not run again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from afm.agents.spec import AgentSpec
+from afm.errors import AfmError, ConfigError, ReplayError, SandboxUnavailableError
+from afm.tools.base import Tool, ToolResult
+from afm.trajectory.record import CallRecord
+from afm.trajectory.types import Step
+
+REPEATED = (
+    "This exact call was made before and was not run again. "
+    "Use the result you already have, or make a different call."
+)
+
+
+def tools_by_role(spec: AgentSpec, tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    """The tool behind each tool role.
+
+    Raises:
+        ConfigError: A tool is missing.
+    """
+    missing = sorted({name for name in spec.tool_roles.values() if name not in tools})
+    if missing:
+        raise ConfigError(
+            f"agent {spec.name!r} calls tools that were not given: {', '.join(missing)}; "
+            f"given: {', '.join(sorted(tools)) or 'none'}. Add them to the tools file"
+        )
+    return {role: tools[name] for role, name in spec.tool_roles.items()}
+
+
+class ToolCaller:
+    """Runs the calls of one episode, each by its role: every failure becomes words, and repeated calls are not run."""
+
+    def __init__(self, tools: Mapping[str, Tool], *, run_repeated: bool) -> None:
+        self._tools = tools
+        self._run_repeated = run_repeated
+        self._answered: set[tuple[str, str]] = set()
+
+    def tool_name(self, role: str) -> str:
+        """Name of the tool that ``role`` calls."""
+        return self._tools[role].name
+
+    async def call(self, step: Step, seconds_left: float | None) -> tuple[CallRecord, bool]:
+        """Run one call for at most ``seconds_left``.
+
+        A call that failed may be tried again; one that was answered is a duplicate.
+
+        Returns:
+            The call, its ``observation`` raw as the tool gave it, and whether time ran out.
+        """
+        tool = self._tools[step.role]
+        key = (tool.name, step.content.strip())
+        begun = time.perf_counter()
+        late, duplicate = False, key in self._answered and not self._run_repeated
+        if duplicate:
+            result = ToolResult(REPEATED)
+        else:
+            result, late = await _bounded(tool, step.content, seconds_left)
+        if result.ok:
+            self._answered.add(key)
+        record = CallRecord(
+            role=step.role,
+            tool=tool.name,
+            argument=step.content,
+            observation=result.text,
+            ok=result.ok,
+            duplicate=duplicate,
+            seconds=time.perf_counter() - begun,
+        )
+        return record, late
+
+
+async def _bounded(tool: Tool, argument: str, seconds_left: float | None) -> tuple[ToolResult, bool]:
+    try:
+        async with asyncio.timeout(seconds_left) as timer:
+            return await _run(tool, argument), False
+    except TimeoutError:
+        if not timer.expired():
+            raise
+        text = f"The tool {tool.name} gave no answer in the time that was left for this task."
+        return ToolResult(text, ok=False), True
+
+
+async def _run(tool: Tool, argument: str) -> ToolResult:
+    try:
+        result = await tool.call(argument)
+    except (ReplayError, SandboxUnavailableError):  # no later call would do better
+        raise
+    except AfmError as error:
+        return ToolResult(f"The tool {tool.name} failed: {error}", ok=False)
+    except Exception as error:  # noqa: BLE001 - a tool is foreign code; its failure is the agent's to work around
+        return ToolResult(f"The tool {tool.name} failed: {type(error).__name__}: {error}", ok=False)
+    if not result.ok and not result.text.strip():
+        return ToolResult(f"The tool {tool.name} failed without saying why.", ok=False, meta=result.meta)
+    return result
