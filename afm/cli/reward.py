@@ -102,7 +102,7 @@ async def _judge_file(file: Path, agent: str, rewards: Path | None, as_json: boo
     try:
         with file.open(encoding="utf-8", errors="replace") as lines:
             rows = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-            async for number, result in in_order(verdict, rows, _PARALLEL):
+            async for number, result in in_order(verdict, rows, _PARALLEL, ahead=_PARALLEL):
                 word = _word(result)
                 counts[word] += 1
                 print(

@@ -116,17 +116,31 @@ async def score_many(reward: Reward, samples: Iterable[Sample], *, parallel: int
 
 
 async def in_order(
-    work: Callable[[ItemT], Coroutine[Any, Any, ResultT]], items: Iterable[ItemT], parallel: int
+    work: Callable[[ItemT], Coroutine[Any, Any, ResultT]],
+    items: Iterable[ItemT],
+    parallel: int,
+    *,
+    ahead: int | None = None,
 ) -> AsyncGenerator[ResultT]:
     """The result of ``work`` for each of ``items`` in their order, up to ``parallel`` of them at the same time.
 
-    Items are taken as they are needed. Work under way is cancelled when the caller stops.
+    Work under way is cancelled when the caller stops.
+
+    Args:
+        ahead: How many items are taken before the first result is out, for items that are read as they are needed. A slow
+            one then holds up those that lie further behind it. All when ``None``.
     """
+    gate = asyncio.Semaphore(parallel)
+
+    async def admitted(item: ItemT) -> ResultT:
+        async with gate:
+            return await work(item)
+
     waiting: deque[asyncio.Task[ResultT]] = deque()
     try:
         for item in items:
-            waiting.append(asyncio.create_task(work(item)))
-            if len(waiting) >= parallel:
+            waiting.append(asyncio.create_task(admitted(item)))
+            if ahead is not None and len(waiting) >= ahead:
                 yield await waiting[0]
                 waiting.popleft()
         while waiting:

@@ -49,6 +49,31 @@ async def test_work_in_order_is_bounded_and_ends_with_its_caller() -> None:
     assert running == []
 
 
+async def test_a_slow_item_holds_up_none_but_those_beyond_what_is_taken_ahead() -> None:
+    finished: list[int] = []
+    waited_for = 5
+    release = asyncio.Event()
+
+    async def work(item: int) -> int:
+        if item == 0:
+            await release.wait()
+        finished.append(item)
+        if item == waited_for:
+            release.set()
+        return item
+
+    async with asyncio.timeout(10):
+        assert [item async for item in in_order(work, range(7), 2)] == list(range(7))
+        assert finished[:5] == [1, 2, 3, 4, 5]
+        finished, waited_for = [], 2
+        release.clear()
+        items = iter(range(7))
+        results = in_order(work, items, 2, ahead=3)
+        assert await anext(results) == 0
+        assert next(items) == 3
+        assert [item async for item in results] == [1, 2, 4, 5, 6]
+
+
 async def test_a_source_without_scorer_is_an_error_and_ends_the_others() -> None:
     reward = load_reward()
     with pytest.raises(ConfigError, match="no reward for data_source 'unheard_of'"):
