@@ -119,6 +119,9 @@ def read_converted(path: Path, read_as: Format, context: Context) -> Iterator[tu
             yield line, read_as.read(row, context)
         except DataError as error:
             yield line, DataError(error.message, path=str(path), line=line)
+        except Exception as error:  # noqa: BLE001 - the border to what others wrote: anything, anywhere in a row
+            trouble = f"cannot be read as {read_as.name}: {type(error).__name__}: {error}".splitlines()[0]
+            yield line, DataError(trouble, path=str(path), line=line)
 
 
 def detected(path: Path) -> Format:

@@ -28,6 +28,9 @@ def _gathered(items: Iterable[Item]) -> Iterator[Item]:
             continue
         parts = row["data"] if isinstance(row.get("data"), list) else [row]  # as they are sent to the server
         for part in parts:
+            if not isinstance(part, dict):
+                yield line, part
+                continue
             name = str(part.get("trace_id") or part.get("id"))
             lines.setdefault(name, line)
             spans[name].append(part)

@@ -307,8 +307,9 @@ def _outside(said: str, code: str) -> Iterator[str]:
             ends = [*(block.start() for block in programs), len(said)]
             yield from (said[begin:end] for begin, end in zip(begins, ends, strict=True))
             return
-    before, is_there, after = said.partition(code.strip())
-    if is_there and code.strip():
+    program = code.strip()
+    before, is_there, after = said.partition(program) if program else (said, "", "")
+    if is_there:
         yield _BEFORE.sub("", before)
         yield _AFTER.sub("", after)
     else:

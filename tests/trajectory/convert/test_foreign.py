@@ -418,3 +418,41 @@ def test_brackets_that_open_for_ever_are_a_bad_call_or_the_text_of_an_action():
     text = f"{REACT.format('I look.', 'wiki_search', endless)}\nObservation: x\nFinal Answer: 7"
     found = read("react", {"question": "q?", "text": text}).record
     assert endless in json.dumps(found.model_dump(mode="json"))
+
+
+BROKEN = {
+    "atif": {
+        "schema_version": "ATIF-v1.7",
+        "steps": [{"step_id": 1, "source": "user", "message": [{"type": "text"}]}],
+    },
+    "openai_agents": {"data": [5, span(1, {"type": "generation", "output": ["Look."]}, trace_id="other")]},
+    "smolagents": {**ROWS["smolagents"], "token_usage": {"input_tokens": "many"}},
+}
+SOUND = {
+    "atif": {
+        "schema_version": "ATIF-v1.7",
+        "steps": [
+            {"step_id": 1, "source": "user", "message": "When?"},
+            {"step_id": 2, "source": "agent", "message": "<think>So.</think><answer>1702</answer>"},
+        ],
+    },
+    "openai_agents": {"data": SPANS},
+    "smolagents": ROWS["smolagents"],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_row_that_no_reader_expects_is_a_bad_row_and_ends_nothing(name, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{json.dumps(BROKEN[name])}\n{json.dumps(SOUND[name])}\n")
+    *bad, (line, found) = read_converted(path, FORMATS[name], Context(agent=SPEC))
+    assert {(line, error.path, error.line) for line, error in bad} == {(1, str(path), 1)}
+    assert line == 2
+    assert found.record.question == "When?"
+
+
+def test_an_empty_program_of_a_step_is_no_call():
+    task, _, answer = ROWS["smolagents"]["steps"]
+    empty = {"step_number": 1, "model_output": "Look.", "code_action": "", "observations": ""}
+    text = read("smolagents", {"steps": [task, empty, answer]}).record.text
+    assert text == "<think>Look.\n\nFound.</think><answer>1702</answer>"
