@@ -148,6 +148,8 @@ class _Reader:
             if function is not None:
                 wanted = _value(expected) if isinstance(value, str) else expected
                 self.calling.append(CallCase(_arguments(value), wanted, wrapped=True))
+            elif expected is None and not self._has_checker():  # a program that prints nothing would pass
+                raise DataError("the output of a test case is null, expected a text, or a checker in the row")
             else:
                 self.printing.append(PrintCase(_lines(value), None if expected is None else _lines(expected)))
 

@@ -101,6 +101,8 @@ def test_a_checker_needs_no_outputs() -> None:
         ({"stdin": ["1"], "expected_output": []}, "1 inputs and 0 outputs"),
         ([{"input": "1"}], r"a test case has \['input'\], expected input and output"),
         ([{"input": "1", "output": "1", "testtype": "functional"}], "no function named"),
+        ({"inputs": ["1", "2"], "outputs": ["1", None]}, "the output of a test case is null"),
+        ([{"input": "1", "output": None}], "the output of a test case is null"),
         ({"private_test_cases": "rubbish!"}, "neither base64 nor zlib"),
         ({"public_test_cases": {"a": 1}}, "expected a list of test cases"),
         *((gold, "a list of results, expected tests") for gold in ('["204"]', ["(1, 2)"], {"target": ["4"]})),
