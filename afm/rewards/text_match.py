@@ -124,9 +124,9 @@ class Substring(ExactMatch):
         self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
     ) -> Part:
         """1 when every answer that counts holds one of ``accepted``."""
-        golds, counted = list(filter(None, map(normalised, accepted))), self.counted(responses)
+        golds, counted = [comparable(text) for text in accepted], self.counted(responses)
         for text in counted:
-            bare = normalised(text)
+            bare = comparable(text)
             if len(bare.split()) > self._max_words:
                 return Part(0.0, f"an answer of more than {self._max_words} words")
             if not any(f" {gold} " in f" {bare} " for gold in golds):

@@ -95,6 +95,8 @@ async def test_f1_of_several_answers(variant: MatchVariant, expected: float) -> 
         ("", "Paris", 0),
         (" ".join(["Lyon"] * 30 + ["Paris"]), "Paris", 0),
         ("anything", "the", 0),
+        ("The The", "The The", 1),
+        ("The", "The The", 0),
     ],
 )
 async def test_substring(answer: str, gold: object, score: int) -> None:
