@@ -17,6 +17,8 @@ _PROGRAM = re.compile(r"py(?:thon)?[\d.]*")
 _STDIN = ("sh", "bash", "shell")
 _HOW_TO = "Write the program between a line ```py and a line ```."
 _NAMED, _NAME_CHARS = 3, 20
+_PYTHON_LINE_END = re.compile(r"(?<=\n)|(?<=\r)(?!\n)")
+"""Of a program; ``str.splitlines`` ends lines at form feeds and separators too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 def _until(code: str, node: ast.stmt) -> str:
     """The text before a statement; offsets of :mod:`ast` are bytes of UTF-8."""
-    lines = code.splitlines(keepends=True)
+    lines = _PYTHON_LINE_END.split(code)
     line = lines[node.lineno - 1].encode()
     return "".join(lines[: node.lineno - 1]) + line[: node.col_offset].decode()
 
@@ -228,8 +230,13 @@ def _until(code: str, node: ast.stmt) -> str:
 def _parsed(code: str) -> ast.Module:
     try:
         return ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise DataError(f"a program is no Python: {error}") from None
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # the last when it is nested too deeply
+        raise DataError(f"a program is no Python: {str(error) or 'nested too deeply'}") from None
 
 
 def _targets(body: list[ast.stmt], name: str) -> Iterator[ast.Name]:

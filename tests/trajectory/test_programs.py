@@ -18,6 +18,11 @@ from afm.trajectory.programs import without_last_call
         ("final_answer(\n  x +\n  1)", "(x +\n  1)"),
         ("é = 'ü'; final_answer(é)", "é = 'ü'; é"),
         ("print(1)\nfinal_answer(x)\n", "print(1)\nx"),
+        (
+            "# a\x0cb\nx = '\u2028'\nfinal_answer(x)",
+            "# a\x0cb\nx = '\u2028'\nx",
+        ),  # no ends of lines in Python
+        ("x = 1\r\nfinal_answer(x)", "x = 1\r\nx"),
         ("if x:\n    final_answer(x)", None),
         ("final_answer(x)\nprint(1)", None),
         ("final_answer(1)\nfinal_answer(2)", None),
@@ -31,6 +36,7 @@ def test_the_value_of_the_last_call_stays(code, rest):
     assert without_last_call(code, "final_answer") == rest
 
 
-def test_what_is_no_python_is_told():
-    with pytest.raises(DataError, match="a program is no Python"):
-        without_last_call("final_answer(", "final_answer")
+@pytest.mark.parametrize("code", ["final_answer(", "-" * 20_000 + "1"])
+def test_what_is_no_python_is_told(code):
+    with pytest.raises(DataError, match=r"a program is no Python: ."):
+        without_last_call(code, "final_answer")
