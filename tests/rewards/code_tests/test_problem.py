@@ -60,9 +60,9 @@ def test_lines_as_lists() -> None:
 
 
 def test_function_calls_of_livecodebench() -> None:
-    cases = [{"input": '[1, 2]\n"a"', "output": "true", "testtype": "functional"}]
+    cases = [{"input": '[1, 2]\r\n"a\u2028b"', "output": "true", "testtype": "functional"}]
     problem = read_problem({"private_test_cases": packed_cases(*cases)}, {"metadata": '{"func_name": "f"}'})
-    assert problem == Problem(calling=(CallCase(([1, 2], "a"), True),), function="f")
+    assert problem == Problem(calling=(CallCase(([1, 2], "a\u2028b"), True),), function="f")
 
 
 def test_function_calls_of_apps() -> None:
