@@ -31,3 +31,8 @@ def test_no_part_of_afm_imports_a_heavy_package() -> None:
 
 def test_the_command_line_imports_no_heavy_package() -> None:
     assert not modules_after("import afm.cli.main") & HEAVY
+
+
+def test_starting_a_training_imports_no_engine() -> None:
+    loaded = modules_after("import verl_ext, verl_ext.launcher, llamafactory_patch.launcher")
+    assert not loaded & {"torch", "verl", "ray", "llamafactory"}

@@ -10,13 +10,6 @@ async def say(model, limit=1000, stop=("</a>",), prompt=()):
     return bytes(token for token in generation.token_ids if token < 256).decode(), generation.finish
 
 
-async def test_a_response_ends_with_the_end_token():
-    generation = await ScriptedModel("hi").generate([], SamplingParams(10))
-    assert generation.token_ids == (104, 105, 256)
-    assert generation.logprobs == (0.0, 0.0, 0.0)
-    assert generation.finish is FinishReason.END_OF_TEXT
-
-
 async def test_what_follows_a_stop_string_comes_next():
     model = ScriptedModel(["x</a>y</a>", "z"])
     assert await say(model) == ("x</a>", FinishReason.STOP)

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from known_tool import KnownTool
 
 from afm.agents import Limits, load_agent
 from afm.errors import ConfigError, EngineError
@@ -9,7 +10,6 @@ from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rollout import run_episode
 from afm.seeds import generation_seed
-from afm.tools import ToolResult
 from afm.trajectory.record import StopReason
 from afm.trajectory.types import Author, Segment
 
@@ -98,11 +98,7 @@ async def test_a_tag_that_begins_in_the_token_of_another_one_ends_the_turn(spec,
     ("script", "stop", "text"),
     [
         ("<think><calc>2 + 3</calc></think><answer>4</answer>", StopReason.ANSWER, None),
-        (
-            "<think>x</think>\n<observation>\n5",
-            StopReason.FORGED_OBSERVATION,
-            "<think>x</think>\n<observation>",
-        ),
+        ("<think>x</think><observation>5", StopReason.FORGED_OBSERVATION, "<think>x</think><observation>"),
         ("<think>I give up</think>", StopReason.END_OF_TEXT, None),
     ],
 )
@@ -116,9 +112,8 @@ async def test_turns_beyond_the_limit_are_not_run_but_an_answer_is_still_allowed
     spec = bounded(spec, max_turns=1)
     episode = await play(spec, ["<calc>1 + 1</calc>", "<answer>2</answer>"], [calculator])
     assert episode.stop is StopReason.ANSWER
-    episode = await play(
-        spec, ["<calc>1 + 1</calc>", "<calc>2 + 2</calc>", "<answer>4</answer>"], [calculator]
-    )
+    script = ["<calc>1 + 1</calc>", "<calc>2 + 2</calc>", "<answer>4</answer>"]
+    episode = await play(spec, script, [calculator])
     assert episode.stop is StopReason.TURNS
     assert episode.text.endswith("<calc>2 + 2</calc>")
     assert calculator.arguments == ["1 + 1", "1 + 1"]
@@ -152,11 +147,8 @@ async def test_the_models_context_bounds_the_response(spec, calculator):
     assert (episode.stop, len(episode.response_ids)) == (StopReason.RESPONSE_TOKENS, 17)
     full = ScriptedModel("<answer>5</answer>", context_tokens=len(prompt))
     episode = await play(spec, full, [calculator])
-    assert (episode.stop, episode.response_ids, episode.cost.generations) == (
-        StopReason.RESPONSE_TOKENS,
-        (),
-        0,
-    )
+    assert (episode.stop, episode.response_ids) == (StopReason.RESPONSE_TOKENS, ())
+    assert episode.cost.generations == 0
 
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])
@@ -236,7 +228,7 @@ async def test_the_time_in_tools_has_a_limit_of_its_own(spec, calculator):
     assert [call.ok for call in episode.calls] in (
         [True, False],
         [False],
-    )  # on a busy machine the first is late
+    )  # a busy machine: the first is late
     assert 0.25 < episode.cost.tool_seconds < 5
     both = await play(bounded(limited, max_seconds=0.2), said, [calculator])
     assert both.stop is StopReason.SECONDS
@@ -289,11 +281,6 @@ async def test_an_aborted_generation_is_kept(spec, calculator):
     assert (episode.stop, episode.text, episode.logprobs) == (StopReason.ABORTED, "<think>hal", ())
 
 
-async def test_engine_failure_is_an_error(spec, calculator):
-    with pytest.raises(EngineError, match="used up after 1 generations"):
-        await play(spec, ["<calc>2 + 3</calc>"], [calculator])
-
-
 @pytest.mark.parametrize(
     ("generation", "words"),
     [
@@ -334,11 +321,6 @@ async def test_each_generation_gets_a_seed_of_its_own(spec, calculator):
     assert model.params[0].seed is None
 
 
-async def test_given_prompt_ids_are_used_as_they_are(spec, calculator):
-    episode = await play(spec, "<answer>5</answer>", [calculator], prompt_ids=[1, 2, 3])
-    assert episode.prompt_ids == (1, 2, 3)
-
-
 async def test_characters_cut_by_a_stop_are_put_together_again(spec, calculator):
     """A byte-level model may report a stop in the middle of a character."""
     text = "<think>é</think><answer>5</answer>"
@@ -355,21 +337,17 @@ async def test_a_character_that_is_never_finished_is_replaced(spec, calculator):
 async def test_tokens_are_those_of_the_masked_encoding(qwen):
     spec = load_agent("math")
 
-    class Code:
-        name = "code"
-
-        async def call(self, argument):
-            return ToolResult("北京 42\n" if "first" in argument else "  x >\n<tag>\n")
-
-        async def close(self):
-            pass
+    def reply(program):
+        return "北京 42\n" if "first" in program else "  x >\n<tag>\n"
 
     script = [
         "<plan>Zähle 12 + 30.</plan>\n<think>first</think><code>```py\nprint('first')\n```</code>",
         "<reflection>ok</reflection>\n\n<think>again 🙂</think><code>\n```py\nprint(1)\n```\n</code>",
         "<reflection>ok</reflection><think>done</think>\n<answer>\\boxed{42}</answer>",
     ]
-    episode = await run_episode(spec, ScriptedModel(script, qwen), {"code": Code()}, "What is 12 + 30?")
+    episode = await run_episode(
+        spec, ScriptedModel(script, qwen), {"code": KnownTool("code", reply)}, "What is 12 + 30?"
+    )
     tokenizer = qwen._tokenizer
     (encoded,) = encode_batch(tokenizer, [episode.segments])
     assert episode.stop is StopReason.ANSWER

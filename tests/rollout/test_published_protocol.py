@@ -1,6 +1,7 @@
 """The published way to run an episode: steps, repeats, suggested answers, and what the model reads of its own past."""
 
 import pytest
+from known_tool import KnownTool
 
 from afm.agents import Limits, load_agent
 from afm.errors import ConfigError
@@ -8,25 +9,12 @@ from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.rollout import PublishedProtocol, run_published
 from afm.rollout.published_protocol import SAME_CONTENT, SAME_FUNCTION, suggestion_role, trimmed
-from afm.tools import ToolResult
 from afm.trajectory import answers
 from afm.trajectory.record import StopReason
 from afm.trajectory.types import Author
 
 WEB = load_agent("web")
 ASKED = [{"role": "user", "content": "Who?"}]
-
-
-class Page:
-    def __init__(self, name):
-        self.name, self.arguments = name, []
-
-    async def call(self, argument):
-        self.arguments.append(argument)
-        return ToolResult(f"found {argument}")
-
-    async def close(self):
-        pass
 
 
 class Watched(ScriptedModel):
@@ -41,20 +29,12 @@ class Watched(ScriptedModel):
         return await super().generate(prompt_ids, params)
 
 
-async def play(script, **numbers):
-    tools = {name: Page(name) for name in ("web_search", "crawl_page")}
+async def play(script, *, spec=WEB, **numbers):
+    tools = {name: KnownTool(name, "found {}".format) for name in ("web_search", "crawl_page")}
     model = Watched(script)
     protocol = PublishedProtocol(**{"attempts": 1} | numbers)
-    episode = await run_published(
-        WEB,
-        model,
-        tools,
-        "Who?",
-        ASKED,
-        protocol=protocol,
-        limits=Limits(),
-        sampling=SamplingParams(max_new_tokens=1),
-    )
+    bounds = {"limits": Limits(), "sampling": SamplingParams(max_new_tokens=1)}
+    episode = await run_published(spec, model, tools, "Who?", ASKED, protocol=protocol, **bounds)
     return episode, model, tools["web_search"]
 
 
@@ -79,14 +59,11 @@ async def test_a_step_is_read_again_as_a_closed_turn_with_an_opened_thought() ->
     ]
     assert (tool.arguments, counted(episode), episode.stop) == (["a"], ("c",), StopReason.ANSWER)
     assert bytes(episode.response_ids).decode() == episode.text
-    assert episode.protocol == {
+    none = dict.fromkeys(("errors", "forgotten_tokens", "quoted_steps", "trimmed_reads"), 0)
+    assert episode.protocol == none | {
         "name": "published",
         "answer_from": "answer",
         "steps": 2,
-        "errors": 0,
-        "forgotten_tokens": 0,
-        "quoted_steps": 0,
-        "trimmed_reads": 0,
         "attempts": 1,
     }
 
@@ -177,16 +154,11 @@ def decoded(ids):
 @pytest.mark.parametrize(
     ("max_tokens", "left"),
     [
-        (
-            200,
-            "<plan>go</plan><think>one</think><think>two</think>",
-        ),  # plans come first even where nothing is cut
-        (34, "<plan>go</plan>o<think>two</think>"),
+        # plans come first even where nothing is cut
+        (200, "<plan>go</plan><think>one</think><think>two</think>"),
         (44, "<plan>go</plan>one</think><think>two</think>"),
-        (
-            43,
-            "<plan>go</plan>on</think><think>two</think>",
-        ),  # of the first text that does not fit, its beginning
+        # of the first text that does not fit, its beginning
+        (43, "<plan>go</plan>on</think><think>two</think>"),
         (10, "go</plan>"),  # the newest pieces of a plan that is too long
         (0, "<think>"),
     ],
@@ -197,26 +169,10 @@ def test_what_is_left_of_a_text(max_tokens, left) -> None:
     assert trimmed(text, max_tokens, ("plan", "reflection"), lengths, decoded) == left
 
 
-def test_only_agents_that_suggest_answers_are_played_so() -> None:
-    assert suggestion_role(WEB) == "suggested_answer"
-    assert {
-        name for name in ("web", "wiki", "full", "mhqa", "math", "code") if suggestion_role(load_agent(name))
-    } == {
-        "web",
-        "wiki",
-        "full",
+async def test_only_agents_that_suggest_answers_are_played_so() -> None:
+    roles = {
+        name: suggestion_role(load_agent(name)) for name in ("web", "wiki", "full", "mhqa", "math", "code")
     }
-
-
-async def test_an_agent_without_suggestions_is_refused() -> None:
+    assert {name for name, role in roles.items() if role == "suggested_answer"} == {"web", "wiki", "full"}
     with pytest.raises(ConfigError, match="agent 'math' suggests no answers"):
-        await run_published(
-            load_agent("math"),
-            ScriptedModel([]),
-            {},
-            "2 + 3?",
-            ASKED,
-            protocol=PublishedProtocol(),
-            limits=Limits(),
-            sampling=SamplingParams(max_new_tokens=1),
-        )
+        await play([], spec=load_agent("math"))
