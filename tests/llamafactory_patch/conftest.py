@@ -53,6 +53,19 @@ def data_dir(tmp_path):
     return write
 
 
+def configuration(model_dir, data_dir, **options):
+    """A fine-tuning on the data set ``rows`` of a folder; it writes below it."""
+    places = {"model_name_or_path": str(model_dir), "dataset_dir": str(data_dir), "dataset": "rows"}
+    places |= {"cache_dir": str(data_dir / "cache"), "output_dir": str(data_dir / "out")}
+    kind = {"template": "qwen3_nothink", "finetuning_type": "full", "report_to": "none"}
+    return places | kind | {"ignore_observation": True} | options
+
+
+@pytest.fixture(name="configuration")
+def _configuration():
+    return configuration
+
+
 class Pipeline:
     """What LLaMA-Factory would train on; with ``tokenized_path``, as it is stored there."""
 
@@ -65,21 +78,8 @@ class Pipeline:
         from llamafactory_patch.bad_rows import REPORT_FILE, BadRowReport
         from llamafactory_patch.tokenise import provide, tokenise
 
-        config = {
-            "model_name_or_path": str(model_dir),
-            "dataset_dir": str(data_dir),
-            "dataset": "rows",
-            "cache_dir": str(data_dir / "cache"),
-            "template": "qwen3_nothink",
-            "cutoff_len": 2048,
-            "ignore_observation": True,
-            "stage": "sft",
-            "do_train": True,
-            "finetuning_type": "full",
-            "report_to": "none",
-            "max_steps": 1,
-            **options,
-        }
+        training = {"stage": "sft", "do_train": True, "cutoff_len": 2048, "max_steps": 1}
+        config = configuration(model_dir, data_dir, **training | options)
         arguments = parse_arguments(config)
         out, stored = data_dir / "out", options.get("tokenized_path")
         if stored:
@@ -90,17 +90,15 @@ class Pipeline:
         self.tokenizer = load_tools(arguments)[0]["tokenizer"]
         self.rows = list(self.sets["train"])
 
-    def text(self, row, *, trained):
-        """Decoded tokens of a row that have a label, or those that have none."""
-        pairs = zip(row["input_ids"], row["labels"], strict=True)
-        assert all(
-            label in (-100, token) for token, label in zip(row["input_ids"], row["labels"], strict=True)
-        )
+    def text(self, row, *, trained, side=""):
+        """Decoded tokens of a row, or of one side of it, that have a label, or those that have none."""
+        pairs = list(zip(row[f"{side}input_ids"], row[f"{side}labels"], strict=True))
+        assert all(label in (-100, token) for token, label in pairs)
         return self.tokenizer.decode([token for token, label in pairs if (label != -100) is trained])
 
-    def trained(self):
+    def trained(self, side=""):
         """The text with loss of every row."""
-        return [self.text(row, trained=True) for row in self.rows]
+        return [self.text(row, trained=True, side=side) for row in self.rows]
 
     def masked(self):
         """The text without loss of every row."""

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from extras import needs
 from typer.testing import CliRunner
 
@@ -65,14 +66,11 @@ def test_what_would_fail_is_an_error_that_says_why(data, tmp_path):
     (data / "rows.json").unlink()
     wrong = ["cutoff_len=40000", f"dataset_dir={data}", "use_swanlab=true", "deepspeed=nowhere.json"]
     env = {"SWANLAB_ROOT": str(tmp_path)}
-    errors = {
-        (finding.subject, finding.text.split(";")[0])
-        for finding in diagnose(RECIPE, wrong, Hardware(), env)
-        if finding.level == "error" and finding.subject != "disk"
-    }
-    assert {subject for subject, _ in errors} == {"trackers", "data", "context", "deepspeed"}
-    assert ("data", f"{data}/rows.json is missing, though {data}/dataset_info.json names it") in errors
-    assert ("context", "cutoff_len 40,000 against 32,768 positions of the model") in errors
+    findings = diagnose(RECIPE, wrong, Hardware(), env)
+    errors = {f.subject: f.text for f in findings if f.level == "error" and f.subject != "disk"}
+    assert errors.keys() == {"trackers", "data", "context", "deepspeed"}
+    assert f"{data}/rows.json is missing, though {data}/dataset_info.json names it" in errors["data"]
+    assert errors["context"].startswith("cutoff_len 40,000 against 32,768 positions of the model")
     assert by_subject(diagnose(RECIPE, ["cutof_len=1"], Hardware(), {}))["keys"][0] == "error"
 
 
@@ -124,8 +122,6 @@ def test_data_that_only_llamafactory_can_read_is_told(write_set):
     ("override", "told"),
     [
         ("template=qwn", "LLaMA-Factory has no 'qwn'; did you mean 'qwen'?"),
-        ("on_bad_rows=maybe", "on_bad_rows: got 'maybe'"),
-        ("train_on_prompt=true", "switch train_on_prompt off"),
         ("roles_without_loss=plann", "did you mean 'plan'?"),
         ("use_badam=true", "badam"),
     ],
@@ -151,7 +147,7 @@ def test_the_recipes_header_says_what_it_is_meant_for(tmp_path):
     assert hardware_from({}, recipe, None, None, None) == Hardware(2, 8, 80.0)
     assert hardware_from({"NNODES": "4"}, recipe, None, 2, 24.0) == Hardware(4, 2, 24.0)
     assert hardware_from({"NNODES": ""}, tmp_path / "none.yaml", None, None, None) == Hardware(1, 8, 80.0)
-    for variable, value in (("NNODES", "0"), ("NNODES", "two"), ("NPROC_PER_NODE", "1.5")):
+    for variable, value in (("NNODES", "0"), ("NPROC_PER_NODE", "1.5")):
         with pytest.raises(ConfigError, match=f"{variable}={value}: expected a positive whole number"):
             hardware_from({variable: value}, recipe, None, None, None)
 
@@ -188,15 +184,14 @@ COLUMNS = {"prompt": "instruction", "query": "input", "chosen": "good", "rejecte
 RANKING = {"ranking": True, "columns": COLUMNS}
 SETS = {
     "rows": ({}, [{**ALPACA, "output": SAID}] * 20),
-    "pairs": (RANKING, [{**ALPACA, "good": SAID, "bad": "<answer>2</answer>"}]),
-    "equal_pairs": (RANKING, [{**ALPACA, "good": SAID, "bad": bad} for bad in ("<answer>2</answer>", SAID)]),
+    "pairs": (RANKING, [{**ALPACA, "good": SAID, "bad": bad} for bad in ("<answer>2</answer>", SAID)]),
     "silent": ({"formatting": "openai_messages"}, [{"messages": SILENT}] * 2),
     "one_unwritable": ({"formatting": "openai_messages"}, [CHAT, CHAT | {"tools": [{"unknown": 1}]}, CHAT]),
 }
 
 
 @pytest.fixture
-def plain(tmp_path, tiny):
+def plain(configuration, tmp_path, tiny):
     """A small training over data sets of every kind; diagnoses it with overrides."""
     index = {}
     for name, (info, rows) in SETS.items():
@@ -204,12 +199,9 @@ def plain(tmp_path, tiny):
         index[name] = {"file_name": f"{name}.jsonl", **info}
     (tmp_path / "dataset_info.json").write_text(json.dumps(index), "utf-8")
     config = tmp_path / "plain.yaml"
-    config.write_text(
-        f"model_name_or_path: {tiny}\ndataset_dir: {tmp_path}\ndataset: rows\noutput_dir: {tmp_path}/out\n"
-        "template: qwen3_nothink\ncutoff_len: 256\nfinetuning_type: full\nuse_cpu: true\nreport_to: none\n"
-        "per_device_train_batch_size: 2\nnum_train_epochs: 1\nsave_only_model: true\nignore_observation: true\n",
-        "utf-8",
-    )
+    small = {"cutoff_len": 256, "use_cpu": True, "save_only_model": True}
+    small |= {"per_device_train_batch_size": 2, "num_train_epochs": 1}
+    config.write_text(yaml.safe_dump(configuration(tiny, tmp_path, **small)), "utf-8")
     return lambda *overrides: diagnose(config, overrides, Hardware(), {})
 
 
@@ -217,18 +209,12 @@ def plain(tmp_path, tiny):
     ("overrides", "told"),
     [
         (["stage=dpo"], "stage: got 'dpo', which trains on pairs"),
-        (["roles_without_loss=nope"], "roles_without_loss: no row has <nope>"),
         (["roles_without_loss=[think, nope]"], "roles_without_loss: no row has <nope>"),
-        (["cutoff_len=0"], "cutoff_len: got 0, expected a whole number above 0"),
         (["dataset=silent"], "silent.jsonl:1 ('q'): nothing to train on: no token of the agent"),
         (["dataset=one_unwritable", "template=default"], "one_unwritable.jsonl:2 ('q'): the chat template"),
-        (
-            ["dataset=pairs,equal_pairs", "stage=dpo"],
-            "equal_pairs.jsonl:2 ('q'): the chosen and the rejected",
-        ),
+        (["dataset=pairs", "stage=dpo"], "pairs.jsonl:2 ('q'): the chosen and the rejected"),
         (["output_dir={folder}/rows.jsonl/x"], "rows.jsonl is a file, expected a folder"),
         (["val_size=20"], "val_size=20 takes 20 of 20 rows away"),
-        (['model_name_or_path=""'], "model_name_or_path: '' is no folder"),
         (["deepspeed={folder}/list.json"], "list.json cannot be read as a JSON object"),
     ],
 )
@@ -246,16 +232,10 @@ def test_a_row_that_training_would_drop_is_a_warning(plain):
     assert "one_unwritable.jsonl:2 ('q'): the chat template cannot write it: " in warning
 
 
-def test_a_list_of_roles_is_the_text_with_commas(plain):
-    lists = ("roles_without_loss=[think, code]", "ignore_observation_token=[observation]")
-    assert not texts_of(plain(*lists), "error")
-
-
 @pytest.mark.parametrize(
     ("overrides", "steps"),
     [
         (["eval_dataset=rows"], "about 10 steps (0"),
-        (["val_size=0.5"], "about 5 steps (0"),
         (["val_size=3"], "about 9 steps (0"),
         (["max_samples=4"], "about 2 steps (0"),
         (["warmup_ratio=0.25"], "about 10 steps (3 of warm-up)"),

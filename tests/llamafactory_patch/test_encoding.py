@@ -5,14 +5,14 @@ import re
 import shutil
 
 import pytest
+from known_tool import KnownTool
 from sft_rows import CALL, SEEN, alpaca
 
-from afm.agents import AgentSpec
+from afm.agents import load_agent
 from afm.errors import ConfigError, DataError
 from afm.models.scripted import ScriptedModel
 from afm.models.tokenizer import ChatTokenizer
 from afm.rollout import run_episode
-from afm.tools import ToolResult
 
 SAID = "<reflection>The result is 42.</reflection><answer>42</answer>"
 JOINTS = {
@@ -22,13 +22,6 @@ JOINTS = {
     "blank": " <observation>\t42 </observation> ",
     "twice": "\n<observation>1</observation>\n<observation>中文 é🙂</observation>\n",
 }
-
-
-@pytest.mark.slow
-def test_only_the_agents_text_is_trained_on(pipeline, data_dir, qwen):
-    rows = alpaca(*(CALL + joint + SAID for joint in JOINTS.values()))
-    built = pipeline(qwen, data_dir(rows), observation_boundary="split")
-    assert dict(zip(JOINTS, built.trained(), strict=True)) == dict.fromkeys(JOINTS, f"{CALL}{SAID}<|im_end|>")
 
 
 @pytest.mark.slow
@@ -131,32 +124,7 @@ def test_a_cut_off_inside_an_observation_trains_on_what_stands_before(pipeline, 
     assert built.trained() == [CALL]
 
 
-class Adder:
-    """Answers every call with 42."""
-
-    name = "code"
-
-    async def call(self, argument):
-        return ToolResult("42")
-
-    async def close(self):
-        pass
-
-
-AFTER = ("code", "answer")
-AGENT = AgentSpec(
-    name="adder",
-    roles={
-        "think": {"kind": "thought"},
-        "code": {"kind": "tool", "tool": "code"},
-        "observation": {"kind": "observation"},
-        "reflection": {},
-        "answer": {"kind": "answer"},
-    },
-    transitions={"start": AFTER, "code": ("reflection", "answer"), "reflection": AFTER},
-    prompt="Write <observation> never.\n{roles}",
-)
-
+AGENT = load_agent("math").model_copy(update={"prompt": "Write <observation> never.\n{roles}"})
 QWEN_CHAT_TEMPLATE = (
     "{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\\n"
     "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' }}"
@@ -183,7 +151,7 @@ async def test_training_sees_the_token_ids_of_a_rollout(pipeline, data_dir, requ
     model_dir = request.getfixturevalue(model)
     said = iter([CALL, "<reflection>More.</reflection><code>6*7</code>", SAID])
     model = ScriptedModel(lambda text: next(said), ChatTokenizer.load(model_dir))
-    episode = await run_episode(AGENT, model, {"code": Adder()}, "17+25?")
+    episode = await run_episode(AGENT, model, {"code": KnownTool("code", lambda argument: "42")}, "17+25?")
     assert episode.text.count("<observation>") == 2
     row = {"instruction": AGENT.user_message("17+25?"), "input": "", "output": episode.text}
     built = pipeline(model_dir, data_dir([row]), template=template, match_chat_template=True)
@@ -224,13 +192,9 @@ def test_a_cached_data_set_is_not_reused_with_another_mask(pipeline, data_dir, t
 STORED_OTHERWISE = [
     ({"observation_boundary": "mask"}, "observation_boundary: 'split' -> 'mask'"),
     ({"roles_without_loss": "think"}, "roles_without_loss: '' -> 'think'"),
-    ({"mask_history": True}, "mask_history: False -> True"),
     ({"packing": True}, "cutoff_len: 2048 -> 2047; packing: False -> True"),
-    ({"neat_packing": True}, "neat_packing: False -> True"),
-    ({"default_system": "Hi"}, "default_system: None -> 'Hi'"),
     ({"template": "default"}, "template: 'qwen3_nothink' -> 'default'"),
     ({"dataset": "rows,rows"}, "dataset: ['rows'] -> ['rows', 'rows']"),
-    ({"val_size": 0.5}, "val_size: 0.0 -> 0.5"),
     ({"seed": 7}, "seed: 42 -> 7"),
     ({"add_tokens": "xyz"}, "add_tokens: None -> ['xyz']"),
     ({"ignore_observation": False}, "ignore_observation: True -> False"),

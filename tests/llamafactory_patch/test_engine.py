@@ -1,6 +1,5 @@
 """LLaMA-Factory as it is imported, and the two faults mended below it."""
 
-import subprocess
 import sys
 
 import pytest
@@ -20,12 +19,6 @@ def test_another_version_of_llamafactory_is_refused(tmp_path, monkeypatch):
     message = r"llamafactory 0.9.4 is installed.*pip install llamafactory==0.9.5"
     with pytest.raises(EngineError, match=message):
         load_engine()
-
-
-def test_starting_a_training_imports_no_engine():
-    code = "import sys, llamafactory_patch.launcher; print({'torch', 'llamafactory'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
 
 
 def test_torchaudio_stays_unavailable_after_its_absence_was_bridged():
@@ -78,7 +71,6 @@ def test_the_mask_is_off_unless_asked_for(parse):
     [
         ({"ignore_observation_token": "<observation>"}, "expected names of tags without brackets"),
         ({"ignore_observation_token": "a,,b"}, "expected names of tags without brackets"),
-        ({"ignore_observation_token": "two words"}, "expected names of tags without brackets"),
         ({"ignore_observation_token": ""}, "expected the name of a tag, or several"),
         ({"observation_boundary": "cut"}, "observation_boundary: got 'cut'"),
         ({"ignore_observations": True}, "ignore_observations"),

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import pytest
 from sft_rows import FEEDBACK, PAIRS, alpaca, pairs
 
-from afm.masking import continuing
-
 ROWS = int(os.environ.get("AFM_EXACTNESS_ROWS", "60"))
 ROLES = ("think", "plan", "reflection", "answer", "code")
 JOINTS = ("", "\n", "\n\n", "\r\n", " ", "\t", "\n ", "\u00a0", "\u2003\n", "\u3000")
@@ -224,16 +222,3 @@ def test_the_trained_tokens_are_exactly_the_agents_text(pipeline, data_dir, requ
             found += turns_of(tokenizer, row.get(key, ()))
     expected = [normal(tokenizer, one) for one in made]
     assert sorted(found) == sorted(expected)
-
-
-def test_a_continuation_has_no_blank_before_it(llama):
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(llama)
-    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a", add_special_tokens=False))[0] == "\u2581"
-    [ids] = continuing(tokenizer)(["a b"])["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids) == ["a", "\u2581", "b"]
-
-
-def test_a_tokenizer_that_puts_nothing_before_a_text_is_used_as_it_is(tiny):
-    transformers = pytest.importorskip("transformers")
-    assert continuing(transformers.AutoTokenizer.from_pretrained(tiny)) is None

@@ -1,8 +1,9 @@
-"""``afm mask TRAINING.yaml``: rows as a training gets them; layouts are tested in test_formats.py."""
+"""``afm mask TRAINING.yaml``: rows as a training gets them."""
 
 import json
 
 import pytest
+import yaml
 from sft_rows import PAIRS
 from typer.testing import CliRunner
 
@@ -15,7 +16,7 @@ ROW = {"instruction": "Q", "input": "", "output": TEXT}
 
 
 @pytest.fixture
-def shown(data_dir, tiny, tmp_path, monkeypatch):
+def shown(configuration, data_dir, tiny, tmp_path, monkeypatch):
     """Calls ``afm mask`` on a training with ``row`` in a layout; returns the lines of ``--json``."""
     pytest.importorskip("llamafactory")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -23,12 +24,7 @@ def shown(data_dir, tiny, tmp_path, monkeypatch):
     def show(rows, formatting, *words, **info):
         folder = data_dir(rows, name="rows.jsonl", formatting=formatting, **info)
         config = tmp_path / "training.yaml"
-        config.write_text(
-            f"model_name_or_path: {tiny}\ndataset_dir: {folder}\ndataset: rows\ncache_dir: {tmp_path}/cache\n"
-            f"output_dir: {tmp_path}/out\ntemplate: qwen3_nothink\nignore_observation: true\n"
-            "finetuning_type: full\nreport_to: none\n",
-            "utf-8",
-        )
+        config.write_text(yaml.safe_dump(configuration(tiny, folder)), "utf-8")
         result = CliRunner().invoke(app, ["mask", str(config), "--json", *words], catch_exceptions=False)
         assert not (tmp_path / "out").exists()
         return [json.loads(line) for line in result.stdout.splitlines()]

@@ -37,9 +37,7 @@ def test_trajectories_are_trained_on_as_they_are(pipeline, data_dir, model_dir):
 
 def test_trajectories_are_asked_as_the_agent_that_is_trained(pipeline, data_dir, tiny, tmp_path):
     own = tmp_path / "mine.yaml"
-    own.write_text(
-        "extends: math\nname: math\nprompt: ''\nquestion_format: 'Q {question}'\n", encoding="utf-8"
-    )
+    own.write_text("extends: math\nname: math\nprompt: ''\nquestion_format: 'Q {question}'\n", "utf-8")
     folder = data_dir([record(), record("b", agent_name="web")], name="rows.jsonl", formatting="trajectory")
     built = pipeline(tiny, folder, agent=str(own), on_bad_rows="drop")
     assert built.masked() == [f"<|im_start|>user\nQ a?<|im_end|>\n<|im_start|>assistant\n{SEEN}\n"]
@@ -131,19 +129,14 @@ def flagged():
 
 def test_flags_of_turns_hold_without_the_mask_of_observations(pipeline, data_dir, tiny):
     seen = "b<observation>c</observation>"
-    turns = flan(
-        ("user", "1", False), ("assistant", "a", False), ("user", "2", False), ("assistant", seen, True)
-    )
+    asked = [("user", "1", False), ("assistant", "a", False), ("user", "2", False)]
+    turns = flan(*asked, ("assistant", seen, True))
     weighted = [{"role": one["role"], "content": one["content"]} for one in turns]
     weighted[1]["weight"] = 0
     chat = flagged()
     chat["conversations"][3]["value"] = seen
-    layouts = {
-        "openai_messages": {"messages": weighted},
-        "agent_flan": {"conversation": turns},
-        "sharegpt": chat,
-    }
-    for formatting, row in layouts.items():
+    layouts = {"openai_messages": {"messages": weighted}, "agent_flan": {"conversation": turns}}
+    for formatting, row in (layouts | {"sharegpt": chat}).items():
         built = pipeline(tiny, data_dir([row], formatting=formatting), ignore_observation=False)
         assert built.trained() == [f"{seen}<|im_end|>\n"], formatting
 
@@ -205,11 +198,10 @@ def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
         (4, {"role": "assistant", "content": "x", "function_call": {"name": "w", "arguments": "{}"}}),
         (2, {"role": "assistant", "content": "no call"}),
         (4, {"role": "assistant", "content": "x", "weight": 0.5}),
-        (4, {"role": "assistant", "content": "x", "loss": "false"}),
         (4, {"role": "assistant", "content": "x", "reasoning_content": 7}),
         (4, {"role": "assistant", "content": "<think>b</think>c", "reasoning_content": "a"}),
     ]
-    tools = [5, "5", ["w"], {"name": "w"}, "[", '["w"]']
+    tools = [5, "["]
     rows = [{"messages": [*conversation()[:at], one, *conversation()[at + 1 :]]} for at, one in changes]
     rows += [{"messages": conversation(), "tools": one} for one in tools]
     folder = data_dir(rows, formatting="openai_messages")
@@ -224,15 +216,10 @@ def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
         "messages[4]: function_call: expected tool_calls, which took its place",
         "messages[3]: a result of a tool without a call before it",
         "messages[4]: weight: got 0.5, expected 0 or 1",
-        "messages[4]: loss: got 'false', expected true or false",
         "messages[4]: reasoning_content: got int, expected a text",
         "messages[4]: reasoning_content: the text holds '<think>', too, by which the template marks thoughts",
         "tools: got 5, expected a list of objects",
-        "tools: got 5, expected a list of objects",
-        "tools: got ['w'], expected a list of objects",
-        "tools: got {'name': 'w'}, expected a list of objects",
         "tools: no JSON: Expecting value: line 1 column 2 (char 1)",
-        """tools: got ["w"], expected a list of objects""",
     ]
 
 
@@ -288,17 +275,16 @@ def test_wrong_turns_of_agent_flan_are_refused(turns, message):
 
 def test_splits_are_mixed_in_the_ratios_asked_for(pipeline, data_dir, tiny):
     folder = data_dir([])
-    splits = {"one": 300, "two": 300}
     info = {}
-    for name, count in splits.items():
+    for name in ("one", "two"):
         turns = flan(("user", "q", False), ("assistant", name, True))
-        (folder / f"{name}.jsonl").write_text((json.dumps({"conversation": turns}) + "\n") * count)
+        (folder / f"{name}.jsonl").write_text((json.dumps({"conversation": turns}) + "\n") * 300)
         info[name] = {"file_name": f"{name}.jsonl", "formatting": "agent_flan"}
     info["two"]["num_samples"] = 50
     (folder / "dataset_info.json").write_text(json.dumps(info))
     options = {"dataset": "one,two", "template": "agent_flan", "resize_vocab": True}
     trained = pipeline(tiny, folder, **options).trained()
-    assert [sum(name in text for text in trained) for name in splits] == [300, 50]
+    assert [sum(name in text for text in trained) for name in info] == [300, 50]
     del info["two"]["num_samples"]
     (folder / "dataset_info.json").write_text(json.dumps(info))
     mixed = {"mix_strategy": "interleave_under", "interleave_probs": "0.9,0.1"}
@@ -306,23 +292,20 @@ def test_splits_are_mixed_in_the_ratios_asked_for(pipeline, data_dir, tiny):
     assert sum("one" in text for text in trained) / len(trained) == pytest.approx(0.9, abs=0.05)
 
 
-SPLITS = (
-    *("agent_instruct_react", "agent_instruct_tflan", "toolbench_instruct_j1s1_3k", "toolbench_negative"),
-    *("toolbench_react_10p", "toolbench_tflan_60p_r10r5u7", "toolbench_tflan_cot_30p"),
-)
-
-
 def test_the_published_data_sets_are_registered():
     pytest.importorskip("llamafactory")
     from llamafactory.data.parser import get_dataset_list
 
-    folder = Path(__file__).parents[2] / "data"
-    names = ["web_agent_sft", "mhqa_agent_sft", "code_agent_sft", *SPLITS]
-    found = get_dataset_list(names, str(folder))
-    assert [attr.dataset_name for attr in found[:3]] == [
-        f"PersonalAILab/AFM-{name}-SFT-Dataset" for name in ("WebAgent", "MHQA-Agent", "CodeAgent")
+    splits = [
+        "agent_instruct_react",
+        "agent_instruct_tflan",
+        "toolbench_instruct_j1s1_3k",
+        "toolbench_negative",
     ]
-    assert {(attr.dataset_name, attr.formatting, attr.messages) for attr in found[3:]} == {
-        ("internlm/Agent-FLAN", "agent_flan", "conversation")
-    }
-    assert [attr.split for attr in found[3:]] == list(SPLITS)
+    splits += ["toolbench_react_10p", "toolbench_tflan_60p_r10r5u7", "toolbench_tflan_cot_30p"]
+    names = ["web_agent_sft", "mhqa_agent_sft", "code_agent_sft", *splits]
+    found = get_dataset_list(names, str(Path(__file__).parents[2] / "data"))
+    ours = [f"PersonalAILab/AFM-{name}-SFT-Dataset" for name in ("WebAgent", "MHQA-Agent", "CodeAgent")]
+    assert [attr.dataset_name for attr in found] == ours + ["internlm/Agent-FLAN"] * len(splits)
+    assert {(attr.formatting, attr.messages) for attr in found[3:]} == {("agent_flan", "conversation")}
+    assert [attr.split for attr in found[3:]] == splits

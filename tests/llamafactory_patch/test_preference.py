@@ -8,19 +8,13 @@ from afm.errors import ConfigError, DataError
 SAID = "<answer>42</answer>"
 
 
-def trained(built, row, prefix=""):
-    ids, labels = row[f"{prefix}input_ids"], row[f"{prefix}labels"]
-    assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
-    return built.tokenizer.decode([label for label in labels if label != -100])
-
-
 @pytest.mark.slow
 def test_both_responses_of_a_pair_are_masked(pipeline, data_dir, model_dir):
     folder = data_dir(pairs((f"{CALL}{SEEN}{SAID}", f"{SEEN}<answer>7</answer>")), **PAIRS)
     built = pipeline(model_dir, folder, stage="dpo")
     [row] = built.rows
-    assert trained(built, row, "chosen_") == f"{CALL}{SAID}<|im_end|>"
-    assert trained(built, row, "rejected_") == "<answer>7</answer><|im_end|>"
+    assert built.trained("chosen_") == [f"{CALL}{SAID}<|im_end|>"]
+    assert built.trained("rejected_") == ["<answer>7</answer><|im_end|>"]
     asked = "<|im_start|>user\nQuestion 0?<|im_end|>\n<|im_start|>assistant\n"
     whole = built.tokenizer.decode(row["rejected_input_ids"])
     assert whole == f"{asked}{SEEN}<answer>7</answer><|im_end|>\n"
@@ -42,7 +36,7 @@ def test_a_pair_is_wrong_when_either_response_is(pipeline, data_dir, tiny):
         "the response is empty, or nothing but observations and blanks",
     ]
     built = pipeline(tiny, folder, stage="dpo", cutoff_len=100, on_bad_rows="drop")
-    assert [trained(built, row, "rejected_") for row in built.rows] == [f"{CALL}{SAID}<|im_end|>"]
+    assert built.trained("rejected_") == [f"{CALL}{SAID}<|im_end|>"]
     reasons = [row["reason"] for row in bad_rows(folder)]
     assert len(reasons) == 6
     for side in ("chosen", "rejected"):
@@ -56,9 +50,9 @@ def test_desired_and_undesired_responses_are_masked(pipeline, data_dir, tiny):
     built = pipeline(tiny, data_dir(rows, **FEEDBACK), **options)
     assert [row["kto_tags"] for row in built.rows] == [True, False]
     texts = [f"{CALL}{SAID}<|im_end|>", "<answer>7</answer><|im_end|>"]
-    assert [trained(built, row) for row in built.rows] == texts
+    assert built.trained() == texts
     # the divergence is estimated on the other row's response, whose observation is masked as well
-    assert [trained(built, row, "kl_") for row in built.rows] == texts[::-1]
+    assert built.trained("kl_") == texts[::-1]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +61,7 @@ def test_desired_and_undesired_responses_are_masked(pipeline, data_dir, tiny):
         ({"stage": "rm"}, r"got stage 'rm': a reward model scores the last token"),
         (
             {"stage": "ppo", "reward_model": "x", "reward_model_type": "full"},
-            r"got stage 'ppo': .* without tools; use `afm rl`",
+            r"got stage 'ppo': .*use `afm rl`",
         ),
         ({"stage": "pt"}, r"got stage 'pt': pre-training trains on every token"),
         ({"stage": "dpo", "ld_alpha": 0.5}, r"does not go together with ld_alpha"),
@@ -87,7 +81,7 @@ def test_a_pair_of_equal_responses_is_a_bad_row(pipeline, data_dir, tiny):
     with pytest.raises(DataError, match=rf"row 1 \('Question 0\?'\): {same}"):
         pipeline(tiny, folder, stage="dpo")
     built = pipeline(tiny, folder, stage="dpo", cutoff_len=60, on_bad_rows="drop")
-    assert [trained(built, row, "rejected_") for row in built.rows] == [f"{CALL}<|im_end|>"]
+    assert built.trained("rejected_") == [f"{CALL}<|im_end|>"]
     assert [same in row["reason"] for row in bad_rows(folder)] == [True, True]
 
 
@@ -95,7 +89,6 @@ def test_a_pair_of_equal_responses_is_a_bad_row(pipeline, data_dir, tiny):
     ("stage", "info", "told"),
     [
         ("sft", FEEDBACK, "got 'sft', .* says that rows.json holds answers marked as desired or not"),
-        ("sft", PAIRS, "rows.json holds pairs of a chosen and a rejected answer"),
         ("dpo", {}, "got 'dpo', which trains on pairs .* rows.json holds rows of one answer"),
         ("kto", PAIRS, "rows.json holds pairs of a chosen"),
     ],

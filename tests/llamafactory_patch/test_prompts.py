@@ -9,14 +9,7 @@ from afm.agents.load import without_tools
 from afm.agents.prompt_record import record_of_model
 from afm.errors import ConfigError, DataError
 from llamafactory_patch.conversations import aligned_row, turn
-from llamafactory_patch.prompts import (
-    ASKED_COLUMN,
-    PromptCounter,
-    PromptState,
-    RowPrompts,
-    count_prompts,
-    keep_record,
-)
+from llamafactory_patch.prompts import ASKED_COLUMN, PromptCounter, PromptState, RowPrompts, keep_record
 from llamafactory_patch.settings import SftSettings
 
 MATH = load_agent("math")
@@ -166,7 +159,3 @@ def test_the_models_folder_gets_the_record_and_a_model_of_another_prompt_is_refu
     assert not (tmp_path / "second").exists()
     keep_record(own.counts().record, unchecked, tmp_path / "second")
     assert record_of_model(tmp_path / "second").the_one == PromptTemplate.of_agent(MATH)
-
-
-def test_a_training_as_no_agent_counts_no_prompts():
-    assert count_prompts([], SftSettings()) is None

@@ -11,7 +11,7 @@ ROWS = [{"instruction": "Q?", "input": "", "output": f"<answer>{n}</answer>"} fo
 
 
 @pytest.fixture
-def provided(data_dir, tiny, tmp_path, monkeypatch):
+def provided(configuration, data_dir, tiny, tmp_path, monkeypatch):
     """Provides the rows of a training for a node; returns the trained texts stored, and when they were made."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from llamafactory_patch.engine import load_engine
@@ -25,9 +25,7 @@ def provided(data_dir, tiny, tmp_path, monkeypatch):
     folder = tmp_path / "out/tokenized"
 
     def call(node=0, **options):
-        places = {"model_name_or_path": str(tiny), "dataset_dir": str(tmp_path), "dataset": "rows"}
-        settings = {"template": "qwen3_nothink", "ignore_observation": True, "do_train": True}
-        config = {**places, **settings, "cache_dir": str(tmp_path / "cache"), **options}
+        config = configuration(tiny, tmp_path, do_train=True, **options)
         provide(config, folder, tmp_path / "out", node=node)
         rows = load_from_disk(str(folder))["train"]
         return len(rows), (folder / ORIGIN_FILE).stat().st_mtime_ns if (folder / ORIGIN_FILE).exists() else 0
@@ -82,9 +80,5 @@ def test_flags_are_read_as_a_configuration():
     from llamafactory_patch.launcher import training_config
 
     words = ["--stage", "sft", "--learning_rate", "1e-4", "--do_train", "--ignore_observation", "True"]
-    assert training_config(words) == {
-        "stage": "sft",
-        "learning_rate": 1e-4,
-        "do_train": True,
-        "ignore_observation": True,
-    }
+    ours = {"ignore_observation": True}
+    assert training_config(words) == {"stage": "sft", "learning_rate": 1e-4, "do_train": True} | ours
