@@ -85,33 +85,8 @@ def test_joint_without_white_space(
 def test_joint_with_line_feeds(qwen: Any, boundary: Boundary, opening: list[Token], after: str) -> None:
     text = f"<code>a</code>\n<observation>\nE\n</observation>{after}<think>b</think>"
     observed = [(">\n", 0), ("E", 0), ("\n", 0)]
-    expected = (
-        CALL
-        + opening
-        + OBSERVED
-        + observed
-        + CLOSED
-        + [(f">{after}", 0), ("<th", 1), ("ink", 1)]
-        + THOUGHT_REST
-    )
-    assert spelled(qwen, text, boundary) == expected
-
-
-def test_several_observations_with_mixed_joints_are_all_masked(qwen: Any) -> None:
-    text = (
-        "<code>a</code><observation>ONE</observation>\n<think>b</think><code>a</code>\n"
-        "<observation>\nTWO\n</observation>\n\n\n<answer>c</answer>"
-    )
-    masked = encode_segments(qwen, author_segments(text, MATH))
-    trained = qwen.decode([token for token, mask in zip(masked.ids, masked.mask, strict=True) if mask])
-    hidden = qwen.decode([token for token, mask in zip(masked.ids, masked.mask, strict=True) if not mask])
-    assert trained == "<code>a</code><think>b</think><code>a</code><answer>c</answer>"
-    assert hidden == "<observation>ONE</observation>\n\n<observation>\nTWO\n</observation>\n\n\n"
-
-
-def test_observation_named_in_a_thought_is_trained_on(qwen: Any) -> None:
-    text = "<think>see <observation> above</think><answer>1</answer>"
-    assert set(encode_segments(qwen, author_segments(text, MATH)).mask) == {1}
+    thought = [(f">{after}", 0), ("<th", 1), ("ink", 1), *THOUGHT_REST]
+    assert spelled(qwen, text, boundary) == CALL + opening + OBSERVED + observed + CLOSED + thought
 
 
 def test_split_is_what_an_episode_appends(qwen: Any) -> None:

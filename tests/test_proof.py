@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from cpu_budget import excesses, heaviest_files
+from cpu_budget import excesses
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,9 +40,3 @@ def test_a_test_or_a_run_above_its_limit_is_named() -> None:
         "all tests: 232 CPU seconds, at most 231 are allowed",
     ]
     assert excesses({"a.py::fine": 20.0}, set(), (20.0, 100.0), 20.0) == []
-
-
-def test_files_are_ranked_by_the_sum_of_their_tests() -> None:
-    costs = {"a.py::x": 1.0, "b.py::x": 2.5, "a.py::y[1::2]": 3.0}
-    assert heaviest_files(costs) == ["    4.0 a.py", "    2.5 b.py"]
-    assert heaviest_files(costs, 1) == ["    4.0 a.py"]

@@ -30,46 +30,18 @@ def sourced(**variables: str) -> dict[str, str]:
     command = (
         f'set -eu; . {shlex.quote(str(SCRIPT))}; for name in {names}; do eval "echo $name=\\$$name"; done'
     )
-    result = subprocess.run(
-        ["sh", "-c", command],
-        env={"PATH": os.environ["PATH"], **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return dict(line.split("=", 1) for line in result.stdout.splitlines())
+    env = {"PATH": os.environ["PATH"], **variables}
+    shown = subprocess.check_output(["sh", "-c", command], env=env, text=True)
+    return dict(line.split("=", 1) for line in shown.splitlines())
 
 
 def test_published_variables_are_all_known() -> None:
     assert {name.upper() for name in Environment.model_fields} >= PUBLISHED
 
 
-def test_every_variable_is_described() -> None:
-    assert all(field.description for field in Environment.model_fields.values())
-
-
-def test_defaults_need_no_key_and_stay_on_this_machine() -> None:
-    settings = load_settings()
-    assert settings.server_host == "127.0.0.1"
-    assert (settings.crawl_page_port, settings.websearch_port) == (9000, 9001)
-    assert settings.wiki_rag_server_url == "http://127.0.0.1:8000/retrieve"
-    assert settings.web_search_method_type == "local"
-    assert settings.grm_api_key is None
-
-
-def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CRAWL_PAGE_PORT", "9100")
-    monkeypatch.setenv("GRM_API_KEY", "s3cret")
-    settings = load_settings()
-    assert settings.crawl_page_port == 9100
-    assert settings.grm_api_key is not None
-    assert settings.grm_api_key.get_secret_value() == "s3cret"
-
-
 def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRAWL_PAGE_PORT", "")
     monkeypatch.setenv("GRM_API_KEY", "")
-    assert load_settings() == Environment()
     assert load_settings().crawl_page_port == 9000
     assert load_settings().grm_api_key is None
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from afm.agents import (
-    AgentSpec,
     agent_of_model,
     load_agent,
     model_folder,
@@ -56,42 +55,32 @@ def test_path_object_is_never_taken_for_a_shipped_name(
 
 
 @pytest.mark.parametrize(
-    ("text", "faults"),
+    ("text", "fault"),
     [
+        ("extends: math\nlimits: {max_turn: 3}", "limits.max_turn: unknown key; did you mean 'max_turns'?"),
         (
-            "extends: math\nlimits: {max_turn: 3}\n",
-            ["limits.max_turn: unknown key; did you mean 'max_turns'?"],
+            "extends: math\nlimits: {max_turns: many}",
+            "limits.max_turns: got 'many' (str), expected a valid integer",
+        ),
+        ("roles: {answer: {kind: answer}}\ntransitions: {start: [answer]}", "name: missing, but required"),
+        (
+            "extends: math\nlimits:\n  max_turns: 1\n  max_turns: 2",
+            "line 4: key 'max_turns' stands twice in one mapping",
         ),
         (
-            "extends: web\nroles:\n  plan: {purpos: x}\n  reflection: {grade: {patern: x}}\n",
-            [
-                "roles.plan.purpos: unknown key; did you mean 'purpose'?",
-                "roles.reflection.grade.patern: unknown key; did you mean 'pattern'?",
-            ],
-        ),
-        (
-            "extends: math\nlimits: {max_turns: many}\n",
-            [
-                "limits.max_turns: got 'many' (str), expected a valid integer, unable to parse string as an integer"
-            ],
-        ),
-        (
-            "roles: {answer: {kind: answer}}\ntransitions: {start: [answer]}\n",
-            ["name: missing, but required"],
-        ),
-        (
-            "extends: math\nlimits:\n  max_turns: 1\n  max_turns: 2\n",
-            ["line 4: key 'max_turns' stands twice in one mapping"],
-        ),
-        (
-            "extends: wbe\n",
-            ["extends: agent 'wbe' is not shipped (did you mean 'web'?); or give the path of a YAML"],
+            "extends: wbe",
+            "extends: agent 'wbe' is not shipped (did you mean 'web'?); or give the path of a YAML",
         ),
     ],
 )
-def test_errors_name_file_key_and_expectation(tmp_path: Path, text: str, faults: list[str]) -> None:
+def test_errors_name_file_key_and_expectation(tmp_path: Path, text: str, fault: str) -> None:
     path = write(tmp_path, "bad.yaml", text)
-    assert failure(path).splitlines() == [f"{path}: {fault}" for fault in faults]
+    assert failure(path).startswith(f"{path}: {fault}")
+
+
+def test_every_error_has_its_line(tmp_path: Path) -> None:
+    text = "extends: web\nroles:\n  plan: {purpos: x}\n  reflection: {grade: {patern: x}}\n"
+    assert len(failure(write(tmp_path, "bad.yaml", text)).splitlines()) == 2
 
 
 def test_errors_without_a_file_of_their_own(tmp_path: Path) -> None:
@@ -156,14 +145,13 @@ def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
     assert "`extends` goes in a circle" in failure(path)
 
 
-@pytest.mark.parametrize("name", [*shipped_agents(), str(TINY)])
+@pytest.mark.parametrize("name", [*shipped_agents(), *map(str, REPO.glob("configs/**/agents/*.yaml"))])
 def test_saved_agent_loads_back_equal(tmp_path: Path, name: str) -> None:
     spec = load_agent(name)
     path = tmp_path / "deep" / "agent.yaml"
     save_agent(spec, path)
     again = load_agent(path)
-    assert again == spec
-    assert again.digest == spec.digest
+    assert (again, again.digest) == (spec, spec.digest)
     assert [file.name for file in path.parent.iterdir()] == ["agent.yaml"]
 
 
@@ -181,12 +169,6 @@ def test_tiny_agent_is_math_with_small_limits_and_a_bare_question() -> None:
     assert (tiny.limits.max_turns, math.limits.max_turns) == (2, 8)
     assert (tiny.limits.max_response_tokens or 0) <= 256
     assert tiny.digest != math.digest
-
-
-def test_every_agent_yaml_of_the_repository_loads() -> None:
-    files = sorted(REPO.glob("configs/**/agents/*.yaml"))
-    assert files
-    assert all(isinstance(load_agent(file), AgentSpec) for file in files)
 
 
 def test_a_training_run_stands_for_the_model_inside_it(tmp_path: Path) -> None:

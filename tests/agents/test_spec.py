@@ -44,12 +44,9 @@ def test_stop_strings_are_closed_calls_the_answer_and_a_forged_observation() -> 
         ("web", "suggested_answer", {"double_check"}),
         ("web", "double_check", {"plan", "web_search", "crawl_page", "answer"}),
         ("wiki", "plan", {"wiki_search", "suggested_answer"}),
-        ("wiki", "wiki_search", {"wiki_search", "reflection", "suggested_answer"}),
-        ("wiki", "suggested_answer", {"double_check"}),
         ("wiki", "double_check", {"plan", "wiki_search", "answer"}),
         ("mhqa", "reflection", {"plan", "wiki_search", "answer"}),
         ("full", "plan", {"web_search", "crawl_page", "code", "visual_inspector", "suggested_answer"}),
-        ("full", "suggested_answer", {"double_check"}),
     ],
 )
 def test_shipped_transitions_are_the_papers(agent: str, role: str, following: set[str]) -> None:
@@ -71,38 +68,19 @@ def test_math_and_code_think_before_code_and_answer_and_plan_once(agent: str) ->
     assert {tag: role.max_count for tag, role in roles.items() if role.max_count} == {"plan": 1}
 
 
-def test_tools_of_the_shipped_agents() -> None:
-    tools = {
-        name: set(load_agent(name).tool_roles) for name in ("math", "code", "mhqa", "wiki", "web", "full")
-    }
-    assert tools == {
-        "math": {"code"},
-        "code": {"code"},
-        "mhqa": {"wiki_search"},
-        "wiki": {"wiki_search"},
-        "web": {"web_search", "crawl_page"},
-        "full": {"web_search", "crawl_page", "code", "visual_inspector"},
-    }
-
-
 CHECKED = {"plan", "web_search", "crawl_page"}
+GOOD = REFLECTION.format("good", "good", "good")
 
 
 @pytest.mark.parametrize(
     ("role", "text", "following"),
     [
         ("reflection", REFLECTION.format("good", "average", "good"), {*CHECKED, "suggested_answer"}),
-        ("reflection", REFLECTION.format("good", "poor", "good"), {"plan"}),
         ("reflection", REFLECTION.format("Good", "good", "POOR"), {"plan"}),
         # "poor" outside of a grade is none
-        (
-            "reflection",
-            REFLECTION.format("good", "good", "good") + "\nThe archive has poor coverage.",
-            {*CHECKED, "suggested_answer"},
-        ),
+        ("reflection", GOOD + "\nThe archive has poor coverage.", {*CHECKED, "suggested_answer"}),
         ("double_check", "fits\nscore: 2", CHECKED),
         ("double_check", "**Score**: 3", {"answer"}),
-        ("double_check", "Score = 4", {"answer"}),
         ("double_check", "no score given", {*CHECKED, "answer"}),
         ("double_check", "Score: 10", {*CHECKED, "answer"}),
     ],
@@ -121,47 +99,34 @@ def test_digest_changes_with_any_declared_value() -> None:
     assert len(spec().digest) == 16
 
 
+ANSWER = {"answer": {"kind": "answer"}}
+
+
+def graded(pattern: str) -> dict[str, object]:
+    return {"roles": ANSWER | {"check": {"grade": {"pattern": pattern, "reject": ["1"]}}}}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"roles": {"answer": {"kind": "answer"}, "a-b": {}}, "transitions": {}}, "lower-case letters"),
-        ({"roles": {"answer": {"kind": "answer"}, "start": {}}, "transitions": {}}, "reserved"),
-        ({"roles": {"plan": {}}, "transitions": {}}, "exactly one role of kind 'answer'"),
-        (
-            {
-                "roles": {"answer": {"kind": "answer"}, "code": {"kind": "tool", "tool": "c"}},
-                "transitions": {},
-            },
-            "'observation'",
-        ),
-        (
-            {
-                "roles": {"answer": {"kind": "answer"}, "observation": {"kind": "observation", "tool": "c"}},
-                "transitions": {},
-            },
-            "only there",
-        ),
-        (
-            {"roles": {"answer": {"kind": "answer", "needs_thought": True}}, "transitions": {}},
-            "needs_thought",
-        ),
+        ({"roles": ANSWER | {"a-b": {}}}, "lower-case letters"),
+        ({"roles": ANSWER | {"start": {}}}, "reserved"),
+        ({"roles": {"plan": {}}}, "exactly one role of kind 'answer'"),
+        ({"roles": ANSWER | {"code": {"kind": "tool", "tool": "c"}}}, "'observation'"),
+        ({"roles": ANSWER | {"observation": {"kind": "observation", "tool": "c"}}}, "only there"),
+        ({"roles": {"answer": {"kind": "answer", "needs_thought": True}}}, "needs_thought"),
         ({"transitions": {"start": ["answer"]}}, "missing ['tool']"),
         ({"transitions": {"start": ["think"], "tool": []}}, "cannot follow"),
         ({"question_format": "no placeholder"}, "placeholder"),
         ({"name": "Bad Name"}, "pattern"),
+        (graded("(["), "no regular expression"),
+        (graded("score"), "0 groups"),
     ],
 )
 def test_contradictory_declarations_are_refused(changes: dict[str, object], message: str) -> None:
+    rest = {"transitions": {}} if "roles" in changes else {}
     with pytest.raises(ValidationError) as error:
-        spec(**changes)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(("pattern", "message"), [("([", "no regular expression"), ("score", "0 groups")])
-def test_grade_pattern_must_have_one_group(pattern: str, message: str) -> None:
-    roles = {"answer": {"kind": "answer"}, "check": {"grade": {"pattern": pattern, "reject": ["1"]}}}
-    with pytest.raises(ValidationError) as error:
-        spec(roles=roles, transitions={"start": ["check"], "check": ["answer"]})
+        spec(**rest, **changes)
     assert message in str(error.value)
 
 
