@@ -61,21 +61,9 @@ def test_the_first_distillation_of_the_docs_reads_every_question_of_a_default_wo
 
 
 def test_a_world_has_the_shapes_that_are_asked_for(tmp_path):
-    sizes = ("--train", 8, "--rl", 4, "--heldout", 4)
-    run(
-        "world",
-        "--kind",
-        "wiki",
-        "--output-dir",
-        tmp_path,
-        "--shapes",
-        "comparison,chain",
-        "--hops",
-        "2",
-        *sizes,
-    )
-
+    words = ("world", "--kind", "wiki", "--output-dir", tmp_path, "--shapes")
+    run(*words, "comparison,chain", "--hops", 2, "--train", 8, "--rl", 4, "--heldout", 4)
     shapes = {json.loads(line)["extra_info"]["shape"] for line in (tmp_path / "train.jsonl").open()}
     assert shapes == {"chain", "comparison"}
     with pytest.raises(UsageError, match="--shapes 'chains': expected chain, comparison or intersection"):
-        run("world", "--kind", "wiki", "--output-dir", tmp_path, "--shapes", "chains")
+        run(*words, "chains")

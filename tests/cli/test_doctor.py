@@ -200,9 +200,7 @@ def test_a_machine_without_a_gpu_is_not_asked_for_what_gpus_need_and_a_broken_nv
     ("supported", "built", "level", "text"),
     [
         ("12.2", None, Level.WARNING, "up to 12.2; the GPU locks need a driver for CUDA 13"),
-        ("13.0", None, Level.OK, "supports CUDA up to 13.0"),
         ("12.4", "13.0", Level.ERROR, "up to 12.4, torch is built for CUDA 13.0; install a driver for CUDA 13.0"),
-        ("13.0", "13.0", Level.OK, "up to 13.0, torch is built for 13.0"),
         ("13.2", "12.8", Level.OK, "up to 13.2, torch is built for 12.8"),
         ("13.0", "13.2", Level.OK, "up to 13.0, torch is built for 13.2"),  # CUDA's minor version compatibility
     ],

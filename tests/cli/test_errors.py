@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from afm.agents import load_agent
+from afm.datasets.sft_files import write_sft
+from afm.errors import DataError
+
 ROOT = Path(__file__).parents[2]
 TASK = {"id": "a", "question": "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?"}
 
@@ -29,13 +33,6 @@ def test_a_process_ends_with_the_status_of_its_error():
     assert (done.returncode, done.stderr) == (1, "error: /dev/null/x: Not a directory\n")
     done = subprocess.run([*words, "--pages", "x"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
-
-
-@pytest.fixture
-def tasks(tmp_path):
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(json.dumps({**TASK, "answer": "95", "data_source": "mini_math"}) + "\n", encoding="utf-8")
-    return path
 
 
 def test_help_keeps_its_brackets(capsys, monkeypatch):
@@ -71,19 +68,18 @@ def test_nothing_to_do_is_not_success(last_line, tmp_path, words):
     assert said.startswith(f"error: {tmp_path}/empty.jsonl: holds no ")
 
 
-@pytest.mark.sandbox
-def test_a_data_set_stays_in_its_folder(last_line, tmp_path, tasks):
-    assert last_line("data", "distill", tasks, "--output-dir", tmp_path / "d")[0] == 0
-    rows = tmp_path / "d/trajectories.jsonl"
-    status, said = last_line(
-        "data", "prepare", "sft", rows, "--output-dir", tmp_path / "s", "--name", "../evil"
-    )
-    assert (status, "without a folder" in said) == (1, True)
+def test_a_data_set_stays_in_its_folder(tmp_path):
+    with pytest.raises(DataError, match="without a folder"):
+        write_sft([], load_agent("math"), tmp_path / "s", name="../evil")
     assert not (tmp_path / "evil.json").exists()
 
 
-def test_without_isolation_nothing_is_distilled(last_line, monkeypatch, tmp_path, tasks):
+def test_without_isolation_nothing_is_distilled(last_line, monkeypatch, tmp_path):
     """Even a program that could answer without its tool must not go on: its data would lack every tool call."""
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(
+        json.dumps({**TASK, "answer": "95", "data_source": "mini_math"}) + "\n", encoding="utf-8"
+    )
     monkeypatch.setenv("PATH", "/nowhere")
     status, said = last_line("data", "distill", tasks, "--output-dir", tmp_path / "d")
     assert status == 1

@@ -11,6 +11,8 @@ from typer.testing import CliRunner, Result
 from afm.cli.convert import mask
 from afm.errors import UsageError
 
+Run = Callable[..., Result]
+Write = Callable[..., str]
 app = typer.Typer()
 app.command()(mask)
 
@@ -18,7 +20,7 @@ TEXT = "<code>a</code><observation>E</observation>\n<reflection>b</reflection>"
 
 
 @pytest.fixture
-def run(qwen_folder: Path) -> Callable[..., Result]:
+def run(qwen_folder: Path) -> Run:
     def invoke(*arguments: str) -> Result:
         return CliRunner().invoke(app, ["--agent", "math", "--tokenizer", str(qwen_folder), *arguments])
 
@@ -26,7 +28,7 @@ def run(qwen_folder: Path) -> Callable[..., Result]:
 
 
 @pytest.fixture
-def alpaca(tmp_path: Path) -> Callable[..., str]:
+def alpaca(tmp_path: Path) -> Write:
     def write(*outputs: str, **fields: str) -> str:
         rows = [{"instruction": "q", "input": "", "output": text, **fields} for text in outputs]
         (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
@@ -36,33 +38,19 @@ def alpaca(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.slow
-def test_json_counts_and_shows_what_is_trained_on(
-    alpaca: Callable[..., str], run: Callable[..., Result]
-) -> None:
-    counts, rows = {}, {}
-    for boundary in ("split", "mask", "keep"):
-        result = run(alpaca(TEXT), "--json", "--boundary", boundary)
-        (row,) = map(json.loads, result.stdout.splitlines())
-        counts[boundary], rows[boundary] = (row["id"], row["tokens"], row["trained"]), row
-    assert counts == {"split": ("1", 18, 12), "mask": ("1", 17, 11), "keep": ("1", 17, 12)}
-    assert rows["split"]["trained_text"] == "<code>a</code><reflection>b</reflection>"
-    assert rows["split"]["masked_text"] == "<observation>E</observation>\n"
+def test_json_counts_and_shows_what_is_trained_on(alpaca: Write, run: Run) -> None:
+    row = json.loads(run(alpaca(TEXT), "--json").stdout)
+    assert (row["id"], row["tokens"], row["trained"]) == ("1", 18, 12)
+    assert row["trained_text"] == "<code>a</code><reflection>b</reflection>"
+    assert row["masked_text"] == "<observation>E</observation>\n"
+    kept = json.loads(run(alpaca(TEXT), "--json", "--boundary", "keep").stdout)
+    assert (kept["tokens"], kept["trained"]) == (17, 12)
     result = run(alpaca(TEXT), "--json", "--without-loss", "reflection")
     assert json.loads(result.stdout)["trained_text"] == "<code>a</code>"
 
 
 @pytest.mark.slow
-def test_preview_brackets_what_is_masked(alpaca: Callable[..., str], run: Callable[..., Result]) -> None:
-    result = run(alpaca(TEXT))
-    assert result.stdout == (
-        "1: 18 tokens, 12 trained on\n<code>a</code>⟦<observation>E</observation>\n⟧<reflection>b</reflection>\n\n"
-    )
-
-
-@pytest.mark.slow
-def test_faulty_rows_are_reported_and_the_status_says_so(
-    alpaca: Callable[..., str], run: Callable[..., Result]
-) -> None:
+def test_faulty_rows_are_reported_and_the_status_says_so(alpaca: Write, run: Run) -> None:
     path = alpaca(TEXT, "<think>never closed")
     result = run(path, "--json")
     assert result.exit_code == 1
@@ -71,9 +59,12 @@ def test_faulty_rows_are_reported_and_the_status_says_so(
 
 
 @pytest.mark.slow
-def test_the_preview_shows_what_a_terminal_would_obey(
-    alpaca: Callable[..., str], run: Callable[..., Result]
+def test_the_preview_brackets_what_is_masked_and_shows_what_a_terminal_would_obey(
+    alpaca: Write, run: Run
 ) -> None:
+    assert run(alpaca(TEXT)).stdout == (
+        "1: 18 tokens, 12 trained on\n<code>a</code>⟦<observation>E</observation>\n⟧<reflection>b</reflection>\n\n"
+    )
     path = alpaca("<answer>a\x1b[2J\r\nb\x9b1A</answer>", id="\x1b[1m")
     shown = run(path).stdout
     assert shown.startswith("␛[1m: ")
@@ -82,19 +73,8 @@ def test_the_preview_shows_what_a_terminal_would_obey(
 
 
 @pytest.mark.slow
-def test_rows_around_one_that_is_no_text_are_shown(tmp_path: Path, run: Callable[..., Result]) -> None:
-    path = tmp_path / "rows.jsonl"
-    good, bad = (json.dumps({"output": f"<answer>{text}</answer>"}) for text in ("a", "\ud83d"))
-    path.write_text(f"{good}\n{bad}\n{good}\n", encoding="utf-8")
-    result = run(str(path), "--json")
-    assert result.exit_code == 1
-    assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["1", "3"]
-    assert "rows.jsonl:2: half a character" in result.stderr
-
-
-@pytest.mark.slow
 def test_wrong_usage_is_refused_and_a_role_that_no_row_has_as_by_a_training(
-    alpaca: Callable[..., str], run: Callable[..., Result], tmp_path: Path
+    alpaca: Write, run: Run, tmp_path: Path
 ) -> None:
     path = alpaca(TEXT, "<plan>p</plan><answer>a</answer>")
     for words, told in (

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
+
+from afm.cli import serve
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-P", "-m", "afm.cli.main", "serve"]
@@ -44,34 +47,22 @@ def test_the_code_server_serves_and_ends_well() -> None:
         assert answer.json()["stdout"] == "42\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["crawl", "search", "visual"])
-def test_every_web_server_can_be_served(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = tmp_path / "pages.jsonl"
-    pages.write_text('{"url": "https://e.org/mill", "title": "Mill", "text": "A mill."}\n')
-    variables = {"WEB_PAGE_STORE": pages, "WEB_SEARCH_METHOD_TYPE": "local", "VISION_MODEL": "eyes"}
-    variables |= {
-        "WEB_CACHE": tmp_path / "cache.sqlite",
-        "VISION_OPENAI_API_BASE_URL": "http://127.0.0.1:9/v1",
-    }
-    for variable, value in variables.items():
-        monkeypatch.setenv(variable, str(value))
-    with serving(name, "--port", "0") as url:
-        assert httpx.get(f"{url}/health", trust_env=False, timeout=60).json()["status"] == "ok"
+def test_every_command_becomes_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs: list[str] = []
+    monkeypatch.setattr(serve, "_become", lambda program, options: programs.append(program))
+    for name in ("crawl", "search", "visual"):
+        assert CliRunner().invoke(serve.app, [name, "--port", "0"]).exit_code == 0
+    assert programs == [f"tool_servers {name}" for name in ("crawl_page", "web_search", "visual_inspector")]
 
 
 @pytest.mark.slow
 @pytest.mark.sandbox
-async def test_tools_are_offered_to_mcp_clients_on_both_ways() -> None:
+async def test_tools_are_offered_to_mcp_clients() -> None:
     mcp = pytest.importorskip("mcp")
-    words = ["mcp", "--tools", str(ROOT / "configs/tools/code_executor.yaml")]
     program = {"code": "```py\nprint(6 * 7)\n```"}
-    python, *rest = COMMAND
-    async with mcp.Client(mcp.StdioServerParameters(command=python, args=[*rest, *words])) as client:
+    python, *words = [*COMMAND, "mcp", "--tools", str(ROOT / "configs/tools/code_executor.yaml")]
+    async with mcp.Client(mcp.StdioServerParameters(command=python, args=words)) as client:
         assert (await client.call_tool("code", program)).content[0].text == "42"
-    with serving(*words, "--port", "0") as url:
-        async with mcp.Client(f"{url}/mcp") as client:
-            assert (await client.call_tool("code", program)).content[0].text == "42"
 
 
 @pytest.mark.slow

@@ -78,7 +78,6 @@ def called(tag: str, argument: str) -> str:
     [
         ("code", "print(1)", "Nothing was run: found no program, expected one."),
         ("crawl_page", "the page of Quito", "Nothing was read: found no address."),
-        ("crawl_page", "en.wikipedia.org/wiki/Quito", ""),
         ("visual_inspector", "a.png: what is it?", "Nothing was looked at: expected a JSON object"),
         ("visual_inspector", PICTURE, ""),
         ("web_search", "word " * 2_000, ""),
