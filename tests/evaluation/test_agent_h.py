@@ -78,7 +78,6 @@ def test_rows_of_another_form_are_refused(bad, message, tmp_path) -> None:
         ("Thought: easy.\nAction: none", "given_not_asked", (0.5, 1.0)),
         ("I will use turn_lamp. Thought: done", "given_not_asked", (0.0, 1.0)),
         ("I need to call for help.", "absent_not_asked", (0.5, 1.0)),
-        ('{"name": "turn_lamp", "arguments": {}}', "given_not_asked", (1.0, 1.0)),
         ('{"name": "turn_lamp", "arguments": {}}', "absent_asked", (1.0, 0.0)),
         ("Action: boil_tea\nAction Input: {}", "given_not_asked", (0.5, 0.0)),
         ("<tool_call>x</tool_call>", "absent_asked", (1.0, 0.0)),

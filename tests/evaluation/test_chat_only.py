@@ -54,18 +54,12 @@ def closed():
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("chat", ["tags", "native"])
-async def test_a_baseline_plays_with_real_tools_and_is_marked_as_not_token_exact(
-    tmp_path, closed, chat
-) -> None:
+async def test_a_baseline_with_real_tools_is_marked_as_not_token_exact(tmp_path, closed, chat) -> None:
     tasks = [Task(id="a", question="What is 6 * 7?", ground_truth="42", data_source="gsm8k")]
     write_tasks(tasks, tmp_path / "tasks.jsonl")
-    words = [
-        f"model={closed.origin}",
-        "model.name=closed-1",
-        f"model.chat={chat}",
-        f"output_dir={tmp_path / 'out'}",
-    ]
-    words += [f"data={tmp_path / 'tasks.jsonl'}", f"tools={ROOT / 'configs/tools/code_executor.yaml'}"]
+    words = [f"model={closed.origin}", "model.name=closed-1", f"model.chat={chat}"]
+    words += [f"data={tmp_path / 'tasks.jsonl'}", f"output_dir={tmp_path / 'out'}"]
+    words += [f"tools={ROOT / 'configs/tools/code_executor.yaml'}"]
     metrics = await run_job(load_config(CONFIG, words))
     assert (metrics.scored, metrics.pass_at_1.value) == (1, 1.0)
     [record] = load_records(tmp_path / "out/episodes.jsonl")

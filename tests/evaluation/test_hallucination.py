@@ -9,7 +9,6 @@ from afm.agents.load import without_tools
 from afm.datasets import write_tasks
 from afm.errors import ConfigError
 from afm.evaluation import Metrics, read_manifest, summarise
-from afm.evaluation.config import load_config
 from afm.evaluation.report import write_run_report
 from afm.evaluation.wording import hallucination_words
 from afm.models.scripted import ScriptedModel
@@ -107,15 +106,5 @@ def test_the_command_asks_the_same_questions_without_tools(afm, tmp_path, solver
     assert "  no tool offered: 0.0 % of the episodes hold the form of a call" in done.stdout
     manifest = read_manifest(out / "manifest.json")
     assert manifest.spec.name == "math_without_tools"
+    assert manifest.agents.originals[manifest.spec.name].tool_roles, "the agent as it was with its tools"
     assert (manifest.settings["tools"], manifest.settings["data"]["tasks"]) == (None, 4)
-
-
-def test_settings_without_tools_keep_the_agent_as_it_was_with_them() -> None:
-    plain, bare = (
-        load_config(ROOT / "configs/eval/aime24.yaml", ["model=none", *more])
-        for more in ((), ["without_tools=true"])
-    )
-    assert bare.routes(with_tools=True).first.declared == plain.routes().first.declared == MATH
-    assert bare.routes().first.declared == BARE
-    assert bare.tools_in_use(bare.routes().first) is None
-    assert plain.tools_in_use(plain.routes().first) is not None

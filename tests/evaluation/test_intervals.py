@@ -44,11 +44,6 @@ def test_equal_shares_are_no_certainty() -> None:
     assert half == pytest.approx(0.2848, abs=1e-4)
 
 
-def test_equal_values_leave_no_width() -> None:
-    interval = bootstrap_mean([0.25] * 8)
-    assert (interval.value, interval.low, interval.high) == (0.25, 0.25, 0.25)
-
-
 @pytest.mark.parametrize(
     ("estimate", "passes", "rounds", "k", "expected"),
     [

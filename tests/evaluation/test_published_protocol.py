@@ -49,9 +49,7 @@ def run(solver, tmp_path):
     return play
 
 
-async def test_the_last_suggested_answer_is_judged_and_the_record_says_where_it_came_from(
-    tmp_path, run
-) -> None:
+async def test_the_last_suggested_answer_is_judged_and_its_origin_recorded(tmp_path, run) -> None:
     assert (await run("ours")).pass_at_1.value == 0.0
     metrics = await run("published", PublishedProtocol(max_steps=4, max_errors=3))
     assert (metrics.pass_at_1.value, metrics.scored) == (0.5, 2)
@@ -59,8 +57,6 @@ async def test_the_last_suggested_answer_is_judged_and_the_record_says_where_it_
     assert (first.verdict.score, first.stop) == (1.0, "turns")
     told = first.provenance["protocol"]
     assert (told["answer_from"], told["steps"], told["attempts"]) == ("last suggested answer", 4, 1)
-    assert len(first.response_ids) == len(first.response_mask)
-    assert bytes(first.response_ids).decode() == first.text
     # Without an answer there are three attempts of three forgotten generations each, all of them paid for.
     told = second.provenance["protocol"]
     assert (told["answer_from"], told["attempts"], told["errors"]) == (None, 3, 3)
@@ -108,13 +104,9 @@ def test_with_the_users_texts_nothing_differs_but_the_questions(tmp_path) -> Non
 
     (tmp_path / "judge.txt").write_text("{question} {gt_answer} {pred_answer}")
     (tmp_path / "web.txt").write_text("user\n\nSearch.\n\n{question}")
-    words = [
-        "model=http://127.0.0.1:1",
-        "protocol=published",
-        f"prompt={tmp_path / 'web.txt'}",
-        f"rewards={ROOT / 'configs/rewards/eval_judge_published.yaml'}",
-        f"rewards.judge.prompt={tmp_path / 'judge.txt'}",
-    ]
+    words = ["model=http://127.0.0.1:1", "protocol=published", f"prompt={tmp_path / 'web.txt'}"]
+    words += [f"rewards={ROOT / 'configs/rewards/eval_judge_published.yaml'}"]
+    words += [f"rewards.judge.prompt={tmp_path / 'judge.txt'}"]
     config = load_config(ROOT / "configs/eval/gaia.yaml", words)
     route, protocol = config.routes().first, config.published_protocol()
     assert protocol == PublishedProtocol()
@@ -127,7 +119,9 @@ def test_with_the_users_texts_nothing_differs_but_the_questions(tmp_path) -> Non
         protocol=protocol,
     )
     manifest = make_manifest(TASKS, route.declared, "m", conditions)
-    assert manifest.sources["benchmark"]["departures"] == ["questions: 2, published 103"]
+    told = manifest.sources["benchmark"]
+    assert told["departures"] == ["questions: 2, published 103"]
+    assert (told["published"]["temperatures"], told["published_scores"]["pass@3"]) == ([1.0], 69.9)
     digest = manifest.settings["reward"]["judge"]["prompt"]
     (tmp_path / "judge.txt").write_text("Well? {question} {gt_answer} {pred_answer}")
     assert sources_of(config).reward["judge"]["prompt"] != digest

@@ -90,16 +90,6 @@ async def test_a_second_start_repeats_nothing_but_what_a_kill_cut_off(tmp_path, 
     assert file.read_bytes().splitlines(keepends=True)[:3] == lines[:3]
 
 
-async def test_another_run_in_the_same_folder_is_refused_by_name(tmp_path, solver) -> None:
-    await solver.run(tmp_path, 50, 3)
-    with pytest.raises(ConfigError, match=r"other settings \(seed: 0 -> 1\); choose another output_dir"):
-        await solver.run(tmp_path, 50, 3, seed=1)
-    several = r"data.sha256: .*, data.tasks: 3 -> 4, model.name: '\w+-50' -> '\w+-60'"
-    with pytest.raises(ConfigError, match=several):
-        await solver.run(tmp_path, 60, 4)
-    assert (tmp_path / "metrics.json").exists()
-
-
 async def test_two_processes_cannot_write_into_one_folder(tmp_path, solver) -> None:
     inner = []
 

@@ -2,16 +2,13 @@
 
 import asyncio
 import csv
-import json
 from pathlib import Path
 
 import pytest
 
 from afm.cli.report import report
-from afm.evaluation import Conditions
 from afm.evaluation.config import load_config
 from afm.evaluation.job import load_tasks, sources_of
-from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel
 from afm.trajectory.io import load_records
 from afm.trajectory.record import encrypt, opened
@@ -121,18 +118,3 @@ async def test_report_and_viewer_show_nothing_of_it(tmp_path, folder, run) -> No
     assert (out / "report.html").stat().st_size > 1000
     list(EpisodeIndex(out, tmp_path / "out/index.sqlite").refresh())
     assert [secret for secret in SECRETS if secret in on_disk(out)] == []
-
-
-def test_the_manifest_tells_the_published_settings_and_what_differs(tmp_path, folder) -> None:
-    from afm.evaluation.manifest import make_manifest
-
-    config = settings(folder, tmp_path / "out")
-    route, sampling = config.routes().first, SamplingParams(4096, temperature=1.0, top_p=0.9, top_k=20)
-    conditions = Conditions(sampling, limits=route.limits, rounds=2, sources=sources_of(config))
-    manifest = make_manifest(load_tasks(config), route.declared, "scripted", conditions)
-    told = json.loads(manifest.model_dump_json())["sources"]
-    assert told["parallel"] == 30
-    assert told["benchmark"]["name"] == "browsecomp"
-    assert told["benchmark"]["published"]["temperatures"] == [1.0]
-    assert told["benchmark"]["published_scores"]["pass@3"] == 19.2
-    assert told["benchmark"]["departures"][:2] == ["rounds: 2, published 5", "questions: 3, published 1266"]
