@@ -1,5 +1,3 @@
-"""One episode of a task: which failures are tried again, and which say nothing about the question."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""Published settings as presets of our recipes, and the facts against the published files themselves."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Tests that CI leaves out have a record, and the suite has a limit for its time."""
-
 from __future__ import annotations
 
 import ast

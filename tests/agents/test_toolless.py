@@ -1,5 +1,3 @@
-"""An agent without its tools: what is left of it, and what its prompt says."""
-
 import pytest
 
 from afm.agents import AgentSpec, load_agent, shipped_agents

@@ -1,5 +1,3 @@
-"""What tests of several commands share."""
-
 from __future__ import annotations
 
 import signal

@@ -1,5 +1,3 @@
-"""`afm ask` as a conversation: what the model reads again, what is saved, what a terminal shows, what Ctrl-C ends."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""``afm convert`` on files."""
-
 from __future__ import annotations
 
 import json

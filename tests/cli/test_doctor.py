@@ -1,5 +1,3 @@
-"""`afm doctor` without a configuration: this computer; and how findings are shown."""
-
 from __future__ import annotations
 
 import importlib.util

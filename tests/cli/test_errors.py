@@ -1,5 +1,3 @@
-"""What the command line says, and with which status it ends, when something is wrong."""
-
 import json
 import re
 import subprocess

@@ -1,5 +1,3 @@
-"""``afm data negative`` as a person runs it."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""``afm reproduce``, from published data to a report: what it runs, what it misses, and the whole of it on a CPU."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""``afm reward --attack``: the table, its exit status, wrong usage."""
-
 from __future__ import annotations
 
 import json

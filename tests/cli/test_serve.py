@@ -1,5 +1,3 @@
-"""``afm serve``: the command becomes the server."""
-
 from __future__ import annotations
 
 import os

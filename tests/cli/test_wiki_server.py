@@ -1,5 +1,3 @@
-"""The quickstart's own wiki server, a real one."""
-
 from __future__ import annotations
 
 import asyncio

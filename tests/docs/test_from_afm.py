@@ -1,5 +1,3 @@
-"""The page for those who come from AFM: what it names exists, here and there, and nothing that a user meets is left out."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""The tables of keys in the documentation are those of the settings classes."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""The pictures of the documentation: shown, small, and made by a script that works."""
-
 import re
 import shutil
 import subprocess

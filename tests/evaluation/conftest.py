@@ -1,5 +1,3 @@
-"""Records made by hand, the scripted solver, and a server that plays a model."""
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""An evaluation in which each row chooses its agent: programs and mathematics in one file, in the published layout."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Every benchmark of the published evaluation: settings, data, and real files through `afm eval`."""
-
 import json
 from itertools import combinations
 from pathlib import Path

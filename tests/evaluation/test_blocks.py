@@ -1,5 +1,3 @@
-"""What a page shows of an episode: roles, authors, faults."""
-
 from afm.evaluation.page import Block, blocks_of, role_colours
 from afm.trajectory.record import TextSegment
 from afm.trajectory.types import Author

@@ -1,5 +1,3 @@
-"""A closed model behind a chat endpoint as a baseline: evaluated with real tools, marked in records, manifest and report."""
-
 import json
 from pathlib import Path
 

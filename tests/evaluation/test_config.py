@@ -1,5 +1,3 @@
-"""Settings of ``afm eval``: what is shipped parses, what is wrong is named."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Curves from the logs of the engines."""
-
 import json
 import math
 

@@ -1,5 +1,3 @@
-"""`afm doctor` of evaluations: each thing that would end or spoil a run is said, with what to do, before it starts."""
-
 from __future__ import annotations
 
 import hashlib

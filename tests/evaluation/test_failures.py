@@ -1,5 +1,3 @@
-"""Every episode that did not pass is in one class, with examples that nobody picked."""
-
 import pytest
 
 from afm.agents import load_agent

@@ -1,5 +1,3 @@
-"""Calls of tools that are not there: hand-made episodes, and evaluations of an agent without its tools."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""What a report says about the health of a reinforcement-learning run."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Intervals and pass@k against values worked out by hand."""
-
 import math
 
 import pytest

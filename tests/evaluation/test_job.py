@@ -1,5 +1,3 @@
-"""``afm eval`` and ``afm report`` as a person runs them: a tiny model, and the rows of real benchmarks."""
-
 import json
 import os
 import subprocess

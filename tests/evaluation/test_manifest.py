@@ -1,5 +1,3 @@
-"""What a run remembers about itself."""
-
 import pytest
 
 from afm.agents import Limits

@@ -1,5 +1,3 @@
-"""Figures of hand-made episodes."""
-
 import random
 
 import pytest

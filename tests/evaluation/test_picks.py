@@ -1,5 +1,3 @@
-"""Which episodes a report shows."""
-
 from afm.evaluation.compare import pick_episodes, pick_pairs
 
 

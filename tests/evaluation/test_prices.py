@@ -1,5 +1,3 @@
-"""Money: worked out by hand, and in real runs of the scripted solver."""
-
 import asyncio
 import json
 

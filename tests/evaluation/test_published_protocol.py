@@ -1,5 +1,3 @@
-"""`protocol: published` through an evaluation: what is recorded, judged, told and refused."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The page: complete, self-contained, and safe from what models write."""
-
 import json
 import re
 import shutil

@@ -1,5 +1,3 @@
-"""What a run finds finished when it starts again, whatever a kill left of its file."""
-
 from __future__ import annotations
 
 import random

@@ -1,5 +1,3 @@
-"""Evaluation with the scripted solver, the real code tool and the real reward."""
-
 import asyncio
 import json
 from collections import Counter

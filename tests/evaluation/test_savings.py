@@ -1,5 +1,3 @@
-"""A team against a model: figures worked out by hand."""
-
 import pytest
 
 from afm.errors import DataError

@@ -1,5 +1,3 @@
-"""A benchmark that is published encrypted, from its file to the report: nothing of it is on disk in plain form."""
-
 import asyncio
 import csv
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""p-values against values worked out by hand, and against plain enumeration."""
-
 import itertools
 import math
 from fractions import Fraction

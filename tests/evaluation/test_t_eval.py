@@ -1,5 +1,3 @@
-"""T-Eval's files as they are published, read, asked over HTTP in their own chats, and scored by ability."""
-
 import json
 
 import pytest

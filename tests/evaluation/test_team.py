@@ -1,5 +1,3 @@
-"""``afm eval`` of a team: the real command, real searches, members behind a chat server on the loopback."""
-
 import asyncio
 import json
 import os

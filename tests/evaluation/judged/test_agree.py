@@ -1,5 +1,3 @@
-"""Judges that judge again, over HTTP: who agrees with whom, and what is not asked twice."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""best-of-k with a real HTTP server as the judge: what it chooses, what it costs, what it cannot be talked into."""
-
 import json
 from pathlib import Path
 

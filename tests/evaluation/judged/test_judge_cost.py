@@ -1,5 +1,3 @@
-"""What the reward's judge was asked stands beside the verdict, and costs."""
-
 import pytest
 
 from afm.evaluation import Sources

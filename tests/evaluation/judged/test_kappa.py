@@ -1,5 +1,3 @@
-"""Raw agreement and kappa against values worked out by hand."""
-
 import pytest
 
 from afm.evaluation.statistics import agreement, cohens_kappa

@@ -1,5 +1,3 @@
-"""Judges work on a sealed benchmark, and nothing they are shown or say is written in plain form."""
-
 from afm.evaluation.best_of import BestOfSettings, choose
 from afm.evaluation.judging import AgreementSettings, agree
 

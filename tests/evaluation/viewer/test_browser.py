@@ -1,5 +1,3 @@
-"""The page in a real browser: Debian's Chromium, driven by Playwright."""
-
 import json
 import os
 import shutil
