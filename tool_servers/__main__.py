@@ -58,7 +58,7 @@ class BackgroundServer:
         self.name, self.log = name, folder / f"{name}.log"
         self._file = folder / f"{name}.pid"
         self.pid, self.url, self.since, self._born = 0, "", 0.0, 0
-        with suppress(OSError, ValueError, KeyError):
+        with suppress(OSError, ValueError, KeyError, TypeError):
             state = json.loads(self._file.read_text(encoding="utf-8"))
             self.pid, self.url = state["pid"], state["url"]
             self.since, self._born = state["since"], state["born"]
@@ -167,7 +167,8 @@ class BackgroundServer:
 
 def main(words: Sequence[str]) -> int:
     """Exit status 0 when all is well, 1 when a server failed or does not run, 2 for wrong usage."""
-    name, *rest = words or ["--help"]
+    words = words or ["--help"]
+    name, *rest = words
     try:
         if name in KINDS and "--dry-run" in rest:
             print(shlex.join(serve_command(name, [word for word in rest if word != "--dry-run"])))

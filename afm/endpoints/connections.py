@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import httpx
 from pydantic import SecretStr
 
+from afm.configuration import without_password
 from afm.endpoints.pace import RETRIED_STATUS, TryAgainError, retry_after_s
 from afm.errors import ConfigError, RefusedError
 from afm.settings import Environment, load_settings
@@ -348,5 +349,5 @@ def server_address(url: str, path: str, variable: str, example: str) -> str:
             raise ConfigError(
                 f"urls: an address holds a password or query; put the token into {variable} instead"
             )
-        raise ConfigError(f"urls: got {url!r}, expected an address such as {example}")
+        raise ConfigError(f"urls: got {without_password(url)!r}, expected an address such as {example}")
     return url.rstrip("/").removesuffix(path)

@@ -19,7 +19,8 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field, ValidationError, model_validator
 
-from afm.configuration import Settings, validated
+from afm.configuration import Settings, validated, without_password
+from afm.endpoints.connections import bearer
 from afm.errors import ConfigError, MissingExtraError
 from afm.tools.base import ToolContext, ToolResult
 
@@ -225,7 +226,7 @@ async def _client(server: McpServer, stack: AsyncExitStack) -> Any:
             raise ConfigError(
                 f"environment variable {server.token_variable} is not set; it holds the token for {server.url}"
             )
-        headers["Authorization"] = f"Bearer {token}"
+        headers = bearer(token, server.token_variable)
     http = await stack.enter_async_context(bounded_client(headers, server.max_bytes))
     return Client(streamable_http_client(server.url, http_client=http, max_sse_event_size=server.max_bytes))
 
@@ -326,4 +327,4 @@ def _reason(error: BaseException) -> str:
     """The first leaf of an exception group, in words."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"[:300]
+    return without_password(f"{type(error).__name__}: {error}")[:300]

@@ -122,7 +122,9 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> No
     assert key not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:99999", "http://me:secret@a", "a:1"])
+@pytest.mark.parametrize(
+    "url", ["ftp://me:secret@a", "http://", "http://me:secret@a:99999", "http://me:secret@a", "a:1"]
+)
 def test_addresses_of_servers_have_a_host_a_port_and_no_password(url: str) -> None:
     with pytest.raises(ConfigError, match="urls: ") as caught:
         server_address(url, "/run", "TOKEN", "http://a:1")

@@ -353,6 +353,19 @@ def test_another_process_with_the_number_of_a_dead_server_is_left_alone(servers)
     bystander.wait()
 
 
+def test_a_pid_file_of_another_form_is_no_server(servers):
+    servers.state.mkdir()
+    (servers.state / "code.pid").write_text("12345\n")
+    assert "code             stopped" in servers("status", "code", status=1)
+
+
+def test_without_words_it_says_what_it_can_do(capsys):
+    with pytest.raises(SystemExit) as end:
+        command_line.main([])
+    assert end.value.code == 0
+    assert "{start,stop,status,test}" in capsys.readouterr().out
+
+
 def test_a_dry_run_starts_nothing(servers):
     told = servers("start", "crawl_page", "--dry-run")
     assert "-m tool_servers crawl_page" in told

@@ -76,12 +76,19 @@ async def test_a_servers_tools_are_an_agents_tools(tmp_path, monkeypatch):
             {"url": "http://127.0.0.1:9/mcp", "token_variable": "TOKEN_FOR_TEST"},
             "environment variable TOKEN_FOR_TEST is not set",
         ),
+        (
+            {"url": "http://me:pass@127.0.0.1:9/mcp", "token_variable": "TOKEN_FOR_TEST"},
+            "http://***@127.0.0.1:9",
+        ),
+        ({"url": "http://127.0.0.1:9/mcp", "token_variable": "A_TOKEN"}, "A_TOKEN: expected printable ASCII"),
     ],
 )
-async def test_a_missing_program_and_a_missing_token_are_failures_of_the_tool(config, told):
+async def test_a_missing_program_and_a_missing_token_are_failures_of_the_tool(config, told, monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "pass\n")
     result = await opened(MCP, "x", argument="text", **config).call("")
     assert not result.ok
     assert told in result.text
+    assert "pass" not in result.text
 
 
 @pytest.mark.parametrize(

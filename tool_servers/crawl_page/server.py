@@ -159,7 +159,7 @@ class ReaderSource:
             raise FetchError(FetchFault.PARSE, "the page holds no readable text")
         title, place = data.get("title"), data.get("url")
         return PageText(
-            place if isinstance(place, str) and place else normal,
+            readable(place) if isinstance(place, str) and place else normal,
             " ".join(readable(title).split())[:200] if isinstance(title, str) else "",
             text,
         )

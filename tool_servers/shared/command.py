@@ -52,11 +52,18 @@ class ServerEntry:
     packages: tuple[str, ...] = ()
 
     def port(self, environment: Environment) -> int:
-        """Where it listens by default."""
+        """Where it listens by default.
+
+        Raises:
+            ConfigError: The address in the environment has no valid port.
+        """
         if self.port_variable is None:
             return _PORT
         value: int | str = getattr(environment, self.port_variable.lower())
-        return value if isinstance(value, int) else urlsplit(value).port or _PORT
+        try:
+            return value if isinstance(value, int) else urlsplit(value).port or _PORT
+        except ValueError as error:
+            raise ConfigError(f"{self.port_variable}: {error}") from None
 
 
 _PAGES = ("trafilatura", "pypdf", "bm25s")

@@ -114,10 +114,9 @@ def _hits(rows: Iterable[Any], snippet: str) -> list[Hit]:
             and link.startswith(("http://", "https://"))
             and len(link) <= _MAX_LINK_CHARS
         ):
-            title = _line(row.get("title"), _MAX_TITLE_CHARS)
-            hits.append(
-                Hit(title or link, _line(link, _MAX_LINK_CHARS), _line(row.get(snippet), _MAX_SNIPPET_CHARS))
-            )
+            link = _line(link, _MAX_LINK_CHARS)
+            title = _line(row.get("title"), _MAX_TITLE_CHARS) or link
+            hits.append(Hit(title, link, _line(row.get(snippet), _MAX_SNIPPET_CHARS)))
     return hits
 
 

@@ -131,6 +131,14 @@ def test_no_server_listens_to_other_machines_without_its_token(name):
         launch.address()
 
 
+def test_an_address_without_a_valid_port_is_named():
+    launch = parse_launch(
+        "wiki_search", [], Environment(wiki_rag_server_url="http://127.0.0.1:port/retrieve")
+    )
+    with pytest.raises(ConfigError, match="WIKI_RAG_SERVER_URL: Port could not be cast"):
+        launch.address()
+
+
 def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head():
     """Regression: 40 ms a request where connections do not inherit TCP_NODELAY."""
     with (

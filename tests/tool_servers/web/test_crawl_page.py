@@ -255,7 +255,7 @@ def test_a_model_that_hangs_does_not_outlast_the_caller(with_model, another_site
 
 def test_a_reader_service_reads_instead(start, another_site):
     def reader(handler):
-        data = {"title": "T", "url": handler.path[1:], "content": "read\u202e elsewhere"}
+        data = {"title": "T", "url": f"{handler.path[1:]}\ud800", "content": "read\u202e elsewhere"}
         return (200, "application/json", json.dumps({"code": 200, "data": data}).encode())
 
     public = "http://93.184.215.14"
@@ -269,6 +269,7 @@ def test_a_reader_service_reads_instead(start, another_site):
     found = pages(server.post("/crawl_page", urls=[*urls, "http://127.0.0.1/"]))
     assert [page["kind"] for page in found] == [None, "broken", "broken", "status", "blocked"]
     assert (found[0]["title"], found[0]["text"]) == ("T", "read elsewhere")
+    assert found[0]["url"] == f"{public}/a?b=1\ufffd"  # half a surrogate pair cannot be sent
     assert another_site.headers[0]["Authorization"] == "Bearer jina-secret"
     assert f"/{public}/a?b=1" in another_site.asked
     assert not any("127.0.0.1" in path for path in another_site.asked)

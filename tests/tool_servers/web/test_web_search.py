@@ -10,7 +10,8 @@ import pytest
 from tool_server import ToolServer, build_index
 
 from afm.errors import ConfigError, DataError
-from tool_servers.web_search.providers import open_local
+from afm.settings import Environment
+from tool_servers.web_search.providers import SearchSettings, open_local, open_provider
 
 A = "http://a.example.org"
 PAGES = [
@@ -235,3 +236,12 @@ async def test_half_a_surrogate_pair_in_a_page_can_be_sent(tmp_path):
         "A long river ? here.",
         "http://127.0.0.1:8008/River_%3F/%3F",
     )
+
+
+async def test_half_a_surrogate_pair_in_a_result_can_be_sent(site):
+    site.pages["/search"] = reply({"organic": [{"link": "https://e.org/\ud800"}]})
+    environment = Environment(web_search_method_type="serper", web_search_serper_api_key="a-key")
+    provider = open_provider(SearchSettings(serper_url=site.url), environment)
+    [found] = await provider.search("river", 3)
+    await provider.close()
+    assert found.title == found.link == "https://e.org/\ufffd"
