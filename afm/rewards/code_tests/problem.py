@@ -237,9 +237,8 @@ def _lines(value: Any) -> str:
 def _arguments(value: Any) -> tuple[Any, ...]:
     """Arguments as a list, or as a text with one JSON value a line."""
     if isinstance(value, str):
-        lines = re.split(
-            r"\r?\n", value
-        )  # str.splitlines would end them within texts, at U+2028 and the like
+        # str.splitlines would end them within texts, at U+2028 and the like.
+        lines = re.split(r"\r?\n", value)
         return tuple(_value(line) for line in lines if line.strip())
     return tuple(value) if _is_list(value) else (value,)
 
