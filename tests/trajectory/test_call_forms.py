@@ -1,5 +1,3 @@
-"""What counts as a tool call, and as a call of a tool that is not there."""
-
 import gc
 import time
 
@@ -44,10 +42,7 @@ def test_authors_change_nothing_about_what_the_agent_wrote():
         ("<WIKI_SEARCH>Bonn</WIKI_SEARCH>", "wiki_search"),
         ('<lookup key="x"/>', "lookup"),
         ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "add"),
-        (
-            '<function_calls><invoke name="add"><parameter name="a">1</parameter></invoke></function_calls>',
-            "add",
-        ),
+        ('<function_calls><invoke name="add"><parameter>1</parameter></invoke></function_calls>', "add"),
         ('<function=add>{"a": 1}</function>', "add"),
         ('[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]', "add"),
         ('<|python_tag|>{"name": "add", "parameters": {"a": 1}}', "add"),

@@ -123,14 +123,13 @@ def test_list_of_faults_ends_where_nobody_reads_on() -> None:
 
 
 @given(tag_soup)
-def test_split_text_always_renders_back(text: str) -> None:
+def test_split_renders_back_and_parse_accepts_what_has_no_fault_at_a_tag_or_visible_text(text: str) -> None:
     parts = split(text, MATH)
     assert render(Trajectory(parts.steps, parts.tail)) == text
-
-
-@given(tag_soup)
-def test_parse_accepts_exactly_what_has_no_structure_fault(text: str) -> None:
     if faults := structure_faults(text, MATH):
+        for fault in faults:
+            begin = text[fault.character]
+            assert begin.strip() if fault.kind is Fault.STRAY_TEXT else begin == "<"
         with pytest.raises(TrajectoryError) as error:
             parse(text, MATH)
         assert str(error.value) == str(faults[0])
@@ -141,15 +140,6 @@ def test_parse_accepts_exactly_what_has_no_structure_fault(text: str) -> None:
 @given(trajectories)
 def test_rendered_trajectories_parse_back_equal(trajectory: Trajectory) -> None:
     assert parse(render(trajectory), MATH) == trajectory
-
-
-@given(tag_soup)
-def test_faults_point_at_a_tag_or_at_visible_text(text: str) -> None:
-    for fault in structure_faults(text, MATH):
-        if fault.kind is Fault.STRAY_TEXT:
-            assert text[fault.character].strip()
-        else:
-            assert text[fault.character] == "<"
 
 
 @given(tag_soup)

@@ -1,7 +1,3 @@
-"""Programs that hand an answer over, without doing so."""
-
-from __future__ import annotations
-
 import pytest
 
 from afm.errors import DataError

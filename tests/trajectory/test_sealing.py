@@ -1,5 +1,3 @@
-"""Text that may not stand on disk in plain form."""
-
 import pytest
 
 from afm.errors import DataError

@@ -52,12 +52,7 @@ def reflect(grade: str) -> str:
         (f"<plan>p</plan><plan>q</plan>{END}", [(Fault.TRANSITION, 14), (Fault.COUNT, 14)]),
         (f"<plan>p</plan><think>a</think>{END}", [(Fault.THOUGHT, 30)]),
         (f"<plan>p</plan>\n<observation>x</observation>\n{END}", [(Fault.OBSERVATION, 15)]),
-        (
-            "<plan>p</plan>"
-            + CODE.replace("<reflection>", "<observation>2</observation>\n<reflection>")
-            + END,
-            [(Fault.OBSERVATION, 14 + CODE.index("<reflection>"))],
-        ),
+        (f"{PLAN}{CODE[:-27]}<observation>2</observation>{CODE[-27:]}{END}", [(Fault.OBSERVATION, 83)]),
         (f"<plan>p</plan>{CODE}", [(Fault.NO_ANSWER, 14 + len(CODE))]),
         (f"<plan>p</plan>{END}<think>more</think>", [(Fault.AFTER_ANSWER, 14 + len(END))]),
         (f"<plan>p</plan>{END} bye", [(Fault.STRAY_TEXT, 15 + len(END))]),
@@ -79,30 +74,21 @@ def test_faults_of_a_math_trajectory_come_in_the_order_of_the_text(
     assert kinds(text) == faults
 
 
+OK, T = "<reflection>ok</reflection>", "<think>t</think>"
+
+
 @pytest.mark.parametrize(
     ("text", "place", "message"),
     [
         (f"{CODE}{END}", "<code> at character 16 (line 1", "may not begin the response; expected <plan>"),
-        (
-            f"<plan>p</plan>{CODE.removeprefix('<think>t</think>')}{END}",
-            "<code> at character 14 (line 1",
-            "has no <think> directly before it",
-        ),
-        (
-            f"<plan>p</plan>{CODE.removesuffix('<reflection>ok</reflection>')}{END}",
-            "<answer> at character 99 (line 5",
-            "may not follow <code>; expected <reflection>",
-        ),
-        (
-            f"<plan>p</plan><think>t</think><code>1</code><reflection>r</reflection>{END}",
-            "<reflection> at character 44 (line 1",
-            "follows <code>; expected <observation>",
-        ),
+        (f"{PLAN}{CODE.removeprefix(T)}{END}", "<code> at character 14 (line 1", "has no <think> directly"),
+        (f"{PLAN}{CODE.removesuffix(OK)}{END}", "<answer> at character 99 (line 5", "may not follow <code>"),
+        (f"{PLAN}{T}<code>1</code>{OK}{END}", "<reflection> at character 44 (line 1", "follows <code>"),
     ],
 )
 def test_a_fault_names_role_place_and_expectation(text: str, place: str, message: str) -> None:
-    faults = validate(author_segments(text, MATH), MATH)
-    assert [fault.message for fault in faults] == [f"{place} of the text) {message}"]
+    [fault] = validate(author_segments(text, MATH), MATH)
+    assert fault.message.startswith(f"{place} of the text) {message}")
 
 
 def test_the_order_of_a_web_trajectory_follows_its_grades() -> None:

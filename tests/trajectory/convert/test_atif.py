@@ -1,7 +1,5 @@
 """ATIF in all its versions, held against the pydantic models of the package nvidia-nat-atif (those of nvidia-nat-core)."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows that others wrote, in each format, as trajectories; expected texts by hand."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -162,10 +160,8 @@ def test_the_spans_of_a_trace_become_one_trajectory_wherever_they_stand(tmp_path
     (tmp_path / "traces.jsonl").write_text("\n".join(map(json.dumps, mixed)))
     assert detected(tmp_path / "traces.jsonl").name == "openai_agents"
     found = list(read_converted(tmp_path / "traces.jsonl", FORMATS["openai_agents"], Context(agent=SPEC)))
-    assert [(line, row.record.id, row.record.text) for line, row in found] == [
-        (1, "t", TEXT),
-        (2, "t2", TEXT),
-    ]
+    read_back = [(line, row.record.id, row.record.text) for line, row in found]
+    assert read_back == [(1, "t", TEXT), (2, "t2", TEXT)]
     first = found[0][1]
     assert first.record.model == "tiny"
     assert (first.record.cost.prompt_tokens, first.record.cost.agent_tokens) == (30, 4)
@@ -184,11 +180,7 @@ TOOLBENCH = [
     {"role": "assistant", "content": "Look.", "function_call": FUNCTION},
     {"role": "function", "name": "wiki_search", "content": "1702"},
     {"role": "assistant", "content": "Found.", "function_call": ANSWERED},
-    {
-        "role": "function",
-        "name": "Finish",
-        "content": '{"response": "successfully giving the final answer."}',
-    },
+    {"role": "function", "name": "Finish", "content": '{"response": "successfully giving the answer."}'},
 ]
 
 
@@ -252,9 +244,7 @@ def test_a_trace_in_which_the_user_asks_again_is_refused():
 
 def test_a_tool_that_ran_with_other_arguments_than_the_model_wrote_refuses_the_trace():
     first, ran, last = ONE_CALL[0], looked_up(2, "a mill", "1702", id="b"), ONE_CALL[2]
-    with pytest.raises(
-        DataError, match=r"span b: wiki_search ran with .*a mill.*, which no generation asked"
-    ):
+    with pytest.raises(DataError, match=r"span b: wiki_search ran with .*a mill.*, which no gener"):
         read("openai_agents", [first, ran, last])
     ran["span_data"]["input"] = None  # a trace without sensitive data
     assert "1702\n</observation>" in read("openai_agents", [first, ran, last]).record.text
@@ -332,10 +322,7 @@ def test_a_react_trace_with_brackets_and_numbers_is_read():
 
 def test_an_error_of_a_smolagents_step_is_what_came_back():
     task, first, last = ROWS["smolagents"]["steps"]
-    failed = first | {
-        "observations": None,
-        "error": {"type": "AgentToolExecutionError", "message": "no page"},
-    }
+    failed = first | {"observations": None, "error": {"type": "AgentError", "message": "no page"}}
     assert "\nError: no page\n" in read("smolagents", [task, failed, last]).record.text
 
 
@@ -359,7 +346,8 @@ def test_what_is_left_behind_is_told():
     assert read("openai", {"messages": messages, "score": 3}).lost == ("the system prompt", "key 'score'")
 
 
-SECOND = r"got a second message of the user, '{}', {}"
+SECOND = "got a second message of the user"
+CALLED, RETURNED = ROWS["openai"]["messages"][:2], ROWS["openai"]["messages"][:3]
 TWO_QUESTIONS = turns((USER, "Who?"), (ASSISTANT, "Anna."), (USER, "And when, " + "x" * 100))
 BOTH_IN_ONE = {"step_number": 1, "tool_calls": [FUNCTION, FUNCTION], "observations": "both"}
 
@@ -371,28 +359,15 @@ BOTH_IN_ONE = {"step_number": 1, "tool_calls": [FUNCTION, FUNCTION], "observatio
         ("alpaca", 3, "got int, expected an object"),
         ("openai", [], "messages: got"),
         ("openai", turns((ASSISTANT, "x")), "speaks before a question"),
+        ("openai", [*CALLED, *turns(("tool", 3))], r"messages\[2\]: content: got int"),
+        ("openai", CALLED, "the call of 'wiki_search' has no result"),
         (
             "openai",
-            [*ROWS["openai"]["messages"][:2], *turns(("tool", 3))],
-            r"messages\[2\]: content: got int",
+            [*RETURNED, *asked("And now?")],
+            rf"messages\[3\]: {SECOND}, 'And now\?', that answers no",
         ),
-        ("openai", ROWS["openai"]["messages"][:2], "the call of 'wiki_search' has no result"),
-        (
-            "openai",
-            [*ROWS["openai"]["messages"][:3], *asked("And now?")],
-            r"messages\[3\]: "
-            + SECOND.format(r"And now\?", "that answers no tool call; expected one question a row"),
-        ),
-        (
-            "openai",
-            [*TWO_QUESTIONS, *turns((ASSISTANT, "1702."))],
-            SECOND.format(rf"And when, {'x' * 50}\.\.\.", ".*Make a row of each question"),
-        ),
-        (
-            "sharegpt",
-            {"conversations": [{"from": "robot", "value": "x"}]},
-            "got 'robot', expected one of sys",
-        ),
+        ("openai", [*TWO_QUESTIONS, *turns((ASSISTANT, "1702."))], rf"{SECOND}, 'And when, {'x' * 50}\.\.\."),
+        ("sharegpt", {"conversations": [{"from": "robot", "value": "x"}]}, "got 'robot', expected one of"),
         ("react", {"question": "x", "text": "no trace"}, "holds no Thought:"),
         ("smolagents", {"steps": [{"step_number": 1, "model_output": "x"}]}, "holds no task"),
         ("smolagents", [{"task": "x"}, BOTH_IN_ONE], "step 1: the results of 2 tool calls stand in one text"),
@@ -408,6 +383,82 @@ def test_a_bad_row_says_what_is_wrong_with_it(name, row, message):
 def test_without_an_agent_a_row_that_names_none_is_refused():
     with pytest.raises(DataError, match="names no agent; give --agent NAME"):
         FORMATS["openai"].read(ROWS["openai"], Context())
+
+
+def atif(first, last):
+    """Two steps of the agent, the first with a call."""
+    call = {"tool_call_id": "a", "function_name": "wiki_search", "arguments": QUERY}
+    observation = {"results": [{"source_call_id": "a", "content": "Built in 1702."}]}
+    steps = [
+        {"step_id": 1, "source": "user", "message": "When?"},
+        {"step_id": 2, "source": "agent", "tool_calls": [call], "observation": observation, **first},
+        {"step_id": 3, "source": "agent", **last},
+    ]
+    agent = {"name": "x", "version": "1"}
+    return {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": agent, "steps": steps}
+
+
+def openai(first, last):
+    """The same as two messages of the assistant."""
+    sent, called, result, ended = ROWS["openai"]["messages"]
+    return {"messages": [sent, called | first, result, ended | last]}
+
+
+def spans(first, last):
+    """The same as two generations of a trace."""
+    trace = [generation(1, asked("When?"), "", "mill"), looked_up(2, "mill", "Built in 1702.")]
+    trace.append(generation(3, asked("When?"), ""))
+    for row, said in ((trace[0], first), (trace[2], last)):
+        row["span_data"]["output"][0] |= said
+    return trace
+
+
+def beside(words, hidden, place="content"):
+    return {place: words, "reasoning_content": hidden}
+
+
+HIDDEN, ALSO = "I should search.", "The page says so."
+THOUGHT = TEXT.replace("Look.", HIDDEN).replace("Found.", ALSO)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("openai", openai(beside("", HIDDEN), beside("1702", ALSO))),
+        ("openai", openai({"content": None, "reasoning": HIDDEN}, {"content": "1702", "reasoning": ALSO})),
+        ("openai_agents", spans(beside("", HIDDEN), beside("1702", ALSO))),
+        ("atif", atif(beside("", HIDDEN, "message"), beside("1702", ALSO, "message"))),
+        ("atif", atif({"message": f"<think>{HIDDEN}</think>"}, {"message": f"<think>{ALSO}</think>1702"})),
+        # The chat template wrote the opening tag.
+        ("openai", openai({"content": f"<Thinking>{HIDDEN}</Thinking>"}, {"content": f"{ALSO}</think>1702"})),
+    ],
+)
+def test_hidden_reasoning_is_a_thought_of_its_own_and_nothing_stands_in_for_it(name, row):
+    found = read(name, row, missing_thought="I go on.").record
+    assert found.text == THOUGHT
+    assert found.kept, found.reason
+
+
+def test_reasoning_before_tags_of_the_agent_joins_the_thought_that_begins_them():
+    row = openai(beside("<think>Mill.</think>", HIDDEN), beside("<answer>1702</answer>", ALSO))
+    assert read("openai", row).record.text == THOUGHT.replace("search.<", "search.\n\nMill.<")
+
+
+def test_tags_in_reasoning_are_text():
+    row = openai(beside("", "First <answer>1</answer>?"), beside("1702", "</think> it says"))
+    found = read("openai", row).record
+    first, last = "First [answer]1[/answer]?", "[/think] it says"
+    assert found.text == TEXT.replace("Look.", first).replace("Found.", last)
+    assert found.kept, found.reason
+
+
+def test_words_and_reasoning_of_turns_in_a_row_are_one_thought():
+    """No thought follows another in what the agents' rules accept."""
+    row = openai(beside("I look.", HIDDEN), beside("1702", ALSO))
+    row["messages"].insert(1, {"role": "assistant", "content": "A mill."})
+    found = read("openai", row).record
+    assert found.text == THOUGHT.replace(HIDDEN, f"A mill.\n\n{HIDDEN}\n\nI look.")
+    assert found.kept, found.reason
 
 
 def test_brackets_that_open_for_ever_are_a_bad_call_or_the_text_of_an_action():

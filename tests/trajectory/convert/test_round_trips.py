@@ -1,7 +1,3 @@
-"""There and back, a record is the same in every format that may keep what it has no place for."""
-
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs of real agents of smolagents, with scripted models, as trajectories; expected texts by hand."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -101,56 +99,40 @@ DONE = said_code("done.", "final_answer(x)")
 CODE = "x=6*7\nprint(x)"
 
 
+def in_json(thought, code):
+    return json.dumps({"thought": thought, "code": code})
+
+
 @pytest.mark.parametrize(
-    ("said", "last", "options"),
+    ("form", "options"),
     [
-        (
-            f"**Thought:** compute.\n```py\n{CODE}\n```",
-            "done.\n```py\nfinal_answer(x)\n```",
-            {"code_block_tags": "markdown"},
-        ),
-        (f"Thought: compute.\nCode:\n```py\n{CODE}\n```<end_code>", DONE, {}),
-        (f"<think>\ncompute.\n</think>\n<code>\n{CODE}\n</code>", DONE, {}),
-        (
-            f"compute.\n<run>{CODE}</run>",
-            "done.\n<run>final_answer(x)</run>",
-            {"code_block_tags": ("<run>", "</run>")},
-        ),
-        (
-            json.dumps({"thought": "compute.", "code": CODE}),
-            json.dumps({"thought": "done.", "code": "final_answer(x)"}),
-            {"use_structured_outputs_internally": True},
-        ),
+        ("**Thought:** {}\n```py\n{}\n```".format, {"code_block_tags": "markdown"}),
+        ("Thought: {}\nCode:\n```py\n{}\n```<end_code>".format, {}),
+        ("<think>\n{}\n</think>\n<code>\n{}\n</code>".format, {}),
+        ("{}\n<run>{}</run>".format, {"code_block_tags": ("<run>", "</run>")}),
+        (in_json, {"use_structured_outputs_internally": True}),
     ],
 )
-def test_a_program_is_found_in_whatever_marks_it_stands(said, last, options):
-    found = read_code(programs(said, last, **options)).record
+def test_a_program_is_found_in_whatever_marks_it_stands(form, options):
+    said = form("compute.", CODE), form("done.", "final_answer(x)")
+    found = read_code(programs(*said, **options)).record
     assert found.text == f"{CALCULATED}<think>done.</think><answer>\\boxed{{42}}</answer>"
 
 
+IF = "if x > 1:\n    final_answer(x)"
+
+
 @pytest.mark.parametrize(
-    ("code", "kept", "seen", "lost"),
+    ("end", "kept", "lost"),
     [
-        (
-            f"{CODE}\nfinal_answer(x + 0)",
-            f"{CODE}\nx + 0",
-            f"{LOGS}42",
-            "final_answer() around the last value of a program",
-        ),
-        (
-            f"{CODE}\nif x > 1:\n    final_answer(x)",
-            f"{CODE}\nif x > 1:\n    final_answer(x)",
-            f"{LOGS}42",
-            "what final_answer() in the middle of a program does; it stays there",
-        ),
+        ("final_answer(x + 0)", "x + 0", "final_answer() around the last value of a program"),
+        (IF, IF, "what final_answer() in the middle of a program does; it stays there"),
     ],
 )
-def test_a_last_program_that_calculates_stays_and_its_answer_follows(code, kept, seen, lost):
-    found = read_code(programs(said_code("compute.", code)))
-    assert found.record.text == (
-        f"<think>compute.</think><code>\n```py\n{kept}\n```\n</code>{observed(seen)}"
-        "<answer>\\boxed{42}</answer>"
-    )
+def test_a_last_program_that_calculates_stays_and_its_answer_follows(end, kept, lost):
+    found = read_code(programs(said_code("compute.", f"{CODE}\n{end}")))
+    program = f"<code>\n```py\n{CODE}\n{kept}\n```\n</code>{observed(f'{LOGS}42')}"
+    assert found.record.text == f"<think>compute.</think>{program}<answer>\\boxed{{42}}</answer>"
     assert found.lost == (lost,)
 
 
