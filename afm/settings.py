@@ -130,6 +130,11 @@ class Environment(BaseSettings):
     def _published_name(cls, value: Any) -> Any:
         return "serper" if value == "serapi" else value
 
+    def server_address(self, port: int) -> str:
+        """Where clients on this machine ask the tool server on ``port``."""
+        host = f"[{self.server_host}]" if ":" in self.server_host else self.server_host
+        return f"http://{host}:{port}"
+
 
 def load_settings() -> Environment:
     """Read the environment.

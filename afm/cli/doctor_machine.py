@@ -148,11 +148,11 @@ def _servers(settings: Environment, report: Report) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "servers", f"cannot be looked at: {error}; run this inside a checkout")
         return
     for name, kind in KINDS.items():
-        port = kind.port(settings)
-        if asyncio.run(unanswered(f"http://{settings.server_host}:{port}/health")) is None:
-            yield Finding(Level.OK, "servers", f"{name}: something answers on port {port}")
-            continue
         try:
+            port = kind.port(settings)
+            if asyncio.run(unanswered(f"{settings.server_address(port)}/health")) is None:
+                yield Finding(Level.OK, "servers", f"{name}: something answers on port {port}")
+                continue
             _, port = checked_command(name, folder, (), settings)
         except NotSetUpError as error:
             yield Finding(Level.OK, "servers", f"{name}: not set up ({error})")

@@ -305,8 +305,8 @@ def without_key(text: str, key: str | None) -> str:
 
 def environment_key(variable: str, environment: Environment | None = None) -> str | None:
     """The key that a variable of the environment holds; none when it is not set, or a placeholder of ``environment.sh``."""
-    if variable.isupper() and hasattr(known := environment or load_settings(), variable.lower()):
-        value = getattr(known, variable.lower())
+    if variable.isupper() and variable.lower() in Environment.model_fields:
+        value = getattr(environment or load_settings(), variable.lower())
         return (value.get_secret_value() if isinstance(value, SecretStr) else value) or None
     return os.environ.get(variable) or None
 

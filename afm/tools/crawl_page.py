@@ -107,7 +107,7 @@ class CrawlPageTool(WebTool[CrawlPageSettings, str, _PageReply]):
         path="/crawl_page",
         answer="{pages: [{url, title, text, kind, cached}], left_out}",
         token="WEB_SERVER_TOKEN",
-        address=lambda environment: f"http://{environment.server_host}:{environment.crawl_page_port}",
+        address=lambda environment: environment.server_address(environment.crawl_page_port),
     )
     usual_name = "crawl_page"
     failure = "nothing was read"

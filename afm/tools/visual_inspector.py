@@ -48,7 +48,7 @@ class VisualInspectorTool(WebTool[VisualInspectorSettings, _Look, _LookReply]):
         path="/inspect",
         answer="{text, kind, cached}",
         token="WEB_SERVER_TOKEN",
-        address=lambda environment: f"http://{environment.server_host}:{environment.visual_inspector_port}",
+        address=lambda environment: environment.server_address(environment.visual_inspector_port),
     )
     usual_name = "visual_inspector"
     failure = "nothing was looked at"

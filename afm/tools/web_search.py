@@ -45,7 +45,7 @@ class WebSearchTool(WebTool[WebSearchSettings, str, _SearchReply]):
         path="/search",
         answer="{organic: [{title, link, snippet}]}",
         token="WEB_SERVER_TOKEN",
-        address=lambda environment: f"http://{environment.server_host}:{environment.websearch_port}",
+        address=lambda environment: environment.server_address(environment.websearch_port),
     )
     usual_name = "web_search"
     failure = "nothing was searched"

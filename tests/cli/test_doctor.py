@@ -51,9 +51,12 @@ def test_ports_that_are_taken_and_services_that_are_silent_are_warned_of(
         monkeypatch.setenv("CODE_SERVER_PORT", str(taken.getsockname()[1]))
         monkeypatch.setenv("GRM_BASE_URL", "http://127.0.0.1:1/v1")
         monkeypatch.setenv("WEB_CACHE", "redis://:secret@127.0.0.1:1/0")
+        monkeypatch.setenv("WIKI_RAG_SERVER_URL", "http://127.0.0.1:port/retrieve")
         findings = diagnose_machine({})
     warned = {one.subject: one.text for one in findings if one.level is Level.WARNING}
-    assert "Address already in use; stop what listens there" in warned["servers"]
+    servers = "".join(one.text for one in findings if one.subject == "servers")
+    assert "Address already in use; stop what listens there" in servers
+    assert "wiki_search: WIKI_RAG_SERVER_URL: Port could not be cast" in servers
     assert "nobody answers at http://127.0.0.1:1/v1" in warned["judge"]
     assert "does not answer (ConnectionError)" in warned["redis"]
     assert "secret" not in str(findings)

@@ -151,6 +151,13 @@ async def test_text_that_no_encoding_can_hold_is_no_accident(world, tools):
         assert (await each.call("Anduin \ud800")).ok
 
 
+@pytest.mark.parametrize(("host", "place"), [("::1", "[::1]"), ("node7", "node7")])
+def test_servers_are_asked_where_they_listen(host, place, monkeypatch):
+    monkeypatch.setenv("SERVER_HOST", host)
+    tools = load_tools(ROOT / "configs/tools/search.yaml")
+    assert [tool.servers for tool in tools.values()] == [(f"http://{place}:{port}",) for port in (9001, 9000)]
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "nonsense", "http://user:pw@x"])
 def test_wrong_addresses_are_refused_when_the_file_is_read(tools, url):
     with pytest.raises(ConfigError, match="urls") as caught:
