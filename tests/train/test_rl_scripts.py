@@ -18,14 +18,8 @@ from extras import needs
 from typer.testing import CliRunner
 
 from afm.cli.main import app
-from afm.models.tiny import create_tiny_model, train_tokenizer
-from afm.rewards import Sample
-from afm.rewards.formula import OverlongPenalty
-from afm.trajectory.types import Author, Segment
 from verl_ext import launcher
 from verl_ext.command import command
-from verl_ext.doctor_episodes import reward_settings
-from verl_ext.group_guard import GroupFate, SampleGroup
 from verl_ext.settings import RlSettings, load_settings
 
 needs("verl")
@@ -86,7 +80,8 @@ def only_misses_things(result: Result) -> bool:
     """Whether a dry run found nothing wrong but data, models and packages that are not on this machine."""
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     missing = all(line.startswith("error: this would not start: ") for line in errors)
-    return result.exit_code == 1 and bool(errors) and missing and isinstance(result.exception, SystemExit)
+    absent = any(".parquet: no such file" in line for line in errors)
+    return result.exit_code == 1 and missing and absent and isinstance(result.exception, SystemExit)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
@@ -116,11 +111,12 @@ def test_asynchronous_trainers_are_laid_over_a_recipe(mode: str, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_every_script_resolves_from_any_folder(script: Path, dry_run: Callable[..., Result]) -> None:
-    result = dry_run(script, "seed=3", "output_dir=/tmp/a run", MODEL="some/model")
-    assert result.exit_code == 1  # the data is not here
-    assert re.search(r"^error: this would not start: \S+\.parquet: no such file", result.stderr, re.MULTILINE)
-    assert isinstance(result.exception, SystemExit)
+def test_every_script_resolves_from_any_folder_and_leaves_nothing(
+    script: Path, dry_run: Callable[..., Result], tmp_path: Path
+) -> None:
+    result = dry_run(script, "seed=3", f"output_dir={tmp_path}/a run", MODEL="some/model")
+    assert list(tmp_path.iterdir()) == []
+    assert only_misses_things(result), result.stderr
     assert "-m verl.trainer.main_ppo" in result.stdout
     assert "actor_rollout_ref.model.path=some/model" in result.stdout
     assert "data.seed=3" in result.stdout
@@ -147,6 +143,7 @@ def test_every_script_is_short_strict_and_says_how_it_is_used(script: Path, reco
     assert "set -euo pipefail" in lines
     assert any(line.startswith("# Usage:") for line in lines)
     assert lines[-1].startswith("exec ")
+    assert script.stem.endswith("_tiny") or script.with_stem(f"{script.stem}_tiny").exists()
     subprocess.run([str(Path(sys.executable).parent / "shellcheck"), str(script)], check=True)
 
 
@@ -166,10 +163,6 @@ def test_every_recipe_for_gpus_has_its_script_and_room_for_a_sample(path: Path) 
         overlong = settings.rewards["overlong"]  # the last eighth of the response
         assert overlong["max_tokens"] == settings.spec().limits.max_response_tokens
         assert overlong["buffer_tokens"] * 8 == overlong["max_tokens"]
-        # Wrong answers of different lengths: the penalty differs, which is nothing to learn from.
-        wrong = [{"acc": 0.0, "score": score, "abstained": 0.0} for score in (-0.5, 0.0)]
-        fate = SampleGroup(wrong).fate(config.algorithm.filter_groups.metric, expected=2)
-        assert fate is GroupFate.ALIKE
 
 
 def test_sglang_keeps_the_tokenizer_it_finds_stop_strings_with() -> None:
@@ -182,9 +175,7 @@ def test_sglang_keeps_the_tokenizer_it_finds_stop_strings_with() -> None:
 @pytest.mark.parametrize(
     ("script", "variables", "folder"),  # 7b is the default
     [
-        ("code_agent", {"SIZE": "32b"}, "runs/code_agent_32b_rl"),
         ("code_agent", {"SIZE": "32b_long"}, "runs/code_agent_32b_rl"),
-        ("code_agent_tiny", {"RECIPE": "math"}, "runs/tiny/rl"),
         ("code_agent_tiny", {"RECIPE": "code_dapo"}, "runs/tiny/rl_code"),
     ],
 )
@@ -197,66 +188,12 @@ def test_every_size_and_recipe_of_the_code_agent_resolves(
     assert f"output in {folder}\n" in result.stdout
 
 
-def test_every_script_for_gpus_has_its_twin() -> None:
-    large = [path for path in SCRIPTS if not path.stem.endswith("_tiny")]
-    assert [path.stem for path in large if not path.with_stem(f"{path.stem}_tiny").exists()] == []
-    assert len(large) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "half"),  # tokens in the middle of the buffer: limit - buffer / 2
-    [("web_dapo_7b", 28800), ("code_dapo_7b", 30720), ("code_dapo_32b", 15360)],
-)
-async def test_an_episode_at_the_response_limit_gets_the_whole_penalty(name: str, half: int) -> None:
-    """Most of such a response is observations: 500 tokens are the agent's."""
-    settings = load_settings(ROOT / f"configs/rl/{name}.yaml")
-    limit = settings.spec().limits.max_response_tokens
-    long = reward_settings(settings.rewards).overlong
-    assert limit is not None
-    assert long is not None
-    penalty = OverlongPenalty(long.max_tokens, long.buffer_tokens, long.count)
-    lengths = {limit: -1.0, half: -0.5, limit - long.buffer_tokens: 0.0}
-    for tokens, expected in lengths.items():
-        sample = Sample(settings.spec(), "search", "q", (Segment(Author.AGENT, "x"),), "1", 500, tokens)
-        assert (await penalty.judge(sample)).score == pytest.approx(expected)
-
-
-def test_the_tiny_twin_keeps_the_recipe_of_the_large_one() -> None:
-    large, tiny = (
-        load_settings(ROOT / path).verl
-        for path in ("configs/rl/code_dapo_7b.yaml", "configs/tiny/rl/math.yaml")
-    )
-    for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "use_kl_loss"):
-        assert tiny["actor_rollout_ref"]["actor"][key] == large["actor_rollout_ref"]["actor"][key]
-    assert tiny["algorithm"]["filter_groups"]["enable"] is True
-    assert tiny["algorithm"]["adv_estimator"] == large["algorithm"]["adv_estimator"]
-
-
-@pytest.mark.slow
-def test_verls_own_validation_accepts_every_configuration(tmp_path: Path) -> None:
-    model = tmp_path / "model"  # the critic's is read
-    train_tokenizer(["What is 12 + 13? " * 20], tmp_path / "tokenizer", vocab_size=280)
-    create_tiny_model(tmp_path / "tokenizer", model, seed=0, hidden_size=32, layers=1)
-    code = """
-import sys
-from verl.trainer.ppo.utils import need_critic, need_reference_policy
-from verl.utils.config import validate_config
-from verl_ext.command import command
-from verl_ext.settings import load_settings
-for path in sys.argv[2:]:
-    _, config = command(load_settings(path, [f"model={sys.argv[1]}"]), "/tmp/ray")
-    validate_config(config, need_reference_policy(config), need_critic(config))
-"""
-    subprocess.run([sys.executable, "-c", code, str(model), *map(str, CONFIGS)], check=True)
-
-
 CLUSTER = ROOT / "train/ray_cluster.sh"
 
 
 @pytest.mark.parametrize(
     ("words", "variables", "status", "told"),
     [
-        ([], {}, 2, "usage: train/ray_cluster.sh head|node|status"),
         (["both"], {}, 2, "usage: train/ray_cluster.sh head|node|status"),
         (["node"], {}, 1, "set it to the address of the head, for example HEAD=10.0.0.1:6379"),
         (["node"], {"HEAD": "10.0.0.1:6379"}, 1, "is missing: copy the token file of the head"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ needs("verl")
 CODE = "<plan>Run it.</plan><think>12+13.</think><code>\n```py\nprint(12+13)\n```\n</code>"
 OBSERVED = "\n<observation>\n25\n</observation>\n"
 ANSWER = "<reflection>25.</reflection><think>Done.</think><answer>\\boxed{25}</answer>"
+AGENT = {"extends": "math", "prompt": "", "question_format": "{question}"}
 TOOLS = {"tools": [{"class_name": "afm.tools.code.CodeTool", "tool_schema": {"function": {"name": "code"}}}]}
 SHORT = "<plan>p</plan><|im_end|>"
 SOLVED = "<plan>p</plan><think>t</think><answer>\\boxed{25}</answer>"
@@ -47,14 +47,9 @@ def make_loop(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
     from verl_ext.agent_loop import AfmAgentLoop, surroundings
 
     def make(servers: Any, *, prompt_length: int = 64, workers: int = 1, nodes: int = 1, **more: Any) -> Any:
-        settings = {
-            "agent": {"extends": "math", "prompt": "", "question_format": "{question}"},
-            "tools": TOOLS,
-            "limits": {"max_turns": 2, "max_response_tokens": 200},
-            "output_dir": str(tmp_path),
-        }
-        for name in ("agent", "tools"):
-            (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(settings[name]))
+        settings = {"limits": {"max_turns": 2, "max_response_tokens": 200}, "output_dir": str(tmp_path)}
+        for name, content in (("agent", AGENT), ("tools", TOOLS)):
+            (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))
             settings[name] = str(tmp_path / f"{name}.yaml")
         path = tmp_path / "settings.yaml"
         surroundings.cache_clear()
@@ -141,27 +136,14 @@ async def test_rows_of_programs_and_of_mathematics_are_solved_in_one_run(
         agent = output.extra_fields["reward_extra_info"]["agent"]
         seen.append((agent, output.reward_score, "another prompt" in asked))
     assert seen == [("code", 1.0, True), ("math", 1.0, False), ("code", 0.0, True)]
-    records = read_records(episodes_file(tmp_path, 4))
-    assert [(record.agent, record.provenance["route"]) for record in records] == [
-        (agent, agent) for agent, *_ in seen
-    ]
+    records = list(read_records(episodes_file(tmp_path, 4)))
+    assert [record.agent for record in records] == [agent for agent, *_ in seen]
+    assert [record.provenance["route"] for record in records] == [agent for agent, *_ in seen]
     with pytest.raises(AfmError, match=r"no entry of `agents` takes rows of data_source 'mini_math'"):
         await play(agents=agents)
 
 
-async def test_the_prompt_is_the_agents_the_rows_or_a_files(
-    play: Any, tokenizer: Any, tmp_path: Path
-) -> None:
-    file = tmp_path / "prompt.yaml"
-    file.write_text("system: Rules.\nuser: 'Task: {question}'\n")
-    for prompt, turns in (
-        ("own", "user\n12+13?"),
-        ("row", "user\nanother prompt, Question: 12+13?"),
-        (str(file), "system\nRules.<|im_end|>\n<|im_start|>user\nTask: 12+13?"),
-    ):
-        output, _ = await play(SHORT, prompt=prompt)
-        text = f"<|im_start|>{turns}<|im_end|>\n<|im_start|>assistant\n"
-        assert output.prompt_ids == tokenizer.encode(text, add_special_tokens=False)
+async def test_a_prompt_that_is_too_long_or_absent_is_refused(play: Any) -> None:
     with pytest.raises(AfmError, match=r"task q7: its prompt has \d+ tokens, data.max_prompt_length is 8"):
         await play(prompt="row", prompt_length=8)
     with pytest.raises(AfmError, match="task q7: prompt=row, but the row holds no prompt"):
@@ -209,24 +191,9 @@ async def test_a_sample_without_a_score_is_left_out_of_the_loss(play: Any, said:
         assert output.reward_score == 0.0
 
 
-class Broken:
-    """A scorer that divides by nothing."""
-
-    async def judge(self, sample: Any) -> Any:
-        from afm.rewards.base import Part
-
-        return Part(float("nan"), "0 of 0")
-
-    async def close(self) -> None:
-        pass
-
-
-async def test_a_reward_that_is_no_number_is_refused_and_named(
-    play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "my_scorers", sys.modules[__name__])
-    rewards = {"by_source": {"mini_math": "my_scorers.Broken"}}
-    told = r"episode 4/u1/2 \(question q7\) \(data_source 'mini_math'\) .*: correct = nan, score = nan; expected a number"
+async def test_a_reward_that_is_no_number_is_refused_and_named(play: Any, tmp_path: Path) -> None:
+    rewards = {"by_source": {"mini_math": "endless_scorer.Endless"}}
+    told = r"episode 4/u1/2 \(question q7\) \(data_source 'mini_math'\) .*: correct = inf, score = nan; expected a number"
     with pytest.raises(RewardError, match=told):
         await play("<plan>p</plan><think>t</think><answer>1</answer>", rewards=rewards)
     assert [row["error"] for row in failures(tmp_path)] == ["RewardError"]
@@ -296,7 +263,6 @@ async def test_a_response_ends_with_the_agents_last_token(play: Any, said: Any, 
 @pytest.mark.parametrize(
     ("text", "reason", "kind", "limits"),
     [
-        (SHORT, "completed", "void", {}),
         ("<plan>p</plan><observation>", "completed", "void", {}),
         ("<plan>p</plan><think>t", "aborted", "failed", {}),
         ("<plan>no end", "completed", "truncated", {"max_agent_tokens": "all of it"}),
@@ -330,9 +296,9 @@ async def test_a_validation_counts_episodes_without_a_proper_end(
 
     class Worker:
         async def _run_agent_loop(
-            self, sampling_params: Any, trajectory: Any, *, agent_name: str, **row: Any
+            self, sampling: Any, trajectory: Any, *, agent_name: str, **row: Any
         ) -> Any:
-            return await loop.run(sampling_params, **row)
+            return await loop.run(sampling, **row)
 
     module: Any = SimpleNamespace(AgentLoopWorker=Worker, __name__="verl")
     monkeypatch.setattr(patches, "_original", None)
@@ -340,8 +306,9 @@ async def test_a_validation_counts_episodes_without_a_proper_end(
     patches.mark_validation.apply(module)
     pickle.dumps(Worker._run_agent_loop)  # by its name: Ray sends anything else as a copy
     loop = make_loop(scripted([said(SHORT)] * 2), leave_out=["void"])
+    run = Worker()._run_agent_loop
     outputs = [
-        await Worker()._run_agent_loop(dict(SAMPLING), {"validate": validate}, agent_name="afm_agent", **ROW)
+        await run(dict(SAMPLING), {"validate": validate}, agent_name="afm_agent", **ROW)
         for validate in (True, False)
     ]
     assert [out.extra_fields["abstained"] != "" for out in outputs] == [False, True]
@@ -376,11 +343,10 @@ async def test_an_episode_that_ran_out_of_time_is_dumped_with_its_state(play: An
     assert record.calls[-1].seconds > 0.9
 
 
-async def test_an_observation_that_did_not_fit_counts_towards_the_length_of_a_response() -> None:
+def test_an_observation_that_did_not_fit_counts_towards_the_length_of_a_response() -> None:
     """3 of 10 tokens are written, the next observation has 8: the response ran into its limit."""
     from afm.agents import load_agent
     from afm.datasets import Task
-    from afm.rewards.formula import OverlongPenalty
     from afm.rollout import Episode
     from afm.trajectory.record import Cost, StopReason
     from verl_ext.agent_loop import _sample
@@ -390,4 +356,3 @@ async def test_an_observation_that_did_not_fit_counts_towards_the_length_of_a_re
     task = Task(id="t", question="q", ground_truth="a", data_source="search")
     sample = _sample(load_agent("web"), task, episode)
     assert (sample.agent_tokens, sample.response_tokens) == (3, 11)
-    assert (await OverlongPenalty(10, 4).judge(sample)).score == -1.0

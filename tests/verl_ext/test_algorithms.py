@@ -234,9 +234,3 @@ def test_gae_passes_over_observations() -> None:
     values = [[0.2, 77.0, 0.6], [0.1, 0.4, 77.0]]
     _, returns = gae(values, [[0, 0, 1.0], [0, 0.0, 0]], 0.9, 0.5)
     assert (returns * MASK)[0].tolist() == pytest.approx([0.2 + 0.52, 0, 1.0])
-
-
-def test_a_reward_on_an_observation_is_lost_by_gae() -> None:
-    """Why our samples end with the agent's last token."""
-    _, returns = gae([[0.0] * 3] * 2, [[0, 0, 0.0], [0, 0, 1.0]], 1.0, 1.0)
-    assert (returns * MASK)[1].tolist() == [0, 0, 0]

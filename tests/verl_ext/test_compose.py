@@ -51,21 +51,21 @@ def test_a_plus_anywhere_in_a_key_adds_it() -> None:
 def test_every_value_reaches_verl_unchanged(value: Any) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parsed = OverridesParser.create().parse_override(f"key={hydra_text(value)}").value()
-    plain = parsed.text if hasattr(parsed, "text") else parsed
-    if isinstance(plain, list):
-        plain = [getattr(item, "text", item) for item in plain]
-    if isinstance(plain, dict):
-        plain = {key: [getattr(item, "text", item) for item in items] for key, items in plain.items()}
-    assert plain == value
-    assert type(plain) is type(value)
+    def plain(parsed: Any) -> Any:
+        if isinstance(parsed, list):
+            return [plain(item) for item in parsed]
+        if isinstance(parsed, dict):
+            return {key: plain(item) for key, item in parsed.items()}
+        return getattr(parsed, "text", parsed)
+
+    parsed = plain(OverridesParser.create().parse_override(f"key={hydra_text(value)}").value())
+    assert (parsed, type(parsed)) == (value, type(value))
 
 
 def test_the_composed_configuration_holds_what_the_settings_say(tmp_path: Path) -> None:
     _, config = command(settings(tmp_path, limits={"max_response_tokens": 96}, seed=5), "/tmp/ray")
     assert config.data.max_response_length == 96
-    assert config.data.seed == 5
-    assert config.actor_rollout_ref.model.path == "some model"
+    assert (config.data.seed, config.actor_rollout_ref.model.path) == (5, "some model")
     assert config.actor_rollout_ref.rollout.name == "afm_cpu"
     assert config.trainer.default_local_dir == str(tmp_path / "a run" / "checkpoints")
     assert config.trainer.v1.sampler.sampler_kwargs.train_batch_size == 8
@@ -102,9 +102,7 @@ def test_a_gpu_run_keeps_verls_engine_and_platform(tmp_path: Path) -> None:
         ({"actor_rollout_ref": {"rollout": {"+enable_sleep_mod": False}}}, "did you mean 'enable_sleep_mode'?"),
         ({"actor_rollout_ref": {"rollout": {"disaggregation": {"enabeld": True}}}}, "did you mean 'enabled'?"),
         ({"trainer": {"mine": {"a": 1}}}, "(+mine adds a key that verl's YAML does not declare)"),
-        ({"trainr": {"nnodes": 1}}, "verl has no key 'trainr'; did you mean 'trainer'?"),
         ({"data": {"train_files": "x.parquet"}}, "verl.data.train_files: got 'x.parquet', but it follows"),
-        ({"trainer": {"resume_mode": "disable"}}, "verl.trainer.resume_mode: got 'disable', but it follows"),
         ({"data": {"max_response_length": 5}}, "verl.data.max_response_length: got 5, but it follows"),
         ({"data": {"train_batch_size": {"a": 1}}}, "train_batch_size"),
     ],
@@ -126,11 +124,8 @@ def test_fields_that_verls_yaml_lacks_can_be_set_with_and_without_a_plus(tmp_pat
 
 
 def test_keys_of_the_callers_own_are_added(tmp_path: Path) -> None:
-    nested = {
-        "trainer": {"+mine": {"a": 1}},
-        "algorithm": {"+mine": 3},
-        "actor_rollout_ref": {"rollout": {"custom": {"b": 2}}},
-    }
+    nested = {"trainer": {"+mine": {"a": 1}}, "algorithm": {"+mine": 3}}
+    nested |= {"actor_rollout_ref": {"rollout": {"custom": {"b": 2}}}}
     config = compose(overrides_of(settings(tmp_path, verl=nested)))
     assert (config.trainer.mine.a, config.actor_rollout_ref.rollout.custom.b) == (1, 2)
     assert config.algorithm.mine == 3
@@ -172,15 +167,12 @@ ROLLOUT = "actor_rollout_ref.rollout"
     [
         ("data.train_batch_size", 6, "must be a multiple"),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 12, "expected a divisor of the 32 samples"),
-        (f"{ACTOR}.ppo_micro_batch_size_per_gpu", None, "expected a divisor of the 32 samples"),
         ("trainer.n_gpus_per_node", 5, "does not divide by 5 data ranks"),
         (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 48, "is 48; expected a divisor of the 64 samples"),
-        (f"{ACTOR}.ppo_mini_batch_size", 0, "got 0, expected a positive whole number"),
         ("data.train_batch_size", "many", "got 'many', expected a positive whole number"),
         (f"{ROLLOUT}.gpu_memory_utilization", 1.5, "got 1.5, expected a share"),
         ("algorithm.adv_estimator", "grop", "got 'grop'; did you mean 'grpo'"),
         ("trainer.v1.trainer_mode", "separate_async", "parameter_sync_step x actor.ppo_mini_batch_size = 4 x 4"),
-        (f"{ACTOR}.ulysses_sequence_parallel_size", 2, "1 GPUs do not divide by"),
         ("algorithm.rollout_correction.rollout_is", "tokens", "got 'tokens'; did you mean 'token'"),
         ("trainer.v1.sampler.max_off_policy_strategy", "keep", "expected one of: drop, wait"),
         (f"{ACTOR}.optim.lr", "abc", "got 'abc', expected a number"),
@@ -239,7 +231,6 @@ def test_a_module_of_the_callers_own_may_bring_its_loss(
     [
         ({"verl": {"trainer": 3}}, "trainer"),
         ({"verl": {"trainer": {"n_gpus_per_node": None}}}, "trainer"),
-        ({"verl": {"trainer": {"n_gpus_per_node": 0}}}, "trainer"),
         ({"rewards": {"formula": "correct * fromat"}}, "did you mean 'format'"),
     ],
 )
@@ -250,21 +241,14 @@ def test_workers_and_the_reward_are_checked_before_anything_starts(
         command(settings(tmp_path, **changes), "scratch")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({f"{ROLLOUT}.n": 1}, "at least 2 samples a prompt"),
-        (
-            {"algorithm.filter_groups.metric": "scroe"},
-            r"filter_groups\.metric: got 'scroe'; did you mean 'score'",
-        ),
-    ],
-)
-def test_group_filtering_needs_several_samples_and_a_fact_of_them(
-    changed: Any, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check(changed({"algorithm.filter_groups.enable": True} | changes))
+def test_group_filtering_needs_several_samples_and_a_fact_of_them(changed: Any) -> None:
+    metric = "algorithm.filter_groups.metric"
+    for key, value, message in (
+        (f"{ROLLOUT}.n", 1, "at least 2 samples a prompt"),
+        (metric, "scroe", r"filter_groups\.metric: got 'scroe'; did you mean 'score'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check(changed({"algorithm.filter_groups.enable": True, key: value}))
 
 
 def test_the_callers_environment_wins_where_there_is_a_choice(

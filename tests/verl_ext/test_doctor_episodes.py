@@ -46,10 +46,7 @@ def episode_report(
     }
     merged = OmegaConf.merge(usual, config)
     settings = RewardSettings.model_validate(reward or {})
-    findings = [
-        *engine_findings(sizes, shape, merged),
-        *agent_findings(sizes, limits, settings, merged),
-    ]
+    findings = [*engine_findings(sizes, shape, merged), *agent_findings(sizes, limits, settings, merged)]
     worst = sorted(findings, key=lambda finding: [Level.OK, Level.WARNING, Level.ERROR].index(finding.level))
     return {finding.subject: finding for finding in worst}
 
@@ -138,23 +135,18 @@ def test_the_overlong_buffer_lies_in_the_response(
     assert (finding.level, text in finding.text) == (level, True), finding.text
 
 
-SHAPED = {
-    "formula": "correct + overlong",
-    "overlong": {"max_tokens": 900, "buffer_tokens": 100, "count": "all"},
-}
+LONG = {"max_tokens": 900, "buffer_tokens": 100, "count": "all"}
+SHAPED = {"formula": "correct + overlong", "overlong": LONG}
 
 
-@pytest.mark.parametrize("metric", ["score", "overlong"])
-def test_groups_filtered_by_shaping_are_told(sizes: RunSizes, metric: str) -> None:
-    finding = episode_report(sizes, reward=SHAPED, metric=metric)["filter"]
-    assert finding.level is Level.WARNING
-    assert finding.text.endswith("set verl.algorithm.filter_groups.metric=acc")
-    assert "filter" not in episode_report(replace(sizes, filtered=False), reward=SHAPED, metric=metric)
-
-
-@pytest.mark.parametrize(("metric", "reward"), [("acc", SHAPED), ("score", {"formula": "correct"})])
-def test_groups_filtered_by_correctness_are_not(sizes: RunSizes, metric: str, reward: Any) -> None:
-    assert "filter" not in episode_report(sizes, reward=reward, metric=metric)
+def test_groups_filtered_by_shaping_are_told_and_those_by_correctness_are_not(sizes: RunSizes) -> None:
+    for metric in ("score", "overlong"):
+        finding = episode_report(sizes, reward=SHAPED, metric=metric)["filter"]
+        assert finding.level is Level.WARNING
+        assert finding.text.endswith("set verl.algorithm.filter_groups.metric=acc")
+        assert "filter" not in episode_report(replace(sizes, filtered=False), reward=SHAPED, metric=metric)
+    assert "filter" not in episode_report(sizes, reward=SHAPED, metric="acc")
+    assert "filter" not in episode_report(sizes, reward={"formula": "correct"}, metric="score")
 
 
 TASK = Task(id="1", question="Who?", ground_truth=["A", "B"], data_source="search")

@@ -120,6 +120,14 @@ def test_checkpoints_of_stock_verl_need_the_name_of_their_agent(tmp_path: Path, 
     assert agent_of_model(out, "math") == load_agent("math")
 
 
+def test_a_later_export_replaces_the_earlier_one_whole(run: Path) -> None:
+    out = run / "model"
+    for step in (2, 4):
+        export_model(run / "checkpoints", step, out, load_agent("math"))
+        assert (exported_step(out), (out / "left_over").exists()) == (step, False)
+        (out / "left_over").touch()
+
+
 def test_weights_that_are_cut_off_are_refused_and_leave_nothing(run: Path) -> None:
     file = run / "checkpoints/global_step_4/actor/huggingface/model.safetensors"
     later = file.with_name("second.safetensors")

@@ -22,7 +22,6 @@ from verl_ext.failures import (
     forget_failures,
     forget_losses,
     is_fatal,
-    killed,
     loss_in_log,
     node_of_trainer,
     read_loss,
@@ -35,13 +34,8 @@ from verl_ext.ray_watch import TrainerPatience
 
 
 def test_what_every_episode_would_meet_ends_a_run() -> None:
-    everyones = (
-        EngineError("died"),
-        RefusedError("too long"),
-        ConfigError("no tool"),
-        SandboxUnavailableError("no bwrap"),
-    )
-    assert all(map(is_fatal, everyones))
+    for error in (EngineError, RefusedError, ConfigError, SandboxUnavailableError):
+        assert is_fatal(error("for everyone"))
     assert not any(map(is_fatal, (DataError("no question"), KeyError("x"))))
 
 
@@ -104,13 +98,10 @@ def test_ray_is_asked_who_died_and_who_has_no_place(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     import tempfile
 
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "RAY_enable_worker_prestart": "0"}
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="afm-rl-") as scratch:
-        result = subprocess.run(
-            [sys.executable, "-c", KILLED_ACTORS, scratch, str(tmp_path)],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "RAY_enable_worker_prestart": "0"},
-            capture_output=True,
-            text=True,
-        )
+        words = [sys.executable, "-c", KILLED_ACTORS, scratch, str(tmp_path)]
+        result = subprocess.run(words, env=variables, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["working"]
@@ -148,10 +139,7 @@ def test_a_process_a_node_and_memory_are_told_apart(dead: list[DeadActor], sente
     ("name", "role"),
     [
         ("abcWorkerDict", "training worker"),
-        ("SGLangHttpServer", "rollout engine"),
         ("AgentLoopWorkerTQ", "worker that runs episodes"),
-        ("SimpleStorageUnit", "store of samples"),
-        ("TaskRunnerV1", "trainer"),
         ("Other", "actor 'Other'"),
     ],
 )
@@ -218,11 +206,6 @@ def test_a_started_trainer_may_take_its_time_unless_it_lost_something_long_ago(t
     assert patience.ended
 
 
-def test_only_a_kill_is_told_as_one() -> None:
-    assert "signal 9" in str(killed(137))
-    assert (killed(1), killed(143)) == (None, None)
-
-
 WEIGHT_SYNC = """
 import asyncio, os, pathlib, sys, time
 import ray
@@ -286,12 +269,8 @@ def test_an_engine_that_fails_in_a_weight_sync_ends_the_run_and_a_slow_one_does_
         done = subprocess.run(
             words, env=os.environ | variables | path, capture_output=True, text=True, timeout=300
         )
-    if behaviour == "is slow":
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert read_loss(tmp_path) is None
-    else:
-        assert done.returncode == 1, done.stderr[-3000:]
-        assert read_loss(tmp_path) == (
-            "the rollout engine failed in update_weights_from_ipc: AttributeError: "
-            "'Parameter' object has no attribute 'weight_loader'"
-        )
+    lost = "the rollout engine failed in update_weights_from_ipc: AttributeError: "
+    lost += "'Parameter' object has no attribute 'weight_loader'"
+    raises = behaviour == "raises"
+    assert done.returncode == raises, done.stderr[-3000:]
+    assert read_loss(tmp_path) == (lost if raises else None)

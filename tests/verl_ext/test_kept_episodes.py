@@ -73,9 +73,8 @@ def steps(tmp_path):
 
 def test_a_batch_finds_the_kept_episodes_of_its_step_and_of_those_before(steps) -> None:
     kept = kept_episodes(steps, 2)
-    assert kept == {
-        f"u_{step}/{sample}": (step, f"{step}/u_{step}/{sample}") for step in (1, 2) for sample in (0, 7)
-    }
+    episodes = [(step, f"u_{step}/{sample}") for step in (1, 2) for sample in (0, 7)]
+    assert kept == {name: (step, f"{step}/{name}") for step, name in episodes}
     assert kept_episodes(steps, 20) == {}
 
 

@@ -29,14 +29,12 @@ def engine(sizes: RunSizes, **changes: Any) -> RunSizes:
     return replace(sizes, engine=replace(sizes.engine, **changes))
 
 
-def test_an_engine_of_more_gpus_than_heads_copies_them(sizes: RunSizes) -> None:
+def test_an_engine_of_more_gpus_than_heads_copies_them_and_one_without_room_holds_nothing(
+    sizes: RunSizes,
+) -> None:
     assert kv_cache(engine(sizes, tensor_parallel=8), SHAPE).token_bytes == 2 * 2 * 28 * 1 * 128
-
-
-def test_no_episode_fits_where_the_weights_do_not(sizes: RunSizes) -> None:
     cache = kv_cache(engine(sizes, memory_share=0.05), SHAPE)
-    assert cache.tokens < 0
-    assert cache.sequences == 0
+    assert (cache.tokens < 0, cache.sequences) == (True, 0)
 
 
 def test_an_update_has_everything_there_and_logits_with_their_gradient(sizes: RunSizes) -> None:
@@ -95,16 +93,14 @@ def test_a_node_holds_what_its_gpus_moved_away(sizes: RunSizes) -> None:
 def test_engines_on_gpus_of_their_own_leave_the_trainers_alone(sizes: RunSizes) -> None:
     apart = replace(sizes, engine=replace(sizes.engine, own_gpus=8, sleeps=False))
     needs = phases(apart, SHAPE)
-    assert {name: need.engine for name, need in needs.items()} == {
-        "rollout": 40 * GIB, "weights to engine": 0, "log-probs": 0, "actor update": 0,
-    }  # fmt: skip
+    assert needs.keys() == {"rollout", "weights to engine", "log-probs", "actor update"}
+    assert {name: need.engine for name, need in needs.items() if need.engine} == {"rollout": 40 * GIB}
     assert host_bytes(apart, SHAPE) == 12 * P // 8 * 4
 
 
 @pytest.mark.parametrize(
     ("kept", "steps", "counted"),
     [
-        (2, 100, "2 checkpoints"),
         (1, 100, "2 checkpoints"),  # the old one goes when the new one is complete
         (3, 10, "2 checkpoints"),  # no more are written
         (2, 4, "1 checkpoint "),

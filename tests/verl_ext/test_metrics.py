@@ -22,23 +22,14 @@ def engine_line(step: int, score: float) -> str:
 
 
 def test_metrics_get_documented_names_and_keep_the_trainers() -> None:
-    row = documented(3, {"rollout/score": 0.5, "actor/entropy": 0.1, "perf/x": 9})
-    assert row == {
-        "step": 3,
-        "reward": 0.5,
-        "entropy": 0.1,
-        "engine": {"rollout/score": 0.5, "actor/entropy": 0.1, "perf/x": 9},
-    }
+    trainers = {"rollout/score": 0.5, "actor/entropy": 0.1, "perf/x": 9}
+    assert documented(3, trainers) == {"step": 3, "reward": 0.5, "entropy": 0.1, "engine": trainers}
 
 
 def test_a_validation_has_documented_names_of_its_own() -> None:
-    found = validation_means(
-        ["nq", "nq", "hle"],
-        {
-            "score": [1.0, 0.0, -0.5], "acc": [1.0, 0.0, 0.0], "tool_calls": [2, 4, 0], "format": [1.0, None, 0.0],
-            "pred": ["a", "b", "c"],
-        },
-    )  # fmt: skip
+    facts = {"score": [1.0, 0.0, -0.5], "acc": [1.0, 0.0, 0.0], "tool_calls": [2, 4, 0]}
+    facts |= {"format": [1.0, None, 0.0], "pred": ["a", "b", "c"]}
+    found = validation_means(["nq", "nq", "hle"], facts)
     row = documented(20, found | {"timing_s/testing": 3.0})
     row.pop("engine")
     assert row == {
@@ -112,8 +103,8 @@ def test_steps_logged_while_the_launcher_was_gone_are_found(tmp_path: Path) -> N
     assert not (tmp_path / ENGINE_LOG).exists()
 
 
-@pytest.mark.parametrize("line", ["junk", "[1]", '{"no": 1}'])
-def test_a_foreign_line_is_named(tmp_path: Path, line: str) -> None:
-    (tmp_path / METRICS_FILE).write_text('{"step": 1}\n' + line + "\n")
-    with pytest.raises(DataError, match=r"metrics.jsonl:2: expected the metrics of a step"):
-        MetricsLog(tmp_path, 1)
+def test_a_foreign_line_is_named(tmp_path: Path) -> None:
+    for line in ("junk", "[1]", '{"no": 1}'):
+        (tmp_path / METRICS_FILE).write_text('{"step": 1}\n' + line + "\n")
+        with pytest.raises(DataError, match=r"metrics.jsonl:2: expected the metrics of a step"):
+            MetricsLog(tmp_path, 1)

@@ -40,9 +40,8 @@ def found(tmp_path: Path) -> Callable[..., list[Finding]]:
         pq.write_table(pa.Table.from_pylist(list(rows)), file)
         section = TypeAdapter(AgentRoutes).validate_python(agents or {})
         routes = routes_of(AgentRoute(agent="math"), section, load_agent)
-        return list(
-            row_findings(read_rows([str(file)], routes, {"": by_source or {}}), routes, "train_files")
-        )
+        read = read_rows([str(file)], routes, {"": by_source or {}})
+        return list(row_findings(read, routes, "train_files"))
 
     return look
 
@@ -127,10 +126,8 @@ def test_rows_that_their_agent_can_never_solve_are_named(found: Any) -> None:
     ("source", "gold", "why"),
     [
         ("codeforces", "4", "their gold is a result, where code_tests wants tests"),
-        ("codeforces", '["4"]', "their gold is a result, where code_tests wants tests"),
         ("gsm8k", TESTS, "their gold is tests of a program, where math wants a result"),
         ("gsm8k", '["\\\\frac{1}{2}"]', None),
-        ("gsm8k", "[1, 2]", None),
         ("gsm8k", "{3}", None),
         ("gsm8k", '{"target": ["4"], "question": "q"}', None),
         ("codeforces", '["assert f(1) == 2"]', None),
@@ -187,11 +184,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: bytes | No
 
 
 def test_a_prompt_too_long_for_verl_is_an_error(tmp_path: Path, tokenizer_dir: Path, tokenizer: Any) -> None:
-    long = "coins " * 40
-    questions = {"short": "1?", "long": long}
-    tasks = [
-        Task(id=name, question=questions[name], ground_truth="1", data_source="gsm8k") for name in questions
-    ]
+    long, gold = "coins " * 40, {"ground_truth": "1", "data_source": "gsm8k"}
+    tasks = [Task(id="short", question="1?", **gold), Task(id="long", question=long, **gold)]
     write_rl(tasks, SPEC, tmp_path / "rl.parquet")
     rows = read_rows([str(tmp_path / "rl.parquet")], ROUTES, {})
     chat = tokenizer.apply_chat_template(SPEC.prompt_messages(long), add_generation_prompt=True)

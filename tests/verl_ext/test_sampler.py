@@ -24,15 +24,9 @@ def queue() -> Iterator[Any]:
     import transfer_queue as tq
     from omegaconf import OmegaConf
 
+    options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
     with tempfile.TemporaryDirectory(prefix="afm-rl-", ignore_cleanup_errors=True) as folder:
-        ray.init(
-            address="local",
-            num_cpus=4,
-            _temp_dir=folder,
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",
-            object_store_memory=100 << 20,
-        )
+        ray.init(address="local", num_cpus=4, _temp_dir=folder, **options)
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
         yield tq
         tq.close()
@@ -246,13 +240,10 @@ def test_a_metric_that_the_reward_does_not_report_is_named(put: Any, tmp_path: P
         sampler(tmp_path, filter_groups=filtering).sample(1, "train", 2)
 
 
-@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_ends_the_run_and_is_named(
-    put: Any, tmp_path: Path, broken: float
-) -> None:
+def test_a_reward_that_is_no_number_ends_the_run_and_is_named(put: Any, tmp_path: Path) -> None:
     put("a", 1, 0, 1)
-    put("b", 1, broken, 0)
-    with pytest.raises(RewardError, match=rf"episode b_1_0 \(data_source 'nq'\) .*acc = {broken:g}"):
+    put("b", 1, float("nan"), 0)
+    with pytest.raises(RewardError, match=r"episode b_1_0 \(data_source 'nq'\) .*acc = nan"):
         sampler(tmp_path).sample(1, "train", 2)
     assert json.loads((tmp_path / "failure.json").read_text())["error"] == "RewardError"
 

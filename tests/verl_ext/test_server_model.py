@@ -1,21 +1,20 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from extras import needs
+from known_tool import KnownTool
 
 from afm.agents import load_agent
 from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.tokenizer import ChatTokenizer
 from afm.rollout import Episode, run_episode
-from afm.tools import ToolResult
 from afm.trajectory.record import Cost, StopReason
 from afm.trajectory.types import Author
 from verl_ext.server_model import ServerModel, engine_params, room_of
@@ -33,19 +32,7 @@ def token_output(**fields: Any) -> Any:
     return TokenOutput(**fields)
 
 
-class Sandboxless:
-    """Stands for the code tool where what it says does not matter."""
-
-    name = "code"
-
-    async def call(self, argument: str) -> ToolResult:
-        return ToolResult("25")
-
-    async def close(self) -> None:
-        pass
-
-
-CODE = {"code": Sandboxless()}
+CODE = {"code": KnownTool("code", lambda argument: "25")}
 
 
 @pytest.fixture
@@ -79,7 +66,6 @@ def test_every_engine_keeps_the_stop_string_in_its_output() -> None:
 @pytest.mark.parametrize(
     ("text", "reason", "finish"),
     [
-        ("<code>1</code>", "completed", FinishReason.STOP),
         ("<code>1</code>\n", "completed", FinishReason.STOP),
         ("so far<|im_end|>", "completed", FinishReason.END_OF_TEXT),
         ("<code>1</code", "completed", FinishReason.END_OF_TEXT),
@@ -99,10 +85,8 @@ async def test_the_end_is_read_off_the_tokens(
     ("kept", "beyond"),
     [
         ("<code>1</code>", "\n<observation>Paris</observation>"),
-        ("<code>1</code>", "<|im_end|>"),
         ("<think>x</think><answer>5</answer>", " 1 <code>1</code>"),  # the first of several counts
         ("<code>é 12</code>", "é"),
-        ("<code>1</code>", ""),
     ],
 )
 async def test_what_an_engine_samples_beyond_a_stop_string_is_cut(
@@ -226,61 +210,25 @@ async def test_an_update_of_the_weights_inside_a_closing_tag_changes_nothing(
     assert episode.weight_versions == [1, 2, 2, 2]
 
 
-@pytest.fixture
-def actor() -> Iterator[Any]:
-    """A rollout server in an actor of its own, as verl has them; a generation takes it two seconds."""
-    ray = pytest.importorskip("ray")
-
-    class Server:
-        running = done = 0
-
-        async def generate(self, prompt_ids: list[int]) -> Any:
-            self.running += 1
-            try:
-                await asyncio.sleep(2)
-                self.done += 1
-            finally:
-                self.running -= 1
-            from verl.workers.rollout.replica import TokenOutput
-
-            return TokenOutput(token_ids=prompt_ids, log_probs=[-0.5] * len(prompt_ids))
-
-        async def state(self) -> tuple[int, int]:
-            return self.running, self.done
-
-    with tempfile.TemporaryDirectory(prefix="ray") as scratch:  # short: Ray's sockets lie below it
-        ray.init(
-            address="local",
-            num_cpus=1,
-            include_dashboard=False,
-            object_store_memory=100 << 20,
-            _temp_dir=scratch,
-        )
-        try:
-            server = ray.remote(Server).options(max_concurrency=10).remote()
-            ray.get(server.state.remote())
-            yield server
-        finally:
-            ray.shutdown()
-
-
-@pytest.mark.slow
-async def test_no_generation_outlives_an_episode_that_ran_out_of_time(tokenizer: Any, actor: Any) -> None:
+async def test_no_generation_outlives_an_episode_that_ran_out_of_time(serve: Any) -> None:
     """A cancelled wait for a Ray actor does not reach it: engines that are put to sleep must be idle."""
+    done = []
+
+    async def generation(ids: list[int]) -> Any:
+        await asyncio.sleep(0.5)
+        done.append(ids)
+        return token_output(token_ids=ids, log_probs=[-0.5] * len(ids))
 
     class Servers:
         async def generate(self, request_id: str, prompt_ids: list[int], **unused: Any) -> Any:
-            return await actor.generate.remote(prompt_ids)
+            return await asyncio.shield(generation(prompt_ids))
 
-    episode = ServerModel(
-        Servers(), ChatTokenizer(tokenizer), engine="vllm", request_id="one", context_tokens=500
-    )
     spec = load_agent("math")
-    limits = spec.limits.model_copy(update={"max_seconds": 0.5})
+    limits = spec.limits.model_copy(update={"max_seconds": 0.1})
+    episode = serve(Servers(), context_tokens=500)
     played = await run_episode(spec, episode, CODE, "1 + 1", limits=limits, prompt_ids=[5, 6, 7])
-    assert await actor.state.remote() == (0, 1)
+    assert done == [[5, 6, 7]]
     assert played.response_ids == (5, 6, 7)
-    assert played.cost.wall_seconds < 20
 
 
 async def test_a_full_budget_is_the_limit(model: Any, said: Any) -> None:

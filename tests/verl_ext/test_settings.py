@@ -20,20 +20,19 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_overrides_reach_nested_keys_and_are_yaml(tmp_path: Path) -> None:
-    overrides = ["seed=3", "verl.trainer.logger=[console]", "limits.max_response_tokens=144", "verl.a.b=null"]
+    overrides = [
+        "seed=3",
+        "verl.trainer.logger=[console]",
+        "limits.max_response_tokens=144",
+        "verl.a.lr=1e-6",
+    ]
     settings = load_settings(write(tmp_path, MINIMAL), overrides)
     assert settings.seed == 3
-    assert settings.verl == {"trainer": {"logger": ["console"]}, "a": {"b": None}}
+    assert settings.verl == {"trainer": {"logger": ["console"]}, "a": {"lr": 1e-6}}
     limits = settings.spec().limits
     assert (limits.max_response_tokens, limits.max_turns) == (144, 8)  # the agent's own stays
     assert settings.train_files == ("train.parquet",)  # one file may be written without a list
     assert settings.platform == "gpu"
-
-
-def test_a_learning_rate_in_exponent_form_is_a_number(tmp_path: Path) -> None:
-    path = write(tmp_path, MINIMAL + "verl: {lr: 1e-6}\n")
-    assert load_settings(path).verl["lr"] == 1e-6
-    assert load_settings(path, ["verl.lr=3E-4"]).verl["lr"] == 3e-4
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,6 @@ def test_a_learning_rate_in_exponent_form_is_a_number(tmp_path: Path) -> None:
     [
         ("agnet: code", "agnet: unknown key; did you mean 'agent'?"),
         ("limits: {max_turn: 2}", "unknown limit 'max_turn'; did you mean 'max_turns'?"),
-        ("platform: tpu", "platform: got 'tpu'"),
         ("train_files: []", "train_files: got"),
     ],
 )

@@ -25,10 +25,8 @@ def test_what_divides_is_said(sizes: RunSizes) -> None:
     ("changes", "told"),
     [
         ({"sequence_parallel": 3}, "8 GPUs do not divide by actor.ulysses_sequence_parallel_size=3"),
-        ({"sequence_parallel": 8}, "28 attention heads do not divide by actor.ulysses_sequence_parallel_size=8"),
         ({"tensor_parallel": 3}, "8 GPUs do not divide by rollout.tensor_model_parallel_size x data_parallel_size = 3"),
         ({"tensor_parallel": 8}, "28 attention heads do not divide by rollout.tensor_model_parallel_size=8; expected one of [1, 2, 4]"),
-        ({"tensor_parallel": 7}, "4 key-value heads and rollout.tensor_model_parallel_size=7"),
         ({"tensor_parallel": 7}, "18944 intermediate features do not divide by rollout.tensor_model_parallel_size=7"),
         ({"sequence_parallel": 7}, "4 key-value heads and actor.ulysses_sequence_parallel_size=7: neither"),
         ({"filtered": False, "gen_batch": 5}, "data.train_batch_size=16 is no multiple of data.gen_batch_size=5"),

@@ -18,7 +18,7 @@ from reciting import learn_by_heart
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.processes import tied_environment
 from verl_ext.command import environment, ray_overrides
-from verl_ext.compose import arguments, compose, default_overrides, flatten
+from verl_ext.compose import arguments, compose, default_overrides
 from verl_ext.processes import Process, descendants, end, scratch_folder
 from verl_ext.settings import RlSettings
 
@@ -33,16 +33,12 @@ TOOL = {"agent_name": "tool_agent", "question": "Call: 12+13?"}
 PLAIN = {"agent_name": "single_turn_agent", "question": "Say: 12+13?"}
 
 
-def said(text: str) -> tuple[str, bool]:
-    return text, True
-
-
-def given(text: str) -> tuple[str, bool]:
-    return text, False
+def said(text: str, by_model: bool = True) -> tuple[str, bool]:
+    return text, by_model
 
 
 def asked(question: str) -> tuple[str, bool]:
-    return given(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
+    return said(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", False)
 
 
 CALL = json.dumps({"name": "code", "arguments": {"code": PROGRAM}})
@@ -50,13 +46,13 @@ TEXTS = [
     [
         asked(LOOP["question"]),
         said(f"<plan>Run it.</plan><think>12+13.</think><code>\n{PROGRAM}\n</code>"),
-        given("\n<observation>\n25\n</observation>\n"),
+        said("\n<observation>\n25\n</observation>\n", False),
         said("<reflection>25.</reflection><think>Done.</think><answer>\\boxed{25}</answer>"),
     ],
     [
         asked(TOOL["question"]),
         said(f"<tool_call>\n{CALL}\n</tool_call><|im_end|>"),
-        given("\n<|im_start|>tool\n25<|im_end|>\n<|im_start|>assistant\n"),
+        said("\n<|im_start|>tool\n25<|im_end|>\n<|im_start|>assistant\n", False),
         said("<plan>Say it.</plan><think>Done.</think><answer>\\boxed{25}</answer><|im_end|>"),
     ],
     [
@@ -126,11 +122,8 @@ def our_loop(folder: Path) -> dict[str, Any]:
         "agent": str(ROOT / "configs/tiny/agents/math.yaml"),
         "tools": str(ROOT / "configs/tools/code_executor.yaml"),
     }
-    entry = {
-        "name": "afm_agent",
-        "_target_": "verl_ext.agent_loop.AfmAgentLoop",
-        "settings": str(folder / "afm.yaml"),
-    }
+    entry = {"name": "afm_agent", "_target_": "verl_ext.agent_loop.AfmAgentLoop"}
+    entry["settings"] = str(folder / "afm.yaml")
     (folder / "afm.yaml").write_text(yaml.safe_dump(settings))
     (folder / "loops.yaml").write_text(yaml.safe_dump([entry]))
     return {f"{ROLLOUT}.agent.agent_loop_config_path": str(folder / "loops.yaml")}
@@ -191,28 +184,7 @@ def train(folder: Path, model: Path, *switches: dict[str, Any]) -> tuple[dict[st
     return dict(json.loads(line)["data"]), output
 
 
-SWITCHES = {
-    "loop": (our_loop, f"{ROLLOUT}.agent.agent_loop_config_path"),
-    "tools": (our_tools, f"{ROLLOUT}.multi_turn.tool_config_path"),
-    "reward": (our_reward, "reward.custom_reward_function.path"),
-}
-
-
-def plain(config: Any) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    return dict(flatten(OmegaConf.to_container(config, resolve=False)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SWITCHES)
-def test_a_switch_is_one_key_of_verls_own_configuration(tmp_path: Path, name: str) -> None:
-    switch, key = SWITCHES[name]
-    usual = {key: value for key, value in stock(tmp_path, tmp_path).items() if not key.startswith("hydra")}
-    before = plain(compose(usual | {f"{ROLLOUT}.name": "vllm"}))
-    after = plain(compose(usual | {f"{ROLLOUT}.name": "vllm"} | switch(tmp_path)))
-    changed = {known for known in after if known not in before or after[known] != before[known]}
-    assert {known for known in changed if "reward_kwargs" not in known} == {key}
+SWITCHES = {"loop": our_loop, "tools": our_tools, "reward": our_reward}
 
 
 def test_verl_finds_our_reward_and_our_tools(tmp_path: Path) -> None:
@@ -254,7 +226,7 @@ def test_stock_verl_trains_with_what_is_switched_on(
 ) -> None:
     """verl's own reward wants ``#### 25`` and finds nothing; each tool call makes two turns more."""
     write_rows(tmp_path / "train.parquet", *kinds)
-    metrics, output = train(tmp_path, model, *(SWITCHES[name][0](tmp_path) for name in names))
+    metrics, output = train(tmp_path, model, *(SWITCHES[name](tmp_path) for name in names))
     assert metrics["critic/score/mean"] == pytest.approx(score)
     assert metrics["num_turns/mean"] == pytest.approx(turns)
     assert ("Runs a Python program" in output) == ("tools" in names)

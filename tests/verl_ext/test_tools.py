@@ -48,15 +48,9 @@ def load(folder: Path, **config: Any) -> list[Any]:
 
 def echo_file(folder: Path, *names: str) -> Path:
     parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-    entries = [
-        {
-            "class_name": f"{__name__}.Echo",
-            "tool_schema": {
-                "function": {"name": name, "description": "Says it again.", "parameters": parameters}
-            },
-        }
-        for name in names
-    ]
+    said = {"description": "Says it again.", "parameters": parameters}
+    schemas = [{"function": {"name": name} | said} for name in names]
+    entries = [{"class_name": f"{__name__}.Echo", "tool_schema": schema} for schema in schemas]
     path = folder / "echo.yaml"
     path.write_text(yaml.safe_dump({"tools": entries}))
     return path
@@ -74,43 +68,34 @@ async def test_a_program_runs_in_the_sandbox(tmp_path: Path) -> None:
 
 async def test_the_tool_gets_its_argument_and_the_question(tmp_path: Path) -> None:
     [tool] = load(tmp_path, tools=str(echo_file(tmp_path, "echo")))
-    asked = SimpleNamespace(
-        messages=[{"role": "system", "content": "x"}, {"role": "user", "content": "Why?"}]
-    )
+    turns = {"system": "x", "user": "Why?"}
+    asked = SimpleNamespace(messages=[{"role": role, "content": text} for role, text in turns.items()])
     response, _, _ = await tool.execute("1", {"text": "hello"}, agent_data=asked)
     assert response.text == "hello [|im_end|][tool_call] | Why?"
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
+async def test_a_failure_is_told_to_the_agent(tmp_path: Path) -> None:
+    [tool] = load(tmp_path, tools=str(echo_file(tmp_path, "echo")))
+    for parameters, message in (
         ({"text": "fail"}, "no such thing"),
         ({}, "'text' is missing"),
         ({"txt": "x"}, "unknown argument 'txt'"),
-    ],
-)
-async def test_a_failure_is_told_to_the_agent(
-    tmp_path: Path, parameters: dict[str, str], message: str
-) -> None:
-    [tool] = load(tmp_path, tools=str(echo_file(tmp_path, "echo")))
-    response, reward, facts = await tool.execute("1", parameters)
-    assert response.text.startswith("The tool echo failed: ")
-    assert message in response.text
-    assert (reward, facts) == (0.0, {"ok": False})
+    ):
+        response, reward, facts = await tool.execute("1", parameters)
+        assert response.text.startswith("The tool echo failed: ")
+        assert message in response.text
+        assert (reward, facts) == (0.0, {"ok": False})
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
+def test_wrong_settings_are_explained(tmp_path: Path) -> None:
+    path = echo_file(tmp_path, "echo", "again")
+    for config, message in (
         ({"nme": "echo"}, "nme: unknown key; did you mean 'name'"),
         ({}, "holds echo, again; say which one"),
         ({"name": "ecko"}, "has no tool 'ecko'; did you mean 'echo'"),
-    ],
-)
-def test_wrong_settings_are_explained(tmp_path: Path, config: dict[str, str], message: str) -> None:
-    path = echo_file(tmp_path, "echo", "again")
-    with pytest.raises(ConfigError, match=message):
-        load(tmp_path, tools=str(path), **config)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load(tmp_path, tools=str(path), **config)
 
 
 def test_a_second_schema_is_refused(tmp_path: Path) -> None:
