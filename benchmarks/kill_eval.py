@@ -24,7 +24,7 @@ from typing import Any
 
 from timing import environment, report
 
-SOLVER = Path(__file__).resolve().parents[1] / "tests/evaluation/scripted_solver.py"
+SOLVER = Path(__file__).resolve().parents[1] / "tests/shared/scripted_solver.py"
 PAUSE_S = 0.05
 PARALLEL = 4
 MOST_TORN_BYTES = 400

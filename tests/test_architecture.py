@@ -75,21 +75,6 @@ def test_each_part_imports_only_parts_below_it(path: Path) -> None:
         assert below or (part, pieces[1]) in SIDEWAYS, f"{path} imports {module}"
 
 
-@pytest.mark.parametrize("path", python_files("afm/cli"), ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_command_line_imports_plugins_inside_functions_only(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    pending: list[ast.AST] = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        for name in names:
-            assert name.split(".")[0] not in {"llamafactory_patch", "verl_ext", "tool_servers"}, name
-        pending += ast.iter_child_nodes(node)
-
-
 @pytest.mark.parametrize("package", ["llamafactory_patch", "verl_ext"])
 def test_engine_plugins_do_not_know_each_other(package: str) -> None:
     other = {"llamafactory_patch": "verl_ext", "verl_ext": "llamafactory_patch"}[package]

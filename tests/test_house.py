@@ -5,27 +5,10 @@ A wall falls with the redesign and never rises: lower the number when a change l
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
+import house
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("house", ROOT / "benchmarks" / "house.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["house"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-house = load_script()
 
 
 @pytest.fixture(scope="module")

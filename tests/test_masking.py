@@ -73,22 +73,6 @@ def test_joint_without_white_space(
     assert spelled(qwen, text, boundary) == CALL + opening + [(">E", 0)] + CLOSED + closing + THOUGHT_REST
 
 
-@pytest.mark.parametrize(
-    ("boundary", "opening"),
-    [
-        (Boundary.SPLIT, [(">", 1), ("\n", 0)]),
-        (Boundary.MASK, [(">\n", 0)]),
-        (Boundary.KEEP, [(">\n", 1)]),
-    ],
-)
-@pytest.mark.parametrize("after", ["\n", "\n\n"])
-def test_joint_with_line_feeds(qwen: Any, boundary: Boundary, opening: list[Token], after: str) -> None:
-    text = f"<code>a</code>\n<observation>\nE\n</observation>{after}<think>b</think>"
-    observed = [(">\n", 0), ("E", 0), ("\n", 0)]
-    thought = [(f">{after}", 0), ("<th", 1), ("ink", 1), *THOUGHT_REST]
-    assert spelled(qwen, text, boundary) == CALL + opening + OBSERVED + observed + CLOSED + thought
-
-
 def test_split_is_what_an_episode_appends(qwen: Any) -> None:
     """Sampled text, the observation as tokens of its own, sampled text: the ids of training."""
     call, thought = "<plan>p</plan><think>t</think><code>1</code>", "<reflection>r</reflection>"

@@ -3,8 +3,8 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 
 from afm.processes import run_logged
@@ -81,11 +81,7 @@ def wait_until(condition, seconds=30):
 
 
 def alive(pid):
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8")
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_ctrl_c_reaches_the_child_once_and_its_status_comes_back(family):

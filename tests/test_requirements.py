@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -97,23 +96,16 @@ def test_no_lock_holds_a_kernels_package_that_breaks_the_import_of_models(name: 
     assert Requirement("kernels>=0.12,<0.13").specifier.contains(kernels)
 
 
-def prove_locks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prove_locks", FOLDER / "prove_locks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+PROOF = runpy.run_path(str(FOLDER / "prove_locks.py"))
 
 
 def test_every_lock_is_proven_and_every_exclusion_is_in_a_lock() -> None:
-    proof = prove_locks()
-    assert sorted(proof.PACKAGES) == LOCKS
-    assert set(proof.EXCLUDED) <= {package for name in LOCKS for package in locked(name)}
+    assert sorted(PROOF["PACKAGES"]) == LOCKS
+    assert set(PROOF["EXCLUDED"]) <= {package for name in LOCKS for package in locked(name)}
 
 
 def test_a_failure_is_expected_by_its_module_and_its_message_only(capsys: pytest.CaptureFixture[str]) -> None:
-    report = prove_locks().report
+    report = PROOF["report"]
     absent = "ModuleNotFoundError: No module named '{}'"
     broken = {
         "verl.utils.megatron.optimizer": absent.format("megatron"),

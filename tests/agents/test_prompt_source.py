@@ -20,12 +20,9 @@ def test_own_is_the_agents_prompt_whatever_the_row_holds():
     assert PromptSource.load("own").told == {"mode": "own"}
 
 
-def test_row_takes_the_rows_messages_as_they_are():
-    assert PromptSource.load("row").messages(MATH, "other", ROW) == list(ROW)
-
-
-def test_row_refuses_a_row_without_a_prompt_unless_a_template_fills_in():
+def test_row_takes_the_rows_messages_and_refuses_a_row_without_unless_a_template_fills_in():
     source = PromptSource.load("row")
+    assert source.messages(MATH, "other", ROW) == list(ROW)
     with pytest.raises(DataError, match=r"holds no prompt .*'1 \+ 1\?'.*prompt=FILE"):
         source.messages(MATH, "1 + 1?", None)
     filled = source.filled_by(PromptTemplate.of_text("Q: {question}"))
@@ -74,11 +71,7 @@ def test_a_yaml_has_a_system_turn(tmp_path):
         ("a.yaml", "system: x\n", "a.yaml: user:1: the prompt is empty"),
         ("a.yaml", "text: x\n", "a.yaml: got the keys text, expected `user`"),
         ("a.yaml", "user: 3\n", "a.yaml: user: got 3, expected a text"),
-        (
-            "a.yaml",
-            "system: '{question}'\nuser: '{question}'\n",
-            "a.yaml: system: {question} belongs into `user`",
-        ),
+        ("a.yaml", "system: '{question}'\nuser: '{question}'\n", "system: {question} belongs into `user`"),
     ],
 )
 def test_a_bad_file_is_refused_by_name_and_line(tmp_path, name, text, message):

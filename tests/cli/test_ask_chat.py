@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import typer
 from rich.console import Console
+from scripted_solver import Says
 from typer.testing import CliRunner
 
 from afm.agents import AgentSpec, save_agent
@@ -22,7 +23,6 @@ from afm.cli.ask import ask
 from afm.cli.ask_chat import ChatHistory, ChatSession, open_conversation
 from afm.errors import UsageError
 from afm.models.scripted import ScriptedModel
-from afm.tools.base import ToolResult
 from afm.trajectory.io import load_records
 
 CALLER = AgentSpec(
@@ -38,14 +38,7 @@ app = typer.Typer()
 app.command()(ask)
 
 
-class Oracle:
-    name = "oracle"
-
-    async def call(self, argument: str) -> ToolResult:
-        return ToolResult("\n".join(f"line {number} \x1b[31m" for number in range(20)))
-
-    async def close(self) -> None:
-        pass
+ORACLE = Says("oracle", "\n".join(f"line {number} \x1b[31m" for number in range(20)))
 
 
 def asker(
@@ -53,7 +46,7 @@ def asker(
 ) -> ChatSession:
     model = ScriptedModel(script, **context)
     return ChatSession(
-        model, {"oracle": Oracle()}, conversation, 1.0, 0, console or Console(file=io.StringIO())
+        model, {"oracle": ORACLE}, conversation, 1.0, 0, console or Console(file=io.StringIO())
     )
 
 
@@ -75,12 +68,9 @@ def test_the_model_reads_the_earlier_turns_again(tmp_path: Path, talker: AgentSp
     third = f"{second}assistant: <answer>2</answer>\nuser: Q: three\n"
     assert heard == [f"{text}assistant: " for text in (start, second, third)]
     saved = load_records(file)
-    assert [(turn.id, turn.question) for turn in saved] == [
-        ("ask-1", "one"),
-        ("ask-2", "two"),
-        ("ask-3", "three"),
-    ]
-    assert [turn.text for turn in saved] == [f"<answer>{number}</answer>" for number in (1, 2, 3)]
+    said = [(turn.id, turn.question, turn.text) for turn in saved]
+    asked = enumerate(("one", "two", "three"), 1)
+    assert said == [(f"ask-{number}", text, f"<answer>{number}</answer>") for number, text in asked]
     assert bytes(saved[2].prompt_ids or ()).decode() == heard[2]  # what was read, byte for byte
 
 
@@ -136,7 +126,7 @@ def test_a_terminal_sees_roles_by_name_a_spinner_and_the_beginning_of_an_observa
     assert "\x1b[31m" not in shown.split("line 0")[1][:12]  # what the tool says cannot paint
     assert "  line 11" in plain
     assert "  line 12" not in plain
-    assert "... 8 more lines" in plain
+    assert "... 9 more lines" in plain  # the tool repeats the two lines of its argument
     assert re.search(r"oracle done after 0\.\d s", plain)
     assert "<answer>" not in plain
     assert "<seen>" not in plain

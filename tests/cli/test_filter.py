@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from afm.agents import load_agent
 from afm.cli.data import app
-from afm.errors import ConfigError, DataError, UsageError
+from afm.errors import DataError, UsageError
 from afm.trajectory import author_segments, load_records
 from afm.trajectory.record import Record, TextSegment, Verdict
 
@@ -72,10 +72,6 @@ def test_an_output_file_and_settings_in_two_places_are_refused(rows, tmp_path):
         run(rows, *PRESET, "--min-score", 0.5, "--output-dir", tmp_path / "out")
 
 
-def test_the_wrong_agent_keeps_nothing_and_a_wrong_role_is_refused(rows, tmp_path):
+def test_the_wrong_agent_keeps_nothing(rows, tmp_path):
     with pytest.raises(DataError, match="no trajectory was kept"):
         run(rows, "--agent", "math", "--output-dir", tmp_path / "out")
-    config = tmp_path / "filters.yaml"
-    config.write_text("agent: mhqa\nstages: [{reflection: {role: musing, keep_without: 0}}]\n")
-    with pytest.raises(ConfigError, match="no role 'musing'"):
-        run(rows, "--config", config, "--output-dir", tmp_path / "other")

@@ -1,15 +1,14 @@
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+import scripted_solver
 
 from afm.evaluation import summarise
 from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import Cost, Record, TextSegment, Verdict
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def make_record(task, score, *, number=0, text="", calls=0, source="mini_math", **fields):
@@ -56,12 +55,7 @@ def write_run():
 
 @pytest.fixture(scope="session")
 def solver():
-    """The module ``scripted_solver.py`` beside this file."""
-    path = HERE / "scripted_solver.py"
-    spec = importlib.util.spec_from_file_location("scripted_solver", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripted_solver
 
 
 @pytest.fixture(scope="session")

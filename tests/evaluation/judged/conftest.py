@@ -1,8 +1,8 @@
 """A judge on the loopback that chooses and judges, and finished evaluations for it to do so in."""
 
-import importlib.util
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,7 @@ from afm.trajectory.record import sealed
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def _judge_server():
-    spec = importlib.util.spec_from_file_location("judge_of_the_tests", ROOT / "tests/rewards/conftest.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.JudgeServer
-
-
-class ChoosingJudge(_judge_server()):
+class ChoosingJudge(runpy.run_path(str(ROOT / "tests/rewards/conftest.py"))["JudgeServer"]):
     """A verdict on one answer is correct when the answer ends with "yes" (for the model ``other``: "yes" or "maybe").
 
     Characters: ``wise`` chooses the answer "right" and grades it 10; ``first`` chooses the first place and grades 5;
