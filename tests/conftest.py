@@ -1,7 +1,5 @@
 """Real benchmark rows and vocabularies, which are not part of the repository."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -1,7 +1,5 @@
 """The walls of the house: who may import whom, and that tag names live in the agents' YAML only."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Rows 45, 66, 67 and 105 need GPUs. What a test of the part itself already asks is not asked again here.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

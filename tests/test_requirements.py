@@ -1,7 +1,5 @@
 """The GPU locks against what their packages ask for; `requirements/prove_locks.py` installs them, these tests need no network."""
 
-from __future__ import annotations
-
 import runpy
 from collections.abc import Iterator
 from importlib import metadata

@@ -1,7 +1,5 @@
 """Importing the framework, or asking for help, must stay cheap."""
 
-from __future__ import annotations
-
 import json
 import pkgutil
 import subprocess

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from afm.agents import AgentSpec, load_agent, shipped_agents

@@ -1,7 +1,5 @@
 """The whole main job with hardly any training, killed in the middle and started again."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

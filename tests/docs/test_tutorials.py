@@ -1,7 +1,5 @@
 """Tutorials do what they say: files are written, plain command blocks run in order, the others name commands and options that exist."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

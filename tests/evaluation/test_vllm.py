@@ -3,8 +3,6 @@
 vLLM for CPUs needs an environment of its own (docs/evaluation.md): ``AFM_VLLM_PYTHON`` is that environment's Python.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Well-formed responses that say no more than an answer, for tests of rewards."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from afm.agents import load_agent

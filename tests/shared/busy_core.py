@@ -1,7 +1,5 @@
 """A core with far more to do than it can: what a node looks like whose workers start too many programs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A working folder as the tutorials find it: the checkout, and what the quickstart would have left in ``runs/``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@ are those of the test's process and of the child processes that it waited for; a
 (Ray's) is not in them. Tests with the marker `proof` have no limit.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 

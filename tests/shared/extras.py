@@ -1,7 +1,5 @@
 """Packages of extras: not installed everywhere, and slow to import, which only the tests that need them should wait for."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any

@@ -1,7 +1,5 @@
 """An application behind a real HTTP server on this machine."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from typing import Any, Self

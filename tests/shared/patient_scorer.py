@@ -1,7 +1,5 @@
 """A scorer of programs for tests on a machine that other tests keep busy."""
 
-from __future__ import annotations
-
 import asyncio
 
 from afm.rewards import Sample

@@ -1,7 +1,5 @@
 """Child processes as the kernel lists them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

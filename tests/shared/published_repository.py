@@ -1,7 +1,5 @@
 """Files of the published repository, for tests that hold ours against them: AFM_PUBLISHED_REPOSITORY names a clone of it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from functools import cache

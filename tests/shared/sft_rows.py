@@ -1,7 +1,5 @@
 """Rows of fine-tuning data sets, and what their index says of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A real web site on this machine."""
 
-from __future__ import annotations
-
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 

@@ -1,7 +1,5 @@
 """Tools as a tools file names them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from afm.tools import load_tools

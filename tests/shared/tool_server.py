@@ -1,7 +1,5 @@
 """Tool servers for tests: in a thread of this process, or as a process of their own."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
