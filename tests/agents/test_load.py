@@ -160,15 +160,6 @@ def test_saved_prompt_is_a_readable_block(tmp_path: Path) -> None:
     assert "\n  {roles}\n" in text
 
 
-def test_tiny_agent_is_math_with_small_limits_and_a_bare_question() -> None:
-    tiny, math = load_agent(TINY), load_agent("math")
-    assert (tiny.roles, tiny.transitions) == (math.roles, math.transitions)
-    assert tiny.prompt_messages("What is 3 + 4?") == [{"role": "user", "content": "What is 3 + 4?"}]
-    assert (tiny.limits.max_turns, math.limits.max_turns) == (2, 8)
-    assert (tiny.limits.max_response_tokens or 0) <= 256
-    assert tiny.digest != math.digest
-
-
 def test_a_training_run_stands_for_the_model_inside_it(tmp_path: Path) -> None:
     assert model_folder(tmp_path) == tmp_path
     (tmp_path / "model").mkdir()

@@ -58,10 +58,6 @@ def test_missing_series_are_noted_and_the_engines_own_names_help_out(tmp_path) -
     assert "rl/metrics.jsonl holds no series 'groups_generated'." in notes
 
 
-def test_no_logs_give_no_curves(tmp_path) -> None:
-    assert read_curves(tmp_path) == ([], [])
-
-
 def test_a_picture_is_a_png_for_each_theme_and_says_what_it_shows() -> None:
     xs = tuple(float(x) for x in range(100))
     curve = Curve("Loss", "step", (Series("loss", xs, tuple(2.0 - x / 100 for x in xs)),))

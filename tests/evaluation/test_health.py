@@ -37,7 +37,3 @@ def test_the_output_folder_of_a_run_alone_has_a_page(rl_run):
     assert "&lt;b&gt;25%&lt;/b&gt; fail" in page
     assert "Failed calls: 1 more in alarms.jsonl" in page
     assert page.count("<figure>") == 2  # reward, seconds
-
-
-def test_a_folder_without_a_run_has_no_health(tmp_path):
-    assert read_health(tmp_path) == ()
