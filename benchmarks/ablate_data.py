@@ -86,7 +86,7 @@ def make_world(folder: Path, size: Size) -> None:
     world = Encyclopaedia(size.pages, seed=0, brief=True)
     write_encyclopaedia(folder, world, sizes=sizes, seed=0, hops=[1, 2])
     words = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
-    subprocess.run([*words, f"--out={folder / 'index'}"], check=True, stdout=sys.stderr)
+    subprocess.run([*words, f"--output-dir={folder / 'index'}"], check=True, stdout=sys.stderr)
 
 
 def record(tasks: Path, agent: str, out: Path) -> None:

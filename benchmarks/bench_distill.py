@@ -34,7 +34,7 @@ def wiki_world(folder: Path, tasks: int) -> None:
     world = Encyclopaedia(PAGES, seed=0)
     write_encyclopaedia(folder, world, sizes={WorldSplit.TRAIN: tasks}, seed=0, hops=[1, 2])
     words = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
-    subprocess.run([*words, f"--out={folder / 'index'}"], check=True, capture_output=True)
+    subprocess.run([*words, f"--output-dir={folder / 'index'}"], check=True, capture_output=True)
 
 
 def distilled(tasks: Path, out: Path, agent: Path, tools: Path, parallel: int) -> dict[str, float]:

@@ -59,7 +59,7 @@ def build(corpus: Path, out: Path, *options: str) -> dict[str, float]:
         "-m",
         "tool_servers.wiki_search.build",
         str(corpus),
-        "--out",
+        "--output-dir",
         str(out),
         *options,
     ]

@@ -57,7 +57,7 @@ class Servers:
         }
         corpus = folder / "corpus.jsonl"
         write_corpus(world, corpus)
-        build = ["-m", "tool_servers.wiki_search.build", str(corpus), "--out", str(folder / "index")]
+        build = ["-m", "tool_servers.wiki_search.build", str(corpus), "--output-dir", str(folder / "index")]
         subprocess.run([sys.executable, *build], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
     def start(self, name: str) -> float:

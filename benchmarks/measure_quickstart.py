@@ -40,7 +40,7 @@ def run_seed(seed: int, out: Path, arguments: list[str]) -> dict[str, Any]:
     if result.exists():
         return dict(json.loads(result.read_text()))
     command = [sys.executable, "-m", "afm.cli.main", "quickstart", "--seed", str(seed)]
-    command += ["--out", str(out / f"seed{seed}"), "--no-open", *arguments]
+    command += ["--output-dir", str(out / f"seed{seed}"), "--no-open", *arguments]
     begun, peak = time.monotonic(), 0
     child = subprocess.Popen(command)
     process = psutil.Process(child.pid)

@@ -1,6 +1,6 @@
 """A checkpoint of any step as a Hugging Face model that `afm eval`, `afm ask` and `afm serve model` take.
 
-``python -m verl_ext.export RUN [--step N] [--out DIR] [--agent NAME]``: what ``afm export`` starts. verl is not needed.
+``python -m verl_ext.export RUN [--step N] [--output-dir DIR] [--agent NAME]``: what ``afm export`` starts. verl is not needed.
 """
 
 from __future__ import annotations
@@ -229,10 +229,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m verl_ext.export")
     parser.add_argument("run", type=Path)
     parser.add_argument("--step", type=int)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--output-dir", type=Path)
     parser.add_argument("--agent")
     options = parser.parse_args(arguments)
-    print(export(options.run, options.step, options.out, options.agent))
+    print(export(options.run, options.step, options.output_dir, options.agent))
     return 0
 
 

@@ -64,7 +64,7 @@ def run_stages(
     out_dir.mkdir(parents=True, exist_ok=True)
     log = out_dir / STAGES_FILE
     # At once: a stage leaves rows before its mark.
-    RunFolder(out_dir, "--out").claim(settings, [out_dir / SETTINGS_FILE])
+    RunFolder(out_dir, "--output-dir").claim(settings, [out_dir / SETTINGS_FILE])
     finished = {stage.name: stage for stage in read_stages(log)}
     for number, stage in enumerate(stages, start=1):
         head = f"[{number}/{len(stages)}] {stage.title}"

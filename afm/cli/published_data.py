@@ -292,12 +292,14 @@ def livecodebench(
         list[Path],
         typer.Argument(help="Files of livecodebench/code_generation_lite, or folders of them.", exists=True),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the tests.")] = Path(
+    output_dir: Annotated[Path, typer.Option(help="Folder of the tests.")] = Path(
         "data/code_agent/livecodebench_testcases"
     ),
 ) -> None:
     """Make the folder of complete tests that LIVECODEBENCH_DATA_PATH names, each problem checked."""
     from afm.datasets.readers.programs import write_complete_tests
 
-    count = write_complete_tests(files, out)
-    print(f"{count:,} problems with complete tests in {out}; export LIVECODEBENCH_DATA_PATH={out.absolute()}")
+    count = write_complete_tests(files, output_dir)
+    print(
+        f"{count:,} problems with complete tests in {output_dir}; export LIVECODEBENCH_DATA_PATH={output_dir.absolute()}"
+    )

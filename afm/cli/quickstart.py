@@ -29,7 +29,7 @@ def quickstart(
         WorldKind,
         typer.Option(help="Word problems and programs, or questions and an encyclopaedia to search."),
     ] = WorldKind.MATH,
-    out: Annotated[
+    output_dir: Annotated[
         Path | None,
         typer.Option(help="Folder for everything the run makes: runs/quickstart, or runs/quickstart-wiki."),
     ] = None,
@@ -58,7 +58,7 @@ def quickstart(
 
     os.environ |= _QUIET | os.environ
     recipe = RECIPES[world]
-    folder = (out or recipe.folder).resolve()
+    folder = (output_dir or recipe.folder).resolve()
     real = real_data.resolve() if real_data else None
     view = ProgressView()
     plan = recipe.smoke if smoke else recipe.full
@@ -98,7 +98,7 @@ def _next_steps(job: Quickstart) -> Iterator[str]:
     yield f"{afm_command()} {shlex.join(ask)}"
     again = "./quickstart.sh" if recipe.world is WorldKind.MATH else f"./quickstart.sh --world {recipe.world}"
     files = f"configs/tiny/sft/{recipe.agent}.yaml, configs/tiny/rl/{recipe.agent}.yaml"
-    yield f"{again} --seed 1 --out runs/seed1, or change the recipe: {files}"
+    yield f"{again} --seed 1 --output-dir runs/seed1, or change the recipe: {files}"
     yield "on GPUs: MODEL=DIR train/code_agent/rl/train_dapo_code_agent.sh --dry-run"
 
 

@@ -44,7 +44,14 @@ def wiki_server(index: Path, log: Path) -> Iterator[None]:
 
 def build_wiki_index(corpus: Path, index: Path) -> Path:
     """Build the search index of ``corpus``, with its log beside it; an interrupted build is resumed."""
-    words = [sys.executable, "-P", "-m", "tool_servers.wiki_search.build", str(corpus), f"--out={index}"]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "tool_servers.wiki_search.build",
+        str(corpus),
+        f"--output-dir={index}",
+    ]
     log = index.with_name(f"{index.name}.log")
     with log.open("wb") as sink:
         done = subprocess.run(words, env=tied_environment(), stdout=sink, stderr=sink, check=False)

@@ -140,7 +140,7 @@ def build(
     corpus: Annotated[
         Path, typer.Argument(help='JSON lines {"id", "contents"}, also .gz.', exists=True, dir_okay=False)
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the index.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder of the index.")],
     engine: Annotated[WikiEngine, typer.Option(help="What to build.")] = WikiEngine.BM25,
     model: Annotated[str | None, typer.Option(help="Embedding model: a folder or a name.")] = None,
     faiss: Annotated[str, typer.Option(help="flat, ivf, hnsw, or a ready FAISS index.")] = "flat",
@@ -150,7 +150,7 @@ def build(
 ) -> None:
     """Make an index; if interrupted, run the same command again to resume. A dense part can be added to a BM25 index later."""
     options = {
-        "--out": out,
+        "--output-dir": output_dir,
         "--engine": engine,
         "--model": model,
         "--faiss": faiss,
@@ -163,7 +163,7 @@ def build(
 
 @wiki.command()
 def download(
-    out: Annotated[Path, typer.Option(help="Folder for the files.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the files.")],
     index: Annotated[
         PublishedIndex, typer.Option(help="Exact (60 GiB), for CPUs (hnsw), or none.")
     ] = PublishedIndex.FLAT,
@@ -180,13 +180,13 @@ def download(
     from afm.terminal import ProgressView
 
     view = ProgressView()
-    wanted = planned(out, index, gunzip=gunzip)
-    view.line(f"{out}: {wanted.summary()}")
+    wanted = planned(output_dir, index, gunzip=gunzip)
+    view.line(f"{output_dir}: {wanted.summary()}")
     check_space(wanted)
     if not dry_run:
         run(wanted, view.update)
     view.line("then:")
-    for words in commands(wanted, out / "index"):
+    for words in commands(wanted, output_dir / "index"):
         view.line(shlex.join(words))
 
 

@@ -94,8 +94,9 @@ def export(
     step: Annotated[
         int | None, typer.Option("--step", help="Step of the checkpoint; the newest one by default.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="New folder of the model; RUN/model_step_N by default.")
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", "-o", help="New folder of the model; RUN/model_step_N by default."),
     ] = None,
     agent: Annotated[
         str | None,
@@ -103,6 +104,6 @@ def export(
     ] = None,
 ) -> None:
     """Export a checkpoint of `afm rl` as a model for `afm eval`, `afm ask` and `afm serve model`."""
-    values = {"--step": step, "--out": out, "--agent": agent}
+    values = {"--step": step, "--output-dir": output_dir, "--agent": agent}
     options = [f"{name}={value}" for name, value in values.items() if value is not None]
     raise typer.Exit(run_words([sys.executable, "-P", "-m", EXPORTER, *options, "--", str(run)]))

@@ -236,7 +236,7 @@ _SHOW_EVERY = 500
 
 def negative(
     records: RecordsArgument,
-    out: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
     agent: AgentOption = "math",
     general: Annotated[
         Path | None,
@@ -285,7 +285,7 @@ def negative(
     summary = write_negative(
         NegativeSources(records, general),
         SampleMaker(agent_option(agent), seed, AbsentAnswer(absent), DirectAnswer(direct)),
-        out,
+        output_dir,
         name=name,
         ratios=_ratios(ratio or []),
         drop_bad_rows=on_bad_rows is OnBadRows.DROP,

@@ -130,7 +130,15 @@ def run(download: Download, progress: Progress) -> None:
 
 def commands(download: Download, index_folder: Path) -> list[list[str]]:
     """How the wiki server's index is built of what was fetched, and how it is served."""
-    build = ["afm", "serve", "wiki", "build", str(download.folder / CORPUS), "--out", str(index_folder)]
+    build = [
+        "afm",
+        "serve",
+        "wiki",
+        "build",
+        str(download.folder / CORPUS),
+        "--output-dir",
+        str(index_folder),
+    ]
     if download.index_path is not None:
         build += ["--engine", "dense", "--model", MODEL, "--faiss", str(download.index_path)]
     return [build, ["afm", "serve", "wiki", "--index", str(index_folder)]]

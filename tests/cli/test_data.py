@@ -52,7 +52,7 @@ def test_the_first_distillation_of_the_docs_reads_every_question_of_a_default_wo
     world, tools = tmp_path / "world", ROOT / "configs/tools/wiki_rag.yaml"
     run("world", "--kind", "wiki", "--output-dir", world, "--train", 40, "--rl", 8, "--heldout", 4)
     build = [sys.executable, "-m", "tool_servers.wiki_search.build", world / "corpus.jsonl"]
-    subprocess.run([*build, "--out", tmp_path / "index"], check=True, capture_output=True)
+    subprocess.run([*build, "--output-dir", tmp_path / "index"], check=True, capture_output=True)
 
     with wiki_server(tmp_path / "index", tmp_path / "server.log"):
         for agent in ("mhqa", "wiki"):

@@ -38,7 +38,7 @@ def given(tmp_path):
 
 
 def test_counts_of_every_kind_are_told(negative, given):
-    words = [given / "records.jsonl", "--out", given / "out", "--general", given / "chat.jsonl"]
+    words = [given / "records.jsonl", "--output-dir", given / "out", "--general", given / "chat.jsonl"]
     ratios = ["--ratio", "absent_not_needed=0.5", "--ratio", "present_needed=0.4"]
     status, said, _ = negative(*words, *ratios)
     assert status == 0
@@ -52,7 +52,7 @@ def test_counts_of_every_kind_are_told(negative, given):
 
 
 def test_options_change_what_is_answered(negative, given):
-    words = [given / "records.jsonl", "--out", given / "out", "--general", given / "chat.jsonl"]
+    words = [given / "records.jsonl", "--output-dir", given / "out", "--general", given / "chat.jsonl"]
     assert negative(*words, "--name", "n", "--absent", "explain", "--direct", "plain")[0] == 0
     rows = {row["extra_info"]["kind"]: row for row in json.loads((given / "out/n.json").read_text())}
     assert rows["absent_needed"]["extra_info"]["answer_from"] == "rule"
@@ -68,6 +68,6 @@ def test_options_change_what_is_answered(negative, given):
     ],
 )
 def test_wrong_usage_is_refused(negative, given, words, complaint):
-    status, _, said = negative(given / "records.jsonl", "--out", given / "out", *words)
+    status, _, said = negative(given / "records.jsonl", "--output-dir", given / "out", *words)
     assert status == 2
     assert complaint in said

@@ -23,7 +23,13 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     corpus = folder / "corpus.jsonl"
     corpus.write_text('{"id": "0", "contents": "\\"Belo Karford\\"\\nThe mayor of Belo Karford is Ba Ka."}\n')
-    build = [sys.executable, "-m", "tool_servers.wiki_search.build", str(corpus), f"--out={folder / 'index'}"]
+    build = [
+        sys.executable,
+        "-m",
+        "tool_servers.wiki_search.build",
+        str(corpus),
+        f"--output-dir={folder / 'index'}",
+    ]
     subprocess.run(build, check=True, capture_output=True)
     return folder / "index"
 

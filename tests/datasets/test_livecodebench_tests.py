@@ -48,7 +48,7 @@ def test_a_folder_is_made_of_the_owners_files(tmp_path) -> None:
     written(tmp_path / "lcb/test.jsonl", owners_row("a", "1"), owners_row("b", "2", packed=False))
     written(tmp_path / "lcb/test2.jsonl", owners_row("a", "1", "3"))
     done = CliRunner().invoke(
-        app, ["data", "livecodebench", str(tmp_path / "lcb"), "--out", str(tmp_path / "tests")]
+        app, ["data", "livecodebench", str(tmp_path / "lcb"), "--output-dir", str(tmp_path / "tests")]
     )
     assert done.exit_code == 0, done.output
     assert f"export LIVECODEBENCH_DATA_PATH={tmp_path / 'tests'}" in done.output.replace("\n", "")

@@ -70,7 +70,7 @@ def download(hub_here, tmp_path):
     """Runs the command in this process, into ``a folder``; returns what it said."""
 
     def run(*options, status=0):
-        words = ["wiki", "download", "--out", str(tmp_path / "a folder"), *options]
+        words = ["wiki", "download", "--output-dir", str(tmp_path / "a folder"), *options]
         result = CliRunner().invoke(app, words)
         told = result.output + (str(result.exception) if isinstance(result.exception, AfmError) else "")
         assert (result.exit_code, isinstance(result.exception, AfmError)) == (status, status == 1), told
@@ -112,7 +112,7 @@ def test_what_is_fetched_is_built_by_the_command_that_is_shown(hub, download, pu
 @pytest.mark.slow
 def test_a_download_that_is_killed_goes_on(hub, hub_environment, download, published, tmp_path):
     folder = tmp_path / "a folder"
-    words, environment = [sys.executable, str(SCRIPT), "--out", str(folder)], hub_environment
+    words, environment = [sys.executable, str(SCRIPT), "--output-dir", str(folder)], hub_environment
     hub.pause_s = 0.02
     kept = {}
     for name in ("part_aa", "part_ab"):

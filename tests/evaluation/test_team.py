@@ -103,7 +103,7 @@ def world(tmp_path_factory):
         folder, Encyclopaedia(200, seed=0), sizes={WorldSplit.TRAIN: TASKS}, seed=0, hops=[1, 2]
     )
     build = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
-    subprocess.run([*build, f"--out={folder / 'index'}"], check=True, capture_output=True)
+    subprocess.run([*build, f"--output-dir={folder / 'index'}"], check=True, capture_output=True)
     with wiki_server(folder / "index", folder / "log"):
         yield folder
 

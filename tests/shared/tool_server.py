@@ -162,7 +162,7 @@ def running(
 
 def build_index(corpus: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """What ``python -m tool_servers.wiki_search.build`` does, in this process."""
-    words = [str(corpus), "--out", str(out), *options]
+    words = [str(corpus), "--output-dir", str(out), *options]
     stdout, stderr = StringIO(), StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr):
         try:

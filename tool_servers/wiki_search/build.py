@@ -1,4 +1,4 @@
-"""``python -m tool_servers.wiki_search.build CORPUS --out FOLDER``: make an index that the wiki server serves.
+"""``python -m tool_servers.wiki_search.build CORPUS --output-dir FOLDER``: make an index that the wiki server serves.
 
 Killed at any moment, the same command goes on. What is finished is not made again; a dense part can be added later.
 """
@@ -248,7 +248,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            message = "another build is writing into this folder; wait for it, or choose another --out"
+            message = "another build is writing into this folder; wait for it, or choose another --output-dir"
             raise DataError(message, path=str(folder)) from None
         yield
 
@@ -270,7 +270,7 @@ def _finished(plan: IndexPlan) -> IndexManifest | None:
     elif finished.dense and plan.model and finished.dense.model != plan.model:
         problem = f"was encoded by {finished.dense.model!r}, got {plan.model!r}"
     if problem:
-        raise DataError(f"{problem}; choose another --out", path=str(plan.folder))
+        raise DataError(f"{problem}; choose another --output-dir", path=str(plan.folder))
     return finished
 
 
@@ -293,7 +293,7 @@ def main(words: Sequence[str] | None = None) -> int:
         prog="afm serve wiki build", description="Make an index of a corpus for the wiki server."
     )
     parser.add_argument("corpus", type=Path, help='JSON lines {"id", "contents"}, also .gz')
-    parser.add_argument("--out", type=Path, required=True, help="folder of the index")
+    parser.add_argument("--output-dir", type=Path, required=True, help="folder of the index")
     parser.add_argument("--engine", choices=("bm25", "dense", "hybrid"), default="bm25")
     parser.add_argument("--model", help="sentence-transformers model of the dense part: a folder or a name")
     parser.add_argument("--faiss", default="flat", help="flat, ivf, hnsw, or the path of a ready FAISS index")
@@ -334,7 +334,7 @@ def _plan(options: argparse.Namespace) -> IndexPlan:
         prefixes = (options.query_prefix or "", options.passage_prefix or "")
     return IndexPlan(
         corpus=options.corpus,
-        folder=options.out,
+        folder=options.output_dir,
         bm25=options.engine != "dense",
         model=options.model,
         faiss=options.faiss,

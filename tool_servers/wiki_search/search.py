@@ -100,11 +100,11 @@ def served_engine(folder: Path, manifest: IndexManifest, engine: str) -> str:
     name = engine if engine != "auto" else "bm25" if manifest.bm25 else "dense"
     if name != "dense" and manifest.bm25 is None:
         raise ConfigError(
-            f"{folder}: has no BM25 part; add it: afm serve wiki build CORPUS --engine bm25 --out {folder}"
+            f"{folder}: has no BM25 part; add it: afm serve wiki build CORPUS --engine bm25 --output-dir {folder}"
         )
     if name != "bm25" and manifest.dense is None:
         raise ConfigError(
-            f"{folder}: has no dense part; add it: afm serve wiki build CORPUS --engine dense --model M --out {folder}"
+            f"{folder}: has no dense part; add it: afm serve wiki build CORPUS --engine dense --model M --output-dir {folder}"
         )
     return name
 

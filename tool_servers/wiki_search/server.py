@@ -165,7 +165,9 @@ def check(launch: Launch) -> None:
     options, settings = launch.options, WikiServerSettings.read(launch.config)
     folder = options.index or settings.index
     if folder is None or not (folder / "manifest.json").is_file():
-        message = f"{folder}: no index there; build one with `afm serve wiki build CORPUS --out {folder}`"
+        message = (
+            f"{folder}: no index there; build one with `afm serve wiki build CORPUS --output-dir {folder}`"
+        )
         raise ConfigError(message) if options.index else NotSetUpError(message)
     served_engine(folder, checked_manifest(folder), options.engine or settings.engine)
 

@@ -371,7 +371,7 @@ class PrivateTests:
 def _next_step(path: Path) -> str:
     fetch = (
         "afm data download benchmarks --output-dir downloads/benchmarks --only livecodebench_v5, then "
-        "afm data livecodebench downloads/benchmarks/livecodebench_v5 --out FOLDER"
+        "afm data livecodebench downloads/benchmarks/livecodebench_v5 --output-dir FOLDER"
     )
     if path.is_dir() and any(path.glob("*.pkl")):
         return (

@@ -41,7 +41,7 @@ def world(tmp_path_factory):
     encyclopaedia, sizes = Encyclopaedia(400, seed=0), {WorldSplit.TRAIN: TASKS}
     write_encyclopaedia(folder, encyclopaedia, sizes=sizes, seed=0, hops=[1, 2])
     build = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
-    subprocess.run([*build, f"--out={folder / 'index'}"], check=True, capture_output=True)
+    subprocess.run([*build, f"--output-dir={folder / 'index'}"], check=True, capture_output=True)
     with wiki_server(folder / "index", folder / "log"):
         yield folder
 

@@ -26,7 +26,7 @@ def parts(folder):
 
 def command(corpus, out):
     """A build as a process of its own."""
-    return [sys.executable, "-m", "tool_servers.wiki_search.build", str(corpus), "--out", str(out)]
+    return [sys.executable, "-m", "tool_servers.wiki_search.build", str(corpus), "--output-dir", str(out)]
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_told_to_stop_it_finishes_what_is_under_way(start_process):
 @pytest.mark.slow
 def test_the_afm_command_builds_and_serves(corpus, tmp_path):
     afm, index = Path(sys.executable).with_name("afm"), tmp_path / "my index"
-    build = [afm, "serve", "wiki", "build", corpus, "--out", index]
+    build = [afm, "serve", "wiki", "build", corpus, "--output-dir", index]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     command = [str(afm), "serve", "wiki", "--index", str(index), "--port", "0"]
