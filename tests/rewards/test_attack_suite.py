@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +88,12 @@ def test_there_are_attacks_on_every_scorer_and_honest_rows_among_them() -> None:
     assert len(names) == len(set(names))
 
 
+ROW = {"name": "x", "scorer": "s", "agent": "math", "question": "q", "ground_truth": "g", "deserves": 0}
+
+
 def test_pieces_become_segments_by_author() -> None:
-    attack = Attack.model_validate(
-        {
-            "name": "n",
-            "scorer": "math",
-            "agent": "math",
-            "question": "q",
-            "ground_truth": "1",
-            "deserves": 0,
-            "frame": "<a>{answer}</a>",
-            "answer": ["x", {"repeat": "yz", "times": 2}, {"environment": "seen"}],
-        }
-    )
+    answer = ["x", {"repeat": "yz", "times": 2}, {"environment": "seen"}]
+    attack = Attack.model_validate(ROW | {"frame": "<a>{answer}</a>", "answer": answer})
     assert attack.segments() == (
         Segment(Author.AGENT, "<a>xyzyz"),
         Segment(Author.ENVIRONMENT, "seen"),
@@ -112,10 +106,7 @@ def test_pieces_become_segments_by_author() -> None:
     [
         ("attacks: 3", "attacks: got int, expected a list of rows"),
         ("attacks: [{name: x}]", r"attacks\[0\]\.scorer: missing"),
-        (
-            "attacks: [{name: x, scorer: s, agent: a, question: q, ground_truth: g, deserves: 0, anser: z}]",
-            r"attacks\[0\]\.anser: unknown key; did you mean 'answer'",
-        ),
+        (json.dumps({"attacks": [ROW | {"anser": "z"}]}), r"attacks\[0\]\.anser: .*did you mean 'answer'"),
     ],
 )
 def test_a_wrong_file_is_explained(text: str, message: str, tmp_path: Path) -> None:

