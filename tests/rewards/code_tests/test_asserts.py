@@ -48,7 +48,6 @@ async def judged(scorer: CodeTests, tests: str, program: str, **more: Any) -> Pa
 DECIDED = {
     "helpers that tests do not define are the standard library's": [
         (0, "assert Counter(f([1, 1, 2])) == Counter([1, 1, 3])", f"def Counter(x): return 1\n{SAME}"),
-        (0, "assert isclose(f(2), 3.5)", f"def isclose(a, b): return True\n{SAME}"),
         (0, "assert log(f(1), 'gold') or f(1) == 'gold'", f"def log(*a): return True\n{SAME}"),
         (0, "assert reduce(add, f([1, 2])) == 7", f"def add(*a): return 7\ndef reduce(*a): return 7\n{SAME}"),
     ],
@@ -56,46 +55,24 @@ DECIDED = {
         (1, "assert Counter(f([1, 1, 2])) == Counter([2, 1, 1])", SAME),
         (1, "assert isclose(f(2), sqrt(2))", "def f(x): return x ** 0.5"),
         (1, "assert sorted(f('ba')) == ['a', 'b']", "def f(x): return dict.fromkeys(x).keys()"),
-        (
-            1,
-            "from collections import deque\nd = deque([1, 2])\nf(d)\nassert d == deque([2])",
-            "def f(d): d.popleft()",
-        ),
+        (1, "from collections import deque\nd = deque([2])\nf(d)\nassert not d", "def f(d): d.popleft()"),
         (1, "assert gcd(12, 18) == 6", "def gcd(a, b): return a if not b else gcd(b, a % b)"),
         (1, "for n in range(5):\n    assert add(n, 1) == n + 1", "def add(a, b): return a + b"),
-        (
-            1,
-            "assert do('a') == 'b'\nassert undo('b') == 'a'",
-            "def do(x): return 'b'\ndef undo(x): return 'a'",
-        ),
+        (1, "assert up('a') == 'A'\nassert low('A') == 'a'", "up = lambda x: x.upper()\nlow = str.lower"),
         (1, "from fractions import *\nassert f(2) == Fraction(4, 2)", SAME),
     ],
     "an expectation is made of the arguments as they were": [
-        (
-            0,
-            "data = [3, 1]\nassert f(data) == [2 * x for x in data]",
-            "def f(x):\n    x.clear()\n    return []",
-        ),
-        (0, "data = {1: 2}\nassert f(data) == len(data)", "def f(x):\n    x.clear()\n    return 0"),
-        (
-            0,
-            "for l in ([1, 2], [4, 5]):\n    assert f(l) == sum(l)",
-            "def f(x):\n    x[:] = [0]\n    return 0",
-        ),
+        (0, "data = [3, 1]\nassert f(data) == [2 * x for x in data]", "def f(x): return x.clear() or []"),
+        (0, "data = {1: 2}\nassert f(data) == len(data)", "def f(x): return x.clear() or 0"),
+        (0, "for l in ([1, 2], [4, 5]):\n    assert f(l) == sum(l)", "def f(x): return x.clear() or 0"),
         (0, "l = [3, 1]\nprint(f(l))\nassert f(l) == sorted(l)", "def f(x):\n    x.clear()\n    return x"),
     ],
     "a program may change its arguments": [
-        (
-            1,
-            ARGUMENTS_CHANGE,
-            "def f(x):\n    total = 0\n    while x: total = x.pop() + total\n    return total",
-        ),
+        (1, ARGUMENTS_CHANGE, "def f(x):\n    total = sum(x[::-1])\n    x.clear()\n    return total"),
     ],
     "tests that some answer fails decide": [
         (0, "assert not f(2)", FOUR),
         (0, "if f(2) != 5:\n    raise SystemExit(1)", FOUR),
-        (0, "if f(2) == 5:\n    pass\nelse:\n    raise ValueError('wrong')", FOUR),
-        (0, "for x in f(2):\n    assert x == 5", FOUR),
         (0, "try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False", FOUR),
         (0, "assert all(f(n) == n for n in range(9))", FOUR),
         (0, "import unittest\nunittest.TestCase().assertEqual(f(2), 5)", FOUR),
@@ -109,12 +86,7 @@ DECIDED = {
         (1, "p = P(1, 2)\nassert p == p and p != 3 and p is not None", POINT),
     ],
     "iterators of programs still end": [
-        (
-            1,
-            "it = f(2)\nassert next(it) == 0 and next(it) == 1\ntry:\n    next(it)\n    assert False\n"
-            "except StopIteration:\n    pass",
-            "def f(x): return iter(range(x))",
-        ),
+        (1, "assert [*f(2)] == [0, 1] and next(f(0), 9) == 9", "def f(x): return iter(range(x))"),
     ],
     "tests catch the class that was raised": [
         (1, CATCHING.format("ValueError"), MINE),
@@ -145,11 +117,7 @@ DECIDED = {
         for value, score in (("float('nan')", 0), ("'nan'", 0), ("14.0", 1))
     ],
     "unless the tests ask for it": [
-        (
-            1,
-            "import math\nassert math.isnan(f(0)) and not f(0) > 1\nassert f(1) == 1",
-            "def f(x): return 1 if x else float('nan')",
-        ),
+        (1, "import math\nassert math.isnan(f(0)) and not f(0) > 1", "def f(x): return float('nan')"),
     ],
 }
 
@@ -175,12 +143,9 @@ SWALLOWED = (
     ("tests", "more", "words"),
     [
         ("assert approx(f(2), 5)", {}, "'approx' and 'f'"),
-        ("got = f(2)\nassert approx(got, 5)", {}, "'approx' and 'f'"),
         ("close = approx\nassert close(f(2), 5)", {}, "'approx' and 'f'"),
-        ("assert Checker().same(f(2), 5)", {}, "'Checker' and 'f'"),
         ("c = checker()\nassert c.same(f(2), 5)", {}, "'checker' and 'f'"),
         ("assert approx(Solution().f(2), 5)", {}, "'Solution' and 'approx'"),
-        ("assert approx(f(2), 5)", {"entry_point": "f"}, "'approx'"),
         (CALLED, {"entry_point": "f"}, "'approx'"),
         (SWALLOWED, {"entry_point": "f"}, "'approx'"),
     ],
@@ -306,9 +271,6 @@ class OneSecond:
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
         bounds = (limits or SandboxLimits()).model_copy(update={"cpu_s": 1, "wall_s": 600.0})
         return await self._sandbox.run(code, stdin, bounds)
-
-    async def isolation(self) -> list[str]:
-        return await self._sandbox.isolation()
 
     async def close(self) -> None:
         """The other one is closed by its owner."""

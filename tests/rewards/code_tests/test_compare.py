@@ -17,10 +17,7 @@ from afm.rewards.code_tests.compare import absolute_tolerance, layout_matters, s
         ("0.3333333", "0.33333333333", True),
         ("1000000.4", "1000000.0", True),  # relative: 4e-7
         ("5.0", "5", True),
-        ("YES 0.5000001", "YES 0.5", True),
-        ("nan", "nan", True),
         ("3 3", "3", False),
-        ("", "3", False),
         ("yes", "YES", False),
         ("1000000001", "1000000000", False),  # a whole number is exact, whatever the tolerance
         ("nan", "0.5", False),
@@ -54,7 +51,6 @@ def test_the_way_a_number_is_written_can_be_the_task() -> None:
         ([[4e-7], {"a": [-1e-9]}], 0.0),
         (["0.0000004", "0.5"], 1e-6),
         (["0.0"], 1e-6),  # 1e-9 for nothing is right
-        (["3", "x"], 1e-6),
         ([[3, "x", None]], 1e-6),
         ([], 1e-6),
     ],
@@ -80,9 +76,7 @@ def test_without_absolute_tolerance_nothing_is_not_a_little() -> None:
         (0.1 + 0.2, 0.3, True),
         (1, True, True),  # Python's own opinion, and LiveCodeBench's
         ({1: "a"}, {"1": "a"}, True),
-        (None, None, True),
         (10**400, 10**400, True),
-        (4, 3, False),
         ([1], [1, 2], False),
         (None, 0, False),
         (0.5, True, False),
@@ -90,7 +84,6 @@ def test_without_absolute_tolerance_nothing_is_not_a_little() -> None:
         (float("nan"), 1.0, False),
         ({1}, [1], False),
         ({"1": "a", 1: "b"}, {"1": "a"}, False),
-        (b"x", "x", False),
         (10**9 + 1, 10**9, False),
         ({10**9999: 1}, {"a": 1}, False),  # a key of more digits than Python prints
         ([{(1, 10**9999): 1}], [{"a": 1}], False),

@@ -19,12 +19,7 @@ from afm.sandbox import Sandbox
 pytestmark = pytest.mark.sandbox
 
 SOLUTIONS = {
-    "abc366_b": """
-rows = [input() for _ in range(int(input()))][::-1]
-for column in range(max(map(len, rows))):
-    print(''.join(row[column] if column < len(row) else '*' for row in rows).rstrip('*'))""",
     "abc367_b": "print(input().rstrip('0').rstrip('.'))",
-    "abc368_a": "n, k = map(int, input().split())\na = input().split()\nprint(*(a[n - k:] + a[:n - k]))",
     "abc371_b": """
 n, m = map(int, input().split())
 seen = set()
@@ -33,7 +28,6 @@ for _ in range(m):
     print('Yes' if sex == 'M' and family not in seen else 'No')
     if sex == 'M':
         seen.add(family)""",
-    "abc373_a": "print(sum(len(input()) == month for month in range(1, 13)))",
     "3543": """
 class Solution:
     def countKConstraintSubstrings(self, s: str, k: int) -> int:
@@ -45,10 +39,6 @@ class Solution:
         for _ in range(k):
             nums[nums.index(min(nums))] *= multiplier
         return nums""",
-    "3568": """
-class Solution:
-    def generateKey(self, num1: int, num2: int, num3: int) -> int:
-        return int(''.join(map(min, *(str(n).zfill(4) for n in (num1, num2, num3)))))""",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from patient_scorer import PatientScorer
 from afm.agents import load_agent
 from afm.errors import ConfigError, SandboxError
 from afm.rewards import Sample, load_reward
+from afm.rewards.base import Part
 from afm.rewards.code_tests import CodeTests
 from afm.rewards.code_tests.runner import TestPolicy
 from afm.sandbox import RunResult, Sandbox, SandboxLimits, open_sandbox
@@ -35,11 +35,9 @@ def sample(program: str, truth: Any = SUMS, **info: Any) -> Sample:
     "program",
     [
         ADD,
-        "import sys\nprint(sum(map(int, sys.stdin.readline().split())))",
         "import sys\ndata = sys.stdin.buffer.read().split()\nsys.stdout.write(str(int(data[0]) + int(data[1])))",
         "import os\nos.write(1, b'%d' % sum(map(int, os.read(0, os.fstat(0).st_size).split())))",
         "print(sum(map(int, open(f'/dev/stdin').read().split())))",
-        "from pathlib import Path\nprint(sum(map(int, Path('/dev/stdin').read_text().split())))",
         "import os\nprint(sum(map(int, os.read(os.open('/dev/stdin', os.O_RDONLY), 99).split())))",
         "if __name__ == '__main__':\n    print(sum(map(int, input().split())))\n    exit()",
         "import atexit\natexit.register(lambda: print(total))\ntotal = sum(map(int, input().split()))",
@@ -53,38 +51,31 @@ async def test_right_programs_pass(program: str, scorer: CodeTests) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "in_training", "in_evaluation"),
+    ("program", "words"),
     [
-        (
-            "print(3)",
-            "case 2 of 10 fails: printed '3', expected '7', for the input '3 4'",
-            "5/10 cases pass; case 2: ",
-        ),
-        (
-            "1 / 0",
-            "case 1 of 10 fails: the program failed: ZeroDivisionError: division by zero (line 1)",
-            "0/10",
-        ),
-        (f"{ADD}\nexit(3)", "case 1 of 10 fails: the program failed: exit status 3", "0/10"),
-        (
-            "x = (",
-            "case 1 of 10 fails: the program failed: SyntaxError: '(' was never closed (line 1)",
-            "0/10",
-        ),
-        ("", "the response has no final program", "the response has no final program"),
-        ("print('x' * 10**6)", "case 1 of 10 fails: more than 65536 bytes of output", "0/10 cases pass"),
-        ("import os\nos.abort()", "case 1 of 10 fails: the program failed: died of signal 6", "0/10"),
-        ("x = [0] * 10**10", "case 1 of 10 fails: the program failed: MemoryError (line 1)", "0/10"),
-        ("\0", "case 1 of 10 fails: the program failed: ", "0/10"),
+        ("1 / 0", "the program failed: ZeroDivisionError: division by zero (line 1)"),
+        (f"{ADD}\nexit(3)", "the program failed: exit status 3"),
+        ("x = (", "the program failed: SyntaxError: '(' was never closed (line 1)"),
+        ("print('x' * 10**6)", "more than 65536 bytes of output"),
+        ("import os\nos.abort()", "the program failed: died of signal 6"),
+        ("x = [0] * 10**10", "the program failed: MemoryError (line 1)"),
+        ("\0", "the program failed: "),
     ],
 )
-async def test_wrong_programs_fail_and_say_why(
-    program: str, in_training: str, in_evaluation: str, training: CodeTests, evaluation: CodeTests
+async def test_programs_that_fail_say_why(
+    program: str, words: str, training: CodeTests, evaluation: CodeTests
 ) -> None:
-    for scorer, words in ((training, in_training), (evaluation, in_evaluation)):
+    for scorer, head in ((training, "case 1 of 10 fails"), (evaluation, "0/10 cases pass; case 1")):
         part = await scorer.judge(sample(program))
         assert part.score == 0.0
-        assert words in part.evidence
+        assert part.evidence.startswith(f"{head}: {words}")
+
+
+async def test_wrong_outputs_and_no_program_fail(training: CodeTests, evaluation: CodeTests) -> None:
+    words = "printed '3', expected '7', for the input '3 4'"
+    assert await training.judge(sample("print(3)")) == Part(0.0, f"case 2 of 10 fails: {words}")
+    assert await evaluation.judge(sample("print(3)")) == Part(0.0, f"5/10 cases pass; case 2: {words}")
+    assert await training.judge(sample("")) == Part(0.0, "the response has no final program")
 
 
 @pytest.mark.slow
@@ -202,7 +193,6 @@ VERDICTS: dict[str, list[tuple[float, str, Any]]] = {
     ],
     "what one case left is not the next one's input": [
         (1, f"{READ}os.mkdir(path)", asked(["1", "2"], "1", "2")),
-        (1, f"{READ}os.symlink('/tmp/x', path)", asked(["1", "2"], "1", "2")),
     ],
     "a case finds no files of another": [
         (1, LOOK + DEEP, EMPTY),
@@ -222,18 +212,12 @@ VERDICTS: dict[str, list[tuple[float, str, Any]]] = {
     "zeros are no answer where all numbers are tiny": [
         (1, "x = float(input())\nprint(x ** 5)", TINY),
         (0, "input()\nprint(0)", TINY),
-        (0, "input()\nprint('0.000000')", TINY),
         (1, "def f(x): return x ** 5", TINY_CALLS),
         (0, "def f(x): return 0", TINY_CALLS),
     ],
     "what Python prints at the very end counts": [
         (1, "import math\nmath.out = open(1, 'wb', closefd=False)\nmath.out.write(input().encode())", COPY),
         (1, "class A:\n    x = input()\n    def __del__(self): print(self.x)\na = A()", COPY),
-        (
-            1,
-            "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(input()))).start()",
-            COPY,
-        ),
         (0, "import os\nprint(input(), end='')\nos.close(1)", COPY),  # it cannot be written
     ],
     "a checker decides where many answers are right": [
@@ -309,10 +293,7 @@ CALLS = [
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (
-            "class Solution:\n    def f(self, a: List[int], b: int) -> int:\n        return sum(a) + b",
-            "2/2 cases pass",
-        ),
+        ("class Solution:\n    def f(self, a: List[int], b): return sum(a) + b", "2/2 cases pass"),
         ("def f(a, b):\n    print('noise')\n    return sum(a, b)", "2/2 cases pass"),
         ("def g(a, b): return 6", "case 1 of 2 fails: NameError: name 'f' is not defined"),
         ("def f(a, b): return lambda: 6", "case 1 of 2 fails: returned an object of type function"),
@@ -355,39 +336,12 @@ class Stack:
     [
         (["assert f(1) == 2", "assert f(2) == 3"], "def f(x): return x + 1", True),
         (["assert f(1) == 2", "assert f(2) == 3"], "def f(x): return 2", False),
-        (["assert set(f([1, 1, 2])) == {1, 2}"], "def f(x): return list(x)", True),
-        (
-            ["try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass"],
-            "def f(x): raise ValueError('no')",
-            True,
-        ),
-        (["try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass"], "def f(x): return 1", False),
-        (["assert all(f(n) == n * n for n in range(50))"], "def f(n): return n * n if n < 40 else 0", False),
-        (
-            ["import random\nfor _ in range(9):\n    n = random.random()\n    assert f(n) == -n"],
-            "def f(n): return -n",
-            True,
-        ),
-        (
-            [
-                "s = Stack()\ns.push(1)\ns.push(2)\nassert s.pop() == 2\nassert s.size == 1\nassert s.items[0] == 1"
-            ],
-            STACK,
-            True,
-        ),
+        (["s = Stack()\ns.push(1)\ns.push(2)\nassert s.pop() == 2 and s.size == s.items[0]"], STACK, True),
         (["s = Stack()\nassert s == 5"], STACK, False),
-        (
-            ["s = Stack()", "s.push(7)", "assert len(s) == 1 and s[0] == 7 and str(s) == '<1>' and 7 in s"],
-            STACK,
-            True,
-        ),
+        (["s = Stack()\ns.push(7)", "assert s[0] == 7 * len(s) and str(s) == '<1>' and 7 in s"], STACK, True),
         (["add = adder(5)", "assert add(3) == 8"], "def adder(n): return lambda m: n + m", True),
         (["def g(x):\n    return f(x)\nassert g(f(1)) == 3"], "def f(x): return x + 1", True),
-        (
-            ["x = f(1)\nassert x == 1", "x = f(2)\nassert x == 1"],
-            "def f(x):\n    if x == 2: raise OSError\n    return 1",
-            False,
-        ),
+        (["x = f(1)\nassert x == 1", "x = f(2)\nassert x == 1"], "def f(x): return [1][x - 1]", False),
     ],
 )
 async def test_test_programs(tests: list[str], program: str, passes: bool, scorer: CodeTests) -> None:
@@ -406,10 +360,6 @@ async def test_every_check_is_counted_in_evaluation(evaluation: CodeTests) -> No
         ("def check(f): pass", "the tests never call the program"),
         ("assert (", "the tests are no Python"),
         ("assert f(lambda x: x) == 1", "the tests pass an object of type 'function' to 'f'"),
-        (
-            "assert isinstance(f(1), Problem)",
-            "the tests use a class of the program in `except` or `isinstance`",
-        ),
         ("import os\nos._exit(3)", "the test program ended with error"),
     ],
 )
@@ -479,17 +429,3 @@ async def test_what_was_wrong_before_the_machine_starved_the_program_is_wrong(st
     program = f"a, b = map(int, input().split())\nif a == 3:\n    {SLOW.replace(chr(10), chr(10) + '    ')}\nprint(a + b)"
     part = await starving.judge(sample(program, truth))
     assert (part.score, part.evidence[:21]) == (0.0, "case 1 of 2 fails: pr")
-
-
-@pytest.mark.slow
-async def test_rewards_of_several_workers_do_not_fail_right_programs() -> None:
-    """Each has a sandbox of its own, as episode workers have; all programs at once would take the cores from each other."""
-    busy = SLOW.replace("0.9", "0.45") + ADD
-    settings = {"formula": "correct", "code_tests": {"case_s": 1.0}}
-    rewards = [load_reward(settings) for _ in range(8)]
-    try:
-        each = await asyncio.gather(*(reward.score(sample(busy, ONE)) for reward in rewards * 2))
-    finally:
-        await asyncio.gather(*(reward.close() for reward in rewards))
-    assert 0.0 not in [verdict.score for verdict in each], each
-    assert 1.0 in [verdict.score for verdict in each]

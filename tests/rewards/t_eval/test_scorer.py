@@ -1,4 +1,4 @@
-"""Each kind of item, right, partly right and wrong; replies as models write them."""
+"""What an item needs before it is scored, and what a reply is read as."""
 
 import pytest
 
@@ -9,15 +9,6 @@ from afm.rewards.t_eval_plans import literal, names_alone, plan_of_text
 from afm.trajectory.types import Author, Segment
 
 SPEC = load_agent("configs/eval/agents/chat.yaml")
-MARKS = {
-    "thought_start": "goal: ",
-    "thought_end": "\n\n",
-    "action_start": "name: ",
-    "action_end": "\n\n",
-    "args_start": "args: ",
-    "args_end": "\n",
-}
-CALL = {"action": "Home.search", "args": {"place": "Berlin", "beds": 2}}
 GOLD = {"thought": "Search.", "name": "Home.search", "args": {"place": "Berlin"}}
 PLAN = [
     {"id": 0, "prev": [], "name": "Home.search", "args": {"place": "Berlin"}},
@@ -38,61 +29,10 @@ async def judged(reply, kind, form, gold, *, embeddings="words", **item):
     return verdict.score, verdict.parts["format"]
 
 
-KEYS = {"thought": "goal", "action": "name", "args": "args"}
-JSON_CALL = '{"goal": "g", "name": "Home.search", "args": {"place": "Berlin", "beds": 2}}'
-TEXT_CALL = "name: Home.search\n\nargs: {'place': 'Berlin', 'beds': 2}\n"
-KINDS = {
-    ("instruct", "json"): [
-        (JSON_CALL, 1, 1),
-        (f"```json\n{JSON_CALL.replace(chr(34), chr(39))}\n```", 1, 1),
-        (JSON_CALL.replace("2}", '"2"}'), (1 + 2 / 3) / 2, 1),  # two of three parts: "2" is not 2
-        ('{"goal": "g", "name": "Home.find", "args": "place"}', 0.5, 1),
-        (JSON_CALL.replace('"goal": "g", ', ""), 0, 0),
-        ("[" * 90_000, 0, 0),
-    ],
-    ("instruct", "str"): [
-        (f"goal: g\n\n{TEXT_CALL}.", 1, 1),
-        # The published program strips a reply before it looks for the mark at its end.
-        (f"goal: g\n\n{TEXT_CALL}", 0, 0),
-        ("Sure!\ngoal: g\n\nname: Home.search\n\nargs: place=Berlin\n.", (1 + 1 / 3) / 2, 1),
-        (TEXT_CALL, 0, 0),
-    ],
-    ("retrieve", "json"): [
-        ('{"thought": "t", "name": "Home.search", "args": {}}', 1, 1),
-        ('The call: {"name": "Home.find"} as asked', 0, 1),
-        ("Home.search", 0, 0),
-    ],
-    ("retrieve", "str"): [
-        ("Home.search", 1, 1),
-        ("I use Home.search, then Home.price.", 0, 1),
-        ("Home.search or FinishAction", 0, 1),
-    ],
-    ("understand", "json"): [
-        ('{"name": "x", "args": {"place": "Berlin"}}', 1, 1),
-        ('{"name": "x", "args": {"place": "Rome"}}', 0, 1),
-        ('{"name": "x", "args": "place Berlin"}', 0, 1),
-        ("nothing", 0, 0),
-    ],
-    ("understand", "str"): [("{'place': 'Berlin'}", 1, 1)],
-    ("plan", "json"): [
-        ("""[{"id": 0, "name": "Home.search", "args": "{'place': 'Berlin'}"}]""", 1, 1),
-        ("""[{"id": 0, "name": "Home.search"}]""", 0, 0),
-    ],
-    ("plan", "str"): [
-        # "Use Home.search to find a place in Berlin" against "{'place': 'Berlin'}": 2 of sqrt(9) * sqrt(2) words alike.
-        ("Use Home.search to find a place in Berlin", 1, 1),
-        ("I do not know.", 0, 0),
-    ],
-}
-
-
-@pytest.mark.parametrize(("kind", "form"), KINDS)
-async def test_replies_score_by_what_is_right_and_can_be_read(kind, form) -> None:
-    gold = {"instruct": CALL, "plan": PLAN}.get(kind, GOLD)
-    template = {"json": KEYS, "str": MARKS}[form] if kind == "instruct" else {}
-    for reply, score, readable in KINDS[kind, form]:
-        judgement = await judged(reply, kind, form, gold, template=template, tools=["Home.search"])
-        assert judgement == pytest.approx((score, readable)), reply
+async def test_endless_brackets_and_what_the_environment_wrote_are_no_call() -> None:
+    """What replies of every kind score is compared with the published programs: see test_published_figures.py."""
+    assert await judged("[" * 90_000, "understand", "json", GOLD) == (0, 0)
+    assert await judged("I do not know.", "retrieve", "str", GOLD) == (0, 1)
 
 
 @pytest.mark.parametrize("kind", ["plan", "reason"])
