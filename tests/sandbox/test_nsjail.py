@@ -99,10 +99,7 @@ FLAGS = "--config --hostname --time_limit --quiet --disable_proc --disable_rlimi
     ("script", "message"),
     [
         (None, r"nsjail was not found \(/nonexistent/nsjail\).*nsjail_path"),
-        (
-            "echo ' --config --hostname --time_limit --quiet'",
-            r"does not know --disable_proc, .*nsjail 3.4 or",
-        ),
+        ("echo ' --config --hostname --time_limit --quiet'", "does not know --disable_proc, .*nsjail 3.4"),
         (
             f'[ "$1" = --help ] && echo "{FLAGS}" && exit 0\necho "no tmpfs here" >&2\nexit 255',
             "the jail did not start: no tmpfs here",

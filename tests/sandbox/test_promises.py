@@ -439,16 +439,6 @@ def test_a_fork_of_the_owner_has_a_sandbox_of_its_own(backend: str) -> None:
     asyncio.run(sandbox.close())
 
 
-@pytest.mark.slow
-async def test_no_more_than_max_parallel_at_a_time(backend: str) -> None:
-    sandbox = open_sandbox(backend, max_parallel=2)
-    await sandbox.run("1")
-    begun = time.monotonic()
-    await asyncio.gather(*(sandbox.run("import time; time.sleep(0.2)") for _ in range(6)))
-    assert time.monotonic() - begun >= 0.6
-    await sandbox.close()
-
-
 async def test_the_event_loop_is_never_held_up(sandbox: Sandbox) -> None:
     await sandbox.run("1")
     longest, over = 0.0, False

