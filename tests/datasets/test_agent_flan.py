@@ -1,13 +1,8 @@
-"""Agent-FLAN's splits and ShareGPT from the Hub to a training: one entry a split, each turn trained on as its row says."""
-
 import json
 from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
-
-from afm.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 TWIN = str(ROOT / "configs/tiny/sft/agent_flan.yaml")
@@ -50,7 +45,7 @@ SHAREGPT = [
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
+def prepared(afm, tmp_path_factory):
     """The folder of what the shipped list makes of both sets."""
     place = tmp_path_factory.mktemp("agent_flan")
     repositories = {
@@ -66,8 +61,7 @@ def prepared(tmp_path_factory):
             (raw / name / file).parent.mkdir(parents=True, exist_ok=True)
             (raw / name / file).write_bytes(content)
     words = ["prepare", "published", "agent_flan", "--all", "--data", str(raw), "--output-dir", str(out)]
-    done = CliRunner().invoke(app, ["data", *words], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    afm("data", *words)
     return out / "sft"
 
 
@@ -105,14 +99,6 @@ def test_sharegpt_keeps_whole_pairs_and_lists_the_rest(prepared):
     assert "from 'robot', expected one of" in reasons[2]
 
 
-def test_the_recipes_train_on_the_entries_that_are_made():
-    sets = yaml.safe_load((ROOT / "configs/data/agent_flan.yaml").read_text())["sets"]
-    made = {Path(step["name"]).name for one in sets.values() for step in one["prepare"]}
-    recipe = yaml.safe_load((ROOT / "configs/sft/agent_flan_llama2_7b.yaml").read_text())
-    assert set(recipe["dataset"].split(",")) <= made
-    assert set(SPLITS) <= made
-
-
 TEMPLATES = {"agent_flan": "{said}\u0d3f\n ", "qwen3_nothink": "{said}<|im_end|>\n"}
 
 
@@ -137,11 +123,9 @@ def words(prepared, start, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_one_split_is_trained_by_its_name_and_masked_by_its_flags(words, template):
+def test_one_split_is_trained_by_its_name_and_masked_by_its_flags(afm, words, template):
     alone = ["dataset=agent_instruct_react", "mix_strategy=concat", "interleave_probs="]
-    shown = CliRunner().invoke(
-        app, ["mask", TWIN, "--json", *words, *alone, f"template={template}"], catch_exceptions=False
-    )
+    shown = afm("mask", TWIN, "--json", *words, *alone, f"template={template}")
     _, first, second = map(json.loads, shown.stdout.splitlines())
     assert first["trained_text"] == TEMPLATES[template].format(said="agent_instruct_react boils. ")
     assert second["trained_text"] == TEMPLATES[template].format(said="agent_instruct_react pours.")

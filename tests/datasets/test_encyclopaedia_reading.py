@@ -33,10 +33,7 @@ def test_every_fact_of_a_gold_path_stands_on_its_page(style):
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        (
-            "The mouth of Ba Ka is in Do Re. And so on.",
-            StatedFact("The mouth of Ba Ka is in Do Re.", "Do Re"),
-        ),
+        ("The mouth of Ba Ka is in Do Re. So.", StatedFact("The mouth of Ba Ka is in Do Re.", "Do Re")),
         ("Of old Ba Ka ends in Do Re.", StatedFact("Ba Ka ends in Do Re.", "Do Re")),
         ("The mouth of Ba Mi is in Do Re.", None),
         ("", None),
@@ -54,6 +51,4 @@ def test_a_brief_sentence_counts_on_the_page_of_its_entity_only():
 
 
 def test_a_number_is_told_without_its_unit():
-    assert find_fact("The length of Ba Ka is 321 miles.", "length", "Ba Ka") == StatedFact(
-        "The length of Ba Ka is 321 miles.", "321"
-    )
+    assert find_fact("The length of Ba Ka is 321 miles.", "length", "Ba Ka").gives == "321"

@@ -1,22 +1,19 @@
-"""data/<agent>/{raw,sft,rl}: the validation split, counted rows, and the folders that AFM's own download leaves."""
-
 import json
 import os
 import shutil
 import time
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from extras import LazyPackage
-from typer.testing import CliRunner
 
-from afm.cli.data import app
 from afm.datasets import Task, read_tasks
 from afm.datasets.hub_sets import Lock, LockedSet
 from afm.datasets.rl_files import HeldOut
 from afm.datasets.row_files import data_files, published_rows
-from afm.errors import AfmError, DataError
+from afm.errors import DataError
 from afm.evaluation.job import task_files
 
 datasets = LazyPackage("datasets")
@@ -73,19 +70,12 @@ def test_rows_of_one_question_are_never_in_both_parts():
 
 
 @pytest.fixture
-def prepare(tmp_path):
+def prepare(said, tmp_path):
     """Runs the command on ``tmp_path/raw``, at first with rows of both sets; returns what it said."""
     (tmp_path / "sets.yaml").write_text(SETS)
     write_raw(tmp_path / "raw", QUESTIONS)
-
-    def run(*options, status=0):
-        words = ["prepare", "published", str(tmp_path / "sets.yaml"), "--data", str(tmp_path / "raw")]
-        result = CliRunner().invoke(app, [*words, "--output-dir", str(tmp_path), *options])
-        told = result.output + (str(result.exception) if isinstance(result.exception, AfmError) else "")
-        assert result.exit_code == status, told
-        return told
-
-    return run
+    words = ("data", "prepare", "published", tmp_path / "sets.yaml", "--data", tmp_path / "raw")
+    return partial(said, *words, "--output-dir", tmp_path)
 
 
 def write_raw(folder, rows):
@@ -153,12 +143,11 @@ def test_what_a_killed_process_left_is_cleared_away(prepare, tmp_path):
     assert [(tmp_path / "rl" / name).exists() for name in names] == [False, True, True]
 
 
-def test_what_another_command_made_is_not_overwritten(prepare, tmp_path):
+def test_what_another_command_made_is_not_overwritten(prepare, afm, tmp_path):
     prepare()
     kept, target = tmp_path / "kept.jsonl", tmp_path / "rl/train.parquet"
     kept.write_text("\n".join(json.dumps(row) for row in QUESTIONS[:20]))
-    words = ["prepare", "rl", str(kept), "-o", str(target), "--agent", "mhqa", "--validation", "2"]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    afm("data", "prepare", "rl", kept, "-o", target, "--agent", "mhqa", "--validation", 2)
     selected = written(tmp_path)
     for part, count in (("train", 18), ("val", 2)):
         note = json.loads((tmp_path / f"rl/{part}.parquet.manifest.json").read_text())
@@ -191,12 +180,10 @@ def save(prepare, tmp_path):
     datasets.Dataset.from_list(SFT).save_to_disk(tmp_path / "raw/Some-SFT-Dataset")
 
     def run(rows, shards):
-        if isinstance(rows, dict):
-            made = datasets.DatasetDict(
-                {name: datasets.Dataset.from_list(part) for name, part in rows.items()}
-            )
-        else:
-            made = datasets.Dataset.from_list(rows)
+        make, split = datasets.Dataset.from_list, isinstance(rows, dict)
+        made = (
+            datasets.DatasetDict({name: make(part) for name, part in rows.items()}) if split else make(rows)
+        )
         made.save_to_disk(tmp_path / "raw/Some-RL-Dataset", num_shards=shards)
 
     return run
@@ -228,14 +215,13 @@ def test_a_set_that_changed_its_number_of_rows_is_an_error(prepare, tmp_path):
     assert sum(map(len, written(tmp_path))) == 39
 
 
-def test_folders_that_afm_s_own_download_saved_are_read(prepare, save, tmp_path):
+def test_folders_that_afm_s_own_download_saved_are_read(prepare, save, afm, tmp_path):
     save({"train": QUESTIONS[:30], "test": QUESTIONS[30:]}, {"train": 2, "test": 1})
     prepare()
     assert sorted(chain(*written(tmp_path))) == sorted(row["question"] for row in QUESTIONS)
     assert json.loads((tmp_path / "sft/some_sft.json").read_text()) == SFT
     saved, out = tmp_path / "raw/Some-RL-Dataset", tmp_path / "tasks.jsonl"
-    words = ["prepare", "tasks", str(saved), "-o", str(out), "--data-source", "nq"]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    afm("data", "prepare", "tasks", saved, "-o", out, "--data-source", "nq")
     assert len(list(read_tasks(out))) == 40
     assert {file.suffix for file in task_files(saved / "test")} == {".arrow"}
 

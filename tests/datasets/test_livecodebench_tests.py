@@ -1,5 +1,3 @@
-"""The folder of LiveCodeBench's complete tests: made from the owner's layout, found by problem, told when it is missing."""
-
 import base64
 import json
 import pickle
@@ -8,9 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from afm.cli.main import app
 from afm.datasets.readers.programs import TESTS_FILE, write_complete_tests
 from afm.errors import DataError
 from afm.evaluation.config import load_config
@@ -44,14 +40,11 @@ def written(path, *rows):
     return path
 
 
-def test_a_folder_is_made_of_the_owners_files(tmp_path) -> None:
+def test_a_folder_is_made_of_the_owners_files(said, tmp_path):
     written(tmp_path / "lcb/test.jsonl", owners_row("a", "1"), owners_row("b", "2", packed=False))
     written(tmp_path / "lcb/test2.jsonl", owners_row("a", "1", "3"))
-    done = CliRunner().invoke(
-        app, ["data", "livecodebench", str(tmp_path / "lcb"), "--output-dir", str(tmp_path / "tests")]
-    )
-    assert done.exit_code == 0, done.output
-    assert f"export LIVECODEBENCH_DATA_PATH={tmp_path / 'tests'}" in done.output.replace("\n", "")
+    told = said("data", "livecodebench", tmp_path / "lcb", "--output-dir", tmp_path / "tests")
+    assert f"export LIVECODEBENCH_DATA_PATH={tmp_path / 'tests'}" in told.replace("\n", "")
     tests = PrivateTests(tmp_path / "tests")
     outputs = [case.expected for case in read_problem(tests.row("a")).printing]
     assert outputs == ["1\n", "1", "3"]  # the last file counts
@@ -60,7 +53,7 @@ def test_a_folder_is_made_of_the_owners_files(tmp_path) -> None:
     assert json.loads((tmp_path / "tests/manifest.json").read_text())["counts"] == {"problems": 2}
 
 
-def test_prepared_tasks_are_such_a_folder_too(tmp_path) -> None:
+def test_prepared_tasks_are_such_a_folder_too(tmp_path):
     task = {"id": "a", "question": "q", "ground_truth": owners_row("a", "1"), "data_source": "livecodebench"}
     written(tmp_path / "livecodebench_v4.jsonl", task)
     assert len(read_problem(PrivateTests(tmp_path).row("a")).printing) == 2
@@ -73,14 +66,14 @@ def test_prepared_tasks_are_such_a_folder_too(tmp_path) -> None:
         (owners_row("a") | {"private_test_cases": "AAAA"}, r"test\.jsonl:2: tests: packed tests"),
     ],
 )
-def test_a_row_without_readable_tests_ends_it_and_leaves_nothing(tmp_path, row, message) -> None:
+def test_a_row_without_readable_tests_ends_it_and_leaves_nothing(tmp_path, row, message):
     file = written(tmp_path / "test.jsonl", owners_row("b", "1"), row)
     with pytest.raises(DataError, match=message):
         write_complete_tests([file], tmp_path / "tests")
     assert not (tmp_path / "tests" / TESTS_FILE).exists()
 
 
-def test_a_pickle_that_runs_code_stays_unread(tmp_path) -> None:
+def test_a_pickle_that_runs_code_stays_unread(tmp_path):
     """AFM's script writes a pickle a problem."""
 
     class Trap:
@@ -103,15 +96,11 @@ def departures(data, *words):
     return [text for text in told if not text.startswith("prompt:")]
 
 
-def test_sample_tests_are_a_departure_until_the_complete_ones_are_there(
-    tmp_path, shared, monkeypatch
-) -> None:
+def test_sample_tests_are_a_departure_until_the_complete_ones_are_there(tmp_path, shared, monkeypatch):
     monkeypatch.delenv("LIVECODEBENCH_DATA_PATH", raising=False)
     data, published = shared("data/code_math/livecodebench_v4.parquet"), tmp_path / "lcb"
     (told,) = departures(data)
-    assert told.startswith(
-        "tests: samples only for 100 of 100 problems, published complete tests; set LIVECODE"
-    )
+    assert told.startswith("tests: samples only for 100 of 100 problems, published complete tests; set ")
     rows = pq.read_table(data).to_pylist()
     names = [question_id(row["reward_model"]["ground_truth"]) for row in rows]
     assert len(set(names)) == 100

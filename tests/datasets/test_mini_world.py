@@ -1,7 +1,4 @@
-import ast
-import operator
 from dataclasses import replace
-from itertools import combinations
 
 import pytest
 
@@ -18,18 +15,6 @@ from afm.datasets.mini_world import (
 )
 from afm.errors import ConfigError
 
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
-
-
-def calculate(node):
-    if isinstance(node, ast.BinOp):
-        return OPERATORS[type(node.op)](calculate(node.left), calculate(node.right))
-    return node.value
-
-
-def world(seed):
-    return {split: list(generate(split, DEFAULT_SIZES[split], seed=seed)) for split in WorldSplit}
-
 
 @pytest.mark.parametrize("split", list(WorldSplit))
 def test_a_world_has_sizes_and_answers_of_the_recipe_and_is_read_back_by_its_wording(split):
@@ -38,27 +23,13 @@ def test_a_world_has_sizes_and_answers_of_the_recipe_and_is_read_back_by_its_wor
     assert len({task.question for task in tasks}) == len({task.id for task in tasks}) == len(tasks)
     assert sum(task.extra_info["steps"] == 1 for task in tasks) == round(0.52 * len(tasks))
     for task in tasks:
-        assert (
-            int(task.ground_truth)
-            == calculate(ast.parse(task.extra_info["expression"], mode="eval").body)
-            >= 1
-        )
         problem = read_problem(task.question)
         assert problem.expression == task.extra_info["expression"]
+        assert int(task.ground_truth) == eval(problem.expression) >= 1
         assert split_of(problem.expression) is split
         assert 12 <= problem.start <= 99
         for sign, operand in problem.changes:
             assert 2 <= operand <= 9 if sign == "*" else 1 <= operand <= 99
-
-
-@pytest.mark.slow
-def test_no_two_splits_share_a_question_or_an_expression_for_any_pair_of_seeds():
-    worlds = {seed: world(seed) for seed in (0, 1, 2)}
-    for one, other in combinations(WorldSplit, 2):
-        for key in (lambda task: task.question, lambda task: task.extra_info["expression"]):
-            left = {key(task) for tasks in worlds.values() for task in tasks[one]}
-            right = {key(task) for tasks in worlds.values() for task in tasks[other]}
-            assert not left & right
 
 
 def test_every_kind_and_every_operator_occurs_often():

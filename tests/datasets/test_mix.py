@@ -1,17 +1,10 @@
-"""Mixes of downloaded sets: rows of several agents in one file, with choices that the manifest accounts for."""
-
-from __future__ import annotations
-
 import json
-from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.cli.data import app
-from afm.configuration import read_extended
 from afm.datasets import read_tasks
 from afm.datasets.hub_sets import Preparation, Product, read_hub_sets
 from afm.datasets.mix import mix_sources, prepare_mix
@@ -61,11 +54,8 @@ def data(tmp_path):
     sums = [{"id": str(n), "problem": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(9)]
     proof = {"id": "9", "problem": "Prove that 1+1=2.", "answer": "2"}
     rows(folder / "sums/s.jsonl", *sums, proof)
-    again = [
-        {"id": "0", "problem": "What is 0+0?", "answer": "0"},
-        {"id": "1", "problem": "And 7+1?", "answer": "8"},
-    ]
-    rows(folder / "more_sums/m.jsonl", *again)
+    new = {"id": "1", "problem": "And 7+1?", "answer": "8"}
+    rows(folder / "more_sums/m.jsonl", sums[0], new)
     return folder
 
 
@@ -77,17 +67,16 @@ def sets(tmp_path):
 
 
 @pytest.fixture
-def words(sets, data, tmp_path):
-    """The command that makes the mix ``train`` in ``rl``."""
-    return ["prepare", "mix", str(sets), "train", "--data", str(data), "--output-dir", str(tmp_path / "rl")]
+def prepare(said, sets, data, tmp_path):
+    """Makes the mix ``train`` in ``rl``."""
+    words = ("data", "prepare", "mix", sets, "train", "--data", data)
+    return partial(said, *words, "--output-dir", tmp_path / "rl")
 
 
-def test_one_command_makes_a_file_of_several_agents(words, tmp_path):
-    dry = CliRunner().invoke(app, [*words, "--dry-run"])
-    assert "sums: 1 files by reader math_problem, made into rl" in dry.output
+def test_one_command_makes_a_file_of_several_agents(prepare, tmp_path):
+    assert "sums: 1 files by reader math_problem, made into rl" in prepare("--dry-run")
     assert not (tmp_path / "rl").exists()
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.exception
+    told = prepare()
     table = pq.read_table(tmp_path / "rl/train.parquet").to_pylist()
     kinds = [(row["data_source"], row["ability"]) for row in table]
     assert kinds[:5] == [("codeforces", "coding")] + [("math500", "math")] * 4
@@ -105,7 +94,7 @@ def test_one_command_makes_a_file_of_several_agents(words, tmp_path):
     assert sums["left_out"] == {"asks for a proof": 1, "not drawn": 5}
     drawn_zero = "What is 0+0?" in [row["extra_info"]["question"] for row in table]
     assert more["left_out"] == ({"repeats a question of an earlier row": 1} if drawn_zero else {})
-    assert "left out: 5 not drawn" in done.output
+    assert "left out: 5 not drawn" in told
     [bad] = (tmp_path / "rl/train.bad_rows.jsonl").read_text().splitlines()
     assert json.loads(bad)["line"] == 4
 
@@ -149,14 +138,14 @@ def test_rows_are_held_out_of_every_part(sets, data, tmp_path):
     assert set(noted["outputs"]) == {"train.parquet", "val.parquet"}
 
 
-def test_rows_ask_with_the_prompts_that_the_mix_names(words, sets, data, tmp_path):
+def test_rows_ask_with_the_prompts_that_the_mix_names(prepare, sets, data, tmp_path):
     sets.write_text(SETS.replace("train: {", "train: {prompts: {math: prompts/sums.txt}, "))
-    assert f"{data}/prompts/sums.txt" in str(CliRunner().invoke(app, words).exception)
+    assert f"{data}/prompts/sums.txt" in prepare(status=1)
     (data / "prompts").mkdir()
     (data / "prompts/sums.txt").write_text("Use tags.\n\nQuestion: {question}\n")
 
     def prompts(*options):
-        assert CliRunner().invoke(app, [*words, *options]).exit_code == 0
+        prepare(*options)
         table = pq.read_table(tmp_path / "rl/train.parquet").to_pylist()
         return {
             row["ability"]: row["prompt"][0]["content"].replace(row["extra_info"]["question"], "?")
@@ -241,22 +230,3 @@ def test_the_shipped_mixes_train_on_programs_and_sums_and_on_the_files_with_offi
     assert {known.preparations[part][1].ability for part in known.mix("train").parts} == {"coding", "math"}
     assert known.sets["codeforces"].wants("verifiable-prompts/train-00000-of-00019.parquet")
     assert not known.sets["codeforces"].wants("data/train-00000-of-00011.parquet")
-
-
-@pytest.mark.parametrize("size", ["7b", "32b"])
-def test_the_recipes_give_every_row_of_the_mix_to_the_agent_of_its_part(size):
-    known = read_hub_sets(ROOT / "configs/data/code_agent.yaml")
-    routes = read_extended(ROOT / f"configs/rl/code_dapo_{size}.yaml")["agents"]
-    sources = {
-        "livecodebench_v1_v3": "livecodebench",
-        "skywork_code": "skywork_livecodebench_taco",
-        "skywork_math": "skywork_math",
-        "dapo_math": "math_dapo",
-    }
-    for part in known.mix("train").parts:
-        found = [
-            route.get("agent", "code")
-            for route in routes.values()
-            if any(fnmatchcase(sources[part], pattern) for pattern in route["data_sources"])
-        ]
-        assert found == [known.preparations[part][1].agent]

@@ -1,5 +1,3 @@
-"""Each kind of negative sample, by the text it must have."""
-
 import pytest
 
 from afm.agents import AgentSpec, load_agent
@@ -47,9 +45,7 @@ def test_a_trajectory_with_a_call_stays_as_it_is_and_is_asked_again_without_tool
     assert absent.instruction.startswith(bare.user_message("a?") + "\n\n")
     assert "code" in absent.instruction.removeprefix(bare.user_message("a?"))
     assert absent.output.startswith("<think>")
-    assert absent.output.endswith(
-        " I answer without it, from what I know.</think>\n<answer>\\boxed{2166}</answer>"
-    )
+    assert absent.output.endswith(" from what I know.</think>\n<answer>\\boxed{2166}</answer>")
     assert (absent.agent, absent.answer_from) == (bare, "trajectory")
 
 
@@ -70,13 +66,10 @@ def test_requests_and_refusals_vary_and_none_of_them_calls_anything():
     assert any('{"name": "code", "arguments": {...}}' in text for text in asked)
 
 
-@pytest.mark.parametrize(
-    ("maker", "verdict"),
-    [
-        (SampleMaker(MATH, absent_answer=AbsentAnswer.EXPLAIN), None),
-        (SampleMaker(MATH), Verdict(score=0.0)),
-    ],
-)
+EXPLAINS = SampleMaker(MATH, absent_answer=AbsentAnswer.EXPLAIN)
+
+
+@pytest.mark.parametrize(("maker", "verdict"), [(EXPLAINS, None), (SampleMaker(MATH), Verdict(score=0.0))])
 def test_where_no_answer_may_be_given_the_sample_only_explains(maker, verdict):
     sample = by_kind(maker.of_record(record(CALLED, verdict=verdict)))[NegativeKind.ABSENT_NEEDED]
     assert sample.instruction.startswith("a?\n\n")
@@ -158,9 +151,8 @@ def test_an_agent_without_a_prompt_is_never_shown_its_own_prompt_as_one_without_
 @pytest.mark.parametrize("answer", ["x", "two\nlines", "```py\nprint(1)\n```", "`````"])
 def test_a_fence_holds_any_answer(answer):
     spec = load_agent("code")
-    sample = by_kind(SampleMaker(spec).of_question(GeneralQuestion("g", "Q?", answer)))[
-        NegativeKind.PRESENT_NOT_NEEDED
-    ]
+    made = by_kind(SampleMaker(spec).of_question(GeneralQuestion("g", "Q?", answer)))
+    sample = made[NegativeKind.PRESENT_NOT_NEEDED]
     assert validate([Segment(Author.AGENT, sample.output)], spec) == ()
     assert f"text\n{answer}\n```" in sample.output
 
@@ -201,6 +193,9 @@ def test_an_agent_without_thoughts_just_answers():
     assert made[NegativeKind.ABSENT_NEEDED].output == "<say>y</say>"
 
 
+TURNS = ("system", "user", "assistant")
+
+
 def spoken(*contents, roles=("user", "assistant", "user")):
     return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
 
@@ -220,15 +215,9 @@ def test_general_rows_are_questions_with_answers_or_chat_messages():
         ({"question": "Q"}, "answer: got 'None', expected a text"),
         ({"question": " ", "answer": "A"}, "question: got ' ', expected a text that is not empty"),
         ({"messages": "hi"}, "expected a list of messages"),
-        (
-            {"messages": [{"role": "system", "content": " "}, *spoken("Q", "A")]},
-            "system: got ' ', expected a text",
-        ),
+        ({"messages": spoken(" ", "Q", "A", roles=TURNS)}, "system: got ' ', expected a text"),
         ({"messages": spoken("A", roles=["assistant"])}, "expected user, then assistant"),
-        (
-            {"messages": [*spoken("Q"), {"role": "assistant", "content": "", "tool_calls": [{}]}]},
-            "the first reply calls a tool",
-        ),
+        ({"messages": [*spoken("Q"), spoken("Q", "")[1] | {"tool_calls": [{}]}]}, "first reply calls a tool"),
     ],
 )
 def test_other_rows_are_refused_with_the_reason(row, complaint):

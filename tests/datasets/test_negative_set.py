@@ -1,5 +1,3 @@
-"""Which rows become samples, in what numbers, and what the files hold."""
-
 import hashlib
 import json
 from collections import Counter
@@ -158,9 +156,7 @@ def test_what_a_filter_dropped_or_a_reward_refused_is_counted_and_not_used(write
 
 def test_a_kind_without_any_source_is_refused_unless_it_is_not_wanted(write, sources):
     given = sources([row("c0")])
-    with pytest.raises(
-        DataError, match=r"nothing to make absent_not_needed from: .*--general FILE; or set its"
-    ):
+    with pytest.raises(DataError, match=r"nothing to make absent_not_needed from: .*--general FILE"):
         write(given)
     only = {NegativeKind.PRESENT_NEEDED: 1.0, NegativeKind.ABSENT_NEEDED: 1.0}
     assert sum(write(given, ratios=only).rows.values()) == 2
@@ -175,11 +171,8 @@ def test_where_a_grade_would_be_made_up_the_message_names_the_way_out(write, sou
     segments = (
         ("<think>t</think><web_search>q</web_search>", "agent"),
         ("\n<observation>\nr\n</observation>\n", "environment"),
-        (
-            "<think>t</think><suggested_answer>Bonn</suggested_answer><think>t</think>"
-            "<double_check>Score: 4</double_check><think>t</think><answer>Bonn</answer>",
-            "agent",
-        ),
+        ("<think>t</think><suggested_answer>Bonn</suggested_answer><think>t</think>", "agent"),
+        ("<double_check>Score: 4</double_check><think>t</think><answer>Bonn</answer>", "agent"),
     )
     given = sources([row("c0", segments).replace('"math"', '"web"')], chat(2))
     with pytest.raises(DataError, match="without a call or a grade that nobody gave; --direct plain"):
@@ -194,10 +187,7 @@ def test_where_a_grade_would_be_made_up_the_message_names_the_way_out(write, sou
         ({"ratios": {NegativeKind.ABSENT_NEEDED: -1}}, "ratio of absent_needed: got -1"),
         ({"ratios": {NegativeKind.ABSENT_NEEDED: float("nan")}}, "ratio of absent_needed: got nan"),
         ({"maker": SampleMaker(without_tools(MATH))}, "agent 'math_without_tools' has no tools"),
-        (
-            {"maker": SampleMaker(SILENT, absent_answer=AbsentAnswer.EXPLAIN)},
-            "agent 'math' is asked with the question alone",
-        ),
+        ({"maker": SampleMaker(SILENT, absent_answer=AbsentAnswer.EXPLAIN)}, "asked with the question alone"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(write, sources, options, complaint):

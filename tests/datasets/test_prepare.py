@@ -8,7 +8,7 @@ import pytest
 from afm.agents import AgentSpec, load_agent
 from afm.datasets import Task, read_tasks
 from afm.datasets.mini_world import WorldSplit, generate
-from afm.datasets.rl_files import answers_of, gold_text, write_rl
+from afm.datasets.rl_files import write_rl
 from afm.datasets.sft_files import write_sft
 from afm.errors import ConfigError, DataError
 from afm.trajectory.record import Record, TextSegment
@@ -123,21 +123,24 @@ def test_rl_files_read_back_as_the_tasks_they_came_from(tmp_path, spec):
 
 def test_rows_of_different_kinds_share_one_file(tmp_path, spec):
     rows = [(["x", "y"], {"level": 1, "n": 1}), ({"stdin": ["1"]}, {"level": "hard", "n": 0.5})]
-    rows.append(("z", {"tags": ["k"], "index": "old"}))
+    rows += [("z", {"tags": ["k"], "index": "old"}), ({"target": ["ä"]}, {}), ({"target": "x"}, {})]
     tasks = [
         Task(id=name, question="q", ground_truth=gold, data_source="nq", extra_info=extra)
-        for name, (gold, extra) in zip("abc", rows, strict=True)
+        for name, (gold, extra) in zip("abcde", rows, strict=True)
     ]
     write_rl(tasks, spec, tmp_path / "rl.parquet")
 
     rows = pq.read_table(tmp_path / "rl.parquet").to_pylist()
     golds = [row["reward_model"]["ground_truth"] for row in rows]
-    assert golds == ['{"target": ["x", "y"]}', '{"stdin": ["1"]}', "z"]
+    assert golds[:3] == ['{"target": ["x", "y"]}', '{"stdin": ["1"]}', "z"]
+    assert golds[3:] == ['{"target": ["ä"]}', '{"target": "x"}']
     keys = ("answer", "index", "level", "n", "tags")
     assert [tuple(row["extra_info"][key] for key in keys) for row in rows] == [
         (["x", "y"], "a", "1", 1.0, None),
         ([], "b", '"hard"', 0.5, None),
         (["z"], "c", None, None, '["k"]'),
+        (["ä"], "d", None, None, None),
+        (["x"], "e", None, None, None),
     ]
 
 
@@ -186,14 +189,3 @@ def test_tasks_are_streamed_into_row_groups_whatever_their_number(tmp_path, spec
     last = file.read(columns=["extra_info.last"]).to_pylist()
     assert [row["extra_info"]["last"] for row in (last[0], last[-1])] == [None, True]
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".parquet"}
-
-
-def test_gold_as_text_and_as_list():
-    assert gold_text("7") == "7"
-    assert gold_text(["ä", "b"]) == '{"target": ["ä", "b"]}'
-    assert gold_text({"target": "x"}) == '{"target": "x"}'
-    assert answers_of("7") == ["7"]
-    assert answers_of(["a", "b"]) == ["a", "b"]
-    assert answers_of({"target": ["a"]}) == ["a"]
-    assert answers_of({"stdin": []}) == []
-    assert answers_of(None) == []

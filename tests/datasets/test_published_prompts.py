@@ -1,21 +1,17 @@
 """Files of GitHub at a commit, and the prompts that are taken out of them; every text here is the tests' own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
+from functools import partial
 
 import pytest
 from extras import needs
-from typer.testing import CliRunner
 
 from afm.agents import load_agent
 from afm.agents.prompt_source import PromptSource
-from afm.cli.data import app
-from afm.datasets.download import plan, run
 from afm.datasets.hub_sets import read_hub_sets
 from afm.datasets.published import PublishedPrompt
-from afm.errors import AfmError, ConfigError, DataError
+from afm.errors import ConfigError, DataError
 
 needs("huggingface_hub")
 
@@ -52,33 +48,23 @@ def sets(hub, tmp_path, monkeypatch):
     return tmp_path / "sets.yaml"
 
 
-def afm(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
+@pytest.fixture
+def download(said, sets, tmp_path):
+    return partial(said, "data", "download", sets, "--output-dir", tmp_path / "raw")
 
 
-def failure(sets, folder):
-    done = afm("download", sets, "--output-dir", folder)
-    assert isinstance(done.exception, AfmError), done.output
-    return str(done.exception)
-
-
-def test_prompts_of_a_commit_on_github_become_texts(hub, sets, tmp_path):
+def test_prompts_of_a_commit_on_github_become_texts(hub, said, download, sets, tmp_path):
     data = tmp_path / "raw"
-
-    def prepare(folder, *options):
-        return afm("prepare", "published", sets, "--data", folder, "--output-dir", tmp_path / "out", *options)
-
-    told = afm("download", sets, "--output-dir", data)
-    assert told.exit_code == 0, told.exception
-    assert f"prompts: own/agents at {COMMIT[:12]} (pinned), 1 files" in told.output
-    assert [names & {"authorization"} for _, names in hub.header_names] == [set()]
-    assert f"prompts: 3 prompts, made into {data}/prompts" in prepare(data, "--dry-run").output.replace(
-        "\n", ""
-    )
+    prepare = partial(said, "data", "prepare", "published", sets, "--output-dir", tmp_path / "out", "--data")
+    assert f"prompts: own/agents at {COMMIT[:12]} (pinned), 1 files" in download()
+    [sent] = hub.headers
+    assert "authorization" not in map(str.lower, sent)
+    planned = prepare(data, "--dry-run").replace("\n", "")
+    assert f"prompts: 3 prompts, made into {data}/prompts" in planned
     assert not (data / "prompts/ask.txt").exists()
     missing = "no such file; `afm data download` fetches it"
-    assert missing in str(prepare(tmp_path, "--dry-run").exception)
-    assert prepare(data).exit_code == 0
+    assert missing in prepare(tmp_path, "--dry-run", status=1)
+    prepare(data)
     texts = {path.stem: path.read_text() for path in (data / "prompts").glob("*.txt")}
     assert texts == {
         "ask": 'Answer with tags. JSON looks so: {"a": 1}\n\nQuestion: {question}\n',
@@ -86,36 +72,22 @@ def test_prompts_of_a_commit_on_github_become_texts(hub, sets, tmp_path):
         "judge": 'Is {answer} right for {question}? {{"ok": true}}\n',
     }
     asked = len(hub.asked)
-    assert "nothing to fetch" in afm("download", sets, "--output-dir", data).output
+    assert "nothing to fetch" in download()
     assert len(hub.asked) == asked
 
 
-@pytest.mark.slow
-def test_a_cut_off_file_of_github_goes_on_where_it_was(hub, sets, tmp_path):
-    big = bytes(range(256)) * 4096 * 12
-    hub.github[f"own/agents/{COMMIT}/{FILE}"] = big
-    known = json.loads(sets.read_text())
-    pinned = {"name": FILE, "size": len(big), "checksum": hashlib.sha256(big).hexdigest()}
-    known["sets"]["prompts"]["pinned"] = [pinned]
-    sets.write_text(json.dumps(known))
-    hub.cut_at = 11 << 20  # the client writes 10 MiB at once
-    assert run(plan(read_hub_sets(sets).sets, tmp_path / "raw"), lambda *_: None) == {}
-    assert (tmp_path / "raw/prompts" / FILE).read_bytes() == big
-    assert [start for _, start, _ in hub.sent][:2] == [0, 10 << 20]
-
-
-def test_files_of_github_that_are_wrong_or_missing_are_told(hub, sets, tmp_path, monkeypatch):
+def test_files_of_github_that_are_wrong_or_missing_are_told(hub, download, tmp_path, monkeypatch):
     [name] = hub.github
     hub.github[name] = PY.replace(b"Look", b"Pook")
-    assert "has checksum" in failure(sets, tmp_path / "raw")
+    assert "has checksum" in download(status=1)
     assert not (tmp_path / "raw/prompts/a b/prompts.py").exists()
     hub.github.clear()
-    missing = failure(sets, tmp_path / "raw")
+    missing = download(status=1)
     assert "a b/prompts.py: github own/agents of http://127.0.0.1" in missing
     assert "404" in missing
     monkeypatch.setenv("GITHUB_RAW_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
-    assert "set GITHUB_RAW_ENDPOINT to a mirror of its raw files" in failure(sets, tmp_path / "raw")
+    assert "set GITHUB_RAW_ENDPOINT to a mirror of its raw files" in download(status=1)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +110,8 @@ def test_a_set_on_github_is_pinned_in_its_list(sets, change, reason):
 
 def test_prompts_around_the_questions_of_rows(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    turns = [
-        f"Solve it.\n\nTask:\n{question}\nEnd with a box.\n" for question in ("1+1?", "What is 2+2, then?")
-    ]
+    asked = ("1+1?", "What is 2+2, then?")
+    turns = [f"Solve it.\n\nTask:\n{question}\nEnd with a box.\n" for question in asked]
     rows = [{"prompt": [{"role": "user", "content": turn}]} for turn in turns]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     made = PublishedPrompt(name="math", file="rows.parquet").write(tmp_path, tmp_path)

@@ -52,9 +52,8 @@ def test_our_own_rows_come_back_unchanged(tmp_path):
 def test_published_parquet_rows_give_question_source_and_index(tmp_path):
     prompt = "Rules.\n\nTask:\nAdd 1\nand 2."
     stored = parquet_row("Task: shown", question="stored", index="1")
-    task, other = read_tasks(
-        write_parquet(tmp_path / "aime.parquet", parquet_row(prompt, split="test"), stored)
-    )
+    file = write_parquet(tmp_path / "aime.parquet", parquet_row(prompt, split="test"), stored)
+    task, other = read_tasks(file)
 
     assert task == Task(
         id="0",
@@ -130,9 +129,8 @@ def test_files_that_are_broken_or_missing_are_errors_and_rows_are_counted_from_o
     (tmp_path / "rows.jsonl").write_bytes(b'{"question": "\xff", "answer": "1"}\n')
     (error,) = scan_tasks(tmp_path / "rows.jsonl")
     assert (type(error), error.line) == (DataError, 1)
-    _, error = scan_tasks(
-        write_parquet(tmp_path / "a.parquet", parquet_row(), parquet_row() | {"prompt": None})
-    )
+    rows = parquet_row(), parquet_row() | {"prompt": None}
+    _, error = scan_tasks(write_parquet(tmp_path / "a.parquet", *rows))
     assert error.line == 2
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(DataError, match="no readable parquet file"):
@@ -145,7 +143,6 @@ def test_files_that_are_broken_or_missing_are_errors_and_rows_are_counted_from_o
     ("name", "count", "gold", "begin"),
     [
         ("aime24", 30, "204", "Every morning Aya goes for a $9$-kilometer-long walk"),
-        ("aime25", 30, "70", "Find the sum of all integer bases $b>9$"),
         ("amc23", 40, "27.0", "Cities $A$ and $B$ are $45$ miles apart."),
         ("math500", 500, "\\left( 3, \\frac{\\pi}{2} \\right)", "Convert the point $(0,3)$ in rectangular"),
     ],

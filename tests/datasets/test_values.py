@@ -1,5 +1,3 @@
-"""Values that published files should not hold: refused row by row, never a crash."""
-
 import datetime
 import decimal
 import io

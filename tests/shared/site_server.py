@@ -26,7 +26,7 @@ class Site:
                 length = int(self.headers.get("Content-Length") or 0)
                 self.body = self.rfile.read(length)
                 site.bodies.append(self.body)
-                page = site.pages.get(self.path.partition("?")[0], (404, "text/plain", b"no"))
+                page = site.page(self.path)
                 if callable(page):
                     page = page(self)
                 if page is None:
@@ -45,9 +45,14 @@ class Site:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.host = f"127.0.0.1:{self._server.server_address[1]}"
+        self.port = self._server.server_address[1]
+        self.host = f"127.0.0.1:{self.port}"
         self.url = f"http://{self.host}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def page(self, path):
+        """What stands at a path and query."""
+        return self.pages.get(path.partition("?")[0], (404, "text/plain", b"no"))
 
     def close(self):
         self._server.shutdown()
