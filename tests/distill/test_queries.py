@@ -1,7 +1,3 @@
-"""Selection of RL queries: against a real chat endpoint with faults, killed and started again, and with models in this process."""
-
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -18,11 +14,9 @@ import pytest
 from fastapi import FastAPI, Request, Response
 from loopback import LoopbackServer
 from starlette.requests import ClientDisconnect
-from typer.testing import CliRunner
 
 from afm.agents import load_agent
 from afm.agents.load import without_tools
-from afm.cli.data import app
 from afm.datasets import Task, read_tasks, write_tasks
 from afm.distill.queries.askers import ChatAsker, EpisodeAsker, by_exact_match, by_reward, sample_of
 from afm.distill.queries.sampling import FailedQuestions, QuerySettings, SampleLog, read_selection
@@ -97,13 +91,12 @@ class ChatServer(LoopbackServer):
             return Response("oops", 500)
         if self.faults and number % 13 == 0:
             return Response('{"choices": [{"mess')
-        return self.completion(body)
+        return self.completion(body, item)
 
-    def completion(self, body):
-        asked = re.findall(r"item (\d+)\?", body["messages"][-1]["content"])[-1]
-        right = knows(int(asked), body["seed"])
-        text = f"<think>Hm.</think>\n<answer>The Name {asked if right else 'none'}.</answer>"
-        self.served[asked, right] += 1
+    def completion(self, body, item):
+        right = knows(item, body["seed"])
+        text = f"<think>Hm.</think>\n<answer>The Name {item if right else 'none'}.</answer>"
+        self.served[item, right] += 1
         return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
 
 
@@ -119,15 +112,9 @@ def server():
 
 
 def questions(count, source="search"):
-    return [
-        Task(
-            id=f"q{n}",
-            question=f"What is the name of item {n}?",
-            ground_truth=[f"name {n}"],
-            data_source=source,
-        )
-        for n in range(count)
-    ]
+    asked = "What is the name of item {}?".format
+    fields = [{"id": f"q{n}", "question": asked(n), "ground_truth": [f"name {n}"]} for n in range(count)]
+    return [Task(**one, data_source=source) for one in fields]
 
 
 def rows_of(path):
@@ -140,19 +127,20 @@ def written_tasks(folder, *tasks):
     return f"tasks={folder / 'tasks.jsonl'}", f"output_dir={folder / 'out'}"
 
 
-def select(*arguments, status=0):
-    result = CliRunner().invoke(app, ["queries", *map(str, arguments)])
-    told = result.output + (str(result.exception) if isinstance(result.exception, AfmError) else "")
-    assert (result.exit_code == 0) == (status == 0), (told, result.exception)
-    return told
+@pytest.fixture
+def select(afm):
+    def run(*arguments, status=0):
+        done = afm("data", "queries", *arguments, status=status)
+        return done.stdout + done.stderr
+
+    return run
 
 
 def asker(server, **options):
     spec = without_tools(load_agent("mhqa"))
+    sampling = {"temperature": 1.0, "max_tokens": 64}
     endpoint = EndpointSettings(**({"max_parallel": 8} | options))
-    return ChatAsker(
-        spec, server.url, "small", by_exact_match, temperature=1.0, max_tokens=64, endpoint=endpoint
-    )
+    return ChatAsker(spec, server.url, "small", by_exact_match, **sampling, endpoint=endpoint)
 
 
 async def selected(tasks, server, out, known=(), **options):
@@ -161,17 +149,6 @@ async def selected(tasks, server, out, known=(), **options):
         return await select_queries(tasks, one, out, QuerySettings(**options), known=known)
     finally:
         await one.close()
-
-
-def commands_of_the_script(folder, *words, **environment):
-    """The arguments of each `afm` that the web agent's script calls."""
-    stub = folder / "afm"
-    stub.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" "" >> "$LOG"\n')
-    stub.chmod(0o755)
-    environment |= {"PATH": f"{folder}:{os.environ['PATH']}", "LOG": str(folder / "log")}
-    (folder / "log").unlink(missing_ok=True)
-    subprocess.run([ROOT / "data/web_agent/select_queries.sh", *words], env=environment, check=True)
-    return [block.split("\n") for block in (folder / "log").read_text().strip().split("\n\n")]
 
 
 def test_the_shipped_selections_are_those_of_the_paper():
@@ -199,10 +176,9 @@ def test_the_script_of_the_web_agent_selects_and_makes_rl_rows(server, tmp_path)
     (tmp_path / "sft.json").write_text(json.dumps(sft))
     settings = {"MODEL": server.url, "SFT": tmp_path / "sft.json", "OUT": tmp_path / "queries"}
     settings |= {"RL_DIR": tmp_path / "rl", "VALIDATION": "1"}
-    words = (tmp_path / "tasks.jsonl", "target=9")
-    for command in commands_of_the_script(tmp_path, *words, **{k: str(v) for k, v in settings.items()}):
-        done = CliRunner().invoke(app, command[1:])
-        assert done.exit_code == 0, (done.output, done.exception)
+    settings |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    words = [ROOT / "data/web_agent/select_queries.sh", tmp_path / "tasks.jsonl", "target=9"]
+    subprocess.run(words, env=os.environ | {key: str(value) for key, value in settings.items()}, check=True)
     dropped = Counter(row["reason"] for row in rows_of(tmp_path / "queries/dropped.jsonl"))
     assert dropped["in the SFT data"] == 1
     assert dropped["r_q above 0.3"] >= 8  # a third is always known
@@ -212,7 +188,7 @@ def test_the_script_of_the_web_agent_selects_and_makes_rl_rows(server, tmp_path)
     assert all(task.extra_info["r_q"] <= 0.3 and task.extra_info["r_q_samples"] == 32 for task in train)
 
 
-def test_a_selection_of_a_file_checks_its_sft_data_and_abilities(server, tmp_path):
+def test_a_selection_of_a_file_checks_its_sft_data_and_abilities(select, server, tmp_path):
     tasks = [
         task.model_copy(update={"ability": "math" if n % 2 else "coding"})
         for n, task in enumerate(questions(6))
@@ -284,7 +260,7 @@ async def test_sixty_four_requests_are_in_flight(server, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_request_that_hangs_is_asked_again(server, tmp_path):
+def test_a_request_that_hangs_is_asked_again(select, server, tmp_path):
     server.hang_s = 30.0
     start = (QA, *written_tasks(tmp_path, *questions(1)), f"model={server.url}")
     told = select(*start, "samples=4", "timeout_s=1")
@@ -414,7 +390,7 @@ async def test_questions_of_the_sft_data_and_repeated_ones_are_not_asked(server,
     reasons = {row["id"]: row["reason"] for row in rows_of(tmp_path / "out/dropped.jsonl")}
     assert {name for name, reason in reasons.items() if reason == "in the SFT data"} == {"q1", "q2", "q4"}
     assert "holds no answer" in reasons["bad"]
-    assert {asked for asked, _ in server.served} == {"0", "3", "5", "8"}
+    assert {item for item, _ in server.served} == {0, 3, 5, 8}
     with pytest.raises(DataError, match="task id 'q0' occurs twice"):
         await selected([*questions(1), *questions(1)], server, tmp_path, samples=2)
     (tmp_path / "bad.jsonl").write_text('{"text": 1}\n')
@@ -515,7 +491,7 @@ async def test_programs_are_sampled_with_tools_and_dropped_when_all_solve_them(t
 
 
 @pytest.mark.slow
-def test_samples_of_a_model_in_this_process_are_not_mixed_with_those_of_other_rewards_or_tools(tmp_path):
+def test_samples_of_a_model_in_this_process_are_kept_from_other_rewards_and_tools(select, tmp_path):
     pytest.importorskip("torch")
     from afm.models.tiny import create_tiny_model, train_tokenizer
 
@@ -540,7 +516,7 @@ def test_samples_of_a_model_in_this_process_are_not_mixed_with_those_of_other_re
     assert "other settings (tools_digest: " in select(*start, status=1)
 
 
-def test_what_is_missing_on_the_command_line_is_told(server, tmp_path):
+def test_what_is_missing_on_the_command_line_is_told(select, server, tmp_path):
     start = (QA, *written_tasks(tmp_path, *questions(1)), "samples=2")
     told = select(*start, f"model={server.url}", "with_tools=true", status=2)
     assert "tokenizer: missing; with_tools on a server needs it" in told
@@ -551,30 +527,23 @@ def test_what_is_missing_on_the_command_line_is_told(server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "right"),
+    ("text", "end", "right"),
     [
-        ("It might be <answer>none</answer>, but no.</think>\n<answer>Name 0</answer>", True),
-        ("Is it <answer>Name 0</answer>?</think>\n<answer>none</answer>", False),
-        ("<think>I know that.</think>\n\nName 0", True),
+        ("It might be <answer>none</answer>, but no.</think>\n<answer>Name 0</answer>", "stop", True),
+        ("Is it <answer>Name 0</answer>?</think>\n<answer>none</answer>", "stop", False),
+        ("<think>I know that.</think>\n\nName 0", "stop", True),
+        ("<answer>name 0", "length", False),
     ],
 )
-async def test_a_draft_in_the_reasoning_is_not_the_answer(server, text, right):
-    server.completion = lambda body: {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
-    one = asker(server)
-    answered = await one.ask(questions(1)[0], 5)
-    await one.close()
-    assert answered.right is right
-
-
-async def test_what_the_server_is_asked_names_the_agents_rules(server):
-    seen, cut_off = [], {"message": {"content": "<answer>name 0"}, "finish_reason": "length"}
-    server.completion = lambda body: seen.append(body) or {"choices": [cut_off]}
+async def test_the_server_is_asked_by_the_agents_rules_and_no_draft_is_the_answer(server, text, end, right):
+    seen, choice = [], {"message": {"content": text}, "finish_reason": end}
+    server.completion = lambda body, item: seen.append(body) or {"choices": [choice]}
     one = asker(server)
     answered = await one.ask(questions(1)[0], 5)
     await one.close()
 
-    assert (answered.right, answered.stop) == (False, "length")
+    assert (answered.right, answered.stop) == (right, end)
     [body] = seen
-    spec = without_tools(load_agent("mhqa"))
-    assert body["messages"] == spec.prompt_messages("What is the name of item 0?")
+    rules = without_tools(load_agent("mhqa"))
+    assert body["messages"] == rules.prompt_messages("What is the name of item 0?")
     assert (body["temperature"], body["max_tokens"], body["seed"]) == (1.0, 64, 5)

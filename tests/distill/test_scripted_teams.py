@@ -1,5 +1,3 @@
-"""The embedded teams: what they do with a question, and what their mistakes are caught by."""
-
 import asyncio
 from pathlib import Path
 from statistics import fmean
@@ -144,26 +142,6 @@ async def test_a_seed_fixes_every_choice_whatever_ran_before(tmp_path, spec, pla
         return {event.task_id: event.content for event in events if event.agent == "planner"}
 
     assert await plans("a", tasks) == await plans("b", tasks[::-1])
-
-
-async def test_two_facts_are_looked_up_one_after_the_other(tmp_path, plain):
-    task = next(task for task in questions(20) if "mayor" in task.question)
-    first, last = task.extra_info["path"]
-
-    events = await work(tmp_path / "e", ScriptedWikiTeam(plain, p_direct=NEVER), PageOfTheName(), task)
-
-    assert [content for kind, _, content in events if kind != "tool_result"] == [
-        "Two facts to find.",
-        f"Search for the {first['asks']}, then the {last['asks']}.",
-        f"Now the {first['asks']} of {first['title']}.",
-        f"{first['asks']} of {first['title']}",
-        f"The {first['asks']} of {first['title']} is {first['gives']}.",
-        "One more.",
-        f"Now the {last['asks']} of {last['title']}.",
-        f"{last['asks']} of {last['title']}",
-        f"The {last['asks']} of {last['title']} is {last['gives']}.",
-        f" {task.ground_truth}",
-    ]
 
 
 async def test_from_memory_there_is_no_search_and_the_first_gold_answer_is_said(tmp_path, plain):

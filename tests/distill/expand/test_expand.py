@@ -5,9 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from afm.cli.data import app
 from afm.datasets import read_tasks
 from afm.datasets.encyclopaedia.growth import Growth
 from afm.distill.expand import expand, groups, read_expansion, read_passages
@@ -177,12 +175,9 @@ async def test_what_the_solver_knows_or_finds_otherwise_is_rejected(tmp_path, re
     assert reason.startswith("proposer: no usable reply in 3 attempts")
 
 
-def test_the_command_says_what_it_made(tmp_path, reader):
+def test_the_command_says_what_it_made(afm, tmp_path, reader):
     write_corpus(tmp_path / "corpus.jsonl", 4)
-    words = [f"corpus={tmp_path / 'corpus.jsonl'}", f"output_dir={tmp_path / 'out'}", "size=3", "count=4"]
-
-    done = CliRunner().invoke(app, ["expand", str(CONFIG), *words])
-
-    assert done.exit_code == 0, done.output
-    assert "3 questions of 4 groups" in done.output
-    assert "rejected: 1 solver" in done.output
+    words = (f"corpus={tmp_path / 'corpus.jsonl'}", f"output_dir={tmp_path / 'out'}", "size=3", "count=4")
+    told = afm("data", "expand", CONFIG, *words).stdout
+    assert "3 questions of 4 groups" in told
+    assert "rejected: 1 solver" in told

@@ -71,16 +71,6 @@ def test_a_page_that_publishes_the_benchmark_is_caught_where_that_is_asked_for(w
         assert reason.startswith(f"contamination: {place} shares")
 
 
-def test_a_real_benchmark_is_found_in_itself(wiki, row, shared):
-    path = shared("data/code_math/aime24.parquet")
-    stage = ContaminationFilter(wiki, ContaminationSettings(tasks=(path,)))
-    from afm.datasets import read_tasks
-
-    tasks = list(read_tasks(path))
-    assert len(tasks) == 30
-    assert not any(stage.apply(row(question=task.question)).kept for task in tasks)
-
-
 def test_a_formula_with_another_operator_is_another_question(wiki, row, tmp_path):
     tasks = benchmark(tmp_path, "Find the sum of all real x with $x^2 - 5x + 6 > 0$ and $x < 3.5$.")
     copied = "find the sum of ALL real x, with x^2-5x+6>0 and x<3.5"

@@ -28,20 +28,6 @@ def index():
         yield DuplicateIndex(connection, NearDuplicateSettings())
 
 
-def test_a_row_with_a_few_other_words_is_a_twin_and_a_new_one_is_not(wiki, row, index):
-    signer = Signer(wiki, NearDuplicateSettings())
-    words = text(1)
-    changed = [*words[:200], "changed", *words[201:]]
-
-    def twin(number, thought):
-        return index.twin(number, f"row-{number}", signer.signature(row(thought=" ".join(thought))))
-
-    assert twin(1, words) is None
-    found = twin(2, changed)
-    assert (found.id, found.similarity > 0.9) == ("row-1", True)
-    assert twin(3, text(2)) is None
-
-
 def test_observations_do_not_make_a_twin(wiki, row, index):
     signer = Signer(wiki, NearDuplicateSettings())
     page = " ".join(text(3, 6000))

@@ -52,10 +52,7 @@ def test_a_shipped_preset_suits_its_agent(name):
         ("stages: []", "at least 1 item"),
         ("stages: [{secrets: {allow: ['(']}}]", "a regular expression"),
         ("stages: [{secrets: {allow: ['.+']}}]", "'.[+]' allows everything"),
-        (
-            "stages: [{secrets: {kinds: []}}]",
-            r"secrets.kinds: .*at least one kind; leave `kinds` out for all",
-        ),
+        ("stages: [{secrets: {kinds: []}}]", "secrets.kinds: .*at least one kind; leave `kinds` out"),
         ("stages: [{contamination: {places: []}}]", "`ngram: null`"),
         ("stages: [{correction: {times: 1e9}}]", r"times: got 1000000000.0 \(float\), expected less than or"),
         ("stages: [{near_duplicates: {}}, {quality: {}}]", "behind all others but `correction`"),
@@ -95,11 +92,7 @@ tools:
     ("argument", "stage", "reason"),
     [
         ("\n```py\nprint(1)\n```\n", "format: {}", ""),
-        (
-            "print(1)",
-            "format: {}",
-            "format: <code> at character 34 (line 1 of the text) is a call that the tool",
-        ),
+        ("print(1)", "format: {}", "format: <code> at character 34 (line 1 of the text) is a call that"),
         ("print(1)", "format: {tools: tools.yaml}", ""),
     ],
 )

@@ -1,5 +1,3 @@
-"""Every filter: a good row stays, and the same row broken in the way the filter exists for is caught."""
-
 import pytest
 
 from afm.agents import load_agent

@@ -245,21 +245,6 @@ def test_a_stage_that_cannot_be_built_says_why(rows, wiki, tmp_path, processes):
     refused(ConfigError, "no role 'musing'", [rows], wiki, tmp_path / "out", plan, processes=processes)
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from afm.agents import load_agent
-from afm.distill.filters.registry import FilterPlan
-from afm.distill.filters.run import filter_files
-
-if __name__ == "__main__":
-    rows, out, plan, processes = sys.argv[1:]
-    plan = FilterPlan.model_validate_json(plan)
-    print("started", flush=True)
-    filter_files([Path(rows)], plan, load_agent("wiki"), Path(out), processes=int(processes), picture=False)
-"""
-
-
 def running(session):
     """Processes of a session that have not ended."""
     found = []
@@ -281,10 +266,10 @@ def test_killed_runs_continue_without_losing_or_doubling_a_row(lines, wiki, tmp_
         for turn in range(5):
             file.writelines(line.replace(b'"id":"row-', b'"id":"turn-%d-' % turn, 1) for line in lines)
     filtered([rows], wiki, tmp_path / "whole")
-    script = tmp_path / "run.py"
-    script.write_text(SCRIPT)
-    out = tmp_path / "killed"
-    command = [sys.executable, str(script), str(rows), str(out), PLAN.model_dump_json(), "2"]
+    (tmp_path / "plan.yaml").write_text(PLAN.model_dump_json())
+    out, settings = tmp_path / "killed", ("--agent=wiki", "--processes=2", "--no-picture")
+    command = [sys.executable, "-m", "afm.cli.main", "data", "filter", rows, f"--output-dir={out}", *settings]
+    command.append(f"--config={tmp_path / 'plan.yaml'}")
 
     for killed_at_bytes in (1, 1_200_000):
         child = subprocess.Popen(command, start_new_session=True)

@@ -4,7 +4,7 @@ import string
 import pytest
 from team_log import segments_of
 
-from afm.distill.filters.patterns import PERSONAL, SECRETS, iban, luhn
+from afm.distill.filters.patterns import PERSONAL, SECRETS
 from afm.distill.filters.sensitive import PersonalSettings, SecretSettings, SensitiveFilter
 from afm.trajectory import validate
 
@@ -203,13 +203,6 @@ def test_other_spellings_of_personal_data(wiki, row, text, kind):
     assert found == (f"personal: {kind} in <think>" if kind else "")
 
 
-def test_check_digits_by_hand():
-    assert luhn("79927398713")  # the example of the standard's many explanations: the sum is 70
-    assert not luhn("79927398710")
-    assert iban("GB82WEST12345698765432")
-    assert not iban("GB82WEST12345698765433")
-
-
 @pytest.mark.parametrize(
     ("fields", "where"),
     [
@@ -220,9 +213,8 @@ def test_check_digits_by_hand():
     ],
 )
 def test_masking_never_touches_what_others_vouch_for(wiki, row, fields, where):
-    assert (
-        personal(wiki, action="mask").apply(row(**fields)).reason.startswith(f"personal: e-mail in {where}")
-    )
+    done = personal(wiki, action="mask").apply(row(**fields))
+    assert done.reason.startswith(f"personal: e-mail in {where}")
 
 
 def test_masking_replaces_what_the_agent_thought(wiki, row):

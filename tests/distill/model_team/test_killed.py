@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from team_log import read_attempts
+from team_log import read_attempts, segments_of
 
 from afm.agents import load_agent
 from afm.cli.recipes import wiki_server
@@ -19,7 +19,6 @@ from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
 from afm.datasets.mini_world import WorldSplit
 from afm.distill.event_log import EventKind, read_events
 from afm.trajectory import load_records, validate
-from afm.trajectory.types import Segment
 
 ROOT = Path(__file__).parents[3]
 TASKS = 64
@@ -48,13 +47,8 @@ def world(tmp_path_factory):
 
 def command(world, out, *overrides, parallel=TASKS):
     words = [sys.executable, "-m", "afm.cli.main", "data", "distill", str(world / "train.jsonl"), *overrides]
-    return [
-        *words,
-        f"--output-dir={out}",
-        "--team",
-        str(ROOT / "configs/distill/wiki.yaml"),
-        f"--max-parallel={parallel}",
-    ]
+    team = f"--team={ROOT / 'configs/distill/wiki.yaml'}"
+    return [*words, f"--output-dir={out}", team, f"--max-parallel={parallel}"]
 
 
 def run(words, kill_after_lines=None, log=None):
@@ -115,8 +109,7 @@ def check_records(kept, log):
     for attempt in read_attempts(log):
         last[attempt[0].task_id] = attempt
     for record in kept:
-        segments = tuple(Segment(part.author, part.text) for part in record.segments)
-        assert validate(segments, spec) == ()
+        assert validate(segments_of(record), spec) == ()
         events = {event.id: event for event in last[record.id]}
         results = [event.content for event in events.values() if event.kind is EventKind.TOOL_RESULT]
         observed = [part.text for part in record.segments if part.author == "environment"]

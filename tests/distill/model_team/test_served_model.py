@@ -129,12 +129,7 @@ def distil(folder, url):
     model = f"{{endpoint: teacher, name: {folder / 'model'}, temperature: 0.0, max_tokens: 256}}"
     words = [sys.executable, "-m", "afm.cli.main", "data", "distill", str(folder / "tasks.jsonl"), *overrides]
     words += [f"models={{tiny: {model}}}", f"endpoints.teacher.url={url}", "budget.usd="]
-    words += [
-        f"--output-dir={folder / 'out'}",
-        "--team",
-        str(ROOT / "configs/distill/math.yaml"),
-        "--max-parallel=2",
-    ]
+    words += [f"--output-dir={folder / 'out'}", "--team", str(ROOT / "configs/distill/math.yaml")]
 
     done = subprocess.run(words, capture_output=True, text=True)
 

@@ -3,14 +3,13 @@ from pathlib import Path
 
 import pytest
 from team_log import read_attempts
-from wiki_pages import PageOfTheName, questions
+from wiki_pages import PageOfTheName, Says, questions
 
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.distill.event_log import EventKind, EventLog, read_events
 from afm.distill.merge import merge_attempt
 from afm.distill.model_team.team import load_team
-from afm.tools import ToolResult
 from afm.trajectory.tags import split
 
 ROOT = Path(__file__).parents[3]
@@ -121,17 +120,6 @@ async def test_the_verifier_speaks_in_the_reflection_of_an_agent_without_a_doubl
     assert record.provenance["repairs"]["dropped message"] == 1, "nothing was looked up for the second plan"
 
 
-class Prints:
-    name = "code"
-
-    async def call(self, argument):
-        assert argument == "\n```py\nprint(6*7)\n```\n"
-        return ToolResult("42\n")
-
-    async def close(self):
-        pass
-
-
 def mathematician(member, user):
     """Reflects on every run."""
     good = {"grade": "good", "why": "Fine."}
@@ -155,7 +143,7 @@ async def worked_on_math(path):
     team = load_team(ROOT / "configs/distill/math.yaml")
     task = Task(id="m", question="What is 6*7?", ground_truth="42", data_source="mini_math")
     with EventLog(path) as log:
-        await team.solve(log.begin(task, 0, {"code": Prints()}))
+        await team.solve(log.begin(task, 0, {"code": Says("42\n")}))
     await team.close()
     (attempt,) = read_attempts(path)
     return attempt, merge_attempt(attempt, team.spec, team.roles)
