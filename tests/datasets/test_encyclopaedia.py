@@ -1,6 +1,7 @@
 import gzip
 import json
-from itertools import combinations
+import tracemalloc
+from itertools import combinations, islice
 
 import pytest
 
@@ -14,6 +15,7 @@ from afm.datasets.encyclopaedia.relations import (
     EntityKind,
     find_fact,
 )
+from afm.datasets.encyclopaedia.site import corpus_lines
 from afm.datasets.encyclopaedia.world import Names, Permutation
 from afm.datasets.mini_world import WorldSplit
 from afm.datasets.schema import read_tasks
@@ -147,6 +149,16 @@ def test_a_brief_page_is_a_table_of_the_same_facts_and_names_its_entity_at_the_t
             assert title not in line
         for link in page.links:
             assert page.text[link.start : link.end] == brief.names.name(link.target)
+
+
+def test_streaming_a_large_world_keeps_memory_flat():
+    lines = corpus_lines(Encyclopaedia(10_000_000))
+    tracemalloc.start()
+    try:
+        written = sum(len(line) for line in islice(lines, 600))
+        assert tracemalloc.get_traced_memory()[1] < written / 4
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_brief_page_looks_like_this():
