@@ -217,11 +217,8 @@ async def test_what_costs_exactly_what_is_left_fits():
             pass
 
 
-def test_prices_are_for_a_million_tokens():
+def test_prices_are_for_a_million_tokens_and_cached_ones_have_their_own():
     assert TokenPrice(prompt=2.0, completion=8.0).usd(500_000, 250_000) == 3.0
-
-
-def test_cached_tokens_of_the_prompt_have_a_price_of_their_own():
     assert CachedTokenPrice(prompt=4, completion=8, cached=1).usd(1_000_000, 0, 500_000) == 2.5
     assert CachedTokenPrice(prompt=4, completion=8).usd(1_000_000, 0, 500_000) == 4.0
     assert CachedTokenPrice(prompt=4, completion=8, cached=1).usd(1_000_000, 0, 2_000_000) == 1.0, (

@@ -86,7 +86,6 @@ async def test_one_request_carries_the_key_in_its_header_alone(server: Server) -
         (PlainTextResponse(f"no such key: {KEY}", status_code=401), "status 401: no such key: ***"),
         (PlainTextResponse("<html>"), "the answer is no chat completion"),
         (JSONResponse({"choices": []}), "the answer is no chat completion"),
-        (JSONResponse([1]), "the answer is no chat completion"),
         (chat(None), "the reply is incomplete"),
         (chat("half", "length"), "the reply is incomplete (finish reason 'length')"),
         (PlainTextResponse("no gzip", headers={"Content-Encoding": "gzip"}), "the reply is compressed"),
@@ -202,9 +201,3 @@ async def test_a_request_that_no_minute_allows_is_refused_and_not_counted(server
     with pytest.raises(ConfigError, match="never fits into 99 tokens a minute"):
         await ask(server, budget, tokens_per_minute=99)
     assert await ask(server, budget) == "hi"
-
-
-@pytest.mark.parametrize("url", ["a:1", "http://", "http://[::1", "http://me:secret@a", "https://a/v1?key=x"])
-def test_settings_take_addresses_without_secrets(url: str) -> None:
-    with pytest.raises(ValueError, match=r"http://HOST|without user, password and query"):
-        EndpointSettings(url=url)

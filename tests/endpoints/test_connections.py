@@ -115,7 +115,7 @@ def test_clients_of_ended_event_loops_are_let_go() -> None:
     assert len(connections._loops) == 1
 
 
-@pytest.mark.parametrize("key", ["schl\u00fcssel", "two\nlines", " padded"])
+@pytest.mark.parametrize("key", ["schl\u00fcssel", "two\nlines", " padded", "nu\0ll"])
 def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> None:
     with pytest.raises(ConfigError, match="MY_KEY: expected printable ASCII") as caught:
         Connections(1, key=key, key_name="MY_KEY")
@@ -149,7 +149,7 @@ def test_the_error_about_a_secret_in_an_address_does_not_show_it(
         assert "secret" not in str(caught.value)
 
 
-def test_the_least_busy_server_is_asked_and_one_that_failed_last() -> None:
+def test_the_least_busy_server_is_asked_and_one_that_failed_last(monkeypatch: pytest.MonkeyPatch) -> None:
     replicas = Replicas(["a", "b", "c"])
     with replicas.next().busy(), replicas.next().busy():
         assert [replicas.next().url for _ in range(2)] == ["c", "c"]
@@ -163,18 +163,14 @@ def test_the_least_busy_server_is_asked_and_one_that_failed_last() -> None:
     with pytest.raises(ValueError), failing.busy(ValueError):
         raise ValueError  # an error of a server in order
     assert failing.resting
+    with monkeypatch.context() as patch:
+        patch.setattr("afm.endpoints.connections.REST_S", 0.0)
+        assert not failing.resting  # it is tried again
     with failing.busy():
         pass  # it works again
     assert {replicas.next().url for _ in range(30)} == {"a", "b", "c"}
 
 
 def test_addresses_are_completed():
-    for url in (
-        "http://a:1",
-        "http://a:1/",
-        "http://a:1/v1",
-        "http://a:1/v1/",
-        "http://a:1/v1/completions",
-        "http://a:1/v1/chat/completions",
-    ):
-        assert base_url(url) == "http://a:1/v1"
+    for path in ("", "/", "/v1", "/v1/", "/v1/completions", "/v1/chat/completions"):
+        assert base_url(f"http://a:1{path}") == "http://a:1/v1"

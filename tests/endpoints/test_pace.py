@@ -5,7 +5,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from afm.endpoints.pace import RETRIED_STATUS, Pace, TryAgainError, pause_s, persistently, retry_after_s
+from afm.endpoints.pace import Pace, TryAgainError, pause_s, persistently, retry_after_s
 from afm.errors import ConfigError
 
 
@@ -100,10 +100,6 @@ async def test_what_may_pass_is_repeated_and_the_last_failure_is_told():
 
     with pytest.raises(TryAgainError, match="no"):
         await persistently(2, never)
-
-
-def test_what_may_pass_is_a_busy_or_failing_server_and_nothing_that_it_refused():
-    assert {408, 409, 425, 429, 500, 502, 503, 504} == RETRIED_STATUS
 
 
 def test_a_pause_grows_to_its_bound_and_adds_to_what_the_server_asked_for():

@@ -17,7 +17,6 @@ from afm.endpoints.pace import TryAgainError
         ("<think>a</think>\nb", "\nb"),
         ("<Thinking>a</Thinking>b<think>c</think>d", "bd"),
         ("a</think>b", "b"),
-        ("a</think>b</think>c", "c"),
         ("<think>a <think> b</think>c", "c"),
         ('{"answer": "the tag <think> opens"}', '{"answer": "the tag <think> opens"}'),
         ('x</think>{"answer": "</think> closes"}', '{"answer": "</think> closes"}'),

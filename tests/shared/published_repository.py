@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -29,3 +30,12 @@ def lay_out(folder: Path, *paths: str) -> Path:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(published_text(path), encoding="utf-8")
     return folder
+
+
+def run(code: str, *arguments: object, **variables: str) -> str:
+    """What a program of theirs prints, without a proxy and without our packages."""
+    environment = os.environ | {"NO_PROXY": "*", "PYTHONPATH": ""} | variables
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

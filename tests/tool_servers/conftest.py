@@ -1,4 +1,4 @@
-"""Code servers and a real Redis on the loopback."""
+"""Web sites, code servers and a real Redis on the loopback."""
 
 from __future__ import annotations
 
@@ -12,10 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tool_server import ToolServer, ToolServerProcess, running
+from site_server import Site
+from tool_server import ToolServer, ToolServerProcess, build_index, running
 
 TOKEN = "a-long-random-token"
 QUICK = {"max_parallel": 2, "sandbox": {"backend": "bubblewrap"}}
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def another_site() -> Iterator[Site]:
+    site = Site()
+    yield site
+    site.close()
 
 
 @pytest.fixture
@@ -34,6 +49,17 @@ def start_process(tmp_path: Path) -> Iterator[Callable[..., ToolServerProcess]]:
             return start("code", *words, settings=QUICK | settings, CODE_SERVER_TOKEN=TOKEN)
 
         yield started
+
+
+@pytest.fixture(scope="session")
+def mill_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The index of a corpus of one passage."""
+    folder = tmp_path_factory.mktemp("mill")
+    (folder / "corpus.jsonl").write_text(
+        '{"id": "0", "contents": "\\"Old Mill\\"\\nThe mill at the river was built in 1702."}\n'
+    )
+    assert build_index(folder / "corpus.jsonl", folder / "index").returncode == 0
+    return folder / "index"
 
 
 class RedisServer:

@@ -14,16 +14,13 @@ from pathlib import Path
 
 import pytest
 from extras import needs
-from site_server import Site
 from tool_server import ToolServer, running
-
-from tool_servers.wiki_search.build import IndexPlan, build
 
 needs("requests")
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = re.findall(r"```python\n(.*?)\n```", (ROOT / "docs/tools.md").read_text(), re.DOTALL)
-WIKI_DOC = (ROOT / "docs/wiki.md").read_text()
+WEB_DOC, WIKI_DOC = ((ROOT / f"docs/{name}.md").read_text() for name in ("web", "wiki"))
 TOKEN = "a-long-random-token"
 
 
@@ -54,11 +51,11 @@ def run(program, places, folder, **variables):
 def server(tmp_path):
     """Starts a server; its address."""
     with running(ToolServer, tmp_path) as start:
-        yield lambda name, *words, **variables: start(name, *words, **variables).url
+        yield lambda name, *words, **options: start(name, *words, **options).url
 
 
 @pytest.fixture
-def model():
+def model(site):
     """A model's endpoint: looks at pictures, calls a tool that it is offered, and repeats what the tool said."""
     from PIL import Image
 
@@ -80,10 +77,8 @@ def model():
         answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
         return 200, "application/json", json.dumps(answer).encode()
 
-    site = Site()
     site.pages["/v1/chat/completions"] = reply
-    yield site.url
-    site.close()
+    return site.url
 
 
 @pytest.mark.slow
@@ -102,6 +97,20 @@ def test_requests_searches_the_wiki_that_the_docs_make(server, tmp_path):
     first = printed.partition("\n")[0]
     assert re.fullmatch(rf'[0-9.]+ "{asked}"', first), printed
     assert "capital" in printed
+
+
+def test_requests_alone_can_use_both_servers_of_the_web(server, site, tmp_path):
+    [program] = re.findall(r"```python\n(.*?)```", WEB_DOC, re.DOTALL)
+    assert len(program.strip().splitlines()) <= 11
+    site.pages["/anduin"] = (200, "text/html", b"<p>The Anduin is 1388 miles long.</p>")
+    store = tmp_path / "pages.jsonl"
+    store.write_text(json.dumps({"url": f"{site.url}/anduin", "title": "Anduin", "text": "A river."}))
+    usual = {"WEB_SERVER_TOKEN": TOKEN, "WEB_CACHE": tmp_path / "cache.sqlite"}
+    places = {"http://127.0.0.1:9001": server("web_search", WEB_PAGE_STORE=store, **usual)}
+    settings = {"trusted": [site.host], "workers": 1}
+    places["http://127.0.0.1:9000"] = server("crawl_page", settings=settings, **usual)
+    printed = run(program, places, tmp_path, WEB_SERVER_TOKEN=TOKEN)
+    assert printed == f"{site.url}/anduin The Anduin is 1388 miles long.\n"
 
 
 @pytest.mark.sandbox
@@ -135,12 +144,9 @@ def test_an_mcp_client_lists_and_calls_tools(server, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_stock_openai_client_searches_through_a_model(server, model, tmp_path):
+def test_the_stock_openai_client_searches_through_a_model(server, model, mill_index, tmp_path):
     pytest.importorskip("openai")
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text(json.dumps({"id": "0", "contents": '"Mill"\nThe mill was built in 1702.'}) + "\n")
-    build(IndexPlan(corpus, tmp_path / "index"), lambda *_: None)
-    url = server("wiki_search", "--index", tmp_path / "index", WIKI_SERVER_TOKEN="")
+    url = server("wiki_search", "--index", mill_index, WIKI_SERVER_TOKEN="")
     places = {"http://127.0.0.1:8000": url, "http://127.0.0.1:8001": model}
     printed = run(example("from openai"), places, tmp_path)
     assert printed.startswith("The tool said: ")

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from afm.errors import ConfigError
 from tool_servers.code import CodeServerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +62,6 @@ def raw(server: Any, content: Any) -> httpx.Response:
 WRONG: list[tuple[bytes, str]] = [
     (b"{", "Invalid JSON"),
     (b"{}", "code: Field required"),
-    (b'{"code": 3}', "code: Input should be a valid string"),
     (b'{"code": "1", "cod": "1"}', "cod: Extra inputs are not permitted"),
     (b'{"code": "1", "limits": {"wal_s": 1}}', "wal_s: unknown key; did you mean 'wall_s'"),
     (b'{"code": "1", "limits": {"cpu_s": 1.5}}', "cpu_s: got 1.5 (float), expected a valid integer"),
@@ -156,19 +152,13 @@ def test_the_run_of_a_client_that_left_is_killed(start_process: Any) -> None:
         async with httpx.AsyncClient() as client:
             asking = asyncio.create_task(client.post(f"{server.url}/run", json=body, headers=KEY))
             assert await asyncio.to_thread(until, lambda: server.metric("afm_code_running") == 1)
-            assert children(server.process.pid)
+            assert psutil.Process(server.process.pid).children()
             asking.cancel()
 
     asyncio.run(leave())
     assert until(lambda: server.metric("afm_code_running") == 0)
     assert server.metric('afm_code_requests_total{outcome="gone"}') == 1
     assert server.post(code="print(2)").json()["stdout"] == "2\n"
-
-
-def children(pid: int) -> list[str]:
-    return subprocess.run(
-        ["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False
-    ).stdout.split()
 
 
 @pytest.mark.slow
@@ -195,38 +185,16 @@ def test_sigterm_does_not_wait_for_ever(start_process: Any) -> None:
     client = threading.Thread(target=ask)
     client.start()
     assert until(lambda: server.metric("afm_code_running") == 1)
-    jails = children(server.process.pid)
+    jails = psutil.Process(server.process.pid).children()
     began = time.monotonic()
     assert server.end() == 0
     assert time.monotonic() - began < 8
     client.join()
     assert jails
-    assert until(lambda: not any(os.path.exists(f"/proc/{jail}") for jail in jails))  # noqa: PTH110
-
-
-@pytest.mark.slow
-def test_it_does_not_start_without_what_it_needs() -> None:
-    command = [sys.executable, "-m", "tool_servers", "code", "--port", "0", "--config", "absent.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "absent.yaml: no such file" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert until(lambda: not any(jail.is_running() for jail in jails))
 
 
 def test_the_shipped_settings_are_read() -> None:
     bounded = CodeServerSettings.model_validate({"max_limits": {"wall_s": 1}}).max_limits
     assert (bounded.wall_s, bounded.cpu_s) == (1, 180)
     assert CodeServerSettings.read(ROOT / "configs/servers/code.yaml").max_limits.memory_bytes == 8 << 30
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("max_limits: {wal_s: 1}", r"max_limits\.wal_s: unknown key; did you mean 'wall_s'"),
-        ("max_wating: 1", "max_wating: unknown key; did you mean 'max_waiting'"),
-    ],
-)
-def test_wrong_settings_are_explained(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "server.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=message):
-        CodeServerSettings.read(tmp_path / "server.yaml")

@@ -1,4 +1,4 @@
-"""The load script in small: all servers under load, and each of them killed and started again."""
+"""The load scripts in small: all servers under load, and each of them killed and started again."""
 
 from __future__ import annotations
 
@@ -6,21 +6,33 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
+def load(script: str, out: Path) -> dict[str, Any]:
+    """What a short run of this script measures."""
+    command = [sys.executable, str(ROOT / "benchmarks" / script), "--smoke", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return dict(json.loads(out.read_text()))
+
+
+@pytest.mark.slow
+def test_the_servers_of_the_web_err_in_no_short_run(tmp_path: Path) -> None:
+    result = load("load_web.py", tmp_path / "load.json")
+    assert result["errors"] == 0
+    assert result["answers"]["200"] > 20
+
+
 @pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.sandbox
 def test_no_server_errs_under_load_and_caches_survive_kills(tmp_path: Path) -> None:
-    out = tmp_path / "load.json"
-    command = [sys.executable, str(ROOT / "benchmarks/load_servers.py"), "--smoke", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr + done.stdout
-    result = json.loads(out.read_text())
+    result = load("load_servers.py", tmp_path / "load.json")
     assert (result["errors"], result["kill_errors"]) == (0, 0)
     assert all(counts["right"] > 0 for counts in result["answers"].values())
     assert all(counts["broken by the kill"] > 0 for counts in result["kill_answers"].values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -22,12 +21,6 @@ from afm.tools.remote import RemoteSandbox
 CODE = "code.CodeTool"
 TOKEN = "a-long-random-token"
 pytestmark = pytest.mark.sandbox
-
-
-def nowhere() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
 @contextlib.asynccontextmanager
@@ -79,19 +72,6 @@ async def test_the_tool_spreads_its_programs(start: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-async def test_the_least_busy_server_is_asked(start: Any, remote: Any) -> None:
-    first, second = start(max_parallel=1), start(max_parallel=1)
-    sandbox = remote(first, second)
-    long = asyncio.create_task(sandbox.run("import time; time.sleep(3)"))
-    assert await comes_to(first, running=1)
-    for _ in range(4):
-        await sandbox.run("print(1)")
-    assert ok_runs(second) == 4
-    assert not long.done()
-    long.cancel()
-
-
-@pytest.mark.slow
 async def test_a_server_that_dies_in_the_middle_loses_nothing(
     start: Any, start_process: Any, remote: Any
 ) -> None:
@@ -102,23 +82,6 @@ async def test_a_server_that_dies_in_the_middle_loses_nothing(
     assert await asyncio.to_thread(dying.end, signal.SIGKILL) == -signal.SIGKILL
     assert [result.stdout for result in await asyncio.gather(*runs)] == [f"{n}\n" for n in range(12)]
     assert (await sandbox.run("print(1)")).stdout == "1\n"
-
-
-@pytest.mark.slow
-async def test_a_server_that_comes_back_is_used_again(
-    start: Any, start_process: Any, remote: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("afm.endpoints.connections.REST_S", 0.2)
-    first = start_process()
-    sandbox = remote(first, start())
-    first.end()
-    for _ in range(4):
-        await sandbox.run("print(1)")
-    reborn = start_process("--port", first.url.rpartition(":")[2])
-    await asyncio.sleep(0.3)
-    for _ in range(4):
-        await sandbox.run("print(1)")
-    assert ok_runs(reborn) >= 1
 
 
 @pytest.mark.slow
@@ -138,7 +101,7 @@ async def test_a_server_that_failed_is_left_in_peace_for_a_while(start: Any, rem
 
 @pytest.mark.slow
 async def test_when_all_are_down_it_is_no_fault_of_the_program(remote: Any) -> None:
-    urls = [nowhere(), nowhere()]
+    urls = ["http://127.0.0.1:1", "http://127.0.0.1:9"]
     with pytest.raises(SandboxError, match="no code server could run the program") as caught:
         await remote(*urls, rounds=2).run("print(1)")
     assert all(f"{url}: ConnectError" in str(caught.value) for url in urls)
@@ -216,41 +179,19 @@ async def test_rewards_may_run_their_programs_there(start: Any, monkeypatch: pyt
     assert found == dict(zip(wanted, (1.0, 0.0, 1.0, 0.0), strict=True))
     assert ok_runs(server) >= 4
     await reward.close()
-    nobody = load_reward({"code_tests": {"urls": [nowhere()]}})
+    nobody = load_reward({"code_tests": {"urls": ["http://127.0.0.1:9"]}})
     [lost] = [outcome async for outcome in outcomes(nobody, attacks[:1])]
     assert (lost.got, "no code server could run" in lost.evidence) == (None, True)
     await nobody.close()
 
 
-@pytest.mark.slow
-def test_several_event_loops_may_use_it_in_turn(start: Any) -> None:
-    sandbox = RemoteSandbox([start().url], token=TOKEN)
-
-    async def once() -> str:
-        try:
-            return (await sandbox.run("print(1)")).stdout
-        finally:
-            await sandbox.close()
-
-    assert [asyncio.run(once()) for _ in range(2)] == ["1\n", "1\n"]
-
-
-NO_ADDRESS = "expected an address such as http://"
-NO_TOKEN = "CODE_SERVER_TOKEN: expected printable ASCII"
-
-
 @pytest.mark.parametrize(
     ("urls", "token", "message"),
     [
-        (["localhost:9002"], TOKEN, NO_ADDRESS),
-        (["ftp://x"], TOKEN, NO_ADDRESS),
+        (["ftp://x"], TOKEN, "expected an address such as http://"),
         (["http://u:secret@x"], TOKEN, "holds a password"),
-        (["http://"], TOKEN, NO_ADDRESS),
         ([], TOKEN, "empty list"),
-        (["http://x:1"], "secret\n", NO_TOKEN),
-        (["http://x:1"], " secret", NO_TOKEN),
-        (["http://x:1"], "s\u00e9cret", NO_TOKEN),
-        (["http://x:1"], "sec\0ret", NO_TOKEN),
+        (["http://x:1"], "secret\n", "CODE_SERVER_TOKEN: expected printable ASCII"),
     ],
 )
 def test_wrong_addresses_and_tokens_are_refused_without_showing_a_secret(
@@ -259,8 +200,3 @@ def test_wrong_addresses_and_tokens_are_refused_without_showing_a_secret(
     with pytest.raises(ConfigError, match=message) as caught:
         RemoteSandbox(urls, token=token)
     assert "cret" not in str(caught.value)
-
-
-def test_urls_and_a_local_sandbox_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="either `urls` of code servers or a local `sandbox`, not both"):
-        opened(CODE, "code", urls=["http://x:1"], sandbox={})

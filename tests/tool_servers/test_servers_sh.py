@@ -16,12 +16,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from site_server import Site
 
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from tool_servers import __main__ as command_line
 from tool_servers.shared.command import LOG_VARIABLE
-from tool_servers.wiki_search.build import IndexPlan, build
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tool_servers/servers.sh"
@@ -104,13 +102,6 @@ def servers(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def site():
-    site = Site()
-    yield site
-    site.close()
-
-
-@pytest.fixture
 def slow_site(site):
     """Answers after two seconds; ``site.waiting`` is set when somebody waits."""
     site.waiting = threading.Event()
@@ -138,21 +129,12 @@ def request_under_way(servers, slow_site):
 MILL = {"url": "http://e.org/", "title": "Mill", "text": "The mill at the river."}
 
 
-@pytest.fixture(scope="module")
-def index(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wiki_search")
-    corpus = folder / "corpus.jsonl"
-    corpus.write_text(json.dumps({"id": "0", "contents": f'"Mill"\n{MILL["text"]}'}) + "\n")
-    build(IndexPlan(corpus, folder / "index"), lambda *_: None)
-    return folder / "index"
-
-
 @pytest.mark.sandbox
 @pytest.mark.slow
-def test_all_that_are_set_up_start_work_and_stop(servers, index, tmp_path):
+def test_all_that_are_set_up_start_work_and_stop(servers, mill_index, tmp_path):
     pages = tmp_path / "pages.jsonl"
     pages.write_text(json.dumps(MILL))
-    (servers.configs / "wiki.yaml").write_text(f"index: {index}\n")
+    (servers.configs / "wiki.yaml").write_text(f"index: {mill_index}\n")
     told = servers("start", WEB_PAGE_STORE=pages)
     assert told.count(" started, pid ") == 4, told
     assert "visual_inspector not set up: VISION_OPENAI_API_BASE_URL" in told
@@ -167,10 +149,10 @@ def test_all_that_are_set_up_start_work_and_stop(servers, index, tmp_path):
 
 
 @pytest.mark.slow
-def test_relative_paths_are_those_of_the_callers_folder(servers, index, tmp_path):
+def test_relative_paths_are_those_of_the_callers_folder(servers, mill_index, tmp_path):
     caller = tmp_path / "the caller"
     caller.mkdir()
-    shutil.copytree(index, caller / "index")
+    shutil.copytree(mill_index, caller / "index")
     (caller / "pages.jsonl").write_text(json.dumps(MILL))
     (servers.configs / "wiki.yaml").write_text("index: index\n")
 
@@ -245,46 +227,31 @@ def test_a_stop_that_takes_too_long_becomes_a_kill_and_says_so(servers, request_
     assert not Path(f"/proc/{pid}/exe").exists()
 
 
-def test_all_problems_are_told_before_anything_starts(servers):
-    port = servers.ports["CRAWL_PAGE"]
+def test_all_problems_are_told_before_anything_starts(servers, mill_index, tmp_path):
+    torn, pages = tmp_path / "torn", tmp_path / "pages.jsonl"
+    port, taken = servers.ports["CODE_SERVER"], servers.ports["WEBSEARCH"]
+    pages.write_text(json.dumps(MILL))
+    shutil.copytree(mill_index, torn)
+    os.truncate(torn / "passages.jsonl", 10)
+    (servers.configs / "wiki.yaml").write_text(f"index: {torn}\n")
     names = ("code", "crawl_page", "web_search", "visual_inspector", "wiki_search")
-    variables = {"WEB_SEARCH_METHOD_TYPE": "serper", "VISION_MODEL": "eyes", "VISION_OPENAI_API_KEY": KEY}
-    with socket.create_server(("127.0.0.1", port)):
-        told = servers("start", *names, status=1, **variables)
+    variables = {"WEB_PAGE_STORE": pages, "VISION_MODEL": "eyes", "VISION_OPENAI_API_KEY": KEY}
+    with socket.create_server(("127.0.0.1", taken)):
+        told = servers("start", *names, status=1, CRAWL_PAGE_PORT=port, **variables)
     for line in (
-        f"crawl_page       cannot start: cannot listen on 127.0.0.1, port {port}",
-        "web_search       cannot start: WEB_SEARCH_METHOD_TYPE is serper, but WEB_SEARCH_SERPER_API_KEY",
+        f"crawl_page       cannot start: port {port} is that of code, too",
+        f"web_search       cannot start: cannot listen on 127.0.0.1, port {taken}",
         "VISION_OPENAI_API_BASE_URL not set",
-        "wiki_search      not set up: ",
+        f"wiki_search      cannot start: {torn}/passages.jsonl: it has 10 bytes, expected",
         "error: nothing was started",
     ):
         assert line in told
     assert servers("status", status=1).count("stopped") == 8
 
 
-def test_bad_pages_a_bad_index_and_a_port_twice_are_told_before_anything_starts(servers, index, tmp_path):
-    pages, torn, port = tmp_path / "pages.jsonl", tmp_path / "torn", servers.ports["CODE_SERVER"]
-    pages.write_text(json.dumps(MILL) + "\nno page\n")
-    shutil.copytree(index, torn)
-    os.truncate(torn / "passages.jsonl", 10)
-    (servers.configs / "wiki.yaml").write_text(f"index: {torn}\n")
-    names = ("code", "crawl_page", "web_search", "wiki_search")
-    told = servers("start", *names, status=1, WEB_PAGE_STORE=pages, CRAWL_PAGE_PORT=port)
-    for line in (
-        f"crawl_page       cannot start: port {port} is that of code, too",
-        f"web_search       cannot start: {pages}:2: no page",
-        f"wiki_search      cannot start: {torn}/passages.jsonl: it has 10 bytes, expected",
-        "error: nothing was started",
-    ):
-        assert line in told
-    assert not list(servers.state.glob("*.pid"))
-
-
 @pytest.mark.parametrize(
     ("words", "variables", "message"),
     [
-        (("code", "--", "--host", "0.0.0.0"), {}, "needs a token; set CODE_SERVER_TOKEN"),
-        (("code",), {"SERVER_HOST": "0.0.0.0"}, "needs a token; set CODE_SERVER_TOKEN"),
         (("mcp", "--", "--tools", "absent.yaml"), {}, "absent.yaml: no such file"),
         (("model",), {}, "no model named; servers.sh start model -- --model FOLDER"),
         (("model", "--", "--model", "absent"), {}, "absent: no folder with a model"),
@@ -294,7 +261,6 @@ def test_bad_pages_a_bad_index_and_a_port_twice_are_told_before_anything_starts(
             "absent: no index there; build one with `afm serve wiki",
         ),
         (("crawl_page",), {"SUMMARY_OPENAI_API_BASE_URL": "http://x/v1"}, "SUMMARY_MODEL is not"),
-        (("web_search",), {"WEB_PAGE_STORE": "/absent"}, "WEB_PAGE_STORE: /absent: no such file"),
     ],
 )
 def test_what_is_missing_is_named(servers, words, variables, message):

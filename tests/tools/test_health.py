@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,30 +19,26 @@ def server() -> Iterator[str]:
     site.close()
 
 
-@pytest.fixture
-def nobody() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+NOBODY = "http://127.0.0.1:9"
 
 
 def tools(*entries: dict[str, Any]) -> list[Any]:
     return list(load_tools({"tools": entries}).values())
 
 
-async def test_tools_whose_servers_are_silent_are_told_with_the_address(server: str, nobody: str) -> None:
+async def test_tools_whose_servers_are_silent_are_told_with_the_address(server: str) -> None:
     wiki = "wiki_search.WikiSearchTool"
     troubles = await tool_troubles(
         tools(
             entry(wiki, "well", urls=[f"{server}/retrieve"]),
-            entry(wiki, "unwell", urls=[server, f"{nobody}/retrieve"]),
-            entry("code.CodeTool", "remote", urls=[nobody]),
+            entry(wiki, "unwell", urls=[server, f"{NOBODY}/retrieve"]),
+            entry("code.CodeTool", "remote", urls=[NOBODY]),
         )
     )
     assert set(troubles) == {"unwell", "remote"}
-    assert troubles["unwell"].startswith(f"no server answers at {nobody} (ConnectError")
+    assert troubles["unwell"].startswith(f"no server answers at {NOBODY} (ConnectError")
     assert server not in troubles["unwell"]
-    assert troubles["remote"].startswith(f"no server answers at {nobody}")
+    assert troubles["remote"].startswith(f"no server answers at {NOBODY}")
 
 
 @pytest.mark.sandbox

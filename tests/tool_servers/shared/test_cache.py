@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from pydantic import TypeAdapter
 
 from afm.errors import ConfigError
 from tool_servers.shared.cache import open_cache
@@ -89,6 +90,17 @@ async def test_a_text_that_cannot_be_read_is_a_counted_miss(path, opened):
     assert cache.errors == 4
     await cache.put("a", "2")
     assert await cache.get("a") == "2"
+
+
+@pytest.mark.parametrize("kept", ['{"an older": "page"}', "no JSON", "[]"])
+async def test_what_another_version_of_a_server_kept_is_made_anew(path, opened, kept):
+    cache, kind = opened(path), TypeAdapter(dict[str, int])
+
+    async def work():
+        return {"a": 1}
+
+    await cache.put("k", kept)
+    assert [await cache.cached("k", kind, work) for _ in range(2)] == [({"a": 1}, False), ({"a": 1}, True)]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import time
 import pytest
 from PIL import Image
 from site_server import Site
-from tool_server import ToolServer, ToolServerProcess, running
+from tool_server import ToolServer, running
 
 TOKEN = "a-long-random-token"
 KEY = "sk-a-secret-key"
@@ -36,7 +36,6 @@ class Eyes(Site):
         with Image.open(io.BytesIO(base64.b64decode(data))) as seen:
             colour = seen.convert("RGB").getpixel((0, 0))
             said = f"{head} {seen.size} {colour} {text['text']}"
-            self.info = dict(seen.info)
         reply = {"choices": [{"message": {"role": "assistant", "content": said}}]}
         return 200, "application/json", json.dumps(self.reply or reply).encode()
 
@@ -49,22 +48,14 @@ def eyes():
 
 
 @pytest.fixture
-def pictures():
-    pictures = Site()
-    yield pictures
-    pictures.close()
-
-
-@pytest.fixture
 def usual(tmp_path, eyes):
     """Variables of every server."""
-    return {
+    model = {
         "VISION_OPENAI_API_BASE_URL": f"{eyes.url}/v1",
         "VISION_OPENAI_API_KEY": KEY,
         "VISION_MODEL": "eyes",
-        "WEB_SERVER_TOKEN": TOKEN,
-        "WEB_CACHE": tmp_path / "cache.sqlite",
     }
+    return model | {"WEB_SERVER_TOKEN": TOKEN, "WEB_CACHE": tmp_path / "cache.sqlite"}
 
 
 @pytest.fixture
@@ -72,10 +63,3 @@ def start(tmp_path, usual):
     """Starts an image server with these settings and variables."""
     with running(ToolServer, tmp_path, KEY, TOKEN) as start:
         yield lambda settings=None, **own: start("visual_inspector", settings=settings, **usual | own)
-
-
-@pytest.fixture
-def start_process(tmp_path, usual):
-    """Starts an image server with these variables as a process of its own."""
-    with running(ToolServerProcess, tmp_path, KEY, TOKEN) as start:
-        yield lambda **own: start("visual_inspector", **usual | own)

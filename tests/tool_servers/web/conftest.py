@@ -1,16 +1,13 @@
-"""A real page server as a process of its own, and a real web site to read, both on the loopback."""
+"""Servers of the web, in this process and as processes of their own, and an encyclopaedia to read."""
 
 from __future__ import annotations
 
-import sqlite3
 import threading
-import zlib
 from pathlib import Path
 
 import httpx
 import pytest
 import yaml
-from site_server import Site
 from tool_server import ToolServer, ToolServerProcess, running
 
 from afm.datasets.encyclopaedia import Encyclopaedia, site_server
@@ -19,20 +16,6 @@ from afm.tools import load_tools
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "a-long-random-token"
-
-
-@pytest.fixture
-def site():
-    site = Site()
-    yield site
-    site.close()
-
-
-@pytest.fixture
-def another_site():
-    site = Site()
-    yield site
-    site.close()
 
 
 @pytest.fixture
@@ -53,17 +36,6 @@ def start_process(tmp_path, usual):
     """The same as a process of its own, with further words of its command line."""
     with running(ToolServerProcess, tmp_path, TOKEN) as start:
         yield lambda name, settings=None, *words, **own: start(name, *words, settings=settings, **usual | own)
-
-
-@pytest.fixture
-def spoil(tmp_path):
-    """Puts this text in place of all that is cached."""
-
-    def spoilt(text):
-        with sqlite3.connect(tmp_path / "cache.sqlite") as store:
-            assert store.execute("UPDATE texts SET value = ?", (zlib.compress(text.encode()),)).rowcount > 0
-
-    return spoilt
 
 
 @pytest.fixture

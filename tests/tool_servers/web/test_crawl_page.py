@@ -67,14 +67,6 @@ def test_a_page_is_read_toward_the_goal_and_cached(server, site, rivers):
     assert site.asked == ["/rivers"]
 
 
-@pytest.mark.parametrize("text", ['{"an older": "page"}', "no JSON", "[]"])
-def test_a_cached_page_of_another_version_is_read_again(server, rivers, spoil, text):
-    read(server, rivers)
-    spoil(text)
-    page = read(server, rivers)
-    assert (page["title"], page["cached"]) == ("Rivers & seas", False)
-
-
 def test_several_pages_and_each_failure_in_words(server, site):
     wanted = [
         (html(b"<p>first page</p>"), None, "first page"),
@@ -101,15 +93,6 @@ def moved(handler):
     handler.send_header("Location", "http://169.254.169.254/latest/meta-data/")
     handler.send_header("Content-Length", "0")
     handler.end_headers()
-
-
-def test_the_servers_own_machine_is_not_read(server, another_site):
-    another_site.pages["/"] = html(b"secret")
-    _, port = another_site.host.split(":")
-    urls = [f"http://{host}:{port}" for host in ("127.0.0.1", "localhost", "2130706433")]
-    found = pages(server.post("/crawl_page", urls=[*urls, server.url, "file:///etc/passwd"]))
-    assert [page["kind"] for page in found] == ["blocked"] * 5
-    assert another_site.asked == []
 
 
 @pytest.mark.slow

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
-from published_repository import lay_out, needs_repository
+from published_repository import lay_out, needs_repository, run
 
 HOST = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}.7"
 """An address of this machine for this process alone: AFM's tools ask ports 9000 and 9001, whatever the environment says."""
@@ -17,13 +15,7 @@ FILES = [
     f"{TOOLS}/{name}.py" for name in ("__init__", "base_tool", "schemas", "web_search_v2", "crawl_page_v2")
 ]
 PAGE = b"<html><head><title>Rivers</title></head><body><article><p>The Anduin is 1388 miles long.</p></article></body></html>"
-STORED = [
-    {
-        "url": "http://a.example.org/anduin",
-        "title": "Anduin",
-        "text": "The Anduin is a river, 1388 miles long.",
-    }
-]
+STORED = {"url": "http://a.example.org/anduin", "title": "Anduin", "text": "The Anduin is a river."}
 
 
 @pytest.fixture
@@ -77,11 +69,8 @@ def test_our_own_requests_are_answered_without_afms_fields(crawl, site):
 
 
 def test_a_page_is_summed_up_toward_the_question_the_search_and_the_thought(start, site):
-    site.pages["/long"] = (
-        200,
-        "text/html",
-        PAGE.replace(b"<article>", b"<article>" + b"<p>Hills.</p>" * 300),
-    )
+    long = PAGE.replace(b"<article>", b"<article>" + b"<p>Hills.</p>" * 300)
+    site.pages["/long"] = (200, "text/html", long)
     asked = []
 
     def reply(handler):
@@ -130,20 +119,12 @@ asyncio.run(main())
 """
 
 
-def run(code, *arguments, **variables):
-    environment = os.environ | {"NO_PROXY": "*", "PYTHONPATH": ""} | variables
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture
 def servers(start_process, site, tmp_path):
     """Ours, at the ports that AFM's tools ask."""
     site.pages["/rivers"] = (200, "text/html", PAGE)
     store = tmp_path / "pages.jsonl"
-    store.write_text("\n".join(map(json.dumps, STORED)))
+    store.write_text(json.dumps(STORED))
     local = {"SERVER_HOST": HOST, "WEB_SERVER_TOKEN": ""}
     start_process("crawl_page", {"trusted": [site.host], "workers": 1}, "--port", "9000", **local)
     start_process("web_search", None, "--port", "9001", WEB_PAGE_STORE=store, **local)

@@ -11,7 +11,6 @@ from afm.tools.crawl_page import urls_in
         ("https://a.org/x", ["https://a.org/x"]),
         ("https://a.org/x | https://b.org/y", ["https://a.org/x", "https://b.org/y"]),
         ("https://a.org/x|https://b.org/y|", ["https://a.org/x", "https://b.org/y"]),
-        ("https://a.org/?q=1|2", ["https://a.org/?q=1|2"]),
         ("https://a.org/?q=1|2|http://b.org", ["https://a.org/?q=1|2", "http://b.org"]),
         ('[A | B](https://a.org/x) | [C](https://b.org/ "title")', ["https://a.org/x", "https://b.org/"]),
         ("[F](https://en.wikipedia.org/wiki/Foo_(bar))", ["https://en.wikipedia.org/wiki/Foo_(bar)"]),
@@ -19,12 +18,9 @@ from afm.tools.crawl_page import urls_in
         ("1. [x](http://a.org)\n2. <http://b.org>", ["http://a.org", "http://b.org"]),
         ("http://a.org | http://a.org", ["http://a.org"]),
         ("en.wikipedia.org/wiki/X | a.org", ["https://en.wikipedia.org/wiki/X", "https://a.org"]),
-        ("`https://a.org`", ["https://a.org"]),
         ("file:///etc/passwd", ["file:///etc/passwd"]),
-        ("no address", ["no address"]),
         ("[broken](http://a.org", ["[broken](http://a.org"]),
         (" \n | ", []),
-        ("", []),
     ],
 )
 def test_addresses_as_agents_write_them(text, urls):

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tool_server import ToolServer, ToolServerProcess, build_index, running
+from tool_server import ToolServer, build_index, running
 
 from afm.datasets.encyclopaedia import Encyclopaedia, write_corpus
-
-ROOT = Path(__file__).parents[3]
-TOKEN = "a-long-random-token"
 
 
 @pytest.fixture(scope="session")
@@ -43,17 +39,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, index: Path) -> Iterator[To
 
 @pytest.fixture
 def start(tmp_path: Path, index: Path) -> Iterator[Callable[..., ToolServer]]:
-    """Starts a wiki server with these settings."""
-    with running(ToolServer, tmp_path, TOKEN, "Traceback") as start:
-
-        def started(settings: dict[str, Any] | None = None, *, folder: Path = index, token: str = "") -> Any:
-            return start("wiki_search", "--index", folder, settings=settings, WIKI_SERVER_TOKEN=token)
-
-        yield started
-
-
-@pytest.fixture
-def start_process(tmp_path: Path, index: Path) -> Iterator[Callable[[], ToolServerProcess]]:
-    """Starts a wiki server as a process of its own."""
-    with running(ToolServerProcess, tmp_path, "Traceback") as start:
-        yield lambda: start("wiki_search", "--index", index, settings={"finish_s": 10})
+    """Starts a wiki server that stops with the test."""
+    with running(ToolServer, tmp_path, "Traceback") as start:
+        yield lambda: start("wiki_search", "--index", index)

