@@ -168,6 +168,9 @@ def test_the_least_busy_server_is_asked_and_one_that_failed_last(monkeypatch: py
         assert not failing.resting  # it is tried again
     with failing.busy():
         pass  # it works again
+    with pytest.raises(ValueError), failing.busy(ValueError):
+        raise ValueError
+    assert not failing.resting
     assert {replicas.next().url for _ in range(30)} == {"a", "b", "c"}
 
 
