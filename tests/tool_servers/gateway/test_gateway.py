@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 
 import httpx
@@ -450,6 +451,21 @@ def test_with_a_full_disk_the_endpoint_is_not_asked(disk, start, teacher):
     ask(gateway, "second")
     assert get(gateway, "/health").json()["status"] == "ok"
     assert asked(gateway) == ["second"]
+
+
+def test_a_disk_that_fills_between_calls_splices_no_lines(disk, start, teacher):
+    gateway = start(folder=disk.folder)
+    ask(gateway, "0")
+    disk.fill()
+    answered = ["0"]
+    with suppress(openai.InternalServerError):
+        for number in range(1, 100):  # some have room in blocks that an earlier call has left
+            ask(gateway, f"{number}")
+            answered.append(f"{number}")
+    assert len(teacher.seen) == len(answered) < 100
+    disk.empty()
+    ask(gateway, "last")
+    assert asked(gateway) == [*answered, "last"]
 
 
 def test_a_closed_log_keeps_no_room(disk):
