@@ -44,6 +44,12 @@ def test_what_does_not_divide_is_an_error(sizes: RunSizes, changes: dict[str, An
     assert any(told in error for error in found), found
 
 
+def test_an_engine_of_a_multiple_of_the_key_value_heads_copies_them(sizes: RunSizes) -> None:
+    found = errors(replace(sizes, sequence_parallel=28))
+    assert found
+    assert not any("key-value" in error for error in found)
+
+
 def test_an_engine_lies_in_whole_nodes(sizes: RunSizes) -> None:
     across = replace(sizes, hardware=Hardware(4, 3, 80), engine=replace(sizes.engine, tensor_parallel=4))
     assert "an engine of 4 GPUs" in errors(across)[0]

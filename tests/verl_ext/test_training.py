@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,17 @@ import pytest
 import yaml
 from extras import needs
 
+from afm.agents import agent_of_model, load_agent
+from afm.datasets import Task
+from afm.datasets.rl_files import write_rl
 from afm.processes import tied_environment
 from afm.trajectory import read_records
 from afm.trajectory.io import load_advantages
 from verl_ext.alarms import ALARMS_FILE, read_alarms
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, saved_step
 from verl_ext.kept_episodes import episodes_file
-from verl_ext.processes import ALARMED, descendants, end
+from verl_ext.launcher import run_rl
+from verl_ext.processes import ALARMED, Process, descendants, end
 from verl_ext.settings import load_settings
 
 needs("verl")
@@ -43,12 +46,10 @@ def settings(folder: Path, model: Path) -> dict[str, Any]:
     tiny = load_settings(ROOT / "configs/tiny/rl/mhqa_ppo.yaml").model_dump(mode="json", exclude_unset=True)
     verl = tiny["verl"]
     verl["data"] |= {"train_batch_size": 16, "max_prompt_length": 160}
-    verl["actor_rollout_ref"]["actor"] |= {"ppo_mini_batch_size": 8, "ppo_micro_batch_size_per_gpu": 8}
-    verl["actor_rollout_ref"]["rollout"] |= {
-        "log_prob_micro_batch_size_per_gpu": 8,
-        "+engine_kwargs": {"afm_cpu": {"processes": 2}},
-    }
-    verl["actor_rollout_ref"]["ref"] |= {"log_prob_micro_batch_size_per_gpu": 8}
+    actor, each = verl["actor_rollout_ref"], {"log_prob_micro_batch_size_per_gpu": 8}
+    actor["actor"] |= {"ppo_mini_batch_size": 8, "ppo_micro_batch_size_per_gpu": 8}
+    actor["rollout"] |= each | {"+engine_kwargs": {"afm_cpu": {"processes": 2}}}
+    actor["ref"] |= each
     verl["critic"] |= {"ppo_micro_batch_size_per_gpu": 8}
     verl["trainer"] |= {"total_training_steps": 3, "save_freq": 2, "test_freq": 3}
     return tiny | {
@@ -76,22 +77,15 @@ def settings(folder: Path, model: Path) -> dict[str, Any]:
 
 
 def write_rows(path: Path, count: int = 64) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet
+    """Mathematics and programs in turn."""
 
-    def row(number: int) -> dict[str, Any]:
-        """Mathematics and programs in turn, in the layout of AFM's RL data."""
-        tests = json.dumps({"inputs": [f"{number}\n"], "outputs": [f"{number + 1}\n"]})
-        is_code = number % 2 == 1
-        return {
-            "data_source": "codeforces" if is_code else "mini_math",
-            "prompt": [{"role": "user", "content": f"{number}+1?"}],
-            "ability": "code" if is_code else "math",
-            "reward_model": {"ground_truth": tests if is_code else str(number + 1), "style": "rule"},
-            "extra_info": {"index": f"q{number}", "question": f"{number}+1?"},
-        }
+    def task(number: int) -> Task:
+        of_code = {"data_source": "codeforces", "ability": "code"}
+        of_code["ground_truth"] = {"inputs": [f"{number}\n"], "outputs": [f"{number + 1}\n"]}
+        of_math = {"data_source": "mini_math", "ground_truth": str(number + 1)}
+        return Task(id=f"q{number}", question=f"{number}+1?", **(of_code if number % 2 else of_math))
 
-    pa.parquet.write_table(pa.Table.from_pylist([row(number) for number in range(count)]), path)
+    write_rl(map(task, range(count)), load_agent(str(ROOT / "configs/tiny/agents/math.yaml")), path)
 
 
 @pytest.fixture(scope="module")
@@ -102,28 +96,27 @@ def config(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Pat
     create_tiny_model(tokenizer_dir, folder / "model", seed=0, hidden_size=32, layers=1)
     write_rows(folder / "rl.parquet")
     write_rows(folder / "val.parquet", 4)
-    path = folder / "rl.yaml"
-    path.write_text(
-        yaml.safe_dump(settings(folder, folder / "model"), sort_keys=False)
-    )  # the first agent is the main one
+    path = folder / "rl.yaml"  # the first agent is the main one
+    path.write_text(yaml.safe_dump(settings(folder, folder / "model"), sort_keys=False))
     return path
 
 
-def start(config: Path, *overrides: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "verl_ext.launcher", str(config), *overrides],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=tied_environment(),
-    )
+def start(*words: str, **variables: str) -> subprocess.Popen[str]:
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(words, **streams, env=tied_environment() | variables)
 
 
-def run(config: Path, *overrides: str) -> str:
-    process = start(config, *overrides)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-    return output
+def train(config: Path, *overrides: str) -> subprocess.Popen[str]:
+    return start(sys.executable, "-m", "verl_ext.launcher", str(config), *overrides)
+
+
+def family_after_first_step(process: subprocess.Popen[str]) -> set[Process]:
+    """What the run has started by the time that it reports its first step."""
+    seen: list[str] = []
+    while not seen or (seen[-1] and not seen[-1].startswith("step 1/")):
+        seen.append(process.stdout.readline())  # type: ignore[union-attr]
+    assert seen[-1], seen
+    return descendants(process.pid)
 
 
 def of_ray(process: psutil.Process) -> bool:
@@ -151,18 +144,14 @@ def trained(config: Path) -> tuple[Path, str]:
     before = orphans_of_ray()
     (config.parent / "a run").mkdir()
     (config.parent / "a run" / CHECKPOINT_REQUEST).touch()
-    process = start(config)
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if line.startswith("step 1/3"):
-            break
-    assert seen[-1].startswith("step 1/3"), seen
-    family = descendants(process.pid)
+    one_engine = "verl.actor_rollout_ref.rollout.+engine_kwargs.afm_cpu.processes=1"
+    process = train(config, one_engine, "trackers=[]")  # what begins sooner is killed sooner
+    family = family_after_first_step(process)
     process.kill()
     process.wait()
-    output = run(config)
+    process = train(config)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
     left = [mark for mark in family if mark.alive]
     end(left)
     assert left == []
@@ -213,8 +202,6 @@ def test_the_exported_model_loads_and_has_moved(trained: tuple[Path, str], confi
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from afm.agents import agent_of_model, load_agent
-
     folder = trained[0] / "model"
     before, after = weights(config.parent / "model"), weights(folder)
     moved = [name for name in before if not torch.equal(before[name], after[name])]
@@ -227,19 +214,21 @@ def test_the_exported_model_loads_and_has_moved(trained: tuple[Path, str], confi
     assert agent_of_model(folder, "math").limits.max_response_tokens == 96
 
 
-def test_a_finished_run_says_so(trained: tuple[Path, str], config: Path) -> None:
-    begun = time.monotonic()
-    assert "already trained for 3 steps" in run(config)
-    assert time.monotonic() - begun < 30
+def test_a_finished_run_says_so(trained: tuple[Path, str], config: Path, capsys: Any) -> None:
+    assert run_rl(config) == 0
+    assert "already trained for 3 steps" in capsys.readouterr().out
 
 
-def test_a_last_step_that_nobody_watched_is_taken_over(trained: tuple[Path, str], config: Path) -> None:
+def test_a_last_step_that_nobody_watched_is_taken_over(
+    trained: tuple[Path, str], config: Path, capsys: Any
+) -> None:
     """The trainer's processes die a moment after a killed `afm rl`, time enough for a step and its checkpoint."""
     folder, metrics = trained[0], trained[0] / "metrics.jsonl"
     before = metrics.read_text()
     metrics.write_text("".join(before.splitlines(keepends=True)[:-1]))
     shutil.rmtree(folder / "model")
-    assert "model of step 3" in run(config)
+    assert run_rl(config) == 0
+    assert "model of step 3" in capsys.readouterr().out
     assert metrics.read_text() == before
     assert (folder / "model" / "model.safetensors").is_file()
 
@@ -271,7 +260,7 @@ def test_sampled_episodes_of_each_step_are_kept(trained: tuple[Path, str]) -> No
 
 
 def test_kept_episodes_that_were_trained_on_have_advantages(trained: tuple[Path, str]) -> None:
-    folder, told = trained[0], []
+    folder, every = trained[0], []
     for step in (1, 2, 3):
         file = episodes_file(folder, step)
         known = load_advantages(file)
@@ -279,9 +268,9 @@ def test_kept_episodes_that_were_trained_on_have_advantages(trained: tuple[Path,
         assert known.keys() == {name for name, one in records.items() if "validation" not in one.provenance}
         for name, advantages in known.items():  # the critic has a value for each token
             assert len(advantages) == len(records[name].response_ids)
-            told += advantages
-    assert all(map(math.isfinite, told))
-    assert min(told) < 0 < max(told)
+            every += advantages
+    assert all(map(math.isfinite, every))
+    assert min(every) < 0 < max(every)
 
 
 def test_a_validation_is_told_apart(trained: tuple[Path, str]) -> None:
@@ -294,31 +283,18 @@ def test_a_validation_is_told_apart(trained: tuple[Path, str]) -> None:
     last = rows(folder)[-1]
     assert (last["validation_episodes"], last["validation_solved"]) == (4, 0.0)
     assert -1 <= last["validation_reward"] <= 0
-    by_agent = last["validation_by_agent"]
-    assert by_agent["math"]["score"] == last["validation_by_source"]["mini_math"]["score"]
-    assert (by_agent["math"]["score"] + by_agent["code"]["score"]) / 2 == pytest.approx(
-        last["validation_reward"]
-    )
+    scores = [last["validation_by_agent"][name]["score"] for name in ("math", "code")]
+    assert sum(scores) / 2 == pytest.approx(last["validation_reward"])
     assert "validation_reward" not in rows(folder)[1]
-    assert rows(folder)[-1]["engine"]["val-core/mini_math/acc/mean@1"] == 0.0
+    assert last["engine"]["val-core/mini_math/acc/mean@1"] == 0.0
 
 
 def twin(config: Path, script: str, folder: Path, *overrides: str, **variables: str) -> subprocess.Popen[str]:
     """Start the CPU twin of a recipe as a person would, on a fresh model."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {"MODEL": str(config.parent / "model"), "PATH": path}
-    return subprocess.Popen(
-        [
-            str(ROOT / script),
-            f"train_files={config.parent / 'rl.parquet'}",
-            f"output_dir={folder}",
-            *overrides,
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=tied_environment() | own | variables,
-    )
+    variables |= {"MODEL": str(config.parent / "model"), "PATH": path}
+    words = [f"train_files={config.parent / 'rl.parquet'}", f"output_dir={folder}", *overrides]
+    return start(str(ROOT / script), *words, **variables)
 
 
 @pytest.mark.proof
@@ -327,14 +303,7 @@ def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -
     folder = config.parent / "dapo"
     script = "train/web_agent/rl/train_dapo_web_agent_tiny.sh"
     process = twin(config, script, folder, "verl.trainer.total_training_steps=30")
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if line.startswith("step 1/"):
-            break
-    assert seen[-1].startswith("step 1/"), seen
-    family = descendants(process.pid)
+    family = family_after_first_step(process)
     assert family
     [launcher] = [
         int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
