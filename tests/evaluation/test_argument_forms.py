@@ -28,6 +28,7 @@ GOOD = '```json\n{"file_path": "a.png", "question": "which?"}\n```'
         (JSON, '```json\n{"file_path": "a.png", "zoom": 2}\n```', False),
         (JSON, '```json\n["a.png"]\n```', False),
         ({"form": "urls"}, " https://a.org | http://b.org/y?z=1 ", True),
+        ({"form": "urls"}, "https://a.org | b.org", False),
         ({"form": "urls"}, "https://a.org and https://b.org", False),
         ({"form": "urls"}, "", False),
         ({"form": "text"}, "tower of Almar", True),
