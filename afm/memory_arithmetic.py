@@ -128,7 +128,7 @@ def missing_model_files(folder: Path) -> list[str]:
     needed = {
         "config.json": ("config.json",),
         "weights": ("*.safetensors", "pytorch_model*.bin"),
-        "tokenizer": ("tokenizer.json",),
+        "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json"),
     }
     return [
         f"{name} ({' or '.join(patterns)})"

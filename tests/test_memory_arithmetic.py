@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from afm.memory_arithmetic import (
     fits,
     fsdp2_bytes,
     layer_bytes,
+    missing_model_files,
     model_shape,
 )
 
@@ -92,3 +94,12 @@ def test_a_model_of_unknown_shape_has_none(tmp_path):
     assert model_shape("somebody/unknown") is None
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}', encoding="utf-8")
     assert model_shape(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("tokenizer", ["tokenizer.json", "tokenizer.model", "vocab.json"])
+def test_a_tokenizer_in_the_files_of_its_own_kind_is_one_too(tmp_path: Path, tokenizer: str) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    assert missing_model_files(tmp_path) == ["tokenizer (tokenizer.json or tokenizer.model or vocab.json)"]
+    (tmp_path / tokenizer).touch()
+    assert missing_model_files(tmp_path) == []

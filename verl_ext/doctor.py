@@ -132,7 +132,7 @@ def _requirements(settings: RlSettings, config: Any, report: Report, *, here: bo
 
 
 def _model(settings: RlSettings, *, here: bool) -> Finding:
-    folder = Path(settings.model).expanduser()
+    folder = Path(settings.model)
     if folder.is_dir():
         if missing := missing_model_files(folder):
             text = f"{folder}: without {', '.join(missing)}; expected a whole model"
@@ -230,7 +230,7 @@ def _rows(settings: RlSettings, rewards: Rewards, report: Report) -> Rows | None
 
 def _engine(settings: RlSettings, config: Any, report: Report) -> None:
     """Have verl check its configuration itself; a critic's needs the model's files."""
-    local = (Path(settings.model).expanduser() / "tokenizer.json").is_file()
+    local = (Path(settings.model) / "tokenizer.json").is_file()
     if report.asked("engine", lambda: _validated(config, with_critic=local)) is not None:
         report.add(Finding(Level.OK, "engine", "verl's own validation accepts the configuration"))
 
@@ -288,7 +288,7 @@ def _arithmetic(
             if rows is not None:
                 _judge(route, rows, sizes, rewards[route.name], steps, report)
     if rewards is not None and rows is not None:
-        model = Path(settings.model).expanduser()
+        model = Path(settings.model)
         finding = report.asked("prompts", lambda: prompt_finding(rows, model, sizes.prompt))
         report.add(*([finding] if finding else []))
     if shape is None:

@@ -38,7 +38,7 @@ def engine_findings(sizes: RunSizes, shape: ModelShape | None, config: Any) -> I
     yield _model_len(sizes, shape)
     if shape is not None and shape.max_positions:
         yield from _positions(sizes, shape, config)
-    yield from _unread_budget(sizes, config)
+    yield from _unread_keys(sizes, config)
 
 
 def agent_findings(sizes: RunSizes, limits: Limits, reward: RewardSettings, config: Any) -> Iterator[Finding]:
@@ -102,10 +102,14 @@ def _positions_in(overrides: Any) -> int | None:
     return int(positions) if isinstance(positions, int) else None
 
 
-def _unread_budget(sizes: RunSizes, config: Any) -> Iterator[Finding]:
-    """A budget of the critic's that verl does not read."""
-    budget = config.critic.ppo_max_token_len_per_gpu
-    if sizes.packed and sizes.critic and budget != sizes.critic.tokens:
+def _unread_keys(sizes: RunSizes, config: Any) -> Iterator[Finding]:
+    """Keys of the critic's that verl 0.9.1 does not read."""
+    budget, split = config.critic.ppo_max_token_len_per_gpu, config.critic.ulysses_sequence_parallel_size
+    if sizes.critic and split not in (1, sizes.critic_parallel):
+        text = f"critic.ulysses_sequence_parallel_size={split} is not read"
+        advice = f"set verl.critic.fsdp.ulysses_sequence_parallel_size={split} if you mean it"
+        yield Finding(Level.WARNING, "splits", f"{text}; {advice}")
+    if sizes.critic and budget != sizes.critic.tokens:
         text = f"critic.ppo_max_token_len_per_gpu={budget} is not read; batches are packed by"
         advice = f"set verl.critic.+{CRITIC_BUDGET}={budget} if you mean it"
         yield Finding(Level.WARNING, "context", f"{text} {CRITIC_BUDGET} ({sizes.critic.tokens:,}); {advice}")

@@ -187,7 +187,7 @@ def _advice(sizes: RunSizes, phase: str) -> str:
         case "rollout" | "weights to engine":
             return "lower rollout.gpu_memory_utilization, or offload (fsdp_config.param_offload, optimizer_offload)"
         case "critic update":
-            return "raise critic.ulysses_sequence_parallel_size, use more GPUs, or critic.fsdp.offload_policy=true"
+            return "raise critic.fsdp.ulysses_sequence_parallel_size, use more GPUs, or critic.fsdp.offload_policy=true"
     longer = "lower ppo_max_token_len_per_gpu and raise ulysses_sequence_parallel_size"
     fused = "" if sizes.fused_logits else "model.use_fused_kernels=true, "
     return f"{fused}{longer}, use more GPUs, or fsdp_config.offload_policy=true"

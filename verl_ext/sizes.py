@@ -15,9 +15,10 @@ from afm.memory_arithmetic import Hardware, ModelShape
 from verl_ext.algorithms import choice_findings
 
 CRITIC_BUDGET = "ppo_infer_max_token_len_per_gpu"
-"""What verl 0.9.1 packs the critic's batches by (``trainer/ppo/v1/trainer_base.py``); ``ppo_max_token_len_per_gpu``
-is not read there. A key of its data class that its YAML does not declare."""
+"""What verl 0.9.1 packs the critic's batches by (``trainer/ppo/v1/trainer_base.py``), always: neither ``use_dynamic_bsz``
+nor ``ppo_max_token_len_per_gpu`` is read there. A key of its data class that its YAML does not declare."""
 _CRITIC_BUDGET_DEFAULT = 32_768
+_SPLIT = "ulysses_sequence_parallel_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class RolloutEngine:
 
     Attributes:
         own_gpus: Of all engines together, ``None`` when they share the trainer's.
+        node_gpus: Of one of the nodes that they run on.
         memory_share: Of a GPU, for weights and cache.
         model_len: Longest sequence, ``None`` for the model's own.
         sleeps: It frees its memory while the trainer works.
@@ -52,6 +54,7 @@ class RolloutEngine:
 
     name: str
     own_gpus: int | None
+    node_gpus: int
     tensor_parallel: int
     data_parallel: int
     memory_share: float
@@ -143,11 +146,12 @@ def sizes_of(config: Any, gpu_gib: float = 80.0) -> RunSizes:
     actor, rollout = parts.actor, parts.rollout
     hardware = Hardware(trainer.nnodes, trainer.n_gpus_per_node, gpu_gib)
     longest = data.max_prompt_length + data.max_response_length
+    # Of two keys the older one wins, unless it is 1 (verl/workers/config/actor.py:328).
+    split = actor[_SPLIT] if actor[_SPLIT] > 1 else actor.fsdp_config[_SPLIT]
+    packed = config.critic.get(CRITIC_BUDGET) or _CRITIC_BUDGET_DEFAULT
 
-    split = actor.ulysses_sequence_parallel_size
-
-    def tokens(budget: int, micro_batch: int | None) -> int:
-        return int(budget) if actor.use_dynamic_bsz else (micro_batch or 1) * longest // split
+    def tokens(budget: int | None, micro_batch: int | None) -> int:
+        return (budget or 0) if actor.use_dynamic_bsz else (micro_batch or 1) * longest // split
 
     def read(section: Any) -> int:
         return tokens(section.log_prob_max_token_len_per_gpu, section.log_prob_micro_batch_size_per_gpu)
@@ -156,10 +160,10 @@ def sizes_of(config: Any, gpu_gib: float = 80.0) -> RunSizes:
     ref = parts.ref if actor.use_kl_loss or config.algorithm.use_kl_in_reward else None
     return RunSizes(
         hardware=hardware,
-        engine=_engine(rollout, separate=trainer.v1.trainer_mode == "separate_async"),
+        engine=_engine(rollout, hardware, separate=trainer.v1.trainer_mode == "separate_async"),
         actor=_placement(actor.fsdp_config, trained, hardware),
         reference=_placement(ref.fsdp_config, read(ref), hardware) if ref else None,
-        critic=_critic(config.critic, hardware, longest) if has_critic(config) else None,
+        critic=_placement(config.critic.fsdp, packed, hardware) if has_critic(config) else None,
         prompt=data.max_prompt_length,
         response=data.max_response_length,
         batch=data.train_batch_size,
@@ -171,7 +175,7 @@ def sizes_of(config: Any, gpu_gib: float = 80.0) -> RunSizes:
         ahead=trainer.v1.trainer_mode != "sync",
         packed=bool(actor.use_dynamic_bsz),
         sequence_parallel=split,
-        critic_parallel=config.critic.ulysses_sequence_parallel_size,
+        critic_parallel=config.critic.fsdp[_SPLIT],
         log_prob_tokens=read(rollout),
         entropy_bonus=bool(actor.entropy_coeff),
         fused_logits=bool(parts.model.use_fused_kernels),
@@ -184,27 +188,22 @@ def sizes_of(config: Any, gpu_gib: float = 80.0) -> RunSizes:
     )
 
 
-def _critic(critic: Any, hardware: Hardware, longest: int) -> Placement:
-    tokens = critic.get(CRITIC_BUDGET) or _CRITIC_BUDGET_DEFAULT
-    if not critic.use_dynamic_bsz:
-        tokens = (critic.ppo_micro_batch_size_per_gpu or 1) * longest // critic.ulysses_sequence_parallel_size
-    return _placement(critic.fsdp, tokens, hardware)
-
-
 def _placement(fsdp: Any, tokens: int, hardware: Hardware) -> Placement:
     return Placement(
         tokens=tokens,
-        shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else hardware.world,
+        # verl takes all GPUs for a size that is larger than their number (workers/engine/fsdp/utils.py:47).
+        shards=fsdp.fsdp_size if 0 < fsdp.fsdp_size < hardware.world else hardware.world,
         moves_parameters=bool(fsdp.param_offload),
         moves_optimizer=bool(fsdp.optimizer_offload),
         stays_on_cpu=bool(fsdp.offload_policy or fsdp.forward_only),
     )
 
 
-def _engine(rollout: Any, *, separate: bool) -> RolloutEngine:
+def _engine(rollout: Any, hardware: Hardware, *, separate: bool) -> RolloutEngine:
     return RolloutEngine(
         name=rollout.name,
         own_gpus=rollout.nnodes * rollout.n_gpus_per_node if separate else None,
+        node_gpus=rollout.n_gpus_per_node if separate else hardware.gpus,
         tensor_parallel=rollout.tensor_model_parallel_size,
         data_parallel=rollout.data_parallel_size,
         memory_share=rollout.gpu_memory_utilization,
@@ -221,45 +220,42 @@ def _real(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
+_ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
 _SIZES = (
     *(f"data.{key}" for key in ("max_prompt_length", "max_response_length", "train_batch_size")),
     *(f"trainer.{key}" for key in ("nnodes", "n_gpus_per_node", "total_epochs")),
-    *(f"actor_rollout_ref.actor.{key}" for key in ("ppo_mini_batch_size", "ppo_epochs")),
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "critic.ulysses_sequence_parallel_size",
-    *(f"actor_rollout_ref.rollout.{key}" for key in ("n", "max_num_seqs", "data_parallel_size")),
-    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    *(f"{_ACTOR}.{key}" for key in ("ppo_mini_batch_size", "ppo_epochs", "ppo_max_token_len_per_gpu")),
+    *(f"{part}.{_SPLIT}" for part in (_ACTOR, f"{_ACTOR}.fsdp_config", "critic.fsdp")),
+    *(f"{_ROLLOUT}.{key}" for key in ("n", "max_num_seqs", "data_parallel_size")),
+    f"{_ROLLOUT}.tensor_model_parallel_size",
 )
+_OPTIONAL_SIZES = (
+    *(f"{part}.ppo_micro_batch_size_per_gpu" for part in (_ACTOR, "critic")),
+    *(f"{part}.log_prob_micro_batch_size_per_gpu" for part in (_ROLLOUT, _REF)),
+    *(f"{part}.log_prob_max_token_len_per_gpu" for part in (_ROLLOUT, _REF)),
+    f"critic.{CRITIC_BUDGET}",
+    "trainer.total_training_steps",
+)
+_SHARE = (f"{_ROLLOUT}.gpu_memory_utilization",)
+_BOUND = ("algorithm.filter_groups.max_num_gen_batches",)
+_RATES = (f"{_ACTOR}.optim.lr", "critic.optim.lr")
+_SHARDS = (f"{_ACTOR}.fsdp_config.fsdp_size", f"{_REF}.fsdp_config.fsdp_size", "critic.fsdp.fsdp_size")
+
+
+def _positive(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
 _SIZE_RULES: _Rules = (
-    (_SIZES, lambda value: type(value) is int and value > 0, "a positive whole number"),
-    (
-        ("actor_rollout_ref.rollout.gpu_memory_utilization",),
-        lambda value: _real(value) and 0 < value <= 1,
-        "a share of a GPU's memory above 0, at most 1",
-    ),
+    (_SIZES, _positive, "a positive whole number"),
+    (_OPTIONAL_SIZES, lambda value: value is None or _positive(value), "a positive whole number, or null"),
+    (_SHARDS, lambda value: value == -1 or _positive(value), "a positive whole number, or -1 for all GPUs"),
+    (_SHARE, lambda value: _real(value) and 0 < value <= 1, "a share of a GPU's memory, at most 1"),
 )
 _OTHER_RULES: _Rules = (
-    (
-        ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr"),
-        lambda value: _real(value) and value >= 0,
-        "a number, 0 or above",
-    ),
-    (
-        ("actor_rollout_ref.rollout.temperature",),
-        lambda value: _real(value) and value > 0,
-        "a number above 0",
-    ),
-    (
-        ("trainer.total_training_steps",),
-        lambda value: value is None or (type(value) is int and value > 0),
-        "1 or more, or null",
-    ),
-    (
-        ("algorithm.filter_groups.max_num_gen_batches",),
-        lambda value: type(value) is int,
-        "a whole number (0: no bound)",
-    ),
+    (_RATES, lambda value: _real(value) and value >= 0, "a number, 0 or above"),
+    ((f"{_ROLLOUT}.temperature",), lambda value: _real(value) and value > 0, "a number above 0"),
+    (_BOUND, lambda value: type(value) is int, "a whole number (0: no bound)"),
 )
 
 
@@ -328,15 +324,15 @@ def _micro_batches(config: Any, sizes: RunSizes) -> Iterator[tuple[str, int | No
 
 def budget_faults(sizes: RunSizes) -> Iterator[str]:
     """Packed micro batches too small for the longest sample; verl fails at the first one that is too long."""
-    budgets = {
-        "actor.ppo_max_token_len_per_gpu": (sizes.actor.tokens, sizes.sequence_parallel),
-        "rollout.log_prob_max_token_len_per_gpu": (sizes.log_prob_tokens, sizes.sequence_parallel),
-    }
-    if sizes.reference:
-        budgets["ref.log_prob_max_token_len_per_gpu"] = (sizes.reference.tokens, sizes.sequence_parallel)
+    budgets = {}
+    if sizes.packed:
+        budgets["actor.ppo_max_token_len_per_gpu"] = sizes.actor.tokens, sizes.sequence_parallel
+        budgets["rollout.log_prob_max_token_len_per_gpu"] = sizes.log_prob_tokens, sizes.sequence_parallel
+        if sizes.reference:
+            budgets["ref.log_prob_max_token_len_per_gpu"] = sizes.reference.tokens, sizes.sequence_parallel
     if sizes.critic:
-        budgets[f"critic.{CRITIC_BUDGET}"] = (sizes.critic.tokens, sizes.critic_parallel)
-    for key, (tokens, parts) in budgets.items() if sizes.packed else ():
+        budgets[f"critic.{CRITIC_BUDGET}"] = sizes.critic.tokens, sizes.critic_parallel
+    for key, (tokens, parts) in budgets.items():
         if tokens * parts < sizes.longest:
             text = f"{key}: {tokens:,} tokens x {parts} GPUs, fewer than the longest sample has ({sizes.longest:,})"
             yield f"{text}; raise it to {-(-sizes.longest // parts)}"
@@ -365,7 +361,7 @@ def split_findings(sizes: RunSizes, shape: ModelShape | None) -> Iterator[Findin
 
 
 def _gpu_faults(sizes: RunSizes) -> Iterator[str]:
-    world, each, node = sizes.hardware.world, sizes.engine.gpus, sizes.hardware.gpus
+    world, each, node = sizes.hardware.world, sizes.engine.gpus, sizes.engine.node_gpus
     served = sizes.engine.own_gpus or world
     factors = "rollout.tensor_model_parallel_size x data_parallel_size"
     if world % sizes.sequence_parallel:

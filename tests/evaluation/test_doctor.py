@@ -93,7 +93,8 @@ def test_what_a_model_folder_lacks_is_named(doctor: Doctor, tmp_path: Path) -> N
     (tmp_path / "half/config.json").write_text("{}")
     told = doctor.errors(f"model={tmp_path}/half")["model"]
     weights = "weights (*.safetensors or pytorch_model*.bin)"
-    assert told.endswith(f"without {weights}, tokenizer (tokenizer.json); copy the whole model")
+    tokenizer = "tokenizer (tokenizer.json or tokenizer.model or vocab.json)"
+    assert told.endswith(f"without {weights}, {tokenizer}; copy the whole model")
     assert "no such folder; train one" in doctor.errors("model=nowhere")["model"]
 
 

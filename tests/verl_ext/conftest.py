@@ -83,8 +83,8 @@ def sizes() -> RunSizes:
     return RunSizes(
         hardware=Hardware(nodes=2, gpus=4, gpu_gib=80.0),
         engine=RolloutEngine(
-            name="sglang", own_gpus=None, tensor_parallel=2, data_parallel=1, memory_share=0.5, model_len=1000,
-            sleeps=True,
+            name="sglang", own_gpus=None, node_gpus=4, tensor_parallel=2, data_parallel=1, memory_share=0.5,
+            model_len=1000, sleeps=True,
         ),
         actor=Placement(
             tokens=500, shards=8, moves_parameters=True, moves_optimizer=True, stays_on_cpu=False

@@ -38,9 +38,19 @@ def test_a_dry_run_of_a_run_that_has_what_it_needs_ends_well(tmp_path: Path, cap
 
 
 @pytest.mark.parametrize(
-    ("model", "named"), [("/absent/model", True), ("Qwen/Qwen2.5-7B", False), ("hdfs://host/model", False)]
+    ("model", "named"),
+    [
+        ("/absent/model", True),
+        ("~/model", True),  # verl looks for it on the hub, even if it is there
+        ("Qwen/Qwen2.5-7B", False),
+        ("hdfs://host/model", False),
+    ],
 )
-def test_a_gpu_recipe_misses_a_folder_that_is_no_name_on_the_hub(model: str, named: bool) -> None:
+def test_a_gpu_recipe_misses_a_folder_that_is_no_name_on_the_hub(
+    model: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
     settings = load_settings(ROOT / "configs/rl/web_dapo_7b.yaml", [f"model={model}"])
     errors = [finding.text for finding in start_findings(settings, here=True) if finding.level is Level.ERROR]
     told = f"{model}: no such folder; expected one, or ORGANISATION/NAME on the hub (model)"

@@ -11,7 +11,7 @@ from verl_ext.command import command, environment, steps_of, total_steps, traine
 from verl_ext.compose import compose, flatten, hydra_text, overrides_of
 from verl_ext.doctor import called_tools
 from verl_ext.settings import RlSettings
-from verl_ext.sizes import check
+from verl_ext.sizes import budget_faults, check, sizes_of
 
 needs("verl")
 OmegaConf = pytest.importorskip("omegaconf").OmegaConf
@@ -167,6 +167,9 @@ ROLLOUT = "actor_rollout_ref.rollout"
     [
         ("data.train_batch_size", 6, "must be a multiple"),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 12, "expected a divisor of the 32 samples"),
+        (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 0, "got 0, expected a positive whole number, or null"),
+        (f"{ACTOR}.fsdp_config.fsdp_size", 0, "got 0, expected a positive whole number, or -1 for all GPUs"),
+        (f"{ACTOR}.fsdp_config.fsdp_size", None, "got None, expected a positive whole number, or -1"),
         ("trainer.n_gpus_per_node", 5, "does not divide by 5 data ranks"),
         (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 48, "is 48; expected a divisor of the 64 samples"),
         ("data.train_batch_size", "many", "got 'many', expected a positive whole number"),
@@ -177,7 +180,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
         ("trainer.v1.sampler.max_off_policy_strategy", "keep", "expected one of: drop, wait"),
         (f"{ACTOR}.optim.lr", "abc", "got 'abc', expected a number"),
         (f"{ROLLOUT}.temperature", 0.0, "expected a number above 0"),
-        ("trainer.total_training_steps", 0, "got 0, expected 1 or more, or null"),
+        ("trainer.total_training_steps", 0, "got 0, expected a positive whole number, or null"),
         ("algorithm.filter_groups.max_num_gen_batches", "ten", "got 'ten', expected a whole number"),
         ("algorithm.adv_estimator", "gae", "critic.ppo_micro_batch_size_per_gpu is None"),
         ("algorithm.use_kl_in_reward", True, "ref.log_prob_micro_batch_size_per_gpu is None"),
@@ -188,6 +191,51 @@ def test_batch_arithmetic_is_checked_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         check(changed({key: value}))
+
+
+LENGTHS = {"data.max_prompt_length": 100, "data.max_response_length": 188}
+PACKED = LENGTHS | {
+    "trainer.n_gpus_per_node": 2,
+    f"{ACTOR}.use_dynamic_bsz": True,
+    f"{ACTOR}.ppo_max_token_len_per_gpu": 144,
+}
+SEPARATE = {
+    "trainer.v1.trainer_mode": "separate_async",
+    "trainer.v1.separate_async.parameter_sync_step": 2,
+    "trainer.n_gpus_per_node": 2,
+    f"{ROLLOUT}.nnodes": 1,
+    f"{ROLLOUT}.n_gpus_per_node": 3,
+    f"{ROLLOUT}.tensor_model_parallel_size": 3,
+}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {f"{ACTOR}.fsdp_config.fsdp_size": 8},  # of one GPU: verl shards over all there are
+        PACKED | {f"{ACTOR}.ulysses_sequence_parallel_size": 2},
+        PACKED | {f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2},
+        SEPARATE,
+    ],
+)
+def test_what_verl_takes_is_not_refused(changed: Any, values: Mapping[str, Any]) -> None:
+    check(changed(values))
+
+
+def test_a_packed_run_without_a_budget_is_refused(changed: Any) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.log_prob_max_token_len_per_gpu: 0 tokens"):
+        check(changed({f"{ACTOR}.use_dynamic_bsz": True, f"{ROLLOUT}.log_prob_max_token_len_per_gpu": None}))
+
+
+def test_of_the_keys_that_split_the_critics_sequences_that_which_verl_reads_counts(plain: Any) -> None:
+    config = deepcopy(plain)
+    values = LENGTHS | {"algorithm.adv_estimator": "gae", "critic.ppo_infer_max_token_len_per_gpu": 144}
+    for key, value in values.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    config.critic.ulysses_sequence_parallel_size = 2
+    assert any("critic.ppo_infer_max" in fault for fault in budget_faults(sizes_of(config)))
+    config.critic.fsdp.ulysses_sequence_parallel_size = 2
+    assert not any("critic.ppo_infer_max" in fault for fault in budget_faults(sizes_of(config)))
 
 
 def test_the_words_are_those_that_verl_knows() -> None:

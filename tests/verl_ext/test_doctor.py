@@ -222,7 +222,7 @@ def test_a_model_that_is_not_whole_is_an_error(look: Look, tmp_path: Path) -> No
     half = of(look(WEB, f"model={tmp_path}/half"), Level.ERROR)
     assert half["model"] == [
         f"{tmp_path}/half: without config.json (config.json), weights (*.safetensors or "
-        "pytorch_model*.bin), tokenizer (tokenizer.json); expected a whole model"
+        "pytorch_model*.bin), tokenizer (tokenizer.json or tokenizer.model or vocab.json); expected a whole model"
     ]
     named = look(WEB, "model=Qwen/Qwen2.5-7B-Instruct")
     assert "no folder here" in of(named, Level.WARNING)["model"][0]

@@ -78,6 +78,8 @@ PLACE = Placement(32768, 8, moves_parameters=True, moves_optimizer=True, stays_o
          "verl.actor_rollout_ref.model.+override_config.max_position_embeddings=1000"),
         (lambda s: replace(s, critic=PLACE), {"critic": {"ppo_max_token_len_per_gpu": 40960}}, "context", Level.WARNING,
          "critic.ppo_max_token_len_per_gpu=40960 is not read"),
+        (lambda s: replace(s, critic=PLACE), {"critic": {"ulysses_sequence_parallel_size": 2}}, "splits", Level.WARNING,
+         "critic.ulysses_sequence_parallel_size=2 is not read; set verl.critic.fsdp.ulysses_sequence_parallel_size=2"),
         (lambda s: s, {"limits": LIMITS.model_copy(update={"max_observation_chars": 3600})}, "observations", Level.WARNING,
          "room for 1 of full length; lower limits.max_observation_chars"),
         (lambda s: s, {"limits": LIMITS.model_copy(update={"max_turn_tokens": 901})}, "observations", Level.WARNING,
