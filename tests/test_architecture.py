@@ -12,7 +12,7 @@ from afm.errors import MissingExtraError
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
-    {"errors", "settings", "processes", "configuration", "seeds", "sqlite", "terminal"},
+    {"errors", "settings", "processes", "configuration", "seeds", "sqlite", "terminal", "palette"},
     {"runs"},
     {"agents", "findings", "presets"},
     {"memory_arithmetic"},

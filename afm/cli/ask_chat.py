@@ -13,6 +13,7 @@ from rich.text import Text
 
 from afm.agents import AgentSpec, PromptSource, RoleKind
 from afm.errors import AfmError, UsageError
+from afm.palette import terminal_style
 from afm.rollout import CallFinished, CallStarted, Episode, EpisodeEvent, Stopped, TextWritten
 from afm.terminal import visible
 from afm.trajectory import answers
@@ -225,11 +226,11 @@ def _questions(live: bool) -> Iterator[str]:
 
 
 _STYLES = {
-    RoleKind.THOUGHT: "dim",
-    RoleKind.TEXT: "magenta",
-    RoleKind.TOOL: "cyan",
-    RoleKind.OBSERVATION: "green",
-    RoleKind.ANSWER: "bold yellow",
+    RoleKind.THOUGHT: terminal_style("soft"),
+    RoleKind.TEXT: terminal_style("code-word"),
+    RoleKind.TOOL: terminal_style("accent"),
+    RoleKind.OBSERVATION: terminal_style("good"),
+    RoleKind.ANSWER: f"bold {terminal_style('warn')}",
 }
 _SHOWN_LINES = 12
 """Of an observation; the whole of it is in what --save writes."""
@@ -331,7 +332,7 @@ class EpisodeView:
         self._fresh_line()
         call = event.call
         state = "repeated" if call.duplicate else "done" if call.ok else "failed"
-        style = "red" if state == "failed" else "dim"
+        style = terminal_style("bad" if state == "failed" else "soft")
         self._console.print(Text(f"{call.tool} {state} after {call.seconds:.1f} s", f"italic {style}"))
 
     def _text(self, text: str, style: str) -> None:

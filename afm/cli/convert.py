@@ -14,6 +14,7 @@ import typer
 from afm.cli.options import CallReadersOption, OnBadRows, RowsJsonOption, agent_option
 from afm.errors import DataError, MissingExtraError, TrajectoryError, UsageError
 from afm.masking import Boundary, MaskedIds, encode_batch, role_spans
+from afm.palette import terminal_style
 from afm.terminal import visible
 
 if TYPE_CHECKING:
@@ -326,5 +327,5 @@ def _print_preview(tokenizer: Any, row: TrajectoryRow, masked: MaskedIds) -> Non
     )
     for kept, ids in _runs(masked):
         text = visible(_text(tokenizer, ids))
-        preview.append(text if kept else f"⟦{text}⟧", style="green" if kept else "dim")
+        preview.append(text if kept else f"⟦{text}⟧", style=terminal_style("good" if kept else "soft"))
     Console(soft_wrap=True, highlight=False).print(preview, end="\n\n")

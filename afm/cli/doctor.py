@@ -16,6 +16,7 @@ from afm.configuration import override_key, read_extended
 from afm.errors import AfmError, ConfigError
 from afm.findings import Finding, Level, failed
 from afm.memory_arithmetic import hardware_from
+from afm.palette import terminal_style
 from afm.terminal import visible
 
 if TYPE_CHECKING:
@@ -141,7 +142,11 @@ def kind_of(config: Path, overrides: Sequence[str]) -> ConfigKind:
 
 
 _WORDS = {Level.OK: "ok", Level.WARNING: "warn", Level.ERROR: "fail"}
-_STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
+_STYLES = {
+    Level.OK: terminal_style("good"),
+    Level.WARNING: terminal_style("warn"),
+    Level.ERROR: terminal_style("bad"),
+}
 
 
 def print_json(what: str, findings: Sequence[Finding]) -> None:
@@ -169,7 +174,7 @@ def print_table(findings: Sequence[Finding], console: Console | None = None) -> 
         for finding in findings:
             print(finding)
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=terminal_style("soft"))
     for name, ratio in (("", None), ("what", None), ("why", 3), ("next step", 2)):
         table.add_column(name, ratio=ratio, no_wrap=ratio is None, overflow="fold")
     for finding in findings:

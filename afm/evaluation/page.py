@@ -14,12 +14,13 @@ from typing import Any
 
 from afm.agents import AgentSpec
 from afm.errors import MissingExtraError
+from afm.palette import PALETTE, ROLE_HUES
 from afm.runs.atomic import replacing
 from afm.trajectory.record import Record
 from afm.trajectory.tags import split
 from afm.trajectory.types import Author
 
-COLOURS = 12
+COLOURS = len(ROLE_HUES)
 """Colours a page has for roles; an agent with more begins again with the first."""
 
 _MAX_CHARS = 20_000
@@ -37,6 +38,7 @@ def template(name: str, **filters: Callable[..., Any]) -> Any:
         **({"finalize": in_markdown} if ".md." in name else {"autoescape": True}),
     )
     environment.filters |= filters
+    environment.globals |= {"palette": PALETTE, "hues": ROLE_HUES}
     return environment.get_template(name)
 
 
@@ -185,8 +187,9 @@ class _Theme:
     lines: tuple[str, ...]
 
 
-_LIGHT = _Theme("#4b5563", "#e3e6ea", ("#2563eb", "#d97706", "#0f8a6d", "#9333ea", "#be185d"))
-_DARK = _Theme("#a9b3c1", "#2c343f", ("#7aa8ff", "#f2b04a", "#4ccfa9", "#c99bff", "#f78bb8"))
+_SERIES = tuple(colour for name, colour in PALETTE.items() if name.startswith("series-"))
+_LIGHT = _Theme(PALETTE["soft"].light, PALETTE["line"].light, tuple(colour.light for colour in _SERIES))
+_DARK = _Theme(PALETTE["soft"].dark, PALETTE["line"].dark, tuple(colour.dark for colour in _SERIES))
 _SIZE_INCHES = (5.2, 2.9)
 _DPI = 170
 _SMOOTH_FROM = 60
