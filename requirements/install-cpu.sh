@@ -2,34 +2,99 @@
 # Makes .venv with the locked CPU set and installs what the code sandbox needs: bubblewrap, numpy and sympy.
 # Usage: requirements/install-cpu.sh        (PYTHON=python3.11 VENV=.venv requirements/install-cpu.sh)
 # Where the package index gives torch with CUDA, TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the small build.
+# Prints each step and its progress (without a terminal a line every PROGRESS_S=15 seconds), nothing if all is installed.
+# The full output is in VENV/install.log.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3.11}
 VENV=${VENV:-.venv}
+log=$VENV/install.log
+number=0
+watcher=
+
+fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+end_watcher() { if [ -n "$watcher" ]; then { kill "$watcher" && wait "$watcher"; } 2>/dev/null || true; fi; watcher=; }
+trap end_watcher EXIT
+
+# Seconds, installed packages of TOTAL (0: not counted) and the last line of the log: one line, rewritten each
+# second on a terminal, a new one every 15 seconds elsewhere.
+watch_step() { # TOTAL
+  local begun=$SECONDS text
+  while sleep "$pause" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+    text="$((SECONDS - begun)) s"
+    if [ "$1" -gt 0 ]; then
+      text+=", $(find "$VENV"/lib -maxdepth 4 -name '*.dist-info' 2>/dev/null | wc -l) of $1 packages installed"
+    fi
+    text+=", $(tail -n 1 "$log" 2>/dev/null | tr -d '\r\t' | sed 's/^ *//' | cut -c1-100)"
+    if [ -t 1 ]; then printf '\r\033[K      %.70s' "$text"; else printf '      %.110s\n' "$text"; fi
+  done
+}
+
+# Runs a command with its output in the log. Returns its status; a failure prints the end of the log.
+step() { # TITLE TOTAL COMMAND...
+  local title=$1 total=$2 begun=$SECONDS status=0
+  shift 2
+  number=$((number + 1))
+  printf '[%d/%d] %s\n' "$number" "$steps" "$title"
+  printf '\n== %s\n' "$title" >> "$log"
+  watch_step "$total" 2>/dev/null & watcher=$!
+  "$@" >> "$log" 2>&1 || status=$?
+  end_watcher
+  if [ -t 1 ]; then printf '\r\033[K'; fi
+  if [ "$status" -eq 0 ]; then printf '      done in %d s\n' $((SECONDS - begun)); return 0; fi
+  printf 'error: this step ended with status %d: %s\nThe last lines of %s:\n' "$status" "$title" "$log" >&2
+  tail -n 20 "$log" >&2
+  return "$status"
+}
 
 # Model-written code runs in bubblewrap with the system's Python, which every user may read.
 missing=()
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 [ -x /usr/bin/python3 ] || missing+=(python3)
+lock=$(sha256sum requirements/cpu.txt pyproject.toml | sha256sum | cut -c1-16)
+fresh=
+[ "$(cat "$VENV/.lock" 2>/dev/null)" = "$lock" ] || fresh=1
+steps=$(( (${#missing[@]} > 0 ? 1 : 0) + (fresh ? 5 : 0) ))
+if [ -t 1 ]; then pause=1; else pause=${PROGRESS_S:-15}; fi
+
+if [ -n "$fresh" ]; then
+  command -v "$PYTHON" >/dev/null || fail "$PYTHON not found; install Python 3.11 with venv, or set PYTHON="
+  total=$(($(grep -c '^[A-Za-z0-9]' requirements/cpu.txt) + 4))   # torch, and what installs: pip, setuptools, wheel
+  echo "Installing into $VENV: $total packages, 3 GB of disk, 2 to 3 minutes where downloads are fast. Log: $log"
+fi
+mkdir -p "$VENV"
+
 if [ ${#missing[@]} -gt 0 ]; then
-  if [ "$(id -u)" -eq 0 ]; then as_root=(); else as_root=(sudo); fi
-  echo "installing ${missing[*]} for the sandbox"
-  "${as_root[@]}" apt-get update -qq
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null
+  command -v apt-get >/dev/null || fail "${missing[*]} not found, and no apt-get; install it with your package manager"
+  if [ "$(id -u)" -eq 0 ]; then as_root=(); else as_root=(sudo); sudo -v; fi
+  from_apt() {
+    "${as_root[@]}" apt-get update -qq &&
+      "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"
+  }
+  step "${missing[*]} for the sandbox, by apt-get" 0 from_apt || exit
 fi
 
-command -v "$PYTHON" >/dev/null || { echo "error: $PYTHON not found; install Python 3.11 or set PYTHON=" >&2; exit 1; }
-lock=$(sha256sum requirements/cpu.txt pyproject.toml | sha256sum | cut -c1-16)
-if [ "$(cat "$VENV/.lock" 2>/dev/null)" != "$lock" ]; then
-  "$PYTHON" -m venv "$VENV"
-  pip=("$VENV/bin/python" -m pip --quiet --disable-pip-version-check install)
-  "${pip[@]}" "setuptools==84.2.1" "wheel==0.48.0"
-  "${pip[@]}" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0"
-  "${pip[@]}" --no-deps -r requirements/cpu.txt
-  "${pip[@]}" --no-deps --no-build-isolation -e .
+afm=$VENV/bin/afm
+if [ -n "$fresh" ]; then
+  pip=("$VENV/bin/python" -m pip --disable-pip-version-check install --progress-bar off)
+  tools() { "$PYTHON" -m venv "$VENV" && "${pip[@]}" "setuptools==84.2.1" "wheel==0.48.0"; }
+  step "an environment of $PYTHON" 0 tools || exit
+  step "torch 2.13.0, the largest download" 0 "${pip[@]}" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0" || exit
+  if compgen -G "$VENV/lib/python*/site-packages/nvidia_cu*.dist-info" >/dev/null; then
+    echo "      note: torch came with CUDA, several GB; TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the small build"
+  fi
+  step "the packages of requirements/cpu.txt" "$total" "${pip[@]}" --no-deps -r requirements/cpu.txt || exit
+  step "this project" 0 "${pip[@]}" --no-deps --no-build-isolation -e . || exit
   echo "$lock" > "$VENV/.lock"
 fi
 
 # What programs of agents import most. Trainings work without, so a machine that cannot have them is no error.
-"$VENV/bin/afm" sandbox install --missing numpy sympy ||
-  echo "warning: programs in the sandbox cannot import numpy and sympy; try: $VENV/bin/afm sandbox install numpy sympy" >&2
+packages=("$afm" sandbox install --missing numpy sympy)
+if [ -n "$fresh" ]; then
+  step "numpy and sympy for programs in the sandbox" 0 "${packages[@]}" || unsatisfied=1
+else
+  "${packages[@]}" || unsatisfied=1
+fi
+if [ -n "${unsatisfied:-}" ]; then
+  echo "warning: programs in the sandbox cannot import numpy and sympy; try: $afm sandbox install numpy sympy" >&2
+fi

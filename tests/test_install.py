@@ -1,0 +1,104 @@
+"""What ``requirements/install-cpu.sh`` shows. A shell script stands for Python and pip: the real ones take minutes and a network."""
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+STAND_IN = """#!/bin/bash
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin" "$3/lib/python3.11/site-packages"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/afm" ;;
+  *" -r "*) echo "Collecting alpha==1"; mkdir "$(dirname "$0")/../lib/python3.11/site-packages/alpha-1.dist-info"
+            sleep 2.5; if [ -n "$BROKEN" ]; then echo "ERROR: no such package alpha"; exit 3; fi ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The two files that the script reads, itself, and a Python that installs nothing."""
+    (tmp_path / "requirements").mkdir()
+    for name in ("install-cpu.sh", "cpu.txt"):
+        shutil.copy(ROOT / "requirements" / name, tmp_path / "requirements")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    program = tmp_path / "python-of-nothing"
+    program.write_text(STAND_IN, encoding="utf-8")
+    program.chmod(0o755)
+    return tmp_path
+
+
+def variables(checkout: Path, **more: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHON": str(checkout / "python-of-nothing"), **more}
+
+
+def install(checkout: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    script = checkout / "requirements/install-cpu.sh"
+    return subprocess.run(
+        [script], env=variables(checkout, **more), capture_output=True, text=True, check=False
+    )
+
+
+needs_bwrap = pytest.mark.skipif(
+    shutil.which("bwrap") is None, reason="bubblewrap is not installed, and apt-get would install it"
+)
+
+
+@needs_bwrap
+def test_a_log_file_gets_a_line_a_step_and_what_is_done_meanwhile(checkout: Path) -> None:
+    done = install(checkout, PROGRESS_S="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Installing into .venv: 244 packages, 3 GB of disk")
+    steps = [line for line in lines if line.startswith("[")]
+    assert [step[:5] for step in steps] == [f"[{n}/5]" for n in range(1, 6)]
+    assert steps[2] == "[3/5] the packages of requirements/cpu.txt"
+    assert "      1 s, 1 of 244 packages installed, Collecting alpha==1" in lines
+    assert "\r" not in done.stdout
+    assert "\x1b" not in done.stdout
+    again = install(checkout)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+
+
+@needs_bwrap
+def test_a_terminal_gets_one_line_that_is_rewritten(checkout: Path) -> None:
+    ours, theirs = pty.openpty()
+    script = checkout / "requirements/install-cpu.sh"
+    with subprocess.Popen([script], env=variables(checkout), stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 4096):
+                shown += piece
+        except OSError:  # a terminal whose other end is closed
+            pass
+    os.close(ours)
+    assert process.returncode == 0
+    text = shown.decode()
+    assert "\r\x1b[K      1 s, 1 of 244 packages installed" in text
+    assert max(len(line) for line in re.split(r"[\r\n]+", text)) < 110
+
+
+@needs_bwrap
+def test_a_step_that_fails_ends_the_installation_with_its_status_and_the_end_of_the_log(
+    checkout: Path,
+) -> None:
+    done = install(checkout, BROKEN="1")
+    assert done.returncode == 3
+    assert "error: this step ended with status 3: the packages of requirements/cpu.txt\n" in done.stderr
+    assert "The last lines of .venv/install.log:\n" in done.stderr
+    assert done.stderr.endswith("ERROR: no such package alpha\n")
+    assert not (checkout / ".venv/.lock").exists()
+
+
+def test_without_python_the_error_says_what_to_install(checkout: Path) -> None:
+    done = install(checkout, PYTHON="python-that-is-not-there")
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == "error: python-that-is-not-there not found; install Python 3.11 with venv, or set PYTHON=\n"
+    )
