@@ -72,7 +72,7 @@ def scores(record: dict[str, Any], left: float, top: float, width: float, height
 def episode(record: dict[str, Any], left: float, top: float, width: float) -> Iterator[str]:
     """The question and each role with what it holds; what the environment wrote lies on grey."""
     shown = record["episode"]
-    yield text(left, top + 18, "An episode, written by one model", "title")
+    yield text(left, top + 18, shown["title"], "title")
     y = top + 44
     for words in wrapped(shown["question"], int(width / 7.4)):
         yield text(left, y, words)

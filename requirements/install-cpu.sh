@@ -13,7 +13,7 @@ number=0
 watcher=
 
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
-end_watcher() { if [ -n "$watcher" ]; then { kill "$watcher" && wait "$watcher"; } 2>/dev/null || true; fi; watcher=; }
+end_watcher() { if [ -n "$watcher" ]; then kill "$watcher" && wait "$watcher" || true; fi; watcher=; } 2>/dev/null
 trap end_watcher EXIT
 
 # Seconds, installed packages of TOTAL (0: not counted) and the last line of the log: one line, rewritten each
@@ -60,7 +60,8 @@ if [ -t 1 ]; then pause=1; else pause=${PROGRESS_S:-15}; fi
 if [ -n "$fresh" ]; then
   command -v "$PYTHON" >/dev/null || fail "$PYTHON not found; install Python 3.11 with venv, or set PYTHON="
   total=$(($(grep -c '^[A-Za-z0-9]' requirements/cpu.txt) + 4))   # torch, and what installs: pip, setuptools, wheel
-  echo "Installing into $VENV: $total packages, 3 GB of disk, 2 to 3 minutes where downloads are fast. Log: $log"
+  echo "Installing $total packages into $VENV: 3 GB of disk, 2 to 3 minutes if downloads are fast."
+  echo "Log: $log"
 fi
 mkdir -p "$VENV"
 
@@ -78,7 +79,7 @@ afm=$VENV/bin/afm
 if [ -n "$fresh" ]; then
   pip=("$VENV/bin/python" -m pip --disable-pip-version-check install --progress-bar off)
   tools() { "$PYTHON" -m venv "$VENV" && "${pip[@]}" "setuptools==84.2.1" "wheel==0.48.0"; }
-  step "an environment of $PYTHON" 0 tools || exit
+  step "an environment of ${PYTHON##*/}" 0 tools || exit
   step "torch 2.13.0, the largest download" 0 "${pip[@]}" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0" || exit
   if compgen -G "$VENV/lib/python*/site-packages/nvidia_cu*.dist-info" >/dev/null; then
     echo "      note: torch came with CUDA, several GB; TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the small build"

@@ -79,7 +79,7 @@ def test_what_a_tutorial_shows_happens(page: Path, checkout: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
 def test_commands_that_are_not_run_exist_with_their_options(page: Path) -> None:
     for block in blocks(page):
         assert block.language in ("bash", "yaml", "python", "json", "text"), block
