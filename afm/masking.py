@@ -45,6 +45,9 @@ class MaskedIds:
     ids: list[int]
     mask: list[int]
 
+    def __repr__(self) -> str:
+        return f"MaskedIds(tokens={len(self.ids)}, trained={sum(self.mask)})"
+
 
 def encode_batch(
     tokenizer: Any,

@@ -25,6 +25,7 @@ LAYERS = [
     {"datasets"},
     {"play"},
     {"distill", "evaluation"},
+    {"api"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -27,7 +27,7 @@ def shipped_agents() -> tuple[str, ...]:
 
 
 def load_agent(name_or_path: str | Path) -> AgentSpec:
-    """Load a shipped agent by name, or a YAML file by path.
+    """Load a shipped agent by name, a YAML file by path, or from a model's folder the agent it was trained as.
 
     A YAML may say ``extends: NAME_OR_PATH`` (paths relative to the file itself). Mappings are merged
     key by key, lists and values replace, and ``null`` removes what was inherited.
@@ -99,6 +99,8 @@ def _find(name_or_path: str | Path, base: Path) -> Path:
             f"agent {name!r} is not shipped ({suggestion(name, shipped_agents())}); or give the path of a YAML"
         )
     path = base / Path(name_or_path).expanduser()
+    if (trained := model_folder(path) / MODEL_AGENT_FILE).is_file():
+        return trained
     if not path.is_file():
         raise ConfigError(
             f"{path}: no such agent file; expected a YAML, or one of: {', '.join(shipped_agents())}"

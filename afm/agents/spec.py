@@ -159,6 +159,10 @@ class AgentSpec(Settings):
     limits: Limits = Limits()
     """Bounds of an episode: see below."""
 
+    def __repr_args__(self) -> Iterable[tuple[str, Any]]:
+        """Name, roles and tools; :meth:`dump` has everything."""
+        return [("name", self.name), ("roles", list(self.roles)), ("tools", list(self.tool_roles.values()))]
+
     @model_validator(mode="after")
     def _check(self) -> AgentSpec:
         for tag in self.roles:

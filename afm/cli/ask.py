@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -154,19 +154,12 @@ def _prompt(spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bo
 
 def _tools(spec: AgentSpec, source: Path | None) -> dict[str, Tool]:
     """The tools of ``source``, or from ``configs/tools`` those that the agent calls."""
-    from afm.cli.options import configs_folder
-    from afm.configuration import read_mapping
     from afm.tools import load_tools
+    from afm.tools.registry import default_tools
 
     if source is not None:
         return load_tools(source)
-    needed = set(spec.tool_roles.values())
-    entries: dict[str, Any] = {}
-    for file in sorted((configs_folder() / "tools").glob("*.yaml")) if needed else []:
-        for entry in read_mapping(file, "tools")[1].get("tools", []):
-            entries.setdefault(entry["tool_schema"]["function"]["name"], entry)
-    if missing := sorted(needed - set(entries)):
-        raise UsageError(
-            f"agent {spec.name!r} calls {', '.join(missing)}, which configs/tools does not hold; give --tools YAML"
-        )
-    return load_tools({"tools": [entries[name] for name in sorted(needed)]})
+    try:
+        return default_tools(spec)
+    except ConfigError as error:
+        raise UsageError(f"{error}; give --tools YAML") from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import afm
+from afm.configuration import configs_folder as configs_folder
 from afm.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -80,15 +80,3 @@ def afm_command() -> str:
         return "afm"
     script = Path(sys.executable).with_name("afm")
     return shlex.quote(str(script)) if script.is_file() else f"{shlex.quote(sys.executable)} -m afm.cli.main"
-
-
-def configs_folder() -> Path:
-    """The ``configs`` folder: below the current folder, else beside the installed package.
-
-    Raises:
-        ConfigError: There is none; the package was installed without its checkout.
-    """
-    for base in (Path.cwd(), Path(afm.__file__).resolve().parent.parent):
-        if (base / "configs/tiny").is_dir():
-            return base / "configs"
-    raise ConfigError("no configs folder found; run this inside a checkout of the project")

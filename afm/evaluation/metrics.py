@@ -11,6 +11,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from pydantic import Field
 
@@ -99,6 +100,11 @@ class Metrics(Settings):
     score_by_source: dict[str, float] = Field(default_factory=dict)
     t_eval: dict[str, float] = Field(default_factory=dict)
     agent_h: dict[str, float] = Field(default_factory=dict)
+
+    def __repr_args__(self) -> Iterable[tuple[str, Any]]:
+        """The headline; the fields hold the rest."""
+        names = ("questions", "rounds", "scored", "pass_at_1", "correct", "format_valid", "tool_calls")
+        return [(name, getattr(self, name)) for name in names]
 
 
 _TOKENS = ("agent_tokens", "observation_tokens")

@@ -24,6 +24,9 @@ class Interval(Settings):
     low: float
     high: float
 
+    def __repr__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} .. {self.high:.3f})"
+
 
 def wilson(successes: float, trials: int) -> Interval:
     """Share of successes with Wilson's score interval (Wilson 1927), which holds for small samples and ends.

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from afm.errors import ConfigError
@@ -131,11 +132,16 @@ class TokenModel(ABC):
     """Whether cancelling :meth:`generate` ends the generation; otherwise a limit on time waits for it."""
     token_exact = True
     """Whether ids are those that the model reads and samples; otherwise they only stand for its text."""
+    folder: Path | None = None
+    """Folder of the model, or of a served one's tokenizer, with the records of its training."""
 
     def __init__(self, codec: Codec, *, name: str, context_tokens: int) -> None:
         self._codec = codec
         self.name = name
         self.context_tokens = context_tokens
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, context_tokens={self.context_tokens})"
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` alone."""

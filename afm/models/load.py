@@ -108,7 +108,9 @@ def _served(
     context = context_tokens or served[name]
     if context is None:
         raise EngineError(f"{url} does not tell the context of {name!r}; give context_tokens=...")
-    return OpenAIModel(url, codec, name=name, context_tokens=context, endpoint=endpoint)
+    model = OpenAIModel(url, codec, name=name, context_tokens=context, endpoint=endpoint)
+    model.folder = Path(tokenizer)
+    return model
 
 
 class TransformersModel(TokenModel):
@@ -151,6 +153,7 @@ class TransformersModel(TokenModel):
         super().__init__(
             tokenizer, name=name or str(path), context_tokens=int(model.config.max_position_embeddings)
         )
+        self.folder = Path(path)
         self._engine = BatchEngine(
             model,
             eos_ids=tokenizer.end_ids,

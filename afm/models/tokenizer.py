@@ -53,6 +53,11 @@ class ChatTokenizer:
         return cls(tokenizer, generation_end_ids(folder))
 
     @property
+    def backend(self) -> Any:
+        """The Hugging Face tokenizer itself."""
+        return self._tokenizer
+
+    @property
     def size(self) -> int:
         """Number of tokens, added ones included."""
         return len(self._tokenizer)

@@ -164,7 +164,7 @@ class CombinedReward:
     """Judges the answer by its data source, then the format and the length, and combines them.
 
     Args:
-        settings: What a reward file holds.
+        settings: What a reward file holds; kept as ``settings``.
         label: Its name in errors.
 
     Raises:
@@ -172,6 +172,7 @@ class CombinedReward:
     """
 
     def __init__(self, settings: RewardSettings, label: str = "reward configuration") -> None:
+        self.settings = settings
         try:
             self._formula = Formula(settings.formula, (CORRECT, FORMAT, OVERLONG))
         except ConfigError as error:
@@ -245,7 +246,7 @@ class CombinedReward:
         )
 
 
-def load_reward(source: Path | Mapping[str, Any] | None = None) -> Reward:
+def load_reward(source: str | Path | Mapping[str, Any] | None = None) -> Reward:
     """The reward that a YAML file or mapping describes; the built-in table and formula when ``None``.
 
     Nothing is started yet: worker processes come with the first sample that needs them.

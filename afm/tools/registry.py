@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from afm.agents import AgentSpec
-from afm.configuration import Settings, read_mapping, validated
+from afm.configuration import Settings, configs_folder, read_mapping, validated
 from afm.errors import BadArgumentError, ConfigError, Fault, TrajectoryError, suggestion
 from afm.tools.base import ConfiguredTool, ReadingTool, Tool, ToolContext, ToolSchema, TrustedTool
 from afm.tools.cassette import Cassette, CassetteSettings, CassetteTool, Mode, OnMiss, tool_version
@@ -52,7 +52,7 @@ class ToolsFile(Settings):
         return {"file": value} if isinstance(value, str | Path) else value
 
 
-def load_tools(source: Path | Mapping[str, Any]) -> dict[str, Tool]:
+def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
     """Tools by name, as an agent's roles refer to them.
 
     Nothing is started yet. Tools with equal sandbox settings share one sandbox; closing a tool closes it
@@ -75,6 +75,24 @@ def load_tools(source: Path | Mapping[str, Any]) -> dict[str, Tool]:
         context = ToolContext(label, f"{at}.config", entry.tool_schema, opened)
         tools[name] = kind.from_config(entry.config, context)
     return tools if file.cassette is None else _behind_cassette(tools, entries, file.cassette)
+
+
+def default_tools(spec: AgentSpec) -> dict[str, Tool]:
+    """The tools that an agent calls, as the files in ``configs/tools`` declare them; nothing is started yet.
+
+    Raises:
+        ConfigError: No file there declares one of them.
+    """
+    needed = set(spec.tool_roles.values())
+    entries: dict[str, Any] = {}
+    for file in sorted((configs_folder() / "tools").glob("*.yaml")) if needed else []:
+        for entry in read_mapping(file, "tools")[1].get("tools", []):
+            entries.setdefault(entry["tool_schema"]["function"]["name"], entry)
+    if missing := sorted(needed - set(entries)):
+        raise ConfigError(
+            f"agent {spec.name!r} calls {', '.join(missing)}, which configs/tools does not hold"
+        )
+    return load_tools({"tools": [entries[name] for name in sorted(needed)]})
 
 
 def tool_classes(path: Path) -> dict[str, type[ConfiguredTool]]:

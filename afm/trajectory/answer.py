@@ -36,7 +36,7 @@ def answer_content(segments: Sequence[Segment], spec: AgentSpec) -> str | None:
     """What stands in the answer role, unchanged; ``None`` when the agent gave no answer."""
     text = "".join(segment.text for segment in segments)
     for step in split(text, spec).steps:
-        if step.role == spec.answer_role and _is_agents(segments, step.start, step.end):
+        if step.role == spec.answer_role and written_by_agent(segments, step.start, step.end):
             return step.content
     return None
 
@@ -80,7 +80,8 @@ def _unwrapped(content: str, answer_format: AnswerFormat) -> str | None:
     return content.strip() or None
 
 
-def _is_agents(segments: Sequence[Segment], start: int, end: int) -> bool:
+def written_by_agent(segments: Sequence[Segment], start: int, end: int) -> bool:
+    """Whether no character of a response between ``start`` and ``end`` is the environment's."""
     position = 0
     for segment in segments:
         stop = position + len(segment.text)

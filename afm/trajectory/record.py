@@ -12,12 +12,16 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from collections import deque
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from afm.errors import DataError
+from afm.trajectory.answer import boxed, fenced, written_by_agent
+from afm.trajectory.tags import blocks
 from afm.trajectory.types import Author, Segment
 
 SCHEMA_VERSION: Final = 1
@@ -61,6 +65,10 @@ class Verdict(FrozenModel):
     evidence: str = ""
     seconds: float = 0.0
     judge_tokens: int = 0
+
+    def __repr_args__(self) -> Iterable[tuple[str, Any]]:
+        """Score, parts and evidence."""
+        return [("score", self.score), ("parts", self.parts), ("evidence", self.evidence)]
 
     @property
     def abstained(self) -> bool:
@@ -135,6 +143,27 @@ class Record(FrozenModel):
     kept: bool = True
     reason: str = ""
     error: str = ""
+
+    def __repr_args__(self) -> Iterable[tuple[str, Any]]:
+        """What a person asks first; the fields hold the rest."""
+        yield from (("id", self.id), ("agent", self.agent), ("answer", self.answer))
+        yield "steps", sum(1 for _ in blocks(self.text))
+        yield "calls", len(self.calls)
+        yield "score", None if self.verdict is None else self.verdict.score
+        yield from [("error", self.error)] if self.error else [("stop", str(self.stop))]
+
+    @property
+    def answer(self) -> str | None:
+        r"""The final answer, out of its ``\boxed{}`` or fence; ``None`` when the episode ended without one.
+
+        An agent that answers in several parts has them in one text here; see :func:`afm.trajectory.answers`.
+        """
+        last = next(iter(deque(blocks(self.text), maxlen=1)), None)
+        if self.stop is not StopReason.ANSWER or last is None or last.end < 0:
+            return None
+        if not written_by_agent(self.by_author, last.start, last.end):
+            return None
+        return boxed(last.content) or fenced(last.content) or last.content.strip() or None
 
     @property
     def identity(self) -> str:

@@ -61,3 +61,6 @@ class Trajectory:
 
     steps: tuple[Step, ...]
     tail: str = ""
+
+    def __repr__(self) -> str:
+        return f"Trajectory({', '.join(step.role for step in self.steps)})"
