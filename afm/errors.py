@@ -132,9 +132,10 @@ class RewardError(AfmError, RuntimeError):
     """A verifier's infrastructure failed: the sample has no score."""
 
 
-def install_advice(extra: str) -> str:
-    """How to install an extra of this project; the package ``afm`` of the index is somebody else's."""
-    return f"in the checkout of this project run: pip install -e '.[{extra}]'"
+def install_advice(extra: str = "") -> str:
+    """The command that installs this project with an extra, or without any; no package index has it yet."""
+    target = f"'.[{extra}]'" if extra else "."
+    return f"in the checkout of this project run: pip install -e {target}"
 
 
 def location(path: str | None, line: int | None) -> str:

@@ -26,8 +26,8 @@ WHY_FLASH_ATTENTION = (
     "verl asks for flash_attention_2 (verl/workers/config/model.py:185) and hard-codes it for the critic "
     "(verl/utils/model.py:649)"
 )
-_SECTION = "docs/rl.md, Environment on a GPU machine"
-BUILD_ADVICE = f"build flash-attn 2.8.3 with nvcc, see {_SECTION}"
+_PAGE = "docs/install.md"
+BUILD_ADVICE = f"build flash-attn 2.8.3 with nvcc, see {_PAGE}"
 _SLOW_PATH = "verl silently takes a slower path for log-probabilities (verl/utils/torch_functional.py:106)"
 _QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 _CUDA = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(\d+)\.(\d+)")
@@ -125,12 +125,12 @@ class Imports:
 
 
 def lock_advice(lock: str) -> str:
-    """How a lock is installed; ``pip install -r`` alone fails at flash-attn.
+    """The command that installs a lock; ``pip install -r`` alone fails at flash-attn.
 
-    >>> lock_advice("gpu-sft.txt")
-    'install requirements/gpu-sft.txt, see docs/rl.md, Environment on a GPU machine'
+    >>> lock_advice("gpu-sft")
+    'in the checkout of this project run: requirements/install-gpu.sh gpu-sft'
     """
-    return f"install requirements/{lock}, see {_SECTION}"
+    return f"in the checkout of this project run: requirements/install-gpu.sh {lock}"
 
 
 def has_gpu() -> bool:
@@ -196,7 +196,7 @@ def _torch(imports: Imports) -> Iterator[Finding]:
             Level.ERROR, "gpu", f"torch {torch} {imports.errors['torch']}; install a GPU lock again"
         )
     elif torch and imports.cuda is None:
-        text = f"torch {torch} does not use them; {lock_advice('gpu-sft.txt or a gpu-rl lock')}"
+        text = f"torch {torch} does not use them; {lock_advice('gpu-sft')} (for RL: gpu-rl-sglang or gpu-rl-vllm)"
         yield Finding(Level.WARNING, "gpu", text)
     elif torch and not imports.usable:
         text = f"torch {torch} sees no GPU that it can use"

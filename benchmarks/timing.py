@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import afm
+
 REPO = Path(__file__).resolve().parents[1]
 
 
@@ -80,6 +82,8 @@ def _git(*arguments: str) -> str:
 
 
 def _version(package: str) -> str | None:
+    if package == "afm":  # the import name; the distribution has another one
+        return afm.__version__
     try:
         return version(package)
     except PackageNotFoundError:

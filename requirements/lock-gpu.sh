@@ -17,7 +17,7 @@ lock() {  # NAME [extra uv arguments]
     echo "# Installed and imported without a GPU by requirements/prove_locks.py; never run on a GPU by its authors."
     case $name in gpu-rl-*)
       echo "# flash-attn is a source package: install everything else first, then build it with nvcc of CUDA 13"
-      echo "# (docs/rl.md, section \"Environment on a GPU machine\"). pip install -r with this file alone fails."
+      echo "# (requirements/install-gpu.sh does). pip install -r with this file alone fails."
     esac
     uv pip compile --quiet --config-file "$work/uv.toml" --no-header --no-annotate --python-version 3.11 \
       --python-platform x86_64-manylinux_2_34 "$@" "$name.in"

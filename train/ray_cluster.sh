@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # A Ray cluster for a training on several nodes; nobody without its token can join it or submit to it.
-# Usage: train/ray_cluster.sh head|node|status [options of `ray start`]
+# Usage: train/ray_cluster.sh head|node|status|wait COUNT [options of `ray start`]
 #   on the first node:  NODE_IP=10.0.0.1 train/ray_cluster.sh head
 #   on each other one:  HEAD=10.0.0.1:6379 NODE_IP=10.0.0.2 train/ray_cluster.sh node     (RAY_AUTH_TOKEN_PATH: a copy of the head's)
+#   on any: wait 2 returns when 2 nodes have joined (WAIT_S: seconds until it gives up)
 #   then, on any:       MODEL=... train/web_agent/rl/train_dapo_web_agent.sh ray_address=10.0.0.1:6379
 # It stays in the foreground; ending it ends the node. Keys and addresses of tools must be in its environment (environment.sh):
 # workers inherit them. The repository, models, data and output folders have the same paths on all nodes.
@@ -32,8 +33,19 @@ node)
 status)
     exec ray status --address "${HEAD:-127.0.0.1:$PORT}"
     ;;
+wait)
+    count=${2:?how many nodes to wait for, for example: train/ray_cluster.sh wait 8}
+    joined=0
+    for ((seconds = 0; seconds <= ${WAIT_S:-600}; seconds += 5)); do
+        joined=$(ray status --address "${HEAD:-127.0.0.1:$PORT}" 2>/dev/null | grep -c '^ 1 node_' || true)
+        ((joined < count)) || { echo "$joined of $count nodes have joined" && exit 0; }
+        sleep 5
+    done
+    echo "error: $joined of $count nodes have joined in ${WAIT_S:-600} s; look at the output of the others" >&2
+    exit 1
+    ;;
 *)
-    echo "usage: train/ray_cluster.sh head|node|status [options of ray start]" >&2
+    echo "usage: train/ray_cluster.sh head|node|status|wait COUNT [options of ray start]" >&2
     exit 2
     ;;
 esac

@@ -160,7 +160,7 @@ def _packages(config: Any, *, here: bool) -> Iterator[Finding]:
 def _gpu_modules(config: Any) -> dict[str, tuple[str, str]]:
     """Modules that a configuration needs on GPUs, with their package and the reason."""
     actor = config.actor_rollout_ref
-    lock = lock_advice(f"gpu-rl-{'vllm' if actor.rollout.name == 'vllm' else 'sglang'}.txt")
+    lock = lock_advice(f"gpu-rl-{'vllm' if actor.rollout.name == 'vllm' else 'sglang'}")
     needs = {}
     if actor.rollout.name in ("sglang", "vllm"):
         needs[actor.rollout.name] = (actor.rollout.name, f"rollout.name asks for it; {lock}")

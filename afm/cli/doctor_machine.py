@@ -126,7 +126,9 @@ def _cache(settings: Environment) -> Iterator[Finding]:
     try:
         import redis
     except ImportError:
-        yield Finding(Level.ERROR, "redis", "WEB_CACHE names one, the package is absent; pip install redis")
+        yield Finding(
+            Level.ERROR, "redis", f"WEB_CACHE names one, the package is absent; {install_advice('servers')}"
+        )
         return
     try:
         redis.Redis.from_url(place, socket_timeout=2, socket_connect_timeout=2).ping()
@@ -169,7 +171,13 @@ def _browser() -> Finding:
 
 
 _EXTRAS = ("sft", "rl", "rewards", "eval", "filters", "servers", "trackers", "dense")
-_PROJECT = "afm"
+_COMMAND = "afm.cli.main:main"
+
+
+def _distribution() -> metadata.Distribution | None:
+    """The installed package that the command ``afm`` comes from; other projects have a command of that name, too."""
+    commands = metadata.entry_points(group="console_scripts", name="afm")
+    return next((command.dist for command in commands if command.value == _COMMAND), None)
 
 
 def package_findings(asked: Sequence[str] | None = None) -> Iterator[Finding]:
@@ -180,17 +188,17 @@ def package_findings(asked: Sequence[str] | None = None) -> Iterator[Finding]:
     Args:
         asked: Requirements with their markers; by default those of the installed project.
     """
+    own = _distribution()
     try:
         from packaging.requirements import Requirement
-
-        requirements = [Requirement(line) for line in (asked or metadata.requires(_PROJECT) or ())]
-    except (ImportError, metadata.PackageNotFoundError):
-        yield Finding(
-            Level.WARNING, "packages", "afm itself is not installed; pip install -e . in the checkout"
-        )
+    except ImportError:
+        own = None
+    if own is None:
+        yield Finding(Level.WARNING, "packages", f"afm itself is not installed; {install_advice()}")
         return
+    requirements = [Requirement(line) for line in (asked or own.requires or ())]
     for extra in ("", *_EXTRAS):
-        wanted = [need for need in requirements if _belongs(need, extra) and need.name != _PROJECT]
+        wanted = [need for need in requirements if _belongs(need, extra) and need.name != own.name]
         if wanted:
             yield _extra(extra, wanted)
 
@@ -203,7 +211,7 @@ def _belongs(requirement: Requirement, extra: str) -> bool:
 
 def _extra(extra: str, wanted: Sequence[Requirement]) -> Finding:
     versions = {need.name: package_version(need.name) for need in wanted}
-    advice = install_advice(extra) if extra else "pip install -e . in the checkout"
+    advice = install_advice(extra)
     first = wanted[0].name
     if extra and not versions[first]:
         return Finding(Level.WARNING, extra, f"{first} is absent; {advice}")

@@ -28,12 +28,13 @@ from afm.cli.reproduce_stages import (
     process_environment,
 )
 from afm.errors import ConfigError, EngineError, UsageError, suggestion
+from afm.findings import lock_advice
 
 _READY = "ready: "
 _ABSENT = ("tools", "packages", "judge")
 """Findings of `afm doctor` about what must be here for a run on this machine; it warns, as another machine may have it."""
 _NO_GPU = "this machine has no GPU (no nvidia-smi); TINY=1 runs the chain on a CPU"
-_NO_ENGINE = "neither vllm nor sglang is installed; pip install -r requirements/gpu-rl-sglang.txt"
+_NO_ENGINE = f"neither vllm nor sglang is installed; {lock_advice('gpu-rl-sglang')}"
 
 
 def reproduce(

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Reinforcement learning on the nodes of a Slurm job: one Ray cluster on all of them, then `afm rl` on the first.
+# Usage, in the checkout: sbatch --nodes=8 examples/cluster/slurm_rl.sh my_run.yaml [key=value ...]
+# VENV names the environment (.venv-rl). Tested with stand-ins for srun and scontrol, never under Slurm.
+#SBATCH --job-name=afm-rl
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --output=slurm-%x-%j.log
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:?start this script with sbatch}"
+CONFIG=${1:?name the YAML of the training, for example my_run.yaml}
+export PATH="${VENV:-$PWD/.venv-rl}/bin:$PATH" PORT=${PORT:-6379} RAY_AUTH_MODE=token
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+first=${nodes[0]}
+on() { srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" "${@:2}"; }
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+
+address=$(on "$first" hostname --ip-address | awk '{print $1}')
+on "$first" env NODE_IP="$address" train/ray_cluster.sh head &
+on "$first" train/ray_cluster.sh wait 1
+for node in "${nodes[@]:1}"; do on "$node" env HEAD="$address:$PORT" train/ray_cluster.sh node & done
+on "$first" train/ray_cluster.sh wait "${#nodes[@]}"
+on "$first" afm rl "$CONFIG" "ray_address=$address:$PORT" "verl.trainer.nnodes=${#nodes[@]}" "${@:2}"

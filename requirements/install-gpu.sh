@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Makes an environment from a GPU lock. Locks for RL contain flash-attn, which is compiled here with CUDA's nvcc.
+# Usage: requirements/install-gpu.sh gpu-sft|gpu-rl-sglang|gpu-rl-vllm [VENV]      (default: .venv-sft or .venv-rl)
+# PYTHON=python3.11 chooses the interpreter. For flash-attn: CUDA_HOME, FLASH_ATTN_CUDA_ARCHS (80 for A100, 90 for H100 and
+# H200, 100 for B200), MAX_JOBS; or FLASH_ATTN=FILE.whl installs a wheel. pip's own variables work: PIP_FIND_LINKS and others.
+set -euo pipefail
+case "${1:-}" in
+gpu-sft) default=.venv-sft ;;
+gpu-rl-sglang | gpu-rl-vllm) default=.venv-rl ;;
+*) echo "usage: requirements/install-gpu.sh gpu-sft|gpu-rl-sglang|gpu-rl-vllm [VENV], got '${1:-}'" >&2; exit 2 ;;
+esac
+VENV=$(realpath -m "${2:-$(dirname "$0")/../$default}")
+[ -z "${FLASH_ATTN:-}" ] || FLASH_ATTN=$(realpath "$FLASH_ATTN")
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3.11}
+lock=requirements/$1.txt
+export CUDA_HOME=${CUDA_HOME:-/usr/local/cuda-13.0} MAX_JOBS=${MAX_JOBS:-8}
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
+  { echo "error: $PYTHON is not Python 3.11, for which $lock is made; set PYTHON" >&2; exit 1; }
+builds=$(grep '^flash-attn==' "$lock" || true)
+if [ -n "$builds" ] && [ -z "${FLASH_ATTN:-}" ] && [ ! -x "$CUDA_HOME/bin/nvcc" ]; then
+  echo "error: $builds is compiled, and $CUDA_HOME/bin/nvcc is missing; set CUDA_HOME to the toolkit of CUDA 13, or FLASH_ATTN to a wheel" >&2
+  exit 1
+fi
+
+"$PYTHON" -m venv "$VENV"
+pip=("$VENV/bin/python" -m pip --disable-pip-version-check install)
+"${pip[@]}" "wheel==0.48.0"
+"${pip[@]}" --no-deps -r <(grep -v '^flash-attn==' "$lock")
+if [ -n "$builds" ]; then
+  "${pip[@]}" --no-deps --no-build-isolation "${FLASH_ATTN:-$builds}"
+  # flash-attn writes an older copy of flash_attn/cute over flash-attn-4, which SGLang's lock contains.
+  if newer=$(grep '^flash-attn-4==' "$lock"); then "${pip[@]}" --no-deps --force-reinstall "$newer"; fi
+fi
+"${pip[@]}" --no-deps --no-build-isolation -e .
+echo "installed $lock in $VENV; next: $VENV/bin/afm doctor"
