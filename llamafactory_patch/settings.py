@@ -33,30 +33,31 @@ TagNames = Annotated[tuple[str, ...], BeforeValidator(names_in), AfterValidator(
 
 
 class SftSettings(Settings):
-    """Who is trained, what has no loss, how the rows are asked, and what happens to bad rows."""
+    """The agent to train, what has no loss, the prompt of the rows, and what to do with bad rows."""
 
     agent: str | None = None
-    """Name or YAML of the agent that is trained. It is saved with the model as `agent.yaml`, so that evaluation and
+    """Name or YAML of the agent to train. It is saved with the model as `agent.yaml`, so that evaluation and
     RL use the same prompt. It switches `ignore_observation` and `match_chat_template` on."""
     ignore_observation: bool = False
     """No loss on what the environment wrote."""
     ignore_observation_token: TagNames = ("observation",)
-    """The tag between which the environment writes; commas separate several. By default the agent's."""
+    """The environment's tag, or several with commas between them. The default is the agent's own."""
     observation_boundary: Boundary = Boundary.SPLIT
-    """`split`: each author's text is encoded on its own, exact and equal to rollouts. `mask` and `keep`: ids as stock
-    LLaMA-Factory; a token across a joint is masked or trained on."""
+    """`split` encodes each author's text on its own, exactly as rollouts do. `mask` and `keep` use the ids of
+    stock LLaMA-Factory. A token that spans a boundary is then masked or trained on."""
     roles_without_loss: TagNames = ()
-    """Roles of the agent that are not trained on, for example `plan`. They stay in the text and change no token."""
+    """Roles of the agent to exclude from the loss, for example `plan`. They stay in the text and change no
+    token."""
     on_bad_rows: Literal["error", "drop"] = "error"
-    """Rows that cannot be trained on: `error` stops, `drop` continues without them. Both list every such row with
+    """Rows that cannot be trained on: `error` stops, `drop` continues without them. Both list each one with
     file, line and reason in `bad_rows.jsonl` of the output folder."""
     prompt: str = PromptMode.OWN.value
-    """What the agent's rows are asked with: `own`, `row` or a file with `{question}`, see docs/prompts.md."""
+    """Prompt of the agent's rows: `own`, `row` or a file with `{question}`. See docs/prompts.md."""
     prompt_check: bool = True
-    """Refuse to train a model with another prompt than it was trained with before."""
+    """Refuse to train with another prompt than the model was trained with before."""
     match_chat_template: bool = False
-    """Refuse to train when `template` renders a question otherwise than the tokenizer's own chat template, which
-    rollouts use."""
+    """Refuse to train when `template` renders a question differently from the tokenizer's own chat template,
+    which rollouts use."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of each training process."""
 

@@ -77,35 +77,35 @@ class EpisodeSettings(Settings):
     """What an episode needs: this part is all that a user of stock verl has to write."""
 
     agent: str = ""
-    """Who acts: the name of a shipped agent, or the path of a YAML."""
+    """The agent: the name of a shipped one, or the path of a YAML."""
     agents: AgentRoutes = Field(default_factory=dict)
-    """Which agent works on which rows, where not all have the same one."""
+    """Maps rows to agents, for data sets with rows of several agents."""
     model: str = ""
-    """Folder of the model, or its name on the hub. An agent declared in the folder (``agent.yaml``) wins over
-    the shipped one."""
+    """Folder of the model, or its name on the hub. An ``agent.yaml`` in the folder replaces the shipped agent
+    of that name."""
     prompt: str = "own"
-    """What questions are asked with: ``own`` (the agent's prompt), ``row`` (each row's, as it is) or a file
-    with ``{question}``; see docs/prompts.md."""
+    """Prompt of each question: ``own`` (the agent's), ``row`` (the row's, unchanged) or a file with
+    ``{question}``. See docs/prompts.md."""
     tools: Path | dict[str, Any] | None = None
-    """Path of a tool YAML, or its content; none for an agent without tools."""
+    """Path of a tool YAML, or its content. Leave it out for an agent without tools."""
     rewards: Path | dict[str, Any] | None = None
-    """Path of a reward YAML, or its content; none for the default table by data source."""
+    """Path of a reward YAML, or its content. The default is the built-in table by data source."""
     limits: dict[str, Any] = Field(default_factory=dict)
     """Overrides of the agent's limits."""
     leave_out: tuple[Unfinished, ...] = ()
-    """Episodes without a proper end that are neither trained on nor counted in their group's mean:
-    ``truncated`` (a limit ended them), ``void`` (no call, no answer), ``failed`` (a tool or the engine did
-    not work). A validation counts them all."""
+    """Unfinished episodes to exclude from training and from their group's mean: ``truncated`` (a limit ended
+    them), ``void`` (no call, no answer), ``failed`` (a tool or the engine failed). A validation counts all of
+    them."""
     mask_observations: bool = True
-    """``false`` also trains on what the environment wrote, to show what the mask is worth."""
+    """``false`` also trains on what the environment wrote, to measure the effect of the mask."""
     episodes_per_step: int = Field(default=8, ge=0)
-    """About so many episodes of each step are kept (``episodes/step_000001.jsonl``), with the advantages of
-    those that were trained on (``step_000001.advantages.json``). The same share of a validation's is kept
-    too, with ``validation: true`` in ``provenance``."""
+    """Approximate number of episodes to keep per step (``episodes/step_000001.jsonl``), with the advantages
+    of the trained ones (``step_000001.advantages.json``). The same share of a validation is kept, with
+    ``validation: true`` in ``provenance``."""
     seed: int = 0
     """Seeds the order of the prompts and, on the CPU engine, every sampled token."""
     output_dir: Path | None = None
-    """Everything that the run writes: metrics, log, episodes, failures, checkpoints, model."""
+    """Folder for everything that the run writes: metrics, log, episodes, failures, checkpoints, model."""
 
     @field_validator("limits")
     @classmethod
@@ -155,41 +155,41 @@ class RlSettings(EpisodeSettings):
     model: str
     output_dir: Path
     prompt_check: bool = True
-    """``false`` lets prompts differ from those that the model was trained with."""
+    """``false`` allows other prompts than the model was trained with."""
     platform: Literal["cpu", "gpu"] = "gpu"
     """``cpu`` adds the CPU platform and rollout engine; ``gpu`` leaves both to verl."""
     train_files: tuple[str, ...] = Field(min_length=1)
-    """Parquet files with one question a row, as ``afm data prepare rl`` writes them."""
+    """Parquet files with one question per row, as ``afm data prepare rl`` writes them."""
     val_files: tuple[str, ...] = ()
-    """Files for verl's own validation; the training files when empty."""
+    """Files for verl's own validation. The default is the training files."""
     short_batch: ShortBatch = ShortBatch.STOP
-    """What happens when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch."""
+    """What to do when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch."""
     max_failed_episodes: int | None = Field(default=None, ge=0)
-    """How many episodes of a step, or of a validation, may fail before the run ends: a row that cannot be
-    read, an error of ours or of a tool's code. Unless set, 1 % of a step's, at least 1. Failed episodes
-    have no score, are not trained on, and are listed in ``failures.jsonl``. An error of the engine ends
-    the run at once."""
+    """Episodes of a step or a validation that may fail before the run ends. Examples of a failure are an
+    unreadable row and an error in a tool's code. The default is 1 % of a step's episodes, at least 1. Failed
+    episodes have no score, are not trained on, and are listed in ``failures.jsonl``. An error of the engine
+    ends the run at once."""
     curriculum: Curriculum | None = None
-    """``{}`` draws questions by how often they are solved; without it each question comes once an epoch."""
+    """``{}`` draws questions by their solve rate. Without it, each question comes once per epoch."""
     alarms: Alarms = Alarms()
-    """Which metrics give cause for worry, and what happens then."""
+    """Metrics to watch, and what to do when one is out of bounds."""
     trackers: tuple[Literal["tensorboard", "wandb", "swanlab"], ...] = ()
-    """Any of ``tensorboard``, ``wandb``, ``swanlab``, which write below ``output_dir``. The last two are
-    offline unless ``WANDB_API_KEY`` or ``SWANLAB_API_KEY`` is in the environment."""
+    """Any of ``tensorboard``, ``wandb``, ``swanlab``. They write below ``output_dir``. The last two are
+    offline unless ``WANDB_API_KEY`` or ``SWANLAB_API_KEY`` is set in the environment."""
     ray_address: str | None = None
-    """Join this running Ray cluster; without it the run starts one of its own."""
+    """Address of a running Ray cluster to join. Without it the run starts its own."""
     start_timeout_s: float = Field(default=600.0, gt=0)
-    """How long Ray may take to start the trainer, and then its workers. After that the run ends and says what
-    is missing and what the nodes have left."""
+    """Seconds for Ray to start the trainer, and then its workers. After that the run ends with an error that
+    lists what is missing and what the nodes have left."""
     loss_grace_s: float = Field(default=30.0, ge=0)
-    """How long a trainer that lost a process or a node may take to end by itself; then it is ended. verl
-    would wait for ever for the episodes of a dead worker."""
+    """Seconds for a trainer that lost a process or a node to end by itself before it is killed. verl alone
+    would wait for a dead worker's episodes without end."""
     published: dict[str, Any] | None = None
-    """What ``preset=script|paper`` laid over the recipe; written for the record (docs/parity.md)."""
+    """Settings that ``preset=script|paper`` merged in, kept as a record (docs/parity.md)."""
     verl: dict[str, Any] = Field(default_factory=dict)
-    """verl's own configuration, nested, and checked against it; fields of its dataclasses that its YAML
-    leaves out can be set too. ``trainer.total_training_steps`` ends at what ``trainer.total_epochs`` hold.
-    ``trainer.resume_mode`` is always ``auto``."""
+    """verl's own configuration, nested. It is checked against verl, and may also set fields of verl's
+    dataclasses that verl's YAML leaves out. ``trainer.total_training_steps`` cannot exceed what
+    ``trainer.total_epochs`` yield. ``trainer.resume_mode`` is always ``auto``."""
 
     @field_validator("train_files", "val_files", mode="before")
     @classmethod

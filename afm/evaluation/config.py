@@ -42,10 +42,10 @@ class ModelSettings(Settings):
     """Which model answers."""
 
     path: str = Field(min_length=1)
-    """Folder of a model, or address of an OpenAI-compatible server; of several that serve it, a list, or with
-    commas between."""
+    """Folder of a model, or address of an OpenAI-compatible server. Give several servers of one model as a
+    list, or with commas between them."""
     name: str | None = None
-    """What the server calls it; what records call it."""
+    """The model's name at the server and in records."""
     tokenizer: str | None = None
     """Folder of the tokenizer, for a server."""
     context_tokens: int | None = Field(default=None, ge=1)
@@ -108,71 +108,71 @@ class EvalConfig(Settings):
     """Everything ``afm eval`` needs."""
 
     name: str
-    """What the benchmark is called in reports."""
+    """Name of the benchmark in reports."""
     benchmark: Annotated[str, AfterValidator(checked_benchmark)] | None = None
-    """Which published benchmark this is (docs/evaluation.md lists them). The manifest then says where
-    settings differ from the published ones, and where absent data comes from."""
+    """The published benchmark that this is (docs/evaluation.md lists them). The manifest then lists settings
+    that differ from the published ones, and the error for missing data names its source."""
     data: tuple[Path, ...] = Field(min_length=1)
     """Files of tasks (JSONL, JSON, parquet, CSV, TSV), or folders of them."""
     reader: Annotated[str, AfterValidator(checked_reader)] | None = None
-    """Name of the owner's row layout, where it is none of ours; see docs/data.md."""
+    """Name of the owner's row layout, for rows that are not in our layout. See docs/data.md."""
     data_source: str | None = None
-    """Used where a row names none; chooses the reward."""
+    """Data source of rows without one. It selects the reward."""
     prompt: str = "own"
-    """What the model is asked with: ``own`` (the agent's prompt), ``row`` (each row's) or a file with
-    ``{question}``; see docs/prompts.md."""
+    """Prompt of each question: ``own`` (the agent's), ``row`` (the row's) or a file with ``{question}``. See
+    docs/prompts.md."""
     prompt_check: bool = True
-    """``false`` lets the prompts differ from those that the model was trained with."""
+    """``false`` allows other prompts than the model was trained with."""
     agent: str = ""
-    """Name of a shipped agent, or path of a YAML; one that a model folder brings along wins if it has the
-    same name."""
+    """Name of a shipped agent, or path of a YAML. An agent of the same name in the model's folder replaces
+    it."""
     agents: AgentRoutes = Field(default_factory=dict)
-    """Which agent works on which rows, where not all have the same one."""
+    """Maps rows to agents, for data sets with rows of several agents."""
     without_tools: bool = False
-    """Ask the same questions of the agent without its tools, to see whether it calls some; ``tools`` is then
+    """Ask the agent the same questions without its tools, to see whether it calls some. ``tools`` is then
     ignored."""
     unseen_tools: dict[str, UnseenTool] = Field(default_factory=dict)
-    """Roles of tools that the model was not trained with, and the form of their arguments; broken ones are
-    counted."""
+    """Tool roles that the model was not trained with, and the form of their arguments. Calls that break it
+    are counted."""
     model: ModelSettings | None = None
-    """Who answers; a folder or an address alone stands for ``{path: ...}``."""
+    """The model to evaluate. A folder or an address alone is short for ``{path: ...}``."""
     team: TeamChoice | None = None
-    """A team that answers in the model's place; the file alone stands for ``{file: ...}``. Sampling and
-    limits are then those of its file."""
+    """A team in place of a model. The file alone is short for ``{file: ...}``. Sampling and limits are then
+    those of its file."""
     tools: Path | dict[str, Any] | None = None
     """Path of a tools YAML, or its content."""
     rewards: Path | dict[str, Any] | None = None
-    """Path of a reward YAML, or its content; ``null`` is the built-in table by data source."""
+    """Path of a reward YAML, or its content. ``null`` is the built-in table by data source."""
     sampling: SamplingSettings = SamplingSettings()
     """How the model samples: ``temperature``, ``top_p``, ``top_k`` and ``max_new_tokens`` of one
     generation."""
     limits: Annotated[dict[str, Any], AfterValidator(Limits.check_overrides)] = Field(default_factory=dict)
     """Overrides of the agent's limits."""
     protocol: Literal["ours", "published"] = "ours"
-    """``ours``, or ``published``: episodes are played as AFM's script plays its web agent
+    """``ours``, or ``published`` to play episodes as AFM's script plays its web agent
     (docs/evaluation.md)."""
     rounds: int = Field(default=1, ge=1)
-    """Episodes of every task."""
+    """Episodes per task."""
     limit: int | None = Field(default=None, ge=1)
-    """Only the first so many tasks of every file."""
+    """Number of tasks to take from the start of each file."""
     parallel: int = Field(default=64, ge=1)
-    """Episodes in flight."""
+    """Episodes in progress at the same time."""
     seed: int = 0
-    """With task and round it decides all that is random."""
+    """Together with task and round it determines all randomness."""
     prices: Prices | None = None
-    """Of tokens and tool calls, so that figures are in US dollars too."""
+    """Prices of tokens and tool calls, to report US dollars too."""
     best_of: BestOfSettings | None = None
-    """How a judge chooses among the rounds of a question when all are done; ``null`` for not at all."""
+    """How a judge chooses among the rounds of a question at the end. ``null`` switches it off."""
     agreement: AgreementSettings | None = None
-    """Who judges again when all are done, to see whether judges agree; ``null`` for nobody."""
+    """Who judges again at the end, to see whether judges agree. ``null`` switches it off."""
     retries: int = Field(default=2, ge=0)
     """Further attempts at an episode whose engine, tools or reward failed."""
     max_failed_share: float = Field(default=0.1, ge=0, le=1)
     """Share of episodes that may end without a score before the run ends with an error."""
     keep_tokens: bool = False
-    """Whether episodes hold token ids, mask and log-probabilities."""
+    """Whether to keep token ids, mask and log-probabilities of episodes."""
     output_dir: Path
-    """Everything that the run writes. Run the same command again to resume."""
+    """Folder for everything that the run writes. Run the same command again to resume."""
 
     @field_validator("data", mode="before")
     @classmethod
