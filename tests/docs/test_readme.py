@@ -38,7 +38,10 @@ def test_the_python_runs_and_is_short() -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(text, "README.md", "exec"), {})
-    assert printed.getvalue().endswith("\n('2166',)\n"), "the answer, and no broken rule"
+    assert printed.getvalue().splitlines() == [
+        "Trajectory(plan, think, code, observation, reflection, think, answer)",
+        "score=1.0 parts={'correct': 1.0, 'format': 1.0} evidence=\"'2166' equals the gold answer\"",
+    ]
 
 
 def test_links_lead_somewhere() -> None:
