@@ -117,5 +117,8 @@ export TEACHER_MODEL_NAME="${TEACHER_MODEL_NAME:-}"
 # Key of the OpenAI-compatible endpoint that serves the agent's model.
 export AFM_MODEL_API_KEY="${AFM_MODEL_API_KEY:-}"
 
+# Import Python files beside a YAML even if another user wrote them or they were downloaded; --trust sets it.
+export AFM_TRUST="${AFM_TRUST:-}"
+
 # Show the whole traceback of an error on the command line.
 export AFM_TRACEBACK="${AFM_TRACEBACK:-}"

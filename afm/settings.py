@@ -116,6 +116,10 @@ class Environment(BaseSettings):
     afm_model_api_key: SecretStr | None = Field(
         default=None, description="Key of the OpenAI-compatible endpoint that serves the agent's model."
     )
+    afm_trust: bool = Field(
+        default=False,
+        description="Import Python files beside a YAML even if another user wrote them or they were downloaded; --trust sets it.",
+    )
     afm_traceback: bool = Field(
         default=False, description="Show the whole traceback of an error on the command line."
     )

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
     {"errors", "settings", "processes", "configuration", "seeds", "sqlite", "terminal", "palette"},
-    {"runs"},
+    {"runs", "plugins"},
     {"agents", "findings", "presets"},
     {"memory_arithmetic"},
     {"trajectory"},
@@ -26,7 +26,7 @@ LAYERS = [
     {"play"},
     {"distill", "evaluation"},
     {"api"},
-    {"cli"},
+    {"cli", "starter"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError
+from afm.plugins import TRUST_VARIABLE
 from afm.rewards import load_reward
 from verl_ext.compose import Flat, arguments, compose, overrides_of
 from verl_ext.metrics import ENGINE_LOG
@@ -30,6 +31,8 @@ def environment(settings: RlSettings) -> dict[str, str]:
         "RAY_DEDUP_LOGS": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if trusted := os.environ.get(TRUST_VARIABLE):
+        values[TRUST_VARIABLE] = trusted
     if settings.platform == "cpu":
         values |= {
             "VERL_PLATFORM": "cpu",

@@ -145,7 +145,7 @@ class AgentSpec(Settings):
     """Tag → role, in the order in which the model is told of them."""
     transitions: dict[str, tuple[str, ...]]
     """What may follow what, thoughts aside; ``start`` is the beginning. An observation always follows a
-    tool."""
+    tool. The word ``any`` in place of the table lets every role follow every other."""
     answer_format: AnswerFormat = AnswerFormat.TEXT
     """``text``, ``boxed`` or ``fence``."""
     answer_separator: str | None = None
@@ -162,6 +162,18 @@ class AgentSpec(Settings):
     def __repr_args__(self) -> Iterable[tuple[str, Any]]:
         """Name, roles and tools; :meth:`dump` has everything."""
         return [("name", self.name), ("roles", list(self.roles)), ("tools", list(self.tool_roles.values()))]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_any_order(cls, data: Any) -> Any:
+        """Write out ``transitions: any``; what is wrong with the roles is found later."""
+        roles = data.get("roles") if isinstance(data, dict) else None
+        if not isinstance(roles, dict) or data.get("transitions") != "any":
+            return data
+        kinds = {tag: role.get("kind", "text") for tag, role in roles.items() if isinstance(role, dict)}
+        movable = [tag for tag, kind in kinds.items() if kind in ("text", "tool", "answer")]
+        sources = [START, *(tag for tag in movable if kinds[tag] != "answer")]
+        return data | {"transitions": dict.fromkeys(sources, movable)}
 
     @model_validator(mode="after")
     def _check(self) -> AgentSpec:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import agent_option, model_option, prompt_option
+from afm.cli.options import TrustOption, agent_option, model_option, prompt_option
 from afm.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def ask(
     resume: _ResumeOption = None,
     prices: _PricesOption = None,
     as_json: _AsJsonOption = False,
+    trust: TrustOption = False,
 ) -> None:
     """Let a model work on QUESTION as an agent with real tools, and show everything it does.
 

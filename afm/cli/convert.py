@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from afm.cli.options import CallReadersOption, OnBadRows, RowsJsonOption, agent_option
+from afm.cli.options import CallReadersOption, OnBadRows, RowsJsonOption, TrustOption, agent_option
 from afm.errors import DataError, MissingExtraError, TrajectoryError, UsageError
 from afm.masking import Boundary, MaskedIds, encode_batch, role_spans
 from afm.palette import terminal_style
@@ -125,6 +125,7 @@ def validate(
     read_as: _ReadAsOption = None,
     tools: CallReadersOption = None,
     as_json: RowsJsonOption = False,
+    trust: TrustOption = False,
 ) -> None:
     """Check every trajectory in FILE against the rules of its agent, and its calls by the readers of the tools.
 

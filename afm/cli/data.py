@@ -16,6 +16,7 @@ from afm.cli.options import (
     RecordsArgument,
     SeedOption,
     TasksArgument,
+    TrustOption,
     agent_option,
     prompt_option,
 )
@@ -131,6 +132,7 @@ def prepare_sft(
     agent: AgentOption = "math",
     name: Annotated[str, typer.Option(help="Name of the data set for LLaMA-Factory.")] = "math_agent_sft",
     tools: CallReadersOption = None,
+    trust: TrustOption = False,
 ) -> None:
     """Write trajectories as an alpaca data set for `afm sft`.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import agent_option
+from afm.cli.options import TrustOption, agent_option
 from afm.errors import BudgetSpentError, DataError, UsageError
 
 if TYPE_CHECKING:
@@ -21,8 +21,20 @@ if TYPE_CHECKING:
     from afm.tools import Tool
 
 
+_RewardsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Reward YAML by which answers are kept; by default the scorers by data source.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+
+
 def distill(
-    tasks: Annotated[Path, typer.Argument(help="Problems as JSONL or parquet.", exists=True, dir_okay=False)],
+    tasks: Annotated[
+        Path, typer.Argument(help="Problems as JSONL, CSV or parquet.", exists=True, dir_okay=False)
+    ],
     output_dir: Annotated[Path, typer.Option(help="Folder for the event log and the trajectories.")],
     overrides: Annotated[
         list[str] | None,
@@ -31,7 +43,7 @@ def distill(
     team: Annotated[
         Path | None,
         typer.Option(
-            help="YAML of a team with models, as those in configs/distill; by default scripted.",
+            help="YAML of a team: of models (configs/distill), or `class_name` of your own; by default scripted.",
             exists=True,
             dir_okay=False,
         ),
@@ -46,7 +58,9 @@ def distill(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Fixes every random choice of a scripted team.")] = 0,
+    rewards: _RewardsOption = None,
     max_parallel: Annotated[int, typer.Option(min=1, help="Problems worked on at the same time.")] = 4,
+    trust: TrustOption = False,
 ) -> None:
     """Let a team solve problems with real tools and turn its work into trajectories.
 
@@ -59,7 +73,7 @@ def distill(
         raise UsageError(f"{overrides[0]!r}: key=value is for the file of --team, which is not given")
     view = ProgressView()
     opened = _team(team, agent, tools, seed, overrides or ())
-    summary = asyncio.run(_distill(tasks, output_dir, opened, seed, max_parallel, view.update))
+    summary = asyncio.run(_distill(tasks, output_dir, opened, seed, max_parallel, rewards, view.update))
     view.line(
         f"{summary.path}: {summary.kept} of {summary.tasks} trajectories kept, "
         f"{summary.tool_calls} tool calls, {summary.seconds:.0f} s{_cost(summary)}"
@@ -88,6 +102,7 @@ async def _distill(
     opened: AbstractAsyncContextManager[_Opened],
     seed: int,
     max_parallel: int,
+    rewards: Path | None,
     progress: Progress,
 ) -> DistillSummary:
     from afm.datasets import read_tasks
@@ -102,6 +117,7 @@ async def _distill(
             team=team,
             seed=seed,
             max_parallel=max_parallel,
+            rewards=rewards,
             progress=progress,
         )
 
@@ -112,7 +128,7 @@ async def _team(
 ) -> AsyncIterator[_Opened]:
     """The team, the agent that its work is for, and the tools; closed at the end."""
     from afm.cli.options import configs_folder
-    from afm.distill.model_team.team import load_team
+    from afm.distill.own_team import open_team
     from afm.distill.scripted_teams import scripted_team
     from afm.tools import load_tools
 
@@ -123,7 +139,7 @@ async def _team(
             team = scripted_team(spec, seed)
             tools_file = tools_file or configs_folder() / "tools/code_executor.yaml"
         else:
-            team = members = load_team(file, agent_option(agent) if agent else None, overrides)
+            team = members = open_team(file, agent_option(agent) if agent else None, overrides, seed)
             stack.push_async_callback(members.close)
             spec = members.spec
             tools_file = tools_file or members.settings.tools
@@ -144,6 +160,7 @@ def expand(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="For example output_dir=DIR growth=width count=100."),
     ] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Build questions that need several pages, each with its answer, its path and a proof that no page is needless.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afm.cli.options import TrustOption
 from afm.configuration import override_key, read_extended
 from afm.errors import AfmError, ConfigError
 from afm.findings import Finding, Level, failed
@@ -47,6 +48,7 @@ def doctor(
         float | None, typer.Option(min=1, help="Memory of one GPU in GiB [default: the header, else 80].")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    trust: TrustOption = False,
 ) -> None:
     """Check this computer (no CONFIG), or a training, an evaluation or tools: what is fine, what would fail, what to do.
 

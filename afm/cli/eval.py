@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from afm.cli.options import JsonOption, afm_command
+from afm.cli.options import JsonOption, TrustOption, afm_command
 from afm.errors import ConfigError, UsageError
 from afm.terminal import ProgressView
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
     from afm.distill.model_team.team import ModelTeam
+    from afm.distill.own_team import OwnTeam
     from afm.distill.scripted_teams import ScriptedTeam
     from afm.distill.team_player import TeamPlayer
     from afm.evaluation import Metrics
@@ -142,6 +143,7 @@ def evaluation(
         bool, typer.Option("--dry-run", help="Print the resolved settings, check them, run nothing.")
     ] = False,
     as_json: MetricsOption = False,
+    trust: TrustOption = False,
 ) -> None:
     """Evaluate a model with the agent's own loop, or a team (team=FILE); if interrupted, run the same command again to resume.
 
@@ -351,15 +353,15 @@ def check_team(config: EvalConfig, spec: AgentSpec) -> None:
         load_tools(config.tools)
 
 
-def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | ScriptedTeam:
-    from afm.distill.model_team.team import load_team
+def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | OwnTeam | ScriptedTeam:
+    from afm.distill.own_team import open_team as open_file
     from afm.distill.scripted_teams import scripted_team
 
     choice = config.team
     if choice is None:
         raise ConfigError("this evaluation has a model and no team")
     if choice.file != SCRIPTED:
-        return load_team(choice.file, spec, choice.changes)
+        return open_file(choice.file, spec, choice.changes, config.seed)
     if choice.changes:
         raise UsageError(
             f"team.{choice.changes[0]}: the scripted team has no file to change; give one: team=FILE"

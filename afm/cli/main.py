@@ -14,6 +14,7 @@ from afm.cli import (
     convert,
     data,
     doctor,
+    init,
     quickstart,
     report,
     reproduce,
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 
 app.command()(quickstart.quickstart)
+app.command()(init.init)
 app.command()(ask.ask)
 app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -13,6 +14,7 @@ import typer
 
 from afm.configuration import configs_folder as configs_folder
 from afm.errors import ConfigError, UsageError
+from afm.plugins import TRUST_VARIABLE
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec, PromptSource
@@ -25,7 +27,7 @@ RowsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON obj
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what it takes, do nothing.")]
 RecordsArgument = Annotated[Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)]
 TasksArgument = Annotated[
-    Path, typer.Argument(help="Problems as JSONL or parquet.", exists=True, dir_okay=False)
+    Path, typer.Argument(help="Problems as JSONL, CSV or parquet.", exists=True, dir_okay=False)
 ]
 CallReadersOption = Annotated[
     Path | None,
@@ -33,6 +35,21 @@ CallReadersOption = Annotated[
         help="Tools YAML whose classes read the calls. By default the shipped tools, by their names.",
         exists=True,
         dir_okay=False,
+    ),
+]
+
+
+def _trust(value: bool) -> bool:
+    """Note ``--trust`` in the environment, where the processes that a command starts read it too."""
+    if value:
+        os.environ[TRUST_VARIABLE] = "1"
+    return value
+
+
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust", callback=_trust, help="Import Python files beside a YAML even if others wrote them."
     ),
 ]
 

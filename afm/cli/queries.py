@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afm.cli.options import TrustOption
 from afm.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def queries(
             help="For example tasks=nq.jsonl model=DIR_OR_URL output_dir=DIR target=1000.",
         ),
     ] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Keep the questions that a model does not answer anyway, by the share of its samples that are right.
 

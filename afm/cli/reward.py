@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import BaseModel, ConfigDict
 
-from afm.cli.options import agent_option
+from afm.cli.options import TrustOption, agent_option
 from afm.configuration import validated
 from afm.errors import AfmError, DataError, UsageError, suggestion
 from afm.terminal import plain
@@ -51,6 +51,7 @@ def reward(
         list[str] | None, typer.Option(help="With --attack: only those on this scorer; may be repeated.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
+    trust: TrustOption = False,
 ) -> None:
     """Judge every response in FILE: score, verdict (correct, wrong, abstained), evidence, seconds.
 

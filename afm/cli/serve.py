@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from afm.cli import serve_model
+from afm.cli.options import TrustOption
 from afm.datasets.wiki18 import PublishedIndex
 
 app = typer.Typer(help="Serve a tool, or a model, to other machines.", no_args_is_help=True)
@@ -92,6 +93,7 @@ def mcp(
     ] = False,
     host: Host = None,
     port: Port = None,
+    trust: TrustOption = False,
 ) -> None:
     """Offer the tools of a YAML to MCP clients: on standard streams, or by HTTP.
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from afm.cli.options import TrustOption
 from afm.errors import MissingExtraError
 from afm.processes import tied_environment
 
@@ -54,6 +55,7 @@ def rl(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved command, check it, start nothing.")
     ] = False,
+    trust: TrustOption = False,
 ) -> None:
     """Train an agent by reinforcement learning; continues from the last checkpoint if there is one."""
     if importlib.util.find_spec("verl") is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from afm.cli.options import AgentOption, OnBadRows, RecordsArgument, SeedOption, agent_option
+from afm.cli.options import AgentOption, OnBadRows, RecordsArgument, SeedOption, TrustOption, agent_option
 from afm.errors import DataError, UsageError, suggestion
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def filter_files(
     rewards: _RewardsOption = None,
     min_score: _MinScoreOption = None,
     picture: Annotated[bool, typer.Option(help="Draw the funnel as funnel.png.")] = True,
+    trust: TrustOption = False,
 ) -> None:
     """Filter trajectories stage by stage; every dropped row stands with its reason in `dropped.jsonl`.
 

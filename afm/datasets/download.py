@@ -10,9 +10,9 @@ from pathlib import Path
 from afm.datasets.hub import MIB, HubFile, Progress, fetch, format_size, hub_files, is_whole
 from afm.datasets.hub_sets import LOCK_FILE, HubSet, Lock, LockedSet, read_lock
 from afm.errors import DataError
+from afm.plugins import DOWNLOAD_MANIFEST as MANIFEST_FILE
 from afm.runs.folder import RunFolder, manifest_of, write_manifest
 
-MANIFEST_FILE = "download.manifest.json"
 _SHOWN_NAMES = 5
 _SPARE_BYTES = 64 * MIB
 """Left free beyond the files."""

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from afm.agents.prompt_source import QUESTION_MARK, row_messages
-from afm.datasets.row_files import columnar_rows
+from afm.datasets.row_files import published_rows
 from afm.errors import DataError
 from afm.runs.atomic import replacing
 from afm.trajectory.chat import row_id
@@ -31,6 +31,7 @@ _RESULT = re.compile(r"(?:^|\n)#### *\$?(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
 _OTHER_KEYS = "; `afm data prepare tasks --question-key KEY --answer-key KEY` reads rows with other keys"
 _WORKED_SOURCES = ("gsm8k", "openai/gsm8k")
 """Data sources whose published ``answer`` is a worked solution."""
+_NO_JSON = (".parquet", ".csv", ".tsv")
 _MOST_LEVELS = 64
 """Lists and objects within each other; laying rows aside recurses, and no published row comes near."""
 
@@ -74,10 +75,10 @@ class Task(FrozenModel):
 
 
 def read_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[Task]:
-    """Stream the tasks of a JSONL or parquet file.
+    """Stream the tasks of a JSONL, CSV, TSV or parquet file.
 
     Args:
-        path: ``*.parquet``, or anything else as JSONL (blank lines are skipped).
+        path: ``*.parquet``, ``*.csv``, ``*.tsv``, or anything else as JSONL (blank lines are skipped).
         data_source: Used where a row names none.
 
     Raises:
@@ -112,8 +113,8 @@ def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
     """
     file = Path(path)
     if not file.is_file():
-        raise DataError("no such file; expected tasks as .jsonl or .parquet", path=str(file))
-    rows = columnar_rows(file) if file.suffix == ".parquet" else json_rows(file)
+        raise DataError("no such file; expected tasks as .jsonl, .csv, .tsv or .parquet", path=str(file))
+    rows = published_rows(file) if file.suffix in _NO_JSON else json_rows(file)
     seen: set[str] = set()
     for number, row in rows:
         try:

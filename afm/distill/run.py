@@ -219,6 +219,7 @@ async def distill(
     seed: int = 0,
     max_parallel: int = 4,
     filters: Sequence[Filter] | None = None,
+    rewards: Path | None = None,
     progress: Progress | None = None,
 ) -> DistillSummary:
     """Distil ``tasks`` into ``output_dir``; called again after a kill, it continues with the next task.
@@ -229,6 +230,7 @@ async def distill(
     Args:
         team: The teacher, for example :func:`afm.distill.scripted_teams.scripted_team`.
         filters: Stages behind the merge, none where empty; by default format and quality by the reward of the data source.
+        rewards: YAML of that reward.
         progress: Called after every task and every filtered row.
 
     Raises:
@@ -246,7 +248,7 @@ async def distill(
         settle(out, tasks, team, seed, **agent)
         collected = await collect(tasks, team, tools, log, max_parallel=max_parallel, progress=progress)
         merged = merge_log(out / EVENTS_FILE, spec, role_map, team=team.name, seed=seed)
-        async with _stages(filters, spec, tools) as stages:
+        async with _stages(filters, spec, tools, rewards) as stages:
             funnel, tool_calls = await _filter(merged, stages, out, progress)
     summary = DistillSummary(
         path=out / KEPT_FILE,
@@ -294,13 +296,13 @@ def settle(out: Path, tasks: Sequence[Task], team: Team, seed: int, **more: obje
 
 @asynccontextmanager
 async def _stages(
-    filters: Sequence[Filter] | None, spec: AgentSpec, tools: Mapping[str, Tool]
+    filters: Sequence[Filter] | None, spec: AgentSpec, tools: Mapping[str, Tool], rewards: Path | None
 ) -> AsyncIterator[Sequence[Filter]]:
     """The filters; where none are named, the agent's rules and the reward of each row's data source."""
     if filters is not None:
         yield filters
         return
-    reward = load_reward()
+    reward = load_reward(rewards)
     try:
         yield FormatFilter(spec, readers_among(tools)), QualityFilter(spec, reward)
     finally:

@@ -5,7 +5,6 @@ A scorer of your own is a class by its dotted name in a reward YAML, never in a 
 
 from __future__ import annotations
 
-import importlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,6 +16,7 @@ from pydantic import Field, model_validator
 
 from afm.configuration import Settings, read_mapping, validated
 from afm.errors import AfmError, ConfigError, suggestion
+from afm.plugins import import_module_of
 from afm.rewards.agent_h import AgentH
 from afm.rewards.base import FormScorer, Part, Reward, Sample, Scorer
 from afm.rewards.choice import ChoiceLetter
@@ -166,12 +166,15 @@ class CombinedReward:
     Args:
         settings: What a reward file holds; kept as ``settings``.
         label: Its name in errors.
+        folder: Where scorers of your own are imported from (see :mod:`afm.plugins`); by default as Python finds them.
 
     Raises:
-        ConfigError: The formula or the table of sources is wrong.
+        ConfigError: The formula or the table of sources is wrong, or a scorer cannot be imported.
     """
 
-    def __init__(self, settings: RewardSettings, label: str = "reward configuration") -> None:
+    def __init__(
+        self, settings: RewardSettings, label: str = "reward configuration", folder: Path | None = None
+    ) -> None:
         self.settings = settings
         try:
             self._formula = Formula(settings.formula, (CORRECT, FORMAT, OVERLONG))
@@ -196,6 +199,9 @@ class CombinedReward:
             "t_eval": lambda: TEval(settings.t_eval),
             "agent_h": AgentH,
         }
+        for source, name in settings.by_source.items():
+            if name not in SCORERS:
+                self._makers[name] = scorer_class(name, folder, f"{label}: by_source.{source}")
         self._scorers: dict[str, Scorer] = {}
         self._extra: dict[str, Judge] = {}
         if (long := settings.overlong) is not None:
@@ -232,7 +238,7 @@ class CombinedReward:
         else:
             name = scorer_name(sample.data_source, self._table)
         if name not in self._scorers:
-            self._scorers[name] = self._makers[name]() if name in self._makers else open_scorer(name)
+            self._scorers[name] = self._makers[name]()
         return self._scorers[name]
 
     def _verdict(self, parts: Mapping[str, Part], seconds: float) -> Verdict:
@@ -255,7 +261,8 @@ def load_reward(source: str | Path | Mapping[str, Any] | None = None) -> Reward:
         ConfigError: Names the file, the key path, the value and what was expected.
     """
     label, data = read_mapping({} if source is None else source, "reward")
-    return CombinedReward(validated(RewardSettings, data, label), label)
+    folder = Path(source).parent if isinstance(source, str | Path) else None
+    return CombinedReward(validated(RewardSettings, data, label), label, folder)
 
 
 async def _part(name: str, judge: Judge, sample: Sample) -> Part:
@@ -308,22 +315,16 @@ def checked_name(name: str, place: str, *, own: bool = False) -> str:
     raise ConfigError(f"{place}: reward {name!r} is unknown, {suggestion(name, SCORERS)}")
 
 
-def open_scorer(name: str) -> Scorer:
-    """An instance of the class ``name``, made without arguments.
+def scorer_class(name: str, folder: Path | None, where: str) -> type[Scorer]:
+    """The class ``name``, which is made without arguments.
 
     Raises:
         ConfigError: It cannot be imported, or is no scorer (see :class:`afm.rewards.base.Scorer`).
     """
-    module_name, _, class_name = name.rpartition(".")
-    try:
-        scorer = getattr(importlib.import_module(module_name), class_name, None)
-    except Exception as error:  # whatever a module does when it is loaded
-        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"reward {name!r} cannot be imported: {reason}; is its folder on PYTHONPATH?"
-        ) from error
+    module = import_module_of(name, folder, where)
+    scorer = getattr(module, name.rpartition(".")[2], None)
     if not isinstance(scorer, type) or not all(
         callable(getattr(scorer, method, None)) for method in ("judge", "close")
     ):
-        raise ConfigError(f"reward {name!r}: expected a class with async methods judge(sample) and close()")
-    return cast("Scorer", scorer())
+        raise ConfigError(f"{where}: {name!r}: expected a class with async methods judge(sample) and close()")
+    return cast("type[Scorer]", scorer)

@@ -10,7 +10,6 @@ The file has the shape that verl reads too::
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -22,6 +21,7 @@ from pydantic import Field, field_validator
 from afm.agents import AgentSpec
 from afm.configuration import Settings, configs_folder, read_mapping, validated
 from afm.errors import BadArgumentError, ConfigError, Fault, TrajectoryError, suggestion
+from afm.plugins import import_module_of
 from afm.tools.base import ConfiguredTool, ReadingTool, Tool, ToolContext, ToolSchema, TrustedTool
 from afm.tools.cassette import Cassette, CassetteSettings, CassetteTool, Mode, OnMiss, tool_version
 from afm.trajectory.tags import SplitText, split
@@ -55,7 +55,7 @@ class ToolsFile(Settings):
 def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
     """Tools by name, as an agent's roles refer to them.
 
-    Nothing is started yet. Tools with equal sandbox settings share one sandbox; closing a tool closes it
+    Classes of your own are imported from the folder of the file (see :mod:`afm.plugins`). Nothing is started yet. Tools with equal sandbox settings share one sandbox; closing a tool closes it
     for all of them.
 
     Raises:
@@ -71,7 +71,7 @@ def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
         name = entry.tool_schema.function.name
         if name in tools:
             raise ConfigError(f"{label}: {at}.tool_schema.function.name: {name!r} stands twice")
-        kind = _tool_class(entry.class_name, f"{label}: {at}.class_name")
+        kind = _tool_class(entry.class_name, f"{label}: {at}.class_name", _folder_of(source))
         context = ToolContext(label, f"{at}.config", entry.tool_schema, opened)
         tools[name] = kind.from_config(entry.config, context)
     return tools if file.cassette is None else _behind_cassette(tools, entries, file.cassette)
@@ -104,7 +104,9 @@ def tool_classes(path: Path) -> dict[str, type[ConfiguredTool]]:
     label, data = read_mapping(path, "tools")
     entries = enumerate(validated(ToolsFile, data, label).tools)
     return {
-        entry.tool_schema.function.name: _tool_class(entry.class_name, f"{label}: tools[{number}].class_name")
+        entry.tool_schema.function.name: _tool_class(
+            entry.class_name, f"{label}: tools[{number}].class_name", path.parent
+        )
         for number, entry in entries
     }
 
@@ -140,17 +142,17 @@ def _ours_for(module: str) -> str:
     return f"here it is afm.tools.{known[0]}, with its settings in configs/tools/{known[1]}.yaml (docs/from_afm.md)"
 
 
-def _tool_class(name: str, where: str) -> type[ConfiguredTool]:
+def _folder_of(source: Path | Mapping[str, Any]) -> Path | None:
+    return None if isinstance(source, Mapping) else Path(source).parent
+
+
+def _tool_class(name: str, where: str, folder: Path | None) -> type[ConfiguredTool]:
     module_name, _, class_name = name.rpartition(".")
     if not module_name:
         raise ConfigError(f"{where}: got {name!r}, expected a dotted name such as afm.tools.code.CodeTool")
     if name.startswith("verl.tools."):
         raise ConfigError(f"{where}: {name!r} is a tool of verl's, {_ours_for(module_name)}")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a module does when it is loaded
-        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{where}: {name!r} cannot be imported: {reason}") from error
+    module = import_module_of(name, folder, where)
     kind = getattr(module, class_name, None)
     classes = [key for key, value in vars(module).items() if hasattr(value, "from_config")]
     if kind is None:

@@ -38,8 +38,8 @@ def failure(source: str | Path) -> str:
     return str(error.value)
 
 
-def test_six_agents_are_shipped_and_load() -> None:
-    assert shipped_agents() == ("code", "full", "math", "mhqa", "web", "wiki")
+def test_seven_agents_are_shipped_and_load() -> None:
+    assert shipped_agents() == ("code", "full", "math", "mhqa", "react", "web", "wiki")
     assert [load_agent(name).name for name in shipped_agents()] == list(shipped_agents())
 
 
@@ -185,3 +185,13 @@ def test_a_model_trained_as_one_agent_has_no_folder_of_agents(tmp_path: Path) ->
     assert agent_of_model(tmp_path, "web") == load_agent("web")  # not the one that was trained
     assert agent_of_model(tmp_path / "none", "math") == load_agent("math")
     assert saved_agents(tmp_path / "none") == []
+
+
+def test_any_transitions_let_a_tool_of_your_own_stand_anywhere(tmp_path: Path) -> None:
+    stock = "extends: react\nname: shop\nroles:\n  stock: {kind: tool, tool: stock}"
+    spec = load_agent(write(tmp_path, "shop.yaml", stock))
+    everything = ("web_search", "crawl_page", "code", "answer", "stock")
+    assert set(spec.transitions) == {"start", "web_search", "crawl_page", "code", "stock"}
+    assert set(spec.transitions.values()) == {everything}
+    save_agent(spec, tmp_path / "saved.yaml")
+    assert load_agent(tmp_path / "saved.yaml") == spec

@@ -1,0 +1,20 @@
+"""Make a tokenizer and a tiny random model in runs/start. Leave this out when you train a model that you have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from afm.models.tiny import create_tiny_model, train_tokenizer
+
+
+def main() -> None:
+    """Train the tokenizer on the examples and draw the weights."""
+    rows = json.loads(Path("runs/data/weekdays.json").read_text(encoding="utf-8"))
+    texts = [row[key] for row in rows for key in ("instruction", "output")]
+    train_tokenizer(texts, "runs/start", vocab_size=512, whole_tags=True)
+    print(f"runs/start: {create_tiny_model('runs/start', 'runs/start'):,} parameters")
+
+
+if __name__ == "__main__":
+    main()

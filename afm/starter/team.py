@@ -1,0 +1,34 @@
+"""The teacher: a scripted team, whose work becomes the examples that the model learns from.
+
+The clerk looks up every other date. It knows the other half by heart, which the model cannot: it copies the habit and
+answers wrongly, until reinforcement learning shows it that the tool pays.
+"""
+
+from __future__ import annotations
+
+import random
+
+from afm.distill.event_log import Recorder
+from afm.rewards.text_match import gold_answers
+
+KNOWN_SHARE = 0.5
+
+
+class Team:
+    """One clerk."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    async def solve(self, recorder: Recorder) -> None:
+        """Work on one question: say, use the tool, finish."""
+        task = recorder.task
+        day = task.question.rstrip("?").split()[-1]
+        if random.Random(f"{self._seed}/{task.id}").random() < KNOWN_SHARE:
+            recorder.say("clerk", "I know this one.")
+            recorder.finish("clerk", gold_answers(task.ground_truth)[0])
+            return
+        recorder.say("clerk", "Look it up.")
+        result = await recorder.use("clerk", "weekday", day)
+        recorder.say("clerk", "Done.")
+        recorder.finish("clerk", result.text)

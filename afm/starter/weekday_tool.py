@@ -1,0 +1,32 @@
+"""The tool: a class with a name and an async ``call``, text in and text out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+from typing import Any
+
+from afm.tools import ToolResult
+from afm.tools.base import ToolContext
+
+
+class WeekdayTool:
+    """Names the weekday of a date such as 2024-02-29."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> WeekdayTool:
+        """Make the tool from its entry in tools.yaml."""
+        return cls(context.schema.function.name)
+
+    async def call(self, argument: str) -> ToolResult:
+        """Answer the agent; wrong input is answered in words, so that the agent can try again."""
+        try:
+            return ToolResult(f"{date.fromisoformat(argument.strip()):%A}")
+        except ValueError:
+            return ToolResult(f"{argument.strip()!r} is not a date; send one such as 2024-02-29")
+
+    async def close(self) -> None:
+        """Release what the tool holds: nothing."""

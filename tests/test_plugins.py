@@ -1,0 +1,91 @@
+"""Python files beside a YAML: imported from there, announced, and refused where others wrote them."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from afm.errors import ConfigError
+from afm.plugins import import_module_of
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("AFM_TRUST", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("plug_"):
+            del sys.modules[name]
+
+
+def write(folder: Path, name: str, text: str = "class A: ...\n") -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_file_beside_the_yaml_is_imported_once_with_those_beside_it_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "plug_helper.py", "NUMBER = 7\n")
+    file = write(tmp_path, "plug_one.py", "from plug_helper import NUMBER\n")
+    for _ in range(2):
+        assert import_module_of("plug_one.A", tmp_path, "here").NUMBER == 7
+    assert capsys.readouterr().err == f"importing {file}\n"
+
+
+def test_a_package_beside_the_yaml_may_hold_the_class(tmp_path: Path) -> None:
+    write(tmp_path, "plug_package/__init__.py", "")
+    write(tmp_path, "plug_package/tools.py")
+    assert import_module_of("plug_package.tools.A", tmp_path, "here").A
+
+
+def test_a_downloaded_file_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "download.manifest.json", "{}")
+    file = write(tmp_path, "set/plug_downloaded.py", "raise SystemExit('it ran')\n")
+    with pytest.raises(ConfigError, match=r"was not imported, because .* `afm data download`.* with --trust"):
+        import_module_of("plug_downloaded.A", file.parent, "here")
+    file.write_text("class A: ...\n")
+    monkeypatch.setenv("AFM_TRUST", "1")
+    assert import_module_of("plug_downloaded.A", file.parent, "here").A
+
+
+def test_a_file_of_another_user_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "plug_foreign.py")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(ConfigError, match=rf"belongs to another user \(id {owner}, yours is {owner + 1}\)"):
+        import_module_of("plug_foreign.A", tmp_path, "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("json", "", r"here: 'json\.A': the module name 'json' is taken by .*; rename .*json\.py"),
+        ("this", "", r"'this' is a module of Python; rename"),
+        ("plug_broken", "1 / 0", r"'plug_broken\.A' cannot be imported: ZeroDivisionError"),
+        ("plug_lacking", "import plug_absent", r"cannot be imported: No module named 'plug_absent'\Z"),
+    ],
+)
+def test_what_cannot_be_imported_is_explained(tmp_path: Path, name: str, text: str, message: str) -> None:
+    write(tmp_path, f"{name}.py", text)
+    with pytest.raises(ConfigError, match=message):
+        import_module_of(f"{name}.A", tmp_path, "here")
+
+
+def test_a_module_that_is_nowhere_is_expected_beside_the_yaml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected .*plug_nowhere\.py or an installed package"):
+        import_module_of("plug_nowhere.A", tmp_path, "here")
+
+
+def test_two_folders_with_one_module_name_are_not_mixed_up(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        write(tmp_path / folder, "plug_twice.py")
+    import_module_of("plug_twice.A", tmp_path / "a", "here")
+    with pytest.raises(ConfigError, match=r"is taken by .*a/plug_twice\.py; rename .*b/plug_twice\.py"):
+        import_module_of("plug_twice.A", tmp_path / "b", "here")
