@@ -26,7 +26,7 @@ def init(
 ) -> None:
     """Write a starter for a task of your own: agent, tool, reward, team, questions, recipes, README.
 
-    It trains on two CPU cores in a few minutes; its README has the commands. Change one file at a time.
+    Its README has the commands, from the questions to a report. Change one file at a time.
 
     Example: afm init my_task
     """
