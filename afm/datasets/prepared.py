@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import afm
 from afm.agents import load_agent
-from afm.datasets.download import MANIFEST_FILE
 from afm.datasets.hub_sets import LOCK_FILE, HubSet, Preparation, Product, read_lock, split_of
 from afm.datasets.published import (
     PROMPTS_FOLDER,
@@ -33,6 +32,7 @@ from afm.datasets.row_files import data_files
 from afm.datasets.schema import Task, write_tasks
 from afm.datasets.sft_files import write_alpaca, write_chat
 from afm.errors import DataError
+from afm.plugins import DOWNLOAD_MANIFEST as MANIFEST_FILE
 from afm.runs.folder import manifest_of, sha256_of, write_manifest
 
 BAD_SUFFIX = ".bad_rows.jsonl"

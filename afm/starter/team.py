@@ -14,7 +14,7 @@ from afm.rewards.text_match import gold_answers
 KNOWN_SHARE = 0.5
 
 
-class Team:
+class WeekdayTeam:
     """One clerk."""
 
     def __init__(self, seed: int) -> None:
