@@ -142,7 +142,7 @@ def _ours_for(module: str) -> str:
     return f"here it is afm.tools.{known[0]}, with its settings in configs/tools/{known[1]}.yaml (docs/from_afm.md)"
 
 
-def _folder_of(source: Path | Mapping[str, Any]) -> Path | None:
+def _folder_of(source: str | Path | Mapping[str, Any]) -> Path | None:
     return None if isinstance(source, Mapping) else Path(source).parent
 
 
