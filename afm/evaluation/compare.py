@@ -12,6 +12,7 @@ from afm.evaluation.agents import Agents
 from afm.evaluation.failures import Scan, scan
 from afm.evaluation.manifest import EPISODES_FILE, MANIFEST_FILE, RunManifest, differences, read_manifest
 from afm.evaluation.metrics import Metrics, passed, summarise, task_of
+from afm.evaluation.page import plural
 from afm.evaluation.paired import (
     PairedDifference,
     Played,
@@ -74,7 +75,7 @@ class Evaluation:
         )
 
     def _note(self) -> str:
-        parts = [f"{self.metrics.questions:,} questions{self._files()}"]
+        parts = [f"{plural(self.metrics.questions, 'question')}{self._files()}"]
         if self.metrics.rounds > 1:
             parts.append(f"{self.metrics.rounds} rounds")
         if self.manifest is not None:
@@ -280,15 +281,16 @@ def pick_pairs(before: tuple[str, Reader], after: tuple[str, Reader], *, count: 
 
 
 def _kinds(before: str, after: str) -> list[tuple[str, Callable[[_Glance, _Glance], bool]]]:
+    old, new = (name if name.startswith("after ") else f"by {name}" for name in (before, after))
     return [
         (
-            f"Solved {after}, with the tool it did not use {before}",
+            f"Solved {new}, with the tool that was not used {old}",
             lambda old, new: not old.passed and new.passed and old.tool_calls == 0 < new.tool_calls,
         ),
-        (f"Solved {before} and {after}", lambda old, new: old.passed and new.passed),
-        (f"Solved {before}, no longer {after}", lambda old, new: old.passed and not new.passed),
-        (f"Not solved {before}, nor {after}", lambda old, new: not old.passed and not new.passed),
-        (f"Solved {after}, not {before}", lambda old, new: not old.passed and new.passed),
+        (f"Solved {old} and {new}", lambda old, new: old.passed and new.passed),
+        (f"Solved {old}, not {new}", lambda old, new: old.passed and not new.passed),
+        (f"Solved neither {old} nor {new}", lambda old, new: not old.passed and not new.passed),
+        (f"Solved {new}, not {old}", lambda old, new: not old.passed and new.passed),
     ]
 
 

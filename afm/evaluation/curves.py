@@ -1,4 +1,4 @@
-"""Curves of a report, of trainings (LLaMA-Factory's log, ours of ``afm rl``) and of scores, and the health of a training."""
+"""Curves of a report: of trainings (LLaMA-Factory's log, the log of ``afm rl``) and of scores."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ class _Wanted:
     """A curve: its lines by label, with the keys under which a row may hold each, best first.
 
     Attributes:
-        share: Whether values are shares, so that the axis ends at 1.
+        unit: What its values are, on the vertical axis.
+        share: Whether values are shares, so that the axis ends at 100 %.
         only_some: Not every run has it, so its absence needs no note.
     """
 
     title: str
     caption: str
+    unit: str
     lines: Mapping[str, tuple[str, ...]]
     share: bool = False
     only_some: bool = False
@@ -39,58 +41,81 @@ class _Wanted:
 _RL_CURVES = (
     _Wanted(
         "Reward",
-        "Mean over every sampled episode of a step, groups thrown away included.",
-        {"reward": ("reward", "critic/score/mean"), "answer right": ("correct",)},
+        "Mean over every sampled episode of a step, discarded groups included.",
+        "score of an episode",
+        {"reward": ("reward", "critic/score/mean")},
+    ),
+    _Wanted(
+        "Right answers",
+        "Share of the same episodes whose answer is right, whatever else the reward counts.",
+        "sampled episodes",
+        {"answer right": ("correct",)},
         share=True,
     ),
     _Wanted(
-        "Validation",
-        "Means over the scored episodes of the validations within the training.",
-        {"reward": ("validation_reward",), "solved": ("validation_solved",)},
+        "Validation reward",
+        "Mean over the scored episodes of each validation during the training.",
+        "score of an episode",
+        {"reward": ("validation_reward",)},
+        only_some=True,
+    ),
+    _Wanted(
+        "Validation, solved",
+        "Share of the scored episodes of each validation that passed.",
+        "scored episodes",
+        {"solved": ("validation_solved",)},
         share=True,
         only_some=True,
     ),
     _Wanted(
-        "Episodes that call a tool",
-        "Share of sampled episodes with at least one call.",
+        "Tool use",
+        "Share of sampled episodes with at least one tool call.",
+        "sampled episodes",
         {"share": ("tool_share",)},
         share=True,
     ),
     _Wanted(
         "Entropy",
-        "How undecided the policy is, in nats a token; it falls as the policy settles.",
+        "How undecided the policy is. It falls as the policy settles.",
+        "nats per token",
         {"entropy": ("entropy", "actor/entropy")},
     ),
     _Wanted(
         "Response length",
-        "Tokens of a response, and those among them that the agent wrote.",
+        "Tokens of a response, and how many of them the agent wrote.",
+        "tokens per episode",
         {"response": ("response_tokens", "response_length/mean"), "agent": ("agent_tokens",)},
     ),
     _Wanted(
         "Group filter",
         "Groups of samples generated in a step, and those that differ enough to learn from.",
+        "groups per step",
         {"generated": ("groups_generated",), "kept": ("groups_kept",)},
     ),
     _Wanted(
         "Clipped tokens",
-        "Share of trained tokens whose update the clip held back.",
+        "Share of trained tokens whose update the clip limited.",
+        "share of tokens",
         {"share": ("clip_fraction", "actor/pg_clipfrac")},
     ),
     _Wanted(
         "Mismatch",
         "KL between the rollout engine's and the trainer's probabilities of the same tokens.",
+        "nats per token",
         {"KL": ("mismatch_kl", "rollout_corr/k3_kl")},
         only_some=True,
     ),
     _Wanted(
         "Value loss",
-        "Of the critic, over the tokens the agent wrote.",
+        "Loss of the critic over the tokens the agent wrote.",
+        "loss per token",
         {"loss": ("value_loss", "critic/vf_loss")},
         only_some=True,
     ),
     _Wanted(
-        "Seconds a step",
-        "Wall time: the whole step, and of it the rollout and the update of the policy.",
+        "Time of a step",
+        "Wall time of the whole step, and the parts for the rollout and the policy update.",
+        "seconds",
         {
             "step": ("seconds", "timing_s/step"),
             "rollout": ("rollout_seconds", "timing_s/gen"),
@@ -100,7 +125,8 @@ _RL_CURVES = (
     ),
     _Wanted(
         "Questions by difficulty",
-        "Questions asked so far, and those that are asked no more because every sample solves them.",
+        "Questions asked so far, and those no longer asked because every sample solves them.",
+        "questions",
         {"asked": ("questions_asked",), "retired": ("questions_retired",)},
         only_some=True,
     ),
@@ -115,8 +141,12 @@ def read_curves(run_dir: Path) -> tuple[list[Curve], list[str]]:
     if log:
         line = _series("loss", ("loss",), training_rows(log, "current_steps"))
         if line is not None:
-            caption = "Mean over the tokens the agent wrote; everything else is masked."
-            curves.append(Curve("Loss of fine-tuning", "optimizer step", (line,), caption, y_from_zero=True))
+            caption = "Mean over the tokens the agent wrote. Everything else is masked."
+            log_scale = min(line.y) > 0
+            unit = f"nats per token{', log scale' if log_scale else ''}"
+            curves.append(
+                Curve("Loss of fine-tuning", "optimizer step", (line,), caption, unit, y_log=log_scale)
+            )
         else:
             notes.append(f"{log.relative_to(run_dir)} holds no loss.")
     metrics = rl_metrics(run_dir)
@@ -136,9 +166,9 @@ def _by_agent(rows: Mapping[float, Mapping[str, Any]]) -> tuple[_Wanted, ...]:
 
     def wanted(title: str, caption: str, begin: str) -> _Wanted:
         lines = {name: (f"{begin}/{name}/acc",) for name in names}
-        return _Wanted(title, caption, lines, share=True, only_some=True)
+        return _Wanted(title, caption, "episodes solved", lines, share=True, only_some=True)
 
-    caption = "Share of each agent's sampled episodes, groups thrown away included."
+    caption = "Share of each agent's sampled episodes, discarded groups included."
     return (
         wanted("Solved by agent", caption, "agent"),
         wanted("Validation by agent", "Share of each agent's scored episodes.", "validation_agent"),
@@ -160,12 +190,8 @@ def _curve(wanted: _Wanted, rows: Mapping[float, Mapping[str, Any]]) -> tuple[Cu
     lines = tuple(series for series in by_label.values() if series is not None)
     if not lines:
         return None, missing
-    values = [y for line in lines for y in line.y]
-    top = 1.03 if wanted.share and max(values) <= 1 else None
-    curve = Curve(
-        wanted.title, "training step", lines, wanted.caption, y_from_zero=min(values) >= 0, y_max=top
-    )
-    return curve, missing
+    share = wanted.share and all(0 <= y <= 1 for line in lines for y in line.y)
+    return Curve(wanted.title, "training step", lines, wanted.caption, wanted.unit, share), missing
 
 
 def _series(label: str, keys: Sequence[str], rows: Mapping[float, Mapping[str, Any]]) -> Series | None:
@@ -199,94 +225,6 @@ def training_rows(path: Path, step_key: str) -> dict[float, Mapping[str, Any]]:
     return rows
 
 
-ALARMS_FILE = "alarms.jsonl"
-"""Written by ``afm rl`` beside its metrics: step, alarm, action, message."""
-
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Aspect:
-    """One thing that a healthy run keeps in bounds, with the steps and messages of the alarms about it."""
-
-    name: str
-    meaning: str
-    first: float
-    last: float
-    low: float
-    high: float
-    alarms: tuple[str, ...] = ()
-
-
-def read_health(run_dir: Path) -> tuple[Aspect, ...]:
-    """The aspects that the run in ``run_dir`` (or its ``rl`` folder) has logged; empty without a log."""
-    log = rl_metrics(run_dir)
-    rows = [row for _, row in sorted(training_rows(log, "step").items())] if log else []
-    alarms = _alarms(log.parent / ALARMS_FILE) if log else {}
-    aspects = (_aspect(watched, rows, alarms) for watched in _WATCHED)
-    return tuple(aspect for aspect in aspects if aspect)
-
-
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """An aspect to look for: a series of the log, or its ratio to another one; ``alarm`` is about it."""
-
-    name: str
-    meaning: str
-    key: str
-    alarm: str = ""
-    over: str = ""
-
-    def value(self, row: Row) -> float | None:
-        """Of one step."""
-        value = metric(row, (self.key,))
-        if value is None or not self.over:
-            return value
-        whole = metric(row, (self.over,))
-        return value / whole if whole else None
-
-
-_WATCHED = (
-    _Watched("Reward", "should rise; with format or length falling it is suspect", "reward", "reward_hacking"),
-    _Watched("Format valid", "share of the episodes; should stay or rise", "format", "reward_hacking"),
-    _Watched("Entropy", "nats a token; near zero the policy explores no more", "entropy", "entropy_collapse"),
-    _Watched("Mismatch", "KL between rollout engine and trainer; small", "mismatch_kl", "mismatch"),
-    _Watched("Token drift", "tokens trained on that were not sampled so; always 0", "token_drift"),
-    _Watched("Failed calls", "share of the tool calls", "tool_failures", "failed_tools", "tool_calls"),
-    _Watched("Groups alike", "share without a signal", "groups_alike", "no_signal", "groups_generated"),
-    _Watched("Thrown away", "share of the agent's tokens, in groups not trained on", "unused_share"),
-    _Watched("Cut short", "share of the episodes that a limit ended", "cut_short"),
-    _Watched("No score", "samples that the reward abstained from", "abstained_samples"),
-    _Watched("Failed", "episodes that broke off with an error (failures.jsonl)", "failed_episodes"),
-    _Watched("Long tail", "slowest episode, in mean ones", "slowest_episode_seconds", "long_tail", "episode_seconds"),
-    _Watched("Clipped tokens", "share of the trained tokens", "clip_fraction"),
-    _Watched("Gradient norm", "before clipping; jumps are a warning", "grad_norm"),
-    _Watched("Seconds a step", "wall time", "seconds"),
-    _Watched("Rollout", "share of a step's time", "rollout_seconds", over="seconds"),
-)  # fmt: skip
-
-
-def _aspect(watched: _Watched, rows: Sequence[Row], alarms: Mapping[str, tuple[str, ...]]) -> Aspect | None:
-    values = [value for row in rows if (value := watched.value(row)) is not None]
-    if not values:
-        return None
-    ends = values[0], values[-1], min(values), max(values)
-    return Aspect(watched.name, watched.meaning, *ends, alarms.get(watched.alarm, ()))
-
-
-def _alarms(file: Path) -> dict[str, tuple[str, ...]]:
-    """What each alarm said; lines that cannot be read are left out."""
-    messages: dict[str, tuple[str, ...]] = {}
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
-        try:
-            row = json.loads(line)
-            alarm, said = str(row["alarm"]), f"step {row['step']}: {row['message']}"
-        except (ValueError, KeyError, TypeError):
-            continue
-        messages[alarm] = (*messages.get(alarm, ()), said)
-    return messages
-
-
 _AT_MOST = 4
 """Stages in one picture; it has as many colours."""
 
@@ -305,30 +243,33 @@ def score_curves(stages: Sequence[StageResult]) -> Iterator[Curve]:
     if budgets:
         yield Curve(
             "Solved within a budget",
-            "agent and observed tokens of an episode",
+            "tokens of an episode, agent and observed",
             budgets,
-            "Share of the scored episodes that passed with at most so many tokens; it ends at the share that passed at all.",
+            "Share of the scored episodes that passed with at most this many tokens. It ends at the share that passed at all.",
+            "scored episodes solved",
+            y_share=True,
             x_from_zero=True,
-            y_from_zero=True,
         )
     money = tuple(line for stage in shown if (line := _money(stage)) is not None)
     points = tuple(point for stage in shown if (point := _point(stage)) is not None)
     if any(len(line.x) > 1 for line in money) or len(money) > 1:
         caption = (
-            "pass@k for the money of k episodes, from k = 1, with its 95 % interval; further left is cheaper."
+            "pass@k at the price of k episodes, from k = 1, with its 95 % interval. Further left is cheaper."
         )
-        yield replace(_COSTS, x_label="USD a question", series=money, caption=caption, x_whole=False)
+        costs = replace(_COSTS, x_label="USD per question", y_label="pass@k")
+        yield replace(costs, series=money, caption=caption, x_whole=False)
     elif len(points) > 1:
         yield replace(_COSTS, series=points)
 
 
 _COSTS = Curve(
     "Cost against score",
-    "tokens of an episode, mean",
+    "tokens per episode, mean",
     (),
-    "pass@1 with its 95 % interval; further left is cheaper.",
+    "pass@1 with its 95 % interval. Further left is cheaper.",
+    "pass@1",
+    y_share=True,
     x_from_zero=True,
-    y_from_zero=True,
 )
 
 
@@ -351,7 +292,7 @@ def _rounds(stage: StageResult, *, alone: bool) -> Curve:
         "Chance that one (pass@k) or each (pass^k) of k episodes of a question passes. "
         "The band is the 95 % interval of pass@k over questions."
     )
-    return Curve(title, "episodes of a question, k", lines, caption, y_from_zero=True, y_max=1.03)
+    return Curve(title, "episodes per question, k", lines, caption, "questions", y_share=True)
 
 
 def _choices(metrics: Metrics) -> Iterator[Series]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -42,10 +43,21 @@ def template(name: str, **filters: Callable[..., Any]) -> Any:
     return environment.get_template(name)
 
 
+class InMarkdown(str):
+    """Text that is Markdown already, such as an address whose special characters are encoded."""
+
+
 def in_markdown(value: Any) -> str:
     """Text that Markdown shows as it is, on one line."""
+    if isinstance(value, InMarkdown):
+        return value
     flat = " ".join(str(value).split())
     return re.sub(r"([\\`*_{}\[\]<>#|~$!])", r"\\\1", flat.replace("&", "&amp;"))
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 question``, ``2,000 questions``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def write_page(path: Path, text: str) -> None:
@@ -157,14 +169,24 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One picture; ``caption`` says what to see in it, ``x_whole`` marks the horizontal axis at whole numbers only."""
+    """One picture. Its vertical axis always includes zero, unless it is logarithmic.
+
+    Attributes:
+        x_label, y_label: What the axes show, with the unit.
+        caption: What to see in it.
+        y_share: Whether values are shares; the axis then goes from 0 % to 100 %.
+        y_log: Whether the vertical axis is logarithmic; every value is then above 0.
+        x_from_zero: Whether the horizontal axis includes zero.
+        x_whole: Whether the horizontal axis has ticks at whole numbers only.
+    """
 
     title: str
     x_label: str
     series: tuple[Series, ...]
     caption: str = ""
-    y_from_zero: bool = False
-    y_max: float | None = None
+    y_label: str = ""
+    y_share: bool = False
+    y_log: bool = False
     x_from_zero: bool = False
     x_whole: bool = True
 
@@ -201,9 +223,14 @@ def draw(curve: Curve) -> DrawnCurve:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    return DrawnCurve(
-        curve.title, curve.caption, _png(curve, _LIGHT), _png(curve, _DARK), f"{curve.title}: {_words(curve)}"
+    spans = [span for line in curve.series if (span := _smoothing_span(line))]
+    note = (
+        f" Faint: the logged values. Strong: their mean over {max(spans)} neighbouring points."
+        if spans
+        else ""
     )
+    alt = f"{curve.title}: {_words(curve)}"
+    return DrawnCurve(curve.title, f"{curve.caption}{note}", _png(curve, _LIGHT), _png(curve, _DARK), alt)
 
 
 def _words(curve: Curve) -> str:
@@ -226,7 +253,7 @@ def _png(curve: Curve, theme: _Theme) -> str:
     for number, line in enumerate(curve.series):
         _plot(axes, line, theme.lines[number % len(theme.lines)])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=curve.x_whole))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    _scale(axes, curve)
     _dress(axes, curve, theme)
     buffer = io.BytesIO()
     # No metadata: the same curve gives the same bytes.
@@ -240,35 +267,56 @@ def _plot(axes: Any, line: Series, colour: str) -> None:
         ends = zip(line.y, line.low or line.y, line.high or line.y, strict=True)
         reach = [(max(0.0, y - low), max(0.0, high - y)) for y, low, high in ends]
         bars = ([low for low, _ in reach], [high for _, high in reach])
-        axes.errorbar(line.x, line.y, yerr=bars, fmt="o", color=colour, markersize=6, label=line.label)
+        style = {"fmt": "o", "markersize": 6, "capsize": 3, "clip_on": False}
+        axes.errorbar(line.x, line.y, yerr=bars, color=colour, label=line.label, **style)
         return
+    # The marks of points at 0 % or 100 % reach over the axis and are drawn whole.
+    style = {"color": colour, "markersize": 3.2, "clip_on": False}
     if line.low:
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=0)
-        axes.plot(line.x, line.y, color=colour, linewidth=1.9, marker="o", markersize=3.2, label=line.label)
+        axes.plot(line.x, line.y, linewidth=1.9, marker="o", label=line.label, **style)
+    elif span := _smoothing_span(line):
+        axes.plot(line.x, line.y, alpha=0.28, linewidth=1, **style)
+        axes.plot(line.x, _smoothed(line.y, span // 2), linewidth=2, label=line.label, **style)
+    else:
+        marker = "o" if len(line.x) <= 40 else ""
+        axes.plot(line.x, line.y, linewidth=1.9, marker=marker, label=line.label, **style)
+
+
+def _scale(axes: Any, curve: Curve) -> None:
+    """Limits and ticks that make no small change look large: zero is on the axis, a logarithmic one has whole decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
+
+    values = [value for line in curve.series for value in (*line.y, *line.low, *line.high)] or [1.0]
+    if curve.x_from_zero:
+        axes.set_xlim(left=0)
+    if curve.y_log:
+        low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        axes.set_yscale("log")
+        axes.set_ylim(10.0**low, 10.0 ** max(high, low + 1))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high - low > 1 else (1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.minorticks_off()
         return
-    smooth = _smoothed(line.y)
-    if smooth is not None:
-        axes.plot(line.x, line.y, color=colour, alpha=0.28, linewidth=1)
-        axes.plot(line.x, smooth, color=colour, linewidth=2, label=line.label)
-        return
-    marker = "o" if len(line.x) <= 40 else ""
-    axes.plot(line.x, line.y, color=colour, linewidth=1.9, marker=marker, markersize=3.2, label=line.label)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    if curve.y_share:
+        axes.set_ylim(0, 1.03)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+    elif min(values) >= 0:
+        axes.set_ylim(bottom=0)
+    elif max(values) <= 0:
+        axes.set_ylim(top=0)
 
 
 def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
     axes.set_xlabel(curve.x_label, color=theme.text, fontsize=10)
+    axes.set_ylabel(curve.y_label, color=theme.text, fontsize=10)
     axes.tick_params(colors=theme.text, labelsize=10, length=0)
     axes.grid(axis="y", color=theme.grid, linewidth=1)
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(theme.grid)
-    if curve.x_from_zero:
-        axes.set_xlim(left=0)
-    if curve.y_from_zero:
-        axes.set_ylim(bottom=0)
-    if curve.y_max is not None:
-        axes.set_ylim(top=curve.y_max)
     options = {"frameon": False, "labelcolor": theme.text, "fontsize": 10, "ncols": 3}
     if len(curve.series) > 3:  # too many to leave room among the lines
         axes.figure.legend(loc="outside lower center", **options)
@@ -276,11 +324,14 @@ def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
         axes.legend(loc="best", **options)
 
 
-def _smoothed(values: Sequence[float]) -> list[float] | None:
-    """A centred mean over about a twentieth of the points, ``None`` for short curves."""
-    if len(values) < _SMOOTH_FROM:
-        return None
-    reach = max(1, len(values) // 40)
+def _smoothing_span(line: Series) -> int:
+    """Over how many neighbouring points a line is smoothed: about a twentieth of a long one, 0 for others."""
+    short = line.points or line.low or len(line.y) < _SMOOTH_FROM
+    return 0 if short else 2 * max(1, len(line.y) // 40) + 1
+
+
+def _smoothed(values: Sequence[float], reach: int) -> list[float]:
+    """The centred mean over ``reach`` points on either side."""
     sums = [0.0]
     for value in values:
         sums.append(sums[-1] + value)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from afm.evaluation.failures import Example, Failure, FailureGroup
 from afm.evaluation.metrics import passed
-from afm.evaluation.page import blocks_of, draw, role_colours, template, write_page
+from afm.evaluation.page import InMarkdown, blocks_of, draw, role_colours, template, write_page
 from afm.evaluation.report_folder import read_comparison, read_run
 from afm.evaluation.report_input import VIEW_PORT, Pair, ReportInput, StageResult
 from afm.evaluation.wording import (
@@ -137,6 +137,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "gold": _gold_text,
     "cut": cut,
     "by_class": _by_class,
+    "address": InMarkdown,
 }
 
 

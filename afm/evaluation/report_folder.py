@@ -24,7 +24,9 @@ from afm.evaluation.compare import (
     read_evaluation,
     read_evaluations,
 )
-from afm.evaluation.curves import RL_METRICS, read_curves, read_health, score_curves
+from afm.evaluation.config import CONFIG_FILE
+from afm.evaluation.curves import RL_METRICS, read_curves, score_curves
+from afm.evaluation.health import read_health
 from afm.evaluation.manifest import EPISODES_FILE, differences
 from afm.evaluation.paired import paired_difference
 from afm.evaluation.report_input import (
@@ -196,6 +198,10 @@ def _pairs(evaluations: list[Evaluation], both: tuple[Evaluation, Evaluation] | 
 
 
 def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluation]) -> Iterator[Command]:
+    """Commands that can be pasted in the folder from which the report was written."""
+    yield Command(f"cd {shlex.quote(str(Path.cwd()))}", "Start in the folder this report was written from")
+    if evaluations:
+        yield Command(f"afm view {shlex.quote(str(run_dir))}", "Read every episode in a browser")
     models = [
         folder for name in ("rl", "sft") if (model_folder(folder := run_dir / name) / "config.json").exists()
     ]
@@ -211,17 +217,14 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
             f"afm ask {shlex.quote(question)} --agent {spec.name} --model {model}",
             "Watch one episode live with the trained model",
         )
-        yield Command(
-            f"afm eval configs/tiny/eval/{spec.name}_world.yaml model={model} "
-            f"data={shlex.quote(str(run_dir / _WORLD / 'heldout.jsonl'))} rounds=8 "
-            f"output_dir={shlex.quote(str(run_dir / 'eval_rounds'))}",
-            "Eight rounds a question: how much luck is in one sample, and what pass@8 is",
-        )
-    if (run_dir / "rl").is_dir():
-        yield Command(
-            "MODEL=models/code_agent_7b_sft train/code_agent/rl/train_dapo_code_agent.sh --dry-run",
-            "The same training for a 7B model on GPUs: print what would run",
-        )
+    if spec is not None and models and evaluations and evaluations[-1].metrics.rounds == 1:
+        folder = evaluations[-1].folder
+        if (config := folder / CONFIG_FILE).is_file():
+            out = folder.with_name(f"{folder.name}_8_rounds")
+            yield Command(
+                f"afm eval {shlex.quote(str(config))} rounds=8 {shlex.quote(f'output_dir={out}')}",
+                "Eight rounds per question: how much luck is in one sample, and what pass@8 is",
+            )
 
 
 def read_comparison(

@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 from afm.agents import AgentSpec
 from afm.evaluation.agents import Agents
 from afm.evaluation.benchmarks import PublishedScore, published_scores
-from afm.evaluation.curves import Aspect
 from afm.evaluation.failures import Scan
+from afm.evaluation.health import Aspect
 from afm.evaluation.manifest import RunManifest
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.page import Curve

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from afm.evaluation.metrics import Metrics
+from afm.evaluation.page import plural
 from afm.evaluation.paired import CostRow, Difference, Per, Quantity, Savings
 from afm.evaluation.prices import Usd
-from afm.evaluation.report_input import PublishedFigure, ReportInput, StageDifference
+from afm.evaluation.report_input import PublishedFigure, ReportInput, StageDifference, StageResult
 from afm.evaluation.statistics import Agreement, Interval
 from afm.evaluation.tallies import BestOf
 
@@ -225,34 +226,40 @@ def headline(run: ReportInput) -> str:
         change = difference.result.difference
         if before.metrics.pass_at_1 and after.metrics.pass_at_1 and (change.low > 0 or change.high < 0):
             verb = "rose" if change.value > 0 else "fell"
-            return (
-                f"pass@1 {verb} from {percent(before.metrics.pass_at_1.value)} {before.name} "
-                f"to {percent(after.metrics.pass_at_1.value)} {after.name}."
-            )
-        return f"No clear difference between {before.name} and {after.name}."
-    scores = [
-        f"{percent(stage.metrics.pass_at_1.value)} {stage.name}"
-        for stage in run.stages
-        if stage.metrics.pass_at_1
-    ]
+            return f"pass@1 {verb} from {_scored(before)} to {_scored(after)}."
+        return f"pass@1 shows no clear difference: {_scored(before)}, {_scored(after)}."
+    scores = [_scored(stage) for stage in run.stages if stage.metrics.pass_at_1]
     if not scores and run.health:
         reward = run.health[0]
         return f"{reward.name}: {number(reward.first)} at the first step, {number(reward.last)} at the last. Not evaluated here."
     return f"pass@1: {', '.join(scores)}." if scores else "Nothing has been scored yet."
 
 
+def _scored(stage: StageResult) -> str:
+    """``49.0 % after SFT``; a name that is not a time stands in parentheses: ``49.0 % (base)``."""
+    score = stage.metrics.pass_at_1
+    name = stage.name if stage.name.startswith("after ") else f"({stage.name})"
+    return f"{percent(score.value if score else None)} {name}"
+
+
+def _possessor(name: str) -> str:
+    return name if name.startswith("after ") else f"of {name}"
+
+
 def difference_words(difference: StageDifference) -> str:
     """The paired difference as a paragraph."""
     result = difference.result
     change = result.difference
+    clear = change.low > 0 or change.high < 0
+    before, after = _possessor(difference.before), _possessor(difference.after)
+    size = f"{abs(100 * change.value):.1f} points {'higher' if change.value > 0 else 'lower'} than {before}"
     text = (
-        f"On the same {result.questions} questions, pass@1 {difference.after} minus pass@1 "
-        f"{difference.before} is {points(change.value)} points, 95 % interval {points(change.low)} to "
-        f"{points(change.high)} (bootstrap over questions). {result.gained} questions went better, "
-        f"{result.lost} went worse; {p_words(result)}."
+        f"On the same {plural(result.questions, 'question')}, pass@1 {after} is "
+        f"{size if change.value else f'equal to that {before}'} (95 % interval {points(change.low)} to {points(change.high)}, "
+        f"bootstrap over questions). {plural(result.gained, 'question')} went better and {result.lost:,} worse: {p_words(result)}."
     )
-    if change.low <= 0 <= change.high:
-        text += " The interval includes zero: this run does not show a difference."
+    if not clear:
+        text += " The interval includes zero: this is no clear difference."
     elif result.p_value >= _SURE:
         text += " The exact test is less sure than the interval: take this difference with care."
     if result.by_source:
@@ -337,7 +344,7 @@ def source_words(result: Difference) -> str:
     """The difference on one data source."""
     change = result.difference
     p = result.p_value if result.p_holm is None else result.p_holm
-    return f"{points(change.value)} points ({points(change.low)} to {points(change.high)}, {result.questions:,} questions, {_p(p)})"
+    return f"{points(change.value)} points ({points(change.low)} to {points(change.high)}, {plural(result.questions, 'question')}, {_p(p)})"
 
 
 def _p(value: float) -> str:

@@ -19,6 +19,8 @@ def test_the_loss_comes_from_the_trainers_log(tmp_path) -> None:
     (curve,), notes = curves_of(tmp_path, "sft/trainer_log.jsonl", *rows, end, tail='{"curr')
     assert curve.title == "Loss of fine-tuning"
     assert curve.series == (Series("loss", (10.0, 20.0, 30.0), (3.0, 1.5, 1.0)),)
+    assert curve.y_log
+    assert curve.y_label == "nats per token, log scale"
     assert notes == []
 
 
@@ -32,20 +34,19 @@ def test_our_rl_metrics_give_every_curve(tmp_path) -> None:
         ["reward", "answer right", "share", "share", "entropy", "response", "agent", "generated", "kept"]
     )
     reward = next(curve for curve in curves if curve.title == "Reward")
-    assert reward.y_max is not None
-    assert reward.y_from_zero
+    assert not reward.y_share
+    right = next(curve for curve in curves if curve.title == "Right answers")
+    assert right.y_share
+    assert all(curve.y_label for curve in curves)
 
 
 def test_validations_have_a_curve_with_a_point_for_each(tmp_path) -> None:
     validated = {"validation_solved": 0.25, "validation_reward": -0.5}
     rows = [{"step": step} | (validated if step % 2 == 0 else {}) for step in (1, 2, 3, 4)]
-    (curve,), _ = curves_of(tmp_path, "rl/metrics.jsonl", *rows)
-    assert curve.title == "Validation"
-    assert curve.series == (
-        Series("reward", (2.0, 4.0), (-0.5, -0.5)),
-        Series("solved", (2.0, 4.0), (0.25, 0.25)),
-    )
-    assert not curve.y_from_zero
+    (reward, solved), _ = curves_of(tmp_path, "rl/metrics.jsonl", *rows)
+    assert reward.series == (Series("reward", (2.0, 4.0), (-0.5, -0.5)),)
+    assert solved.series == (Series("solved", (2.0, 4.0), (0.25, 0.25)),)
+    assert (reward.y_share, solved.y_share) == (False, True)
 
 
 def test_missing_series_are_noted_and_the_engines_own_names_help_out(tmp_path) -> None:
@@ -66,6 +67,8 @@ def test_a_picture_is_a_png_for_each_theme_and_says_what_it_shows() -> None:
     assert picture.light != picture.dark
     assert picture.alt == "Loss: loss from 2 at 0 to 1.01 at 99"
     assert draw(curve) == picture
+    # 100 points: two on either side and the point itself.
+    assert picture.caption == " Faint: the logged values. Strong: their mean over 5 neighbouring points."
 
 
 def test_a_training_of_several_agents_has_a_curve_for_each(tmp_path) -> None:

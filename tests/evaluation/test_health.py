@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from afm.evaluation.curves import ALARMS_FILE, read_health
+from afm.evaluation.health import ALARMS_FILE, read_health
 from afm.evaluation.report import write_run_report
 
 

@@ -108,7 +108,7 @@ def test_hostile_text_is_shown_and_never_run(hostile_page) -> None:
 def test_hostile_text_is_text_in_markdown_and_json(hostile_page) -> None:
     shown = hostile_page.with_suffix(".md").read_text("utf-8")
     assert "<" not in re.sub(r"\\<|\]\(<", "", shown)  # escaped, or the beginning of a link of ours
-    assert re.findall(r"\]\(<([^%]*)%", shown) == [r"http://127.0.0.1:8765/\#find=x"]
+    assert re.findall(r"\]\(<(.*?>)\)", shown) == ["http://127.0.0.1:8765/#find=x&in=episodes.jsonl>"]
     assert not [line for line in shown.splitlines() if re.search(r"(?<!\\)[`~]", line)]
     data = json.loads(hostile_page.with_suffix(".json").read_text("utf-8"))
     assert data["title"] == HOSTILE
@@ -118,7 +118,9 @@ def test_hostile_text_is_text_in_markdown_and_json(hostile_page) -> None:
 def test_the_page_loads_nothing(shown, run_folder) -> None:
     page = shown(run_folder)
     for tag, name, value in page.attributes:
-        if tag == "a" and name == "href":  # followed by a person, to the viewer on the same machine
+        if tag == "a" and value.startswith("#"):
+            assert ("section", "id", value[1:]) in page.attributes
+        elif tag == "a" and name == "href":  # followed by a person, to the viewer on the same machine
             assert value.startswith("http://127.0.0.1:8765/#find="), value
         elif name in {"src", "srcset", "href", "action", "data", "ping", "poster", "background"}:
             assert value.startswith("data:image/png;base64,"), (tag, name, value[:60])
@@ -151,15 +153,15 @@ def test_a_run_folder_becomes_a_whole_page(shown, run_folder) -> None:
     page = shown(run_folder)
     assert not page.lacks(
         "pass@1 rose from 40.0 % after SFT to 90.0 % after RL.",
-        "On the same 10 questions, pass@1 after RL minus pass@1 after SFT is +50.0 points",
+        "On the same 10 questions, pass@1 after RL is 50.0 points higher than after SFT",
         # 2 / 2^5 for five of five: the bootstrap is surer of ten questions than the exact test.
-        "5 questions went better, 0 went worse; p = 0.062 (exact McNemar test).",
+        "5 questions went better and 0 worse: p = 0.062 (exact McNemar test).",
         "The exact test is less sure than the interval",
         "Why fine-tuning was left with room",
         "after SFT it called a tool in 40.0 % of the episodes",
         "Loss of fine-tuning",
         "rl/metrics.jsonl holds no series 'entropy'.",
-        "Solved after RL, with the tool it did not use after SFT",
+        "Solved after RL, with the tool that was not used after SFT",
         "Not passed, real data",
         "2 s in all: world 2 s",
     )
@@ -216,8 +218,8 @@ def test_a_difference_that_may_be_chance_is_not_called_one(record) -> None:
     difference = StageDifference("x", "y", result)
     stages = (StageResult("x", summarise(before)), StageResult("y", summarise(after)))
     run = ReportInput("t", stages=stages, differences=(difference,))
-    assert headline(run) == "No clear difference between x and y."
-    assert difference_words(difference).endswith("includes zero: this run does not show a difference.")
+    assert headline(run) == "pass@1 shows no clear difference: 50.0 % (x), 60.0 % (y)."
+    assert difference_words(difference).endswith("includes zero: this is no clear difference.")
     ends_at_zero = result.difference.model_copy(update={"low": -0.5, "high": 0.0})
     touching = StageDifference("x", "y", result.model_copy(update={"difference": ends_at_zero}))
     assert "The interval includes zero" in difference_words(touching)
@@ -316,7 +318,10 @@ def test_exact_match_in_the_place_of_the_judge_is_a_departure(gaia, shown, recor
 def test_several_runs_are_compared_with_the_first(gaia, tmp_path) -> None:
     runs = [gaia(name, outcomes) for name, outcomes in (("a", [(0.0,) * 3] * 2), ("b", [(1.0,) * 3] * 2))]
     page = Page(write_comparison(runs, tmp_path / "page.html"))
-    risen, gained = "pass@1 rose from 0.0 % a to 100.0 % b.", "pass@1 b minus pass@1 a is +100.0 points"
+    risen, gained = (
+        "pass@1 rose from 0.0 % (a) to 100.0 % (b).",
+        "pass@1 of b is 100.0 points higher than of a",
+    )
     assert not page.lacks(risen, gained, "Same question, side by side")
     colder = gaia("c", [(0.0,) * 3] * 2, temperature=0.0)
     differs = r"did not measure the same thing: sampling\.temperature: 1\.0 -> 0\.0"
@@ -324,7 +329,10 @@ def test_several_runs_are_compared_with_the_first(gaia, tmp_path) -> None:
         write_comparison([*runs, colder], tmp_path / "refused.html")
     assert not (tmp_path / "refused.html").exists()
     page = Page(write_comparison([*runs, colder], tmp_path / "page.html", anyway=True))
-    note, scores = "Not comparable: sampling.temperature: 1.0 -> 0.0.", "pass@1: 0.0 % a, 100.0 % b, 0.0 % c."
+    note, scores = (
+        "Not comparable: sampling.temperature: 1.0 -> 0.0.",
+        "pass@1: 0.0 % (a), 100.0 % (b), 0.0 % (c).",
+    )
     assert not page.lacks(note, scores)
     data = json.loads((tmp_path / "page.json").read_text())
     changes = [(one["after"], one["difference"]["value"]) for one in data["differences"]]

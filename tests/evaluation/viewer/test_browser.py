@@ -148,8 +148,9 @@ def test_a_report_loads_nothing_fits_and_leads_to_its_trajectories(
 ):
     from urllib.parse import urlsplit
 
-    from afm.evaluation.curves import Aspect, score_curves
+    from afm.evaluation.curves import score_curves
     from afm.evaluation.failures import scan
+    from afm.evaluation.health import Aspect
     from afm.evaluation.metrics import summarise
     from afm.evaluation.report import write_report
     from afm.evaluation.report_input import ReportInput, StageResult, ViewLinks
