@@ -108,7 +108,7 @@ def test_hostile_text_is_shown_and_never_run(hostile_page) -> None:
 def test_hostile_text_is_text_in_markdown_and_json(hostile_page) -> None:
     shown = hostile_page.with_suffix(".md").read_text("utf-8")
     assert "<" not in re.sub(r"\\<|\]\(<", "", shown)  # escaped, or the beginning of a link of ours
-    assert re.findall(r"\]\(<(.*?>)\)", shown) == ["http://127.0.0.1:8765/#find=x&in=episodes.jsonl>"]
+    assert re.findall(r"\]\(<(.*?>)\)", shown) == ["http://127.0.0.1:8765/#find=x%230&in=episodes.jsonl>"]
     assert not [line for line in shown.splitlines() if re.search(r"(?<!\\)[`~]", line)]
     data = json.loads(hostile_page.with_suffix(".json").read_text("utf-8"))
     assert data["title"] == HOSTILE

@@ -1,0 +1,33 @@
+"""The built site, opened from a disk in Chromium: its search works and nothing is wider than a phone."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MKDOCS = Path(os.environ.get("DOCS_VENV", ROOT / ".venv-docs")) / "bin/mkdocs"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MKDOCS.is_file(), reason="./docs.sh makes the environment of the documentation")
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_the_site_is_searched_from_a_disk_and_fits_a_phone(tmp_path) -> None:
+    api = pytest.importorskip("playwright.sync_api")
+    build = [MKDOCS, "build", "--quiet", "--site-dir", tmp_path / "site"]
+    subprocess.run(build, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    with api.sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto((tmp_path / "site/index.html").as_uri())
+        page.fill(".md-search__input", "cassette")
+        page.wait_for_selector(".md-search-result__item a", timeout=20_000)
+        assert "assette" in page.inner_text(".md-search-result__list")
+        narrow = browser.new_page(viewport={"width": 390, "height": 780})
+        for name in ("index", "evaluation", "sft", "design"):
+            narrow.goto((tmp_path / f"site/{name}.html").as_uri())
+            assert narrow.evaluate("document.documentElement.scrollWidth") <= 390, name
+        browser.close()
