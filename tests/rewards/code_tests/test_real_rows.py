@@ -52,7 +52,7 @@ def rows(shared: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def scorer(shared_sandbox: Sandbox) -> CodeTests:
-    return PatientScorer(shared_sandbox, TestPolicy(case_s=0.5, early_stop=False))
+    return PatientScorer(shared_sandbox, TestPolicy(case_s=1.0, early_stop=False))
 
 
 def sample(program: str, row: dict[str, Any]) -> Sample:
