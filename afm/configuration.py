@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from afm.errors import ConfigError, UsageError, suggestion
+from afm.file_kinds import FILE_KINDS, kind_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -49,11 +50,30 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+_ROW_SUFFIXES = (".jsonl", ".parquet", ".gz", ".csv")
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+\Z"),
     list("-+.0123456789"),
 )
+
+
+def describe_yaml(path: Path) -> str:
+    """What a YAML is and what to do with it, for a command that cannot use it."""
+    try:
+        data = parse_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ConfigError, OSError, ValueError, RecursionError):
+        data = None
+    kind = kind_of(data) if isinstance(data, dict) else None
+    return "this is a YAML" if kind is None else f"this is {kind.name}; {kind.use_of(path)}"
+
+
+def _refuse_other_kind(path: Path, data: Mapping[str, Any], what: str) -> None:
+    """Name the command for a file of another kind; what has a key of its own kind is of that kind."""
+    expected = next((kind for kind in FILE_KINDS if what in kind.content), None)
+    if expected is None or expected.matches(data) or (kind := kind_of(data)) is None:
+        return
+    raise ConfigError(f"{path}: this is {kind.name}, expected {expected.name}; {kind.use_of(path)}")
 
 
 def parse_yaml(text: str) -> Any:
@@ -70,8 +90,10 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
     """The mapping in a YAML file; ``what`` names its content in errors.
 
     Raises:
-        ConfigError: The file is missing, is no YAML, or holds no mapping with words as keys.
+        ConfigError: The file is missing, is no YAML, holds no mapping with words as keys, or is of another kind.
     """
+    if path.suffix in _ROW_SUFFIXES and path.is_file():
+        raise ConfigError(f"{path}: holds rows of data, expected a YAML of {what}; see afm list --help")
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -79,9 +101,12 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{path}: cannot be read as YAML: {why}; expected {what}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ConfigError(f"{path}: got {type(data).__name__}, expected a mapping of {what}")
+        got = "nothing" if data is None else type(data).__name__
+        raise ConfigError(f"{path}: got {got}, expected a mapping of {what}")
+    _refuse_other_kind(path, data, what)
     return data
 
 
@@ -188,14 +213,15 @@ def override_key(override: str) -> str:
 
 
 def validated(
-    model: type[ModelT], data: object, label: str, at: str = "", overrides: Sequence[str] = ()
+    model: type[ModelT], data: object, label: str, at: str = "", overrides: Sequence[str] | None = None
 ) -> ModelT:
     """``data`` as a ``model``.
 
     Args:
         label: File or name that errors begin with.
         at: Key path of ``data`` within the file, e.g. ``tools[0].config``.
-        overrides: The ``key=value`` pairs that ``data`` holds already; what they broke is blamed on them.
+        overrides: The ``key=value`` pairs that ``data`` holds already; what they broke is blamed on them. ``None`` where the
+            command takes no such pairs.
 
     Raises:
         ConfigError: One line for each fault: file, key path, value got, what was expected.
@@ -205,9 +231,9 @@ def validated(
         return model.model_validate(data)
     except ValidationError as error:
         faults = error.errors()
-        typed = [_typed(details["loc"], overrides) for details in faults]
+        typed = [_typed(details["loc"], overrides or ()) for details in faults]
         lines = [
-            f"{f'override {override!r}' if override else label}: {_explained(details, at, model)}"
+            f"{f'override {override!r}' if override else label}: {_explained(details, at, model, overrides is not None)}"
             for override, details in zip(typed, faults, strict=True)
         ]
         raise (UsageError if all(typed) else ConfigError)("\n".join(lines)) from None
@@ -258,7 +284,7 @@ def without_password(text: str) -> str:
     )
 
 
-def _explained(details: ErrorDetails, at: str, model: type[BaseModel]) -> str:
+def _explained(details: ErrorDetails, at: str, model: type[BaseModel], takes_overrides: bool) -> str:
     location = details["loc"]
     path = at
     for part in location:
@@ -268,7 +294,7 @@ def _explained(details: ErrorDetails, at: str, model: type[BaseModel]) -> str:
         hint = f"; {suggestion(str(location[-1]), known)}" if known else ""
         return f"{path}: unknown key{hint}"
     if details["type"] == "missing":
-        return f"{path}: missing, but required"
+        return f"{path}: missing, but required" + f"; give {path}=VALUE" * takes_overrides
     if not location and not at:
         return details["msg"].removeprefix("Value error, ")
     expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")

@@ -6,7 +6,9 @@ carry ``path`` and ``line`` and print as ``train.jsonl:17: ... at character 412`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from enum import StrEnum
 
@@ -87,6 +89,34 @@ class TrajectoryError(DataError):
 
 class BadArgumentError(DataError):
     """A tool can do nothing with an argument; the message is what the agent is told."""
+
+
+class RepeatedErrors:
+    """Lets three errors of each kind through and counts the rest, for files in which one fault spoils every row.
+
+    Errors are of one kind when their messages differ in numbers and quoted texts only.
+    """
+
+    SHOWN = 3
+    _VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+
+    def is_new(self, error: object) -> bool:
+        """Whether to show this error: it is among the first three of its kind."""
+        message = error.message if isinstance(error, DataError) else str(error)
+        kind = self._VARIES.sub("#", message)
+        self._first.setdefault(kind, message)
+        self._counts[kind] += 1
+        return self._counts[kind] <= self.SHOWN
+
+    def rest(self) -> Iterator[str]:
+        """One line for each kind that has more errors than were shown."""
+        for kind, count in self._counts.items():
+            if count > self.SHOWN:
+                yield f"... and {count - self.SHOWN:,} more like it: {' '.join(self._first[kind].split())}"
 
 
 class MissingExtraError(AfmError, ImportError):

@@ -123,12 +123,16 @@ class ModelShape:
         return self.layers * sum(rank * sum(linears[name]) for name in names if name in linears)
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""Files of which a tokenizer's folder has one at least."""
+
+
 def missing_model_files(folder: Path) -> list[str]:
     """What a model's folder lacks of configuration, weights and tokenizer."""
     needed = {
         "config.json": ("config.json",),
         "weights": ("*.safetensors", "pytorch_model*.bin"),
-        "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json"),
+        "tokenizer": TOKENIZER_FILES,
     }
     return [
         f"{name} ({' or '.join(patterns)})"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from afm.errors import DataError
+from afm.errors import DataError, RepeatedErrors
 from afm.runs.atomic import replace_text
 
 REPORT_FILE: Final = "bad_rows.jsonl"
@@ -19,7 +19,6 @@ FAULT_COLUMN: Final = "_fault"
 """Why a row cannot be trained on (see :meth:`BadRow.dump`), empty when it can."""
 NOT_KEPT: Final = "not kept: "
 """How the reason of a record begins that a filter has sorted out before; that is no fault of the file."""
-_SHOWN = 5
 _QUESTION_CHARS = 40
 
 
@@ -133,8 +132,9 @@ class BadRowReport:
         return dataset.remove_columns(FAULT_COLUMN)
 
     def _listed(self, rows: Sequence[BadRow]) -> str:
-        lines = [str(row) for row in rows[:_SHOWN]]
-        if len(rows) > _SHOWN:
-            where = "" if self._path is None else f", all listed in {self._path}"
-            lines.append(f"... and {len(rows) - _SHOWN} more rows{where}")
+        repeats = RepeatedErrors()
+        lines = [str(row) for row in rows if repeats.is_new(row.reason)]
+        lines += repeats.rest()
+        if len(lines) < len(rows) and self._path is not None:
+            lines.append(f"all {len(rows):,} are listed in {self._path}")
         return "\n".join(lines)

@@ -12,7 +12,17 @@ from afm.errors import MissingExtraError
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
-    {"errors", "settings", "processes", "configuration", "seeds", "sqlite", "terminal", "palette"},
+    {
+        "errors",
+        "settings",
+        "processes",
+        "configuration",
+        "file_kinds",
+        "seeds",
+        "sqlite",
+        "terminal",
+        "palette",
+    },
     {"runs", "plugins"},
     {"agents", "findings", "presets"},
     {"memory_arithmetic"},
@@ -32,6 +42,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {
     ("tools", "sandbox"),
     ("configuration", "errors"),
+    ("configuration", "file_kinds"),
     ("processes", "errors"),
     ("sqlite", "errors"),
     ("settings", "errors"),

@@ -289,7 +289,9 @@ def _why_not(server: BackgroundServer, verb: str) -> str:
         return "FAILED: does not run"
     if verb == "stop":
         server.forget()
-    return f"has ended by itself; see {server.log}" if server.known else "stopped"
+    if server.known:
+        return f"has ended by itself; see {server.log}"
+    return "does not run, nothing to stop" if verb == "stop" else "stopped"
 
 
 def _health(url: str) -> dict[str, Any] | None:

@@ -25,10 +25,9 @@ from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from afm import __version__
-from afm.configuration import read_mapping, validated
 from afm.errors import AfmError, ConfigError
 from afm.tools import Tool, load_tools
-from afm.tools.registry import ToolsFile
+from afm.tools.registry import read_tools_file
 from tool_servers.shared.command import Launch, NotSetUpError, ServerSettings
 from tool_servers.shared.endpoint import Endpoint
 from tool_servers.shared.serve import ServedApp
@@ -48,8 +47,7 @@ def mcp_server(source: Path | Mapping[str, Any]) -> tuple[Server[Any], dict[str,
         ConfigError: ``source`` is no valid tools YAML.
     """
     tools = load_tools(source)
-    label, data = read_mapping(source, "tools")
-    functions = [entry.tool_schema.function for entry in validated(ToolsFile, data, label).tools]
+    functions = [entry.tool_schema.function for entry in read_tools_file(source).tools]
     by_name = {function.name: function for function in functions}
 
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:

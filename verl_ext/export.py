@@ -88,7 +88,9 @@ def export(path: Path, step: int | None = None, out: Path | None = None, agent: 
     step = _chosen(source, source.step if step is None else step)
     out = (out or source.run / f"model_step_{step}").absolute()
     if out.exists() or out.is_symlink():
-        raise ConfigError(f"{out}: exists and is not overwritten; remove it, or name another folder (--out)")
+        raise ConfigError(
+            f"{out}: exists and is not overwritten; remove it, or name another folder: --output-dir DIR"
+        )
     specs = _agents(source.run, agent)
     out.parent.mkdir(parents=True, exist_ok=True)
     export_model(source.checkpoints, step, out, *specs, prompts=prompts_of(source.run))

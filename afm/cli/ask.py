@@ -15,64 +15,80 @@ from afm.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec, PromptSource
+    from afm.evaluation.prices import Prices
     from afm.models import TokenModel
     from afm.tools import Tool
 
 
+_ModelOption = Annotated[
+    str,
+    typer.Option(help="Folder of a model or of a training run, or a server's address: http://HOST:PORT/v1."),
+]
 _QuestionArgument = Annotated[
-    str | None, typer.Argument(help="What to ask; without one: a chat, or the lines of standard input.")
+    str | None,
+    typer.Argument(help="Question to ask. Without it: a chat, or one question a line from standard input."),
 ]
 _AgentOption = Annotated[
     str | None,
-    typer.Option(help="Agent: a shipped name or a YAML; default: the one in the model's folder."),
+    typer.Option(help="Shipped agent or YAML [default: the agent in the model's folder]."),
 ]
 _ToolsOption = Annotated[
     Path | None,
-    typer.Option(help="YAML of tools; default: the ones in configs/tools that the agent calls."),
+    typer.Option(help="YAML of tools [default: the tools in configs/tools that the agent calls]."),
 ]
 _PromptOption = Annotated[
     str,
     typer.Option(
-        help="own: the agent's prompt; row: the one that the model was trained with; or a file with {question}."
+        help="own (the agent's prompt), row (the prompt the model was trained with), or a file that contains {question}."
     ),
 ]
 _PromptCheckOption = Annotated[
-    bool, typer.Option("--prompt-check/--no-prompt-check", help="Refuse another prompt than in training.")
+    bool,
+    typer.Option(
+        "--prompt-check/--no-prompt-check", help="Refuse a prompt that differs from the one in training."
+    ),
 ]
 _TokenizerOption = Annotated[
     Path | None, typer.Option(help="Folder of the tokenizer; required with a server's address.")
 ]
+_ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Tokens of prompt and answer together, for a server that does not report its own limit."
+    ),
+]
 _SaveOption = Annotated[
     Path | None,
-    typer.Option(help="New JSONL that every turn is written to, e.g. for `afm view`.", dir_okay=False),
+    typer.Option(help="Write every turn to this new JSONL file, for example for `afm view`.", dir_okay=False),
 ]
 _ResumeOption = Annotated[
     Path | None,
-    typer.Option("--continue", help="Go on with a conversation that --save wrote.", dir_okay=False),
+    typer.Option("--continue", help="Continue a conversation saved with --save.", dir_okay=False),
 ]
 _PricesOption = Annotated[
     str | None,
     typer.Option(
-        help="USD a million tokens, for the line of costs: {prompt: 0.5, completion: 1.5, tools: {code: 0.001}}, or a "
-        "YAML with `prices`, e.g. of an evaluation."
+        help="Show costs, in USD per million tokens: {prompt: 0.5, completion: 1.5, tools: {code: 0.001}}, or a YAML with "
+        "`prices`, for example of an evaluation."
     ),
 ]
 _AsJsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one record line a question and nothing else.")
+    bool, typer.Option("--json", help="Print one JSON record per question and nothing else.")
 ]
 
 
 def ask(
-    model: Annotated[str, typer.Option(help="Folder of a model, or the address of a server.")],
+    model: _ModelOption,
     question: _QuestionArgument = None,
     agent: _AgentOption = None,
     tools: _ToolsOption = None,
     prompt: _PromptOption = "own",
     prompt_check: _PromptCheckOption = True,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Makes the episode reproducible.")] = None,
     tokenizer: _TokenizerOption = None,
-    model_name: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="Model to use when a server has several.")] = None,
+    context_tokens: _ContextOption = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for a model's folder.")] = None,
     save: _SaveOption = None,
     resume: _ResumeOption = None,
@@ -80,9 +96,9 @@ def ask(
     as_json: _AsJsonOption = False,
     trust: TrustOption = False,
 ) -> None:
-    """Let a model work on QUESTION as an agent with real tools, and show everything it does.
+    """Answer QUESTION with a model, its agent and real tools, and show every step.
 
-    Without QUESTION a chat: the model reads the earlier turns again, Ctrl-C stops an answer, Ctrl-D ends.
+    Without QUESTION this opens a chat, in which the model sees the earlier turns. Ctrl-C stops an answer, Ctrl-D ends the chat.
 
     Example: afm ask "Tom has 12 coins and finds 30. How many?" --agent math --model runs/quickstart/rl --save chat.jsonl
     """
@@ -92,21 +108,24 @@ def ask(
     from afm.models import load_model
 
     if question is not None and not question.strip():
-        raise UsageError("the question is empty")
+        raise UsageError("QUESTION is empty; leave it out to open a chat")
     spec = _agent(agent, model_option(model))
     source = _prompt(spec, prompt, tokenizer if "://" in model else model, check=prompt_check)
     conversation = open_conversation(spec, save, resume, source)
-    known = None
-    if prices is not None:
-        from afm.evaluation.prices import read_prices
-
-        known = read_prices(prices).checked(spec.tool_roles.values())
+    known = None if prices is None else _known_prices(prices, spec)
     boxes = _tools(spec, tools)
 
     with asyncio.Runner() as runner:
         engine = None
         try:
-            engine = load_model(model, name=model_name, tokenizer=tokenizer, threads=threads, seed=None)
+            engine = load_model(
+                model,
+                name=model_name,
+                tokenizer=tokenizer,
+                context_tokens=context_tokens,
+                threads=threads,
+                seed=None,
+            )
             console = None if as_json else Console(highlight=False, soft_wrap=True)
             asker = ChatSession(engine, boxes, conversation, temperature, seed, console, known)
             if question is None:
@@ -129,8 +148,8 @@ def _agent(agent: str | None, model: str) -> AgentSpec:
         spec = agent_option(agent, model)
         if own.is_file() and (trained := load_agent(own)).digest != spec.digest:
             print(
-                f"warning: {model} was trained as agent {trained.name!r} ({trained.digest}), and is asked as {spec.name!r} "
-                f"({spec.digest}): its prompt and tags are others; leave --agent out to ask it as it was trained",
+                f"warning: {model} was trained as agent {trained.name!r} ({trained.digest}), but is asked as agent {spec.name!r} "
+                f"({spec.digest}), which has another prompt or other tags; leave --agent out to ask it as it was trained",
                 file=sys.stderr,
             )
         return spec
@@ -151,6 +170,13 @@ def _prompt(spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bo
         ) from None
     except ConfigError as error:
         raise ConfigError(f"{error} (here: --prompt, --no-prompt-check)") from None
+
+
+def _known_prices(path: str, spec: AgentSpec) -> Prices:
+    """The prices in a file; each tool must be one that the agent calls."""
+    from afm.evaluation.prices import read_prices
+
+    return read_prices(path).checked(spec.tool_roles.values())
 
 
 def _tools(spec: AgentSpec, source: Path | None) -> dict[str, Tool]:

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from afm.cli.options import CallReadersOption, OnBadRows, RowsJsonOption, TrustOption, agent_option
-from afm.errors import DataError, MissingExtraError, TrajectoryError, UsageError
+from afm.cli.options import (
+    CallReadersOption,
+    OnBadRows,
+    RowsJsonOption,
+    TrustOption,
+    agent_option,
+    rows_file,
+)
+from afm.errors import DataError, MissingExtraError, RepeatedErrors, TrajectoryError, UsageError
 from afm.masking import Boundary, MaskedIds, encode_batch, role_spans
 from afm.palette import terminal_style
 from afm.terminal import visible
@@ -38,45 +45,55 @@ FormatName = Literal[
 
 
 _FileArgument = Annotated[
-    Path, typer.Argument(help="JSONL, a JSON array, or one JSON object.", exists=True, dir_okay=False)
+    Path,
+    typer.Argument(
+        help="JSONL, a JSON array, or one JSON object.", exists=True, dir_okay=False, callback=rows_file
+    ),
 ]
 _ReadAsOption = Annotated[
-    FormatName | None, typer.Option("--from", help="What FILE holds; by default found by its first row.")
+    FormatName | None, typer.Option("--from", help="Format of FILE [default: detected from the first row].")
 ]
 _AgentOption = Annotated[
     str | None,
-    typer.Option(help="Agent of the trajectories: a shipped name or a YAML. By default the one they name."),
+    typer.Option(
+        help="Agent of the trajectories: a shipped name or a YAML [default: the agent that each row names]."
+    ),
 ]
 _ToolOption = Annotated[
     list[str] | None,
-    typer.Option(help="THEIRS=OURS: another name of a tool; THEIRS= leaves its calls out. Repeatable."),
+    typer.Option(help="THEIRS=OURS renames a tool, THEIRS= drops its calls; may be repeated."),
 ]
 _MissingThoughtOption = Annotated[
-    str, typer.Option(help="Stands where the agent needs a thought and a row has none.")
+    str, typer.Option(help="Text to insert where the agent needs a thought and a row has none.")
 ]
 _BareOption = Annotated[
-    bool, typer.Option("--bare", help="Write only what the format itself knows, and say what is lost.")
+    bool, typer.Option("--bare", help="Write only what the format itself defines, and report what is lost.")
 ]
 _OnBadRowsOption = Annotated[
-    OnBadRows, typer.Option(help="With `error` nothing is written when a row is bad.")
+    OnBadRows, typer.Option(help="error: write nothing if a row is bad; drop: leave bad rows out.")
 ]
 
 
 def convert(
     file: _FileArgument,
-    write_as: Annotated[FormatName, typer.Option("--to", help="What is written.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="JSONL; .json writes one JSON array.")],
+    write_as: Annotated[FormatName, typer.Option("--to", help="Format to write.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="File to write: JSONL, or one JSON array if it ends in .json.")
+    ],
     read_as: _ReadAsOption = None,
     agent: _AgentOption = None,
     tool: _ToolOption = None,
     missing_thought: _MissingThoughtOption = "",
     bare: _BareOption = False,
     on_bad_rows: _OnBadRowsOption = OnBadRows.ERROR,
-    atif_version: Annotated[str, typer.Option(help="What is written, 1.0 to 1.8.")] = "1.7",
+    atif_version: Annotated[str, typer.Option(help="Version of ATIF to write, 1.0 to 1.8.")] = "1.7",
 ) -> None:
-    """Convert trajectories between formats; what a format has no place for is kept in the key `afm`, or told.
+    """Convert trajectories between formats.
 
-    Bad rows are told with file and line. Trajectories that break their agent's rules are converted and marked `kept: false`.
+    The key `afm` keeps what the target format has no place for. Bad rows are reported with file and line, and faults that
+    repeat are counted after the third. Trajectories that break their agent's rules are converted and marked `kept: false`.
+
+    Example: afm convert runs.jsonl --from atif --to coa --agent mhqa -o trajectories.jsonl
     """
     from afm.runs.atomic import replacing
     from afm.trajectory.convert import FORMATS, Context, convert_file, detected
@@ -95,14 +112,17 @@ def convert(
     source = detected(file) if read_as is None else FORMATS[read_as]
     with replacing(out) as temporary:
         done = convert_file(file, source, temporary, FORMATS[write_as], context, array=out.suffix == ".json")
-        for error in done.bad:
-            print(error, file=sys.stderr)
+        repeats = RepeatedErrors()
+        for line in [*filter(repeats.is_new, done.bad), *repeats.rest()]:
+            print(line, file=sys.stderr)
         if done.bad and on_bad_rows is OnBadRows.ERROR:
+            count = "1 row" if len(done.bad) == 1 else f"{len(done.bad):,} rows"
             raise DataError(
-                f"{len(done.bad)} rows cannot be converted, so nothing was written", path=str(file)
+                f"{count} cannot be converted, so nothing was written; --on-bad-rows drop leaves bad rows out",
+                path=str(file),
             )
         if not done.rows:
-            raise DataError("holds no rows that can be converted", path=str(file))
+            raise DataError("holds no rows that can be converted; see the faults above", path=str(file))
     for what, rows in done.lost.items():
         print(f"warning: lost in {rows} rows: {what}", file=sys.stderr)
     refused = f", {done.refused} of them break their agent's rules (kept: false)" if done.refused else ""
@@ -127,16 +147,17 @@ def validate(
     as_json: RowsJsonOption = False,
     trust: TrustOption = False,
 ) -> None:
-    """Check every trajectory in FILE against the rules of its agent, and its calls by the readers of the tools.
+    """Check every trajectory in FILE against the rules of its agent, and every call against its tool.
 
-    Every fault is printed with file, line and character. The exit status is 1 if there is any.
+    Faults are printed with file, line and character. A fault that repeats is counted after the third time, `--json` lists
+    all. The exit status is 1 if there is a fault.
     """
     from afm.tools.registry import readers_of
     from afm.trajectory.convert import read_rows
 
     if agent is not None:
         agent_option(agent)
-    readers = readers_of(tools)
+    readers, repeats = readers_of(tools), RepeatedErrors()
     rows = faulty = 0
     for row in read_rows(file, agent, read_as=read_as):
         rows += 1
@@ -145,11 +166,13 @@ def validate(
         if as_json:
             print(_as_json(row, faults))
         else:
-            for fault in faults:
+            for fault in filter(repeats.is_new, faults):
                 print(fault)
     if not rows:
         raise DataError("holds no trajectories", path=str(file))
     if not as_json:
+        for line in repeats.rest():
+            print(line)
         print(f"{rows} trajectories: {rows - faulty} valid, {faulty} with faults")
     if faulty:
         raise typer.Exit(1)
@@ -181,16 +204,22 @@ _BATCH_ROWS = 256
 
 
 _OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(help="Of a training: key=value, as for `afm sft`.")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides for the YAML of a training, as for `afm sft`."),
 ]
 _TokenizerOption = Annotated[
     Path | None,
-    typer.Option(help="Of rows: folder of a fast Hugging Face tokenizer.", show_default=False),
+    typer.Option(help="Folder with tokenizer.json; required for a file of rows.", show_default=False),
 ]
-_BoundaryOption = Annotated[Boundary, typer.Option(help="What happens to a token with text of both authors.")]
+_ExamplesOption = Annotated[
+    int, typer.Option(help="Number of sequences to show for the YAML of a training.", min=1)
+]
+_BoundaryOption = Annotated[
+    Boundary, typer.Option(help="Treatment of a token that holds text of both agent and environment.")
+]
 _WithoutLossOption = Annotated[
     list[str] | None,
-    typer.Option(help="A role of the agent that is not trained on; may be given several times."),
+    typer.Option(help="Role of the agent to leave out of the loss; may be repeated."),
 ]
 
 
@@ -198,7 +227,7 @@ def mask(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Trajectory JSONL, alpaca rows, any format of `afm convert`, or the YAML of a training.",
+            help="Rows in any format of `afm convert`, or the YAML of a training.",
             exists=True,
             dir_okay=False,
         ),
@@ -209,12 +238,14 @@ def mask(
     read_as: _ReadAsOption = None,
     boundary: _BoundaryOption = Boundary.SPLIT,
     without_loss: _WithoutLossOption = None,
-    examples: Annotated[int, typer.Option(help="Of a training: how many sequences are shown.", min=1)] = 3,
+    examples: _ExamplesOption = 3,
     as_json: RowsJsonOption = False,
 ) -> None:
-    """Show which tokens of a FILE's trajectories are trained on; masked text stands in ⟦ ⟧.
+    """Show which tokens are trained on; masked text is in ⟦ ⟧.
 
-    Of rows every response is shown whole, before a training cuts it. Those whose structure is faulty are reported, and the exit status is 1 if there is any. Of a training, data of any layout is prepared as LLaMA-Factory would get it: token statistics, and some sequences with their prompts, cut and packed. Control characters of a terminal are shown as pictures.
+    For a file of rows, every response is shown whole, before a training cuts it. Faulty rows are reported, and the exit
+    status is then 1. For the YAML of a training, the data is prepared exactly as in training: the command prints token
+    statistics and some sequences with their prompts, cut and packed. Control characters are shown as symbols.
     """
     if file.suffix in (".yaml", ".yml"):
         _show_training(file, overrides or [], examples, as_json, (tokenizer, agent, read_as, without_loss))
@@ -222,7 +253,9 @@ def mask(
     if overrides:
         raise UsageError(f"{overrides[0]!r}: only the YAML of a training takes overrides, {file} holds rows")
     if tokenizer is None:
-        raise UsageError("--tokenizer is missing: the folder that holds tokenizer.json")
+        raise UsageError("--tokenizer is missing; give the folder that holds tokenizer.json: --tokenizer DIR")
+    if not file.stat().st_size:
+        raise DataError("holds no rows: the file is empty", path=str(file))
     from afm.trajectory.convert import read_rows
 
     if agent is not None:
@@ -230,17 +263,19 @@ def mask(
     silent = tuple(without_loss or ())
     loaded = _load_tokenizer(tokenizer)
     show = _print_json if as_json else _print_preview
-    faulty, unseen = 0, set(silent)
+    faulty, unseen, repeats = 0, set(silent), RepeatedErrors()
     rows = read_rows(file, agent, read_as=read_as)
     while batch := list(islice(rows, _BATCH_ROWS)):
         sound, faults = _sorted_out(batch, str(file))
-        for fault in faults:
+        for fault in filter(repeats.is_new, faults):
             print(fault, file=sys.stderr)
         faulty += len(faults)
         unseen -= _roles_in(sound, unseen)
         encoded = encode_batch(loaded, [row.segments for row in sound], boundary, roles_without_loss=silent)
         for row, masked in zip(sound, encoded, strict=True):
             show(loaded, row, masked)
+    for line in repeats.rest():
+        print(line, file=sys.stderr)
     if unseen:
         raise UsageError(
             f"--without-loss {' '.join(sorted(unseen))}: no row has it outside of other roles, and a training would "

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from afm.datasets.encyclopaedia import Shape
     from afm.trajectory.record import Record
 
-app = typer.Typer(help="Make worlds, demonstrations and training files.", no_args_is_help=True)
+app = typer.Typer(help="Make questions, trajectories and training files.", no_args_is_help=True)
 
 
 class WorldKind(StrEnum):
@@ -40,7 +40,7 @@ class WorldKind(StrEnum):
     WIKI = "wiki"
 
 
-prepare = typer.Typer(help="Write the files that the training engines read.", no_args_is_help=True)
+prepare = typer.Typer(help="Write the files that training and evaluation read.", no_args_is_help=True)
 app.add_typer(prepare, name="prepare")
 app.command()(distill)
 app.command("filter")(filter_files)
@@ -60,14 +60,17 @@ app.command()(expand)
 def world(
     output_dir: Annotated[Path, typer.Option(help="Folder for the three JSONL files and their manifest.")],
     kind: Annotated[
-        WorldKind, typer.Option(help="Arithmetic, or an encyclopaedia to search in.")
+        WorldKind,
+        typer.Option(help="math: arithmetic word problems; wiki: questions about a generated encyclopaedia."),
     ] = WorldKind.MATH,
     seed: SeedOption = 0,
     train: Annotated[int, typer.Option(min=1, help="Problems for demonstrations.")] = 6_000,
-    rl: Annotated[int, typer.Option(min=1, help="Problems for reinforcement.")] = 4_096,
+    rl: Annotated[int, typer.Option(min=1, help="Problems for reinforcement learning.")] = 4_096,
     heldout: Annotated[int, typer.Option(min=1, help="Problems for evaluation only.")] = 200,
     pages: Annotated[int, typer.Option(min=40, max=16_000_000, help="Pages of the encyclopaedia.")] = 1_000,
-    hops: Annotated[str, typer.Option(help="Pages that a question of the encyclopaedia needs.")] = "1,2,3,4",
+    hops: Annotated[
+        str, typer.Option(help="Numbers of pages that a question of the encyclopaedia needs.")
+    ] = "1,2,3,4",
     shapes: Annotated[
         str,
         typer.Option(
@@ -75,14 +78,15 @@ def world(
             "`afm data distill` read chains only."
         ),
     ] = "chain",
-    wordings: Annotated[int, typer.Option(min=1, max=2, help="Ways in which a page words a fact.")] = 1,
+    wordings: Annotated[int, typer.Option(min=1, max=2, help="Ways in which a page phrases a fact.")] = 1,
 ) -> None:
     """Generate problems with gold answers in three disjoint sets.
 
-    Kind wiki also writes the encyclopaedia that holds the answers, as `corpus.jsonl`.
+    With --kind wiki the encyclopaedia that holds the answers is written as `corpus.jsonl`.
     """
     from afm.datasets.mini_world import WorldSplit, write_world
 
+    numbers, wanted = _hops(hops), _shapes(shapes)
     sizes = {WorldSplit.TRAIN: train, WorldSplit.RL: rl, WorldSplit.HELDOUT: heldout}
     if kind is WorldKind.WIKI:
         from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
@@ -94,8 +98,8 @@ def world(
             made,
             sizes=sizes,
             seed=seed,
-            hops=_hops(hops),
-            shapes=_shapes(shapes),
+            hops=numbers,
+            shapes=wanted,
             progress=ProgressView().update,
         )
     else:
@@ -136,7 +140,7 @@ def prepare_sft(
 ) -> None:
     """Write trajectories as an alpaca data set for `afm sft`.
 
-    A trajectory that breaks the agent's rules, or calls a tool in a form that the tool refuses, is an error.
+    A trajectory that breaks the agent's rules is an error, and so is a call that its tool would refuse.
     """
     from afm.datasets.sft_files import write_sft
     from afm.tools.registry import readers_of
@@ -156,24 +160,26 @@ def prepare_rl(
     tasks: TasksArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="Parquet file.")],
     agent: AgentOption = "math",
-    ability: Annotated[str, typer.Option(help="Value of the column of that name.")] = "math",
-    split: Annotated[str, typer.Option(help="Value of extra_info.split.")] = "train",
+    ability: Annotated[str, typer.Option(help="Value of the column `ability`.")] = "math",
+    split: Annotated[str, typer.Option(help="Value of the key extra_info.split.")] = "train",
     ground_truth: Annotated[
         GoldForm | None,
         typer.Option(
-            help="text: any; question: JSON {target, question}; target: an object {target: [..]}. "
-            "By default question for agents with tools and no code tool, else text."
+            help="Form of the gold answer: text; question, which is JSON {target, question}; target, which is an object "
+            "{target: [..]} [default: question for agents with tools and no code tool, else text]."
         ),
     ] = None,
     validation: Annotated[
         int | None,
-        typer.Option(min=1, help="Hold so many questions out, a tenth at most, into val.parquet beside it."),
+        typer.Option(
+            min=1, help="Hold out this many questions, at most a tenth, as val.parquet in the same folder."
+        ),
     ] = None,
     prompt: Annotated[
         str | None,
         typer.Option(
-            help="own: the agent's prompt; row: that of each row; or a file with {question}. By default a row keeps the "
-            "prompt that it has."
+            help="own (the agent's prompt), row (each row's prompt), or a file that contains {question} [default: rows keep "
+            "their prompts]."
         ),
     ] = None,
 ) -> None:

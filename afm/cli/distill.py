@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import TrustOption, agent_option
+from afm.cli.options import TasksArgument, TrustOption, agent_option
 from afm.errors import BudgetSpentError, DataError, UsageError
 
 if TYPE_CHECKING:
@@ -32,45 +32,50 @@ _RewardsOption = Annotated[
 
 
 def distill(
-    tasks: Annotated[
-        Path, typer.Argument(help="Problems as JSONL, CSV or parquet.", exists=True, dir_okay=False)
-    ],
+    tasks: TasksArgument,
     output_dir: Annotated[Path, typer.Option(help="Folder for the event log and the trajectories.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="key=value for the team's file, e.g. budget.usd=5.", show_default=False),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Overrides for the team's file, e.g. budget.usd=5.",
+            show_default=False,
+        ),
     ] = None,
     team: Annotated[
         Path | None,
         typer.Option(
-            help="YAML of a team: of models (configs/distill), or `class_name` of your own; by default scripted.",
+            help="YAML of a team: of models (configs/distill), or `class_name` of your own [default: a scripted team].",
             exists=True,
             dir_okay=False,
         ),
     ] = None,
     agent: Annotated[
-        str | None, typer.Option(help="A shipped agent's name or a YAML; by default the team's, or math.")
+        str | None, typer.Option(help="Shipped agent or YAML [default: the team's, else math].")
     ] = None,
     tools: Annotated[
         Path | None,
         typer.Option(
-            help="Tools YAML; by default the team's, or the sandboxed code tool.", exists=True, dir_okay=False
+            help="Tools YAML [default: the team's, else the sandboxed code tool].",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Fixes every random choice of a scripted team.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of a scripted team.")] = 0,
     rewards: _RewardsOption = None,
-    max_parallel: Annotated[int, typer.Option(min=1, help="Problems worked on at the same time.")] = 4,
+    max_parallel: Annotated[int, typer.Option(min=1, help="Problems solved at the same time.")] = 4,
     trust: TrustOption = False,
 ) -> None:
     """Let a team solve problems with real tools and turn its work into trajectories.
 
-    Killed or interrupted, the same command continues with the next problem. So it does after a team's budget was spent,
-    once the budget is raised.
+    If interrupted, run the same command again to resume. If the team's budget is spent, raise it and run the command again.
+
+    Example: afm data distill tasks.jsonl --team configs/distill/mhqa.yaml --output-dir data/mhqa budget.usd=5
     """
     from afm.terminal import ProgressView
 
     if overrides and team is None:
-        raise UsageError(f"{overrides[0]!r}: key=value is for the file of --team, which is not given")
+        raise UsageError(f"{overrides[0]!r}: overrides change the file of --team; give one: --team FILE")
     view = ProgressView()
     opened = _team(team, agent, tools, seed, overrides or ())
     summary = asyncio.run(_distill(tasks, output_dir, opened, seed, max_parallel, rewards, view.update))
@@ -85,7 +90,7 @@ def distill(
             f"{summary.team.stopped} ({summary.not_tried} of {summary.tasks} tasks not begun)"
         )
     if not summary.kept:
-        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(output_dir))
+        raise DataError("no trajectory was kept; dropped.jsonl lists the reasons", path=str(output_dir))
 
 
 def _cost(summary: DistillSummary) -> str:
@@ -153,7 +158,7 @@ def expand(
     config: Annotated[
         Path,
         typer.Argument(
-            help="YAML of the expansion, e.g. configs/expand/world.yaml.", exists=True, dir_okay=False
+            help="YAML of the expansion, for example configs/expand/world.yaml.", exists=True, dir_okay=False
         ),
     ],
     overrides: Annotated[
@@ -162,10 +167,10 @@ def expand(
     ] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Build questions that need several pages, each with its answer, its path and a proof that no page is needless.
+    """Build questions that need several pages, each with its answer and a proof that no page can be left out.
 
-    By rule from a generated world, or by models from a corpus or from the web; if interrupted, run the same command again to
-    resume. Writes tasks.jsonl and manifest.json into output_dir.
+    Questions come by rule from a generated world, or from models that read a corpus or the web. The command writes
+    tasks.jsonl and manifest.json into output_dir. If interrupted, run the same command again to resume.
     """
     from afm.distill.expand import WorldExpansion, expand_world, read_expansion
     from afm.distill.expand import expand as expand_by_models

@@ -6,15 +6,15 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from afm.cli.options import TrustOption
-from afm.configuration import override_key, read_extended
+from afm.configuration import override_key, read_extended, read_file
 from afm.errors import AfmError, ConfigError
+from afm.file_kinds import EVAL_FILE, RL_FILE, SFT_FILE, TOOLS_FILE, FileKind, kind_of
 from afm.findings import Finding, Level, failed
 from afm.memory_arithmetic import hardware_from
 from afm.palette import terminal_style
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Argument(
-            help="YAML of a training, an evaluation or tools, for example configs/eval/gaia.yaml; without one this computer."
-        ),
+        typer.Argument(help="YAML of a training, an evaluation or tools [default: check this computer]."),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value, as for `afm sft`, `afm rl` and `afm eval`.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Overrides, as for `afm sft`, `afm rl` and `afm eval`."
+        ),
     ] = None,
     nodes: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Nodes it is meant for [default: verl.trainer.nnodes; for afm sft NNODES, else the recipe's header].",
+            help="Nodes of the training [default: verl.trainer.nnodes; for afm sft NNODES, else the recipe's header].",
         ),
     ] = None,
     gpus: Annotated[
@@ -50,10 +51,10 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     trust: TrustOption = False,
 ) -> None:
-    """Check this computer (no CONFIG), or a training, an evaluation or tools: what is fine, what would fail, what to do.
+    """Check this computer, a training, an evaluation or a file of tools, and say what would fail and what to do.
 
-    A training: arguments, every row, trackers, lengths, steps, disk, memory of each GPU; for reinforcement learning also
-    tools and servers, judge and cost. An evaluation: model or endpoint, tools, data, judge, what its folder holds.
+    For a training it checks arguments, every row, trackers, lengths, steps, disk and GPU memory, for reinforcement learning
+    also tools, servers, judge and cost. For an evaluation it checks model or endpoint, tools, data, judge and output_dir.
     The exit status is 1 if anything would fail.
     """
     if config is None:
@@ -79,67 +80,54 @@ def doctor(
 def _diagnose(
     config: Path, overrides: list[str], nodes: int | None, gpus: int | None, gpu_gib: float | None
 ) -> list[Finding]:
-    findings: list[Finding]
-    match kind_of(config, overrides):
-        case ConfigKind.RL:
+    match _kind_to_check(config, overrides):
+        case kind if kind is RL_FILE:
             from verl_ext.doctor import AskedHardware
             from verl_ext.doctor import diagnose as diagnose_rl
 
-            findings = diagnose_rl(config, overrides, AskedHardware(nodes, gpus, gpu_gib), os.environ)
-        case ConfigKind.SFT:
+            return diagnose_rl(config, overrides, AskedHardware(nodes, gpus, gpu_gib), os.environ)
+        case kind if kind is SFT_FILE:
             from llamafactory_patch.doctor import diagnose as diagnose_sft
 
             hardware = hardware_from(os.environ, config, nodes, gpus, gpu_gib)
-            findings = diagnose_sft(config, overrides, hardware, os.environ)
-        case ConfigKind.EVAL:
+            return diagnose_sft(config, overrides, hardware, os.environ)
+        case kind if kind is EVAL_FILE:
             from afm.evaluation.doctor import diagnose as diagnose_evaluation
 
-            findings = diagnose_evaluation(config, overrides)
-        case ConfigKind.TOOLS:
+            return diagnose_evaluation(config, overrides)
+        case _:
             from afm.tools.health import diagnose as diagnose_tools
 
-            findings = diagnose_tools(config, overrides, os.environ)
-    return findings
+            return diagnose_tools(config, overrides, os.environ)
 
 
-class ConfigKind(StrEnum):
-    """The command that a configuration is for, or what it declares."""
-
-    SFT = "afm sft"
-    RL = "afm rl"
-    EVAL = "afm eval"
-    TOOLS = "tools"
-
-
-_KEYS = {
-    ConfigKind.RL: frozenset({"train_files", "val_files", "verl", "platform"}),
-    ConfigKind.SFT: frozenset(
-        {"model_name_or_path", "dataset", "stage", "finetuning_type", "template", "cutoff_len"}
-    ),
-    ConfigKind.EVAL: frozenset({"benchmark", "data", "rounds"}),
-}
-"""Keys that one kind alone has."""
 _SHARED = frozenset({"rewards", "limits"})
-"""Of reinforcement learning and evaluation; the former where nothing else tells."""
-_OF_TOOLS = frozenset({"tools", "cassette"})
+"""Keys of reinforcement learning and evaluation; without any other key the file counts as the former."""
 
 
-def kind_of(config: Path, overrides: Sequence[str]) -> ConfigKind:
-    """Whose configuration it is; an error where it is of none or of two of them."""
+def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
+    """Which of the four kinds that can be checked a file is; an error where it is another or two of them."""
+    other = kind_of(read_file(config))
+    if other is not None and other not in (RL_FILE, SFT_FILE, EVAL_FILE, TOOLS_FILE):
+        raise ConfigError(
+            f"{config}: this is {other.name}, which is not checked by itself; {other.use_of(config)}"
+        )
     content = read_extended(config, "settings")
-    keys = set(content) | {override_key(override).partition(".")[0] for override in overrides}
-    if set(content) <= _OF_TOOLS and isinstance(content.get("tools"), list):
-        return ConfigKind.TOOLS
-    matches = {kind: sorted(keys & own) for kind, own in _KEYS.items() if keys & own}
+    typed = dict.fromkeys(override_key(override).partition(".")[0] for override in overrides)
+    data = {**typed, **content}
+    if set(content) <= {"tools", "cassette"} and isinstance(content.get("tools"), list):
+        return TOOLS_FILE
+    runs = (RL_FILE, SFT_FILE, EVAL_FILE)
+    matches = [kind for kind in runs if kind.matches(data)]
     if len(matches) == 1:
-        return next(iter(matches))
-    if not matches and keys & _SHARED:
-        return ConfigKind.RL
-    expected = "; ".join(f"`{kind}` ({', '.join(sorted(own))})" for kind, own in _KEYS.items())
-    message = f"none of them; it has {sorted(keys)}"
+        return matches[0]
+    if not matches and _SHARED & set(data):
+        return RL_FILE
+    expected = "; ".join(f"{kind.name} ({', '.join(sorted(kind.keys))})" for kind in runs)
+    message = f"none of them; it has {sorted(data)}"
     if matches:
-        (first, its), (second, others), *_ = matches.items()
-        message = f"both {its[0]!r} of `{first}` and {others[0]!r} of `{second}`"
+        first, second = ((sorted(kind.keys & set(data))[0], kind.name) for kind in matches[:2])
+        message = f"both {first[0]!r} of {first[1]} and {second[0]!r} of {second[1]}"
     raise ConfigError(f"{config}: expected keys of {expected}, or a list of `tools`; found {message}")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from afm.cli.options import JsonOption, TrustOption, afm_command
+from afm.cli.options import FOREIGN_OPTIONS, JsonOption, TrustOption, afm_command
 from afm.errors import ConfigError, UsageError
 from afm.terminal import ProgressView
 
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 class _RunUnlessNamed(TyperGroup):
     """``afm eval CONFIG`` is ``afm eval run CONFIG``."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words after ``afm eval`` in the usage line."""
+        return ["CONFIG [KEY=VALUE]... [--dry-run] [--json]"]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
             args = ["run", *args]
@@ -40,7 +44,12 @@ class _RunUnlessNamed(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_RunUnlessNamed, no_args_is_help=True, help="Evaluate a model: afm eval CONFIG [KEY=VALUE]..."
+    cls=_RunUnlessNamed,
+    no_args_is_help=True,
+    help="Evaluate a model or a team with the agent's own loop.\n\n"
+    "`afm list benchmarks` lists the shipped CONFIG files. `afm eval run --help` explains the options. "
+    "The commands below work on finished evaluations.\n\n"
+    "Example: afm eval configs/eval/aime24.yaml model=models/code_agent_7b limit=10",
 )
 
 
@@ -57,14 +66,14 @@ def compare(
         typer.Argument(help="output_dir of two or more evaluations.", exists=True, file_okay=False),
     ],
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Compare although settings differ that are not the model's.")
+        bool, typer.Option("--anyway", help="Compare although settings other than the model differ.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare evaluations with the first of them, on the questions they share.
+    """Compare evaluations with the first one, on the questions they share.
 
-    Runs with other data, agent, tools, reward, sampling, limits, rounds, seed or versions are refused: they did not measure the
-    same thing.
+    Runs that differ in data, agent, tools, reward, sampling, limits, rounds, seed or versions did not measure the same thing.
+    They are refused without --anyway.
     """
     import json
     from dataclasses import asdict
@@ -125,29 +134,31 @@ def _print_savings(savings: Savings) -> None:
         print(f"    {note}")
 
 
-@app.command(name="run")
+@app.command(name="run", context_settings=FOREIGN_OPTIONS)
 def evaluation(
     config: Annotated[
         Path,
         typer.Argument(
-            help="YAML of the benchmark, e.g. configs/eval/aime24.yaml.", exists=True, dir_okay=False
+            help="YAML of the evaluation, for example configs/eval/aime24.yaml.", exists=True, dir_okay=False
         ),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="For example model=DIR sampling.temperature=0.6 limit=10."
+            metavar="[KEY=VALUE]...",
+            help="Overrides, for example model=DIR sampling.temperature=0.6 limit=10.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved settings, check them, run nothing.")
+        bool, typer.Option("--dry-run", help="Print and check the resolved settings, run nothing.")
     ] = False,
     as_json: MetricsOption = False,
     trust: TrustOption = False,
 ) -> None:
-    """Evaluate a model with the agent's own loop, or a team (team=FILE); if interrupted, run the same command again to resume.
+    """Evaluate a model with the agent's own loop, or a team (team=FILE).
 
-    Writes manifest.json, episodes.jsonl and metrics.json into output_dir.
+    The command writes manifest.json, episodes.jsonl and metrics.json into output_dir. If interrupted, run the same command
+    again to resume.
     """
     from afm.evaluation.config import load_config
 
@@ -239,15 +250,15 @@ def choose(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Of `best_of`, over those of the evaluation: sizes=[3] methods=[list,score] judge.model=NAME.",
+            help="Overrides of the key `best_of`: sizes=[3] methods=[list,score] judge.model=NAME.",
         ),
     ] = None,
     as_json: MetricsOption = False,
 ) -> None:
-    """Have a judge choose among the rounds of each question, without the gold answers: best-of-k.
+    """Let a judge choose among the rounds of each question, without the gold answers: best-of-k.
 
-    Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judge.url). Writes choices.jsonl and adds to metrics.json.
-    What is in choices.jsonl is not asked again. If interrupted, run the same command again to resume.
+    The judge is GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or judge.url. The command writes choices.jsonl and adds to
+    metrics.json. If interrupted, run the same command again: choices that are already written are not asked for again.
     """
     from afm.evaluation.best_of import CHOICES_FILE, BestOfSettings, choose
     from afm.evaluation.config import saved_section
@@ -264,15 +275,15 @@ def agree(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Of `agreement`, over those of the evaluation: judges=[{model: NAME}] repeats=2 episodes=100.",
+            help="Overrides of the key `agreement`: judges=[{model: NAME}] repeats=2 episodes=100.",
         ),
     ] = None,
     as_json: MetricsOption = False,
 ) -> None:
-    """Have another judge, or the same one again, judge the answers: raw agreement and Cohen's kappa.
+    """Measure how far judges agree: let a second judge, or the same one again, judge the answers.
 
-    Needs a judge (GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME, or judges[..].url). Writes opinions.jsonl and adds to
-    metrics.json. What is in opinions.jsonl is not asked again.
+    Prints raw agreement and Cohen's kappa. The judge is GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or judges[..].url. The
+    command writes opinions.jsonl and adds to metrics.json. Opinions that are already written are not asked for again.
     """
     from afm.evaluation.config import saved_section
     from afm.evaluation.judging import OPINIONS_FILE, AgreementSettings, agree
@@ -298,7 +309,7 @@ def _resumable(work: Coroutine[Any, Any, Metrics], folder: Path) -> Metrics:
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        print(f"\nstopped; the same command continues in {folder}", file=sys.stderr)
+        print(f"\nstopped; run the same command again to resume in {folder}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

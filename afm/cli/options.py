@@ -13,26 +13,48 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.configuration import configs_folder as configs_folder
-from afm.errors import ConfigError, UsageError
+from afm.errors import ConfigError, DataError, UsageError
 from afm.plugins import TRUST_VARIABLE
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec, PromptSource
 
 
-AgentOption = Annotated[str, typer.Option(help="A shipped agent's name or a YAML.")]
-SeedOption = Annotated[int, typer.Option(help="Fixes every random choice.")]
+FOREIGN_OPTIONS = {"ignore_unknown_options": True}
+"""Options of other trainers reach commands with overrides as words, and the error says what to write."""
+
+AgentOption = Annotated[str, typer.Option(help="Name of a shipped agent (`afm list agents`), or a YAML.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-RowsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what it takes, do nothing.")]
-RecordsArgument = Annotated[Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)]
+RowsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")]
+
+
+def rows_file(value: Path | list[Path] | None) -> Path | list[Path] | None:
+    """Refuse a YAML and an empty file where rows are expected, before any work begins; for ``callback=``."""
+    for path in value if isinstance(value, list) else [value] if value else []:
+        if path.suffix in (".yaml", ".yml"):
+            from afm.configuration import describe_yaml
+
+            raise DataError(f"expected rows (JSONL); {describe_yaml(path)}", path=str(path))
+        if path.stat().st_size == 0:
+            raise DataError(
+                "holds no rows: the file is empty; run the command again that wrote it", path=str(path)
+            )
+    return value
+
+
+RecordsArgument = Annotated[
+    Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False, callback=rows_file)
+]
 TasksArgument = Annotated[
-    Path, typer.Argument(help="Problems as JSONL, CSV or parquet.", exists=True, dir_okay=False)
+    Path,
+    typer.Argument(help="Tasks as JSONL, CSV or parquet.", exists=True, dir_okay=False, callback=rows_file),
 ]
 CallReadersOption = Annotated[
     Path | None,
     typer.Option(
-        help="Tools YAML whose classes read the calls. By default the shipped tools, by their names.",
+        help="Tools YAML whose classes check the calls [default: the shipped tools, by name].",
         exists=True,
         dir_okay=False,
     ),
@@ -86,7 +108,7 @@ def model_option(model: str) -> str:
     from afm.agents import model_folder
 
     if "://" not in model and not (model_folder(model) / "config.json").is_file():
-        what = "holds no model (config.json)" if Path(model).is_dir() else "is no folder"
+        what = "holds no model (config.json)" if Path(model).is_dir() else "no such folder"
         raise UsageError(f"--model {model}: {what}; expected a model's folder, a run, or http://HOST:PORT/v1")
     return model
 

@@ -92,7 +92,7 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def run_engine(command: str, *arguments: str, folder: Path, progress: Progress) -> None:
-    """Run ``afm COMMAND`` until it ends; it ends when this process does.
+    """Run a command of ``afm`` until it ends; it ends when this process does.
 
     Args:
         folder: Its output folder, where its log is.

@@ -21,40 +21,42 @@ _FOLDER = "data"
 
 
 _SetsArgument = Annotated[
-    str, typer.Argument(help="YAML of sets, or the name of a shipped one: web_agent, benchmarks ...")
+    str, typer.Argument(help="YAML of data sets, or the name of a shipped one: web_agent, benchmarks ...")
 ]
 _OnlyOption = Annotated[
-    list[str] | None, typer.Option(metavar="SET", help="This set alone; may be given several times.")
+    list[str] | None, typer.Option(metavar="SET", help="Name of a set to take; may be repeated.")
 ]
-_EverythingOption = Annotated[bool, typer.Option("--all", help="Optional sets, too.")]
+_EverythingOption = Annotated[bool, typer.Option("--all", help="Take optional sets too.")]
 _DataOption = Annotated[
     Path, typer.Option(help="Folder into which `afm data download` fetched the sets.", file_okay=False)
 ]
 _DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would be made of which files, make nothing.")
+    bool, typer.Option("--dry-run", help="Show what would be made from which files, make nothing.")
 ]
 
 
 def download(
     sets: _SetsArgument,
-    output_dir: Annotated[Path, typer.Option(help="Folder; every set gets one of its name in it.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder to download into; each set gets a sub-folder.")],
     only: _OnlyOption = None,
     everything: _EverythingOption = False,
     pin: Annotated[
         bool,
-        typer.Option(
-            "--pin", help="Ask the Hub for the newest state and pin that, also where a set is pinned already."
-        ),
+        typer.Option("--pin", help="Pin the newest revision on the Hub, even if a set is pinned already."),
     ] = False,
     lock: Annotated[
-        Path | None, typer.Option(help="Where sets are pinned; by default OUTPUT_DIR/download.lock.json.")
+        Path | None, typer.Option(help="File that pins the sets [default: OUTPUT_DIR/download.lock.json].")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, fetch nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be fetched, fetch nothing.")
+    ] = False,
 ) -> None:
-    """Fetch data sets and models (HF_ENDPOINT names a mirror, HF_TOKEN a token; GITHUB_RAW_ENDPOINT a mirror of GitHub's files).
+    """Download data sets and models, and pin them by commit and checksum.
 
-    If interrupted, run the same command again to resume. The first download of a set pins it: commit, size and checksum of every file.
-    From then on the lock decides what is fetched, and any difference from it is an error.
+    The first download of a set pins its commit and the size and checksum of each file. Later downloads must match. Mirrors:
+    HF_ENDPOINT, GITHUB_RAW_ENDPOINT; token: HF_TOKEN. If interrupted, run the same command again to resume.
+
+    Example: afm data download benchmarks --only gsm8k --output-dir downloads/benchmarks
     """
     from afm.datasets.download import plan, run
     from afm.datasets.hub import format_size
@@ -72,7 +74,7 @@ def download(
         failed = run(planned, view.update, lock=lock)
     if failed:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in failed.items())
-        raise DataError(f"{len(failed)} of {len(chosen)} sets could not be had:{reasons}")
+        raise DataError(f"{len(failed)} of {len(chosen)} sets could not be downloaded:{reasons}")
     if not dry_run:
         view.line(f"{output_dir}: {len(chosen)} sets are here and checked")
 
@@ -94,7 +96,7 @@ def sets_option(name: str) -> HubSets:
 
 BadRowsOption = Annotated[
     OnBadRows,
-    typer.Option(help="Stop at rows that are wrong, or list them in NAME.bad_rows.jsonl and go on."),
+    typer.Option(help="error: stop at a bad row; drop: list bad rows in NAME.bad_rows.jsonl and continue."),
 ]
 
 
@@ -108,12 +110,12 @@ def published(
     new_counts: Annotated[
         bool,
         typer.Option(
-            "--new-counts", help="Accept other numbers of rows than download.lock.json says, and note them."
+            "--new-counts", help="Accept row counts that differ from download.lock.json, and record them."
         ),
     ] = False,
     dry_run: _DryRunOption = False,
 ) -> None:
-    """Make training and evaluation files of downloaded sets, as their YAML says."""
+    """Make training and evaluation files from downloaded sets."""
     from afm.datasets.prepared import input_files, prepare_prompts, prepare_set, set_folder
     from afm.datasets.published import PROMPTS_FOLDER
     from afm.terminal import ProgressView
@@ -151,27 +153,25 @@ def published(
 
 def mix(
     sets: _SetsArgument,
-    name: Annotated[str, typer.Argument(help="Which of its `mixes`: train ...")],
+    name: Annotated[str, typer.Argument(help="Name of one of the mixes in the YAML, for example train.")],
     data: _DataOption,
     output_dir: Annotated[Path, typer.Option(help="Folder of what is made.")],
     keep: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Only questions of this file, such as the kept.jsonl of `afm data queries`; may be given several times.",
+            help="Take only questions in this file, such as kept.jsonl of `afm data queries`; may be repeated.",
             exists=True,
             dir_okay=False,
         ),
     ] = None,
     own_prompts: Annotated[
         bool,
-        typer.Option(
-            "--own-prompts", help="Ask with the agents' own prompts in place of the mix's `prompts`."
-        ),
+        typer.Option("--own-prompts", help="Use the agents' own prompts instead of the mix's `prompts`."),
     ] = False,
     on_bad_rows: BadRowsOption = OnBadRows.DROP,
     dry_run: _DryRunOption = False,
 ) -> None:
-    """Make one file of rows of several sets, as `mixes` of their YAML says: RL rows of several agents, or questions."""
+    """Mix rows of several sets into one file, as `mixes` in their YAML says."""
     from afm.datasets.mix import mix_sources, prepare_mix
     from afm.terminal import ProgressView
 
@@ -204,24 +204,30 @@ def tasks(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Published files: JSONL, JSON, parquet, TSV, CSV; or folders of save_to_disk.", exists=True
+            help="Published files: JSONL, JSON, parquet, TSV, CSV, or folders written by save_to_disk.",
+            exists=True,
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="JSONL of tasks (of conversations: retool, agent_flan).")
+        Path,
+        typer.Option(
+            "--out", "-o", help="JSONL of tasks to write; readers retool and agent_flan write conversations."
+        ),
     ],
     reader: Annotated[
         str,
-        typer.Option(help="Layout of the rows: gsm8k, nq, hotpotqa, livecodebench ...; plain: any two keys."),
+        typer.Option(
+            help="Layout of the rows: gsm8k, nq, hotpotqa, livecodebench ..., or plain for any two keys."
+        ),
     ] = "plain",
     question_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key of the question in plain rows. Default: question.")
+        str | None, typer.Option(metavar="KEY", help="Key of the question in plain rows [default: question].")
     ] = None,
     answer_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key of the answer in plain rows. Default: answer.")
+        str | None, typer.Option(metavar="KEY", help="Key of the answer in plain rows [default: answer].")
     ] = None,
     data_source: Annotated[
-        str | None, typer.Option(help="Chooses the reward of rows that name none.")
+        str | None, typer.Option(help="Data source of rows that name none; it chooses their reward.")
     ] = None,
     on_bad_rows: BadRowsOption = OnBadRows.DROP,
 ) -> None:
@@ -296,7 +302,7 @@ def livecodebench(
         "data/code_agent/livecodebench_testcases"
     ),
 ) -> None:
-    """Make the folder of complete tests that LIVECODEBENCH_DATA_PATH names, each problem checked."""
+    """Write the complete tests of LiveCodeBench, for LIVECODEBENCH_DATA_PATH, and check each problem."""
     from afm.datasets.readers.programs import write_complete_tests
 
     count = write_complete_tests(files, output_dir)

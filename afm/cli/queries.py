@@ -29,7 +29,7 @@ def queries(
     config: Annotated[
         Path,
         typer.Argument(
-            help="YAML of the selection, e.g. configs/queries/qa.yaml.", exists=True, dir_okay=False
+            help="YAML of the selection, for example configs/queries/qa.yaml.", exists=True, dir_okay=False
         ),
     ],
     overrides: Annotated[
@@ -41,10 +41,11 @@ def queries(
     ] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Keep the questions that a model does not answer anyway, by the share of its samples that are right.
+    """Select questions for reinforcement learning: drop those that a model answers too often already.
 
-    If interrupted, run the same command again to resume. A server (http://HOST:PORT/v1, key: AFM_MODEL_API_KEY) is asked for chat
-    completions, or, with `tokenizer`, for token ids. Writes samples.jsonl, kept.jsonl and dropped.jsonl into output_dir.
+    The command samples answers and keeps a question by the share of right ones. It writes samples.jsonl, kept.jsonl and
+    dropped.jsonl into output_dir. A server (http://HOST:PORT/v1, key in AFM_MODEL_API_KEY) answers by chat completions, or
+    with `tokenizer` by token ids. If interrupted, run the same command again to resume.
     """
     from afm.distill.queries.sampling import read_selection
     from afm.terminal import ProgressView

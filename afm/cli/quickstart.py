@@ -27,20 +27,23 @@ _QUIET = {"TQDM_DISABLE": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM"
 def quickstart(
     world: Annotated[
         WorldKind,
-        typer.Option(help="Word problems and programs, or questions and an encyclopaedia to search."),
+        typer.Option(
+            help="math: word problems and programs; wiki: questions and an encyclopaedia to search."
+        ),
     ] = WorldKind.MATH,
     output_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder for everything the run makes: runs/quickstart, or runs/quickstart-wiki."),
+        typer.Option(help="Folder of the run [default: runs/quickstart or runs/quickstart-wiki]."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the world, the model and all sampling.")] = 0,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="The same path with hardly any training: about 3 minutes.")
+        bool,
+        typer.Option("--smoke", help="Run the same stages with hardly any training, in about 3 minutes."),
     ] = False,
     real_data: Annotated[
         Path | None,
         typer.Option(
-            help="Benchmark file (parquet or JSONL) to evaluate on as well; also for a finished run.",
+            help="Benchmark file (parquet or JSONL) to evaluate on too; works on a finished run.",
             exists=True,
             dir_okay=False,
         ),
@@ -49,9 +52,9 @@ def quickstart(
         bool, typer.Option("--open/--no-open", help="Open the report in a browser at the end.")
     ] = False,
 ) -> None:
-    """Generate problems, distil a team, fine-tune, reinforce, evaluate, report: 7 to 9 minutes on 2 cores.
+    """Run the whole path on a CPU: questions, a team's trajectories, SFT, RL, evaluation, report.
 
-    If interrupted, run the same command again to resume.
+    It takes 7 to 9 minutes on 2 cores. If interrupted, run the same command again to resume.
     """
     from afm.cli.pipeline import Quickstart, run_stages
     from afm.cli.recipes import RECIPES

@@ -23,31 +23,31 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN_DIR...",
-            help="A quickstart run, the output_dir of an evaluation, or the output_dir of `afm sft` or `afm rl`. "
-            "Several: output_dirs of evaluations, compared with the first.",
+            help="output_dir of `afm quickstart`, `afm eval`, `afm sft` or `afm rl`. Several evaluations are compared with "
+            "the first.",
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The page to write (.html); by default report.html, of several comparison.html, in the first RUN_DIR."
+            help="Page to write (.html) [default: report.html, or comparison.html for several, in the first RUN_DIR]."
         ),
     ] = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Compare although settings differ that are not the model's.")
+        bool, typer.Option("--anyway", help="Compare although settings other than the model differ.")
     ] = False,
     view_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Where `afm view` will listen when links are followed.")
+        int, typer.Option(min=1, max=65535, help="Port of `afm view` that links to episodes use.")
     ] = 8765,
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Write one self-contained HTML page: scores, published ones beside them, curves, failures, trajectories.
+    """Write a report as one self-contained HTML page: scores, published scores, curves, failures, trajectories.
 
-    The same stands beside it as Markdown (.md) and JSON (.json).
+    The report is also written as Markdown (.md) and JSON (.json), in the same folder.
     """
     for folder in run_dirs:
         if not folder.is_dir():
-            raise UsageError(f"{folder}: no such folder; expected a run or the output_dir of an evaluation")
+            raise UsageError(f"{folder}: no such folder; expected the output_dir of a run or an evaluation")
     if anyway and len(run_dirs) < 2:
         raise UsageError("--anyway goes with several runs: afm report BEFORE AFTER --anyway")
     if out is not None and out.suffix in {".md", ".json"}:
@@ -109,12 +109,13 @@ def view(
         raise MissingExtraError("uvicorn", "servers") from error
     from afm.evaluation.viewer import EpisodeIndex
     from afm.evaluation.viewer.server import Follower, make_app
+    from tool_servers.shared.command import Address
 
     episodes = EpisodeIndex(path, index or _place(path.resolve()))
     follower = Follower(episodes)
     app = make_app(episodes, follower, _decoder(tokenizer))
     server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
-    listener = server.config.bind_socket()
+    listener = Address(host, port, None).listen()
     named = f"[{host}]" if ":" in host else host
     address = f"http://{named}:{listener.getsockname()[1]}/"
     follower.start()
@@ -151,10 +152,12 @@ _DAY_S = 86_400.0
 
 def cassette(
     file: Annotated[Path, typer.Argument(help="Cassette of tool calls.", exists=True, dir_okay=False)],
-    max_age_days: Annotated[float, typer.Option(min=0.0, help="Calls older than this are stale.")] = 30.0,
+    max_age_days: Annotated[
+        float, typer.Option(min=0.0, help="Age in days from which a call counts as stale.")
+    ] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the recorded calls of FILE by tool: how many, how old, and under how many versions of the tool."""
+    """Show what a cassette of recorded tool calls holds: calls, age and versions of each tool."""
     from afm.tools.cassette import Cassette, staleness
 
     report = staleness(Cassette(file), max_age_days * _DAY_S)

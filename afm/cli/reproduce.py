@@ -37,26 +37,34 @@ _NO_GPU = "this machine has no GPU (no nvidia-smi); TINY=1 runs the chain on a C
 _NO_ENGINE = f"neither vllm nor sglang is installed; {lock_advice('gpu-rl-sglang')}"
 
 
+_BenchmarksOption = Annotated[
+    str,
+    typer.Option(
+        envvar="BENCHMARKS", help="Names of benchmarks, separated by blanks [default: all of the agent]."
+    ),
+]
+
+
 def reproduce(
     agent: Annotated[str, typer.Argument(help=f"One of {', '.join(AGENTS)}.")],
     further: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STAGE.KEY=VALUE]...", help="For example rl.ray_address=node0:6379 eval.limit=10."
+            metavar="[STAGE.KEY=VALUE]...",
+            help="Overrides of a stage, for example rl.ray_address=node0:6379 eval.limit=10.",
         ),
     ] = None,
-    size: Annotated[str, typer.Option(envvar="SIZE", help="Of the model: 3b, 7b or 32b.")] = "7b",
+    size: Annotated[str, typer.Option(envvar="SIZE", help="Size of the model: 3b, 7b or 32b.")] = "7b",
     first: Annotated[
         str, typer.Option("--from", envvar="FROM", help=f"Begin with this stage: {', '.join(NAMES)}.")
     ] = NAMES[0],
-    benchmarks: Annotated[
-        str,
-        typer.Option(envvar="BENCHMARKS", help="Names with blanks between, by default all of the agent's."),
-    ] = "",
+    benchmarks: _BenchmarksOption = "",
     tiny: Annotated[
         bool,
         typer.Option(
-            "--tiny", envvar="TINY", help="The same stages on a CPU: rows of our own, a tiny model."
+            "--tiny",
+            envvar="TINY",
+            help="Run the same stages on a CPU, with generated rows and a tiny model.",
         ),
     ] = False,
     root: Annotated[
@@ -66,17 +74,18 @@ def reproduce(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print each stage's commands and what is missing, run nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print the commands of each stage and what is missing, run nothing."),
     ] = False,
 ) -> None:
-    """Reproduce AFM, from the published data of an agent to a report: download, prepare, SFT, RL, evaluation, report.
+    """Reproduce AFM: download an agent's published data, prepare it, SFT, RL, evaluate, report.
 
-    If interrupted, run the same command again to resume: every stage knows by its own files what is done. The exit status is 1 if
-    anything is missing that no earlier stage makes.
+    Whatever is missing is listed before the first stage starts, with exit status 1. If interrupted, run the same command
+    again to resume.
     """
     run = _reproduction(agent, further or [], size, benchmarks.split(), root, tiny=tiny)
     if first not in NAMES:
-        raise UsageError(f"FROM={first}: no such stage; {suggestion(first, NAMES)}")
+        raise UsageError(f"--from (FROM) {first}: no such stage; {suggestion(first, NAMES)}")
     stages = run.stages()
     passed, ahead = stages[: NAMES.index(first)], stages[NAMES.index(first) :]
     missing = [
@@ -100,10 +109,12 @@ def _reproduction(
     agent: str, further: list[str], size: str, benchmarks: list[str], root: Path | None, *, tiny: bool
 ) -> Reproduction:
     if agent not in AGENTS:
-        raise UsageError(f"{agent}: no such agent; {suggestion(agent, AGENTS)}")
+        raise UsageError(f"AGENT {agent}: no such agent; {suggestion(agent, AGENTS)}")
     chosen = AGENTS[agent]
     if size not in chosen.sizes:
-        raise UsageError(f"SIZE={size}: {agent} is published in {' and '.join(chosen.sizes)}")
+        raise UsageError(
+            f"--size (SIZE) {size}: {agent} is published in other sizes; expected {' or '.join(chosen.sizes)}"
+        )
     configs = configs_folder()
     if tiny:
         from afm.cli.reproduce_fixtures import make_repositories

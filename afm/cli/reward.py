@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import BaseModel, ConfigDict
 
-from afm.cli.options import TrustOption, agent_option
+from afm.cli.options import TrustOption, agent_option, rows_file
 from afm.configuration import validated
-from afm.errors import AfmError, DataError, UsageError, suggestion
+from afm.errors import AfmError, DataError, RepeatedErrors, UsageError, suggestion
 from afm.terminal import plain
 
 if TYPE_CHECKING:
@@ -32,32 +32,32 @@ def reward(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="JSONL: data_source, question, response, ground_truth, ... With --attack: a reward YAML.",
+            help="JSONL of {data_source, question, response, ground_truth, extra_info}; with --attack a reward YAML.",
             exists=True,
             dir_okay=False,
         ),
     ] = None,
     agent: Annotated[
-        str, typer.Option(help="Agent of rows that name none: a shipped name or a YAML.")
+        str, typer.Option(help="Agent of rows that name none: a shipped agent or a YAML.")
     ] = "math",
     rewards: Annotated[
         Path | None,
         typer.Option(help="Reward YAML, e.g. configs/rewards/math.yaml.", exists=True, dir_okay=False),
     ] = None,
     attack: Annotated[
-        bool, typer.Option("--attack", help="Try attacks on the reward instead of judging a file.")
+        bool, typer.Option("--attack", help="Attack the reward instead of scoring a file.")
     ] = False,
     scorer: Annotated[
-        list[str] | None, typer.Option(help="With --attack: only those on this scorer; may be repeated.")
+        list[str] | None, typer.Option(help="With --attack: attack this scorer only; may be repeated.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")] = False,
     trust: TrustOption = False,
 ) -> None:
-    """Judge every response in FILE: score, verdict (correct, wrong, abstained), evidence, seconds.
+    """Score every response in FILE: score, verdict (correct, wrong, abstained), evidence, seconds.
 
-    Bad rows are reported with file and line, the rest is judged; then the exit status is 1, as it is when
-    a verdict could not be reached. With --attack: a table of attacks, what each deserves and what it gets;
-    the exit status is 1 when one gets something else.
+    Bad rows are reported with file and line, and the others are scored. The exit status is 1 if a row is bad or a verdict
+    could not be reached. With --attack the command prints what each attack deserves and what it gets. The exit status is
+    then 1 if an attack gets something else.
     """
     if attack:
         if file is not None and rewards is not None:
@@ -65,9 +65,12 @@ def reward(
         try_attacks(file or rewards, scorer or (), as_json)
         return
     if file is None:
-        raise UsageError("FILE is missing; expected a JSONL with responses, or --attack")
+        raise UsageError(
+            "FILE is missing; give a JSONL of responses: afm reward FILE, or attack: afm reward --attack"
+        )
     if scorer:
-        raise UsageError("--scorer goes with --attack")
+        raise UsageError("--scorer goes with --attack: afm reward --attack --scorer NAME")
+    rows_file(file)
     counts = asyncio.run(_judge_file(file, agent, rewards, as_json))
     if not counts:
         raise DataError("holds no rows", path=str(file))
@@ -90,7 +93,7 @@ async def _judge_file(file: Path, agent: str, rewards: Path | None, as_json: boo
     from afm.rewards import load_reward
     from afm.rewards.base import in_order
 
-    judge = load_reward(rewards)
+    judge, repeats = load_reward(rewards), RepeatedErrors()
     counts: Counter[str] = Counter()
 
     async def verdict(row: tuple[int, str]) -> tuple[int, Verdict | AfmError]:
@@ -106,11 +109,14 @@ async def _judge_file(file: Path, agent: str, rewards: Path | None, as_json: boo
             async for number, result in in_order(verdict, rows, _PARALLEL, ahead=_PARALLEL):
                 word = _word(result)
                 counts[word] += 1
-                print(
-                    _as_json(number, result) if as_json else _as_text(file, number, word, result), flush=True
-                )
+                if as_json:
+                    print(_as_json(number, result), flush=True)
+                elif not isinstance(result, AfmError) or repeats.is_new(result):
+                    print(_as_text(file, number, word, result), flush=True)
     finally:
         await judge.close()
+    for line in [] if as_json else repeats.rest():
+        print(line)
     return counts
 
 
@@ -136,9 +142,16 @@ def _sample(line: str, agent: str) -> Sample:
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"no JSON: {error}") from None
+        raise DataError(f"no JSON: {error}; expected one JSON object a line") from None
     if not isinstance(data, dict):
         raise DataError(f"got {type(data).__name__}, expected an object")
+    if missing := [
+        key for key, field in _Row.model_fields.items() if field.is_required() and key not in data
+    ]:
+        raise DataError(
+            f"got an object with {', '.join(sorted(data)[:6])}, expected one with {', '.join(missing)} too; "
+            "afm reward --help lists the keys"
+        )
     row = validated(_Row, data, "row")
     spec = _agent(row.agent or agent)
     return Sample(

@@ -27,17 +27,17 @@ def run(
     backend: Backend = "auto",
     stdin: Annotated[
         Path | None,
-        typer.Option(help="File that becomes the program's standard input.", exists=True, dir_okay=False),
+        typer.Option(help="File to use as the program's standard input.", exists=True, dir_okay=False),
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(help="The sandbox's Python; every user must be able to read it."),
+        typer.Option(help="Python of the sandbox; every user must be able to read it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run the Python program on standard input in the sandbox, e.g. `afm sandbox run < program.py`.
 
-    Exit status 0 when the program ended well, 1 when it failed or was stopped.
+    The exit status is 0 if the program ended well, and 1 if it failed or was stopped.
     """
     code = sys.stdin.buffer.read().decode("utf-8", "replace")
     if not code.strip():
@@ -64,12 +64,12 @@ async def _run(backend: str, python: str | None, code: str, stdin: str) -> RunRe
 @app.command()
 def check(
     backend: Backend = "auto",
-    only: Annotated[str, typer.Option(help="Attacks whose name holds this text.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    only: Annotated[str, typer.Option(help="Run only attacks whose name contains this text.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Attack the sandbox in every known way and print what came of it, e.g. `afm sandbox check --backend zygote`.
+    """Attack the sandbox in every known way and print the results.
 
-    Exit status 1 when an attack got through. A known limit of a backend is shown as such and does not count.
+    The exit status is 1 if an attack got through. Known limits of a backend are shown and do not count.
     """
     failed = asyncio.run(_check(backend, only, as_json))
     raise typer.Exit(1 if failed else 0)
@@ -81,7 +81,7 @@ async def _check(backend: str, only: str, as_json: bool) -> int:
 
     attacks = [attack for attack in ATTACKS if only in attack.name]
     if not attacks:
-        raise UsageError(f"no attack's name holds {only!r}")
+        raise UsageError(f"--only {only!r}: no attack has this in its name; afm sandbox check lists all")
     box = open_sandbox(backend)
     verdicts = {"stopped": 0, "known limit": 0, "GOT THROUGH": 0}
     try:
@@ -110,18 +110,20 @@ async def _check(backend: str, only: str, as_json: bool) -> int:
 def install(
     packages: Annotated[
         list[str] | None,
-        typer.Argument(help="What pip shall install.", show_default="numpy sympy scipy pandas"),
+        typer.Argument(help="Packages to install.", show_default="numpy sympy scipy pandas"),
     ] = None,
-    python: Annotated[str | None, typer.Option(help="The sandbox's Python.")] = None,
+    python: Annotated[str | None, typer.Option(help="Python of the sandbox.")] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Another folder than /var/lib/afm/sandbox (root) or ~/.local/share/afm."),
+        typer.Option(
+            help="Folder to install into [default: /var/lib/afm/sandbox for root, else ~/.local/share/afm]."
+        ),
     ] = None,
     missing: Annotated[
-        bool, typer.Option("--missing", help="Only those that are not installed yet.")
+        bool, typer.Option("--missing", help="Install only packages that are not installed yet.")
     ] = False,
 ) -> None:
-    """Install packages for the sandbox's Python where its unprivileged user can read them."""
+    """Install packages for programs in the sandbox."""
     from afm.sandbox import SandboxSettings
     from afm.sandbox.interpreter import WARM, Identity, find_interpreter
     from afm.sandbox.interpreter import install as install_packages

@@ -16,34 +16,34 @@ from afm.cli import serve_model
 from afm.cli.options import TrustOption
 from afm.datasets.wiki18 import PublishedIndex
 
-app = typer.Typer(help="Serve a tool, or a model, to other machines.", no_args_is_help=True)
+app = typer.Typer(help="Start a tool server or a model server.", no_args_is_help=True)
 wiki = typer.Typer(invoke_without_command=True)
 app.add_typer(wiki, name="wiki")
 
 Config = Annotated[
-    Path | None, typer.Option(help="YAML as those in configs/servers.", exists=True, dir_okay=False)
+    Path | None, typer.Option(help="YAML like those in configs/servers.", exists=True, dir_okay=False)
 ]
 Host = Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")]
-Port = Annotated[int | None, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)]
 
 
-_ACCESS = "{token} is asked of every request; without one the server listens on this machine only."
+_ACCESS = "Clients must send {token}. Without a token the server listens on this machine only."
 _TOOL_SERVERS = (
     (
         *("code", "code", "CODE_SERVER_PORT", "CODE_SERVER_TOKEN"),
-        "Run programs that come by HTTP in this machine's sandbox, for code tools with `urls`.",
+        "Run programs in this machine's sandbox, for code tools with `urls`.",
     ),
     (
         *("search", "web_search", "WEBSEARCH_PORT", "WEB_SERVER_TOKEN"),
-        "Search the web for web_search tools: by Serper or SearxNG, or in local pages (WEB_SEARCH_METHOD_TYPE).",
+        "Search the web for web_search tools: Serper, SearxNG or local pages (WEB_SEARCH_METHOD_TYPE).",
     ),
     (
         *("crawl", "crawl_page", "CRAWL_PAGE_PORT", "WEB_SERVER_TOKEN"),
-        "Read public web pages for crawl_page tools, summed up toward the question.",
+        "Read public web pages for crawl_page tools and summarise them for the question.",
     ),
     (
         *("visual", "visual_inspector", "VISUAL_INSPECTOR_PORT", "WEB_SERVER_TOKEN"),
-        "Look at images for visual_inspector tools, with the model at VISION_OPENAI_API_BASE_URL.",
+        "Answer questions about images for visual_inspector tools (VISION_OPENAI_API_BASE_URL).",
     ),
 )
 """Command, server, variables of its port and its token, and what it does."""
@@ -53,7 +53,7 @@ def _tool_server(server: str, port_variable: str, token: str, purpose: str) -> C
     def serve(config: Config = None, host: Host = None, port: Port = None) -> None:
         _become(f"tool_servers {server}", {"--config": config, "--host": host, "--port": port})
 
-    serve.__doc__ = f"{purpose}\n\nIt listens on {port_variable}.\n{_ACCESS.format(token=token)}"
+    serve.__doc__ = f"{purpose}\n\nThe port is {port_variable}. {_ACCESS.format(token=token)}"
     return serve
 
 
@@ -64,10 +64,11 @@ for _name, *_server in _TOOL_SERVERS:
 @app.command()
 def gateway(
     upstream: Annotated[
-        str | None, typer.Option(help="Endpoint behind it, with /v1 (GATEWAY_UPSTREAM_URL).")
+        str | None, typer.Option(help="Endpoint to forward to, with /v1 (GATEWAY_UPSTREAM_URL).")
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="Event log; by default runs/gateway/events.jsonl.", dir_okay=False)
+        Path | None,
+        typer.Option(help="Event log to write [default: runs/gateway/events.jsonl].", dir_okay=False),
     ] = None,
     config: Config = None,
     host: Host = None,
@@ -75,8 +76,8 @@ def gateway(
 ) -> None:
     """Record the model calls of any team of agents: an OpenAI-compatible proxy in front of any endpoint.
 
-    The endpoint's key is GATEWAY_UPSTREAM_API_KEY. It listens on GATEWAY_PORT.
-    GATEWAY_TOKEN is asked of every request; without one the server listens on this machine only.
+    The endpoint's key is GATEWAY_UPSTREAM_API_KEY. The port is GATEWAY_PORT. Clients must send GATEWAY_TOKEN. Without a token
+    the server listens on this machine only.
     """
     options = {"--upstream": upstream, "--log": log, "--config": config, "--host": host, "--port": port}
     _become("tool_servers gateway", options)
@@ -86,19 +87,21 @@ def gateway(
 def mcp(
     tools: Annotated[
         Path,
-        typer.Option(help="YAML, e.g. configs/tools/code_executor.yaml.", exists=True, dir_okay=False),
+        typer.Option(
+            help="YAML of tools, for example configs/tools/code_executor.yaml.", exists=True, dir_okay=False
+        ),
     ],
     http: Annotated[
-        bool, typer.Option("--http", help="Listen on HOST:PORT/mcp; --host and --port say so, too.")
+        bool, typer.Option("--http", help="Listen on HOST:PORT/mcp; implied by --host and --port.")
     ] = False,
     host: Host = None,
     port: Port = None,
     trust: TrustOption = False,
 ) -> None:
-    """Offer the tools of a YAML to MCP clients: on standard streams, or by HTTP.
+    """Offer the tools of a YAML to MCP clients, on standard streams or by HTTP.
 
-    By HTTP it listens on MCP_SERVER_PORT.
-    MCP_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
+    The port for HTTP is MCP_SERVER_PORT. Clients must send MCP_SERVER_TOKEN. Without a token the server listens on this
+    machine only.
     """
     options = {"--tools": tools, "--http": http or None, "--host": host, "--port": port}
     _become("tool_servers mcp", options)
@@ -123,14 +126,16 @@ def serve_wiki(
         typer.Option(help="Folder that `afm serve wiki build` made.", exists=True, file_okay=False),
     ] = None,
     config: Config = None,
-    engine: Annotated[WikiEngine | None, typer.Option(help="By default BM25, if the index has it.")] = None,
+    engine: Annotated[
+        WikiEngine | None, typer.Option(help="How passages are found [default: bm25, if the index has it].")
+    ] = None,
     host: Host = None,
     port: Port = None,
 ) -> None:
-    """Search a local corpus for wiki_search tools and clients of Search-R1's server; `build` makes the index.
+    """Search a local corpus, for wiki_search tools and clients of Search-R1's server.
 
-    It listens on the port of WIKI_RAG_SERVER_URL.
-    WIKI_SERVER_TOKEN is asked of every request; without one the server listens on this machine only.
+    `afm serve wiki build` makes the index. The port is that of WIKI_RAG_SERVER_URL. Clients must send WIKI_SERVER_TOKEN.
+    Without a token the server listens on this machine only.
     """
     if context.invoked_subcommand is None:
         options = {"--index": index, "--config": config, "--engine": engine, "--host": host, "--port": port}
@@ -140,17 +145,24 @@ def serve_wiki(
 @wiki.command()
 def build(
     corpus: Annotated[
-        Path, typer.Argument(help='JSON lines {"id", "contents"}, also .gz.', exists=True, dir_okay=False)
+        Path, typer.Argument(help='JSONL of {"id", "contents"}, plain or .gz.', exists=True, dir_okay=False)
     ],
     output_dir: Annotated[Path, typer.Option(help="Folder of the index.")],
-    engine: Annotated[WikiEngine, typer.Option(help="What to build.")] = WikiEngine.BM25,
+    engine: Annotated[WikiEngine, typer.Option(help="Kind of index to build.")] = WikiEngine.BM25,
     model: Annotated[str | None, typer.Option(help="Embedding model: a folder or a name.")] = None,
-    faiss: Annotated[str, typer.Option(help="flat, ivf, hnsw, or a ready FAISS index.")] = "flat",
-    query_prefix: Annotated[str | None, typer.Option(help="By default `query: ` for E5 models.")] = None,
-    passage_prefix: Annotated[str | None, typer.Option(help="By default `passage: ` for E5 models.")] = None,
-    device: Annotated[str | None, typer.Option(help="Of the embedding model: cpu, cuda.")] = None,
+    faiss: Annotated[str, typer.Option(help="flat, ivf, hnsw, or the path of a FAISS index.")] = "flat",
+    query_prefix: Annotated[
+        str | None, typer.Option(help="Text before each query [default: `query: ` for E5 models].")
+    ] = None,
+    passage_prefix: Annotated[
+        str | None, typer.Option(help="Text before each passage [default: `passage: ` for E5 models].")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Device of the embedding model: cpu or cuda.")] = None,
 ) -> None:
-    """Make an index; if interrupted, run the same command again to resume. A dense part can be added to a BM25 index later."""
+    """Make the index of a corpus. A dense part can be added to a BM25 index later.
+
+    If interrupted, run the same command again to resume.
+    """
     options = {
         "--output-dir": output_dir,
         "--engine": engine,
@@ -167,16 +179,19 @@ def build(
 def download(
     output_dir: Annotated[Path, typer.Option(help="Folder for the files.")],
     index: Annotated[
-        PublishedIndex, typer.Option(help="Exact (60 GiB), for CPUs (hnsw), or none.")
+        PublishedIndex,
+        typer.Option(help="Index to download: exact (flat, 60 GiB), for CPUs (hnsw), or none."),
     ] = PublishedIndex.FLAT,
     gunzip: Annotated[
-        bool, typer.Option("--gunzip", help="Unpack the corpus, too; `build` needs it not.")
+        bool, typer.Option("--gunzip", help="Unpack the corpus too; `afm serve wiki build` reads it packed.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, fetch nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be fetched, fetch nothing.")
+    ] = False,
 ) -> None:
-    """Fetch the Wikipedia of 2018 and an E5 index of it from the Hugging Face Hub (HF_ENDPOINT, HF_TOKEN).
+    """Download the Wikipedia of 2018 and an E5 index from the Hugging Face Hub (HF_ENDPOINT, HF_TOKEN).
 
-    If interrupted, run the same command again to resume. At the end it shows how to build and serve.
+    At the end it prints the commands that build the index and serve it. If interrupted, run the same command again to resume.
     """
     from afm.datasets.wiki18 import check_space, commands, planned, run
     from afm.terminal import ProgressView

@@ -29,28 +29,29 @@ _SHORTEST_KEY = 16
 
 
 def model(
-    model: Annotated[Path, typer.Argument(help="Folder of a model, or of a run that left one.")],
+    model: Annotated[Path, typer.Argument(help="Folder of a model or of a training run.")],
     further: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]...", help="Of the engine itself.")
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]...", help="Arguments of the engine itself.")
     ] = None,
     engine: Annotated[
-        ModelEngine | None, typer.Option(help="By default vllm, else sglang, else our own (CPU).")
+        ModelEngine | None, typer.Option(help="Engine [default: vllm, else sglang, else our own for CPUs].")
     ] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="Servers, on ports that follow each other.")] = 1,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of one replica.")] = 1,
-    name: Annotated[str | None, typer.Option(help="What clients call it [default: the folder].")] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of servers, on consecutive ports.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs per replica.")] = 1,
+    name: Annotated[
+        str | None, typer.Option(help="Name that clients use [default: name of the folder].")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the first replica.")] = 8000,
-    start_s: Annotated[float, typer.Option(min=1, help="Seconds to load the model.")] = 1800.0,
-    logs: Annotated[Path, typer.Option(help="Folder of PORT.log files.", file_okay=False)] = Path(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first replica.")] = 8000,
+    start_s: Annotated[float, typer.Option(min=1, help="Seconds that loading may take.")] = 1800.0,
+    logs: Annotated[Path, typer.Option(help="Folder for log files, one per port.", file_okay=False)] = Path(
         "runs/serve"
     ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, start nothing.")] = False,
 ) -> None:
-    """Serve a model to `afm eval`: starts the engine, waits until it is healthy, prints what to give to afm eval.
+    """Serve a model over HTTP: start the engine, wait until it answers, print the command for `afm eval`.
 
-    Ctrl-C ends all replicas, as does the end of one of them. Other machines are let in with --host 0.0.0.0 and
-    AFM_MODEL_API_KEY only.
+    Ctrl-C ends all replicas. If one replica ends, all end. To let other machines in, set AFM_MODEL_API_KEY and --host 0.0.0.0.
 
     Example: afm serve model models/web_agent_7b --replicas 4 --tensor-parallel 2
     """

@@ -24,16 +24,25 @@ def sft(
         ),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value, for example learning_rate=1e-5 output_dir=runs/a.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Overrides, for example learning_rate=1e-5 output_dir=runs/a."
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved command and configuration, start nothing.")
+        bool, typer.Option("--dry-run", help="Print the resolved command and settings, start nothing.")
     ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Write the trainer's output to its log only.")
     ] = False,
 ) -> None:
-    """Fine-tune on what the agent wrote; resumes an interrupted run, leaves a finished one alone."""
+    """Fine-tune a model on what the agent wrote, with LLaMA-Factory.
+
+    If interrupted, run the same command again to resume. A finished run is left alone. `afm list recipes` lists the shipped
+    files, `afm doctor CONFIG` checks one first. The exit status is the trainer's.
+
+    Example: afm sft configs/tiny/sft/math.yaml output_dir=runs/sft
+    """
     from llamafactory_patch.launcher import run_sft  # light; the engine itself is a child process of it
 
     raise typer.Exit(run_sft(config, overrides or [], dry_run=dry_run, echo=not quiet))
@@ -50,14 +59,23 @@ def rl(
         ),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value, for example seed=1 verl.trainer.save_freq=5.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Overrides, for example seed=1 verl.trainer.save_freq=5."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved command, check it, start nothing.")
     ] = False,
     trust: TrustOption = False,
 ) -> None:
-    """Train an agent by reinforcement learning; continues from the last checkpoint if there is one."""
+    """Train an agent by reinforcement learning, with verl.
+
+    If interrupted, run the same command again to resume from the last checkpoint. `afm list recipes` lists the shipped files,
+    `afm doctor CONFIG` checks one first. The exit status is the trainer's.
+
+    Example: afm rl configs/tiny/rl/math.yaml output_dir=runs/rl
+    """
     if importlib.util.find_spec("verl") is None:
         raise MissingExtraError("verl", "rl")
     options = ["--dry-run"] if dry_run else []
@@ -88,21 +106,21 @@ def export(
     run: Annotated[
         Path,
         typer.Argument(
-            help="output_dir of an `afm rl`, ended or not, or a folder of verl's checkpoints.",
+            help="output_dir of an `afm rl`, finished or not, or a folder of verl's checkpoints.",
             exists=True,
             file_okay=False,
         ),
     ],
     step: Annotated[
-        int | None, typer.Option("--step", help="Step of the checkpoint; the newest one by default.")
+        int | None, typer.Option("--step", help="Step of the checkpoint [default: the newest].")
     ] = None,
     output_dir: Annotated[
         Path | None,
-        typer.Option("--output-dir", "-o", help="New folder of the model; RUN/model_step_N by default."),
+        typer.Option("--output-dir", "-o", help="New folder for the model [default: RUN/model_step_N]."),
     ] = None,
     agent: Annotated[
         str | None,
-        typer.Option("--agent", help="Name or YAML of the agent; needed for stock verl's checkpoints only."),
+        typer.Option("--agent", help="Shipped agent or YAML; needed only for checkpoints of stock verl."),
     ] = None,
 ) -> None:
     """Export a checkpoint of `afm rl` as a model for `afm eval`, `afm ask` and `afm serve model`."""

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from afm.cli.options import AgentOption, OnBadRows, RecordsArgument, SeedOption, TrustOption, agent_option
+from afm.cli.options import (
+    AgentOption,
+    OnBadRows,
+    RecordsArgument,
+    SeedOption,
+    TrustOption,
+    agent_option,
+    rows_file,
+)
 from afm.errors import DataError, UsageError, suggestion
+from afm.trajectory.io import CONVERT_ADVICE
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -22,28 +31,27 @@ if TYPE_CHECKING:
     from afm.evaluation.data_stats import DataStats, FunnelStage
     from afm.terminal import ProgressView
 
-
 _DEFAULT_AGENT = "math"
 
-
 _FilesArgument = Annotated[
-    list[Path], typer.Argument(help="Trajectory JSONL, plain or .gz.", exists=True, dir_okay=False)
+    list[Path],
+    typer.Argument(help="Trajectory JSONL, plain or .gz.", exists=True, dir_okay=False, callback=rows_file),
 ]
 _ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        help="YAML of filters, e.g. configs/filters/mhqa.yaml; by default the agent's rules and the reward.",
+        help="YAML of filters, for example configs/filters/mhqa.yaml [default: the agent's rules and the reward].",
         exists=True,
         dir_okay=False,
     ),
 ]
 _AgentOption = Annotated[
-    str | None, typer.Option(help="A shipped agent's name or a YAML; by default the one in --config.")
+    str | None, typer.Option(help="Shipped agent or YAML [default: the one in --config, else math].")
 ]
 _AgainstOption = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Evaluation set (tasks as JSONL or parquet) whose questions must not occur; may be repeated.",
+        help="Evaluation set (JSONL or parquet) whose questions must not occur in the data; may be repeated.",
         exists=True,
         dir_okay=False,
     ),
@@ -52,27 +60,25 @@ _RewardsOption = Annotated[
     Path | None, typer.Option(help="Reward YAML, without --config.", exists=True, dir_okay=False)
 ]
 _MinScoreOption = Annotated[
-    float | None, typer.Option(help="Lowest score that is kept, without --config; 1 by default.")
+    float | None, typer.Option(help="Lowest score to keep, without --config [default: 1].")
 ]
 
 
 def filter_files(
     files: _FilesArgument,
-    output_dir: Annotated[
-        Path, typer.Option("--output-dir", "-o", help="Folder of what is kept and what is dropped.")
-    ],
+    output_dir: Annotated[Path, typer.Option("--output-dir", "-o", help="Folder for kept and dropped rows.")],
     config: _ConfigOption = None,
     agent: _AgentOption = None,
-    processes: Annotated[int, typer.Option(min=1, help="Processes that filter.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     against: _AgainstOption = None,
     rewards: _RewardsOption = None,
     min_score: _MinScoreOption = None,
     picture: Annotated[bool, typer.Option(help="Draw the funnel as funnel.png.")] = True,
     trust: TrustOption = False,
 ) -> None:
-    """Filter trajectories stage by stage; every dropped row stands with its reason in `dropped.jsonl`.
+    """Filter trajectories stage by stage, and write each dropped row with its reason to `dropped.jsonl`.
 
-    If interrupted, run the same command again to resume. The result does not depend on --processes.
+    The result does not depend on --processes. If interrupted, run the same command again to resume.
     """
     from afm.distill.filters.run import filter_files as run
     from afm.terminal import ProgressView
@@ -100,7 +106,13 @@ def filter_files(
     for note in _notes(plan, summary.funnel):
         print(f"note: {note}")
     if not summary.funnel.kept:
-        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(output_dir))
+        raise DataError(f"no trajectory was kept; {_why_nothing(summary.funnel)}", path=str(output_dir))
+
+
+def _why_nothing(funnel: Funnel) -> str:
+    if funnel.dropped["unreadable"] == funnel.seen:
+        return f"no row is a trajectory record; {CONVERT_ADVICE}"
+    return "dropped.jsonl lists the reasons"
 
 
 def _plan(config: Path | None, rewards: Path | None, min_score: float | None) -> FilterPlan:
@@ -139,7 +151,7 @@ def _notes(plan: FilterPlan, funnel: Funnel) -> list[str]:
     if any(stage.contamination is not None and not stage.contamination.tasks for stage in plan.stages):
         notes.append("contamination compared with nothing; name evaluation sets by --against")
     if funnel.dropped["unreadable"]:
-        notes.append(f"{funnel.dropped['unreadable']} lines are no records; see unreadable.jsonl")
+        notes.append(f"{funnel.dropped['unreadable']} lines are no records; unreadable.jsonl lists them")
     return notes
 
 
@@ -147,19 +159,23 @@ FUNNEL_FILE = "funnel.json"
 
 
 def stats(
-    files: Annotated[list[Path], typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False)],
-    out: Annotated[Path | None, typer.Option(help="The page to write, e.g. report.html.")] = None,
+    files: _FilesArgument,
+    out: Annotated[Path | None, typer.Option(help="Page to write, for example report.html.")] = None,
     agent: Annotated[
-        str | None, typer.Option(help="Whose trajectories they are; by default what each row says.")
+        str | None, typer.Option(help="Agent of the trajectories [default: the agent that each row names].")
     ] = None,
     funnel: Annotated[
         list[Path] | None,
-        typer.Option(help="A funnel.json; by default those beside the files.", exists=True, dir_okay=False),
+        typer.Option(
+            help="A funnel.json of `afm data filter` [default: those in the folders of FILES].",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=0, max=200, help="Trajectories shown on the page.")] = 6,
-    seed: Annotated[int, typer.Option(help="Chooses them.")] = 0,
+    samples: Annotated[int, typer.Option(min=0, max=200, help="Number of trajectories on the page.")] = 6,
+    seed: Annotated[int, typer.Option(help="Seed that chooses the trajectories on the page.")] = 0,
 ) -> None:
-    """Count lengths, tool use, hops, roles, answers, duplicates and cost; write them as one self-contained page."""
+    """Count lengths, tool use, hops, roles, answers, duplicates and cost; --out writes them as a page."""
     from afm.evaluation.data_stats import write_data_report
     from afm.terminal import ProgressView
 
@@ -251,27 +267,27 @@ def negative(
         list[str] | None,
         typer.Option(
             metavar="KIND=NUMBER",
-            help="Rows of a kind for each trajectory with a tool call; may be given several times. "
+            help="Rows of a kind per trajectory with a tool call; may be repeated. "
             "Kinds: absent_not_needed, absent_needed, present_not_needed (0.1 each), present_needed (1).",
         ),
     ] = None,
     absent: Annotated[
         Literal["answer", "explain"],
-        typer.Option(help="Where a tool is asked for that is not there: answer without it, or explain only."),
+        typer.Option(help="Reply to a request for an absent tool: answer without it, or explain only."),
     ] = "answer",
     direct: Annotated[
         Literal["agent", "plain"],
-        typer.Option(help="How the agent answers a general question: in its functions, or as plain text."),
+        typer.Option(help="Form of answers to general questions: the agent's tags, or plain text."),
     ] = "agent",
     on_bad_rows: Annotated[
-        OnBadRows, typer.Option(help="Stop at rows that are wrong, or go on without them.")
+        OnBadRows, typer.Option(help="error: stop at a bad row; drop: leave bad rows out.")
     ] = OnBadRows.ERROR,
     name: Annotated[str, typer.Option(help="Name of the data set for LLaMA-Factory.")] = "negative_agent_sft",
     seed: SeedOption = 0,
 ) -> None:
     """Mix trajectories with samples that teach when not to call a tool, as a data set for `afm sft`.
 
-    Four kinds: tools present or absent, needed or not. Rows that are wrong stand in `NAME.bad_rows.jsonl`.
+    There are four kinds: tools present or absent, needed or not. `NAME.bad_rows.jsonl` lists bad rows.
     """
     from afm.datasets.negative_samples import AbsentAnswer, DirectAnswer, SampleMaker
     from afm.datasets.negative_set import NegativeSources, write_negative
@@ -324,26 +340,34 @@ def _show_kinds(summary: NegativeSummary, view: ProgressView) -> None:
 
 
 def merge(
-    log: Annotated[Path, typer.Argument(help="Log of `afm serve gateway`.", exists=True, dir_okay=False)],
-    team: Annotated[
-        Path, typer.Option("--map", help="YAML as those in configs/teams.", exists=True, dir_okay=False)
+    log: Annotated[
+        Path,
+        typer.Argument(help="Log of `afm serve gateway`.", exists=True, dir_okay=False, callback=rows_file),
     ],
-    tasks: Annotated[Path, typer.Option(help="The tasks, as JSONL or parquet.", exists=True, dir_okay=False)],
+    team: Annotated[
+        Path,
+        typer.Option(
+            "--map",
+            help="YAML that maps the log to an agent, like those in configs/teams.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ],
+    tasks: Annotated[
+        Path, typer.Option(help="Tasks of the team, as JSONL or parquet.", exists=True, dir_okay=False)
+    ],
     output_dir: Annotated[
         Path, typer.Option(help="Folder of trajectories.jsonl, dropped.jsonl, manifest.json.")
     ],
     agent: AgentOption = "mhqa",
     name: Annotated[str, typer.Option(help="Name of the team in the trajectories.")] = "",
     on_bad_rows: Annotated[
-        OnBadRows,
-        typer.Option(
-            help="Stop at a line of the log that cannot be read, or go on without it and without attempts that miss it."
-        ),
+        OnBadRows, typer.Option(help="An unreadable line stops it (error), or loses its attempts (drop).")
     ] = OnBadRows.ERROR,
 ) -> None:
-    """Turn a team's recorded model calls into one trajectory a task, or say why not.
+    """Turn a team's recorded model calls into one trajectory per task.
 
-    What is dropped stands with its reason in `dropped.jsonl`, lines that cannot be read in `unreadable.jsonl`.
+    `dropped.jsonl` lists dropped tasks with their reasons, `unreadable.jsonl` lists unreadable lines.
     """
     from afm.datasets import read_tasks
     from afm.distill.reconstruct import UNREADABLE_FILE, merge_gateway_log
@@ -372,4 +396,4 @@ def merge(
     if merged.missing:
         print(f"  tasks without a call in the log: {merged.missing}")
     if not merged.kept:
-        raise DataError("no trajectory was kept; the reasons stand in dropped.jsonl", path=str(output_dir))
+        raise DataError("no trajectory was kept; dropped.jsonl lists the reasons", path=str(output_dir))

@@ -107,8 +107,8 @@ def write_negative(
     with listing_bad_rows(report) as bad:
         places, unused = _survey(_source_rows(sources, on_row, reads), maker, bad)
     if bad.count and not drop_bad_rows:
-        more = [f"{bad.count} bad rows in all, listed in {report}"] if bad.count > len(bad.first) else []
-        raise DataError("\n".join(map(str, [*bad.first, *more])))
+        more = [f"{bad.count} bad rows in all, listed in {report}"] if bad.count > len(bad.listed) else []
+        raise DataError("\n".join(map(str, [*bad.listed, *bad.repeats.rest(), *more])))
     wanted = {
         kind: round(ratios.get(kind, 0) * len(places[NegativeKind.PRESENT_NEEDED])) for kind in NegativeKind
     }

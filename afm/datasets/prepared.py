@@ -210,7 +210,10 @@ def _prepare(
             nothing = error
     if nothing is not None:
         where = ", ".join(map(str, source.files))
-        raise DataError(f"no row of {where} fits reader {step.reader!r}: {nothing}")
+        raise DataError(
+            f"no row of {where} fits reader {step.reader!r}: {nothing}; `afm data prepare tasks "
+            "--reader NAME --question-key KEY --answer-key KEY` reads other rows"
+        )
     write_manifest(
         manifest,
         counts=counts.as_counts(),

@@ -24,13 +24,12 @@ from afm.configuration import Settings
 from afm.datasets.readers.row import AlpacaRow, ReadRow, RowReader
 from afm.datasets.row_files import columnar_rows, published_rows
 from afm.datasets.schema import Task, checked_gold, plain_value
-from afm.errors import DataError, suggestion
+from afm.errors import DataError, RepeatedErrors, suggestion
 from afm.runs.atomic import replace_text, replacing
 
 _KEY_BYTES = 12
 _SHOW_EVERY = 500
 _REASON_CHARS = 100
-_FIRST_BAD = 5
 
 OnRow = Callable[[int], None]
 """Receives how many rows have been read."""
@@ -85,12 +84,13 @@ class BadRows:
 
     Attributes:
         count: How many there were.
-        first: The first few of them.
+        listed: The first of them, counted after three of a kind.
     """
 
     def __init__(self, file: IO[str], *, strict: bool = False) -> None:
         self.count = 0
-        self.first: list[DataError] = []
+        self.listed: list[DataError] = []
+        self.repeats = RepeatedErrors()
         self._file = file
         self._strict = strict
 
@@ -99,8 +99,8 @@ class BadRows:
         if self._strict:
             raise error
         self.count += 1
-        if self.count <= _FIRST_BAD:
-            self.first.append(error)
+        if self.repeats.is_new(error):
+            self.listed.append(error)
         row = {"file": error.path, "line": error.line, "reason": error.message}
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
 

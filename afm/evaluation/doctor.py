@@ -41,7 +41,7 @@ from afm.evaluation.manifest import (
 )
 from afm.evaluation.tallies import Method
 from afm.findings import Finding, Level, Report
-from afm.memory_arithmetic import disk_finding, missing_model_files, model_shape
+from afm.memory_arithmetic import TOKENIZER_FILES, disk_finding, missing_model_files, model_shape
 from afm.models.openai import served_models
 from afm.rewards import RewardSettings, load_reward
 from afm.rewards.judge import ModelJudge, WithoutEndpoint
@@ -269,8 +269,11 @@ def _served(settings: ModelSettings) -> tuple[str, int | None]:
 def _check_tokenizer(folder: str | None) -> None:
     if folder is None:
         raise ConfigError("a server needs its tokenizer here; give model.tokenizer=DIR")
-    if not (model_folder(folder) / "tokenizer.json").is_file():
-        raise ConfigError(f"{folder}: no tokenizer.json; give the model's own folder")
+    if not any((model_folder(folder) / name).is_file() for name in TOKENIZER_FILES):
+        names = " or ".join(TOKENIZER_FILES)
+        raise ConfigError(
+            f"{folder}: no tokenizer ({names}); give the model's own folder: model.tokenizer=DIR"
+        )
 
 
 def _further_judges(config: EvalConfig, questions: int) -> Iterator[Finding]:

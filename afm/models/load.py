@@ -90,7 +90,8 @@ def _served(
 ) -> TokenModel:
     if tokenizer is None:
         raise ConfigError(
-            f"{url}: a model behind an address needs the folder of its tokenizer (tokenizer=...)"
+            f"{url}: a model behind an address needs the folder of its tokenizer; give it with "
+            "`afm ask --tokenizer DIR`, or model.tokenizer=DIR for `afm eval`"
         )
     for address in addresses(url):
         if fault := address_fault(address):
@@ -107,7 +108,10 @@ def _served(
         raise ConfigError(f"{url} serves no model {name!r}; {suggestion(name, served)}")
     context = context_tokens or served[name]
     if context is None:
-        raise EngineError(f"{url} does not tell the context of {name!r}; give context_tokens=...")
+        raise EngineError(
+            f"{url} does not report the context of {name!r}; give it with `afm ask --context-tokens N`, or "
+            "model.context_tokens=N for `afm eval`"
+        )
     model = OpenAIModel(url, codec, name=name, context_tokens=context, endpoint=endpoint)
     model.folder = Path(tokenizer)
     return model

@@ -45,11 +45,14 @@ class ChatTokenizer:
         except ImportError:
             raise MissingExtraError("transformers", "sft") from None
         if not Path(folder).is_dir():
-            raise ConfigError(f"{folder}: no such folder; expected one with tokenizer.json")
+            raise ConfigError(f"{folder}: no such folder; expected one with a tokenizer (tokenizer.json)")
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{folder}: no tokenizer can be loaded from it: {error}") from error
+            why = " ".join(str(error).split())
+            raise ConfigError(
+                f"{folder}: no tokenizer can be loaded from it ({why}); expected a folder with tokenizer.json"
+            ) from error
         return cls(tokenizer, generation_end_ids(folder))
 
     @property

@@ -101,14 +101,22 @@ def tool_classes(path: Path) -> dict[str, type[ConfiguredTool]]:
     Raises:
         ConfigError: Names the file, the key path, the value and what was expected.
     """
-    label, data = read_mapping(path, "tools")
-    entries = enumerate(validated(ToolsFile, data, label).tools)
     return {
         entry.tool_schema.function.name: _tool_class(
-            entry.class_name, f"{label}: tools[{number}].class_name", path.parent
+            entry.class_name, f"{path}: tools[{number}].class_name", path.parent
         )
-        for number, entry in entries
+        for number, entry in enumerate(read_tools_file(path).tools)
     }
+
+
+def read_tools_file(source: Path | Mapping[str, Any]) -> ToolsFile:
+    """What a tools YAML declares; no class is imported.
+
+    Raises:
+        ConfigError: Names the file, the key path, the value and what was expected.
+    """
+    label, data = read_mapping(source, "tools")
+    return validated(ToolsFile, data, label)
 
 
 def _behind_cassette(

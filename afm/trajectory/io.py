@@ -110,11 +110,20 @@ def record_of_line(line: bytes) -> Record:
         raise DataError(explain(error) + cut) from None
 
 
+CONVERT_ADVICE = "convert the file first: afm convert FILE --to coa --agent NAME -o RECORDS.jsonl"
+
+
 def explain(error: ValidationError) -> str:
-    """The first fault of a record in one line: key, value, what was expected."""
+    """The first fault of a record in one line: key, value, what was expected; of a row of another format, how to convert it."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
-        return f"no valid JSON: {first['ctx']['error']}"
+        return f"no valid JSON: {first['ctx']['error']}; expected one trajectory record a line"
+    row = first["input"]
+    if not first["loc"] or (first["type"] == "missing" and isinstance(row, dict) and "segments" not in row):
+        shown = (
+            f"an object with {', '.join(sorted(row)[:6])}" if isinstance(row, dict) else type(row).__name__
+        )
+        return f"got {shown}, expected a trajectory record; {CONVERT_ADVICE}"
     key = ".".join(str(part) for part in first["loc"]) or "row"
     shown = repr(first["input"])
     more = f" (and {error.error_count() - 1} more faults)" if error.error_count() > 1 else ""
@@ -188,7 +197,7 @@ def _line_item(text: str, path: Path, line: int) -> Any:
     except DataError as error:
         return DataError(error.message, path=str(path), line=line)
     except (ValueError, RecursionError) as error:
-        return DataError(f"no JSON: {error}", path=str(path), line=line)
+        return DataError(f"no JSON: {error}; expected one JSON value a line", path=str(path), line=line)
 
 
 def _unicode(item: Any, text: str) -> Any:

@@ -70,7 +70,9 @@ def test_another_agent_than_the_models_own_is_asked_with_a_warning(talker_folder
         return CliRunner().invoke(app, ["Q?", "--model", str(talker_folder), *map(str, words)]).stderr
 
     told = warning("--agent", other)
-    assert re.match(r"warning: \S+ was trained as agent 'talker' \(\w{16}\), and is asked as 'chatter'", told)
+    assert re.match(
+        r"warning: \S+ was trained as agent 'talker' \(\w{16}\), but is asked as agent 'chatter'", told
+    )
     assert warning() == warning("--agent", "talker") == ""
 
 
@@ -83,7 +85,7 @@ def test_wrong_usage_says_what_is_missing(talker_folder, tmp_path):
         (("Q", "--model", bare), "does not say which agent"),
         (("Q", "--model", talker_folder, "--agent", "mat"), r"--agent mat: .*did you mean 'math'"),
         ((" ", "--model", talker_folder), "empty"),
-        (("Q", "--model", tmp_path / "absent", "--agent", agent), "is no folder"),
+        (("Q", "--model", tmp_path / "absent", "--agent", agent), "no such folder"),
         (("Q", "--model", talker_folder, "--agent", own), r"teleport.*--tools"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -28,7 +28,10 @@ def last_line(afm):
 def test_a_process_ends_with_the_status_of_its_error():
     words = [sys.executable, "-m", "afm.cli.main", "data", "world"]
     done = subprocess.run([*words, "--output-dir", "/dev/null/x"], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (1, "error: /dev/null/x: Not a directory\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: /dev/null/x: Not a directory; expected a folder, choose another --output-dir\n",
+    )
     done = subprocess.run([*words, "--pages", "x"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
 

@@ -124,7 +124,7 @@ def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPa
     ("words", "told"),
     [
         (["web"], "expected one of: code_agent, mhqa_agent, web_agent"),
-        (["web_agent", "--size", "3b"], "web_agent is published in 7b and 32b"),
+        (["web_agent", "--size", "3b"], "web_agent is published in other sizes; expected 7b or 32b"),
         (["mhqa_agent", "--from", "evall"], "did you mean 'eval'"),
         (["mhqa_agent", "seed=3"], "expected sft.KEY=VALUE, rl.KEY=VALUE or eval.KEY=VALUE"),
         (["mhqa_agent", "--benchmarks", "gaia", "--dry-run"], "gaia is none of mhqa_agent"),

@@ -61,7 +61,10 @@ def test_a_row_may_name_its_agent(tmp_path: Path) -> None:
         (row("204", agent=["math"]), "agent: got ['math'] (list), expected a valid string"),
         ("{", "no JSON"),
         ("[1]", "got list, expected an object"),
-        ('{"data_source": "aime24", "response": "x"}', "ground_truth: missing, but required"),
+        (
+            '{"data_source": "aime24", "response": "x"}',
+            "got an object with data_source, response, expected one with ground_truth too",
+        ),
         (row("1", data_source="aime2024"), "did you mean 'aime24'"),
     ],
 )

@@ -240,7 +240,7 @@ def test_trackers_without_a_key_are_offline(look: Look) -> None:
     [
         (f"extends: {ROOT}/configs/rl/code_dapo_7b.yaml\nsedd: 1\n", "sedd: unknown key; did you mean 'seed'?"),
         ("agent: web\n", "found none of them; it has ['agent']"),
-        ("train_files: a\ndataset: b\n", "found both 'train_files' of `afm rl` and 'dataset' of `afm sft`"),
+        ("train_files: a\ndataset: b\n", "both 'train_files' of an `afm rl` file and 'dataset' of an `afm sft` file"),
     ],
 )  # fmt: skip
 def test_the_command_tells_the_two_kinds_of_training_apart_by_their_content(

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from errno import EADDRINUSE
 from importlib import import_module
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -177,8 +178,13 @@ class Address:
         try:
             listener = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
         except OSError as error:
-            message = f"cannot listen on {self.host}, port {self.port}: {os.strerror(error.errno) if error.errno else error}"
-            raise ConfigError(message) from None
+            why = os.strerror(error.errno) if error.errno else str(error)
+            taken = (
+                "; stop what listens there, or choose another port with --port"
+                if error.errno == EADDRINUSE
+                else ""
+            )
+            raise ConfigError(f"cannot listen on {self.host}, port {self.port}: {why}{taken}") from None
         # asyncio sets this only on sockets that name their protocol, which these do not; without it every answer waits
         # 40 ms for the client's acknowledgement of its head. Connections inherit it.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -255,10 +261,7 @@ def checked_command(
     launch = parse_launch(name, [*own, *words], environment)
     load_server(name).check(launch)
     address = launch.address()
-    try:
-        address.listen().close()
-    except ConfigError as error:
-        raise ConfigError(f"{error}; stop what listens there, or choose another port") from None
+    address.listen().close()
     return serve_command(name, [*own, *words]), address.port
 
 

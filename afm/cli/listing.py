@@ -1,0 +1,114 @@
+"""``afm list``: the agents, recipes, tools and benchmarks that come with the project."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from afm.cli.options import configs_folder
+
+app = typer.Typer(
+    help="List what comes with the project: agents, recipes, tools, benchmarks.", no_args_is_help=True
+)
+
+JsonRowsOption = Annotated[bool, typer.Option("--json", help="Print one JSON array, for scripts.")]
+_RECIPES = {
+    "sft": "afm sft",
+    "rl": "afm rl",
+    "tiny/sft": "afm sft",
+    "tiny/rl": "afm rl",
+    "distill": "afm data distill TASKS --output-dir DIR --team",
+    "filters": "afm data filter ROWS --output-dir DIR --config",
+    "queries": "afm data queries",
+    "expand": "afm data expand",
+}
+"""Folders of ``configs`` and the command that takes a file of each."""
+
+
+@app.command()
+def agents(as_json: JsonRowsOption = False) -> None:
+    """List the shipped agents, for `--agent NAME` and for `agent: NAME` in a YAML."""
+    from afm.agents import load_agent, shipped_agents
+
+    specs = map(load_agent, shipped_agents())
+    rows = [
+        {"name": spec.name, "tools": sorted(spec.tool_roles.values()), "description": spec.description}
+        for spec in specs
+    ]
+    _print(rows, as_json)
+
+
+@app.command()
+def recipes(as_json: JsonRowsOption = False) -> None:
+    """List the shipped YAML files for training and for making data, each with its command."""
+    folder = configs_folder()
+    rows = [
+        {"recipe": f"{command} {_shown(file)}", "description": _purpose(file)}
+        for place, command in _RECIPES.items()
+        for file in sorted((folder / place).glob("*.yaml"))
+    ]
+    _print(rows, as_json)
+
+
+@app.command()
+def tools(as_json: JsonRowsOption = False) -> None:
+    """List the tools in `configs/tools`, for `--tools FILE` and for `tools: FILE` in a YAML."""
+    _print(list(_tools(configs_folder() / "tools")), as_json)
+
+
+def _tools(folder: Path) -> Iterator[Mapping[str, Any]]:
+    from afm.tools.registry import read_tools_file
+
+    for file in sorted(folder.glob("*.yaml")):
+        for entry in read_tools_file(file).tools:
+            schema = entry.tool_schema.function
+            yield {"name": schema.name, "file": _shown(file), "description": schema.description}
+
+
+@app.command()
+def benchmarks(as_json: JsonRowsOption = False) -> None:
+    """List the benchmarks of AFM's evaluation, each with the command that runs it."""
+    from afm.evaluation.benchmarks import BENCHMARKS
+
+    folder = configs_folder() / "eval"
+    rows = [
+        {
+            "name": name,
+            "questions": benchmark.questions,
+            "command": f"afm eval {_shown(folder / f'{name}.yaml')} model=DIR",
+            "description": _purpose(folder / f"{name}.yaml"),
+        }
+        for name, benchmark in BENCHMARKS.items()
+    ]
+    _print(rows, as_json)
+
+
+def _purpose(file: Path) -> str:
+    """The first clause of a YAML's header."""
+    return re.split(
+        r"[.:;] |[.:;]?$", file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# "), maxsplit=1
+    )[0]
+
+
+def _shown(file: Path) -> str:
+    """The path as one types it: relative to the working folder where that is shorter."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)
+
+
+def _print(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    texts = [
+        [", ".join(value) or "-" if isinstance(value, list) else str(value) for value in row.values()]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for cells in texts:
+        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())

@@ -1,0 +1,120 @@
+"""The kinds of YAML that the commands read: how each is recognised, and which command takes it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """One of the YAML files that the commands read, with what tells it from the others.
+
+    Attributes:
+        name: As messages call it.
+        content: What :func:`afm.configuration.read_file` is asked to read.
+        keys: Top-level keys of this kind that other kinds do not have, or hardly.
+        use: The next step for somebody who gave such a file to the wrong command; ``FILE`` is its path.
+    """
+
+    name: str
+    content: tuple[str, ...]
+    keys: frozenset[str]
+    use: str
+
+    def use_of(self, path: object) -> str:
+        """The next step for the file at ``path``."""
+        return self.use.replace("FILE", shlex.quote(str(path)))
+
+    def matches(self, data: Mapping[str, Any]) -> int:
+        """How many keys speak for this kind."""
+        listed = isinstance(data.get("tools"), list) and "tools" in self.content
+        return len(self.keys & set(data)) + listed
+
+
+def _kind(name: str, content: str, keys: str, use: str) -> FileKind:
+    return FileKind(name, tuple(content.split(", ")), frozenset(keys.split()), use)
+
+
+SFT_FILE = _kind(
+    "an `afm sft` file",
+    "training arguments",
+    "model_name_or_path dataset dataset_dir stage finetuning_type template cutoff_len",
+    "run afm sft FILE",
+)
+RL_FILE = _kind(
+    "an `afm rl` file", "afm rl settings", "train_files val_files verl platform", "run afm rl FILE"
+)
+EVAL_FILE = _kind(
+    "an `afm eval` file", "evaluation settings", "benchmark data rounds", "run afm eval FILE model=DIR"
+)
+TOOLS_FILE = _kind(
+    "a list of tools",
+    "tools, tools settings",
+    "cassette",
+    "give it as tools=FILE, or check it: afm doctor FILE",
+)
+FILE_KINDS = (
+    SFT_FILE,
+    RL_FILE,
+    EVAL_FILE,
+    TOOLS_FILE,
+    _kind(
+        "an agent",
+        "agent settings",
+        "roles transitions question_format answer_format answer_separator",
+        "give it as agent=FILE, or talk to it: afm ask --agent FILE --model DIR",
+    ),
+    _kind(
+        "a reward",
+        "reward settings",
+        "formula by_source exact_match text_match code_tests overlong judge",
+        "give it as rewards=FILE, or try it: afm reward ROWS.jsonl --rewards FILE",
+    ),
+    _kind(
+        "a list of filters",
+        "filter settings",
+        "stages",
+        "run afm data filter ROWS.jsonl --config FILE --output-dir DIR",
+    ),
+    _kind(
+        "a team of models",
+        "a team",
+        "members roles tool_agents replan reflect accept_score",
+        "run afm data distill TASKS.jsonl --team FILE --output-dir DIR",
+    ),
+    _kind(
+        "an `afm data queries` file",
+        "a selection of queries",
+        "tasks target max_rate samples with_tools",
+        "run afm data queries FILE",
+    ),
+    _kind(
+        "an `afm data expand` file",
+        "an expansion",
+        "members world corpus growth asks topics search_tool",
+        "run afm data expand FILE",
+    ),
+    _kind(
+        "a map of a team's log",
+        "team map",
+        "finals delegates programs messages ignored",
+        "run afm data merge LOG.jsonl --map FILE --tasks TASKS.jsonl --output-dir DIR",
+    ),
+    _kind("a list of data sets", "data sets", "sets mixes", "run afm data download FILE --output-dir DIR"),
+    _kind(
+        "a server's file",
+        "server settings, web search settings, gateway settings",
+        "max_waiting max_wait_s finish_s",
+        "start its server, for example: afm serve code --config FILE",
+    ),
+)
+"""Every kind of YAML; ``tests/cli/test_wrong_inputs.py`` holds them against the files in ``configs``."""
+
+
+def kind_of(data: Mapping[str, Any]) -> FileKind | None:
+    """The kind that most keys speak for; ``None`` where no key does, or as many speak for another kind."""
+    second, best = sorted(FILE_KINDS, key=lambda kind: kind.matches(data))[-2:]
+    return best if best.matches(data) > second.matches(data) else None

@@ -1,0 +1,334 @@
+"""Wrong inputs to every command: one message with the value, the expectation and the next step, and the documented status."""
+
+import json
+import os
+import shlex
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afm.configuration import parse_yaml, read_file
+from afm.errors import ConfigError, RepeatedErrors
+from afm.file_kinds import FILE_KINDS, kind_of
+
+ROOT = Path(__file__).resolve().parents[2]
+Command = Callable[..., Any]
+
+SFT, RL, EVAL = "configs/tiny/sft/math.yaml", "configs/tiny/rl/math.yaml", "configs/eval/aime24.yaml"
+AGENT, TOOLS, REWARD = (
+    "configs/tiny/agents/math.yaml",
+    "configs/tools/search.yaml",
+    "configs/rewards/math.yaml",
+)
+CONVERT = "afm convert FILE --to coa --agent NAME -o RECORDS.jsonl"
+
+# Command; exit status; parts of the message. {T} is a folder with the files of `folder` below.
+TABLE: list[tuple[str, int, tuple[str, ...]]] = [
+    # The command line itself is wrong: status 2.
+    ("sfft x", 2, ("afm: no such command 'sfft'", "did you mean 'sft'?", "see afm --help")),
+    ("--foo", 2, ("no such option: --foo", "see afm --help")),
+    ("list recipe", 2, ("no such command 'recipe'", "did you mean 'recipes'?")),
+    ("serve cod", 2, ("no such command 'cod'", "did you mean 'code'?", "afm serve --help")),
+    ("sft", 2, ("afm sft: missing argument 'CONFIG'", "expected: YAML of the run", "afm sft --help")),
+    ("rl nope.yaml", 2, ("afm rl: CONFIG: file 'nope.yaml' does not exist", "expected: YAML of the run")),
+    (
+        "eval nope.yaml",
+        2,
+        ("'nope.yaml' does not exist", "expected: YAML of the evaluation", "afm eval run --help"),
+    ),
+    ("convert", 2, ("missing argument 'FILE'", "expected: JSONL", "afm convert --help")),
+    (
+        "convert {T}/good.jsonl --to cao -o o.jsonl",
+        2,
+        ("--to: 'cao' is not one of 'coa'", "afm convert --help"),
+    ),
+    ("convert {T}/good.jsonl --to coa -o {T}/good.jsonl", 2, ("the same file", "choose another --out")),
+    ("convert {T}/good.jsonl --to coa -o o.jsonl --tool x", 2, ("--tool 'x'", "expected THEIRS=OURS")),
+    (
+        "convert {T}/good.jsonl --to coa -o o.jsonl --agent nobody",
+        2,
+        ("--agent nobody", "expected one of: code"),
+    ),
+    ("validate {T}/model", 2, ("'{T}/model' is a directory", "expected: JSONL", "afm validate --help")),
+    ("mask {T}/good.jsonl", 2, ("--tokenizer is missing", "tokenizer.json", "--tokenizer DIR")),
+    (
+        "mask {T}/good.jsonl --tokenizer {T}/model",
+        2,
+        ("--tokenizer {T}/model", "expected a folder", "tokenizer.json"),
+    ),
+    ("mask {T}/good.jsonl a=1", 2, ("'a=1'", "only the YAML of a training takes overrides")),
+    ("reward", 2, ("FILE is missing", "afm reward FILE", "afm reward --attack")),
+    ("reward --attack --scorer nothing", 2, ("--scorer nothing", "expected one of: choice")),
+    ("ask", 2, ("missing option '--model'", "expected: folder of a model", "afm ask --help")),
+    ("ask hi --model {T}/none", 2, ("--model {T}/none: no such folder", "http://HOST:PORT/v1")),
+    ("ask hi --model {T}/model", 2, ("--model {T}/model: holds no model", "expected a model's folder")),
+    ("ask '' --model {T}/model", 2, ("QUESTION is empty", "leave it out to open a chat")),
+    (
+        "ask hi --model http://127.0.0.1:1/v1 --agent {T}/good.jsonl",
+        2,
+        ("holds rows of data", "afm list --help"),
+    ),
+    (f"sft {SFT} --learning_rate 3", 2, ("--learning_rate", "learning_rate=VALUE")),
+    (f"sft {SFT} lerning_rate=3", 2, ("override 'lerning_rate=3'", "did you mean 'learning_rate'?")),
+    (f"sft {SFT} learning_rate=abc", 2, ("override 'learning_rate=abc'", "got 'abc'", "expected")),
+    (f"eval {EVAL}", 2, ("model: missing", "model=DIR_OR_URL")),
+    (f"eval {EVAL} model=x limt=3", 2, ("override 'limt=3'", "did you mean 'limit'?")),
+    (f"eval {EVAL} model=x rounds=x", 2, ("override 'rounds=x'", "got 'x'", "expected a valid integer")),
+    (f"eval {EVAL} --limit 3", 2, ("--limit: no option here", "limit=VALUE")),
+    (f"eval {EVAL} limit", 2, ("override 'limit'", "expected key=value")),
+    ("eval compare {T}/model", 2, ("got 1 folder", "afm eval compare BEFORE AFTER")),
+    ("report {T}/none", 2, ("{T}/none: no such folder", "expected the output_dir")),
+    ("view {T}/good.jsonl --host 0.0.0.0", 2, ("--host 0.0.0.0", "127.0.0.1", "ssh -L")),
+    (
+        "view {T}/good.jsonl --port 99999",
+        2,
+        ("--port 99999: should be less than or equal to 65535", "afm view --help"),
+    ),
+    (
+        "serve model {T}/model --replicas 0",
+        2,
+        ("--replicas 0: should be greater", "expected: number of servers"),
+    ),
+    ("sandbox run", 2, ("no program on standard input", "echo 'print(1+1)' | afm sandbox run")),
+    ("sandbox check --only nothing", 2, ("--only 'nothing'", "afm sandbox check")),
+    (
+        "quickstart --world physics",
+        2,
+        ("--world: 'physics' is not one of 'math', 'wiki'", "afm quickstart --help"),
+    ),
+    ("reproduce nobody", 2, ("AGENT nobody", "expected one of: code_agent")),
+    ("reproduce web_agent --from nowhere", 2, ("nowhere: no such stage", "expected one of: download")),
+    ("reproduce web_agent --size 99b", 2, ("99b", "expected 7b or 32b")),
+    (
+        "data world --output-dir {T}/w --hops 9",
+        2,
+        ("--hops '9'", "expected numbers from 1 to 4", "for example 1,2"),
+    ),
+    (
+        "data prepare tasks {T}/tasks.jsonl -o {T}/x.jsonl --reader nope",
+        2,
+        ("--reader nope", "expected one of"),
+    ),
+    (
+        "data prepare published web_agnt --data {T} --output-dir {T}",
+        2,
+        ("web_agnt", "did you mean 'web_agent'?"),
+    ),
+    (
+        "data download web_agent --output-dir {T} --only nope",
+        2,
+        ("--only nope", "expected one of: benchmarks"),
+    ),
+    ("data distill {T}/tasks.jsonl --output-dir {T}/d budget.usd=3", 2, ("'budget.usd=3'", "--team FILE")),
+    ("data filter {T}/good.jsonl -o {T}/good.jsonl", 2, ("--output-dir {T}/good.jsonl", "expected a folder")),
+    # A YAML of another kind: status 1, with the command for it.
+    (
+        f"eval {SFT}",
+        1,
+        (f"{SFT}: this is an `afm sft` file, expected an `afm eval` file", f"run afm sft {SFT}"),
+    ),
+    (f"sft {RL}", 1, ("this is an `afm rl` file, expected an `afm sft` file", f"run afm rl {RL}")),
+    (f"sft {AGENT}", 1, ("this is an agent", f"agent={AGENT}", f"afm ask --agent {AGENT} --model DIR")),
+    (f"doctor {AGENT}", 1, ("this is an agent", f"agent={AGENT}")),
+    (
+        f"reward {{T}}/good.jsonl --rewards {TOOLS}",
+        1,
+        ("this is a list of tools, expected a reward", f"tools={TOOLS}"),
+    ),
+    (
+        f"reward {REWARD}",
+        1,
+        ("expected rows", "this is a reward", f"afm reward ROWS.jsonl --rewards {REWARD}"),
+    ),
+    (f"validate {TOOLS}", 1, ("expected rows", "this is a list of tools", f"afm doctor {TOOLS}")),
+    (
+        f"data filter {{T}}/good.jsonl -o {{T}}/f --config {EVAL}",
+        1,
+        ("this is an `afm eval` file", f"afm eval {EVAL}"),
+    ),
+    (
+        "data queries configs/expand/world.yaml",
+        1,
+        ("this is an `afm data expand` file", "run afm data expand"),
+    ),
+    (
+        "data expand configs/queries/qa.yaml",
+        1,
+        ("this is an `afm data queries` file", "run afm data queries"),
+    ),
+    (
+        "data distill {T}/tasks.jsonl --output-dir {T}/d --team configs/teams/smolagents.yaml",
+        1,
+        ("this is a map of a team's log, expected a team of models", "afm data merge LOG.jsonl --map"),
+    ),
+    (
+        f"data distill {{T}}/tasks.jsonl --output-dir {{T}}/d --tools {REWARD}",
+        1,
+        ("this is a reward", "rewards="),
+    ),
+    (
+        "data merge {T}/good.jsonl --map configs/distill/math.yaml --tasks {T}/tasks.jsonl --output-dir {T}/m",
+        1,
+        ("this is a team of models, expected a map", "afm data distill TASKS.jsonl --team"),
+    ),
+    # Files that are empty, broken, or hold other rows: status 1.
+    ("eval {T}/empty.yaml", 1, ("{T}/empty.yaml: got nothing", "expected a mapping of evaluation settings")),
+    (
+        "eval {T}/broken.yaml",
+        1,
+        ("{T}/broken.yaml: cannot be read as YAML", "line 1", "expected evaluation settings"),
+    ),
+    (
+        "eval {T}/good.jsonl",
+        1,
+        ("holds rows of data, expected a YAML of evaluation settings", "afm list --help"),
+    ),
+    ("doctor {T}/none.yaml", 1, ("{T}/none.yaml: no such file", "expected a YAML")),
+    (
+        "validate {T}/empty.jsonl",
+        1,
+        ("{T}/empty.jsonl: holds no rows", "run the command again that wrote it"),
+    ),
+    (
+        "validate {T}/prose.jsonl",
+        1,
+        ("prose.jsonl:1: no JSON", "expected one JSON value a line", "... and 9 more"),
+    ),
+    ("validate {T}/chat.jsonl", 1, ("names no agent; give --agent NAME", "... and 6 more like it")),
+    (
+        "convert {T}/chat.jsonl --to coa -o {T}/o.jsonl",
+        1,
+        ("9 rows cannot be converted", "--on-bad-rows drop", "6 more"),
+    ),
+    (
+        "reward {T}/chat.jsonl",
+        1,
+        ("got an object with messages, expected one with data_source", "... and 6 more"),
+    ),
+    ("data filter {T}/chat.jsonl -o {T}/f1 --no-picture", 1, ("no row is a trajectory record", CONVERT)),
+    ("data stats {T}/chat.jsonl", 1, ("got an object with messages, expected a trajectory record", CONVERT)),
+    (
+        "data negative {T}/chat.jsonl --output-dir {T}/n",
+        1,
+        ("expected a trajectory record", CONVERT, "... and 6 more"),
+    ),
+    (
+        "data prepare sft {T}/chat.jsonl --output-dir {T}/s",
+        1,
+        ("chat.jsonl:1: got an object with messages", CONVERT),
+    ),
+    ("data distill {T}/chat.jsonl --output-dir {T}/d", 1, ("expected `question`", "afm data prepare tasks")),
+    (
+        "data prepare tasks {T}/chat.jsonl -o {T}/x.jsonl",
+        1,
+        ("no row of {T}/chat.jsonl", "--question-key KEY"),
+    ),
+    ("data queries configs/queries/qa.yaml", 1, ("tasks: missing, but required", "give tasks=VALUE")),
+    ("report {T}/model", 1, ("{T}/model holds nothing to report", "expected episodes.jsonl")),
+    ("view {T}/none", 1, ("{T}/none: no such file or folder", "expected episodes as JSONL")),
+    (
+        "data world --output-dir {T}/good.jsonl",
+        1,
+        ("{T}/good.jsonl: File exists", "choose another --output-dir"),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Good, faulty, empty and foreign files."""
+    folder = tmp_path_factory.mktemp("inputs")
+    text = "<plan>p</plan><think>t</think><answer>\\boxed{1}</answer>"
+    record = {"id": "a", "agent": "math", "agent_digest": "d", "question": "?"}
+    record["segments"] = [{"author": "agent", "text": text}]  # type: ignore[assignment]
+    chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    files = {
+        "good.jsonl": json.dumps(record) + "\n",
+        "chat.jsonl": (json.dumps(chat) + "\n") * 9,
+        "tasks.jsonl": '{"id": "1", "question": "1+1?", "answer": "2"}\n',
+        "prose.jsonl": "hello\nworld\n" * 6,
+        "empty.jsonl": "",
+        "empty.yaml": "",
+        "broken.yaml": "a: [1\n",
+    }
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    (folder / "model").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(("words", "status", "parts"), TABLE, ids=[row[0][:60] for row in TABLE])
+def test_a_wrong_input_gets_one_message_that_helps(
+    afm: Command,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    status: int,
+    parts: tuple[str, ...],
+) -> None:
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        done = afm(*shlex.split(words.replace("{T}", str(folder))), status=None)
+    output = done.stdout + done.stderr
+    assert done.returncode == status, output
+    assert "Traceback" not in output
+    assert "╭" not in output, "usage errors are lines like all others, no boxes"
+    for part in parts:
+        assert part.replace("{T}", str(folder)) in output, output
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 or (not done.stderr and status == 1), output
+
+
+def test_the_table_is_long_and_covers_every_command() -> None:
+    from afm.cli.main import command
+
+    assert len(TABLE) >= 60
+    tried = {row[0].split()[0] for row in TABLE}
+    assert set(command().commands) - tried <= {"export", "cassette", "init"}
+
+
+def test_a_port_in_use_says_what_to_do(afm: Command, folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = afm(
+            "view", folder / "good.jsonl", "--port", port, "--index", folder / "index.sqlite", status=1
+        )
+    assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in done.stderr
+    assert "choose another port with --port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_every_shipped_yaml_is_of_its_own_kind_or_of_none(path: Path) -> None:
+    own = {
+        "agents": "an agent", "data": "a list of data sets", "distill": "a team of models",
+        "eval": "an `afm eval` file", "expand": "an `afm data expand` file", "filters": "a list of filters",
+        "queries": "an `afm data queries` file", "rewards": "a reward", "rl": "an `afm rl` file",
+        "servers": "a server's file", "sft": "an `afm sft` file", "teams": "a map of a team's log",
+        "tools": "a list of tools",
+    }  # fmt: skip
+    parts = path.relative_to(ROOT / "configs").parts
+    name = own["agents" if "agents" in parts else parts[1] if parts[0] == "tiny" else parts[0]]
+    [expected] = [kind for kind in FILE_KINDS if kind.name == name]
+    data = parse_yaml(path.read_text(encoding="utf-8"))
+    assert kind_of(data) is None or expected.matches(data)
+    assert read_file(path, expected.content[0])
+
+
+def test_a_key_of_its_own_kind_decides_about_a_mixed_file(tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed.yaml"
+    mixed.write_text("data: [a.jsonl]\ntrain_files: b.parquet\nverl: {}\n")
+    assert read_file(mixed, "evaluation settings")
+    with pytest.raises(ConfigError, match="this is an `afm rl` file, expected an agent"):
+        read_file(mixed, "agent settings")
+
+
+def test_errors_of_one_kind_are_counted_after_three() -> None:
+    repeats = RepeatedErrors()
+    errors = [f"line {number}: got 'x{number}'" for number in range(9)] + ["another fault"]
+    assert [error for error in errors if repeats.is_new(error)] == [*errors[:3], "another fault"]
+    assert list(repeats.rest()) == ["... and 6 more like it: line 0: got 'x0'"]
