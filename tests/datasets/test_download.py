@@ -171,7 +171,7 @@ def test_bytes_that_are_wrong_leave_nothing_behind(hub, download, tmp_path):
     hub.repositories["own/small"]["rows.json"] = ROWS.replace(b"q", b"x")
     hub.described = lambda *_: stated
     told = download(status=1)
-    assert "1 of 1 sets could not be had" in told
+    assert "1 of 1 sets could not be downloaded" in told
     assert f"expected {hashlib.sha256(ROWS).hexdigest()}; it was removed, run the same command again" in told
     assert not any(name.startswith("small/rows.json") for name in files_of(tmp_path / "a folder"))
     hub.repositories["own/small"]["rows.json"] = ROWS
@@ -208,7 +208,7 @@ def test_a_server_that_goes_on_failing_is_told(hub, download):
 def test_sets_that_cannot_be_had_do_not_keep_the_others_away(hub, download, tmp_path):
     hub.gated = {"own/large"}
     told = download("--all", status=1)
-    assert "1 of 3 sets could not be had" in told
+    assert "1 of 3 sets could not be downloaded" in told
     assert "its owner gives access on request" in told
     assert "set HF_TOKEN to a token of your account" in told
     assert (tmp_path / "a folder/small/rows.json").exists()

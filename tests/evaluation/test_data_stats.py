@@ -141,7 +141,7 @@ def test_a_broken_funnel_and_an_empty_file_are_told(afm, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("")
     words = ("data", "stats", file)
-    assert "holds no trajectories" in afm(*words, status=1).stderr
+    assert "holds no rows: the file is empty" in afm(*words, status=1).stderr
 
     with RecordWriter(file) as writer:
         writer.write(record(1))

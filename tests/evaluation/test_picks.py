@@ -10,9 +10,9 @@ def test_one_pair_of_every_kind_the_first_in_the_order_of_ids(record) -> None:
     after = [*rows(record, a=1.0, b=1.0, d=0.0, e=0.0), record("c", 1.0, calls=1)]
     pairs = pick_pairs(("before", lambda: before), ("after", lambda: reversed(after)))
     assert [(pair.title, pair.episodes[0][1].id) for pair in pairs] == [
-        ("Solved after, with the tool it did not use before", "c#0"),
-        ("Solved before and after", "b#0"),
-        ("Solved before, no longer after", "d#0"),
+        ("Solved by after, with the tool that was not used by before", "c#0"),
+        ("Solved by before and by after", "b#0"),
+        ("Solved by before, not by after", "d#0"),
     ]
     assert [name for name, _ in pairs[0].episodes] == ["before", "after"]
     assert pairs[0].episodes[1][1].cost.tool_calls == 1

@@ -134,7 +134,7 @@ def test_a_real_run_counts_what_was_read_and_may_be_priced_anew(afm, tmp_path, s
     assert "Money is counted by other prices" in page
     data = json.loads((tmp_path / "page.json").read_text())
     curve = next(one for one in data["curves"] if one["title"] == "Cost against score")
-    assert curve["x_label"] == "USD a question"
+    assert curve["x_label"] == "USD per question"
     mean = again.usd.per_episode.value
     assert curve["series"][0]["x"] == [pytest.approx(mean), pytest.approx(2 * mean)]
     assert "per solved task" in (tmp_path / "page.md").read_text()

@@ -58,7 +58,7 @@ def test_bad_rows_stop_the_training_and_all_are_listed(pipeline, folder, tiny):
         pipeline(tiny, folder, cutoff_len=100)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith(f"{folder}/rows.jsonl:2: no JSON")
-    assert lines[-1] == f"... and 6 more rows, all listed in {folder}/out/bad_rows.jsonl"
+    assert len(lines) == 11, "each is of a kind of its own"
     assert sorted(listed(folder)) == [2, 4, 5, 6, 7, 8, *range(10, 15)]
 
 

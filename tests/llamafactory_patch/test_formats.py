@@ -205,7 +205,7 @@ def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
     rows = [{"messages": [*conversation()[:at], one, *conversation()[at + 1 :]]} for at, one in changes]
     rows += [{"messages": conversation(), "tools": one} for one in tools]
     folder = data_dir(rows, formatting="openai_messages")
-    with pytest.raises(DataError, match="more rows"):
+    with pytest.raises(DataError, match="arguments of 'w' are no JSON"):
         pipeline(tiny, folder)
     faults = [row["reason"] for row in bad_rows(folder)]
     assert faults[0].startswith("messages[2]: tool_calls: arguments of 'w' are no JSON")

@@ -67,7 +67,7 @@ def spoilt(program: str) -> dict[str, tuple[str, str]]:
         wrong = f"import builtins\nshow = print\ndef print(*a): show(*a, 'x')\n{program}"
         return {
             "wrong": (wrong, "printed "),
-            "slow": (f"{program}\nwhile True: pass", "computed for more than 0.5 s"),
+            "slow": (f"{program}\nwhile True: pass", "computed for more than 1 s"),
             "crashing": (f"{program}\nraise KeyError('no')", "KeyError: 'no'"),
         }
     function = program.partition("def ")[2].partition("(")[0]
