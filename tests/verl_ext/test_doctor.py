@@ -112,7 +112,7 @@ def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) ->
     if WITHOUT_PACKAGES:
         engine, text = warnings["packages"]
         begin = "for the machine that trains: "
-        assert engine.startswith(f"{begin}sglang is not installed: rollout.name asks for it; install")
+        assert engine.startswith(f"{begin}sglang is not installed: rollout.name asks for it; ")
         assert text.startswith(f"{begin}flash_attn is not installed: ")
         assert "build flash-attn 2.8.3 with nvcc" in text
 
