@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MKDOCS = Path(os.environ.get("DOCS_VENV", ROOT / ".venv-docs")) / "bin/mkdocs"
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(not MKDOCS.is_file(), reason="./docs.sh makes the environment of the documentation")
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 def test_the_site_is_searched_from_a_disk_and_fits_a_phone(tmp_path) -> None:

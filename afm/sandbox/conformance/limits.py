@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from afm.sandbox.conformance.attack import LIMITS, attacks
+from afm.sandbox.conformance.attack import LIMITS, SURVIVOR, attacks
 
 _FORKING = LIMITS.model_copy(update={"wall_s": 0.8})
 _COMPUTING = LIMITS.model_copy(update={"wall_s": 60.0, "cpu_s": 1})
@@ -280,7 +280,7 @@ daemon(); print('OK: parent done')
 ### leave a daemon that adopts the others
 libc.prctl(36, 1, 0, 0, 0); daemon(0, 1, 2); daemon(0, 1, 2); print('OK: parent done')
 """,
-        survivor="afm-survivor",
+        survivor=SURVIVOR,
     ),
     *attacks(
         """
@@ -288,7 +288,7 @@ libc.prctl(36, 1, 0, 0, 0); daemon(0, 1, 2); daemon(0, 1, 2); print('OK: parent 
 daemon(); time.sleep(60)
 """,
         limits=_SHORT,
-        survivor="afm-survivor",
+        survivor=SURVIVOR,
     ),
     *attacks(
         """
