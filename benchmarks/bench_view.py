@@ -113,7 +113,7 @@ def in_browser(address: str, runs: int) -> dict[str, Any]:
 
         def opened() -> None:
             page.goto("about:blank")
-            page.goto(address)
+            page.goto(f"{address}#view=episodes")
             page.wait_for_selector("#list a")
 
         def chosen(name: str, value: str) -> Callable[[], None]:

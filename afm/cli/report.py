@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -87,6 +89,13 @@ def view(
     index: Annotated[
         Path | None, typer.Option(help="Where the index is kept; by default beside the episodes.")
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            help="Serve nothing: write one static folder to share, without secrets.", file_okay=False
+        ),
+    ] = None,
+    bundle_episodes: Annotated[int, typer.Option(min=1, help="Episodes that --bundle keeps at most.")] = 2000,
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Look at episodes in a browser: filter, search, read, compare; a running job is followed.
@@ -95,8 +104,13 @@ def view(
     """
     import asyncio
 
-    from afm.errors import MissingExtraError, UsageError
+    from afm.errors import MissingExtraError
 
+    if bundle is not None:
+        page = _write_bundle(path, bundle, index, bundle_episodes)
+        if show:
+            typer.launch(page.resolve().as_uri())
+        return
     if host not in _LOOPBACK:
         raise UsageError(
             f"--host {host}: episodes are shown to this machine only ({', '.join(_LOOPBACK)}); from another one: "
@@ -108,12 +122,14 @@ def view(
     except ImportError as error:
         raise MissingExtraError("uvicorn", "servers") from error
     from afm.evaluation.viewer import EpisodeIndex
+    from afm.evaluation.viewer.run_files import RunFiles
     from afm.evaluation.viewer.server import Follower, make_app
     from tool_servers.shared.command import Address
 
     episodes = EpisodeIndex(path, index or _place(path.resolve()))
     follower = Follower(episodes)
-    app = make_app(episodes, follower, _decoder(tokenizer))
+    root = path if path.is_dir() else path.parent
+    app = make_app(episodes, follower, RunFiles(root, _decoder(tokenizer)))
     server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
     listener = Address(host, port, None).listen()
     named = f"[{host}]" if ":" in host else host
@@ -128,6 +144,42 @@ def view(
         pass
     finally:
         follower.stop()
+
+
+def _write_bundle(path: Path, out: Path, index: Path | None, max_episodes: int) -> Path:
+    """The page of the bundle; prints where it is and what it lacks."""
+    from afm.evaluation.viewer import EpisodeIndex
+    from afm.evaluation.viewer.bundle import write_bundle
+
+    episodes = EpisodeIndex(path, index or _place(path.resolve()))
+    for _ in episodes.refresh():
+        pass
+    left_out = write_bundle(episodes, out, _hider(), max_episodes=max_episodes)
+    page = out / "index.html"
+    print(page)
+    for line in left_out:
+        print(f"left out: {line}")
+    return page
+
+
+_PRIVATE_KEY = re.compile(r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY.*?(?:-----END [A-Z ]+-----|\Z)", re.DOTALL)
+
+
+def _hider() -> Callable[[str], str]:
+    """Takes secrets out of a text: those of this environment, and all that look like keys of a known service."""
+    from afm.distill.filters.patterns import SECRETS
+    from afm.tools.secrets import Secrets
+
+    own = Secrets()
+
+    def hide(text: str) -> str:
+        text = _PRIVATE_KEY.sub("[secret]", own.hidden(text))
+        for pattern in SECRETS:
+            for begin, end in reversed(list(pattern.spans(text))):
+                text = f"{text[:begin]}[secret]{text[end:]}"
+        return text
+
+    return hide
 
 
 def _place(path: Path) -> Path:

@@ -333,8 +333,26 @@ def _versions() -> dict[str, str]:
 
 def _machine() -> dict[str, Any]:
     facts: dict[str, Any] = {"system": platform.platform(), "cpus": os.cpu_count()}
+    if (commit := _commit()) is not None:
+        facts["commit"] = commit
     # torch is looked at only where a model has loaded it already: importing it takes seconds.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return facts
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this program runs from; ``None`` where it is installed otherwise."""
+    git = Path(afm.__file__).resolve().parents[1] / ".git"
+    try:
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return head
+        branch = git / head.removeprefix("ref: ")
+        if branch.is_file():
+            return branch.read_text(encoding="utf-8").strip()
+        packed = (git / "packed-refs").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.split()[0] for line in packed if line.endswith(head.removeprefix("ref:"))), None)

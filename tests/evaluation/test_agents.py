@@ -14,7 +14,7 @@ from afm.evaluation.job import load_tasks, row_agents, sources_of
 from afm.evaluation.manifest import read_manifest
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.report import write_run_report
-from afm.evaluation.viewer.server import agent_of
+from afm.evaluation.viewer.episodes import agent_of
 from afm.findings import Level
 from afm.models.base import SamplingParams
 from afm.models.scripted import ScriptedModel

@@ -7,7 +7,6 @@ read again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sqlite3
@@ -18,6 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import DataError
+from afm.evaluation.viewer.rows import (
+    FileSums,
+    answer_line,
+    expected_line,
+    is_storable,
+    one_line,
+    question_key,
+    read_row,
+    storable,
+    verdict_word,
+)
 from afm.sqlite import write_ahead
 
 _MAX_FIRST_LINE = 64 << 20
@@ -60,7 +70,7 @@ def _begins_with_episode(file: Path) -> bool:
     return isinstance(row, dict) and row.keys() >= _KEYS
 
 
-_VERSION = 1
+_VERSION = 2
 _BATCH_BYTES = 4 << 20
 _TITLE_CHARS = 300
 _TEXT_CHARS = 200_000
@@ -73,13 +83,17 @@ NAMED = ("source", "verdict", "stop", "agent", "model", "file")
 _SCHEMA = f"""
 CREATE TABLE about (version INTEGER, last INTEGER);
 INSERT INTO about VALUES ({_VERSION}, 0);
-CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, inode INTEGER, indexed INTEGER, bad INTEGER DEFAULT 0);
+CREATE TABLE files (
+  id INTEGER PRIMARY KEY, path TEXT UNIQUE, inode INTEGER, indexed INTEGER, bad INTEGER DEFAULT 0, episodes INTEGER DEFAULT 0,
+  scored INTEGER DEFAULT 0, passed INTEGER DEFAULT 0, calls INTEGER DEFAULT 0, tokens INTEGER DEFAULT 0,
+  seconds REAL DEFAULT 0, agent TEXT DEFAULT '', model TEXT DEFAULT '');
 CREATE TABLE names (id INTEGER PRIMARY KEY, kind TEXT, name TEXT, episodes INTEGER DEFAULT 0, UNIQUE (kind, name));
 CREATE TABLE episodes (
   id INTEGER PRIMARY KEY, source INTEGER, verdict INTEGER, stop INTEGER, agent INTEGER, model INTEGER, file INTEGER,
   step INTEGER, score REAL, calls INTEGER, failures INTEGER, tokens INTEGER, seconds REAL, tools INTEGER, question INTEGER);
 CREATE INDEX by_question ON episodes (question);
-CREATE TABLE places (id INTEGER PRIMARY KEY, file INTEGER, start INTEGER, length INTEGER, name TEXT, title TEXT);
+CREATE TABLE places (id INTEGER PRIMARY KEY, file INTEGER, start INTEGER, length INTEGER, name TEXT, title TEXT,
+  answer TEXT, expected TEXT);
 CREATE VIRTUAL TABLE texts USING fts5 (question, response, content='', tokenize='unicode61 remove_diacritics 2');
 """
 
@@ -166,12 +180,11 @@ def _known(connection: sqlite3.Connection, file: Path, inode: int, size: int) ->
         return row[0], row[2]
     if row is not None:
         _forget(connection, row[0])
+        connection.execute("DELETE FROM files WHERE id = ?", (row[0],))
     cursor = connection.execute(
-        "INSERT INTO files (path, inode, indexed) VALUES (?, ?, 0) "
-        "ON CONFLICT (path) DO UPDATE SET inode = excluded.inode, indexed = 0, bad = 0 RETURNING id",
-        (str(file), inode),
+        "INSERT INTO files (path, inode, indexed) VALUES (?, ?, 0)", (str(file), inode)
     )
-    return cursor.fetchone()[0], 0
+    return cursor.lastrowid or 0, 0
 
 
 def _forget(connection: sqlite3.Connection, number: int) -> None:
@@ -198,47 +211,24 @@ def _pieces(connection: sqlite3.Connection, file: Path, number: int, begin: int)
             if not piece:
                 return
             with connection:
-                bad, offset = 0, begin
+                bad, offset, sums = 0, begin, FileSums()
                 for line in piece:
-                    row = _row(line)
+                    row = read_row(line)
                     if row is None:
                         bad += bool(line.strip())
                     else:
                         last += 1
                         _insert(connection, names, last, row, (number, str(file), offset, len(line)))
+                        sums.add(row)
                     offset += len(line)
                 names.save()
                 connection.execute("UPDATE about SET last = ?", (last,))
                 connection.execute(
                     "UPDATE files SET indexed = ?, bad = bad + ? WHERE id = ?", (offset, bad, number)
                 )
+                sums.save(connection, number)
             begin = offset
             yield begin
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
-    return row if _is_sound(row) else None
-
-
-def _is_sound(row: Any) -> bool:
-    """Whether what the index reads of a line has the types of an episode; nothing else of it is looked at."""
-    if not isinstance(row, dict) or not isinstance(row.get("segments"), list):
-        return False
-    parts = (row.get("verdict") or {}, row.get("cost") or {})
-    if not all(isinstance(part, dict) for part in parts) or not isinstance(row.get("calls") or [], list):
-        return False
-    verdict, cost = parts
-    figures = (verdict.get("score"), cost.get("agent_tokens"), cost.get("wall_seconds"))
-    return all(figure is None or _is_storable(figure) for figure in figures)
-
-
-def _is_storable(figure: Any) -> bool:
-    """Whether SQLite has room for a figure."""
-    return isinstance(figure, float) or (isinstance(figure, int) and abs(figure) < 1 << 63)
 
 
 def _insert(
@@ -249,7 +239,7 @@ def _insert(
     place: tuple[int, str, int, int],
 ) -> None:
     file, path, start, length = place
-    question = _storable(str(row.get("question") or ""))
+    question = storable(str(row.get("question") or ""))
     verdict, cost = row.get("verdict") or {}, row.get("cost") or {}
     calls = [call for call in row.get("calls") or () if isinstance(call, dict)]
     named = {
@@ -260,9 +250,9 @@ def _insert(
         "model": row.get("model"),
         "file": path,
     }
-    values = [names.number(kind, _storable(str(named[kind] or ""))) for kind in NAMED]
+    values = [names.number(kind, storable(str(named[kind] or ""))) for kind in NAMED]
     tools = 0
-    for tool in {_storable(str(call.get("tool"))) for call in calls}:
+    for tool in {storable(str(call.get("tool"))) for call in calls}:
         tools |= 1 << min(names.tool(tool), _TOOL_BITS)
     provenance = row.get("provenance")
     step = provenance.get("step") if isinstance(provenance, dict) else None
@@ -272,7 +262,7 @@ def _insert(
         (
             number,
             *values,
-            step if isinstance(step, int) and _is_storable(step) else None,
+            step if isinstance(step, int) and is_storable(step) else None,
             verdict.get("score"),
             len(calls),
             failed,
@@ -282,39 +272,20 @@ def _insert(
             question_key(question),
         ),
     )
-    title = " ".join(question.split())[:_TITLE_CHARS]
     connection.execute(
-        "INSERT INTO places VALUES (?, ?, ?, ?, ?, ?)",
-        (number, file, start, length, _storable(str(row.get("id") or "")), title),
+        "INSERT INTO places VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(number, file, start, length, storable(str(row.get("id") or ""))),
+            one_line(question, _TITLE_CHARS),
+            one_line(answer_line(row, path)),
+            one_line(expected_line(row.get("ground_truth"))),
+        ),
     )
     text = "".join(str(part.get("text", "")) for part in row["segments"] if isinstance(part, dict))
     connection.execute(
         "INSERT INTO texts (rowid, question, response) VALUES (?, ?, ?)",
-        (number, question[:_TEXT_CHARS], _storable(text[:_TEXT_CHARS])),
+        (number, question[:_TEXT_CHARS], storable(text[:_TEXT_CHARS])),
     )
-
-
-def _storable(text: str) -> str:
-    """Half surrogate pairs, which JSON can hold and SQLite cannot, as question marks."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def verdict_word(verdict: dict[str, Any] | None, *, kept: bool) -> str:
-    """What a filter calls a verdict: passed, partly, failed, abstained, dropped or unjudged."""
-    if not kept:
-        return "dropped"
-    if verdict is None:
-        return "unjudged"
-    score = verdict.get("score")
-    if score is None:
-        return "abstained"
-    return "passed" if score >= 1 else "partly" if score > 0 else "failed"
-
-
-def question_key(question: str) -> int:
-    """Equal for equal questions, whatever their white space; fits into SQLite's integers."""
-    digest = hashlib.blake2b(" ".join(question.split()).encode("utf-8", "replace"), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
 
 
 class _NameTable:

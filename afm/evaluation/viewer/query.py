@@ -93,7 +93,19 @@ def episode_row(connection: sqlite3.Connection, number: int) -> dict[str, Any]:
     row = connection.execute(query, (number,)).fetchone()
     if row is None:
         raise KeyError(number)
-    plain = ("id", "name", "title", "step", "score", "calls", "failures", "tokens", "seconds")
+    plain = (
+        "id",
+        "name",
+        "title",
+        "answer",
+        "expected",
+        "step",
+        "score",
+        "calls",
+        "failures",
+        "tokens",
+        "seconds",
+    )
     facts = {key: row[key] for key in plain}
     facts["question"] = str(row["question"])  # larger than a number of JavaScript may be
     marks = ", ".join("?" * len(NAMED))
@@ -130,6 +142,12 @@ def numbered(connection: sqlite3.Connection, name: str, file: str = "") -> int |
     end = f"/{file}"
     row = connection.execute(query, (name, file, file, end, end)).fetchone()
     return None if row is None else int(row[0])
+
+
+def file_rows(connection: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Every indexed file that holds episodes, with what its episodes add up to."""
+    query = "SELECT * FROM files WHERE episodes > 0 ORDER BY id"
+    return [dict(row) for row in connection.execute(query)]
 
 
 def facets(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:

@@ -1,15 +1,11 @@
-"""The viewer's server: a page, its two assets, and JSON about episodes. For this machine only."""
+"""The viewer's server: a page, its assets, and JSON about episodes and their run. For this machine only."""
 
 # FastAPI reads the annotations of its endpoints, and is imported late: so annotations are no texts here.
 
-import json
 import logging
-import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,153 +13,34 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from afm.agents import AgentSpec, load_agent, shipped_agents
-from afm.agents.load import MODEL_AGENT_FILE, MODEL_AGENTS_DIR
-from afm.errors import ConfigError, DataError, MissingExtraError
-from afm.evaluation.compare import agents_of
-from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
-from afm.evaluation.page import blocks_of
+from afm.errors import DataError, MissingExtraError
+from afm.evaluation.page import template
+from afm.evaluation.viewer.episodes import episode_view, read_episode, token_view
 from afm.evaluation.viewer.index import NAMED, EpisodeIndex, Progress
-from afm.evaluation.viewer.query import Filters, Order, episode_row, facets, listing, numbered, place_of
+from afm.evaluation.viewer.query import (
+    Filters,
+    Order,
+    episode_row,
+    facets,
+    file_rows,
+    listing,
+    numbered,
+    place_of,
+)
+from afm.evaluation.viewer.run_files import RunFiles
 from afm.trajectory.io import load_advantages
-from afm.trajectory.record import Record
-from afm.trajectory.types import Author
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
-Decode = Callable[[Sequence[int]], str]
-_AS_RECORDED = {"id", "agent", "model", "question", "verdict", "stop", "cost", "kept", "reason", "error"}
-_MAX_TOKENS = 40_000
-_FOLDERS_UP = 4
-
-
-def read_episode(path: str, start: int, length: int) -> Record:
-    """The record at an offset of a file.
-
-    Raises:
-        DataError: The file changed since it was indexed.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            file.seek(start)
-            return Record.model_validate_json(file.read(length))
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise DataError(
-            f"cannot be read at byte {start}: {first}; was the file changed?", path=path
-        ) from None
-
-
-def episode_view(record: Record, path: str) -> dict[str, Any]:
-    """What the page needs of an episode, as JSON."""
-    spec = agent_of(path, record.agent, record.agent_digest)
-    return record.model_dump(include=_AS_RECORDED) | {
-        "prompt": spec.user_message(record.question) if spec else "",
-        "ground_truth": _text(record.ground_truth),
-        "provenance": _text(record.provenance) if record.provenance else "",
-        "blocks": list(_blocks(record, spec)),
-        "has_tokens": record.response_ids is not None,
-        "spec_found": spec is not None,
-    }
-
-
-def token_view(record: Record, decode: Decode | None, advantages: Any = None) -> list[dict[str, Any]]:
-    """Each token of the response, with what was logged of it.
-
-    Its text (its number without a tokenizer), whether it is trained on, its log-probability and its advantage.
-
-    Args:
-        advantages: One number, or a list with one for each token.
-    """
-    ids = (record.response_ids or ())[:_MAX_TOKENS]
-    mask, logprobs = record.response_mask or (), record.logprobs or ()
-    each = _for_each(advantages, len(ids))
-    return [
-        {
-            "text": decode([token]) if decode else f"{token} ",
-            "trained": bool(mask[at]) if at < len(mask) else None,
-            "logprob": logprobs[at] if at < len(logprobs) and (at >= len(mask) or mask[at]) else None,
-            "advantage": each[at] if at >= len(mask) or mask[at] else None,
-        }
-        for at, token in enumerate(ids)
-    ]
-
-
-def _for_each(numbers: Any, tokens: int) -> list[float | None]:
-    """One number for the whole response, or one for each of its tokens; anything else is none."""
-    several = numbers if isinstance(numbers, list) else [numbers] * tokens
-    known = [_finite(number) for number in several[:tokens]]
-    return known + [None] * (tokens - len(known))
-
-
-def _finite(value: Any) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _blocks(record: Record, spec: AgentSpec | None) -> Iterator[dict[str, Any]]:
-    calls = iter(record.calls)
-    tools = spec.tool_roles if spec else {}
-    for block in blocks_of(record, spec):
-        shown = asdict(block)
-        if block.author is Author.AGENT and block.role in tools and (call := next(calls, None)) is not None:
-            shown |= {"tool": call.tool, "seconds": call.seconds, "ok": call.ok, "duplicate": call.duplicate}
-        yield shown
-
-
-@lru_cache(maxsize=256)
-def agent_of(path: str, name: str, digest: str) -> AgentSpec | None:
-    """The declaration an episode was made with: beside its file or some folders up, else a shipped one of its name.
-
-    Roles are what is needed of it, so one of the same name with another digest is better than none.
-    """
-    folders = Path(path).resolve().parents[:_FOLDERS_UP]
-    own = f"{MODEL_AGENTS_DIR}/{name}.yaml"
-    places = (MODEL_AGENT_FILE, own, f"sft/{MODEL_AGENT_FILE}", f"sft/{own}")
-    candidates = [folder / place for folder in folders for place in places]
-    own_spec = _of_evaluation(Path(path).with_name(MANIFEST_FILE), name)
-    specs = [] if own_spec is None else [own_spec]
-    shipped = (name,) if name in shipped_agents() else ()
-    for source in (*(file for file in candidates if file.is_file()), *shipped):
-        try:
-            spec = load_agent(source)
-        except ConfigError:
-            continue
-        if spec.name == name:
-            specs.append(spec)
-    return next((spec for spec in specs if spec.digest == digest), specs[0] if specs else None)
-
-
-def _of_evaluation(manifest: Path, name: str) -> AgentSpec | None:
-    """The agent of that name in the manifest of an evaluation, if there is one."""
-    try:
-        agents = agents_of(read_manifest(manifest)) if manifest.is_file() else None
-    except DataError:
-        return None
-    return agents.specs.get(name) if agents else None
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1, default=str)
-
-
 _log = logging.getLogger(__name__)
-_ASSETS = {
-    "": ("viewer.html", "text/html"),
-    "viewer.css": ("viewer.css", "text/css"),
-    "viewer.js": ("viewer.js", "text/javascript"),
-}
+PAGE, PALETTE = "viewer.html", "palette.css"
+_KINDS = {".css": "text/css", ".js": "text/javascript"}
 # Whatever an episode holds, the page runs no script but its own and asks nobody else for anything.
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -218,13 +95,20 @@ def _is_own_name(host: str) -> bool:
         return False
 
 
-def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = None) -> "FastAPI":
+def assets() -> dict[str, str]:
+    """Text of every file of the page by name; :data:`PALETTE` is rendered from the one table of colours."""
+    folder = files("afm.evaluation.viewer") / "static"
+    texts = {file.name: file.read_text("utf-8") for file in folder.iterdir() if file.is_file()}
+    return texts | {PALETTE: template("palette.css.j2").render()}
+
+
+def make_app(index: EpisodeIndex, follower: Follower, run_files: RunFiles) -> "FastAPI":
     """The application.
 
     Args:
         index: Of what is shown.
         follower: Asked how far the index is.
-        decode: Text of token ids; without it tokens are shown as numbers.
+        run_files: Settings, logs and tokenizers beside the episodes.
 
     Raises:
         MissingExtraError: FastAPI is not installed.
@@ -238,20 +122,24 @@ def make_app(index: EpisodeIndex, follower: Follower, decode: Decode | None = No
     app = FastAPI(openapi_url=None)
     _secure(app)
     _add_lists(app, index)
-    _add_episodes(app, index, decode)
+    _add_episodes(app, index, run_files)
+    _add_run(app, index, run_files)
 
     @app.get("/api/status")
     def status() -> dict[str, Any]:
-        return asdict(follower.progress) | {"failure": follower.failure, "path": str(index.path)}
+        shown = {"path": str(index.path), "is_file": index.path.is_file()}
+        return asdict(follower.progress) | {"failure": follower.failure} | shown
 
-    folder = files("afm.evaluation.viewer") / "static"
+    texts = assets()
+    page = texts.pop(PAGE)
 
     @app.get("/{name:path}")
     def asset(name: str) -> Response:
-        if name not in _ASSETS:
+        if not name:
+            return Response(page, media_type="text/html")
+        if name not in texts:
             return JSONResponse({"error": "not found"}, 404)
-        file, kind = _ASSETS[name]
-        return Response((folder / file).read_text("utf-8"), media_type=kind)
+        return Response(texts[name], media_type=_KINDS[Path(name).suffix])
 
     return app
 
@@ -272,7 +160,7 @@ def _secure(app: "FastAPI") -> None:
 
     @app.exception_handler(KeyError)
     async def absent(request: Request, error: KeyError) -> JSONResponse:
-        return JSONResponse({"error": f"there is no episode {error}"}, 404)
+        return JSONResponse({"error": f"there is no {_noun(request.url.path)} {error}"}, 404)
 
     @app.exception_handler(DataError)
     async def unreadable(request: Request, error: DataError) -> JSONResponse:
@@ -309,7 +197,12 @@ def _add_lists(app: "FastAPI", index: EpisodeIndex) -> None:
             return {"number": numbered(connection, name, file)}
 
 
-def _add_episodes(app: "FastAPI", index: EpisodeIndex, decode: Decode | None) -> None:
+def _noun(path: str) -> str:
+    """What an address below ``/api`` is about, for errors."""
+    return {"files": "file", "logs": "log"}.get(path.split("/")[2], "episode")
+
+
+def _add_episodes(app: "FastAPI", index: EpisodeIndex, run_files: RunFiles) -> None:
     @app.get("/api/episodes/{number}")
     def episode(number: _Number) -> dict[str, Any]:
         with closing(index.connect()) as connection:
@@ -317,8 +210,30 @@ def _add_episodes(app: "FastAPI", index: EpisodeIndex, decode: Decode | None) ->
         return {"row": row} | episode_view(read_episode(*place), place[0])
 
     @app.get("/api/episodes/{number}/tokens")
-    def tokens(number: _Number) -> list[dict[str, Any]]:
+    def tokens(number: _Number) -> dict[str, Any]:
         with closing(index.connect()) as connection:
             place = place_of(connection, number)
-        record = read_episode(*place)
-        return token_view(record, decode, load_advantages(Path(place[0])).get(record.id))
+        record, file = read_episode(*place), Path(place[0])
+        decode, note = run_files.decoder(file)
+        return {"tokens": token_view(record, decode, load_advantages(file).get(record.id)), "note": note}
+
+
+def _add_run(app: "FastAPI", index: EpisodeIndex, run_files: RunFiles) -> None:
+    @app.get("/api/files")
+    def table() -> list[dict[str, Any]]:
+        with closing(index.connect()) as connection:
+            return run_files.table(file_rows(connection))
+
+    @app.get("/api/files/{number}")
+    def about(number: _Number) -> dict[str, Any]:
+        with closing(index.connect()) as connection:
+            paths = {row["id"]: row["path"] for row in file_rows(connection)}
+        return run_files.about(Path(paths[number])) | {"path": paths[number]}
+
+    @app.get("/api/logs")
+    def logs() -> list[dict[str, Any]]:
+        return run_files.logs()
+
+    @app.get("/api/logs/read")
+    def read_log(name: str, begin: _Number | None = None, end: _Number | None = None) -> dict[str, Any]:
+        return run_files.read_log(name, begin=begin, end=end)

@@ -55,10 +55,11 @@ def showing(index):
     pytest.importorskip("uvicorn")
     from loopback import LoopbackServer
 
+    from afm.evaluation.viewer.run_files import RunFiles
     from afm.evaluation.viewer.server import Follower, make_app
 
     follower = Follower(index, every_s=0.2)
-    server = LoopbackServer(make_app(index, follower), log_level="error").start()
+    server = LoopbackServer(make_app(index, follower, RunFiles(index.path)), log_level="error").start()
     follower.start()
     try:
         until(lambda: answered(server.origin))

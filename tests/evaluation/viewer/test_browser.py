@@ -60,6 +60,8 @@ def page(browser, address):
 @pytest.mark.slow
 def test_a_person_filters_searches_reads_and_compares(page, address):
     page.goto(address)
+    expect(page.locator("table.files tbody tr")).to_have_count(3)
+    page.keyboard.press("e")
     expect(page.locator("#list a")).to_have_count(100)
     assert page.inner_text("#count") == "153 episodes"
 
@@ -100,10 +102,14 @@ def test_hostile_text_stays_text(page, address):
     page.keyboard.press("t")
     page.wait_for_selector(".tokens .masked")
     assert (
-        page.get_attribute(".tokens .p3.up", "title") == "trained, log-probability -4.000, advantage +1.250"
+        page.get_attribute(".tokens .p3.up", "title")
+        == "trained, log-probability -4.000, advantage +1.250, id 5"
     )
-    assert page.get_attribute(".tokens .masked", "title") == "masked"
-    assert page.get_attribute(".tokens .down", "title") == "trained, log-probability -0.100, advantage −0.500"
+    assert page.get_attribute(".tokens .masked", "title") == "masked, id 6"
+    assert (
+        page.get_attribute(".tokens .down", "title")
+        == "trained, log-probability -0.100, advantage −0.500, id 7"
+    )
     assert page.locator("text=green above 0 and red dashed below: −0.500 to +1.250").count() == 1
     assert "owned" not in page.title()
 
@@ -118,7 +124,7 @@ def test_new_episodes_of_a_running_job_appear(page, address, run, viewer):
 
 
 def test_a_click_is_not_lost_when_the_list_is_loaded_again_meanwhile(page, address, run, viewer):
-    page.goto(address)
+    page.goto(f"{address}#view=episodes")
     page.hover("#list a >> nth=0")
     page.mouse.down()
     viewer.write(run / "late.jsonl", [viewer.episode(7000)])
@@ -131,6 +137,9 @@ def test_a_click_is_not_lost_when_the_list_is_loaded_again_meanwhile(page, addre
 def test_a_narrow_screen_shows_one_pane_at_a_time(browser, address):
     page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
     page.goto(address)
+    page.wait_for_selector("table.files tbody tr")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.click("nav >> text=Episodes")
     page.click("#list a >> nth=0")
     page.wait_for_selector(".block")
     assert not page.is_visible("#list")

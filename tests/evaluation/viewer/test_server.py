@@ -34,10 +34,12 @@ def test_an_episode_is_shown_by_role_with_the_time_of_its_calls(address, viewer)
 
 
 def test_tokens_come_with_mask_and_log_probability(address, viewer):
-    assert get(address, "/api/episodes/2/tokens").json() == [
-        {"text": "5 ", "trained": True, "logprob": -0.5, "advantage": None},
-        {"text": "6 ", "trained": False, "logprob": None, "advantage": None},
+    shown = get(address, "/api/episodes/2/tokens").json()
+    assert shown["tokens"] == [
+        {"id": 5, "text": "5 ", "trained": True, "logprob": -0.5, "advantage": None},
+        {"id": 6, "text": "6 ", "trained": False, "logprob": None, "advantage": None},
     ]
+    assert shown["note"].startswith("no settings file here names a model. Numbers stand for text")
 
 
 def test_lists_are_filtered_and_paged(address, viewer):
@@ -94,7 +96,7 @@ def test_numbers_that_sqlite_does_not_have_are_refused(address):
 
 
 def test_advantages_are_one_for_all_tokens_or_one_each(viewer):
-    from afm.evaluation.viewer.server import token_view
+    from afm.evaluation.viewer.episodes import token_view
 
     def shown(told):
         tokens = {"response_ids": (5, 6, 7), "response_mask": (1, 0, 1)}

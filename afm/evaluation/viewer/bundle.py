@@ -1,0 +1,168 @@
+"""A run as a static folder that anybody can open: the viewer's page with a share of its episodes as data.
+
+Scripts carry the data, because a page opened from a file may fetch none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from afm.errors import DataError, UsageError
+from afm.evaluation.viewer.episodes import episode_view, read_episode
+from afm.evaluation.viewer.index import NAMED, EpisodeIndex
+from afm.evaluation.viewer.query import Filters, episode_row, file_rows, listing, place_of
+from afm.evaluation.viewer.run_files import LOG_PIECE_BYTES, RunFiles
+from afm.evaluation.viewer.server import PAGE, POLICY, assets
+from afm.runs.atomic import replace_text
+
+MAX_EPISODES = 2000
+"""Episodes that a bundle holds at most, when nobody says otherwise."""
+
+_INDEX = "index.html"
+_CHUNK = 25
+_PAGE_ROWS = 500
+_HOME = "~"
+
+
+def write_bundle(
+    index: EpisodeIndex, out: Path, hide: Callable[[str], str], *, max_episodes: int = MAX_EPISODES
+) -> list[str]:
+    """Write an up-to-date index's run into the folder ``out``; open ``out/index.html``.
+
+    Args:
+        hide: Takes secrets out of every text.
+        max_episodes: Each file gets an equal share of these, its first episodes.
+
+    Returns:
+        What was left out, a sentence each; the page says the same.
+
+    Raises:
+        UsageError: ``out`` holds other files, or lies in the run.
+        DataError: A file changed since it was indexed.
+    """
+    _check(index, out)
+    hide_all = _Hider(hide)
+    root = index.path if index.path.is_dir() else index.path.parent
+    run_files = RunFiles(root, hide=hide_all.text)
+    (out / "data").mkdir(parents=True, exist_ok=True)
+    with closing(index.connect()) as connection:
+        table = run_files.table(file_rows(connection))
+        chosen, left_out = _choose(connection, table, max_episodes)
+        has_tokens = False
+        for number in range(0, len(chosen), _CHUNK):
+            views = {}
+            for row in chosen[number : number + _CHUNK]:
+                path, start, length = place_of(connection, row["id"])
+                view = {"row": row | {"file": run_files.name_of(Path(path))}}
+                view |= episode_view(read_episode(path, start, length), path)
+                has_tokens |= view["has_tokens"]
+                views[row["id"]] = view | {"has_tokens": False}
+            _write(out / "data" / f"episodes-{number // _CHUNK}.js", "episodes", hide_all.within(views))
+    logs = [run_files.read_log(log["name"]) | {"name": log["name"]} for log in run_files.logs()]
+    long_logs = [log["name"] for log in logs if log["begin"]]
+    left_out += ["Tokens, masks and log-probabilities."] if has_tokens else []
+    left_out += [
+        f"The beginning of {name}: its last {LOG_PIECE_BYTES >> 10} KiB are here." for name in long_logs
+    ]
+    left_out += ["Full-text search of responses: the search looks at questions and answers."]
+    data = {
+        "name": root.name,
+        "chunk": _CHUNK,
+        "left_out": left_out,
+        "rows": [row | {"file": run_files.name_of(Path(row["file"]))} for row in chosen],
+        "kinds": [*NAMED, "tool"],
+        "files": [row | {"path": row["name"]} for row in table],
+        "about": {row["id"]: run_files.about(Path(row["path"])) | {"path": row["name"]} for row in table},
+        "logs": logs,
+    }
+    _write(out / "data" / "run.js", "run", hide_all.within(data))
+    _write_page(out)
+    return left_out
+
+
+def _check(index: EpisodeIndex, out: Path) -> None:
+    """Refuse a folder whose files would be lost or would be read as part of the run."""
+    if out.exists() and (
+        not out.is_dir() or (any(out.iterdir()) and not (out / "data" / "run.js").is_file())
+    ):
+        raise UsageError(f"--bundle {out}: holds other files; name a new folder, or one of an earlier bundle")
+    if index.path.is_dir() and out.resolve() == index.path:
+        raise UsageError(f"--bundle {out}: is the run itself; name a folder beside it")
+    for old in out.glob("data/*.js"):
+        old.unlink()
+
+
+def _choose(
+    connection: Any, table: list[dict[str, Any]], max_episodes: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of the episodes to write, and what that leaves out."""
+    share = max(1, max_episodes // max(1, len(table)))
+    chosen: list[dict[str, Any]] = []
+    left_out = []
+    for row in table:
+        count = min(share, row["episodes"], max_episodes - len(chosen))
+        for offset in range(0, count, _PAGE_ROWS):
+            filters = Filters({"file": row["path"]})
+            rows = listing(connection, filters, offset=offset, limit=min(_PAGE_ROWS, count - offset)).rows
+            chosen += rows
+        if count < row["episodes"]:
+            left_out.append(
+                f"{row['episodes'] - count:,} of {row['episodes']:,} episodes of {row['name']}: "
+                f"--bundle-episodes {max_episodes} keeps its first {count:,}."
+            )
+    tools = dict(connection.execute("SELECT id, tools FROM episodes").fetchall()) if chosen else {}
+    names = [row[0] for row in connection.execute("SELECT name FROM names WHERE kind = 'tool' ORDER BY id")]
+    for row in chosen:
+        row["tool"] = [name for bit, name in enumerate(names) if tools[row["id"]] >> min(bit, 62) & 1]
+    return chosen, left_out
+
+
+class _Hider:
+    """Takes secrets and the name of the home folder out of texts, whole JSON values included."""
+
+    def __init__(self, hide: Callable[[str], str]) -> None:
+        self._hide = hide
+        home = str(Path.home())
+        self._home = home if len(home) > 1 else None
+
+    def text(self, text: str) -> str:
+        hidden = self._hide(text)
+        return hidden.replace(self._home, _HOME) if self._home else hidden
+
+    def within(self, value: Any) -> Any:
+        """``value`` with every text in it hidden; keys that are numbers become texts."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(str(key)): self.within(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.within(inner) for inner in value]
+        return value
+
+
+def _write(path: Path, name: str, value: Any) -> None:
+    text = json.dumps(
+        value, default=str, allow_nan=False
+    )  # ASCII only, so that every encoding reads it alike
+    replace_text(path, f"AFM_BUNDLE.take({json.dumps(name)}, {text});\n")
+
+
+def _write_page(out: Path) -> None:
+    texts = assets()
+    page = texts.pop(PAGE)
+    # A page of a file has no origin, so 'self' is not enough there.
+    policy = POLICY.replace("'self'", "'self' file:").replace(
+        "connect-src 'self' file:", "connect-src 'none'"
+    )
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    page = page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}')
+    page = page.replace(
+        "<!-- bundle -->", '<script src="bundle.js"></script>\n<script src="data/run.js"></script>'
+    )
+    for name, text in texts.items():
+        replace_text(out / name, text)
+    replace_text(out / _INDEX, page)

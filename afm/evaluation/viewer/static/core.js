@@ -1,0 +1,51 @@
+"use strict";
+/* What every part of the viewer uses: nodes, the address, the server, and words for figures.
+   Text of episodes reaches the page through textContent only. The address's hash holds the whole state. */
+
+const $ = (id) => document.getElementById(id);
+const MARKS = { passed: "✓", failed: "✗", partly: "◐", abstained: "–", dropped: "✗", unjudged: "·" };
+
+function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "text") node.textContent = value;
+    else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== false) node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null));
+  return node;
+}
+
+const hash = () => new URLSearchParams(location.hash.slice(1));
+
+function go(changes, replace = false) {
+  const next = hash();
+  for (const [key, value] of Object.entries(changes)) {
+    if (value === null || value === "") next.delete(key); else next.set(key, value);
+  }
+  const address = `#${next}`;
+  if (address === location.hash) return;
+  if (replace) history.replaceState(null, "", address); else history.pushState(null, "", address);
+  arrive();
+}
+
+/* A whole new address: nothing of the old one stays. */
+function visit(state) {
+  history.pushState(null, "", `#${new URLSearchParams(state)}`);
+  arrive();
+}
+
+async function ask(path) {
+  if (window.AFM_BUNDLE) return AFM_BUNDLE.answer(path);
+  const response = await fetch(path);
+  const body = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
+  if (!response.ok) throw new Error(body.error || JSON.stringify(body));
+  return body;
+}
+
+const number = (value) => Number(value).toLocaleString("en");
+const many = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : value < 600 ? `${value.toFixed(1)} s` : `${Math.round(value / 60)} min`);
+const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
+const short = (path) => path.split("/").slice(-3).join("/");
+const size = (bytes) => (bytes < 1024 ? `${bytes} B` : bytes < 1 << 20 ? `${(bytes / 1024).toFixed(0)} KiB` : `${(bytes / (1 << 20)).toFixed(1)} MiB`);

@@ -1,0 +1,116 @@
+"use strict";
+/* One episode, or two of them side by side; its tokens. */
+
+const reader = { key: null, episodes: [] };
+
+/* A link of a report names the episode: #find=ID&in=FILE. Its number is known once it is indexed. */
+async function locate() {
+  const state = hash();
+  if (!state.has("find")) return;
+  const query = new URLSearchParams({ name: state.get("find"), file: state.get("in") || "" });
+  const match = await ask(`api/find?${query}`).catch(() => ({ number: null }));
+  if (hash().get("find") !== state.get("find")) return;
+  if (match.number !== null) return go({ find: null, in: null, e: match.number }, true);
+  $("reader").replaceChildren(make("p", { class: "soft hint", text: `Looking for ${state.get("find")}: it is not in the index (yet).` }));
+  setTimeout(locate, 1000);
+}
+
+async function loadReader() {
+  const state = hash(), id = state.get("e");
+  const key = ["e", "with", "tokens", "others", "diff"].map((name) => state.get(name)).join("/");
+  if (key === reader.key) return;
+  reader.key = key;
+  if (id === null) { reader.episodes = []; return $("reader").replaceChildren(make("p", { class: "soft hint", text: "Choose an episode." })); }
+  try {
+    const ids = [id, state.get("with")].filter(Boolean);
+    const episodes = await Promise.all(ids.map((item) => ask(`api/episodes/${item}`)));
+    const compared = state.has("diff") && episodes.length > 1;
+    const sides = await Promise.all(episodes.map((episode, at) => side(episode, ids[at], state.has("tokens"), !compared)));
+    const others = state.has("others") ? await sameQuestion(episodes[0].row) : null;
+    if (reader.key !== key) return;
+    reader.episodes = episodes;
+    $("reader").replaceChildren(bar(episodes, state), ...(others ? [others] : []), make("div", { class: "sides" }, ...sides), ...(compared ? differences(...episodes) : []));
+    $("reader").scrollTop = 0;
+    document.title = `${episodes[0].id} – afm view`;
+  } catch (error) {
+    $("reader").replaceChildren(make("p", { class: "error", text: error.message }));
+  }
+}
+
+function bar(episodes, state) {
+  const toggle = (name, text, title) => make("button", { id: `${name}-button`, type: "button", title, text, "aria-pressed": String(state.has(name)), onclick: () => go({ [name]: state.has(name) ? null : 1 }) });
+  const button = (text, title, onclick, id = null) => make("button", { id, type: "button", title, text, onclick });
+  return make("div", { class: "bar" },
+    button("← List", "Esc", leave, "back"),
+    button("↑ Previous", "k", () => move(-1)),
+    button("↓ Next", "j", () => move(1)),
+    make("span", { class: "spacer" }),
+    toggle("others", "Compare", "c: other episodes of this question"),
+    state.get("with") ? toggle("diff", "Differences", "d: step beside step, with the words that differ") : null,
+    state.get("with") ? button("Close comparison", "Esc", () => go({ with: null, diff: null })) : null,
+    episodes[0].has_tokens ? toggle("tokens", "Tokens", "t: tokens, mask and log-probabilities") : null,
+    button("Settings", "i: what the run was made with", aboutCurrent));
+}
+
+async function sameQuestion(first) {
+  const page = await ask(`api/episodes?question=${first.question}&limit=200`);
+  const rest = page.rows.filter((item) => item.id !== first.id);
+  const box = make("div", { class: "others", "aria-label": "other episodes of this question" });
+  if (!rest.length) box.append(make("p", { class: "soft", text: "No other episode has this question." }));
+  for (const item of rest) {
+    const facts = [item.name, item.answer, short(item.file), many(item.calls, "call")];
+    box.append(make("button", { type: "button", onclick: () => go({ with: item.id, others: null }) },
+      make("span", { class: `mark ${item.verdict}`, text: MARKS[item.verdict] || "·" }),
+      make("span", { text: facts.filter(Boolean).join("  ·  ") })));
+  }
+  return box;
+}
+
+async function side(episode, id, withTokens, withBlocks) {
+  const verdict = episode.verdict, cost = episode.cost, fact = episode.row;
+  const facts = [fact.source, episode.model, fact.step === null ? "" : `step ${fact.step}`, `stop: ${episode.stop}`, many(cost.generations, "turn"),
+    `${many(cost.tool_calls, "call")}${cost.tool_failures ? `, ${cost.tool_failures} failed` : ""}`, `${number(cost.agent_tokens)} + ${number(cost.observation_tokens)} tokens`,
+    `${seconds(cost.wall_seconds)}, ${seconds(cost.tool_seconds)} in tools`];
+  const parts = verdict ? Object.entries(verdict.parts).map(([name, value]) => `${name} ${value}`).join(", ") : "";
+  const word = fact.verdict + (verdict && verdict.score !== null ? ` ${verdict.score}` : "");
+  return make("article", { class: "side" },
+    make("p", { class: "soft mono", text: `${episode.id} · ${short(fact.file)}` }),
+    make("h2", { class: "question", text: episode.question }),
+    make("div", { class: "line" }, make("span", { class: `badge ${fact.verdict}`, text: `${MARKS[fact.verdict] || ""} ${word}` }), make("span", { class: "soft", text: facts.filter(Boolean).join(" · ") })),
+    make("p", { class: "gold" }, make("span", { class: "soft", text: "answer: " }), make("b", { text: fact.answer || "none" }), make("span", { class: "soft", text: "   expected: " }), make("b", { text: episode.ground_truth })),
+    verdict && (verdict.evidence || parts) ? make("p", { class: "soft evidence", text: [verdict.evidence, parts].filter(Boolean).join(" · ") }) : null,
+    episode.reason || episode.error ? make("p", { class: "error evidence", text: [episode.reason, episode.error].filter(Boolean).join(" · ") }) : null,
+    episode.prompt ? make("details", {}, make("summary", { text: "Prompt" }), make("pre", { text: episode.prompt })) : null,
+    episode.provenance ? make("details", {}, make("summary", { text: "Provenance" }), make("pre", { text: episode.provenance })) : null,
+    withTokens && episode.has_tokens ? await tokenBox(id) : null,
+    episode.spec_found ? null : make("p", { class: "soft", text: `The agent ${episode.agent} is not known here, so its roles cannot be separated.` }),
+    ...(withBlocks ? episode.blocks.map((item) => block(item)) : []));
+}
+
+function block(item, content = null, extra = "") {
+  const environment = item.author === "environment";
+  const name = item.role || (environment ? "environment" : "text");
+  const notes = item.tool ? [item.tool, seconds(item.seconds), item.ok ? "" : "failed", item.duplicate ? "repeated" : ""].filter(Boolean).join(" · ") : environment ? "not trained on" : "";
+  return make("section", { class: `block ${environment ? "environment" : ""} ${item.colour === null ? "" : `coloured h${item.colour}`} ${extra}` },
+    make("div", { class: "block-head" }, make("span", { text: name }), item.fault ? make("em", { text: item.fault }) : null, notes ? make("small", { text: notes }) : null),
+    make("div", { class: `block-text ${item.code ? "code" : ""}`, tabindex: "0" }, content || highlighted(item.text, item.code)));
+}
+
+async function tokenBox(id) {
+  const { tokens, note } = await ask(`api/episodes/${id}/tokens`);
+  const box = make("div", { class: "tokens", tabindex: "0" });
+  for (const token of tokens) {
+    const surprise = token.logprob === null ? 0 : token.logprob < -3 ? 3 : token.logprob < -1 ? 2 : token.logprob < -0.2 ? 1 : 0;
+    const title = [token.trained === null ? "" : token.trained ? "trained" : "masked", token.logprob === null ? "" : `log-probability ${token.logprob.toFixed(3)}`, token.advantage === null ? "" : `advantage ${signed(token.advantage)}`, `id ${token.id}`].filter(Boolean).join(", ");
+    const gain = token.advantage === null || token.advantage === 0 ? "" : token.advantage > 0 ? "up" : "down";
+    box.append(make("span", { class: token.trained === false ? "masked" : [surprise ? `p${surprise}` : "", gain].filter(Boolean).join(" "), title, text: token.text || "▪" }));
+  }
+  return make("div", {}, make("p", { class: "soft", text: `${many(tokens.length, "token")}; struck out: no loss; the redder, the less probable${advantageWords(tokens)}. ${note}` }), box);
+}
+
+function advantageWords(tokens) {
+  const known = tokens.map((token) => token.advantage).filter((value) => value !== null);
+  if (!known.length) return "";
+  const [low, high] = known.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+  return `; underlined by advantage, green above 0 and red dashed below: ${low === high ? signed(low) : `${signed(low)} to ${signed(high)}`}`;
+}
