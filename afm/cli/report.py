@@ -17,7 +17,7 @@ import typer
 from afm.errors import UsageError
 
 if TYPE_CHECKING:
-    from afm.evaluation.viewer.server import Decode
+    from afm.evaluation.viewer.episodes import Decode
 
 
 def report(

@@ -11,10 +11,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from afm.errors import DataError, UsageError
+from afm.errors import UsageError
 from afm.evaluation.viewer.episodes import episode_view, read_episode
 from afm.evaluation.viewer.index import NAMED, EpisodeIndex
-from afm.evaluation.viewer.query import Filters, episode_row, file_rows, listing, place_of
+from afm.evaluation.viewer.query import Filters, file_rows, listing, place_of
 from afm.evaluation.viewer.run_files import LOG_PIECE_BYTES, RunFiles
 from afm.evaluation.viewer.server import PAGE, POLICY, assets
 from afm.runs.atomic import replace_text

@@ -77,12 +77,12 @@ class RunFiles:
         for label, keys in _FACTS.items():
             values = (flat[key] for _, flat in parts for key in keys if flat.get(key) not in (None, ""))
             facts.append((label, self._value(next(values, "not recorded"))))
-        versions = dict(
-            (key.removeprefix("versions."), value)
+        versions = {
+            key.removeprefix("versions."): value
             for _, flat in reversed(parts)
             for key, value in flat.items()
             if key.startswith("versions.") or key == "afm_version"
-        )
+        }
         facts.append(("versions", ", ".join(f"{name} {value}" for name, value in versions.items())))
         return {
             "name": self.name_of(path),
