@@ -270,6 +270,10 @@ def photograph(out: Path) -> None:
             found.wait_for_selector(".block")
             return found
 
+        found = page({"width": 1280, "height": 300})
+        found.goto(address)
+        found.wait_for_selector("table.files tbody tr")
+        save(found, "viewer_files")
         found = page({"width": 1280, "height": 600})
         found.goto(f"{address}#verdict=failed&text=farm")
         found.wait_for_selector("#list a")
@@ -281,7 +285,9 @@ def photograph(out: Path) -> None:
         found.keyboard.press("c")
         found.click(".others button >> text=eval_sft >> nth=0")
         found.wait_for_selector(".side >> nth=1")
-        save(found, "viewer_comparison")
+        found.keyboard.press("d")
+        found.wait_for_selector(".pairs")
+        save(found, "viewer_differences")
         found = page({"width": 1280, "height": 1840})
         found.goto(Path(report.stdout.strip()).resolve().as_uri())
         save(found, "report")

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.errors import UsageError
+from afm.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
+    from afm.evaluation.viewer import EpisodeIndex
     from afm.evaluation.viewer.episodes import Decode
 
 
@@ -54,7 +55,7 @@ def report(
         raise UsageError("--anyway goes with several runs: afm report BEFORE AFTER --anyway")
     if out is not None and out.suffix in {".md", ".json"}:
         raise UsageError(
-            f"--out {out}: expected the name of the page (.html); Markdown and JSON are written beside it"
+            f"--out {out}: expected the name of the page (.html); Markdown and JSON get the same name"
         )
     from afm.evaluation.report import write_comparison, write_run_report
 
@@ -72,63 +73,67 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def view(
-    path: Annotated[Path, typer.Argument(help="A run's folder, or a trajectory JSONL file.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    path: Annotated[Path, typer.Argument(help="Folder of a run, or a JSONL file of trajectories.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes a free one.")] = 0,
     host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on: 127.0.0.1, ::1 or localhost; others would show episodes to anyone."
-        ),
+        str, typer.Option(help="Loopback address to listen on: 127.0.0.1, ::1 or localhost.")
     ] = "127.0.0.1",
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            help="Model folder whose tokenizer reads the tokens that RL logs.", exists=True, file_okay=False
+            help="Model folder whose tokenizer turns logged tokens into text [default: the model that the run names].",
+            exists=True,
+            file_okay=False,
         ),
     ] = None,
     index: Annotated[
-        Path | None, typer.Option(help="Where the index is kept; by default beside the episodes.")
+        Path | None, typer.Option(help="File of the index [default: .afm_view.sqlite in the folder].")
     ] = None,
     bundle: Annotated[
         Path | None,
         typer.Option(
-            help="Serve nothing: write one static folder to share, without secrets.", file_okay=False
+            help="Write one static folder to share, with secrets removed, and start no server.",
+            file_okay=False,
         ),
     ] = None,
-    bundle_episodes: Annotated[int, typer.Option(min=1, help="Episodes that --bundle keeps at most.")] = 2000,
+    bundle_episodes: Annotated[int, typer.Option(min=1, help="Most episodes that --bundle keeps.")] = 2000,
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Look at episodes in a browser: filter, search, read, compare; a running job is followed.
+    """Look at episodes in a browser: filter, search, read and compare them. A running job is followed.
 
-    The page is served to this machine only. From another one: `ssh -L PORT:127.0.0.1:PORT`.
+    Only this machine can open the page. From another one, use `ssh -L PORT:127.0.0.1:PORT`.
     """
-    import asyncio
+    from afm.evaluation.viewer import EpisodeIndex
 
-    from afm.errors import MissingExtraError
-
+    episodes = EpisodeIndex(path, index or _place(path.resolve()))
     if bundle is not None:
-        page = _write_bundle(path, bundle, index, bundle_episodes)
+        page = _write_bundle(episodes, bundle, bundle_episodes)
         if show:
             typer.launch(page.resolve().as_uri())
         return
     if host not in _LOOPBACK:
         raise UsageError(
-            f"--host {host}: episodes are shown to this machine only ({', '.join(_LOOPBACK)}); from another one: "
-            "ssh -L PORT:127.0.0.1:PORT"
+            f"--host {host}: expected a loopback address ({', '.join(_LOOPBACK)}). "
+            "From another machine, use `ssh -L PORT:127.0.0.1:PORT`"
         )
+    _serve(episodes, path if path.is_dir() else path.parent, host, port, tokenizer, show=show)
+
+
+def _serve(
+    episodes: EpisodeIndex, root: Path, host: str, port: int, tokenizer: Path | None, *, show: bool
+) -> None:
+    """Serve the page until Ctrl-C."""
+    import asyncio
 
     try:
         import uvicorn
     except ImportError as error:
         raise MissingExtraError("uvicorn", "servers") from error
-    from afm.evaluation.viewer import EpisodeIndex
     from afm.evaluation.viewer.run_files import RunFiles
     from afm.evaluation.viewer.server import Follower, make_app
     from tool_servers.shared.command import Address
 
-    episodes = EpisodeIndex(path, index or _place(path.resolve()))
     follower = Follower(episodes)
-    root = path if path.is_dir() else path.parent
     app = make_app(episodes, follower, RunFiles(root, _decoder(tokenizer)))
     server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
     listener = Address(host, port, None).listen()
@@ -146,12 +151,10 @@ def view(
         follower.stop()
 
 
-def _write_bundle(path: Path, out: Path, index: Path | None, max_episodes: int) -> Path:
-    """The page of the bundle; prints where it is and what it lacks."""
-    from afm.evaluation.viewer import EpisodeIndex
+def _write_bundle(episodes: EpisodeIndex, out: Path, max_episodes: int) -> Path:
+    """Write the bundle, print its page and what it lacks; returns the page."""
     from afm.evaluation.viewer.bundle import write_bundle
 
-    episodes = EpisodeIndex(path, index or _place(path.resolve()))
     for _ in episodes.refresh():
         pass
     left_out = write_bundle(episodes, out, _hider(), max_episodes=max_episodes)
@@ -166,7 +169,7 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY.*?(?:-----END [A-
 
 
 def _hider() -> Callable[[str], str]:
-    """Takes secrets out of a text: those of this environment, and all that look like keys of a known service."""
+    """Removes secrets from a text: values of this environment, and whatever looks like a key of a known service."""
     from afm.distill.filters.patterns import SECRETS
     from afm.tools.secrets import Secrets
 
@@ -183,7 +186,7 @@ def _hider() -> Callable[[str], str]:
 
 
 def _place(path: Path) -> Path:
-    """Beside the episodes where one may write, else in a temporary folder."""
+    """In the folder of the episodes where that is writable, else in a temporary folder."""
     folder = path if path.is_dir() else path.parent
     name = ".afm_view.sqlite" if path.is_dir() else f".{path.name}.afm_view.sqlite"
     if os.access(folder, os.W_OK):

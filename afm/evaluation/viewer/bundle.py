@@ -1,11 +1,12 @@
-"""A run as a static folder that anybody can open: the viewer's page with a share of its episodes as data.
+"""A run as a static folder to share: the viewer's page, with a part of the run's episodes as data.
 
-Scripts carry the data, because a page opened from a file may fetch none.
+The data are scripts, because a page that is opened from a file cannot fetch.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +21,7 @@ from afm.evaluation.viewer.server import PAGE, POLICY, assets
 from afm.runs.atomic import replace_text
 
 MAX_EPISODES = 2000
-"""Episodes that a bundle holds at most, when nobody says otherwise."""
+"""Default limit on the episodes of a bundle."""
 
 _INDEX = "index.html"
 _CHUNK = 25
@@ -31,20 +32,22 @@ _HOME = "~"
 def write_bundle(
     index: EpisodeIndex, out: Path, hide: Callable[[str], str], *, max_episodes: int = MAX_EPISODES
 ) -> list[str]:
-    """Write an up-to-date index's run into the folder ``out``; open ``out/index.html``.
+    """Write the run of an up-to-date index into the folder ``out``. Its page is ``out/index.html``.
 
     Args:
-        hide: Takes secrets out of every text.
-        max_episodes: Each file gets an equal share of these, its first episodes.
+        hide: Removes secrets from a text. It is applied to every text that is written.
+        max_episodes: Limit on the episodes. Every file gets an equal share, its first episodes.
 
     Returns:
-        What was left out, a sentence each; the page says the same.
+        One sentence for each thing that was left out. The page lists the same.
 
     Raises:
-        UsageError: ``out`` holds other files, or lies in the run.
+        UsageError: ``out`` holds other files, or is the run itself.
         DataError: A file changed since it was indexed.
     """
     _check(index, out)
+    for old in out.glob("data/*.js"):
+        old.unlink()
     hide_all = _Hider(hide)
     root = index.path if index.path.is_dir() else index.path.parent
     run_files = RunFiles(root, hide=hide_all.text)
@@ -57,9 +60,9 @@ def write_bundle(
             views = {}
             for row in chosen[number : number + _CHUNK]:
                 path, start, length = place_of(connection, row["id"])
-                view = {"row": row | {"file": run_files.name_of(Path(path))}}
-                view |= episode_view(read_episode(path, start, length), path)
-                has_tokens |= view["has_tokens"]
+                named = {"row": row | {"file": run_files.name_of(Path(path))}}
+                view = named | episode_view(read_episode(path, start, length), path)
+                has_tokens = has_tokens or view["has_tokens"]
                 views[row["id"]] = view | {"has_tokens": False}
             _write(out / "data" / f"episodes-{number // _CHUNK}.js", "episodes", hide_all.within(views))
     logs = [run_files.read_log(log["name"]) | {"name": log["name"]} for log in run_files.logs()]
@@ -85,21 +88,17 @@ def write_bundle(
 
 
 def _check(index: EpisodeIndex, out: Path) -> None:
-    """Refuse a folder whose files would be lost or would be read as part of the run."""
+    """Refuse a folder whose files would be lost."""
     if out.exists() and (
         not out.is_dir() or (any(out.iterdir()) and not (out / "data" / "run.js").is_file())
     ):
         raise UsageError(f"--bundle {out}: holds other files; name a new folder, or one of an earlier bundle")
-    if index.path.is_dir() and out.resolve() == index.path:
-        raise UsageError(f"--bundle {out}: is the run itself; name a folder beside it")
-    for old in out.glob("data/*.js"):
-        old.unlink()
 
 
 def _choose(
     connection: Any, table: list[dict[str, Any]], max_episodes: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of the episodes to write, and what that leaves out."""
+    """Rows of the episodes to write, and a sentence for each file of which some are left out."""
     share = max(1, max_episodes // max(1, len(table)))
     chosen: list[dict[str, Any]] = []
     left_out = []
@@ -122,7 +121,7 @@ def _choose(
 
 
 class _Hider:
-    """Takes secrets and the name of the home folder out of texts, whole JSON values included."""
+    """Removes secrets and the name of the home folder from texts and from all texts of a JSON value."""
 
     def __init__(self, hide: Callable[[str], str]) -> None:
         self._hide = hide
@@ -134,9 +133,11 @@ class _Hider:
         return hidden.replace(self._home, _HOME) if self._home else hidden
 
     def within(self, value: Any) -> Any:
-        """``value`` with every text in it hidden; keys that are numbers become texts."""
+        """``value`` with secrets removed from every text. Numeric keys become text, NaN and infinity ``None``."""
         if isinstance(value, str):
             return self.text(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
         if isinstance(value, dict):
             return {self.text(str(key)): self.within(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -145,16 +146,14 @@ class _Hider:
 
 
 def _write(path: Path, name: str, value: Any) -> None:
-    text = json.dumps(
-        value, default=str, allow_nan=False
-    )  # ASCII only, so that every encoding reads it alike
+    text = json.dumps(value, default=str, allow_nan=False)  # ASCII, which every encoding reads alike
     replace_text(path, f"AFM_BUNDLE.take({json.dumps(name)}, {text});\n")
 
 
 def _write_page(out: Path) -> None:
     texts = assets()
     page = texts.pop(PAGE)
-    # A page of a file has no origin, so 'self' is not enough there.
+    # A page that is opened from a file has no origin, so 'self' matches nothing there.
     policy = POLICY.replace("'self'", "'self' file:").replace(
         "connect-src 'self' file:", "connect-src 'none'"
     )

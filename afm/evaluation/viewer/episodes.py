@@ -59,14 +59,13 @@ def episode_view(record: Record, path: str) -> dict[str, Any]:
 
 
 def token_view(record: Record, decode: Decode | None, advantages: Any = None) -> list[dict[str, Any]]:
-    """Each token of the response, with what was logged of it.
+    """Each token of the response: id, text, whether it is trained on, log-probability and advantage.
 
-    Its number, its text (the number again without a tokenizer), whether it is trained on, its log-probability and its advantage.
-
-    A character whose bytes are spread over tokens is the text of the last of them; an end token has none.
+    Without a tokenizer the text is the id. A character whose bytes are spread over several tokens is the text of the last
+    one. An end token has the empty text.
 
     Args:
-        advantages: One number, or a list with one for each token.
+        advantages: One number for all tokens of the agent, or a list with one number per token.
     """
     ids = (record.response_ids or ())[:_MAX_TOKENS]
     mask, logprobs = record.response_mask or (), record.logprobs or ()
@@ -85,7 +84,7 @@ def token_view(record: Record, decode: Decode | None, advantages: Any = None) ->
 
 
 def _for_each(numbers: Any, tokens: int) -> list[float | None]:
-    """One number for the whole response, or one for each of its tokens; anything else is none."""
+    """An advantage per token from one number or a list. Anything else gives ``None``."""
     several = numbers if isinstance(numbers, list) else [numbers] * tokens
     known = [_finite(number) for number in several[:tokens]]
     return known + [None] * (tokens - len(known))
@@ -113,9 +112,9 @@ def _blocks(record: Record, spec: AgentSpec | None) -> Iterator[dict[str, Any]]:
 
 @lru_cache(maxsize=256)
 def agent_of(path: str, name: str, digest: str) -> AgentSpec | None:
-    """The declaration an episode was made with: beside its file or some folders up, else a shipped one of its name.
+    """The agent of an episode, from the folder of its file, a folder above it, or the shipped agents.
 
-    Roles are what is needed of it, so one of the same name with another digest is better than none.
+    The page needs its roles only. So an agent of the same name with another digest is better than no agent.
     """
     folders = Path(path).resolve().parents[:_FOLDERS_UP]
     own = f"{MODEL_AGENTS_DIR}/{name}.yaml"

@@ -1,8 +1,7 @@
-"""Where every episode of many files stands, and what it can be found by, in one SQLite file.
+"""An index of the episodes in many files, as one SQLite file.
 
-The files stay as they are: the index keeps offsets, narrow columns of numbers that a filter runs over, and a full-text
-index without the text. It grows with its files, so a running job can be followed; a file that shrank or was replaced is
-read again.
+It keeps the offset of each episode, narrow columns of numbers for filters, and a full-text index without the text. It
+grows with the files, so a running job can be followed. A file that shrank or was replaced is read again.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class EpisodeIndex:
 
     Args:
         path: A trajectory JSONL file, or a folder with some at any depth.
-        place: The SQLite file; made anew when it is of another version of this program.
+        place: The SQLite file. An index of another version is replaced.
 
     Raises:
         DataError: There is nothing at ``path``, or the file holds no episodes.
@@ -300,7 +299,7 @@ class _NameTable:
         self._new: dict[int, int] = {}
 
     def number(self, kind: str, name: str) -> int:
-        """The number of a name, counted once more."""
+        """The number of a name. Each call counts one more episode with it."""
         number = self._numbers.get((kind, name))
         if number is None:
             query = "INSERT INTO names (kind, name) VALUES (?, ?)"

@@ -12,7 +12,7 @@ from typing import Any
 from afm.evaluation.viewer.index import NAMED
 
 MAX_FOUND = 10_000
-"""A full-text search counts so many episodes and no more."""
+"""Limit on the episodes that a full-text search counts."""
 
 _WORD = re.compile(r'"([^"]+)"|(\S+)')
 
@@ -56,7 +56,11 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A stretch of a list of episodes; ``capped`` when there are more than ``total``, as a text search counts :data:`MAX_FOUND` at most."""
+    """A page of a list of episodes.
+
+    Attributes:
+        capped: There are more than ``total`` episodes, as a text search counts :data:`MAX_FOUND` at most.
+    """
 
     rows: tuple[dict[str, Any], ...]
     total: int
@@ -134,7 +138,7 @@ def place_of(connection: sqlite3.Connection, number: int) -> tuple[str, int, int
 
 
 def numbered(connection: sqlite3.Connection, name: str, file: str = "") -> int | None:
-    """The number of the episode called ``name`` in the file whose path ends with ``file``; ``None`` while there is none."""
+    """Number of the episode ``name`` in the file whose path ends with ``file``. ``None`` if it is not indexed."""
     query = (
         "SELECT places.id FROM places JOIN files ON files.id = places.file "
         "WHERE name = ? AND (? = '' OR path = ? OR substr(path, -length(?)) = ?) ORDER BY places.id LIMIT 1"

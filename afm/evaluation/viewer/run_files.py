@@ -1,4 +1,4 @@
-"""What lies beside the episodes of a run: its settings, its logs, and the tokenizer of its model."""
+"""The other files of a run: its settings, its logs, and the tokenizer of its model."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _OVERWRITTEN = re.compile(r"[^\n]*\r(?![\r\n]|$)")
 
 
 class RunFiles:
-    """The files of a run that are shown beside its episodes. Nothing outside ``root`` is read but a model's tokenizer.
+    """Settings, logs and tokenizer of a run. It reads nothing outside ``root`` except a model's tokenizer.
 
     Args:
-        root: The folder that is shown.
-        decode: Text of token ids, for every file; without it each model's own tokenizer is looked for.
-        hide: Takes secrets out of a text; by default those of this process's environment.
+        root: Folder of the run.
+        decode: Turns token ids of every file into text. By default the tokenizer of each file's model does.
+        hide: Removes secrets from a text. By default these are the secrets of this process's environment.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RunFiles:
         return {"begin": first, "end": first + len(data), "size": size, "text": self._hide(text)}
 
     def decoder(self, path: Path) -> tuple[Decode | None, str]:
-        """What reads the tokens of an episodes file, and a sentence that says which tokenizer it is or why there is none."""
+        """The decoder for a file's tokens, and a sentence that names its tokenizer or says why it is missing."""
         if self._decode is not None:
             return self._decode, "Text by the tokenizer of --tokenizer."
         advice = "Numbers stand for text: start `afm view` with --tokenizer MODEL_FOLDER."

@@ -106,9 +106,9 @@ def make_app(index: EpisodeIndex, follower: Follower, run_files: RunFiles) -> "F
     """The application.
 
     Args:
-        index: Of what is shown.
-        follower: Asked how far the index is.
-        run_files: Settings, logs and tokenizers beside the episodes.
+        index: Index of the episodes.
+        follower: Thread that updates the index.
+        run_files: Settings, logs and tokenizers of the run.
 
     Raises:
         MissingExtraError: FastAPI is not installed.
@@ -145,7 +145,7 @@ def make_app(index: EpisodeIndex, follower: Follower, run_files: RunFiles) -> "F
 
 
 def _secure(app: "FastAPI") -> None:
-    """Answers this machine only, with the headers of :data:`_HEADERS`, and errors as JSON."""
+    """Answer this machine only, with the headers of :data:`_HEADERS`, and errors as JSON."""
     from fastapi import Request
     from fastapi.responses import JSONResponse, PlainTextResponse
 

@@ -36,6 +36,8 @@ def run(tmp_path, viewer):
     hostile = viewer.episode(999, question=HOSTILE, source=HOSTILE, **tokens)
     viewer.write(folder / "c.jsonl", [hostile])
     (folder / "c.advantages.json").write_text(json.dumps({hostile.id: [1.25, 9.0, -0.5]}))
+    for name in "abc":
+        os.utime(folder / f"{name}.jsonl", (1e9, 1e9))
     return folder
 
 
@@ -191,3 +193,114 @@ def test_a_report_loads_nothing_fits_and_leads_to_its_trajectories(
     assert found.url.startswith(f"{address}/#e=")
     assert complaints == []
     found.close()
+
+
+@pytest.mark.slow
+def test_a_shared_bundle_opens_from_a_disk(browser, run, afm, tmp_path):
+    """Without a server, under a policy that allows no request."""
+    (run / "train.log").write_text("step 1\nstep 2\n")
+    afm("view", run, "--bundle", tmp_path / "out", "--bundle-episodes", 60)
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    requests, complaints = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto((tmp_path / "out/index.html").as_uri())
+    expect(page.locator("table.files tbody tr")).to_have_count(3)
+    expect(page.locator(".notice li").first).to_contain_text("130 of 150 episodes of a.jsonl")
+    page.keyboard.press("l")
+    expect(page.locator("#log-text")).to_have_text("step 1\nstep 2\n")
+    page.keyboard.press("e")
+    expect(page.locator("#count")).to_have_text("23 episodes")
+    page.select_option("select[name=verdict]", "failed")
+    expect(page.locator("#count")).to_have_text("6 episodes")
+    page.keyboard.press("j")
+    page.wait_for_selector(".block >> text=river 3")
+    page.keyboard.press("i")
+    expect(page.locator(".mono-name")).to_have_text("a.jsonl")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+    assert complaints == []
+    page.close()
+
+
+@pytest.mark.slow
+def test_two_episodes_are_compared_step_by_step(page, address, run, viewer):
+    from afm.trajectory.record import TextSegment
+    from afm.trajectory.types import Author
+
+    text = "<plan>Search it twice.</plan><think>Found.</think><answer>1</answer>"
+    other = viewer.episode(1, id="short", segments=(TextSegment(author=Author.AGENT, text=text),), calls=())
+    viewer.write(run / "d.jsonl", [other])
+    page.goto(f"{address}#find=e1&in=a.jsonl")
+    page.wait_for_selector(".block")
+    page.keyboard.press("c")
+    page.click(".others button >> text=short")
+    expect(page.locator(".side")).to_have_count(2)
+    page.keyboard.press("d")
+    expect(page.locator(".pairs")).to_be_visible()
+    assert page.locator(".pair.same").count() == 2  # the last thought and the answer
+    plans = page.locator(".pair", has_text="Search it twice")
+    assert plans.locator("mark").all_inner_texts() == [" it twice"]
+    assert page.locator(".gap").count() == 4  # one query, its observation, and the thoughts around them
+    page.keyboard.press("Escape")
+    expect(page.locator(".pairs")).to_have_count(0)
+
+
+def test_code_is_coloured_and_stays_the_text_that_it_was(page, address, run, viewer):
+    from afm.trajectory.record import TextSegment
+    from afm.trajectory.types import Author
+
+    program = "# add\nfor n in range(3):\n    print('<b>', \"it's\", 0x1F, n) # end"
+    text = f"<plan>Run.</plan><code>\n```py\n{program}\n```\n</code>"
+    coder = viewer.episode(
+        5, id="coder", agent="math", segments=(TextSegment(author=Author.AGENT, text=text),), calls=()
+    )
+    viewer.write(run / "e.jsonl", [coder])
+    page.goto(f"{address}#find=coder&in=e.jsonl")
+    code = page.locator(".block-text.code")
+    expect(code).to_contain_text(program)
+    words = {
+        kind: code.locator(f".code-{kind}").all_inner_texts()
+        for kind in ("word", "text", "number", "comment")
+    }
+    assert words == {
+        "word": ["for", "in"],
+        "text": ["'<b>'", '"it\'s"'],
+        "number": ["3", "0x1F"],
+        "comment": ["# add", "# end"],
+    }
+
+
+def test_a_growing_log_is_followed(page, address, run):
+    (run / "train.log").write_text("step 1\n")
+    page.goto(f"{address}#view=log")
+    expect(page.locator("#log-text")).to_have_text("step 1\n")
+    with (run / "train.log").open("a") as log:
+        log.write("step 2\n")
+    expect(page.locator("#log-text")).to_have_text("step 1\nstep 2\n")
+
+
+def test_the_keys_lead_everywhere(page, address):
+    page.goto(address)
+    page.wait_for_selector("table.files tbody tr")
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_be_visible()
+    for key in page.locator("#help kbd").all_inner_texts():
+        assert key in {"f", "e", "l", "j", "k", "/", "c", "d", "t", "i", "Esc", "?"}
+    page.keyboard.press("Escape")
+    expect(page.locator("#help")).to_be_hidden()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    focused = "document.activeElement.textContent"
+    assert page.evaluate(focused) == "a.jsonl"  # as old as the others: in their order
+    page.evaluate(
+        "screenState.key = null; showPage('files', hash())"
+    )  # the table is drawn again while a run writes
+    page.wait_for_function("screenState.key !== null")
+    assert page.evaluate(focused) == "a.jsonl"
+    page.keyboard.press("Enter")
+    expect(page.locator("#count")).to_have_text("150 episodes")
+    page.keyboard.press("Escape")
+    expect(page.locator("table.files")).to_be_visible()

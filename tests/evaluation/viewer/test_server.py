@@ -110,6 +110,16 @@ def test_advantages_are_one_for_all_tokens_or_one_each(viewer):
         assert shown(broken) == [None, None, None]
 
 
+def test_figures_that_json_lacks_become_null(tmp_path, address, viewer):
+    (tmp_path / "run/later.jsonl").write_text(viewer.line_without_numbers(3))
+    viewer.until(lambda: get(address, "/api/status").json()["episodes"] == 3)
+    listed = get(address, "/api/episodes?order=newest").json()["rows"][0]
+    assert (listed["seconds"], listed["score"]) == (None, None)
+    shown = get(address, "/api/episodes/3").json()
+    assert (shown["cost"]["wall_seconds"], shown["verdict"]["score"]) == (None, None)
+    assert get(address, "/api/files").status_code == 200
+
+
 @pytest.mark.slow
 def test_the_command_listens_on_ipv6_and_to_this_machine_only(afm, tmp_path, viewer):
     import re
@@ -120,7 +130,7 @@ def test_the_command_listens_on_ipv6_and_to_this_machine_only(afm, tmp_path, vie
     viewer.write(tmp_path / "a.jsonl", [viewer.episode(1)])
     command = [sys.executable, "-m", "afm.cli.main", "view", str(tmp_path), "--host"]
     refused = afm("view", tmp_path, "--host", "0.0.0.0", status=2)
-    assert "shown to this machine only (127.0.0.1, ::1, localhost)" in refused.stderr
+    assert "expected a loopback address (127.0.0.1, ::1, localhost)" in refused.stderr
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))

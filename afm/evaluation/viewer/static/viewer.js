@@ -18,7 +18,10 @@ async function showPage(view, state) {
   screenState.key = key;
   try {
     const parts = await (view === "about" ? showAbout(state.get("about")) : view === "log" ? showLog(state.get("log")) : showFiles());
-    if (key === screenState.key) $("page").replaceChildren(...parts.filter((part) => part !== null));
+    if (key !== screenState.key) return;
+    const focused = $("page").contains(document.activeElement) ? document.activeElement.href : null;
+    $("page").replaceChildren(...parts.filter((part) => part !== null));
+    if (focused) [...$("page").querySelectorAll("a")].find((link) => link.href === focused)?.focus();
   } catch (error) {
     $("page").replaceChildren(make("p", { class: "error", text: error.message }));
   }
@@ -87,7 +90,7 @@ window.addEventListener("popstate", arrive);
 window.addEventListener("hashchange", arrive);
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const field = event.target.closest("input, select, textarea, dialog");
+  const field = event.target.closest("input, select, textarea, dialog[open]");
   if (event.key === "Escape") { if (field) field.blur(); else leave(); return; }
   if (field) return;
   const step = (by) => ($("panes").hidden ? moveInTable(by) : move(by));
