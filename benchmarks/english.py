@@ -156,8 +156,16 @@ def python_blocks(text: str) -> list[Block]:
 def _docstring_blocks(text: str, first: int) -> Iterator[Block]:
     block: list[str] = []
     fenced = False
+    literal: int | None = None  # the indent of a paragraph that ends in "::"; what is further in is no prose
     for number, raw in enumerate([*text.splitlines(), ""], start=first):
         line = raw.strip()
+        indent = len(raw) - len(raw.lstrip())
+        if literal is not None and line and indent <= literal:
+            literal = None
+        if literal is not None and line:
+            continue
+        if line.endswith("::"):
+            literal = indent
         fenced = fenced != line.startswith("```")
         new = not line or bool(_ITEM.match(raw)) or bool(_ENTRY.match(line)) or bool(_SECTIONS.match(line))
         if (new or fenced) and block:

@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/kill_sft.py --kills 10 --out kill_sft.json
 
-SIGKILL comes at a random moment of each start: in turn at some second, beginning with the imports, up to 50 ms
-behind a step with a checkpoint (how many were left half-written is told), and at any step. Weights are compared byte by byte, losses step by step. Exit status 1 when anything
-differs.
+SIGKILL comes at a random moment of each start. The moments take turns: at any second (imports included), up to 50 ms
+after a step with a checkpoint, and at any step. The report counts the checkpoints left half-written.
+Weights are compared byte by byte, losses step by step. Exit status 1 when anything differs.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ def started(folder: Path, out: Path, steps: int) -> subprocess.Popen[bytes]:
 
 
 def losses(out: Path) -> dict[int, float]:
-    """Loss by step, as logged."""
+    """Loss by step, as logged; a line that is still being written does not count."""
     log = out / "trainer_log.jsonl"
-    rows = map(json.loads, log.read_text("utf-8").splitlines()) if log.exists() else iter(())
+    text = log.read_text("utf-8") if log.exists() else ""
+    rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
     return {row["current_steps"]: row["loss"] for row in rows if "loss" in row}
 
 

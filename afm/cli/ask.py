@@ -26,7 +26,9 @@ _ModelOption = Annotated[
 ]
 _QuestionArgument = Annotated[
     str | None,
-    typer.Argument(help="Question to ask. Without it: a chat, or one question a line from standard input."),
+    typer.Argument(
+        help="Question to ask [default: open a chat, or read one question per line from standard input]."
+    ),
 ]
 _AgentOption = Annotated[
     str | None,
@@ -68,8 +70,8 @@ _ResumeOption = Annotated[
 _PricesOption = Annotated[
     str | None,
     typer.Option(
-        help="Show costs, in USD per million tokens: {prompt: 0.5, completion: 1.5, tools: {code: 0.001}}, or a YAML with "
-        "`prices`, for example of an evaluation."
+        help="Show costs, in USD per million tokens: `{prompt: 0.5, completion: 1.5, tools: {code: 0.001}}`, or a YAML with "
+        "`prices`, for example that of an evaluation."
     ),
 ]
 _AsJsonOption = Annotated[
@@ -98,7 +100,7 @@ def ask(
 ) -> None:
     """Answer QUESTION with a model, its agent and real tools, and show every step.
 
-    Without QUESTION this opens a chat, in which the model sees the earlier turns. Ctrl-C stops an answer, Ctrl-D ends the chat.
+    Without QUESTION a chat opens, in which the model sees the earlier turns. Ctrl-C stops an answer. Ctrl-D ends the chat.
 
     Example: afm ask "Tom has 12 coins and finds 30. How many?" --agent math --model runs/quickstart/rl --save chat.jsonl
     """
@@ -159,7 +161,7 @@ def _agent(agent: str | None, model: str) -> AgentSpec:
 
 
 def _prompt(spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bool) -> PromptSource:
-    """Where the prompt comes from, once the model is known to be trained with it."""
+    """Where the prompt comes from, after checking that the model was trained with it."""
     from afm.agents.prompt_record import run_prompts
 
     try:

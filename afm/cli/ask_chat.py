@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ChatHistory:
-    """The finished turns with one agent, oldest first; every further one is appended to ``file``."""
+    """The finished turns with one agent, oldest first. Each new turn is appended to ``file``."""
 
     spec: AgentSpec
     turns: list[Record] = field(default_factory=list)
@@ -79,14 +79,14 @@ def open_conversation(
     """The conversation that the options name.
 
     Args:
-        save: File that is written; it must not exist.
-        resume: File whose turns come first; they go on there unless ``save`` names another.
+        save: File to write; it must not exist.
+        resume: File whose turns come first. New turns are appended to it unless ``save`` names another file.
     """
     from afm.trajectory.io import RecordWriter, load_records
 
     if save is not None and save.exists():
         raise UsageError(
-            f"--save {save}: exists already; choose another file, or go on with --continue {save}"
+            f"--save {save}: exists already; choose another file, or continue it with --continue {save}"
         )
     turns: list[Record] = []
     if resume is not None:
@@ -95,13 +95,13 @@ def open_conversation(
         turns = load_records(resume)
         if not turns:
             raise UsageError(
-                f"--continue {resume}: is empty, there is no turn to go on from; remove it and begin with --save {resume}"
+                f"--continue {resume}: is empty, there is no turn to continue from; remove it and start with --save {resume}"
             )
         others = sorted({turn.agent for turn in turns if turn.agent_digest != spec.digest})
         if others:
             raise UsageError(
                 f"--continue {resume}: held with agent {', '.join(others)} of another declaration than {spec.name!r} "
-                "now; choose that agent with --agent, or begin anew with --save"
+                "now; choose that agent with --agent, or start a new conversation with --save"
             )
     if save is not None and turns:
         with RecordWriter(save) as writer:
@@ -172,7 +172,7 @@ class ChatSession:
 
 
 def chat(asker: ChatSession, run: Callable[[Any], Any]) -> None:
-    """Answer every question until there is none; an error of one turn does not end the others.
+    """Answer each question in turn. An error in one turn does not end the others.
 
     Args:
         run: Runs a coroutine to its end; an interrupt cancels the coroutine and is raised.
@@ -238,7 +238,7 @@ _SHOWN_ARGUMENT = 48
 
 
 class EpisodeView:
-    """Shows events: on a terminal with names for tags, elsewhere the text exactly as it was written; money only with ``prices``."""
+    """Shows events: on a terminal with names for tags, elsewhere the exact text. Costs need ``prices``."""
 
     def __init__(self, spec: AgentSpec, console: Console, prices: Prices | None = None) -> None:
         self._prices = prices
@@ -274,7 +274,7 @@ class EpisodeView:
                 self.end()
 
     def end(self) -> None:
-        """Leave the terminal as it should be, whatever ended the episode."""
+        """Restore the terminal, whatever ended the episode."""
         self._still()
         self._fresh_line()
         self._role = None
@@ -310,7 +310,7 @@ class EpisodeView:
             self._fresh_line()
             self._role = None
         elif self._role == event.role:
-            # The line break after a tag is no content.
+            # The line break after a tag is not content.
             self._text(event.text if self._line_is_open else event.text.lstrip("\n"), self._style(event.role))
 
     def _observation(self, event: TextWritten) -> None:
@@ -349,7 +349,7 @@ class EpisodeView:
         return _STYLES[self._spec.roles[role].kind] if role in self._spec.roles else ""
 
     def _spin(self, what: str) -> None:
-        """A line that moves until :meth:`_still`; nothing outside a terminal."""
+        """Animate a line until :meth:`_still`; print nothing outside a terminal."""
         self._still()
         if self._console.is_terminal:
             self._fresh_line()

@@ -1,4 +1,4 @@
-"""``afm convert``, ``validate`` and ``mask``: trajectories of any format, their rules, and which of their tokens are trained on."""
+"""``afm convert``, ``validate`` and ``mask``: formats, rules and the loss mask of trajectories."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FormatName = Literal[
     "atif",
     "openai_agents",
 ]
-"""A test holds them against :data:`afm.trajectory.convert.FORMATS`."""
+"""A test compares them with :data:`afm.trajectory.convert.FORMATS`."""
 
 
 _FileArgument = Annotated[
@@ -64,7 +64,7 @@ _ToolOption = Annotated[
     typer.Option(help="THEIRS=OURS renames a tool, THEIRS= drops its calls; may be repeated."),
 ]
 _MissingThoughtOption = Annotated[
-    str, typer.Option(help="Text to insert where the agent needs a thought and a row has none.")
+    str, typer.Option(help="Thought to insert where the agent requires one and a row lacks it.")
 ]
 _BareOption = Annotated[
     bool, typer.Option("--bare", help="Write only what the format itself defines, and report what is lost.")
@@ -90,7 +90,7 @@ def convert(
 ) -> None:
     """Convert trajectories between formats.
 
-    The key `afm` keeps what the target format has no place for. Bad rows are reported with file and line, and faults that
+    The key `afm` keeps what the target format cannot express. Bad rows are reported with file and line, and faults that
     repeat are counted after the third. Trajectories that break their agent's rules are converted and marked `kept: false`.
 
     Example: afm convert runs.jsonl --from atif --to coa --agent mhqa -o trajectories.jsonl

@@ -165,8 +165,8 @@ def prepare_rl(
     ground_truth: Annotated[
         GoldForm | None,
         typer.Option(
-            help="Form of the gold answer: text; question, which is JSON {target, question}; target, which is an object "
-            "{target: [..]} [default: question for agents with tools and no code tool, else text]."
+            help="Form of the gold answer: `text`, `question` (JSON {target, question}) or `target` (an object "
+            "`{target: [..]}`) [default: question for agents with tools and no code tool, else text]."
         ),
     ] = None,
     validation: Annotated[
@@ -207,7 +207,7 @@ def prepare_rl(
 
 
 class _Records:
-    """The records of a file, the first bad line being an error; ``line`` is that of the record read last."""
+    """The records of a file; the first bad line is an error. ``line`` is the line of the last record read."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _RewardsOption = Annotated[
     Path | None,
     typer.Option(
-        help="Reward YAML by which answers are kept; by default the scorers by data source.",
+        help="Reward YAML that decides which answers are kept [default: the scorer of each data source].",
         exists=True,
         dir_okay=False,
     ),
@@ -45,7 +45,7 @@ def distill(
     team: Annotated[
         Path | None,
         typer.Option(
-            help="YAML of a team: of models (configs/distill), or `class_name` of your own [default: a scripted team].",
+            help="YAML of a team of models (configs/distill), or of your own class (`class_name`) [default: a scripted team].",
             exists=True,
             dir_okay=False,
         ),
@@ -169,7 +169,7 @@ def expand(
 ) -> None:
     """Build questions that need several pages, each with its answer and a proof that no page can be left out.
 
-    Questions come by rule from a generated world, or from models that read a corpus or the web. The command writes
+    Questions come from a generated world by rules, or from models that read a corpus or the web. The command writes
     tasks.jsonl and manifest.json into output_dir. If interrupted, run the same command again to resume.
     """
     from afm.distill.expand import WorldExpansion, expand_world, read_expansion

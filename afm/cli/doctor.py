@@ -106,7 +106,7 @@ _SHARED = frozenset({"rewards", "limits"})
 
 
 def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
-    """Which of the four kinds that can be checked a file is; an error where it is another or two of them."""
+    """Which of the four kinds a file is; an error if it is another kind, or two of them."""
     other = kind_of(read_file(config))
     if other is not None and other not in (RL_FILE, SFT_FILE, EVAL_FILE, TOOLS_FILE):
         raise ConfigError(
@@ -140,7 +140,7 @@ _STYLES = {
 
 
 def print_json(what: str, findings: Sequence[Finding]) -> None:
-    """One object: what was looked at, whether it would go well, and every finding."""
+    """One object: what was checked, whether it would work, and every finding."""
     rows = [
         {
             "status": _WORDS[finding.level],
@@ -154,7 +154,7 @@ def print_json(what: str, findings: Sequence[Finding]) -> None:
 
 
 def print_table(findings: Sequence[Finding], console: Console | None = None) -> None:
-    """All findings in their order, and how many there are of each kind."""
+    """All findings in order, and the number of each kind."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -32,7 +32,7 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def diagnose_machine(env: Mapping[str, str]) -> list[Finding]:
-    """Everything that can be said about this computer within seconds; no error is raised, nothing is changed."""
+    """All findings about this computer, within seconds. Raises no error and changes nothing."""
     report = Report()
     report.add(*_computer(), *gpu_findings(env))
     report.add(_sandbox())
@@ -81,7 +81,7 @@ def _enough(subject: str, gib: float, seen: str, advice: str) -> Finding:
 
 
 def _sandbox() -> Finding:
-    """Whether a program runs in isolation here."""
+    """Whether a program can run in isolation here."""
 
     async def tried() -> str:
         sandbox = open_sandbox()
@@ -181,7 +181,7 @@ def _distribution() -> metadata.Distribution | None:
 
 
 def package_findings(asked: Sequence[str] | None = None) -> Iterator[Finding]:
-    """One finding an extra: all there, something of another version, or absent.
+    """One finding per extra: complete, of another version, or absent.
 
     An extra whose first package is absent counts as not wanted; the GPU locks hold one engine each.
 

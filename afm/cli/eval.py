@@ -72,8 +72,8 @@ def compare(
 ) -> None:
     """Compare evaluations with the first one, on the questions they share.
 
-    Runs that differ in data, agent, tools, reward, sampling, limits, rounds, seed or versions did not measure the same thing.
-    They are refused without --anyway.
+    Runs whose data, agent, tools, reward, sampling, limits, rounds, seed or versions differ are not comparable.
+    They are rejected without --anyway.
     """
     import json
     from dataclasses import asdict
@@ -255,10 +255,10 @@ def choose(
     ] = None,
     as_json: MetricsOption = False,
 ) -> None:
-    """Let a judge choose among the rounds of each question, without the gold answers: best-of-k.
+    """Compute best-of-k: a judge picks one round of each question without seeing the gold answer.
 
-    The judge is GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or judge.url. The command writes choices.jsonl and adds to
-    metrics.json. If interrupted, run the same command again: choices that are already written are not asked for again.
+    GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or judge.url, set the judge. The command writes choices.jsonl and adds to
+    metrics.json. If interrupted, run the same command again: it skips choices that are already written.
     """
     from afm.evaluation.best_of import CHOICES_FILE, BestOfSettings, choose
     from afm.evaluation.config import saved_section
@@ -280,10 +280,10 @@ def agree(
     ] = None,
     as_json: MetricsOption = False,
 ) -> None:
-    """Measure how far judges agree: let a second judge, or the same one again, judge the answers.
+    """Measure how far judges agree: a second judge, or the same one again, judges the answers.
 
-    Prints raw agreement and Cohen's kappa. The judge is GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or judges[..].url. The
-    command writes opinions.jsonl and adds to metrics.json. Opinions that are already written are not asked for again.
+    Prints raw agreement and Cohen's kappa. GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or judges[..].url, set the judge.
+    The command writes opinions.jsonl and adds to metrics.json. It skips opinions that are already written.
     """
     from afm.evaluation.config import saved_section
     from afm.evaluation.judging import OPINIONS_FILE, AgreementSettings, agree
@@ -321,7 +321,7 @@ EVENTS_FILE = "team_events.jsonl"
 
 @asynccontextmanager
 async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[TeamPlayer, dict[str, Any]]]:
-    """The team that ``config`` names, and what the manifest says about it; all is closed at the end.
+    """The team that ``config`` names, and its manifest entry. Everything is closed at the end.
 
     Raises:
         ConfigError: The team's file, its tools or its roles are wrong.

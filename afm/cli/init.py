@@ -16,7 +16,7 @@ from afm.cli.options import afm_command
 from afm.errors import UsageError
 
 _SIZES = {"train": 4000, "rl": 512, "heldout": 100}
-"""Questions for the team, for reinforcement learning and for the evaluation; no date is in two of them."""
+"""Questions for the team, for reinforcement learning and for the evaluation; each date is in only one of them."""
 _FIRST_DAY, _DAYS = date(1900, 1, 1), 73_000
 _COLUMNS = ("question", "answer", "data_source")
 
@@ -52,7 +52,7 @@ def _free(folder: Path) -> Path:
 
 
 def _write_questions(folder: Path) -> None:
-    """Write the questions as tables; they are the same in every starter."""
+    """Write the questions as tables, the same in every starter."""
     folder.mkdir()
     days = random.Random(0).sample(range(_DAYS), sum(_SIZES.values()))
     for name, count in _SIZES.items():

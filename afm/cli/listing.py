@@ -96,7 +96,7 @@ def _purpose(file: Path) -> str:
 
 
 def _shown(file: Path) -> str:
-    """The path as one types it: relative to the working folder where that is shorter."""
+    """The path to type: relative to the working folder where that is shorter."""
     here = Path.cwd()
     return str(file.relative_to(here) if file.is_relative_to(here) else file)
 

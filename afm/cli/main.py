@@ -1,4 +1,4 @@
-"""The ``afm`` command: one module a sub-command, nothing heavy imported before it is needed."""
+"""The ``afm`` command: one module per sub-command, heavy imports only when needed."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def command() -> Any:
-    """The whole command line as Typer builds it, with help texts and the names of arguments as we write them."""
+    """The whole command line as Typer builds it, with our help texts and argument names."""
     group = typer.main.get_command(app)
     _correct_help(group)
     return group

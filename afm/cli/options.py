@@ -1,4 +1,4 @@
-"""What sub-commands share: values of options, the ``afm`` command as a person types it, the folder of configurations."""
+"""What sub-commands share: values of options, the ``afm`` command as typed, the folder of configurations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows_file(value: Path | list[Path] | None) -> Path | list[Path] | None:
             raise DataError(f"expected rows (JSONL); {describe_yaml(path)}", path=str(path))
         if path.stat().st_size == 0:
             raise DataError(
-                "holds no rows: the file is empty; run the command again that wrote it", path=str(path)
+                "holds no rows: the file is empty; rerun the command that wrote it", path=str(path)
             )
     return value
 
@@ -71,7 +71,7 @@ def _trust(value: bool) -> bool:
 TrustOption = Annotated[
     bool,
     typer.Option(
-        "--trust", callback=_trust, help="Import Python files beside a YAML even if others wrote them."
+        "--trust", callback=_trust, help="Import Python files next to a YAML even if other users own them."
     ),
 ]
 
@@ -84,7 +84,7 @@ class OnBadRows(StrEnum):
 
 
 def agent_option(name: str, model: str | Path | None = None) -> AgentSpec:
-    """The agent that ``--agent`` names; one of that name that ``model`` brings along wins."""
+    """The agent that ``--agent`` names. An agent of that name in the folder of ``model`` takes precedence."""
     from afm.agents import agent_of_model, load_agent
 
     try:
@@ -114,7 +114,7 @@ def model_option(model: str) -> str:
 
 
 def afm_command() -> str:
-    """How a person calls this command line: ``afm``, or its path where that is not on the PATH."""
+    """How to call this command line: ``afm``, or its path if it is not on the PATH."""
     if shutil.which("afm"):
         return "afm"
     script = Path(sys.executable).with_name("afm")

@@ -98,7 +98,7 @@ def run_engine(command: str, *arguments: str, folder: Path, progress: Progress) 
         folder: Its output folder, where its log is.
 
     Raises:
-        EngineError: It ended with another status than 0.
+        EngineError: Its exit status is not 0.
     """
     words = [sys.executable, "-P", "-m", "afm.cli.main", command, *arguments]
     with subprocess.Popen(words, env=tied_environment()) as child:
@@ -135,7 +135,7 @@ def _count_steps(log: Path, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """One quickstart run into ``out``, with the project's ``configs``; ``real_data`` is a benchmark file to evaluate on as well."""
+    """One quickstart run into ``out``, with the project's ``configs``. ``real_data`` is a further benchmark file."""
 
     out: Path
     configs: Path
@@ -179,7 +179,7 @@ class Quickstart:
 
     @property
     def report_path(self) -> Path:
-        """The report a person opens at the end."""
+        """The final report."""
         return self.out / "report.html"
 
     def make_world(self) -> str:
@@ -289,7 +289,7 @@ class Quickstart:
         )
 
     def check_real_data(self) -> None:
-        """Find out before all the work whether the benchmark file can be read and judged."""
+        """Check first that the benchmark file can be read and judged."""
         from afm.datasets import read_tasks
         from afm.rewards.registry import BY_SOURCE, scorer_name
 
@@ -298,7 +298,7 @@ class Quickstart:
                 scorer_name(task.data_source, BY_SOURCE)
 
     def recipe_digest(self) -> str:
-        """Fingerprint of the settings the results depend on; comments are none."""
+        """Fingerprint of the settings that the results depend on, without comments."""
         files = [*map(self._config, ("agents", "sft", "rl")), self.tools_config]
         settings = [read_file(file) for file in files]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""``afm data download``, ``prepare published``, ``mix``, ``tasks`` and ``livecodebench``: published data, fetched and prepared."""
+"""``afm data download``, ``prepare published``, ``mix``, ``tasks``, ``livecodebench``: fetch and prepare published data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``afm data queries``: the questions that reinforcement is worth it for."""
+"""``afm data queries``: the questions that are worth training on."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _of_ability(tasks: list[Task], ability: str | None) -> list[Task]:
     matches = tasks if ability is None else [task for task in tasks if task.ability == ability]
     if not matches:
         others = ", ".join(sorted({repr(task.ability) for task in tasks})) or "no rows"
-        raise DataError(f"no row of ability {ability!r}; there are {others}; choose with ability=NAME")
+        raise DataError(f"no row has the ability {ability!r}, only {others}; choose with ability=NAME")
     return matches
 
 
@@ -160,7 +160,7 @@ def _chat_asker(settings: QueryConfig, spec: AgentSpec) -> QuestionAsker:
 
 
 def _digests(settings: QueryConfig, *, with_tools: bool) -> dict[str, str]:
-    """What decides about samples beside agent and model; of the reward, all but what is made of its part ``correct``."""
+    """What samples depend on, in addition to agent and model. The formula over the part ``correct`` is left out."""
     from afm.configuration import read_mapping, validated
     from afm.distill.queries.askers import settings_digest
     from afm.rewards import RewardSettings

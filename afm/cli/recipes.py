@@ -30,7 +30,7 @@ _READY = "listening on "
 def wiki_server(index: Path, log: Path) -> Iterator[None]:
     """Serve ``index`` while the block runs; wiki search tools without an address of their own find it.
 
-    The address is in the environment, hence known to processes started within the block, too.
+    Processes that are started within the block inherit the address through the environment.
 
     Args:
         log: Receives what the server writes to standard error.
@@ -43,7 +43,7 @@ def wiki_server(index: Path, log: Path) -> Iterator[None]:
 
 
 def build_wiki_index(corpus: Path, index: Path) -> Path:
-    """Build the search index of ``corpus``, with its log beside it; an interrupted build is resumed."""
+    """Build the search index of ``corpus``, with its log next to it. An interrupted build is resumed."""
     words = [
         sys.executable,
         "-P",
@@ -119,7 +119,7 @@ class Recipe:
     Attributes:
         agent: Name of ``agents/``, ``sft/`` and ``rl/`` files below ``configs/tiny``, and of the data set.
         tools: Name of a file in ``configs/tiny/tools``.
-        folder: Where a run goes when the user names no place.
+        folder: Folder of a run when the user names none.
         vocabulary_size: Most tokens of the tokenizer, which is trained on the demonstrations.
         whole_tags: Whether tags become single tokens.
         heads: Attention heads of the model; fewer are wider, which names of many letters need more than digits.
@@ -127,7 +127,7 @@ class Recipe:
         make_world: Writes ``train.jsonl``, ``rl.jsonl``, ``heldout.jsonl`` and whatever the tool needs into a folder.
         team: The teacher, from agent and seed.
         serving: What the tool needs running, given the world's folder; the tool can be used while the block runs.
-        server_command: The arguments of ``afm`` that a person runs for the same; empty when nothing has to run.
+        server_command: The same as arguments of ``afm``; empty when nothing has to run.
     """
 
     world: WorldKind

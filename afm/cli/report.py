@@ -1,4 +1,4 @@
-"""``afm report``, ``afm view``, ``afm cassette``: pages about runs, and what a cassette of tool calls holds."""
+"""``afm report``, ``afm view``, ``afm cassette``: pages about runs, and the contents of a cassette."""
 
 from __future__ import annotations
 

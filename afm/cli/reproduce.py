@@ -1,4 +1,4 @@
-"""``afm reproduce``: check what is missing, then run stage after stage; a stage that is done finds its own results and ends at once."""
+"""``afm reproduce``: check what is missing, then run the stages. A finished stage finds its results and ends at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from afm.findings import lock_advice
 
 _READY = "ready: "
 _ABSENT = ("tools", "packages", "judge")
-"""Findings of `afm doctor` about what must be here for a run on this machine; it warns, as another machine may have it."""
+"""Findings of `afm doctor` that are warnings there, because another machine may run the job, but stop a run here."""
 _NO_GPU = "this machine has no GPU (no nvidia-smi); TINY=1 runs the chain on a CPU"
 _NO_ENGINE = f"neither vllm nor sglang is installed; {lock_advice('gpu-rl-sglang')}"
 
@@ -246,13 +246,13 @@ def _served_model(run: Reproduction, stage: ChainStage) -> Iterator[Sequence[Sta
                     urls = next(word for word in shlex.split(line) if word.startswith("model="))
                     yield run.stages(urls.removeprefix("model="))[NAMES.index("eval")].commands
                     return
-            raise EngineError("the model's server did not start; see what it said above")
+            raise EngineError("the model's server did not start; see its output above")
         finally:
             server.terminate()
 
 
 def _link_trainings(run: Reproduction) -> None:
-    """The report finds the curves of both trainings beside the evaluations."""
+    """Link both trainings next to the evaluations, where the report looks for their curves."""
     for name, target in (("sft", run.sft_model), ("rl", run.rl_run)):
         link = run.results / name
         if not link.exists():

@@ -1,7 +1,7 @@
-"""What ``TINY=1`` adds to `afm reproduce`: repositories with words of our own on a Hub of this machine, servers for the tools, a fresh model.
+"""What ``TINY=1`` adds to `afm reproduce`: a local Hub with generated repositories, servers for the tools, a new model.
 
-The repositories have the published layouts: AFM's SFT sets (alpaca JSON), RL sets (parquet), prompts (constants of Python
-files) and benchmark files. Questions come from the generated worlds; a CPU can train on them in a minute.
+The repositories have the published layouts: AFM's SFT sets (alpaca JSON), RL sets (parquet), prompts (constants of
+Python files) and benchmark files. Questions come from the generated worlds. A CPU can train on them in a minute.
 """
 
 from __future__ import annotations
@@ -132,12 +132,12 @@ class _HubHandler(SimpleHTTPRequestHandler):
         return super().translate_path(_RESOLVED.sub(r"/\1/", path))
 
     def log_message(self, *_: object) -> None:
-        """Requests are not of interest."""
+        """Requests are not logged."""
 
 
 @contextmanager
 def hub_server(folder: Path) -> Iterator[str]:
-    """Serve ``folder/OWNER/NAME`` as the Hub does, and below ``/OWNER/NAME/COMMIT/`` as GitHub does, while the block runs; yields the address."""
+    """Serve ``folder/OWNER/NAME`` as the Hub does, and as GitHub below ``/OWNER/NAME/COMMIT/``; yield the address."""
     handler = partial(_HubHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -40,7 +40,7 @@ class Agent:
 
 
 _AS_IT_IS = "browsecomp"
-"""Is published encrypted, and read so."""
+"""Is published encrypted and read that way."""
 _MATH = ("aime24", "aime25", "amc23", "math500", "olympiadbench")
 _PROGRAMS = ("livecodebench_v4", "livecodebench_v5", "codecontests")
 _TINY_SFT = ("max_steps=80", "save_steps=20", "learning_rate=3.0e-3")
@@ -107,7 +107,7 @@ class ChainStage:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Where everything lies.
+    """Where everything is.
 
     Attributes:
         root: The folder that holds ``data``, ``models`` and ``runs``.
@@ -168,7 +168,7 @@ class Reproduction:
         for name in chosen:
             if name not in self.agent.benchmarks:
                 raise UsageError(
-                    f"BENCHMARKS: {name} is none of {self.agent.name}; {suggestion(name, self.agent.benchmarks)}"
+                    f"BENCHMARKS: {name} is not a benchmark of {self.agent.name}; {suggestion(name, self.agent.benchmarks)}"
                 )
         return chosen
 

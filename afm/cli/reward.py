@@ -142,7 +142,7 @@ def _sample(line: str, agent: str) -> Sample:
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"no JSON: {error}; expected one JSON object a line") from None
+        raise DataError(f"no JSON: {error}; expected one JSON object per line") from None
     if not isinstance(data, dict):
         raise DataError(f"got {type(data).__name__}, expected an object")
     if missing := [
@@ -197,7 +197,7 @@ def _on_one_line(text: str) -> str:
 
 
 def try_attacks(config: Path | None, scorers: Sequence[str], as_json: bool) -> None:
-    """Try every attack on the reward that ``config`` describes, and print what each got.
+    """Try every attack on the reward that ``config`` describes, and print its score.
 
     Raises:
         UsageError: No attack is made on one of ``scorers``.

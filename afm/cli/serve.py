@@ -24,7 +24,7 @@ Config = Annotated[
     Path | None, typer.Option(help="YAML like those in configs/servers.", exists=True, dir_okay=False)
 ]
 Host = Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 chooses a free port.", min=0, max=65535)]
 
 
 _ACCESS = "Clients must send {token}. Without a token the server listens on this machine only."
@@ -76,8 +76,8 @@ def gateway(
 ) -> None:
     """Record the model calls of any team of agents: an OpenAI-compatible proxy in front of any endpoint.
 
-    The endpoint's key is GATEWAY_UPSTREAM_API_KEY. The port is GATEWAY_PORT. Clients must send GATEWAY_TOKEN. Without a token
-    the server listens on this machine only.
+    The endpoint's key is GATEWAY_UPSTREAM_API_KEY. The port is GATEWAY_PORT. Clients must send GATEWAY_TOKEN. Without a
+    token the server listens on this machine only.
     """
     options = {"--upstream": upstream, "--log": log, "--config": config, "--host": host, "--port": port}
     _become("tool_servers gateway", options)
@@ -191,7 +191,7 @@ def download(
 ) -> None:
     """Download the Wikipedia of 2018 and an E5 index from the Hugging Face Hub (HF_ENDPOINT, HF_TOKEN).
 
-    At the end it prints the commands that build the index and serve it. If interrupted, run the same command again to resume.
+    At the end it prints the commands that build and serve the index. If interrupted, run the same command again to resume.
     """
     from afm.datasets.wiki18 import check_space, commands, planned, run
     from afm.terminal import ProgressView
@@ -208,11 +208,11 @@ def download(
 
 
 def _become(module: str, options: Mapping[str, object | None], *arguments: str) -> None:
-    """Go on as another program, so that signals and the exit status are its own.
+    """Replace this process with another program, which receives signals and sets the exit status.
 
     Args:
         module: Its name, and the words that come before the options.
-        options: By their name; ``None`` is not given, ``True`` is a name without a value.
+        options: By name. ``None`` omits an option, ``True`` passes its name without a value.
     """
     given = [
         name if value is True else f"{name}={value}" for name, value in options.items() if value is not None

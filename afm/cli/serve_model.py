@@ -31,7 +31,8 @@ _SHORTEST_KEY = 16
 def model(
     model: Annotated[Path, typer.Argument(help="Folder of a model or of a training run.")],
     further: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]...", help="Arguments of the engine itself.")
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGUMENTS]...", help="Further arguments for the engine."),
     ] = None,
     engine: Annotated[
         ModelEngine | None, typer.Option(help="Engine [default: vllm, else sglang, else our own for CPUs].")
@@ -43,7 +44,7 @@ def model(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first replica.")] = 8000,
-    start_s: Annotated[float, typer.Option(min=1, help="Seconds that loading may take.")] = 1800.0,
+    start_s: Annotated[float, typer.Option(min=1, help="Time limit for loading, in seconds.")] = 1800.0,
     logs: Annotated[Path, typer.Option(help="Folder for log files, one per port.", file_okay=False)] = Path(
         "runs/serve"
     ),
@@ -51,7 +52,7 @@ def model(
 ) -> None:
     """Serve a model over HTTP: start the engine, wait until it answers, print the command for `afm eval`.
 
-    Ctrl-C ends all replicas. If one replica ends, all end. To let other machines in, set AFM_MODEL_API_KEY and --host 0.0.0.0.
+    Ctrl-C ends all replicas. If one ends, all end. To serve other machines, set AFM_MODEL_API_KEY and --host 0.0.0.0.
 
     Example: afm serve model models/web_agent_7b --replicas 4 --tensor-parallel 2
     """
@@ -147,7 +148,7 @@ class Server:
     """One replica.
 
     Attributes:
-        environment: Beside the one it inherits.
+        environment: Added to the environment it inherits.
     """
 
     command: tuple[str, ...]
@@ -175,12 +176,12 @@ def servers(
     """The processes to start.
 
     Args:
-        devices: GPUs that may be used, as CUDA_VISIBLE_DEVICES names them; empty when nobody says.
+        devices: GPUs that may be used, as CUDA_VISIBLE_DEVICES names them; empty when unknown.
         threads: CPU threads of this machine.
         key: What clients must send; our servers and vLLM read it from the environment.
 
     Raises:
-        UsageError: More GPUs are needed than there are, or tensor parallelism without an engine for it.
+        UsageError: More GPUs are needed than are available, or tensor parallelism without an engine for it.
         ConfigError: The engine cannot keep the key secret.
     """
     width = wanted.tensor_parallel
@@ -333,7 +334,7 @@ def _healthy(server: Server) -> bool:
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask all to end, and make those that do not."""
+    """Ask all processes to end, and kill those that do not."""
     for number, patience_s in ((signal.SIGTERM, _FINISH_S), (signal.SIGKILL, _FINISH_S)):
         for process in started:
             # The leader may be gone while its children are not.

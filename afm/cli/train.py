@@ -36,7 +36,7 @@ def sft(
         bool, typer.Option("--quiet", help="Write the trainer's output to its log only.")
     ] = False,
 ) -> None:
-    """Fine-tune a model on what the agent wrote, with LLaMA-Factory.
+    """Fine-tune a model on trajectories with LLaMA-Factory.
 
     If interrupted, run the same command again to resume. A finished run is left alone. `afm list recipes` lists the shipped
     files, `afm doctor CONFIG` checks one first. The exit status is the trainer's.
@@ -71,8 +71,8 @@ def rl(
 ) -> None:
     """Train an agent by reinforcement learning, with verl.
 
-    If interrupted, run the same command again to resume from the last checkpoint. `afm list recipes` lists the shipped files,
-    `afm doctor CONFIG` checks one first. The exit status is the trainer's.
+    If interrupted, run the same command again to resume from the last checkpoint. `afm list recipes` lists the shipped
+    files, `afm doctor CONFIG` checks one first. The exit status is the trainer's.
 
     Example: afm rl configs/tiny/rl/math.yaml output_dir=runs/rl
     """

@@ -223,7 +223,7 @@ def _print_stats(counted: DataStats, view: Any) -> None:
 
 
 def _funnels_beside(files: Iterable[Path]) -> list[Path]:
-    """The funnels that a filter left beside its output."""
+    """The funnels that a filter wrote next to its output."""
     places = dict.fromkeys(file.with_name(FUNNEL_FILE) for file in files)
     return [path for path in places if path.is_file()]
 
@@ -362,7 +362,7 @@ def merge(
     agent: AgentOption = "mhqa",
     name: Annotated[str, typer.Option(help="Name of the team in the trajectories.")] = "",
     on_bad_rows: Annotated[
-        OnBadRows, typer.Option(help="An unreadable line stops it (error), or loses its attempts (drop).")
+        OnBadRows, typer.Option(help="error: stop at an unreadable line; drop: leave out its attempts.")
     ] = OnBadRows.ERROR,
 ) -> None:
     """Turn a team's recorded model calls into one trajectory per task.

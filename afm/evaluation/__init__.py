@@ -1,7 +1,6 @@
 """Evaluation: run tasks through the one episode loop, measure, compare, report.
 
-``metrics`` holds the figures of a run, ``tallies`` the counts that single episodes go into, ``statistics`` the estimators,
-which know nothing of episodes.
+``metrics`` holds the figures of a run, ``tallies`` the counts over single episodes, ``statistics`` the estimators.
 """
 
 from __future__ import annotations

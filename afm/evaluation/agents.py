@@ -23,7 +23,7 @@ from afm.trajectory.record import Record
 
 @dataclass(frozen=True, slots=True)
 class RowAgents:
-    """What the episodes of each agent need, by its key in ``agents:``; ``originals`` are agents before their tools were taken away."""
+    """What the episodes of each agent need, by its key in ``agents:``. ``originals`` are agents with all their tools."""
 
     routes: Routes
     tools: Mapping[str, Mapping[str, Tool]]
@@ -101,12 +101,12 @@ def check_tools(who: str, needed: Iterable[str], tools: Mapping[str, Tool]) -> N
     if missing := sorted(set(needed) - set(tools)):
         names = ", ".join(sorted(tools)) or "none"
         raise ConfigError(
-            f"{who} calls {', '.join(missing)}; `tools` has {names}; name a file that has all of them"
+            f"{who} calls {', '.join(missing)}, but `tools` has {names}; name a file that has all of them"
         )
 
 
 def content_of(source: Path | dict[str, Any] | None, what: str) -> dict[str, Any] | None:
-    """The settings in a YAML, or as they are; ``None`` where there are none."""
+    """The settings in a YAML, or as they are; ``None`` without settings."""
     return None if source is None else read_mapping(source, what)[1]
 
 

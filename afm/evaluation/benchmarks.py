@@ -1,7 +1,7 @@
 """The benchmarks of AFM's evaluation: sizes, settings and scores as published (AFM, arXiv 2508.13167).
 
-``configs/eval/NAME.yaml`` holds the settings of our runs. This table holds the published ones, so that a manifest can tell
-whether two scores are comparable. The scores are read from ``published_scores.yaml``.
+``configs/eval/NAME.yaml`` holds the settings of our runs. This table holds the published ones. With both, a manifest
+shows whether two scores are comparable. The scores are read from ``published_scores.yaml``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PublishedScore:
 
     Attributes:
         of_another_model: Whether it is not of the source's main model.
-        own_protocol: Whether it is of another project's model, measured in that project's way: no run of ours can have its
+        own_protocol: Whether it is of another project's model, measured in that project's way: our runs cannot have its
             settings.
     """
 
@@ -253,7 +253,7 @@ def checked_benchmark(name: str) -> str:
     """``name``, when there is such a benchmark.
 
     Raises:
-        ValueError: There is none.
+        ValueError: No benchmark has that name.
     """
     if name not in BENCHMARKS:
         raise ValueError(f"the name of a benchmark; {suggestion(name, BENCHMARKS)}")
@@ -261,7 +261,7 @@ def checked_benchmark(name: str) -> str:
 
 
 def _other_texts(settings: Mapping[str, Any], prompt: str) -> Iterator[str]:
-    """What is asked and what makes a score, in whatever benchmark."""
+    """What is asked and what makes a score, in any benchmark."""
     formula = (settings.get("reward") or {}).get("formula", DEFAULT_FORMULA)
     if formula != "correct":
         yield f"score: {formula}, published correct"

@@ -1,8 +1,8 @@
 """best-of-k of a finished evaluation: a judge chooses, the outcomes of what it chose are counted.
 
-As in :mod:`afm.rewards.judge_prompt` the candidates are hostile: they were written by a model that gains from being chosen.
-They are therefore shown as JSON strings, in which nothing can end them or open a tag, between codes that none of them can
-contain, and a reply must repeat the code. The gold answer is not shown.
+As in :mod:`afm.rewards.judge_prompt` the candidates are hostile: the model that wrote them gains from being chosen.
+They are shown as JSON strings, in which nothing can end them or open a tag, between codes that none of them can
+contain. A reply must repeat the code. The gold answer is not shown.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def choose(
     """Add best-of-k to ``metrics.json`` of a finished evaluation.
 
     Each choice and grade is a line of ``choices.jsonl``, so that a killed or repeated run asks for the rest only; one with
-    other settings asks anew. Figures of the same method, k and model are replaced, others stay.
+    other settings asks again. Figures of the same method, k and model are replaced, others stay.
 
     Raises:
         ConfigError: No judge is configured, no question has enough rounds, or another process is at work in ``output_dir``.
@@ -93,7 +93,7 @@ async def choose(
             needed = max(settings.sizes)
             if (most := max((len(question.candidates) for question in questions), default=0)) < needed:
                 raise ConfigError(
-                    f"best_of.sizes: best-of-{needed} needs {needed} scored rounds of a question; {output_dir} has at "
+                    f"best_of.sizes: best-of-{needed} needs {needed} scored rounds of a question, but {output_dir} has at "
                     f"most {most}; evaluate with rounds={needed}, or choose smaller sizes"
                 )
             work = _Work(settings, client, place.model, questions)
@@ -381,7 +381,7 @@ def read_reply(text: str, messages: Messages, key: str, allowed: range) -> tuple
     """The number under ``key`` (a place from 1 or a grade from 0), and why.
 
     Raises:
-        ValueError: There is none of those ``allowed``; the message quotes nothing of the reply.
+        ValueError: No choice of those ``allowed``; the message quotes nothing of the reply.
     """
     data = loaded_reply(text)
     if data.get("check") != messages[-1]["content"].rpartition(" ")[2]:

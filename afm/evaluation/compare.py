@@ -47,7 +47,7 @@ class Evaluation:
         """Its manifest.
 
         Raises:
-            DataError: It has none.
+            DataError: It has no manifest.
         """
         return self.manifest or read_manifest(self.folder / MANIFEST_FILE)
 
@@ -146,12 +146,12 @@ _OF_A_TEAM = (*OF_THE_MODEL, "agent.", "prompt", "sampling.", "limits.")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run beside the first one.
+    """A run compared with the first one.
 
     Attributes:
         changes: Settings other than the model that differ, as ``key: old -> new``.
         savings: Where exactly one of the two runs is a team's.
-        prices: Where both count money by other prices, a sentence that says so: dollars cannot be compared then.
+        prices: A warning when the two use different prices: their costs cannot be compared.
     """
 
     folder: Path

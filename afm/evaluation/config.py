@@ -58,7 +58,7 @@ class ModelSettings(Settings):
     """For a server that shows no token ids: the model is asked by chat completions and calls tools in the
     agent's ``tags`` or by the endpoint's ``native`` tool calls. Token counts are then estimates."""
     request: dict[str, Any] = Field(default_factory=dict)
-    """Laid over the fields of a chat request; ``null`` removes one, e.g. ``{max_tokens: null,
+    """Merged into the fields of a chat request; ``null`` removes one, e.g. ``{max_tokens: null,
     max_completion_tokens: 4096}``."""
 
     @field_validator("path", mode="before")
@@ -75,7 +75,7 @@ class ModelSettings(Settings):
             self.folder is not None or self.tokenizer is not None or "," in self.path
         ):
             raise ValueError(
-                "the address of one server and no tokenizer beside `chat`; a model whose folder or tokenizer is at hand "
+                "the address of one server and no tokenizer with `chat`; a model whose folder or tokenizer is at hand "
                 "is asked with token ids, without `chat`"
             )
         return self
@@ -303,7 +303,7 @@ class EvalConfig(Settings):
         return self.best_of.model_copy(update={"sizes": sizes}), ""
 
     def agreeing(self) -> tuple[AgreementSettings | None, str]:
-        """Who judges again, or ``None`` and why nobody can."""
+        """Who judges again, or ``None`` and the reason."""
         if self.agreement is None:
             return None, ""
         if any(judge.place().url is None for judge in self.agreement.judges):
@@ -342,8 +342,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
             raise ConfigError(f"{path}: {key}: unknown key; did you mean 'extends'?")
     if not data.get("model") and not data.get("team") and not unknown:  # a misspelt one may be it
         raise UsageError(
-            f"{path}: model: missing; give the model's folder or address on the command line: model=DIR_OR_URL, "
-            "or a team: team=FILE"
+            f"{path}: model: missing; name a model (model=DIR_OR_URL) or a team (team=FILE) on the command line"
         )
     return validated(EvalConfig, data, str(path), overrides=overrides)
 

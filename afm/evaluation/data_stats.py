@@ -1,4 +1,4 @@
-"""What a set of trajectories is like: lengths, tools, hops, roles, answers, duplicates, cost; one pass, and the report of it."""
+"""Statistics of a set of trajectories in one pass, and the report on them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class DataStats:
         characters: Of what the agent wrote, in hundreds (rounded up).
         hops: Facts that a question needs, where its row tells.
         roles: How often each role was written; ``with_role``: rows that hold it at least once.
-        repairs: Mended breaks of the agent's order, by kind.
+        repairs: Repaired breaks of the agent's order, by kind.
     """
 
     samples: int = 6

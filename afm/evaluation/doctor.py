@@ -154,7 +154,7 @@ def _data(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
 
 
 def _beside(file: Path) -> Iterator[Finding]:
-    """Whether a file is still what the manifest beside it says."""
+    """Whether a file still matches the manifest next to it."""
     manifest = file.with_suffix(".manifest.json")
     if not manifest.is_file():
         return
@@ -262,7 +262,7 @@ def _served(settings: ModelSettings) -> tuple[str, int | None]:
     if name is None:
         raise ConfigError(f"{settings.path} serves {listed}; choose with model.name=NAME")
     if name not in served:
-        raise ConfigError(f"{settings.path} serves no {name!r}, but {listed}; mend model.name")
+        raise ConfigError(f"{settings.path} serves no {name!r}, but {listed}; fix model.name")
     return f"{name} answers at {settings.path}", served[name]
 
 
@@ -330,7 +330,7 @@ def _output(config: EvalConfig, routes: Routes, tasks: Sequence[Task]) -> Iterat
 
 
 def _departures(config: EvalConfig, tasks: Sequence[Task]) -> Finding:
-    """What the report will say about this run beside the published one."""
+    """What the report will say about this run compared with the published one."""
     departures = [str(text) for text in _manifest(config, tasks).sources["benchmark"]["departures"]]
     # A set of another size has a finding of its own.
     others = [text for text in departures if not text.startswith("questions:")]

@@ -147,7 +147,7 @@ class Scan:
         failures: Classes of episodes that did not pass, the largest first.
         tokens: Of budgets, rising: agent and observation tokens of one episode.
         solved: Share of all scored episodes that passed within each budget.
-        unjudged: Episodes in which exact match stood in for the model judge.
+        unjudged: Episodes in which exact match replaced the model judge.
     """
 
     failures: tuple[FailureGroup, ...]
@@ -157,7 +157,7 @@ class Scan:
 
 
 def scan(records: Iterable[Record], spec: AgentSpec | Agents | None) -> Scan:
-    """Read ``records`` once, as they stand in the file.
+    """Read ``records`` once, in the order of the file.
 
     Args:
         spec: Their agent, or all their agents; without it an episode without an answer counts as wrong.

@@ -13,7 +13,7 @@ from afm.evaluation.curves import metric, rl_metrics, training_rows
 from afm.evaluation.page import plural
 
 ALARMS_FILE = "alarms.jsonl"
-"""Written by ``afm rl`` beside its metrics: step, alarm, action, message."""
+"""Written by ``afm rl`` next to its metrics: step, alarm, action, message."""
 
 Row = Mapping[str, Any]
 

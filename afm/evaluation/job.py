@@ -62,10 +62,10 @@ def read_benchmark(
     """Stream the questions of one file.
 
     Args:
-        reader: Name of the owner's layout (see :mod:`afm.datasets.readers`), for rows that are in no layout of ours.
+        reader: Name of the owner's layout (see :mod:`afm.datasets.readers`), for rows in another layout than ours.
         data_source: Of rows that name none; chooses the reward.
-        routes: The agents. A row is refused whose agent is not asked with the row's prompt, and whose question cannot be
-            told from that prompt.
+        routes: The agents. A row is refused if its agent does not get the row's prompt and its question cannot be
+            separated from that prompt.
 
     Raises:
         DataError: At the first bad row, with file and line (parquet: row, counted from 1).
@@ -101,7 +101,7 @@ def _task(row: Any, default: str, reader: str | None, data_source: str | None) -
     except DataError as error:
         raise DataError(
             f"reader {reader!r}: {error.message}. `afm data prepare tasks FILE --reader {reader} -o TASKS.jsonl` leaves "
-            "such rows out and lists them"
+            "those rows out and lists them"
         ) from None
     if not isinstance(task, Task):
         raise DataError(f"reader {reader!r} makes rows of kind {type(task).__name__}, not questions")
@@ -131,7 +131,7 @@ async def run_job(
     on_progress: OnProgress | None = None,
     on_verdict: OnVerdict | None = None,
 ) -> Metrics:
-    """Evaluate as ``config`` says, and have judges choose and judge again where it says so; see :func:`afm.evaluation.evaluate`.
+    """Evaluate as ``config`` says, with its best-of-k and its second judges; see :func:`afm.evaluation.evaluate`.
 
     Args:
         open_team: Needed where a team answers.
@@ -239,8 +239,8 @@ def tasks_by_agent(config: EvalConfig, routes: Routes, tasks: Sequence[Task]) ->
 def checked_prompts(config: EvalConfig, route: Route, tasks: Sequence[Task]) -> RunPrompts:
     """The prompts of an agent's tasks, once they are known to be those that the model was trained with.
 
-    Of a model behind an address the folder of its tokenizer is asked. An agent without its tools, or with tools that are new to
-    the model, is asked otherwise than in training on purpose.
+    For a model behind an address the folder of its tokenizer is checked. An agent without its tools, or with tools that
+    are new to the model, differs from training on purpose.
 
     Raises:
         ConfigError: The model was trained with another prompt and ``prompt_check`` is on, or the file of ``prompt`` is wrong.

@@ -61,7 +61,7 @@ async def ask_judge(
     """The row of each request by its name; ``None`` where the judge gave no verdict. ``log_file`` keeps them.
 
     Raises:
-        EngineError: Too many have none. What was said is kept; asked again, only the rest is.
+        EngineError: Too many failed. Finished verdicts are kept; only the others are asked for again.
     """
     rows: dict[tuple[Any, ...], Mapping[str, Any] | None] = {}
     failed = 0
@@ -98,7 +98,7 @@ async def _verdict(request: VerdictRequest, log: KeyedJournal) -> Mapping[str, A
 
 OPINIONS_FILE = "opinions.jsonl"
 RECORDED = "recorded"
-"""The rater whose verdicts stand in the episodes."""
+"""The rater whose verdicts are in the episodes."""
 
 _RIGHT = 1 - 1e-9
 
@@ -111,7 +111,7 @@ class AgreementSettings(Settings):
     repeats: int = Field(default=1, ge=1)
     """How often each of them judges; verdicts of one judge are compared with each other, too."""
     episodes: int | None = Field(default=None, ge=1)
-    """So many of those that need a judge, chosen by ``seed``; ``None`` for all."""
+    """Number of episodes to judge, chosen by ``seed`` from those that need a judge; ``None`` for all."""
     seed: int = 0
     max_failed_share: float = Field(default=0.1, ge=0, le=1)
     """Share of the verdicts that may fail before this ends with an error."""
@@ -229,7 +229,7 @@ def _recorded(record: Record) -> bool | None:
 
 
 def _sampled(items: Sequence[_Item], settings: AgreementSettings) -> list[_Item]:
-    """So many as wanted, the same ones each time, whatever their order in the file."""
+    """The wanted number, the same ones each time, whatever their order in the file."""
     ordered = sorted(items, key=lambda item: item.id)
     if settings.episodes is None or settings.episodes >= len(ordered):
         return ordered

@@ -53,7 +53,7 @@ _NO_SETTING = re.compile(
 
 
 class Sources(Settings):
-    """Where the parts of a run came from, as loaded; ``reward: None`` is the built-in table. No score depends on ``parallel`` and ``prices``."""
+    """Where the parts of a run came from. ``reward: None`` is the built-in table. Scores ignore ``parallel``, ``prices``."""
 
     model: str | None = None
     team: dict[str, Any] | None = None
@@ -67,7 +67,7 @@ class Sources(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a score depends on, beside the questions, the agent and who plays.
+    """What a score depends on, in addition to the questions, the agent and who plays.
 
     Attributes:
         limits: In place of the agent's own.
@@ -280,8 +280,8 @@ def differences(before: RunManifest, after: RunManifest) -> list[str]:
 def model_digest(source: str) -> str | None:
     """Fingerprint of a model folder, ``None`` for anything else (an address has no files to look at).
 
-    SHA-256 over names, sizes and contents of its configuration, tokenizer and weights; of a file larger than 8 MiB
-    64 evenly spaced pieces of 64 KiB are read, so that a model of any size takes well under a second.
+    SHA-256 over names, sizes and contents of its configuration, tokenizer and weights. Of a file larger than 8 MiB
+    64 evenly spaced pieces of 64 KiB are read, which takes well under a second for a model of any size.
     """
     folder = model_folder(source)
     if not folder.is_dir():

@@ -38,8 +38,8 @@ from afm.trajectory.record import Record
 class Metrics(Settings):
     """Figures of one run. Shares are between 0 and 1; ``None`` where nothing could be measured.
 
-    ``scored`` episodes have a score, and all shares of right answers are over these; the reward ``abstained`` from others, and
-    infrastructure ended those with ``errors``. For the estimates see :mod:`afm.evaluation.statistics`, for the measures
+    ``scored`` episodes have a score, and all shares of right answers are over these. The reward ``abstained`` from others.
+    Infrastructure ended those with ``errors``. For the estimates see :mod:`afm.evaluation.statistics`, for the measures
     :mod:`afm.evaluation.tallies`.
     """
 

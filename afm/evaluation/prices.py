@@ -57,7 +57,7 @@ class Prices(CachedTokenPrice):
         return self
 
     def model_usd(self, cost: Cost) -> float:
-        """Of an episode's tokens, or what its models cost by prices of their own. Where a record does not say what was read (older ones), each token is read once."""
+        """Price of an episode's tokens, or of its models at their own prices. Without a record of reads each token counts once."""
         if cost.model_usd is not None:
             return cost.model_usd
         fresh = cost.prompt_tokens + cost.observation_tokens
@@ -87,7 +87,7 @@ class Usd(Settings):
     per_episode: Interval
     """Mean with its 95 % bootstrap interval over questions."""
     per_solved: UsdPerSolved | None
-    """What a solved task costs with the failed episodes beside it; ``None`` when none passed."""
+    """Cost of a solved task, failed episodes included; ``None`` when none passed."""
     parts: dict[str, float]
     """Means of an episode, by what was paid: ``model``, ``tools``, ``judge``."""
     judge_unpriced: bool = False

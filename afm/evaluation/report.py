@@ -228,7 +228,7 @@ def _example(example: Example, stage: StageResult, run: ReportInput) -> dict[str
 
 
 def write_report(run: ReportInput, path: str | Path) -> Path:
-    """Write the page to ``path``, and the same as Markdown and JSON beside it (``.md``, ``.json``); all or none.
+    """Write the page to ``path``, and the same as Markdown and JSON next to it (``.md``, ``.json``); all or none.
 
     The page needs no network and no script.
 
@@ -254,5 +254,5 @@ def write_run_report(run_dir: str | Path, path: str | Path, *, view_port: int = 
 def write_comparison(
     folders: Sequence[Path], path: str | Path, *, anyway: bool = False, view_port: int = VIEW_PORT
 ) -> Path:
-    """:func:`write_report` of several evaluations, each beside the first; errors as of :func:`read_comparison`."""
+    """:func:`write_report` of several evaluations, each compared with the first; errors as of :func:`read_comparison`."""
     return write_report(read_comparison(folders, anyway=anyway, view_port=view_port), path)

@@ -236,7 +236,7 @@ def read_comparison(
         anyway: Compare although settings differ that are not the model's; the page then says which.
 
     Raises:
-        ConfigError: Such settings differ.
+        ConfigError: These settings differ.
         DataError: A folder is no evaluation, or two have no question in common.
     """
     runs = read_evaluations(folders)

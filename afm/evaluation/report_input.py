@@ -25,7 +25,7 @@ from afm.rewards.formula import DEFAULT_FORMULA
 from afm.trajectory.record import Record
 
 VIEW_PORT = 8765
-"""Of `afm view` in links, unless told otherwise."""
+"""Default port of `afm view` in links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def links_below(folders: Sequence[Path], port: int = VIEW_PORT) -> ViewLinks:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFigure:
-    """A published figure and ours; ``missing`` says why this run has none."""
+    """A published figure and ours; ``missing`` says why this run lacks it."""
 
     score: PublishedScore
     ours: Interval | None
@@ -64,7 +64,7 @@ class PublishedFigure:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkNote:
-    """A run beside what was published of its benchmark; without ``departures`` their settings are comparable."""
+    """A run compared with the published scores of its benchmark; without ``departures`` their settings are comparable."""
 
     benchmark: str
     rows: tuple[PublishedFigure, ...]
@@ -96,7 +96,7 @@ def beside_published(manifest: RunManifest, metrics: Metrics) -> BenchmarkNote |
 
 
 def _ours(metric: str, metrics: Metrics) -> tuple[Interval | None, str]:
-    """Our figure, or why there is none; best-of-k by choice from a list where there is one, else by grades."""
+    """Our figure, or why it is missing; best-of-k by choice from a list where there is one, else by grades."""
     kind, _, size = metric.rpartition("-" if metric.startswith("best-of") else "@")
     k, figure, reason = int(size), None, f"needs {size} rounds, has {metrics.rounds}"
     if kind == "best-of":

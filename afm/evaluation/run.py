@@ -97,7 +97,7 @@ def _model_player(
     keep_tokens: bool,
 ) -> Player:
     if model is None:
-        raise ConfigError("nobody plays; expected a model or a team")
+        raise ConfigError("no player; expected a model or a team")
     if keep_tokens and not model.token_exact:
         raise ConfigError(
             "keep_tokens: a chat endpoint shows no token ids; leave it out, or serve the model with token ids"
@@ -246,7 +246,7 @@ def finished_metrics(output_dir: Path) -> Metrics:
     """The figures of an evaluation that ended.
 
     Raises:
-        DataError: There are none, or they are of another version.
+        DataError: The file is missing, or of another version.
     """
     file = output_dir / METRICS_FILE
     if not file.is_file():
@@ -266,7 +266,7 @@ def keep_metrics(output_dir: Path, metrics: Metrics) -> None:
 
 
 def records_of(output_dir: Path) -> Iterator[Record]:
-    """The episodes as they stand in the file.
+    """The episodes in the order of the file.
 
     Raises:
         DataError: A line is broken.

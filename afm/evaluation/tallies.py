@@ -3,12 +3,12 @@
 T-Eval's abilities, majority votes, best-of-k, tools that are not there, and arguments of unseen tools.
 
 Agent-FLAN (arXiv 2403.12881): :class:`AgentHTally` is the paper's measure, on questions of its benchmark's form.
-:class:`HallucinationTally` counts calls of tools that were not offered, in the episodes of any evaluation. Its figures compare
-runs of this project, not with the paper's.
+:class:`HallucinationTally` counts calls of tools that were not offered, in the episodes of any evaluation. Compare its
+figures between runs of this project only, not with the paper's.
 
-AFM (arXiv 2508.13167) gives trained agents further tools in the prompt alone: the code agent keeps their formats, the web
-agent breaks those in JSON. A YAML declares which tools are unseen and the form of each argument. :class:`ArgumentTally` counts
-the share of their calls whose argument breaks that form. What a tool then answered does not matter.
+AFM (arXiv 2508.13167) gives trained agents further tools in the prompt alone. Its code agent keeps their formats, its web
+agent breaks those in JSON. A YAML declares the unseen tools and the form of each argument. :class:`ArgumentTally`
+counts the share of their calls whose argument breaks that form. The tool's answer does not matter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ABILITIES = ("instruct", "plan", "reason", "retrieve", "understand", "review")
 
 
 def t_eval_scores(by_source: Mapping[str, float]) -> dict[str, float]:
-    """Score of every ability that was measured: the mean of its forms, JSON and text; and of all six, ``overall`` as published.
+    """Score of each measured ability, the mean of its forms (JSON and text), and of all six, ``overall`` as published.
 
     Where abilities are missing their mean is called ``mean``, because it is another figure.
     """
@@ -172,7 +172,7 @@ class HallucinationTally:
         self.with_invented += invented > 0
 
     def figures(self) -> dict[str, float | None]:
-        """Episodes with a call of a tool that the agent does not have over all episodes, and such calls over all calls.
+        """Episodes with a call of a tool that the agent does not have over all episodes, and these calls over all calls.
 
         ``tool_format_without_tool`` is the former where no agent has a tool. ``None`` where there was nothing to count.
         """
@@ -213,9 +213,9 @@ class AgentHTally:
     def figures(self) -> dict[str, float]:
         """Shares, 0 to 1; empty where nothing was counted.
 
-        ``h_react`` and ``h_general``: replies with such a keyword, over the questions whose expected reply is plain text (equation
-        1 of the paper); ``h_score``: the mean of what is left of both; ``invented_tool``: replies of these that call a tool that
-        is not given; ``called_when_asked``: replies with the expected call, over the questions where a tool is given and needed.
+        ``h_react`` and ``h_general`` count replies with such a keyword, over the questions whose expected reply is plain
+        text (equation 1 of the paper). ``h_score`` is the mean of what is left of both. ``invented_tool`` counts replies of
+        these that call a tool that is not given. ``called_when_asked`` is over the questions that need a given tool.
         """
         count, figures = self._counts, {}
         if raw := count["raw"]:

@@ -70,7 +70,7 @@ _AGENT_H = {
 
 
 def judged_lines(metrics: Metrics) -> Iterator[str]:
-    """best-of-k beside what chance and an oracle would choose, and how far judges agree."""
+    """best-of-k compared with what chance and an oracle would choose, and how far judges agree."""
     yield from map(_best_of_words, metrics.best_of)
     for k in sorted({best.k for best in metrics.best_of}):
         oracle = metrics.pass_at_k_intervals.get(k)
@@ -195,7 +195,7 @@ def cut(text: str, length: int) -> str:
 
 
 def ours_words(row: PublishedFigure) -> str:
-    """Our figure beside a published one: with its interval, or why there is none."""
+    """Our figure next to a published one: with its interval, or why it is missing."""
     return row.missing if row.ours is None else ours(row.ours)
 
 
@@ -236,7 +236,7 @@ def headline(run: ReportInput) -> str:
 
 
 def _scored(stage: StageResult) -> str:
-    """``49.0 % after SFT``; a name that is not a time stands in parentheses: ``49.0 % (base)``."""
+    """``49.0 % after SFT``; a name that is not a time is in parentheses: ``49.0 % (base)``."""
     score = stage.metrics.pass_at_1
     name = stage.name if stage.name.startswith("after ") else f"({stage.name})"
     return f"{percent(score.value if score else None)} {name}"
@@ -270,7 +270,7 @@ def difference_words(difference: StageDifference) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CostCells:
-    """A row of :class:`Savings` in words; intervals are empty where there is none."""
+    """A row of :class:`Savings` in words; intervals are empty where unknown."""
 
     label: str
     team: str

@@ -48,7 +48,7 @@ class AgentH(Scorer):
         return Part(1 - len(kinds) / 2, f"talk of tools: {', '.join(kinds) or 'none'}")
 
     async def form(self, sample: Sample) -> Part:
-        """0 when the reply calls a tool that is not given, in whatever form."""
+        """0 when the reply calls a tool that is not given, in any form."""
         item = sample.extra_info.get(ITEM)
         if not isinstance(item, Mapping):
             return Part(None)

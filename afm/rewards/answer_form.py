@@ -125,7 +125,7 @@ def is_equation(text: str) -> bool:
 
 
 def _leads_to(before: list[str]) -> bool:
-    """Whether what stands before the last ``=`` is work that was done (``60 + 12 = 72``) or the quantity (``m+n = 72``)."""
+    """Whether the text before the last ``=`` is work that was done (``60 + 12 = 72``) or the quantity (``m+n = 72``)."""
     return all(
         part.strip() and not _RELATION.search(part) and not _VALUE.fullmatch(_unwrapped(part.strip()))
         for part in before

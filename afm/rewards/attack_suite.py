@@ -1,6 +1,6 @@
 """The attack suite: responses that try to be paid for nothing, and what each of them deserves.
 
-The attacks are rows of ``attacks/*.yaml`` beside this module. Some rows are honest responses, so that a reward which
+The attacks are rows of ``attacks/*.yaml`` next to this module. Some rows are honest responses, so that a reward which
 pays nothing does not pass.
 """
 
@@ -108,7 +108,7 @@ def shipped_attacks() -> tuple[Attack, ...]:
 
 
 def load_attacks(path: Path) -> tuple[Attack, ...]:
-    """The attacks in a YAML: what stands beside ``attacks`` holds for each row that does not say otherwise.
+    """The attacks in a YAML: keys next to ``attacks`` are defaults for each row.
 
     Raises:
         ConfigError: Names the file, the row, the value and what was expected.

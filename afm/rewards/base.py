@@ -128,7 +128,7 @@ async def in_order(
 
     Args:
         ahead: How many items are taken before the first result is out, for items that are read as they are needed. A slow
-            one then holds up those that lie further behind it. All when ``None``.
+            one then holds up those further behind it. All when ``None``.
     """
     gate = asyncio.Semaphore(parallel)
 

@@ -65,8 +65,8 @@ def choice_letter(text: str, question: str = "") -> str | None:
     r"""The option that ``text`` names, a capital letter; ``None`` when it names none, several, or takes it back.
 
     Understood: ``C``, ``(c)``, ``C.``, ``C) because A is wrong``, ``\boxed{C}``, ``**C**``, ``Answer: C``, ``C is correct``,
-    ``C, not D``. A letter that begins a sentence, as in ``A cat``, is no option. The text of an option, as ``question`` has it
-    behind the letter, may hold any letters.
+    ``C, not D``. A letter that begins a sentence, as in ``A cat``, is no option. The text of an option, as in
+    ``question`` behind the letter, may hold any letters.
     """
     bare = _BLANK.sub(" ", unicodedata.normalize("NFKC", text[:_LONGEST]))
     for _ in range(3):

@@ -290,7 +290,7 @@ _LONGEST = 400
 
 
 def is_copied(gold: str, answer: str, question: str) -> bool:
-    """Whether ``answer``, which equals ``gold`` by algebra, stands in the question and ``gold`` does not.
+    """Whether ``answer``, which equals ``gold`` by algebra, occurs in the question and ``gold`` does not.
 
     The same value or the same terms written another way (``1,000`` and ``1000``, ``y+x`` and ``x+y``) are no copy:
     there was nothing to work out between them.
@@ -307,7 +307,7 @@ def _terms(text: str) -> Counter[str]:
 
 
 def _stands_in(text: str, question: str) -> bool:
-    """Whether ``text`` stands in the question as a whole, whatever the blanks in either."""
+    """Whether ``text`` occurs in the question as a whole, whatever the blanks in either."""
     symbols = _SYMBOL.findall(text)
     if not symbols or len(text) > _LONGEST:
         return False

@@ -37,7 +37,7 @@ class Formula:
         known: Names it may use.
 
     Raises:
-        ConfigError: Something else stands in it.
+        ConfigError: It contains anything else.
     """
 
     def __init__(self, text: str, known: Iterable[str]) -> None:

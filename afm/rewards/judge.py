@@ -35,7 +35,7 @@ from afm.rewards.text_match import AnswerScorer, ExactMatch, normalised
 from afm.sqlite import SharedFile
 
 NO_JUDGE = "no judge is configured: exact match"
-"""Stands in the evidence of verdicts without a model behind them."""
+"""Marks verdicts without a model in their evidence."""
 
 _SHOWN = 120
 _CACHE_VERSION = 1
@@ -56,12 +56,12 @@ class JudgeSettings(JudgeEndpoint):
 
     without_endpoint: WithoutEndpoint = WithoutEndpoint.EXACT_MATCH
     """What judges when neither the file nor the environment names an endpoint: ``exact_match`` (the
-    evidence says so) or ``abstain``."""
+    evidence shows it) or ``abstain``."""
     control: bool = True
     """Judge an accepted answer again, against a wrong gold answer, and score 0 when it is accepted again."""
     prompt: Path | None = None
-    """A text of yours with ``{question}``, ``{gt_answer}`` and ``{pred_answer}``, or a YAML ``{system,
-    user}``, in place of ours, for evaluation as published (docs/evaluation.md). It has no guard, and
+    """Your own text with ``{question}``, ``{gt_answer}`` and ``{pred_answer}``, or a YAML ``{system,
+    user}``, in place of the built-in one, for evaluation as published (docs/evaluation.md). It has no guard, and
     every answer goes to the judge."""
     max_answer_chars: int = Field(default=1000, ge=1)
     """A longer answer scores 0 without asking: whoever lists everything has answered nothing."""
@@ -79,7 +79,7 @@ class ModelJudge(AnswerScorer):
     what keeps the answer from steering the judge.
 
     Raises:
-        ConfigError: The environment is wrong: no address, or a key that cannot be sent; or the prompt is none.
+        ConfigError: The environment is wrong: no address, or a key that cannot be sent; or the prompt is invalid.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -174,7 +174,7 @@ class JudgeClient:
         """The model's verdict.
 
         Raises:
-            RewardError: There is none: the server failed, replied with something else, or the budget is spent.
+            RewardError: No verdict: the server failed, replied with something else, or the budget is spent.
         """
         body = self._client.body(self._messages(case))
         key = cache_key(self._client.where, body)

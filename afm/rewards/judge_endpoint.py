@@ -50,7 +50,7 @@ class JudgeEndpoint(EndpointSettings):
     model: str | None = None
     """As the server calls it; ``GRM_MODEL_NAME`` if not set."""
     key_variable: str = Field(default="GRM_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """The environment variable that holds the key; the key itself never stands in a file."""
+    """The environment variable that holds the key; the key itself is never in a file."""
     max_parallel: int = Field(default=16, ge=1)
     timeout_s: float = Field(default=60.0, gt=0)
     reply_format: ReplyFormat = ReplyFormat.JSON_SCHEMA
@@ -60,8 +60,8 @@ class JudgeEndpoint(EndpointSettings):
     each process counts alone. A call that does not fit waits for calls in flight, which may cost less
     than they reserve. When the budget is spent, there are no more verdicts."""
     request: dict[str, Any] = Field(default_factory=dict)
-    """Laid over the fields of the request, e.g. ``{max_tokens: null, max_completion_tokens: 900, seed:
-    1}``; ``null`` removes one. Not ``messages``, ``stream``, ``n``."""
+    """Merged into the fields of the request, e.g. ``{max_tokens: null, max_completion_tokens: 900, seed: 1}``.
+    ``null`` removes a field. Not ``messages``, ``stream``, ``n``."""
 
     @field_validator("budget")
     @classmethod
@@ -111,7 +111,7 @@ class JudgeEndpoint(EndpointSettings):
         )
 
     def request_fields(self, model: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """The request's fields beside its messages."""
+        """The request's fields without its messages."""
         fields: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": 512}
         match self.reply_format:
             case ReplyFormat.JSON_SCHEMA:
@@ -124,7 +124,7 @@ class JudgeEndpoint(EndpointSettings):
 
 
 class ReplyClient:
-    """Asks a judge's model for replies of a certain form, with ``request`` for the fields beside ``messages``."""
+    """Asks a judge's model for replies of a certain form, with ``request`` for the fields other than ``messages``."""
 
     def __init__(self, endpoint: ChatEndpoint, request: Mapping[str, Any]) -> None:
         self._endpoint = endpoint
@@ -149,7 +149,7 @@ class ReplyClient:
         """What ``read`` makes of the model's reply; it raises ``ValueError`` where it makes nothing of it.
 
         Raises:
-            RewardError: There is none: the server failed, replied with something else, or the budget is spent.
+            RewardError: No verdict: the server failed, replied with something else, or the budget is spent.
         """
 
         def verdict(reply: ChatReply) -> ReplyT:

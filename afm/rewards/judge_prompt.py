@@ -4,8 +4,8 @@ The answer under judgement was written by a model that gains from a good verdict
 
 - the judge sees the final answer alone, as a JSON string in which no character that could end it, open a tag or
   form a chat model's special token survives unescaped;
-- around it stands a code that the answer cannot contain, because it is a digest of the answer; a verdict must repeat
-  it, so a verdict copied out of the answer is none;
+- a code surrounds it that the answer cannot contain, because it is a digest of the answer. A verdict must repeat the
+  code, so a verdict copied out of the answer is invalid;
 - an accepted answer is judged again against another, wrong gold answer (:func:`decoy`): a judge that accepts it then
   too was talked into it, unless it accepts everything (:func:`bystander`).
 """
@@ -230,7 +230,7 @@ class JudgeText:
                 user, system = path.read_text(encoding="utf-8"), ""
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(
-                    f"judge.prompt: {path}: cannot be read: {error}; expected a text with {_TOLD}"
+                    f"judge.prompt: {path}: cannot be read ({error}); expected a text with {_TOLD}"
                 ) from None
         gaps = {match[1] for match in _GAP.finditer(user)}
         if missing := [f"{{{name}}}" for name in GAPS if name not in gaps]:
@@ -244,7 +244,7 @@ class JudgeText:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def messages(self, case: Case) -> list[dict[str, str]]:
-        """The chat that asks for a verdict; several accepted answers stand with ``|`` between them."""
+        """The chat that asks for a verdict; ``|`` separates several accepted answers."""
         values = {
             "question": case.question,
             "gt_answer": " | ".join(case.accepted),

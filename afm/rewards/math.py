@@ -21,8 +21,8 @@ class MathVerify(AnswerScorer):
     """1 when the final answer equals a gold answer, else 0.
 
     Most pairs are decided at once (:func:`afm.rewards.equality.quick_verdict`); the rest go to worker
-    processes, which start with the first such pair. A pair that uses up its CPU time, or that crashes two
-    workers in a row, counts as wrong when the gold answer alone does no such thing. A worker that the machine starves,
+    processes, which start when the first of them arrives. A pair that uses up its CPU time, or that crashes two
+    workers in a row, counts as wrong when the gold answer alone does not do this. A worker that the machine starves,
     stops or kills says nothing about the response: no score.
 
     Args:

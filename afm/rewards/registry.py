@@ -101,7 +101,7 @@ class CodeTestsSettings(TestPolicy):
 
     @property
     def complete_tests(self) -> Path | None:
-        """Where complete tests of LiveCodeBench are, ``None`` when nobody says."""
+        """Where complete tests of LiveCodeBench are, ``None`` when not set."""
         return self.livecodebench or load_settings().livecodebench_data_path
 
     def scorer(self) -> CodeTests:
@@ -266,7 +266,7 @@ def load_reward(source: str | Path | Mapping[str, Any] | None = None) -> Reward:
 
 
 async def _part(name: str, judge: Judge, sample: Sample) -> Part:
-    """A part of the verdict; a fault of ours that some response has found must not end the run."""
+    """A part of the verdict; a fault of our code that a response triggers must not end the run."""
     try:
         return await judge(sample)
     except AfmError:
@@ -283,7 +283,7 @@ async def check_format(sample: Sample) -> Part:
 
 
 def scorer_name(data_source: str, table: Mapping[str, str]) -> str:
-    """Name of the scorer for ``data_source``; letter case does not matter, ``*`` in the table stands for anything.
+    """Name of the scorer for ``data_source``. Case does not matter, ``*`` in the table matches anything.
 
     Raises:
         ConfigError: The table has no such source.

@@ -25,9 +25,9 @@ class TEvalSettings(Settings):
     """The ``t_eval`` part of a reward file."""
 
     embeddings: Literal["words"] | Path | None = None
-    """Folder of a sentence-transformers model, all-mpnet-base-v2 as published, for plans and reasons;
-    ``words`` compares words instead, which the evidence says; without either, the first such item is an
-    error."""
+    """Folder of a sentence-transformers model, all-mpnet-base-v2 as published, for plans and reasons.
+    ``words`` compares words instead, and the evidence reports it. Without either, the first of these items is
+    an error."""
 
 
 class TEval(Scorer):
@@ -144,7 +144,7 @@ def _review(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
 def _calls(
     reply: str, gold: Any, item: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The call that a reply is, in text an empty one, and the expected one; ``None`` for what is none."""
+    """The call that a reply is, in text an empty one, and the expected one; ``None`` for what is no call."""
     actual = plans.call(reply) if item["form"] == "json" else plans.call({})
     return actual, plans.call(gold, item["form"])
 

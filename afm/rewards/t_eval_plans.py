@@ -1,6 +1,6 @@
-"""Plans and calls in a reply, and how much of a plan is the expected one (T-Eval, arXiv 2312.14033; its published evaluator).
+"""Plans and calls in a reply, and their match with the expected plan (T-Eval, arXiv 2312.14033; its published evaluator).
 
-Steps are compared by how alike two texts are, 0 to 1: by a model of sentences, or by their words where there is none.
+Steps are compared by how alike two texts are, 0 to 1: by a model of sentences, or without a model by their words.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def literal(text: str, opening: str = "", closing: str = "") -> Any:
     """The value in a reply: a Python literal, else JSON, else JSON with single quotes.
 
     Args:
-        opening, closing: What stands before the first and behind the last of these characters is left out.
+        opening, closing: Text before the first and after the last of these characters is left out.
 
     Raises:
-        ValueError: It is none of them.
+        ValueError: It has no known form.
     """
     if len(text) > _LONGEST:
         raise ValueError(f"longer than {_LONGEST} characters")
@@ -111,7 +111,7 @@ _PARTS = ("thought", "action", "args")
 
 
 def call(reply: Any, form: str = "json") -> dict[str, Any] | None:
-    """``thought``, ``name`` and ``args`` of a call as a JSON object, given as text or decoded; ``None`` when it is none.
+    """``thought``, ``name`` and ``args`` of a call as a JSON object, given as text or decoded; ``None`` when it is no object.
 
     What is absent is an empty text; arguments that are no object are an empty one, in the form ``str`` their text.
     """
@@ -132,7 +132,7 @@ def names_alone(reply: str, name: str) -> bool:
 
 
 def option(reply: str, form: str) -> Any:
-    """The letter that a review ends in, behind the first colon, or its JSON verdict; ``None`` when there is none."""
+    """The letter that a review ends in, behind the first colon, or its JSON verdict; ``None`` without either."""
     if form != "json":
         text = reply[reply.find(":") + 1 :].strip()
         return text[0] if text[:1] and text[0] in "ABCDE" else None
@@ -144,7 +144,7 @@ def option(reply: str, form: str) -> Any:
 
 
 def plan_of_json(reply: Any) -> list[tuple[str, str]]:
-    """Names and arguments of the steps of a plan, by their ids; empty when it is none, or one step is wrong."""
+    """Names and arguments of the steps of a plan, by their ids; empty when it is no plan, or one step is wrong."""
     try:
         value = literal(reply, "[", "]") if isinstance(reply, str) else reply
         if not isinstance(value, list):
@@ -175,9 +175,9 @@ Step = tuple[str, str]
 def plan_f1(actual: Sequence[Step], expected: Sequence[Step], similarity: Similarity) -> float:
     """F1 of the steps that are found in the expected order.
 
-    Steps are alike by 0.75 of their names' similarity and 0.25 of their arguments'; pairs above 0.8 are matched so that
-    the sum is largest, and of the matched ones the longest series in the expected order counts. As in the owner's program
-    it is at least one step long, even where nothing matches. A closing ``FinishAction`` does not count.
+    Steps are alike by 0.75 of their names' similarity and 0.25 of their arguments'; pairs above 0.8 are matched to
+    maximise the sum. Of the matched ones the longest series in the expected order counts. As in the owner's program it
+    is at least one step long, even where nothing matches. A closing ``FinishAction`` does not count.
     """
     actual, expected = _unfinished(actual)[:_MOST_STEPS], _unfinished(expected)
     if not actual or not expected:

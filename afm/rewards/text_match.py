@@ -41,13 +41,13 @@ def comparable(text: str) -> str:
 
 
 class AnswerScorer(Scorer, ABC):
-    """Compares final answers with gold answers: no score where the row has none, 0 where the response has none."""
+    """Compares final answers with gold answers: no score without a gold answer, 0 without an answer."""
 
     def accepted(self, ground_truth: Any) -> tuple[str, ...]:
         """The gold answers of a row.
 
         Raises:
-            DataError: There are none that this scorer can compare with.
+            DataError: No gold answer that this scorer can compare with.
         """
         return gold_answers(ground_truth)
 
@@ -109,7 +109,7 @@ class TokenF1(ExactMatch):
 
 
 class Substring(ExactMatch):
-    """1 when a gold answer stands, word for word, in the final answer, else 0.
+    """1 when the final answer contains a gold answer word for word, else 0.
 
     Args:
         variant: With several final answers, whether all of them or the first must hold one.
@@ -135,7 +135,7 @@ class Substring(ExactMatch):
 
 
 def token_f1(answer: str, gold: str) -> float:
-    """F1 of the words of two normalised texts, or of the texts as they stand when nothing is left of them."""
+    """F1 of the words of two normalised texts, or of the unchanged texts when normalising leaves nothing."""
     words, wanted = comparable(answer).split(), comparable(gold).split()
     shared = sum((Counter(words) & Counter(wanted)).values())
     return 2 * shared / (len(words) + len(wanted)) if shared else 0.0

@@ -45,7 +45,7 @@ def algebra_verdict(gold: str, answer: str) -> bool:
 
 
 def is_unfinished(gold: str, answer: str) -> bool:
-    r"""Whether the answer is an integral, sum, product, limit or derivative to be worked out, and ``gold`` is none.
+    r"""Whether the answer is an integral, sum, product, limit or derivative to be worked out, and ``gold`` is not.
 
     Whoever writes ``\int_0^1 \frac{dt}{1+t^2}`` for ``\frac{\pi}{4}`` has renamed a variable of the question. What comes
     before the last ``=`` is work that was done.
@@ -72,7 +72,7 @@ def _has_operator(text: str) -> bool:
 
 @lru_cache(maxsize=64)  # many answers to one question are compared with the same gold answer
 def _parsed(text: str) -> list[Any]:
-    """What Math-Verify reads: the expression, unless it has none, and the LaTeX behind it."""
+    """What Math-Verify reads: the expression, if it has one, and the LaTeX behind it."""
     from math_verify import LatexExtractionConfig, parse
 
     config = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -142,7 +142,7 @@ def _differ_widely(expected: list[Any], actual: list[Any]) -> bool:
 
 
 def _value(expression: Any, digits: int) -> Any:
-    """The number that an expression is when its symbols are fixed fractions, ``None`` when it is none."""
+    """The number that an expression is when its symbols are fixed fractions, ``None`` when it is not a number."""
     from sympy import Derivative, Expr, Integral, Limit, Product, Rational, Sum
 
     if not isinstance(expression, Expr) or expression.is_Matrix:

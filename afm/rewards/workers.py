@@ -44,7 +44,7 @@ class WorkerTimeoutError(RewardError, TimeoutError):
 
 
 def limit_cpu(seconds: float) -> None:
-    """End this process once it has used so many more CPU seconds, in C code too; 0 takes the limit away."""
+    """End this process after that many more CPU seconds, in C code too; 0 removes the limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends a process that does not handle it
 
 

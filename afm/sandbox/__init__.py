@@ -84,7 +84,7 @@ _BACKENDS: dict[str, Callable[[SandboxSettings], LocalSandbox]] = {
 def open_sandbox(backend: str = "auto", **options: Any) -> LocalSandbox:
     """A sandbox by its backend's name, with options as in :class:`SandboxSettings`.
 
-    Nothing is started yet: the first run looks for isolation, and fails when there is none.
+    Nothing is started yet: the first run looks for isolation and fails without it.
 
     Raises:
         ConfigError: Unknown backend, option or limit, or a value of the wrong kind.

@@ -85,7 +85,7 @@ def kernel_limits(limits: SandboxLimits) -> dict[str, tuple[int, int]]:
 
 
 def _allowed(name: str, soft: int, hard: int) -> tuple[int, int]:
-    """These values, or what this process has if that is less: nobody can raise it."""
+    """These values, or those of this process if they are lower: a process cannot raise its hard limit."""
     most = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
     return (soft, hard) if most == resource.RLIM_INFINITY else (min(soft, most), min(hard, most))
 
@@ -223,8 +223,8 @@ class RunResult:
     def starved(self, wall_s: float) -> bool:
         """Whether the machine, and not the program, used up a limit of ``wall_s``.
 
-        The program wanted a core nearly all the time, and often had none. One that slept or waited on purpose was not
-        starved, nor was one whose own processes took the cores from each other.
+        The program wanted a core nearly all the time, and often had to wait for one. A program that slept or waited on
+        purpose was not starved. Nor was one whose own processes took the cores from each other.
         """
         return self.starved_s >= _STARVED_SHARE * wall_s and self.idle_s <= _IDLE_SHARE * wall_s
 
@@ -262,7 +262,7 @@ class LocalSandbox(Sandbox, Protocol):
     """A sandbox on this machine."""
 
     async def isolation(self) -> list[str]:
-        """What stands between programs and the host, in sentences.
+        """What isolates programs from the host, in sentences.
 
         Raises:
             SandboxUnavailableError: No isolation on this machine.

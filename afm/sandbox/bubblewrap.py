@@ -1,10 +1,9 @@
 """The sandbox that starts one bubblewrap jail for each run.
 
-What a program inside sees: its own user, process, network, IPC, UTS and cgroup namespaces, process ids
-from 1 on, no network device, the files of its Python read-only, a private ``/tmp`` of bounded size, a
-nearly empty environment, no capabilities, and a kernel without the calls of :mod:`afm.sandbox.seccomp`.
-There is no ``/proc``: it tells about the host, and it would let a program reach into the launcher, which
-reports the program's end.
+A program inside has its own user, process, network, IPC, UTS and cgroup namespaces. Its process ids start at 1. It has
+no network device, no capabilities and a nearly empty environment. It sees the files of its Python read-only, and a
+private ``/tmp`` of bounded size. The kernel refuses the calls of :mod:`afm.sandbox.seccomp`. There is no ``/proc``,
+because it describes the host and would let a program reach into the launcher, which reports the program's end.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class MemoryGroup(Cgroup):
 
 
 class CpuGroup(Cgroup):
-    """A cgroup that counts the CPU time of its processes, those that nobody waited for included.
+    """A cgroup that counts the CPU time of its processes, including those that no process waited for.
 
     With version 2 it may be the folder of a :class:`MemoryGroup`.
 
@@ -164,7 +164,7 @@ def run_groups(count: int, root: Path = ROOT) -> tuple[list[RunGroups], list[str
 
 
 def cpu_groups(memory: Sequence[MemoryGroup], count: int, root: Path = ROOT) -> tuple[list[CpuGroup], str]:
-    """Groups for ``count`` runs that have these memory groups, if any; and where they are, or why there are none."""
+    """Groups for ``count`` runs that have these memory groups, if any; and where they are, or why they are missing."""
     if memory and memory[0].unified:  # a process is in one cgroup of version 2 only
         where = str(memory[0].path.parent)
         groups = [CpuGroup(group.path.parent, group.path.name) for group in memory]

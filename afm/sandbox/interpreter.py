@@ -151,7 +151,7 @@ class Interpreter:
 
     Attributes:
         binary: The executable itself, symbolic links resolved.
-        imports: Import paths beside the standard library (the packages installed for it).
+        imports: Import paths in addition to the standard library (the packages installed for it).
         binds: Host paths it needs, none inside another.
         links: Symbolic links of the root directory that lead to them: (name, target).
         packages: Folders of further packages: (host path, path inside).
@@ -168,7 +168,7 @@ class Interpreter:
         return f"Python {'.'.join(map(str, self.version))} ({self.binary})"
 
     def has(self, package: str) -> bool:
-        """Whether a package is installed for it, besides the standard library."""
+        """Whether a package is installed for it, the standard library aside."""
         folders = (*(path for path, _ in self.packages), *self.imports)
         return any(
             Path(folder, package).exists() or Path(folder, f"{package}.py").exists() for folder in folders

@@ -1,4 +1,4 @@
-"""The sandboxes that start a jail for each run: the process of a jail, and what such sandboxes have in common."""
+"""The sandboxes that start a jail for each run: the process of a jail, and what these sandboxes share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One run on the event loop: its input and output, its clock, its certain death, and the result made of it.
 
-Nothing here waits in the event loop: pipes are read when they have data, and the end of a process is an event on its pidfd.
+Nothing here waits in the event loop: pipes are read when they have data, and a pidfd signals the end of a process.
 """
 
 from __future__ import annotations

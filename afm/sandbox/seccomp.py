@@ -1,11 +1,11 @@
 """The system-call deny list of the sandbox, as a classic BPF program for ``bwrap --seccomp``.
 
-The list takes away what an untrusted Python program never needs and what kernel exploits are made of:
-new namespaces, mounts, tracing, keyrings, BPF, io_uring, sockets, System V IPC, administration, and whatever one run
-could take away from the others: locks on shared files, contexts and watches that are counted for a user or the machine.
+The list denies calls that an untrusted Python program never needs and that kernel exploits use: new namespaces,
+mounts, tracing, keyrings, BPF, io_uring, sockets, System V IPC and administration. It also denies what one run could
+take from the others: locks on shared files, contexts and watches that are counted for a user or the machine.
 Everything else is allowed. Denied calls fail with EPERM, or with what makes honest programs do without
-(:data:`ANSWERS`); those that could only burden the host's disk, caches or cores (:data:`SILENCED`) do nothing and succeed; a
-foreign call convention kills the program.
+(:data:`ANSWERS`). Calls that could only burden the host's disk, caches or cores (:data:`SILENCED`) succeed without
+effect. A foreign call convention kills the program.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ SILENCED: dict[str, tuple[int | None, int | None]] = {
     "readahead": (187, 213),
     "sched_setaffinity": (203, 122),
 }
-"""Calls that succeed without an effect: files of a run are in memory, and those of the host are not its to write out. A run
-that moved to the core of another one would look as if the machine starved it."""
+"""Calls that succeed without an effect: files of a run are in memory, and it must not flush those of the host. A run that
+ moved to the core of another one would look as if the machine starved it."""
 
 ANSWERS = {
     "flock": errno.ENOSYS,  # libraries with locks (filelock, HDF5) then do without, or say that there are none

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Slots(Generic[T]):
-    """Hands out ``items``; callers wait while there is none, from whatever event loop.
+    """Hands out ``items``; callers from any event loop wait while all are taken.
 
     Args:
         max_waiting: Callers that may wait at the same time; further ones are turned away.
@@ -136,7 +136,7 @@ _SHARE = {"processes": 1}
 
 
 def share_cores(processes: int) -> None:
-    """Say that so many processes like this one run programs on this machine; its sandboxes then use their part of the cores.
+    """Set how many processes like this one run programs on this machine. Its sandboxes then use their share of the cores.
 
     For sandboxes that are made afterwards.
     """
@@ -160,5 +160,5 @@ async def hold_core(max_parallel: int | None) -> AsyncIterator[None]:
 
 @cache
 def _cores(process: int, count: int) -> Cores:
-    """A fork has cores of its own, hence the process's id."""
+    """The argument is the process id, because a fork has cores of its own."""
     return Cores(count)

@@ -49,7 +49,7 @@ class CpuWatch:
 
 
 class StarvationWatch:
-    """Counts how long a run wanted a core and had none, and how long it did not want one.
+    """Counts how long a run waited for a core, and how long it did not want one.
 
     It looks at the run's threads from time to time: the kernel counts for each what it computed and how long it waited
     in a run queue. What a run's processes take from each other is no starvation, and what a thread waits after it has

@@ -26,7 +26,7 @@ class ToolResult:
 
     Attributes:
         text: Shown to the agent as the observation (raw: the rollout loop neutralises tags and cuts it).
-        ok: False when the tool's infrastructure failed; then ``text`` says so in words. A program that
+        ok: False when the tool's infrastructure failed; ``text`` then describes the failure. A program that
             crashed inside the sandbox is a successful call whose text is the traceback.
         meta: Extra facts for logs (exit status, hits, cache state).
     """
@@ -90,7 +90,7 @@ class TrustedTool(Tool, Protocol):
 
 
 class FunctionSchema(Settings):
-    """What a model is told about a tool: the ``function`` part of an OpenAI tool."""
+    """What a model sees of a tool: the ``function`` part of an OpenAI tool."""
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")
     description: str = ""
@@ -123,7 +123,7 @@ class ToolSchema(Settings):
 
 @dataclass(slots=True)
 class ToolContext:
-    """What a tool class gets beside its own settings.
+    """What a tool class gets in addition to its own settings.
 
     Attributes:
         label: File and key path of its settings, for errors: ``tools.yaml`` and ``tools[0].config``.

@@ -50,7 +50,7 @@ class Recorded:
     Attributes:
         version: Digest of the tool's class and settings when it was recorded.
         recorded_at: Seconds since the epoch.
-        context: What the answer depends on beside the argument; empty when that is nothing, or not known.
+        context: What the answer depends on in addition to the argument; empty when nothing, or unknown.
     """
 
     tool: str
@@ -73,7 +73,7 @@ class Cassette:
     Args:
         path: The file; made when the first call is recorded.
         readonly: Refuse a file that is not there.
-        secrets: Variables of the environment whose values are secret though their names do not say so.
+        secrets: Environment variables whose values are secret although their names do not show it.
 
     Raises:
         ConfigError: The file is missing though it must be read, or is no cassette of this version.
@@ -188,7 +188,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _connect_where_nothing_can_be_written(path: Path) -> sqlite3.Connection:
-    """SQLite would put files beside one with a write-ahead log even to read it, unless told that it never changes."""
+    """Even to read a file with a write-ahead log, SQLite creates files next to it unless it is opened as immutable."""
     log = path.with_name(f"{path.name}-wal")
     if log.is_file() and log.stat().st_size:
         raise ConfigError(
@@ -259,7 +259,7 @@ class Goal(StrEnum):
     SAME = "same"
     """One toward the same goal."""
     ANY = "any"
-    """The latest toward another goal, too, if there is none: for agents that word their thoughts differently each time."""
+    """Falls back to the latest call with another goal, for agents that word their thoughts differently each time."""
 
 
 class CassetteSettings(Settings):

@@ -59,7 +59,9 @@ class CodeSettings(Settings):
         if self.urls and self.sandbox is not None:
             raise ValueError("either `urls` of code servers or a local `sandbox`, not both")
         if self.nsjail_path and (self.sandbox is None or self.sandbox.nsjail_path != self.nsjail_path):
-            raise ValueError("nsjail_path stands alone; with `sandbox` or `urls`, write sandbox.nsjail_path")
+            raise ValueError(
+                "nsjail_path cannot be combined with `sandbox` or `urls`; write sandbox.nsjail_path"
+            )
         return self
 
 

@@ -42,7 +42,7 @@ async def tool_troubles(tools: Iterable[Tool]) -> dict[str, str]:
 
 
 async def unanswered(address: str) -> str | None:
-    """Why nobody answers at an address, ``None`` when somebody does, whatever it is."""
+    """Why no server answers at an address; ``None`` when any server does."""
     try:
         async with httpx.AsyncClient(timeout=_PATIENCE_S, trust_env=False) as client:
             await client.get(address)

@@ -1,6 +1,6 @@
 """Tools of any MCP server (Model Context Protocol) as an agent's tools.
 
-In a tools YAML, one entry a tool; entries with the same server share one connection::
+In a tools YAML, one entry per tool. Entries with the same server share one connection::
 
     - class_name: afm.tools.mcp.McpTool
       config: {command: [uvx, mcp-server-time], tool: get_current_time, argument: timezone}
@@ -34,7 +34,7 @@ class McpServer(Settings):
     command: tuple[str, ...] = ()
     """Program and arguments, started with the first call."""
     environment: tuple[str, ...] = ()
-    """Names of environment variables that the program gets beside the usual ones."""
+    """Names of environment variables that the program gets in addition to the usual ones."""
     url: str | None = Field(default=None, pattern=r"^https?://")
     """Of a Streamable HTTP endpoint, e.g. ``http://127.0.0.1:8000/mcp``."""
     token_variable: str | None = None
@@ -121,7 +121,7 @@ class _Session:
     """Holds a client open in a task of its own: it must be left by the task that entered it.
 
     Attributes:
-        answers: Calls that the server has answered, be it with an error.
+        answers: Calls that the server has answered, errors included.
         left: Whether it takes no new calls; it ends with the last one under way.
     """
 
@@ -245,8 +245,7 @@ class McpTool:
     """A tool of an MCP server.
 
     What the server reports as the tool's own error (a wrong argument) is an answer to the agent. A call that takes too
-    long, or that the server cannot answer, is a failed tool. A server that hangs or is gone is connected to anew by the
-    next call; see :class:`afm.tools.mcp.McpConnection`.
+    long, or that the server cannot answer, is a failed tool. The next call reconnects a server that hangs or is gone.
     """
 
     def __init__(self, name: str, settings: McpSettings, connection: McpConnection) -> None:
@@ -273,7 +272,7 @@ class McpTool:
         return self._name
 
     def variables(self) -> tuple[str, ...]:
-        """What its server is told of the environment; see :class:`afm.tools.base.TrustedTool`."""
+        """What its server gets of the environment; see :class:`afm.tools.base.TrustedTool`."""
         token = self._settings.token_variable
         return (*self._settings.environment, *([token] if token else []))
 

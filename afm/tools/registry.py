@@ -55,8 +55,8 @@ class ToolsFile(Settings):
 def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
     """Tools by name, as an agent's roles refer to them.
 
-    Classes of your own are imported from the folder of the file (see :mod:`afm.plugins`). Nothing is started yet. Tools with equal sandbox settings share one sandbox; closing a tool closes it
-    for all of them.
+    Classes of your own are imported from the folder of the file (see :mod:`afm.plugins`). Nothing is started yet.
+    Tools with equal sandbox settings share one sandbox. Closing one of these tools closes the sandbox for all.
 
     Raises:
         ConfigError: Names the file, the key path, the value and what was expected.
@@ -70,7 +70,7 @@ def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
         at = f"tools[{number}]"
         name = entry.tool_schema.function.name
         if name in tools:
-            raise ConfigError(f"{label}: {at}.tool_schema.function.name: {name!r} stands twice")
+            raise ConfigError(f"{label}: {at}.tool_schema.function.name: {name!r} is used twice")
         kind = _tool_class(entry.class_name, f"{label}: {at}.class_name", _folder_of(source))
         context = ToolContext(label, f"{at}.config", entry.tool_schema, opened)
         tools[name] = kind.from_config(entry.config, context)
@@ -140,7 +140,7 @@ _OF_VERL = {
     "wiki_search_r1": ("wiki_search.WikiSearchTool", "wiki_rag"),
     "visual_inspector": ("visual_inspector.VisualInspectorTool", "visual_inspector"),
 }
-"""Modules of tools in AFM's and stock verl's files: our class, and the file of ours that declares it."""
+"""Modules of tools in AFM's and stock verl's files: our class, and our file that declares it."""
 
 
 def _ours_for(module: str) -> str:
@@ -187,7 +187,7 @@ def usual_readers() -> Mapping[str, Reader]:
 
 
 def readers_of(tools: Path | None) -> Mapping[str, Reader]:
-    """The readers of the tools in a tools file, by name, without those that have none; the usual ones without a file.
+    """The readers of the tools in a tools file, by name; those of the usual tools without a file.
 
     Raises:
         ConfigError: The file is no tools file, or names a class that cannot be had.

@@ -45,10 +45,9 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/?#]*)@")
 class Secrets:
     """Hides secrets of this process's environment, as they are and in the forms that programs and servers give them.
 
-    Hidden are the values, of at least 8 characters, of variables whose names say that they are secret
-    (``GITHUB_TOKEN``, ``SMTP_PASS``, ``AWS_SECRET_ACCESS_KEY``), the passwords in addresses that any variable holds, and
-    the values of ``others``; each also URL-encoded, escaped for JSON or HTML, and in base64, there in the middle of
-    other text, too.
+    Hidden are values of at least 8 characters: of variables with secret names (``GITHUB_TOKEN``, ``SMTP_PASS``,
+    ``AWS_SECRET_ACCESS_KEY``), of ``others``, and passwords in addresses that any variable holds. Each is also hidden
+    when it is URL-encoded, escaped for JSON or HTML, or in base64, there also in the middle of other text.
 
     Args:
         others: Names of more variables whose values are secret.

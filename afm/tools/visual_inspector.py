@@ -20,10 +20,10 @@ _FENCE = re.compile(r"\s*```\s*(?:json)?\s*(.*?)\s*```\s*\Z", re.DOTALL | re.IGN
 
 
 class VisualInspectorSettings(WebToolSettings):
-    """Settings of :class:`VisualInspectorTool` in a tools file. Without ``urls``: ``SERVER_HOST`` and ``VISUAL_INSPECTOR_PORT``."""
+    """Settings of :class:`VisualInspectorTool`. Without ``urls``: ``SERVER_HOST`` and ``VISUAL_INSPECTOR_PORT``."""
 
     timeout_s: float = Field(default=95.0, gt=2 * MARGIN_S)
-    """For one request. The server is told, and gives up by then."""
+    """Time limit of a request. The server receives it too and gives up in time."""
 
 
 class _Look(BaseModel):

@@ -1,4 +1,4 @@
-"""What the tools that ask a server of ours have in common: settings, client, failures in words.
+"""What the tools that use our servers share: settings, client, failures in words.
 
 The client sends each request to the next server, and repeats it when that server fails or is full.
 """
@@ -74,7 +74,7 @@ def status_failure(status: int, headers: Mapping[str, str], content: bytes, toke
 
 
 def connections_to(key: str | None, key_name: str) -> Connections:
-    """Connections to servers of ours, by any event loop."""
+    """Connections to our servers, for any event loop."""
     return Connections(
         _KEPT_OPEN,
         bounded=False,

@@ -127,7 +127,7 @@ def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPa
         (["web_agent", "--size", "3b"], "web_agent is published in other sizes; expected 7b or 32b"),
         (["mhqa_agent", "--from", "evall"], "did you mean 'eval'"),
         (["mhqa_agent", "seed=3"], "expected sft.KEY=VALUE, rl.KEY=VALUE or eval.KEY=VALUE"),
-        (["mhqa_agent", "--benchmarks", "gaia", "--dry-run"], "gaia is none of mhqa_agent"),
+        (["mhqa_agent", "--benchmarks", "gaia", "--dry-run"], "gaia is not a benchmark of mhqa_agent"),
     ],
 )
 def test_wrong_words_are_told(words: list[str], told: str) -> None:

@@ -190,7 +190,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "validate {T}/empty.jsonl",
         1,
-        ("{T}/empty.jsonl: holds no rows", "run the command again that wrote it"),
+        ("{T}/empty.jsonl: holds no rows", "rerun the command that wrote it"),
     ),
     (
         "validate {T}/prose.jsonl",

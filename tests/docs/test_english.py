@@ -56,6 +56,12 @@ def test_long_lines_and_sentences_are_counted() -> None:
     assert found("docs/x.md", "One; two. Three; four `a; b; c;`.") == []
 
 
+def test_a_literal_block_of_a_docstring_is_no_prose() -> None:
+    assert found("afm/x.py", '"""In a file::\n\n    told: [a: b: c: d]\n\ntold\n"""') == [
+        "afm/x.py:5: 'told', write: said, reported, passed, listed"
+    ]
+
+
 def test_docstrings_errors_and_help_texts_of_python_are_read() -> None:
     text = '''"""A module."""
 class Settings:

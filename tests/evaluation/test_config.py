@@ -58,7 +58,7 @@ def test_a_child_config_keeps_what_it_does_not_say() -> None:
         (MINIMAL, ["benchmark=browscomp"], "the name of a benchmark; did you mean 'browsecomp'"),
         (MODELLESS, ["modle=m"], r"'modle=m': modle: unknown key; did you mean 'model'\?"),
         (MODELLESS + "modell: m\n", [], r"eval.yaml: modell: unknown key; did you mean 'model'\?"),
-        (MODELLESS, [], "model: missing; give the model's folder or address .* or a team: team=FILE"),
+        (MODELLESS, [], "model: missing; name a model \(model=DIR_OR_URL\) or a team \(team=FILE\)"),
         (MINIMAL, ["team=t.yaml", "model=m"], "either a model or a team answers; give exactly one"),
         (MINIMAL, ["team.budget.usd=1"], "team.budget.usd=1: is for a team's file; give it: team=FILE"),
         (MODELLESS, ["team=t.yaml", "keep_tokens=true"], "are for a model, not for a team"),

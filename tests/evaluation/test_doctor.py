@@ -125,7 +125,7 @@ def test_an_endpoint_is_asked_what_it_serves(doctor: Doctor, model: Path, endpoi
 def test_every_tool_that_the_agent_calls_must_be_configured_and_there(doctor: Doctor) -> None:
     agent = f"agent={ROOT}/afm/agents/web.yaml"
     lacking = doctor.errors(agent)["tools"]
-    assert lacking.startswith("agent 'web' calls crawl_page, web_search; `tools` has none")
+    assert lacking.startswith("agent 'web' calls crawl_page, web_search, but `tools` has none")
     assert (
         "no server answers at" in doctor.warnings(agent, f"tools={ROOT}/configs/tools/search.yaml")["tools"]
     )

@@ -196,7 +196,7 @@ async def test_no_more_episodes_are_in_flight_than_allowed(tmp_path, solver) -> 
 
 async def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, solver) -> None:
     tasks, model = solver.tasks(2), ScriptedModel(solver.solver(0))
-    with pytest.raises(ConfigError, match="agent 'math' calls code; `tools` has none"):
+    with pytest.raises(ConfigError, match="agent 'math' calls code, but `tools` has none"):
         await solver.play(tasks, solver.spec(), model, {}, tmp_path / "a")
     with pytest.raises(DataError, match="occurs twice"):
         await run_with(solver, model, tmp_path / "a", [*tasks, tasks[0]])

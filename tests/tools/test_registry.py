@@ -72,7 +72,7 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
         ({}, r"tools: missing, but required"),
         ({"tools": [{"class_name": "x.Y"}]}, r"tools\[0\]\.tool_schema: missing"),
         ({"tools": [entry(CODE, "no blanks")]}, r"tools\[0\]\.tool_schema\.function\.name: got 'no blanks'"),
-        ({"tools": code()["tools"] * 2}, r"tools\[1\]\.tool_schema\.function\.name: 'code' stands twice"),
+        ({"tools": code()["tools"] * 2}, r"tools\[1\]\.tool_schema\.function\.name: 'code' is used twice"),
         (of_class("CodeTool"), r"tools\[0\]\.class_name: got 'CodeTool', expected a dotted"),
         (of_class("afm.nope.X"), r"'afm\.nope\.X' cannot be imported: No module named"),
         (of_class("afm.tools.code.CodeTol"), r"code has no class 'CodeTol'; did you mean 'CodeTool'"),
@@ -90,7 +90,7 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
             code(nsjail_path="/opt/nsjail", max_obs_length=512),
             r"max_obs_length: a setting of AFM's code tool; write max_observation_chars: 1536",
         ),
-        (code(nsjail_path="/opt/nsjail", urls=["http://127.0.0.1:9002"]), r"nsjail_path stands alone"),
+        (code(nsjail_path="/opt/nsjail", urls=["http://127.0.0.1:9002"]), r"nsjail_path cannot be combined"),
     ],
 )
 def test_a_wrong_file_is_explained(data: dict[str, Any], message: str) -> None:

@@ -57,7 +57,7 @@ class CaseRun:
 
     Attributes:
         output: Its standard output.
-        values: Outcomes of a session's steps (see ``inside/candidate.py``), ``None`` when there are none.
+        values: Outcomes of a session's steps (see ``inside/candidate.py``), ``None`` without a session.
         note: Why it did not end well, in one line.
         spent_s: Its share of the time of its run, but for waiting for a core.
     """
@@ -126,7 +126,7 @@ class CaseRunner:
 
         Raises:
             SandboxError: The sandbox failed, or a program was stopped by the clock because the machine starved it: that says
-                nothing about the program. Cases before it have been told.
+                nothing about the program. Cases before it have been reported.
         """
         left_s = limits.total_s
         for batch in _batches(cases, growing):

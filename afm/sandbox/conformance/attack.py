@@ -29,7 +29,7 @@ from afm.sandbox.seccomp import CLONE, DENIED, MADVISE, MSYNC, PREADV2, SILENCED
 
 LIMITS = SandboxLimits(wall_s=8.0, cpu_s=4, memory_bytes=512 << 20, file_bytes=8 << 20)
 SURVIVOR = f"afm-survivor-{secrets.token_hex(4)}"
-"""First word of the command line of daemons, of its own in each process: checks that run at once must not see each other's."""
+"""First word of the command line of daemons. It differs by process: checks that run at once must not see each other's."""
 _HEADING = re.compile(r"^### (.+?)(?: => (.+))?$", re.MULTILINE)
 
 
@@ -74,8 +74,8 @@ class SandboxAttack:
 def attacks(text: str, **shared: Any) -> tuple[SandboxAttack, ...]:
     """The attacks of a text.
 
-    Each begins with a line ``### NAME``; ``### NAME => error 9`` says how its run must end: reasons, then the exit status if
-    it matters. What stands between the lines ``# before`` and ``# then`` is the program that runs first.
+    Each begins with a line ``### NAME``; ``### NAME => error 9`` says how its run must end: reasons, then the exit status
+    if it matters. The text between the lines ``# before`` and ``# then`` is the program that runs first.
 
     Args:
         shared: Further fields, the same for each.

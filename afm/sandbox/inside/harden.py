@@ -47,7 +47,7 @@ def harden(devices: list[str]) -> None:
 
 
 def answer_lock_queries() -> None:
-    """Whoever asks who holds a lock (``F_GETLK``) hears that nobody does; who then wants the lock learns the truth.
+    """A query for the holder of a lock (``F_GETLK``) reports no holder. A request for the lock gets the true answer.
 
     The kernel's answer would show the locks that other runs hold on files that all of them read. The filter makes a
     signal of the question. Its handler is machine code: Python would run one of its own after the call. Only the
@@ -91,7 +91,7 @@ def look_started(path: str, imports: list[str]) -> None:
     """Make the interpreter look as if it had just been started with the program ``path``.
 
     Args:
-        imports: Import paths beside the standard library.
+        imports: Import paths in addition to the standard library.
     """
     # What the site module would have added; a launcher skips it, which saves a third of the start-up time.
     for word in ("exit", "quit"):

@@ -1,14 +1,14 @@
 """Starts the user's program. Runs inside the jail, as process 1, under the sandbox's own Python.
 
 The host passes the text of ``inside/harden.py`` and of this file to ``python -c``, so it imports nothing of the project
-and little of the standard library: every import here is paid for on each run. Process 1 only waits; the program runs in a
-child, where signals work as usual and its end can be told apart from the jail's.
+and little of the standard library: every import here is paid for on each run. Process 1 only waits. The program runs
+in a child, where signals work as usual and its end can be distinguished from the jail's.
 
-Arguments: descriptor for the report, file of the program, limits as ``NAME=SOFT=HARD,...``, extra import
-paths joined by ``:``, devices joined by ``:``, a seccomp filter in hexadecimal digits (empty when the jail has one),
-a descriptor of the program (empty when the file is there), a descriptor for its stderr (empty for the jail's).
-The report is ``ready`` and a newline when the program is about to run, then ``STATUS PEAK_KIB`` and a newline, STATUS
-being what ``waitpid`` gave, and ``memory`` and a newline when the program ended because memory was refused.
+Arguments: descriptor for the report, file of the program, limits as ``NAME=SOFT=HARD,...``, extra import paths and
+devices, each joined by ``:``. Then a seccomp filter in hexadecimal digits (empty when the jail has one), a descriptor
+of the program (empty when the file is there), a descriptor for its stderr (empty for the jail's).
+The report is ``ready`` when the program is about to run, then ``STATUS PEAK_KIB`` with the status from ``waitpid``.
+``memory`` follows when the program ended because memory was refused. A newline ends each.
 """
 
 import os

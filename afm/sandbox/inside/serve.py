@@ -1,15 +1,15 @@
 """The zygote: a warm Python that forks every run. Runs as process 1 of the outer jail.
 
-Arguments: descriptor of the control socket, then one JSON object: ``preload`` (modules to import),
-``exercises`` (pairs of a package and a program to run), ``imports`` (import paths of installed packages), ``root`` (the folder that becomes a
-run's ``/``), ``devices`` (files of devices in it); then the file of the seccomp rules.
+Arguments: descriptor of the control socket, one JSON object, the file of the seccomp rules. Keys of the object are
+``preload`` (modules to import), ``exercises`` (pairs of a package and a program to run) and ``imports`` (import paths of
+installed packages). ``root`` is the folder that becomes a run's ``/``, ``devices`` names the device files in it.
 
-On the control socket a request is one packet, JSON with ``limits`` (soft and hard value of each ``RLIMIT_``), ``file_bytes`` and
-``inodes`` (size of ``/tmp``, and of ``/dev/shm``) and ``stdin_named`` (whether ``/dev/stdin`` is the standard input, and not empty), and
-with the descriptors of program, stdin, stdout, stderr and report. The answer is ``started`` with a pidfd of the
-run's process 1, or ``failed: REASON``. That process writes to the report: ``ready`` and a newline when the
-program is about to run, then ``STATUS PEAK_KIB CPU_SECONDS`` and a newline, STATUS being what ``waitpid``
-gave, and ``memory`` and a newline when the program ended because memory was refused; or ``failed: REASON`` when the run could not be isolated.
+On the control socket a request is one packet: JSON, and the descriptors of program, stdin, stdout, stderr and report.
+The JSON has ``limits`` (soft and hard value of each ``RLIMIT_``), ``file_bytes`` and ``inodes`` (size of ``/tmp``, and
+of ``/dev/shm``) and ``stdin_named`` (whether ``/dev/stdin`` is the standard input, and not empty). The answer is
+``started`` with a pidfd of the run's process 1, or ``failed: REASON``. That process writes ``ready`` to the report when
+the program is about to run, then ``STATUS PEAK_KIB CPU_SECONDS`` with the status from ``waitpid``. ``memory`` follows
+when the program ended because memory was refused. A newline ends each. If isolation fails it writes ``failed: REASON``.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _stream(fd: int, mode: str, name: str, errors: str) -> Any:
 
 
 def _status_of(error: BaseException, exiting: type = SystemExit, whole: type = int) -> int:
-    """What Python does with an exception that nobody caught."""
+    """What Python does with an uncaught exception."""
     if type(error) is not exiting and exiting not in type(error).__mro__:
         _show(error)
         return 1
@@ -261,7 +261,7 @@ def _show(error: BaseException) -> None:
 
 
 def main() -> harden.Refusal:
-    """Warm up, say so, serve. Returns only in a program's process, as :func:`begin` does."""
+    """Warm up, report it, serve. Returns only in a program's process, as :func:`begin` does."""
     control = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
     with open(sys.argv[3], "rb") as file:  # noqa: PTH123 - pathlib is not loaded here

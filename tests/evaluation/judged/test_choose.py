@@ -157,7 +157,9 @@ async def test_an_answer_cannot_choose_itself(finished, judge) -> None:
 
 async def test_wrong_settings_and_folders_are_told(finished, judge, tmp_path, monkeypatch) -> None:
     folder = finished({"a": ["wrong", "right"]})
-    with pytest.raises(ConfigError, match=r"best-of-3 needs 3 scored rounds of a question; .* has at most 2"):
+    with pytest.raises(
+        ConfigError, match=r"best-of-3 needs 3 scored rounds of a question, but .* has at most 2"
+    ):
         await chosen(folder)
     with pytest.raises(ConfigError, match="never fits into 10 tokens a minute"):
         await chosen(folder, sizes=[2], judge={"tokens_per_minute": 10})

@@ -87,7 +87,7 @@ def _report(frame: dict[str, Any], answer: _Store, notes: _Store) -> None:
 
 
 def _keep_children() -> None:
-    """Let nobody ignore SIGCHLD: the kernel forgets the CPU time of children that nobody need wait for."""
+    """Keep SIGCHLD from being ignored: the kernel forgets the CPU time of children that need no wait."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     number = _SIGACTION.get(os.uname().machine)
     if number is None:
@@ -124,7 +124,7 @@ def _swept() -> set[str]:
 
 
 def _import_shared(names: list[str], prelude: str) -> None:
-    """Import well-known modules once, not once a case."""
+    """Import well-known modules once, not for each case."""
     with contextlib.suppress(Exception):  # it will fail in the cases too
         exec(prelude, {})
     for name in names:

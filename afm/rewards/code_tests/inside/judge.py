@@ -99,7 +99,7 @@ class _Names(dict):  # type: ignore[type-arg]
 
 
 class _Marks(ast.NodeTransformer):
-    """Marks the calls whose value nobody looks at, and the numbers that are compared."""
+    """Marks the calls whose value is unused, and the numbers that are compared."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr:
         """Mark a call that is a statement of its own."""
@@ -278,8 +278,8 @@ class Scope:
         own: Names of the program.
         defined: Global names of the tests.
         alone: Whether the tests call one of them only.
-        unclear: What to say when they call several: nobody knows which one is under test, so none may be handed what
-            another one returned.
+        unclear: What to say when they call several: it is unknown which one is under test, so none may be handed
+            what another one returned.
         trouble: The same when that could happen at all, else ``""``.
     """
 

@@ -1,8 +1,8 @@
 """Plain Python values as JSON and back, exactly: what a program returned, without any code of its own.
 
-JSON's own types stand for themselves; everything else is an object with one key, the tag:
-``int`` (hexadecimal, when large), ``float`` (``inf``, ``nan``), ``complex``, ``bytes``, ``tuple``, ``set``,
-``frozenset``, ``dict`` (pairs), ``keys``, ``values`` and ``items`` of one, ``deque``, ``range``, ``iterator``. Subclasses count as their plain base.
+JSON's own types stand for themselves. Everything else is an object with one key, the tag: ``int`` (hexadecimal, when
+large), ``float`` (``inf``, ``nan``), ``complex``, ``bytes``, ``tuple``, ``set``, ``frozenset``, ``dict`` (pairs), its
+``keys``, ``values`` and ``items``, ``deque``, ``range``, ``iterator``. Subclasses count as their plain base.
 """
 
 from __future__ import annotations

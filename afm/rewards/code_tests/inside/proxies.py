@@ -19,7 +19,7 @@ class FailedError(BaseException):
 
 
 class UnknownError(BaseException):
-    """The tests cannot go on without what the program answers."""
+    """The tests cannot continue without an answer of the program."""
 
 
 class Table(Protocol):
