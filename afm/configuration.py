@@ -20,7 +20,7 @@ from afm.file_kinds import FILE_KINDS, kind_of
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 Find = Callable[[str, Path], Path]
-"""Finds the file that ``extends`` names, given the folder of the file that says so."""
+"""Finds the file that ``extends`` names, given the folder of the file with the key."""
 
 Anchor = Callable[[dict[str, Any], Path], None]
 """Rewrites, in place, the paths of one file that are relative to its folder."""
@@ -37,7 +37,7 @@ class Settings(BaseModel):
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe; ``3e-5`` is a number as in YAML 1.2, and a key that stands twice is refused."""
+    """Safe; ``3e-5`` is a number as in YAML 1.2, and a repeated key is refused."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -45,7 +45,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     line = key.start_mark.line + 1
-                    raise ConfigError(f"line {line}: key {key.value!r} stands twice in one mapping")
+                    raise ConfigError(f"line {line}: key {key.value!r} is set twice in one mapping")
                 seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
@@ -69,7 +69,7 @@ def describe_yaml(path: Path) -> str:
 
 
 def _refuse_other_kind(path: Path, data: Mapping[str, Any], what: str) -> None:
-    """Name the command for a file of another kind; what has a key of its own kind is of that kind."""
+    """Name the command for a file of another kind. A key that only one kind has decides the kind."""
     expected = next((kind for kind in FILE_KINDS if what in kind.content), None)
     if expected is None or expected.matches(data) or (kind := kind_of(data)) is None:
         return
@@ -80,7 +80,7 @@ def parse_yaml(text: str) -> Any:
     """The value of a YAML text.
 
     Raises:
-        ConfigError: A key stands twice in one mapping.
+        ConfigError: A key is set twice in one mapping.
         yaml.YAMLError: It is no YAML.
     """
     return yaml.load(text, _Loader)
@@ -114,7 +114,7 @@ def configs_folder() -> Path:
     """The ``configs`` folder: below the current folder, else next to the installed package.
 
     Raises:
-        ConfigError: There is none; the package was installed without its checkout.
+        ConfigError: Not found, because the package was installed without its checkout.
     """
     for base in (Path.cwd(), Path(__file__).resolve().parent.parent):
         if (base / "configs/tiny").is_dir():
@@ -146,7 +146,7 @@ def read_extended(
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` laid over ``base``: mappings key by key, other values replace, ``null`` removes what was inherited."""
+    """``over`` merged into ``base``: mappings merge key by key, other values replace, ``null`` removes what was inherited."""
     result = dict(base)
     for key, value in over.items():
         inherited = result.get(key)
@@ -265,7 +265,7 @@ def _extended(
 
 
 def _typed(location: tuple[int | str, ...], overrides: Sequence[str]) -> str | None:
-    """The override that set what stands at ``location``, or something in it."""
+    """The override that set the value at ``location``, or something in it."""
     for override in reversed(overrides):
         key = override_key(override).split(".")
         if all(str(part) == name for part, name in zip(location, key, strict=False)) and location:

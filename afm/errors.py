@@ -30,7 +30,7 @@ class DataError(AfmError, ValueError):
 
     Attributes:
         message: The description without its location.
-        path: File in which the row stands, if known.
+        path: File of the row, if known.
         line: 1-based line in ``path``, if known.
     """
 
@@ -88,7 +88,7 @@ class TrajectoryError(DataError):
 
 
 class BadArgumentError(DataError):
-    """A tool can do nothing with an argument; the message is what the agent is told."""
+    """A tool can do nothing with an argument; the agent reads the message."""
 
 
 class RepeatedErrors:

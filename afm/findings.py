@@ -1,4 +1,4 @@
-"""What was looked at before a training and how it stands; first of all, what GPUs need: driver, nvcc, compiler, packages that import."""
+"""Findings of a check before a training, and what GPUs need: driver, nvcc, compiler, packages that import."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def try_imports(modules: Sequence[str]) -> Imports:
 
 
 def gpu_findings(env: Mapping[str, str]) -> Iterator[Finding]:
-    """The GPUs of this machine and what trainings on them need; one line where there are none."""
+    """The GPUs of this machine and what trainings on them need; one line without GPUs."""
     if not has_gpu():
         yield Finding(Level.OK, "gpu", "none (no nvidia-smi): trainings run on the CPU, for the tiny recipes")
         return

@@ -7,7 +7,7 @@ rollouts see the same ids for the same text.
 
 Some tokenizers (SentencePiece-like ones, as Llama-2's) put a blank before every text they are given. At the
 beginning of a turn that is how the model was trained. Before an observation in the middle of one it would be a
-blank that nobody wrote, so text that continues other text is encoded by a variant without it.
+blank that was never written, so text that continues other text is encoded by a variant without it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def encode_batch(
             token with any character of one has mask 0.
 
     Raises:
-        ConfigError: The tokenizer is a slow one, which cannot say where its tokens stand.
+        ConfigError: The tokenizer is a slow one, which cannot locate its tokens in the text.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
@@ -179,7 +179,7 @@ def _mask_of(offsets: Sequence[tuple[int, int]], row: Sequence[Segment], boundar
 def _tokens_within(
     offsets: Sequence[tuple[int, int]], start: int, stop: int, boundary: Boundary
 ) -> tuple[int, int]:
-    """Range of the tokens that lie inside ``[start, stop)``, or for ``MASK`` that touch it."""
+    """Range of the tokens inside ``[start, stop)``, or for ``MASK`` that touch it."""
     begin, end = itemgetter(0), itemgetter(1)
     if boundary is Boundary.MASK:
         return bisect_right(offsets, start, key=end), bisect_left(offsets, stop, key=begin)

@@ -1,7 +1,7 @@
 """Where a training is meant to run, the shape of its model, and the memory that follows from both.
 
-The formulas are those that fine-tuning and reinforcement learning share. They were never compared with a GPU. Activations assume
-attention that does not store its scores (flash, sdpa).
+The formulas are those that fine-tuning and reinforcement learning share. They were never compared with a GPU.
+Activations assume attention that does not store its scores (flash, sdpa).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The one table of colours. The viewer, reports, charts and the terminal all take theirs from here.
 
-Pages get it as CSS custom properties from ``evaluation/templates/palette.css.j2``: ``--good``, ``--series-1`` and so on.
+Pages get it as CSS properties (``--good``, ``--series-1``, ...) from ``evaluation/templates/palette.css.j2``.
 """
 
 from __future__ import annotations

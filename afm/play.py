@@ -1,7 +1,7 @@
 """One episode: played, judged, and turned into a record, whatever fails on the way.
 
-Evaluation plays with :class:`Referee`, which judges and never raises for a failed episode. The selection of questions for
-reinforcement learning plays with :func:`play_once` and judges by itself.
+Evaluation plays with :class:`Referee`, which judges and never raises for a failed episode. The selection of questions
+for reinforcement learning plays with :func:`play_once` and judges by itself.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ TRUST_VARIABLE = "AFM_TRUST"
 """Environment variable that ``--trust`` sets, so that worker processes know of it too."""
 
 _FRAMEWORK = frozenset({"afm", "llamafactory_patch", "tool_servers", "verl_ext"})
-"""Packages that always come from the installation, even if the YAML lies in a checkout of them."""
+"""Packages that always come from the installation, even if the YAML is in a checkout of them."""
 
 
 def import_module_of(name: str, folder: Path | None, where: str) -> ModuleType:
@@ -64,7 +64,7 @@ def _file_of(top: str, folder: Path | None) -> Path | None:
 
 
 def _import_file(top: str, file: Path) -> None:
-    """Import ``file`` as the module ``top``; files beside it can then be imported by it at any time."""
+    """Import ``file`` as the module ``top``; it can then import files in its folder at any time."""
     if (loaded := sys.modules.get(top)) is not None:
         origin = getattr(loaded, "__file__", None)
         if origin is not None and Path(origin).resolve() == file:

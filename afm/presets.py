@@ -1,6 +1,6 @@
-"""What the published system trains with, applied to a recipe of ours: ``preset=script|paper|ours``.
+"""What the published system trains with, applied to a recipe in our recipes: ``preset=script|paper|ours``.
 
-The facts stand in ``published.yaml``, each with the line of the published repository or the topic of the paper that says so.
+The facts are in ``published.yaml``, each with its source: a line of the published repository or a topic of the paper.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PresetSource(StrEnum):
     """Whose settings a recipe takes."""
 
     OURS = "ours"
-    """The recipe as it stands."""
+    """The recipe unchanged."""
     SCRIPT = "script"
     """The published training scripts and the defaults behind them."""
     PAPER = "paper"
@@ -40,8 +40,7 @@ class PublishedSetting(Settings):
     paper: Any = None
     """The value in the paper."""
     at: tuple[str, ...] = ()
-    """Where the repository says so: ``LINE`` or ``FILE:LINE``, and what stands there where it is not the
-    value."""
+    """The source in the repository: ``LINE`` or ``FILE:LINE``, and its text where that is not the value."""
     ours: str = ""
     """Why our recipe has another value than both."""
 
@@ -137,11 +136,11 @@ def take_preset(
 ) -> tuple[list[str], AppliedPreset | None]:
     """Lay the settings that ``preset`` asks for over ``data``, in place.
 
-    ``preset`` stands in the file or among the overrides: ``script``, ``paper``, ``ours``, or ``script:NAME`` for a recipe
+    ``preset`` is set in the file or by an override: ``script``, ``paper``, ``ours``, or ``script:NAME`` for a recipe
     that has a name of its own. What a source does not say stays as the recipe has it.
 
     Returns:
-        The other overrides, which are yet to be applied, and what was laid over.
+        The other overrides, which are yet to be applied, and the values of the preset.
 
     Raises:
         ConfigError: No such preset, or nothing is published for the recipe.
@@ -171,8 +170,8 @@ def _values(kind: Literal["rl", "sft"], name: str, source: PresetSource) -> dict
     recipes = published().recipes(kind)
     if name not in recipes:
         raise ConfigError(
-            f"preset={source}: nothing is published for a recipe {name!r}; {suggestion(name, recipes)}; "
-            f"preset={source}:NAME takes the values of one of these"
+            f"preset={source}: nothing is published for a recipe {name!r}; {suggestion(name, recipes)}, "
+            f"or take the values of one of these with preset={source}:NAME"
         )
     facts = dict(recipes[name].facts)
     if kind == "rl":

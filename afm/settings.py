@@ -20,7 +20,8 @@ _PLACEHOLDERS = ("api key", "api url")
 class Environment(BaseSettings):
     """Values from the environment; each field is the variable of the same name in capitals.
 
-    An empty variable counts as unset, and so does a placeholder of the published ``environment.sh``. Secrets never show in ``repr``, logs or error messages.
+    An empty variable counts as unset, and so does a placeholder of the published ``environment.sh``. Secrets never show in
+    ``repr``, logs or error messages.
     """
 
     model_config = SettingsConfigDict(env_ignore_empty=True, extra="ignore", frozen=True)

@@ -41,7 +41,7 @@ class SharedFile:
 
     Args:
         what: What the file is, for errors.
-        schema: The statement that makes its table where there is none.
+        schema: The statement that makes a missing table.
     """
 
     def __init__(self, path: Path, what: str, schema: str) -> None:

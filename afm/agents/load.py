@@ -18,7 +18,7 @@ _SHIPPED_FOLDER = Path(__file__).parent
 MODEL_AGENT_FILE = "agent.yaml"
 """The file in a trained model's folder that declares the agent it was trained as."""
 MODEL_AGENTS_DIR = "agents"
-"""The folder beside it with ``NAME.yaml`` of each agent, where it was trained as several."""
+"""The folder next to it with a ``NAME.yaml`` per agent, if it was trained as several."""
 
 
 def shipped_agents() -> tuple[str, ...]:
@@ -137,7 +137,7 @@ _THOUGHT_PURPOSE = "Reason about what is asked and what you know about it."
 
 
 def without_tools(spec: AgentSpec) -> AgentSpec:
-    """``spec`` with its thoughts and its answer alone, and a prompt that says so; an agent without tools as it is.
+    """``spec`` with its thoughts and its answer alone, and a prompt to match. An agent without tools is unchanged.
 
     Other functions go with the tools, since they plan, judge and check the use of tools. The thoughts' purpose and
     the instruction are neutral, because an agent's own may speak of its tools. The answer, its format, how the

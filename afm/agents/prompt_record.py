@@ -126,7 +126,7 @@ class PromptRecord(BaseModel):
 
 
 def record_of_model(model: str | Path | None) -> PromptRecord | None:
-    """The prompts that a model's folder (or a run's) says it was trained with; ``None`` where nothing says so.
+    """The prompts that a model's folder (or a run's) says it was trained with; ``None`` without a record.
 
     Raises:
         ConfigError: The record is damaged.
@@ -279,7 +279,7 @@ def check_prompts(asked: PromptRecord, trained: PromptRecord | None, model: str 
 
 
 def prompt_difference(asked: PromptRecord, trained: PromptRecord | None) -> str | None:
-    """The first line of a run's prompts that is none of the model's; ``None`` when all are, or nobody can tell."""
+    """The first line of a run's prompts that the model was not trained with; ``None`` without one or without a record."""
     if trained is None or not trained.templates or trained.more or trained.holds(asked):
         return None
     others = [prompt for prompt in asked.templates if prompt.digest not in trained.digests]

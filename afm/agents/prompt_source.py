@@ -153,7 +153,7 @@ class PromptSource:
         return replace(self, template=template) if self.mode is PromptMode.ROW else self
 
     def kept_in(self, folder: Path) -> PromptSource:
-        """The same with its file copied into ``folder``, where nobody changes it while a run goes on.
+        """The same with its file copied into ``folder``, so that it cannot change during a run.
 
         Named by its content, so several may be kept.
         """

@@ -40,7 +40,7 @@ class RoleKind(StrEnum):
 
 
 class AnswerFormat(StrEnum):
-    """How the final answer stands inside the answer role."""
+    """The form of the final answer inside the answer role."""
 
     TEXT = "text"
     BOXED = "boxed"
@@ -90,9 +90,9 @@ class RoleSpec(Settings):
     tool: str | None = None
     """Name of the tool that a tool role calls."""
     needs_thought: bool = False
-    """A thought must stand before this role."""
+    """A thought must come before this role."""
     no_thought: bool = False
-    """No thought may stand before this role."""
+    """No thought may come before this role."""
     max_count: int | None = Field(default=None, ge=1)
     """How often it may occur."""
     grade: Grade | None = None
@@ -129,7 +129,7 @@ class Limits(Settings):
         """
         for key in value:
             if key not in cls.model_fields:
-                raise ValueError(f"a limit; unknown limit {key!r}; {suggestion(key, cls.model_fields)}")
+                raise ValueError(f"a limit, but {key!r} is unknown; {suggestion(key, cls.model_fields)}")
         cls.model_validate(value)
         return value
 
@@ -142,7 +142,7 @@ class AgentSpec(Settings):
     description: str = ""
     """One line for people."""
     roles: dict[str, RoleSpec]
-    """Tag → role, in the order in which the model is told of them."""
+    """Tag → role, in the order in which the prompt lists them."""
     transitions: dict[str, tuple[str, ...]]
     """What may follow what, thoughts aside; ``start`` is the beginning. An observation always follows a
     tool. The word ``any`` in place of the table lets every role follow every other."""
@@ -155,7 +155,7 @@ class AgentSpec(Settings):
     question_format: str = "Question: {question}"
     """How the question is put."""
     rules: tuple[str, ...] = ()
-    """Further rules, one a line."""
+    """Further rules, one per line."""
     limits: Limits = Limits()
     """Bounds of an episode: see below."""
 

@@ -34,7 +34,7 @@ class TokenPrice(Settings):
     completion: float = Field(ge=0, le=MAX_USD)
 
     def usd(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """What so many tokens cost."""
+        """The price of these tokens."""
         return (prompt_tokens * self.prompt + completion_tokens * self.completion) / MILLION
 
 
@@ -45,7 +45,7 @@ class CachedTokenPrice(TokenPrice):
     """For tokens of the prompt that were in the cache; as ``prompt`` when ``None``."""
 
     def usd(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
-        """What so many tokens cost; ``cached_tokens`` are part of the prompt's."""
+        """The price of these tokens; ``cached_tokens`` are part of the prompt's."""
         cached = min(cached_tokens, prompt_tokens)
         cached_price = self.prompt if self.cached is None else self.cached
         spent = (prompt_tokens - cached) * self.prompt + cached * cached_price
@@ -98,8 +98,8 @@ class BudgetSettings(Settings):
 class Budget:
     """Lets a call go only when it cannot break the limits, whatever else is in flight.
 
-    A call is counted with what it may cost at most until it ends. One that does not fit waits for calls of this process to cost
-    less than that; when none of them can make room for it, it is refused. It may be used in several event loops.
+    Until it ends, a call counts with the most it may cost. One that does not fit waits for calls of this process to cost
+    less. It is refused when they cannot make room for it. It may be used in several event loops.
 
     Args:
         advice: What to do when it is spent, for the error.
@@ -185,7 +185,7 @@ class Budget:
         """Whether there was room for ``most``, which is then counted.
 
         Raises:
-            BudgetSpentError: There is none, and no call in flight can make it.
+            BudgetSpentError: Nothing is left, and no call in flight can make room.
         """
         with self._books:
             with self._count() as count:

@@ -276,7 +276,7 @@ def read_reply(body: bytes, *, with_tools: bool = False, finishes: Collection[st
     """The reply in a server's answer.
 
     Args:
-        with_tools: The request offered tools, so tool calls may stand in place of a text.
+        with_tools: The request offered tools, so tool calls may replace a text.
         finishes: Finish reasons at which a reply is taken as it is.
 
     Raises:
@@ -325,7 +325,7 @@ class UnfinishedReasoningError(ValueError):
 
 
 def without_reasoning(text: str) -> str:
-    """``text`` without ``<think>...</think>``, and without all that stands before a ``</think>`` that was never opened.
+    """``text`` without ``<think>...</think>``, and without everything before a ``</think>`` that was never opened.
 
     Tags inside a whole JSON object are quoted ones and count as its text. ``<thinking>`` is taken as well.
 
@@ -354,8 +354,8 @@ def without_reasoning(text: str) -> str:
 def objects_in(text: str) -> Iterator[dict[str, Any] | None]:
     """The JSON objects in ``text`` that have keys, in its order; ``None`` for each that is broken or not complete.
 
-    Objects inside another one are parts of it, also where that one is broken after them. What stands between objects
-    (words, a fence) is passed over.
+    Objects inside another one are parts of it, also where that one is broken after them. Anything between objects
+    (words, a fence) is skipped.
     """
     for data, _, _ in _scanned(text, inside_broken=False):
         yield data
@@ -366,7 +366,7 @@ def _spans(text: str) -> list[tuple[int, int]]:
 
 
 def _scanned(text: str, *, inside_broken: bool) -> Iterator[tuple[dict[str, Any] | None, int, int]]:
-    """Objects with the places where they begin and end; ``inside_broken``: what looks like one inside a broken one counts, too."""
+    """Objects with their start and end; with ``inside_broken``, also those inside a broken one."""
     place = broken = 0
     while broken < _MOST_BROKEN and (match := _OBJECT.search(text, place)):
         data, start = None, match.start()

@@ -120,7 +120,7 @@ class Pace:
         self._closed_until_s = 0.0
 
     async def departure(self, tokens: int) -> Departure:
-        """Wait until a request of about so many tokens may go, and count it.
+        """Wait until a request of about ``tokens`` tokens may go, and count it.
 
         Raises:
             ConfigError: The request alone is more than a minute allows.
@@ -132,14 +132,14 @@ class Pace:
             await asyncio.sleep(wait_s)
 
     def delay_s(self, tokens: int) -> float:
-        """How long a request of so many tokens has to wait at least, 0 when it may go now.
+        """How long a request of ``tokens`` tokens has to wait at least, 0 when it may go now.
 
         Raises:
             ConfigError: It is more than a minute allows.
         """
         if self._tokens is not None and tokens > self._tokens:
             raise ConfigError(
-                f"a request of about {tokens} tokens never fits into {self._tokens} tokens a minute; "
+                f"a request of about {tokens} tokens never fits into {self._tokens} tokens per minute; "
                 "raise tokens_per_minute, or lower max_tokens or the limits of what is shown"
             )
         now = self._clock()

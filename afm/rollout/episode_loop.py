@@ -41,9 +41,9 @@ async def run_episode(
     """Let ``model`` act as ``spec`` until it answers or a limit ends it.
 
     Whatever ends it, the episode is returned with its :class:`~afm.trajectory.record.StopReason`. A tool that
-    fails is answered with an observation that says so. The response exceeds neither its limits nor the
-    model's context: an observation that would, is not appended and ends the episode. ``max_seconds`` ends a generation
-    that can be cancelled (:attr:`TokenModel.cancellable`); for another one, the episode waits, at most for ``max_new_tokens``.
+    fails is answered with an observation of the failure. The response exceeds neither its limits nor the model's
+    context: an observation that would is not appended and ends the episode. ``max_seconds`` ends a generation that can be
+    cancelled (:attr:`TokenModel.cancellable`). For another one the episode waits, at most for ``max_new_tokens``.
 
     Args:
         spec: The agent.

@@ -43,7 +43,7 @@ class TokenBudget:
         return cls(response, limits.max_agent_tokens, turn)
 
     def room(self, *, response: int, agent: int, turn: int) -> Room:
-        """What is left after so many tokens of each kind."""
+        """What is left after these numbers of tokens."""
         rooms = [Room(self.response - response, StopReason.RESPONSE_TOKENS)]
         if self.agent is not None:
             rooms.append(Room(self.agent - agent, StopReason.AGENT_TOKENS))

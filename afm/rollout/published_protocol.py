@@ -1,8 +1,8 @@
 """AFM's published way to run its web agent, as a thin layer over the one episode loop.
 
-Facts: ``AFM/evaluation/web_agent/inference_web_agent.py`` and ``utils.py`` of the published repository (revision 8f94516). Each
-step is a chat request of its own: the assistant's turn so far, trimmed and closed, then a new turn. What the model sampled is
-recorded token for token all the same. What it read is not a prefix of that, which the record's provenance says (``protocol``).
+Facts: ``AFM/evaluation/web_agent/inference_web_agent.py`` and ``utils.py`` of the published repository (revision 8f94516).
+Each step is a chat request of its own: the assistant's turn so far, trimmed and closed, then a new turn.
+The record still has every sampled token. What the model read is not a prefix of them, which the provenance notes (``protocol``).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def trimmed(
 ) -> str:
     """``text`` in at most ``max_tokens`` tokens, counted piece by piece between tags.
 
-    Closed blocks of ``kept_roles`` come first, then as many of the other pieces as fit, the newest first, in their order. Of
-    the first text that does not fit its beginning is kept. Where the blocks alone are too long, the newest of their pieces
-    that fit are all that is left, or else the first piece of the text.
+    Closed blocks of ``kept_roles`` come first, then as many of the other pieces as fit, the newest first, in their order.
+    The first text that does not fit keeps its beginning. Where the blocks alone are too long, only the newest of their
+    pieces that fit are left, or else the first piece of the text.
     """
     pieces = [piece for piece in _TAG.split(text) if piece]
     if not pieces:
@@ -103,7 +103,7 @@ class PublishedProtocol:
         max_steps: Tool calls, suggested answers and the answer together.
         max_errors: Generations that ended without a step; they are forgotten.
         suggestions: The suggested answer of this number is the answer.
-        same_function: After so many steps of one kind in a row the next step is not carried out, whatever it is.
+        same_function: After this number of steps of one kind in a row the next step is not carried out, whatever it is.
         total_tokens: Context.
         turn_tokens: New tokens of a step.
         reserve: Tokens left free.
@@ -167,8 +167,8 @@ async def run_published(
 ) -> Episode:
     """Play a question in the published way; see :func:`afm.rollout.run_episode`.
 
-    Of several attempts it is the first that has an answer, or the last; its cost is that of all. Of ``limits`` those of time and
-    of an observation's length hold; steps and tokens are the protocol's.
+    Of several attempts the first with an answer counts, or else the last; its cost is that of all. From ``limits`` come
+    the time and the length of an observation. Steps and tokens are the protocol's.
 
     Args:
         messages: The prompt; the history follows it as the assistant's turn.
@@ -322,7 +322,7 @@ class PublishedRun(EpisodeRun):
         return SAME_CONTENT if bare in self._history else None
 
     def _quote(self, text: str, notice: str) -> None:
-        """The step stands in the record as a quotation of the environment, so no answer in it counts."""
+        """The step is recorded as a quotation of the environment, so no answer in it counts."""
         self._counts["quoted_steps"] += 1
         self._transcript.end_segment(Author.ENVIRONMENT)
         observation = observation_text(notice, self._spec, self._limits.max_observation_chars)

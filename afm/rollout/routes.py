@@ -47,7 +47,7 @@ class AgentRoute(BaseModel):
     agent: str | None = None
     """Name of a shipped agent, or path of a YAML."""
     data_sources: tuple[str, ...] = ()
-    """Rows that it takes, ``*`` for anything; letter case does not matter."""
+    """Rows that it takes, ``*`` for anything; case does not matter."""
     abilities: tuple[str, ...] = ()
     """The same by the column ``ability``; a row needs one of the two. Without both it takes every row."""
     tools: Path | dict[str, Any] | None = None
@@ -55,7 +55,7 @@ class AgentRoute(BaseModel):
     rewards: Path | dict[str, Any] | None = None
     """Path of a reward YAML, or its content; replaces that of the top level."""
     limits: dict[str, Any] = Field(default_factory=dict)
-    """Laid over those of the top level."""
+    """Merged into those of the top level."""
     prompt: str | None = None
     """``own``, ``row`` or a file with ``{question}``; see :mod:`afm.agents.prompt_source`."""
 
@@ -104,7 +104,7 @@ class Route:
 
     @property
     def key(self) -> str:
-        """Where it stands in the YAML, for errors."""
+        """Its path in the YAML, for errors."""
         return f"agents.{self.name}" if self.name else "agent"
 
     @property
@@ -133,7 +133,7 @@ class Routes:
 
     @property
     def first(self) -> Route:
-        """The run's main agent: what a model is asked as when nobody says as what."""
+        """The run's main agent: used when a question names no agent."""
         return self.all[0]
 
     @property
@@ -270,7 +270,7 @@ def anchor_routes(data: Mapping[str, Any], place: Callable[[str], str]) -> None:
 def _route(name: str, entry: AgentRoute, top: AgentRoute, load: Callable[[str], AgentSpec]) -> Route:
     agent = entry.agent or top.agent
     if not agent:
-        raise ConfigError(f"agents.{name}.agent: missing, and there is none at the top level")
+        raise ConfigError(f"agents.{name}.agent: missing, also at the top level")
     try:
         declared = load(agent)
     except ConfigError as error:

@@ -18,7 +18,7 @@ from afm.trajectory.types import Author, Segment
 
 @dataclass(frozen=True, slots=True)
 class TextWritten:
-    """The agent or the environment wrote a piece of text; tags come as pieces of their own. ``role`` is ``None`` between roles."""
+    """The agent or the environment wrote a piece of text, or a tag. ``role`` is ``None`` between roles."""
 
     text: str
     role: str | None

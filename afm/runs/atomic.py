@@ -12,12 +12,12 @@ from pathlib import Path
 from afm.errors import DataError
 
 _LEFT_S = 3_600
-"""A temporary file of nobody is removed when it is so old; its writer may run on another machine."""
+"""Age at which an abandoned temporary file is removed; its writer may run on another machine."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place when the block ends well, else is removed.
+    """A temporary path next to ``path`` that takes its place when the block ends well, else is removed.
 
     A reader, a kill or a power failure sees the old content or the new, never half of it.
     """
@@ -32,7 +32,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
     """As :func:`replacing`, for files that are only right together: a kill leaves all old ones, all new ones, or no first one.
 
-    Without the first one nobody begins with a mixture. A file that the block does not write is absent afterwards.
+    Without the first file no job starts from a mixture. A file that the block does not write is absent afterwards.
     """
     with ExitStack() as stack:
         temporaries = [stack.enter_context(_removed(path)) for path in paths]
@@ -56,7 +56,7 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 @contextmanager
 def _removed(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, which is gone after the block."""
+    """A temporary path next to ``path``, which is gone after the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f"{escape(path.name)}.*.tmp"):
         if _is_left(left):

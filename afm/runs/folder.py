@@ -156,7 +156,7 @@ def sha256_of(path: Path) -> str:
 
 
 def manifest_of(path: Path) -> dict[str, Any]:
-    """What :func:`write_manifest` wrote; empty where there is no such file, or it is none."""
+    """What :func:`write_manifest` wrote; empty without a valid file."""
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Append-only JSON lines that survive ``kill -9``: at most the line being written is lost, and it is set aside."""
+"""Append-only JSON lines that survive ``kill -9``: at most the line being written is lost, and it is moved away."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Journal:
         sync: Whether each line waits for the disk.
 
     Attributes:
-        repaired_bytes: Length of the half-written line that was set aside, 0 when there was none.
+        repaired_bytes: Length of the half-written line that was moved away, else 0.
     """
 
     def __init__(self, path: Path, *, exclusive: bool = True, sync: bool = False) -> None:

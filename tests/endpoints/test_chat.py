@@ -198,6 +198,6 @@ async def test_a_log_counts_for_the_budget_and_on_call_keeps_it(server: Server) 
 
 async def test_a_request_that_no_minute_allows_is_refused_and_not_counted(server: Server) -> None:
     budget = Budget(BudgetSettings(calls=1))
-    with pytest.raises(ConfigError, match="never fits into 99 tokens a minute"):
+    with pytest.raises(ConfigError, match="never fits into 99 tokens per minute"):
         await ask(server, budget, tokens_per_minute=99)
     assert await ask(server, budget) == "hi"

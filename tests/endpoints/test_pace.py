@@ -66,7 +66,7 @@ def test_a_pause_that_the_server_asked_for_holds_everybody():
 
 
 def test_a_request_that_never_fits_is_an_error_of_the_settings():
-    with pytest.raises(ConfigError, match="about 11 tokens never fits into 10 tokens a minute"):
+    with pytest.raises(ConfigError, match="about 11 tokens never fits into 10 tokens per minute"):
         asyncio.run(Pace(tokens=10).departure(11))
 
 

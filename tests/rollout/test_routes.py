@@ -90,7 +90,7 @@ def test_two_declarations_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_agent_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"agents\.a\.agent: missing, and there is none at the top level"):
+    with pytest.raises(ConfigError, match=r"agents\.a\.agent: missing, also at the top level"):
         routes({"a": {}}, AgentRoute())
 
 

@@ -39,7 +39,7 @@ def test_overrides_reach_nested_keys_and_are_yaml(tmp_path: Path) -> None:
     ("extra", "message"),
     [
         ("agnet: code", "agnet: unknown key; did you mean 'agent'?"),
-        ("limits: {max_turn: 2}", "unknown limit 'max_turn'; did you mean 'max_turns'?"),
+        ("limits: {max_turn: 2}", "'max_turn' is unknown; did you mean 'max_turns'?"),
         ("train_files: []", "train_files: got"),
     ],
 )
@@ -55,7 +55,7 @@ def test_a_wrong_setting_is_named_with_a_way_out(tmp_path: Path, extra: str, mes
     ("extra", "overrides", "error", "message"),
     [
         ("", ["seed=3", "platform=tpu"], UsageError, "override 'platform=tpu': platform: got 'tpu'"),
-        ("", ["limits.max_turn=2"], UsageError, "override 'limits.max_turn=2': limits: got .*unknown limit 'max_turn'"),
+        ("", ["limits.max_turn=2"], UsageError, "override 'limits.max_turn=2': limits: got .*'max_turn' is unknown"),
         ("agnet: x\n", ["platform=tpu"], ConfigError, "rl.yaml: agnet: unknown key"),
     ],
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """The zygote: a warm Python that forks every run. Runs as process 1 of the outer jail.
 
-Arguments: descriptor of the control socket, one JSON object, the file of the seccomp rules. Keys of the object are
-``preload`` (modules to import), ``exercises`` (pairs of a package and a program to run) and ``imports`` (import paths of
-installed packages). ``root`` is the folder that becomes a run's ``/``, ``devices`` names the device files in it.
+Arguments: descriptor of the control socket, one JSON object, the file of the seccomp rules. Keys of the object:
+``preload`` (modules to import), ``exercises`` (packages and their programs) and ``imports`` (import paths of installed
+packages). ``root`` is the folder that becomes a run's ``/``, ``devices`` names the device files in it.
 
 On the control socket a request is one packet: JSON, and the descriptors of program, stdin, stdout, stderr and report.
 The JSON has ``limits`` (soft and hard value of each ``RLIMIT_``), ``file_bytes`` and ``inodes`` (size of ``/tmp``, and

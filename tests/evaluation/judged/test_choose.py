@@ -161,7 +161,7 @@ async def test_wrong_settings_and_folders_are_told(finished, judge, tmp_path, mo
         ConfigError, match=r"best-of-3 needs 3 scored rounds of a question, but .* has at most 2"
     ):
         await chosen(folder)
-    with pytest.raises(ConfigError, match="never fits into 10 tokens a minute"):
+    with pytest.raises(ConfigError, match="never fits into 10 tokens per minute"):
         await chosen(folder, sizes=[2], judge={"tokens_per_minute": 10})
     (folder / "metrics.json").unlink()
     with pytest.raises(DataError, match="no finished evaluation here"):
