@@ -1,4 +1,4 @@
-"""What the published system trains with, applied to a recipe in our recipes: ``preset=script|paper|ours``.
+"""What the published system trains with, applied to one of our recipes: ``preset=script|paper|ours``.
 
 The facts are in ``published.yaml``, each with its source: a line of the published repository or a topic of the paper.
 """

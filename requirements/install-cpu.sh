@@ -16,16 +16,17 @@ fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 end_watcher() { if [ -n "$watcher" ]; then kill "$watcher" && wait "$watcher" || true; fi; watcher=; } 2>/dev/null
 trap end_watcher EXIT
 
-# Seconds, installed packages of TOTAL (0: not counted) and the last line of the log: one line, rewritten each
+# Seconds, packages of this step and of TOTAL (0: not counted), the last line of the log that is no warning: one line, rewritten each
 # second on a terminal, a new one every 15 seconds elsewhere.
 watch_step() { # TOTAL
   local begun=$SECONDS text
   while sleep "$pause" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
     text="$((SECONDS - begun)) s"
     if [ "$1" -gt 0 ]; then
-      text+=", $(find "$VENV"/lib -maxdepth 4 -name '*.dist-info' 2>/dev/null | wc -l) of $1 packages installed"
+      text+=", $(awk '/^== /{n=0} /^(Collecting|Processing) /{n++} END{print n+0}' "$log") packages fetched"
+      text+=", $(find "$VENV"/lib -maxdepth 4 -name '*.dist-info' 2>/dev/null | wc -l) of $1 installed"
     fi
-    text+=", $(tail -n 1 "$log" 2>/dev/null | tr -d '\r\t' | sed 's/^ *//' | cut -c1-100)"
+    text+=", $(grep -v '^WARNING' "$log" 2>/dev/null | tail -n 1 | tr -d '\r\t' | sed 's/^ *//' | cut -c1-100)"
     if [ -t 1 ]; then printf '\r\033[K      %.70s' "$text"; else printf '      %.110s\n' "$text"; fi
   done
 }

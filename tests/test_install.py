@@ -15,7 +15,7 @@ TOTAL = len(LOCKED) + 4  # with torch, pip, setuptools and wheel
 STAND_IN = """#!/bin/bash
 case "$*" in
   "-m venv "*) mkdir -p "$3/bin" "$3/lib/python3.11/site-packages"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/afm" ;;
-  *" -r "*) echo "Collecting alpha==1"; mkdir "$(dirname "$0")/../lib/python3.11/site-packages/alpha-1.dist-info"
+  *" -r "*) echo "Collecting alpha==1"; echo "WARNING: a mirror is slow"; mkdir "$(dirname "$0")/../lib/python3.11/site-packages/alpha-1.dist-info"
             sleep 2.5; if [ -n "$BROKEN" ]; then echo "ERROR: no such package alpha"; exit 3; fi ;;
 esac
 """
@@ -59,7 +59,7 @@ def test_a_log_file_gets_a_line_a_step_and_what_is_done_meanwhile(checkout: Path
     steps = [line for line in lines if line.startswith("[")]
     assert [step[:5] for step in steps] == [f"[{n}/5]" for n in range(1, 6)]
     assert steps[2] == "[3/5] the packages of requirements/cpu.txt"
-    assert f"      1 s, 1 of {TOTAL} packages installed, Collecting alpha==1" in lines
+    assert f"      1 s, 1 packages fetched, 1 of {TOTAL} installed, Collecting alpha==1" in lines
     assert "\r" not in done.stdout
     assert "\x1b" not in done.stdout
     again = install(checkout)
@@ -81,7 +81,7 @@ def test_a_terminal_gets_one_line_that_is_rewritten(checkout: Path) -> None:
     os.close(ours)
     assert process.returncode == 0
     text = shown.decode()
-    assert f"\r\x1b[K      1 s, 1 of {TOTAL} packages installed" in text
+    assert f"\r\x1b[K      1 s, 1 packages fetched, 1 of {TOTAL} installed" in text
     assert max(len(line) for line in re.split(r"[\r\n]+", text)) < 90
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time fills it, it holds one set of settings, and a manifest says what it was made from."""
+"""The folder of a run: one process fills it, it holds one set of settings, and a manifest names its inputs."""
 
 from __future__ import annotations
 
