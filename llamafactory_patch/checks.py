@@ -1,6 +1,6 @@
 """What a training needs and may not have: its model, its data, room for its output, and its experiment trackers.
 
-All of it is checked before a training starts; what trackers write lands beside the model.
+All of it is checked before a training starts. Trackers write into the folder of the model.
 """
 
 from __future__ import annotations
@@ -159,9 +159,7 @@ def check_data(job: SftJob) -> None:
             )
         for part in ("columns", "tags"):
             if not isinstance(entry.get(part, {}), dict):
-                raise ConfigError(
-                    f"{index}: {name}: {part}: got {entry[part]!r}, expected an object of names"
-                )
+                raise ConfigError(f"{index}: {name}.{part}: got {entry[part]!r}, expected an object of names")
         if _SOURCES & entry.keys() == {"file_name"} and not Path(folder, str(entry["file_name"])).exists():
             raise ConfigError(f"{Path(folder, str(entry['file_name']))} is missing, though {index} names it")
 
@@ -169,7 +167,7 @@ def check_data(job: SftJob) -> None:
 def _index(index: Path) -> dict[str, Any]:
     if not index.is_file():
         raise ConfigError(
-            f"dataset_dir: {index} is missing; `afm data prepare sft` writes it beside the data"
+            f"dataset_dir: {index} is missing; `afm data prepare sft` writes it next to the data"
         )
     try:
         known = json.loads(index.read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ class SftJob:
         output_dir: Where the model and everything about its training goes.
         own: Our keys.
         agent: The agent that is trained, if the configuration names one.
-        published: What ``preset=script|paper`` laid over the recipe.
+        published: The values that ``preset=script|paper`` set.
     """
 
     config: dict[str, Any]
@@ -163,7 +163,7 @@ def _check_keys(config: Mapping[str, Any], config_path: str | Path, overrides: S
 
 
 def fsdp_settings(job: SftJob) -> dict[str, Any]:
-    """What ``fsdp_config`` says, be it a file or a mapping; empty without it.
+    """The mapping of ``fsdp_config``, which may be a file; empty without it.
 
     Raises:
         ConfigError: The file is missing or is no JSON.

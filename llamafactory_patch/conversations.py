@@ -1,4 +1,4 @@
-"""The aligned form that LLaMA-Factory's processors take; in it, Agent-FLAN's conversations and OpenAI's messages with tool calls.
+"""Agent-FLAN's conversations and OpenAI's messages with tool calls in the form that LLaMA-Factory's processors take.
 
 Agent-FLAN (arXiv 2403.12881) says of each message whether it is trained on. Its chat protocol is the template
 ``agent_flan``: every turn of the user or the system reads ``<|Human|>`` + U+0D46 + text + newline + blank, every turn of
@@ -70,7 +70,7 @@ def agent_flan_row(row: Mapping[str, Any], column: str, template: str) -> Aligne
     writes for them, under any other they are joined by a blank line.
 
     Args:
-        column: Where the messages stand if not under ``conversation``.
+        column: Column of the messages if not ``conversation``.
         template: Name of the chat template in use.
 
     Raises:
@@ -136,9 +136,9 @@ def openai_row(row: Mapping[str, Any], attr: DatasetAttr, template: str) -> Alig
     """``{messages: [...], tools: [...]}`` as an aligned row.
 
     What tools returned is the environment's, so nothing of it is trained on. ``weight: 0`` (OpenAI's own key)
-    or ``loss: false`` takes the loss off a turn of the assistant. Unlike LLaMA-Factory's ``openai`` format, no
-    sentence about thinking is added to the system prompt, text beside a tool call is kept, and
-    ``reasoning_content`` is the thought before a message, between the words that the template marks thoughts with.
+    or ``loss: false`` takes the loss off a turn of the assistant. Unlike LLaMA-Factory's ``openai`` format, this adds no
+    sentence about thinking to the system prompt and keeps text next to a tool call. ``reasoning_content`` becomes the
+    thought before a message, between the words that the template marks thoughts with.
 
     Raises:
         DataError: A message is no such message, or turns do not alternate.

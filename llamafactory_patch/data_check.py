@@ -81,7 +81,7 @@ class SampleCheck:
 
 
 def report_data(arguments: Arguments, sets: Sequence[DataSet], report: Report) -> int | None:
-    """Report on the rows, their prompts and a sample of them; returns the sequences of an epoch if they can be told."""
+    """Report on the rows, their prompts and a sample of them; returns the sequences of an epoch if known."""
     stops = arguments.stage in TOKENISED_STAGES and arguments.sft.on_bad_rows == "error"
     level = Level.ERROR if stops else Level.WARNING
     for data_set in sets:

@@ -1,4 +1,4 @@
-"""What would go wrong with a training, told before anything costs time."""
+"""What would go wrong with a training, reported before anything costs time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def diagnose(
 
 
 def _sequences(job: SftJob, report: Report) -> int | None:
-    """Ask LLaMA-Factory about the arguments and the data; the sequences of an epoch, if they can be told."""
+    """Ask LLaMA-Factory about the arguments and the data; the sequences of an epoch, if known."""
     arguments = report.asked("engine", lambda: _parsed(job))
     if arguments is None:
         report.asked("data", lambda: check_data(job))
@@ -213,7 +213,7 @@ def _disk(job: SftJob, shape: ModelShape, steps: int | None) -> Finding:
 
 
 def _checkpoints(job: SftJob, steps: int | None) -> int | None:
-    """How many stand on the disk at once: the next one is written before the oldest goes."""
+    """How many are on the disk at once: the next one is written before the oldest goes."""
     config = job.config
     limit = config.get("save_total_limit")
     every = float(config.get("save_steps") or 500)
@@ -353,7 +353,7 @@ def training_steps(config: Mapping[str, Any], sequences: int | None, world: int)
 
     Args:
         config: Of LLaMA-Factory.
-        sequences: Of one epoch; ``None`` if that cannot be told, and then only ``max_steps`` tells.
+        sequences: Of one epoch; ``None`` if unknown. Then only ``max_steps`` counts.
         world: Number of devices.
     """
     if config.get("max_steps", -1) > 0:

@@ -35,11 +35,11 @@ _FILLERS: Mapping[str, Any] = {
     **dict.fromkeys(_MEDIA),
     "packing_params": {"sequence_boundaries": [0, 1], **_NO_SUBSEQUENCE, "right_padding_length": 0},
 }
-"""What stands in the columns of a row that is only a fault; elsewhere ``[0]``."""
+"""The columns of a row that is only a fault; the others hold ``[0]``."""
 
 
 class _AuthorMask:
-    """Mixed into a stock processor: labels only on what the agent wrote, and bad rows beside the good ones.
+    """Mixed into a stock processor: labels only on what the agent wrote, and bad rows next to the good ones.
 
     It extends ``__init__`` and not ``__post_init__``, which the stock dataclass never calls.
     """
@@ -163,7 +163,7 @@ class AgentPackedProcessor(AgentSupervisedProcessor, PackedSupervisedDatasetProc
 
 
 class AgentPairwiseProcessor(_AuthorMask, PairwiseDatasetProcessor):
-    """A chosen and a rejected response to one prompt (DPO and its kin)."""
+    """A chosen and a rejected response to one prompt (DPO and similar)."""
 
     columns = (
         *("chosen_input_ids", "chosen_attention_mask", "chosen_labels"),

@@ -1,4 +1,4 @@
-"""LLaMA-Factory as this package uses it: one version, imported without torchaudio, two faults below it mended, its arguments.
+"""LLaMA-Factory as this package uses it: one version, without torchaudio, with two faults below it fixed.
 
 Training itself is LLaMA-Factory's: of its own code nothing is replaced.
 """
@@ -81,7 +81,7 @@ def load_engine() -> None:
 
 
 def mend_trainer() -> None:
-    """Mend, for this process, what keeps a killed training from ending as one that was not killed."""
+    """Fix, for this process, what keeps a killed training from ending as one that was not killed."""
     restore_numbered_cpu()
     end_at_last_step()
 

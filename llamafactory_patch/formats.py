@@ -39,7 +39,7 @@ from llamafactory_patch.prompts import RowPrompts
 
 
 def record_row(row: Mapping[str, Any], agent_named: Callable[[str], AgentSpec]) -> Aligned:
-    """A record of ours: the user turn its agent would be asked with, and the whole response.
+    """A record of this project: the user turn its agent would be asked with, and the whole response.
 
     Raises:
         DataError: No record, one that its agent's rules refuse, or one that a filter did not keep.
@@ -59,7 +59,7 @@ def record_row(row: Mapping[str, Any], agent_named: Callable[[str], AgentSpec]) 
 
 @dataclass(frozen=True)
 class Converter:
-    """Converts the rows of one data set; ``trajectory``, ``agent_flan`` and ``openai_messages`` are formats of ours.
+    """Converts the rows of one data set; ``trajectory``, ``agent_flan`` and ``openai_messages`` are our own formats.
 
     Attributes:
         attr: The data set's entry of ``dataset_info.json``.
@@ -171,7 +171,7 @@ Stock = Callable[[Mapping[str, Any]], Aligned]
 
 
 def _alpaca(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligned:
-    """Stock conversion; texts are checked, absent optional keys are empty, a ``system`` beside them is used."""
+    """Stock conversion; texts are checked, absent optional keys are empty, a ``system`` next to them is used."""
     system = attr.system or "system"
     columns = (attr.prompt, attr.query, system)
     filled = {**dict.fromkeys(filter(None, (*columns, attr.history, attr.tools))), **row}
@@ -198,7 +198,7 @@ def _check_history(column: str, history: Any) -> None:
 
 
 def _sharegpt(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligned:
-    """Stock conversion; each way in which it would skip a row in silence is told, and ``loss`` flags are kept."""
+    """Stock conversion; each row that it would skip in silence is reported, and ``loss`` flags are kept."""
     column = str(attr.messages)
     messages = message_list(row, column, str(attr.role_tag), str(attr.content_tag))
     turns = messages[1:] if messages[0][attr.role_tag] == attr.system_tag else messages

@@ -80,12 +80,13 @@ def run_sft(
 ) -> int:
     """Fine-tune as a configuration says; the call returns when the training ends.
 
-    A child process tokenises the rows into ``output_dir/tokenized`` and trains. ``output_dir`` receives the model with its tokenizer, ``agent.yaml`` (if
-    the configuration names an agent), ``sft_config.yaml`` (exactly what the trainer got), ``training.log``,
+    A child process tokenises the rows into ``output_dir/tokenized`` and trains. ``output_dir`` receives
+    the model with its tokenizer. Next to it are ``agent.yaml`` (if the configuration names an agent),
+    ``sft_config.yaml`` (exactly what the trainer got) and ``training.log``. The figures are in
     ``trainer_log.jsonl`` (a line per logged step: current_steps, loss, lr), ``data_statistics.json`` and
     ``data_examples.txt`` (what is trained on, also shown before the first step) and ``sft_manifest.json``. A finished
     training is not repeated, an interrupted one continues from its last complete checkpoint;
-    ``overwrite_output_dir=true`` starts anew. In a job of several nodes (``NNODES``, ``NODE_RANK``,
+    ``overwrite_output_dir=true`` starts again. In a job of several nodes (``NNODES``, ``NODE_RANK``,
     ``MASTER_ADDR``), call it on each.
 
     Args:
@@ -303,7 +304,7 @@ def _command(job: SftJob, node: Node) -> list[str]:
 
 
 def _variables(job: SftJob, node: Node) -> dict[str, str]:
-    """What the child's environment has besides or instead of ours."""
+    """Variables of the child's environment that differ from those of this process."""
     wanted = {"PYTHONUNBUFFERED": "1"} | tracker_variables(job)
     if job.own.threads is not None:
         # Threads that spin while they wait made steps ten times slower on a busy machine.

@@ -1,7 +1,7 @@
 """Who wrote a text decides which of its tokens are trained on.
 
-Authors are told apart by tag names alone, since users of stock LLaMA-Factory declare no agent. For a sound trajectory the
-result equals :func:`afm.trajectory.author_segments` (a test holds them together).
+Tag names alone separate the authors, since users of stock LLaMA-Factory declare no agent. For a sound trajectory
+the result equals :func:`afm.trajectory.author_segments` (a test holds them together).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def segments_by_tag(text: str, tags: Sequence[str]) -> tuple[Segment, ...]:
 
 
 def unseen_roles(rows: Iterable[Mapping[str, Any]], roles: Sequence[str]) -> list[str]:
-    """Those of ``roles`` that stand in no assistant turn of aligned rows outside of other roles; reads as far as needed."""
+    """Those of ``roles`` that no assistant turn of aligned rows has outside of other roles; reads as far as needed."""
     unseen = list(roles)
     for row in rows if unseen else ():
         turns = (*row["_prompt"], *row["_response"])
@@ -126,7 +126,7 @@ class DraftTokenizer:
 class MaskedTemplate:
     """A LLaMA-Factory template whose turns come as token ids or, while ``labelling``, as labels of the same length.
 
-    A turn whose message says ``loss: False`` has no labels. With ``tags``, neither has what stands between them in the
+    A turn whose message says ``loss: False`` has no labels. With ``tags``, neither has the text between them in the
     assistant's turns, nor blank template text behind the end of a turn. A prompt may explain the tags: it is not searched,
     and rollouts encode prompts in one piece.
     """
@@ -190,7 +190,7 @@ class MaskedTemplate:
         return self._turn(tokenizer, source, target, messages[-1])
 
     def _draft(self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], **other: Any) -> dict[str, Any]:
-        """What the template is called with: with tags, fences stand between the authors of the assistant's turns."""
+        """What the template is called with: with tags, fences separate the authors of the assistant's turns."""
         if not self._tags:
             return {"tokenizer": tokenizer, "messages": messages, **other}
         fence = _unused_fence(messages)

@@ -51,7 +51,7 @@ class RowPrompts:
 
         Args:
             row: As its file has it.
-            record: Whether it is a trajectory of ours, which its agent has asked already.
+            record: Whether it is a record of this project, which has its prompt already.
 
         Raises:
             DataError: The wanted prompt cannot be made from the row.
@@ -113,7 +113,7 @@ class RowPrompts:
         """The question of a row with another instruction.
 
         Raises:
-            DataError: It cannot be told from the instruction.
+            DataError: It cannot be separated from the instruction.
         """
         file = [self.source.template] if self.source.template else []
         for known in (self._own[0], *file):
@@ -125,7 +125,7 @@ class RowPrompts:
         advice = "say prompt=row to train with the rows' own prompts"
         if len(marks) > 1:
             raise DataError(
-                f"the user turn has {len(marks)} lines that begin with Question: or Task:, so the question cannot be told "
+                f"the user turn has {len(marks)} lines that begin with Question: or Task:, so the question cannot be separated "
                 f"from the instruction; {advice}"
             )
         if marks and (before := user[: marks[0].start()].strip()) and not _speaks_of(before, self._spec):

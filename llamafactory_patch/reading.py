@@ -136,7 +136,7 @@ def _read_other(attr: DatasetAttr, arguments: Arguments) -> Dataset:
 
 
 def agents_of(attr: DatasetAttr, folder: Path, arguments: Arguments) -> Iterator[str | FileState]:
-    """What the prompts of rows depend on beside the file itself, and the text of ``prompt``."""
+    """What the prompts of rows depend on in addition to the file itself, and the text of ``prompt``."""
     if arguments.sft.agent:
         yield load_agent(arguments.sft.agent).digest
     elif attr.formatting == "trajectory":
@@ -157,7 +157,7 @@ def converted_rows(
     """Every row of ``files``, converted, or with the reason why it is not.
 
     Raises:
-        DataError: A file as a whole is broken, so that rows would be lost, or there are none.
+        DataError: A file as a whole is broken, so that rows would be lost, or it has no rows.
     """
     number = 0
     for file in files:
@@ -189,7 +189,7 @@ def _converted(convert: Converter, item: Any, name: RowName) -> dict[str, Any]:
 
 
 def _question(item: Any, not_under: tuple[str | None, ...]) -> str:
-    """The first text of a row that cannot be converted; what stands under the keys of roles is none."""
+    """The first text of a row that cannot be converted; the keys of roles do not count."""
     if isinstance(item, Mapping):
         item = [value for key, value in item.items() if key not in not_under]
     if isinstance(item, list):

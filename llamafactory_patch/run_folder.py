@@ -30,7 +30,7 @@ _VERSIONS = ("afm", "llamafactory", "torch", "transformers", "datasets", "accele
 
 
 def config_path(job: SftJob, node: int = 0) -> Path:
-    """Where the configuration stands that LLaMA-Factory is given; nodes after the first have one of their own."""
+    """The file of LLaMA-Factory's configuration; nodes after the first have one of their own."""
     return job.output_dir / (f"sft_config.node{node}.yaml" if node else CONFIG_FILE)
 
 
@@ -56,14 +56,14 @@ def is_finished(job: SftJob) -> bool:
         finished, settings = bool(data["finished"]), dict(data["settings"])
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"{manifest} is damaged; delete it to continue the training beside it, whatever its settings were"
+            f"{manifest} is damaged; delete it to continue the training next to it, whatever its settings were"
         ) from None
     # A training that was refused, or died before it had anything to lose, claims nothing.
     begun = finished or _last_checkpoint(job.output_dir) or logged_losses(job.output_dir / HISTORY_FILE)
     if begun and (differences := changes(settings, json.loads(json.dumps(job.dependencies())))):
         raise ConfigError(
             f"{job.output_dir} holds {'a finished' if finished else 'an interrupted'} training with other "
-            f"settings ({'; '.join(differences)}); choose another output_dir, or start anew there with "
+            f"settings ({'; '.join(differences)}); choose another output_dir, or start again there with "
             "overwrite_output_dir=true"
         )
     return finished
@@ -194,8 +194,8 @@ def _last_checkpoint(output_dir: Path) -> Path | None:
 def _set_aside(output_dir: Path, *, everything: bool) -> list[str]:
     """Rename checkpoints that this training must not continue from.
 
-    Half-written ones of a killed training, over which the trainer would stumble, and with ``everything`` those of
-    the training that a new one takes the place of: interrupted, the new one would go on from the old one's.
+    Half-written ones of a killed training would break the trainer. With ``everything``, those of a training that a new
+    one replaces go as well: if interrupted, the new one would continue from the old one's.
     """
     notes = []
     for checkpoint in _checkpoints(output_dir):

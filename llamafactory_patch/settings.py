@@ -116,7 +116,7 @@ def split_config(
     """LLaMA-Factory's part of a configuration, and ours.
 
     Raises:
-        ConfigError: A value of ours makes no sense.
+        ConfigError: A value of this section makes no sense.
         UsageError: The same, when overrides alone are at fault.
     """
     own = {key: value for key, value in config.items() if key in SftSettings.model_fields}

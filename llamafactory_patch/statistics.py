@@ -23,7 +23,7 @@ PROMPT = "(prompt)"
 BETWEEN = "(between)"
 """Text of the dialogue outside of all tags: template tokens, later questions, plain answers."""
 SAMPLED_SEQUENCES = 2000
-"""Roles are told from decoded text, which is slow; this many sequences, evenly spread, stand for all."""
+"""Roles are found in decoded text, which is slow; this many sequences, evenly spread, stand for all."""
 
 _SHOWN_CHARS = 300
 _EXAMPLES = 3
@@ -189,7 +189,7 @@ def first_without_label(dataset: Any) -> Ids | None:
 
 
 def show_data(dataset: Any, tokenizer: Any, cutoff_len: int, output_dir: Path) -> None:
-    """Print the statistics and three examples; save both whole beside the model.
+    """Print the statistics and three examples; save both whole next to the model.
 
     Nothing is shown of rows that have no ids and labels.
     """
@@ -227,7 +227,7 @@ def statistics_table(statistics: DataStatistics) -> str:
 
 
 def rendered(ids: Ids, labels: Ids, tokenizer: Any, max_chars: int | None = None) -> str:
-    """Decoded tokens; what has no loss stands in ⟦ ⟧. Longer stretches than ``max_chars`` lose their middle."""
+    """Decoded tokens; tokens without loss are in ⟦ ⟧. Longer stretches than ``max_chars`` lose their middle."""
     parts = []
     pairs = zip(ids.tolist(), (labels != IGNORED).tolist(), strict=True)
     for trained, run in groupby(pairs, key=lambda pair: pair[1]):

@@ -1,6 +1,6 @@
 """Tokenises and stores the rows that LLaMA-Factory's own training then reads as its ``tokenized_path``.
 
-LLaMA-Factory loads what lies there whatever the other options say, so stored rows carry a record of what they were made
+LLaMA-Factory loads what is there whatever the other options say, so stored rows carry a record of what they were made
 from. Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.engine.load_engine` comes first.
 """
 
@@ -58,7 +58,7 @@ class Tokenised:
 
 
 def provide(config: Mapping[str, Any], folder: Path, output_dir: Path, *, node: int = 0) -> None:
-    """See to it that ``folder`` holds the rows of a training, and show them beside its model.
+    """See to it that ``folder`` holds the rows of a training, and show them next to its model.
 
     The first node tokenises unless the rows are there; the others wait for it.
 
@@ -87,7 +87,7 @@ def provide(config: Mapping[str, Any], folder: Path, output_dir: Path, *, node: 
 
 
 def _show(arguments: Arguments, folder: Path, output_dir: Path) -> None:
-    """Say what is trained on, and keep it and the prompts beside the model."""
+    """Say what is trained on, and keep it and the prompts next to the model."""
     sets = load_from_disk(str(folder))
     _check_labels(sets, arguments, folder)
     if (folder / PROMPT_FILE).is_file():

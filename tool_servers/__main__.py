@@ -1,6 +1,6 @@
 """``python -m tool_servers NAME [options]`` serves in the foreground.
 
-``start``, ``stop``, ``status`` and ``test`` are for servers in the background, which are found again by their pid files.
+``start``, ``stop``, ``status`` and ``test`` are for servers in the background, which pid files identify.
 """
 
 from __future__ import annotations

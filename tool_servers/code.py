@@ -5,8 +5,8 @@
 | ``POST /run`` | 200 with the result of the run, whatever the program did |
 | ``GET /health`` | 200 when programs run here, else 503 |
 
-The rest, and the form of errors, as in :mod:`tool_servers.shared.endpoint`; besides: 422 limits beyond the server's, 503 the
-sandbox failed.
+The rest, and the form of errors, as in :mod:`tool_servers.shared.endpoint`. Also: 422 limits beyond the server's,
+503 the sandbox failed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tools of a tools YAML as an MCP server: on standard streams, or over HTTP at ``POST /mcp``.
 
-By HTTP there are no sessions, hence no stream to wait on and nothing to delete. ``/health``, ``/metrics`` and the form of
-errors are those of :mod:`tool_servers.shared.endpoint`.
+HTTP has no sessions, so there is no stream to wait on and nothing to delete. ``/health``, ``/metrics`` and the form
+of errors are those of :mod:`tool_servers.shared.endpoint`.
 """
 
 from __future__ import annotations

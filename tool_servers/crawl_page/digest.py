@@ -45,7 +45,7 @@ class SummarySettings(Settings):
     max_tokens: int = Field(default=800, ge=16)
     """Of a reply."""
     total_s: float = Field(default=45.0, gt=0)
-    """For a page; then, or when the model fails, the best passages stand in."""
+    """For a page. Then, or when the model fails, the best passages replace its digest."""
 
 
 @dataclass(frozen=True, slots=True)

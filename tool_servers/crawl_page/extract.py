@@ -1,7 +1,7 @@
 """The text of a page: HTML, PDF, JSON or plain text.
 
-``python -m tool_servers.crawl_page.extract`` is the parser of a :class:`tool_servers.shared.parser_pool.ParserPool`, because pages
-are hostile.
+``python -m tool_servers.crawl_page.extract`` is a parser of :mod:`tool_servers.shared.parser_pool`, because
+pages are hostile.
 """
 
 from __future__ import annotations

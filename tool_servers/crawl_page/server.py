@@ -1,9 +1,9 @@
 """The page reader: public web pages for agents, summed up toward what they look for.
 
 ``POST /crawl_page`` with ``{"urls": "https://a.org | https://b.org", "goal": "...", "seconds": 60}`` gives
-``{"pages": [..], "left_out": 0}``, each page ``{url, title, text, kind, by, cached}``; a page that could not be read has a ``kind`` and
-says why in ``text``. Clients of AFM, which send ``web_search_query`` or ``think_content``, are answered with ``success``, ``obs``,
-``error_message`` and ``processing_time`` as well. The rest as in :mod:`tool_servers.shared.endpoint`.
+``{"pages": [..], "left_out": 0}``, each page ``{url, title, text, kind, by, cached}``. A page that could not be
+read has a ``kind`` and the reason in ``text``. Clients of AFM, which send ``web_search_query`` or ``think_content``, also
+get ``success``, ``obs``, ``error_message`` and ``processing_time``. The rest is as in :mod:`tool_servers.shared.endpoint`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FAULTS = {
 }
 _LATE_S = 5.0
 _MARGIN_S = 2.0
-"""Of the caller's time, kept for passages without the model and for the way back; a busy machine needs more than one second."""
+"""Kept of the caller's time for passages without the model and for the answer; one second is too little on a busy machine."""
 _MOST_GOAL_CHARS = 8_000
 
 
@@ -212,7 +212,7 @@ class CrawlRequest(TimedRequest):
         return self.web_search_query is not None or self.think_content is not None
 
     def aim(self) -> str:
-        """What the agent looks for, in whichever fields it stands."""
+        """What the agent looks for, from all fields that may hold it."""
         texts = (self.goal, self.task, self.web_search_query, self.think_content)
         return "\n".join(text for text in texts if text)[:_MOST_GOAL_CHARS]
 

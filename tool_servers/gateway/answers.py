@@ -21,7 +21,7 @@ class Answer:
 
     Attributes:
         choices: By their index.
-        usage: As the endpoint told it.
+        usage: As the endpoint reported it.
         done: The end of a stream was marked.
     """
 
@@ -94,7 +94,7 @@ class EventStream:
     Attributes:
         answer: Put together from what came so far.
         broken: An event held no JSON.
-        error: An error that an event told.
+        error: An error that an event reported.
     """
 
     def __init__(self, *, hide_usage: bool = False) -> None:

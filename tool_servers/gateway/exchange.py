@@ -25,7 +25,7 @@ class Blackout:
     """Takes a key out of what comes in pieces. Only bytes with which the key may begin are held back.
 
     Args:
-        key: ``None`` or empty: everything goes on as it is.
+        key: ``None`` or empty: everything passes unchanged.
     """
 
     def __init__(self, key: str | None) -> None:
@@ -37,7 +37,7 @@ class Blackout:
         return content.replace(self._key, _INSTEAD) if self._key else content
 
     def feed(self, piece: bytes) -> bytes:
-        """What may go on now, of ``piece`` and of what was held back."""
+        """What may pass now, of ``piece`` and of what was held back."""
         content = self.whole(self._rest + piece)
         longest = min(len(self._key) - 1, len(content))
         held = next((size for size in range(longest, 0, -1) if content.endswith(self._key[:size])), 0)
@@ -85,7 +85,7 @@ def room_for(log: CallLog, request_bytes: int) -> Iterator[None]:
     """Room in the log for a call with a request of this size.
 
     Raises:
-        UnloggedError: There is none.
+        UnloggedError: The log has no room.
     """
     with ExitStack() as kept:
         try:
@@ -182,7 +182,7 @@ class Exchange(Response):
         )
 
     async def _exchanged(self, send: Send) -> JSONResponse | None:
-        """Pass on the endpoint's answer, or return the gateway's own when there is none."""
+        """Pass on the endpoint's answer, or return the gateway's own if it sent nothing."""
         try:
             async with asyncio.timeout(self._desk.settings.answer_s):
                 response = await self._desk.client.send(self._request(), stream=True)

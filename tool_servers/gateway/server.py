@@ -8,8 +8,8 @@
 | ``GET /metrics`` | numbers for Prometheus |
 
 The first two also below ``/task/ID`` and ``/task/ID/agent/NAME`` (see :func:`label_of`). What the endpoint
-answers, errors included, is passed on as it is. The endpoint is asked only when the log has room for the call (503 otherwise).
-Errors of the gateway's own are ``{"error": {"message", "type": "gateway_error", "code"}}``.
+answers, errors included, is passed on as it is. The endpoint is asked only when the log has room for the
+call (503 otherwise). Errors of the gateway's own are ``{"error": {"message", "type": "gateway_error", "code"}}``.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Gateway:
             return str(error)
 
     def _read(self, request: Request, content: bytes) -> GatewayCall:
-        """What a request asks for; a body that is no JSON object goes on as it is, the endpoint will say so."""
+        """What a request asks for; a body that is no JSON object passes unchanged, and the endpoint rejects it."""
         path = "chat/completions" if request.url.path.endswith("/chat/completions") else "completions"
         try:
             body = json.loads(content)
@@ -290,7 +290,7 @@ def check(launch: Launch) -> None:
     """Look for the endpoints and their keys.
 
     Raises:
-        ConfigError: There is none, or its address or key cannot be used.
+        ConfigError: No endpoint is set, or its address or key cannot be used.
     """
     settings, environment = GatewaySettings.read(launch.config), launch.environment
     upstream = launch.options.upstream

@@ -84,7 +84,7 @@ def open_routes(
     """The endpoints: ``url`` alone if given, else those of the settings, else the one of the environment.
 
     Raises:
-        ConfigError: There is none, or its key cannot be sent.
+        ConfigError: No endpoint is set, or its key cannot be sent.
     """
     upstreams = settings.upstreams
     only = url or (None if upstreams else environment.gateway_upstream_url)

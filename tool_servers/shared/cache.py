@@ -136,7 +136,7 @@ class Cache(ABC):
         """What is kept as ``key``, else the result of ``work``, and which of them it is.
 
         Args:
-            kind: What results are. What another version of a server kept, and is none, is made anew.
+            kind: What results are. A result of another form, kept by another version of the server, is made again.
             worth: Which results are kept.
         """
         kept = await self.get(key)
@@ -150,7 +150,7 @@ class Cache(ABC):
 
     @abstractmethod
     async def add(self, key: str, amount: int) -> int:
-        """Add to a counter; while the store is away, this process's own count goes on from what it last saw."""
+        """Add to a counter; while the store is away, this process's own count continues from what it last saw."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -224,7 +224,7 @@ class RedisCache(Cache):
 
 
 class SqliteCache(Cache):
-    """A file that several processes may use at once and that survives ``kill -9``; one that is damaged is set aside."""
+    """A file that several processes may use at once and that survives ``kill -9``; a damaged one is renamed."""
 
     def __init__(self, path: Path, name: str, *, max_entries: int, ttl_s: float) -> None:
         super().__init__(max_entries, ttl_s)
@@ -276,7 +276,7 @@ class SqliteCache(Cache):
         return None
 
     def _renew(self) -> None:
-        """Go on with a new file."""
+        """Continue with a new file."""
         self._damaged = False
         if time.monotonic() < self._kept_until:
             return
@@ -332,7 +332,7 @@ def open_cache(where: str, name: str, *, max_entries: int, ttl_s: float) -> Cach
         ttl_s: Seconds until a text is too old.
 
     Raises:
-        ConfigError: The file cannot be opened, or the address is none.
+        ConfigError: The file cannot be opened, or the address is invalid.
     """
     if where.startswith(("redis://", "rediss://", "unix://")):
         return RedisCache(where, name, max_entries=max_entries, ttl_s=ttl_s)
@@ -398,7 +398,7 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def _set_aside(path: Path) -> None:
-    """Its log goes first: beside a new file it would be taken for that one's."""
+    """Its log goes first: next to a new file it would be taken for that one's."""
     for suffix in ("-wal", "-shm", ""):
         part = path.with_name(path.name + suffix)
         if part.exists():

@@ -33,7 +33,7 @@ _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 
 
 class NotSetUpError(ConfigError):
-    """Nobody has configured this server: `start` without names leaves it out."""
+    """This server has no configuration: `start` without names leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ServerEntry:
         token: Environment variable of its token.
         port_variable: Environment variable of its port, or of its whole address.
         config: File name of its settings in ``configs/servers``.
-        packages: What must be installed besides the web server.
+        packages: What must be installed in addition to the web server.
     """
 
     token: str
@@ -85,8 +85,8 @@ KINDS = {
 def load_server(name: str) -> Any:
     """The module of a server.
 
-    It has ``check(launch)``, which raises ``ConfigError`` for what is missing and opens nothing large, ``open_app(launch)``,
-    ``trial(client)``, which makes one real request, and perhaps ``add_options(parser)``.
+    It has ``check(launch)``, which raises ``ConfigError`` for what is missing and opens nothing large,
+    ``open_app(launch)``, ``trial(client)``, which makes one real request, and perhaps ``add_options(parser)``.
 
     Raises:
         MissingExtraError: A package is not installed.
@@ -125,7 +125,7 @@ class ServerSettings(Settings):
     max_wait_s: float = Field(default=20.0, gt=0)
     """The longest wait; then status 429."""
     finish_s: float = Field(default=10.0, gt=0)
-    """How long requests may go on when the server is told to stop."""
+    """How long requests may continue when the server has to stop."""
 
     @classmethod
     def read(cls, path: Path | None) -> Self:

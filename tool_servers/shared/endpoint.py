@@ -6,9 +6,9 @@
 | ``GET /health`` | 200, 503 when the server cannot work; needs no token |
 | ``GET /metrics`` | numbers for Prometheus |
 
-Every other status is ``{"error": "...", "kind": "..."}``: 400 no valid request, 401 no token, 402 the budget is spent,
-408 the body came too slowly, 413 too large, 429 busy (with ``Retry-After``), 500 a fault of the server, 502 the service
-behind it failed, 503 out of time. No answer holds a key or a stack trace.
+Every other status is ``{"error": "...", "kind": "..."}``. Refused requests: 400 not valid, 401 no token, 402 the budget is
+spent, 408 the body came too slowly, 413 too large, 429 busy (with ``Retry-After``). Failures: 500 a fault of the server,
+502 the service behind it failed, 503 out of time. No answer holds a key or a stack trace.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ class BusyError(RefusalError):
 
 
 class GoneError(RefusalError):
-    """The sender has closed the connection, so nobody reads the answer."""
+    """The sender has closed the connection, so the answer would not be read."""
 
     def __init__(self) -> None:
         super().__init__(499, "gone", "the client has left")
 
 
 class Admission:
-    """Lets requests in, in the order in which they came: so many at work, so many waiting, everyone else is sent away.
+    """Lets requests in, in order of arrival. Beyond the places at work and in the queue, requests are refused.
 
     Args:
         parallel: Requests at work at the same time.
@@ -105,7 +105,7 @@ class Admission:
         """A place at work.
 
         Raises:
-            BusyError: There is none.
+            BusyError: All places are taken.
         """
         if self._slots.locked() and self.waiting >= self._most_waiting:
             raise BusyError(f"{self.running} running, {self.waiting} waiting", self._retry_after_s())
@@ -192,8 +192,8 @@ class Endpoint:
 
         Args:
             life: Entered before the first request, left after the last.
-            facts: What ``/health`` says besides.
-            trouble: Why the server cannot work, empty when it can; only senders with the token are told the reason.
+            facts: What ``/health`` also says.
+            trouble: Why the server cannot work, empty when it can; only senders with the token get the reason.
         """
 
         async def health(request: Request) -> Response:
@@ -262,7 +262,7 @@ class Endpoint:
             raise RefusalError(401, "token", self.no_key, {"WWW-Authenticate": "Bearer"})
 
     def allows(self, headers: Mapping[str, str]) -> bool:
-        """Whether these headers carry the token; any do when the server has none. Takes constant time."""
+        """Whether these headers carry the token; any do when the server needs no token. Takes constant time."""
         if self._token is None:
             return True
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -344,7 +344,7 @@ class Endpoint:
 
 
 class TimedRequest(BaseModel):
-    """A request whose sender waits for so many ``seconds``, a place in the queue included; unknown keys are ignored."""
+    """A request whose sender waits for ``seconds``, including the time in the queue; unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

@@ -69,7 +69,7 @@ class FetchFault(StrEnum):
     NAME = "name"
     """The host's name cannot be resolved."""
     CONNECT = "connect"
-    """Nobody answers, or TLS fails."""
+    """No server answers, or TLS fails."""
     TIMEOUT = "timeout"
     STATUS = "status"
     """An HTTP status other than 2xx."""
@@ -108,7 +108,7 @@ class FetchLimits:
         connect_s: For one connection.
         redirects: Most redirects followed.
         types: Prefixes of the media types that are read.
-        accept: What servers are told to send, the header ``Accept``.
+        accept: What servers are asked to send, the header ``Accept``.
     """
 
     max_bytes: int = 10 << 20

@@ -20,10 +20,10 @@ import httpcore
 from tool_servers.shared.url_guard import BlockedError, Policy, check_address
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Addresses of a name, best first; raises ``OSError`` when there are none."""
+"""Addresses of a name, best first; raises ``OSError`` when the name has no address."""
 
 Dial = Callable[[str, int, float | None], Awaitable[httpcore.AsyncNetworkStream]]
-"""A connection to an IP address and port within so many seconds."""
+"""A connection to an IP address and port within a number of seconds."""
 
 SocketOptions = Iterable[
     tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
@@ -186,7 +186,7 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
 
         Raises:
             BlockedError: One of them is not.
-            UnresolvedError: There are none, or the name server was too slow.
+            UnresolvedError: The name has no address, or the name server was too slow.
         """
         addresses = await self._addresses(host, port, timeout_s)
         if not self._policy.trusts_pair(host, port):

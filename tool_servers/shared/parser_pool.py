@@ -1,6 +1,6 @@
 """Parsers of strangers' files, in processes of their own: a hostile file costs its process and no more.
 
-A message is four bytes of length and so many bytes: a line of JSON and a body, one way and the other.
+A message, in either direction, is its length in four bytes, then a line of JSON and a body.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class ParseError(ToolError):
 
 
 class ParserPool:
-    """Parser processes, which know none of this process's keys.
+    """Parser processes, which have no access to this process's keys.
 
     Args:
         module: Calls :func:`serve_parser` when it is run.
         noun: What a file is called in messages.
         workers: Most files read at the same time.
         file_s: Longest time for a file; then its process is killed.
-        files_per_process: A process is replaced after so many.
+        files_per_process: A process is replaced after this number.
         first: A file that is read when a process starts, so that imports do not count as a file's time.
     """
 
@@ -138,7 +138,7 @@ def serve_parser(noun: str, parse: Parse, refusal: type[Exception]) -> None:
     """Parse files from standard input, one after the other, within limits, until it ends.
 
     Args:
-        refusal: The error with which ``parse`` explains what is wrong with a file; of others only the type is told.
+        refusal: The error with which ``parse`` explains what is wrong with a file; of others only the type is reported.
     """
     follow_parent()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))

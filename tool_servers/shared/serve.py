@@ -56,7 +56,7 @@ def _followed(path: Path, max_bytes: int) -> None:
 
 
 def _renew(path: Path) -> None:
-    """Number the old files, ``path.1`` being the youngest, and go on in a new one."""
+    """Number the old files, ``path.1`` being the youngest, and continue in a new one."""
     files = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, _KEPT + 1))]
     try:
         for younger, older in reversed([*pairwise(files)]):
@@ -78,7 +78,7 @@ _OTHER_FILES = 256
 class BoundedProtocol(H11Protocol):
     """One connection. When there are too many, the one that has longest been without a request makes room.
 
-    So connections that ask nothing keep nobody out; only when all of them have requests at work is a new one refused (503).
+    So idle connections block no others. Only when all of them have requests at work is a new one refused (503).
 
     Attributes:
         head_s: From the connection, or the first byte of a further request, to the end of the request's head.
@@ -120,7 +120,7 @@ class BoundedProtocol(H11Protocol):
         self._refuse(400, msg.rstrip("."))
 
     def is_quiet(self) -> bool:
-        """Whether no request is at work; what comes now is a head, or a body that nobody reads any more."""
+        """Whether no request is at work; what comes now is a head, or a body that is not read any more."""
         return self.cycle is None or self.cycle.response_complete
 
     def _make_room(self) -> None:
@@ -164,7 +164,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def bounded(head_s: float, most: int) -> type[BoundedProtocol]:
-    """Connections with these limits; fewer where the system does not let this process have so many open files."""
+    """Connections with these limits; fewer where the system allows this process fewer open files."""
     files, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most + _OTHER_FILES
     if files != resource.RLIM_INFINITY and files < wanted:
@@ -231,7 +231,7 @@ class ServedApp:
 
     Attributes:
         token: What the application asks of requests; without one, pages in a browser are kept out by their names.
-        finish_s: How long requests may go on when the server is told to stop.
+        finish_s: How long requests may continue when the server has to stop.
         prepare: Runs before the first request, in the same event loop; what it raises ends the server.
         held: Entered before it listens, left at the end.
         head_s: For the head of a request, from the connection on; then status 408.

@@ -133,7 +133,7 @@ class Upstream:
             seconds: Less time than the service's patience, if so.
 
         Raises:
-            UpstreamError: There is none.
+            UpstreamError: No answer came.
         """
         total = self._patience.total_s if seconds is None else min(seconds, self._patience.total_s)
         request = self._client.build_request(
@@ -205,7 +205,7 @@ async def ask_model(
         material: Content of the user's message, text or parts.
 
     Raises:
-        UpstreamError: There is none within ``seconds``.
+        UpstreamError: No answer came within ``seconds``.
     """
     messages = [{"role": "system", "content": task}, {"role": "user", "content": material}]
     body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}

@@ -107,7 +107,7 @@ class Policy:
 
     Attributes:
         ports: Ports of public hosts.
-        trusted: ``host:port`` pairs, as they stand in an address, that are fetched wherever they resolve to: a web
+        trusted: ``host:port`` pairs, as in an address, that are fetched wherever they resolve to: a web
             site of one's own on this machine or in this cluster.
     """
 

@@ -1,6 +1,6 @@
 """A picture as a vision model takes it: judged by its content, bounded, upright, without metadata.
 
-``python -m tool_servers.visual_inspector.picture`` is the parser of a :class:`tool_servers.shared.parser_pool.ParserPool`.
+``python -m tool_servers.visual_inspector.picture`` is a parser of :mod:`tool_servers.shared.parser_pool`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PreparedPicture:
         height: Pixels of the original, upright.
         kind: Format of the original, e.g. ``PNG``.
         media_type: Of ``body``: ``image/png`` or ``image/jpeg``.
-        body: The picture, encoded anew.
+        body: The picture, encoded again.
     """
 
     width: int

@@ -1,8 +1,8 @@
 """The image server: looks at pictures for agents with a vision model.
 
 ``POST /inspect`` with ``{"image": "https://a.org/map.png", "question": "...", "seconds": 60}`` gives
-``{text, kind, cached, width, height, format}``; a picture that could not be had has a ``kind`` and says why in ``text``. The
-rest as in :mod:`tool_servers.shared.endpoint`.
+``{text, kind, cached, width, height, format}``; a picture that could not be had has a ``kind`` and the reason in
+``text``. The rest is as in :mod:`tool_servers.shared.endpoint`.
 """
 
 from __future__ import annotations

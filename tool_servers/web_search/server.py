@@ -1,7 +1,7 @@
 """The web search server: ``POST /search`` as Serper has it; the rest as in :mod:`tool_servers.shared.endpoint`.
 
-``{"q": "...", "num": 10}`` gives ``{"organic": [{"title", "link", "snippet", "position"}]}``. A run that has used up its budget
-gets status 402.
+``{"q": "...", "num": 10}`` gives ``{"organic": [{"title", "link", "snippet", "position"}]}``. A run that has
+used up its budget gets status 402.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """BM25 search over a memory-mapped index: exact, and touching only what can matter.
 
-Terms are taken by falling greatest score. As soon as the best ``k`` so far lead by more than all further terms can add, no
-other passage can enter; the candidates are then only completed (MaxScore, Turtle and Flood 1995).
+Terms come in order of their greatest score, highest first. As soon as the best ``k`` lead by more than all further
+terms can add, no other passage can enter. From then on only the candidates are completed (MaxScore, Turtle and Flood
+1995).
 
-The build sorts the postings by counting, piece by piece, so that memory does not grow with the corpus. Scores are Lucene's
+The build sorts the postings by counting, piece by piece, so memory does not grow with the corpus. Scores are Lucene's
 (Robertson and Zaragoza 2009, eq. 3.15 with Lucene's idf); bm25s can open the result.
 """
 

@@ -1,6 +1,6 @@
 """``python -m tool_servers.wiki_search.build CORPUS --output-dir FOLDER``: make an index that the wiki server serves.
 
-Killed at any moment, the same command goes on. What is finished is not made again; a dense part can be added later.
+If killed at any moment, the same command continues and skips what is finished. A dense part can be added later.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Need:
     """An estimate from the first passages and the size of the file.
 
     Attributes:
-        passages: About so many.
+        passages: About this number.
         index_bytes: Size of the finished index.
         peak_bytes: Largest size on disk on the way, the index included.
         memory_bytes: Of the build.

@@ -1,7 +1,7 @@
 """A corpus: its passages as a stream, their search terms, and the first stage of a build, one resumable pass over it.
 
-The pass writes the passage store and, for BM25, which terms stand how often in which passage. Every ``CHECKPOINT`` passages a
-note says how long each file was; after a kill the files are cut back to the last note and the pass goes on from there.
+The pass writes the passage store and, for BM25, how often each term occurs in each passage. Every ``CHECKPOINT``
+passages it notes the length of each file. After a kill it cuts the files back to the last note and continues there.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def read_corpus(path: Path, *, start: int = 0, line: int = 0) -> Iterator[Row]:
 
     Args:
         start: Byte of the uncompressed corpus to begin at, the beginning of a line.
-        line: How many lines stand before it.
+        line: How many lines precede it.
 
     Raises:
         DataError: A line is no passage, or the file ends in the middle of its compressed data.
@@ -164,7 +164,7 @@ CHECKPOINT = 10_000
 NOTE = "collected.json"
 VOCABULARY = "vocabulary.txt"
 SPILLS = {"ends": "q", "lengths": "I", "distinct": "H", "terms": "I", "counts": "H"}
-"""Files of numbers: end of each passage in the store, its terms, its distinct terms; then for each of these number and count."""
+"""Files of numbers. Per passage: its end in the store, its terms, its distinct terms. Per distinct term: number, count."""
 _MOST_COUNTED = 65_535
 
 
@@ -260,7 +260,7 @@ class Collector:
         if (note.corpus, note.corpus_bytes, note.corpus_sample) != (self._corpus.name, size, sample):
             raise DataError(
                 f"{self._note_path.parent} holds a build of {note.corpus} ({note.corpus_bytes:,} bytes), got "
-                f"{self._corpus.name} ({size:,} bytes), or another content; delete that folder to begin anew"
+                f"{self._corpus.name} ({size:,} bytes), or another content; delete that folder to start again"
             )
         return note
 
@@ -268,7 +268,7 @@ class Collector:
         for name, path in self._paths.items():
             path.touch()
             if path.stat().st_size < note.sizes[name]:
-                raise DataError(f"shorter than noted; delete {path.parent} to begin anew", path=str(path))
+                raise DataError(f"shorter than noted; delete {path.parent} to start again", path=str(path))
             with path.open("r+b") as file:
                 file.truncate(note.sizes[name])
         words = self._paths["vocabulary"].read_bytes().decode("utf-8", "surrogatepass").split("\n")[:-1]

@@ -1,7 +1,7 @@
 """Search by embeddings in a FAISS index, and the build of that index.
 
-Vectors come from any sentence-transformers model, with the prefixes that E5 models were trained with. They are appended to
-a file as they are made; after a kill the build continues behind the last whole one.
+Vectors come from any sentence-transformers model, with the prefixes that E5 models were trained with. They are
+appended to a file as they are made; after a kill the build continues behind the last whole one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BATCH = 64
 
 
 def default_prefixes(model: str) -> tuple[str, str]:
-    """What stands before queries and passages: ``query: `` and ``passage: `` for E5 models, nothing for others."""
+    """The text before queries and passages: ``query: `` and ``passage: `` for E5 models, nothing for others."""
     name = model.rstrip("/").rpartition("/")[2].lower()
     is_e5 = "e5" in name.replace("_", "-").split("-")
     return ("query: ", "passage: ") if is_e5 else ("", "")

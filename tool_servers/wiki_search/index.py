@@ -88,7 +88,7 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
 
 
 def read_manifest(folder: Path) -> IndexManifest | None:
-    """The manifest of an index folder; ``None`` when there is none.
+    """The manifest of an index folder; ``None`` if missing.
 
     Raises:
         DataError: It cannot be understood.

@@ -1,11 +1,12 @@
 """The wiki search server: passages of a local corpus; clients of Search-R1's retrieval server work unchanged.
 
-``POST /retrieve`` with ``{"queries": [..], "topk": 3, "return_scores": true}`` gives ``{"result": [[{"document", "score"}]]}``, the
-passages alone without ``return_scores``. The rest as in :mod:`tool_servers.shared.endpoint`; 503 also when the search failed.
+``POST /retrieve`` with ``{"queries": [..], "topk": 3, "return_scores": true}`` gives
+``{"result": [[{"document", "score"}]]}``, without ``return_scores`` the passages alone. A failed search is a 503.
+The rest is as in :mod:`tool_servers.shared.endpoint`.
 
-Queries are written by models, so an odd one never fails its batch. Only the beginning of a query that is too long is searched
-for, and ``notes`` in the answer, a list of ``{"query": number, "note": text}``, says so. Bytes that are not UTF-8 and halves of
-surrogate pairs become U+FFFD.
+Queries are written by models, so an odd one never fails its batch. A query that is too long is cut
+to its beginning, with an entry in the answer's ``notes``, a list of ``{"query": number, "note": text}``. Bytes that are
+not UTF-8 and halves of surrogate pairs become U+FFFD.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class WikiServerSettings(ServerSettings):
     engine: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
     """``auto`` takes BM25 where the index has it, else the dense part."""
     model: str | None = None
-    """Embedding model, when it lies elsewhere than at build time."""
+    """Embedding model, if its folder has changed since the build."""
     device: str | None = None
     """Of the embedding model."""
     topk: int = Field(default=3, ge=1)
@@ -57,7 +58,7 @@ class WikiServerSettings(ServerSettings):
     max_queries: int = Field(default=4_096, ge=1)
     """Of one request; Search-R1 sends 512 x 5."""
     max_query_chars: int = Field(default=8_192, ge=1)
-    """A longer query is searched for by its beginning, and the answer says so."""
+    """A longer query is searched for by its beginning, and the answer notes it."""
     max_request_bytes: int = Field(default=64 << 20, ge=1024)
     """Of one request: the most queries of the greatest length, two bytes a character."""
     max_parallel: int = Field(default=256, ge=1)
@@ -159,7 +160,7 @@ def check(launch: Launch) -> None:
     """Look at the index's files.
 
     Raises:
-        ConfigError: There is none, or it lacks a part.
+        ConfigError: It is missing, or it lacks a part.
         DataError: It is unfinished, truncated, or mixed from different builds.
     """
     options, settings = launch.options, WikiServerSettings.read(launch.config)
