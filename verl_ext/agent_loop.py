@@ -237,7 +237,7 @@ def prompt_ids(spec: AgentSpec, source: PromptSource, model: TokenModel, task: T
 
 
 async def _verdict(shared: Surroundings, task: Task, episode: Episode) -> Verdict:
-    """The episode's score, or why it has none."""
+    """The episode's score, or the reason for its absence."""
     if not episode.response_ids:
         return Verdict(score=None, evidence=f"no token before the episode ended ({episode.stop})")
     if not validating() and (reasons := unfinished(episode) & set(shared.settings.leave_out)):

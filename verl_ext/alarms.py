@@ -1,6 +1,6 @@
 """Watches the metrics of a run for the ways in which reinforcement learning goes wrong, step by step.
 
-Thresholds stand in the YAML under ``alarms``; each alarm warns, asks for a checkpoint, or stops the run.
+Thresholds are in the YAML under ``alarms``; each alarm warns, asks for a checkpoint, or stops the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AlarmAction(StrEnum):
     """What an alarm does, once for each time its condition begins to hold."""
 
     WARN = "warn"
-    """Say so in the terminal and in ``alarms.jsonl``."""
+    """Report it in the terminal and in ``alarms.jsonl``."""
     CHECKPOINT = "checkpoint"
     """Also save a checkpoint at the end of the step under way."""
     STOP = "stop"
@@ -131,7 +131,7 @@ class FailedTools(Alarm):
 
 
 class NoSignal(Alarm):
-    """Nearly all groups have the same reward in every sample, so that most of the generation is thrown away."""
+    """Nearly all groups have the same reward in every sample, so that most of the generation is discarded."""
 
     steps: int = Field(default=5, ge=1)
     above: float = Field(default=0.9, gt=0, lt=1)
@@ -212,7 +212,7 @@ class Watch:
         return raised
 
     def _begins(self, alarm: Alarm) -> str | None:
-        """The message when the condition holds for exactly ``steps`` steps; not again while it goes on."""
+        """The message when the condition holds for exactly ``steps`` steps; not again while it continues."""
         message = alarm.look(self._rows)
         if message is None or len(self._rows) < alarm.steps:
             return None

@@ -10,14 +10,14 @@ from pathlib import Path
 from afm.runs.atomic import replace_text
 
 CHECKPOINT_DIR = "checkpoints"
-"""In the output folder of an `afm rl`: where its checkpoints stand."""
+"""In the output folder of an `afm rl`: where its checkpoints are."""
 CHECKPOINT_REQUEST = "checkpoint_now"
 """A file of this name in a run's output folder: a checkpoint is saved at the end of the step under way."""
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 EXPORT_FILE = "training.json"
 """In the exported model's folder: which step it is of."""
 SHARDS_FILE = "fsdp_config.json"
-"""Beside the parts of a model: how many workers stored one each."""
+"""Next to the parts of a model: how many workers stored one each."""
 QUEUE_DIR = "transfer_queue"
 """In a checkpoint of an asynchronous trainer: the samples that were rolled out ahead, and the questions still under way."""
 _ASYNCHRONOUS = "asynchronous"
@@ -108,7 +108,7 @@ def _lack(checkpoint: Path) -> str | None:
 
 
 def shard_file(folder: Path, kind: str, world_size: int, rank: int) -> Path:
-    """Where a worker's ``model``, ``optim`` or ``extra_state`` stands."""
+    """The file of a worker's ``model``, ``optim`` or ``extra_state``."""
     return folder / f"{kind}_world_size_{world_size}_rank_{rank}.pt"
 
 
@@ -137,7 +137,7 @@ def whole(folder: Path) -> bool:
 
 
 def exported_step(model_dir: Path) -> int | None:
-    """Step of an exported model, ``None`` when there is none."""
+    """Step of an exported model, ``None`` without a model."""
     try:
         step: int = json.loads((model_dir / EXPORT_FILE).read_text(encoding="utf-8"))["global_step"]
     except (OSError, ValueError, KeyError):

@@ -51,7 +51,7 @@ def environment(settings: RlSettings) -> dict[str, str]:
 
 
 def _tracker_environment(settings: RlSettings, out: Path) -> dict[str, str]:
-    """Every tracker writes into the output folder, and none asks for a login that nobody can give."""
+    """Every tracker writes into the output folder, and none asks for a login."""
     values = {}
     if "tensorboard" in settings.trackers:
         values["TENSORBOARD_DIR"] = str(out / "tensorboard")
@@ -160,7 +160,7 @@ def total_steps(settings: RlSettings) -> int:
 
 
 def steps_of(config: Any, rows: int) -> int:
-    """Training steps of a composed configuration on so many rows; see :func:`total_steps`."""
+    """Training steps of a composed configuration on ``rows`` rows; see :func:`total_steps`."""
     batch = config.data.train_batch_size
     if config.data.train_max_samples > 0:
         rows = min(rows, config.data.train_max_samples)

@@ -259,8 +259,8 @@ _STRICT = ("actor_rollout_ref", "critic")
 def as_verl_takes(key: str) -> str:
     """A key as Hydra wants it: with a ``+`` where the dataclass of a section has what verl's YAML leaves out.
 
-    A section takes any key that is written with a ``+``, unless verl makes its dataclass of it: that has its fields only, and
-    a worker process would end at the first key that is none of them.
+    A section takes any key that is written with a ``+``, unless verl turns the section into a
+    dataclass. A dataclass has its fields only, so a worker process would end at the first other key.
 
     Raises:
         ConfigError: verl does not know the key.

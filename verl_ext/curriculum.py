@@ -1,7 +1,7 @@
-"""Which questions a step asks: those that are sometimes solved, rather than all alike.
+"""Which questions each step asks: those that are sometimes solved, rather than all alike.
 
 A group of samples teaches by the spread of its rewards, p (1 - p) for a question that is solved with probability p
-(the variance of a Bernoulli variable); DAPO (arXiv 2503.14476, section 3.2) throws the others away after they were
+(the variance of a Bernoulli variable). DAPO (arXiv 2503.14476, section 3.2) throws the others away after they were
 generated. :class:`Difficulty` keeps each question's solve rate across steps and draws by that spread.
 """
 
@@ -31,14 +31,14 @@ class Curriculum(Settings):
     """How questions are drawn; without this section every question is drawn once an epoch."""
 
     floor: float = Field(default=0.05, gt=0, le=1)
-    """Added to p (1 - p), so that a question which nobody or everybody solved now is asked again."""
+    """Added to p (1 - p), so that a question that no sample or every sample solved is asked again."""
     retire_after: int = Field(default=2, ge=0)
     """Groups in a row that are solved by every sample, after which a question is not asked any more; 0
     retires none. When all are retired, all come back."""
 
 
 class Difficulty:
-    """Draws positions of a data set by the solve rates of their questions, for ever.
+    """Draws positions of a data set by the solve rates of their questions, without end.
 
     A stateful sampler of torchdata: its state is saved with the data loader in each checkpoint, so a resumed run draws what
     the run would have drawn. A question rests until half as many others as are active have been drawn.

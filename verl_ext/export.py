@@ -31,7 +31,7 @@ AGENT_FILE = "agent.yaml"
 
 @dataclass(frozen=True, slots=True)
 class RunCheckpoints:
-    """Where the checkpoints of a run stand.
+    """Where the checkpoints of a run are.
 
     Attributes:
         run: The run's own folder; for stock verl the one with the checkpoints.
@@ -45,7 +45,7 @@ class RunCheckpoints:
 
 
 def source_of(path: Path) -> RunCheckpoints:
-    """Find the checkpoints of the output folder of an `afm rl`, of a folder of ``global_step_N``, or of one such.
+    """Find the checkpoints of the output folder of an `afm rl`, of a folder of ``global_step_N``, or of one ``global_step_N``.
 
     Raises:
         ConfigError: There is no such folder, or nothing was saved in it.
@@ -65,13 +65,13 @@ def source_of(path: Path) -> RunCheckpoints:
 
 
 def export(path: Path, step: int | None = None, out: Path | None = None, agent: str | None = None) -> Path:
-    """Export the model of a step; the run may go on, or have ended in whatever way.
+    """Export the model of a step; the run may continue, or have ended in any way.
 
     Args:
         path: See :func:`source_of`.
         step: The newest whole checkpoint's when ``None``.
         out: ``model_step_N`` in the run's folder when ``None``.
-        agent: Name or YAML of the agent, for checkpoints that stand without one.
+        agent: Name or YAML of the agent, for checkpoints without one.
 
     Returns:
         The model's folder.
@@ -107,8 +107,8 @@ def export_model(
 ) -> None:
     """Write a checkpoint's model in Hugging Face format, with its tokenizer, its agents and its prompts, to ``model_dir``.
 
-    verl's ``hf_model`` is copied; without it the weights are put together from the workers' parts. They keep their data type
-    (float32 unless the run chose another), which ``config.json`` then names.
+    verl's ``hf_model`` is copied; without it the weights are put together from the workers' parts. They keep their data
+    type (float32 unless the run chose another), which ``config.json`` then names.
 
     Raises:
         EngineError: The checkpoint holds no whole model, or is removed meanwhile.
@@ -165,7 +165,7 @@ def _check_whole(folder: Path) -> None:
 
 
 def _name_true_dtype(folder: Path) -> None:
-    """Let config.json name the data type of the weights that stand beside it.
+    """Let config.json name the data type of the weights next to it.
 
     verl builds its export model as bfloat16 and fills it with the actor's weights, which are float32: the
     file then says bfloat16, and a loader that believes it would round every weight.

@@ -1,8 +1,8 @@
 """Group statistics of dynamic sampling, and the guard that ends a run which cannot learn.
 
 DAPO (arXiv 2503.14476, section 3.2) drops a group of samples of one prompt when all of them have the same
-reward, because its advantages are zero, and generates on until the batch is full. verl's V1 trainer does
-this without any bound: under a constant reward it generates for ever.
+reward, because its advantages are zero. It generates until the batch is full. verl's V1 trainer does
+this without any bound: under a constant reward it generates without end.
 
 :func:`refuse_non_finite` guards the rewards: one NaN in a group makes all of its advantages NaN, and then the weights.
 """
@@ -43,7 +43,7 @@ class GroupsAlikeError(AfmError, RuntimeError):
 
 
 class EpisodesFailedError(AfmError, RuntimeError):
-    """More episodes failed than a run may go on without."""
+    """More episodes failed than a run may lose."""
 
 
 class ShortBatch(StrEnum):

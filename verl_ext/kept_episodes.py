@@ -18,7 +18,7 @@ from afm.trajectory.io import Advantages, advantages_file, load_advantages
 from afm.trajectory.record import Record, StopReason
 
 EPISODES_DIR = "episodes"
-"""Sampled episodes, one file a step, in the form of `afm eval`'s."""
+"""Sampled episodes, one file per step, in the form of `afm eval`'s."""
 STUCK_FILE = "stuck.jsonl"
 """Episodes that a limit on time ended, with what they were waiting for: their last call, or a generation."""
 
@@ -27,7 +27,7 @@ _OUT_OF_TIME = {StopReason.SECONDS, StopReason.TOOL_SECONDS}
 
 
 def episodes_file(output_dir: Path, step: int) -> Path:
-    """Where the sampled episodes of a step stand."""
+    """The file of the sampled episodes of a step."""
     return output_dir / EPISODES_DIR / f"step_{step:06d}.jsonl"
 
 
@@ -75,7 +75,7 @@ def forget_after(output_dir: Path, step: int, *, validated_again: bool = False) 
 
 
 def _thin_out(file: Path, stays: Callable[[dict[str, Any]], bool]) -> None:
-    """Keep the episodes whose provenance ``stays``, and lines that are none; a half-written last line goes."""
+    """Keep the episodes whose provenance ``stays``, and lines that are no episodes; a half-written last line goes."""
     if not file.exists():
         return
     lines = file.read_bytes().splitlines(keepends=True)
@@ -95,7 +95,7 @@ def _provenance(line: bytes) -> dict[str, Any]:
 
 
 _STEPS_BACK = 8
-"""An asynchronous trainer trains on episodes that began so many steps ago; on older ones it never did."""
+"""An asynchronous trainer trains on episodes that began up to this many steps ago, never on older ones."""
 _DIGITS = 6
 
 
@@ -134,7 +134,7 @@ def advantages_of(values: Sequence[float], mask: Sequence[int]) -> Advantages:
 
 
 def write_advantages(output_dir: Path, rows: Iterable[tuple[int, str, Advantages]]) -> None:
-    """Add the advantages of episodes, each with its step and id, to the files beside their episodes."""
+    """Add the advantages of episodes, each with its step and id, to the files next to their episodes."""
     by_step: dict[int, dict[str, Advantages]] = {}
     for step, name, advantages in rows:
         by_step.setdefault(step, {})[name] = advantages

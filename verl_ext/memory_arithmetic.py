@@ -1,6 +1,6 @@
 """Arithmetic about memory and disk: each GPU in each phase of a step, the rollout engines' cache, the checkpoints.
 
-Nobody has compared these figures with a GPU. They show what cannot fit; they promise nothing about what does. Trainer
+These figures were never compared with a GPU. They show what cannot fit; they promise nothing about what does. Trainer
 and rollout engines share the GPUs: verl moves what it can away between the phases. FSDP2 keeps parameters, gradients
 and AdamW in fp32 and computes in bf16.
 """
@@ -26,8 +26,8 @@ from verl_ext.sizes import Placement, RunSizes
 
 _BF16 = 2
 _TRAINED_LOGIT, _ENTROPY_LOGIT, _READ_LOGIT = 4, 4, 6
-"""Bytes of a logit: bf16 and its gradient; what an entropy bonus adds; bf16, softmax and product of a pass without
-gradients, which computes the entropy for the metrics."""
+"""Bytes of a logit: bf16 and its gradient, the share of an entropy bonus, and the bf16, softmax and product of a pass
+without gradients, which computes the entropy for the metrics."""
 _BUCKET = 2 * GIB
 """Weights on their way to the engine (``checkpoint_engine.update_weights_bucket_megabytes``)."""
 
@@ -76,7 +76,7 @@ class _Model:
 
     @property
     def parameters(self) -> int:
-        """What lies on the GPU while the model is used."""
+        """Bytes on the GPU while the model is used."""
         return 0 if self.place.stays_on_cpu else 4 * self.count // self.place.shards
 
     @property
@@ -92,7 +92,7 @@ class _Model:
 
     @property
     def moved(self) -> int:
-        """What lies in the memory of the node instead."""
+        """Bytes in the memory of the node instead."""
         parameters = 4 * self.count if self.place.moves_parameters or self.place.stays_on_cpu else 0
         optimizer = 8 * self.trained if self.place.moves_optimizer or self.place.stays_on_cpu else 0
         return (parameters + optimizer) // self.place.shards
@@ -194,12 +194,12 @@ def _advice(sizes: RunSizes, phase: str) -> str:
 
 
 _ACTOR_BYTES = {"model": 4, "optimizer": 8, "hf_model": 4}
-"""Of a parameter: fp32 shards and AdamW's two moments; ``hf_model`` is the model once more in one piece, in fp32 too."""
+"""Of a parameter: fp32 shards and AdamW's two moments; ``hf_model`` is the model again in one piece, also in fp32."""
 _CRITIC_BYTES = 12
 
 
 def checkpoint_finding(sizes: RunSizes, shape: ModelShape, folder: Path, steps: int | None) -> Finding:
-    """Whether the checkpoints that stand at once and the exported model fit on the disk of ``folder``."""
+    """Whether the checkpoints that exist at once and the exported model fit on the disk of ``folder``."""
     if sizes.save_every < 1:
         text = "trainer.save_freq is off: a run that ends early is lost, and no model is exported"
         return Finding(Level.WARNING, "disk", text)

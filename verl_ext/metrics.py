@@ -1,4 +1,4 @@
-"""What a training step reports: documented names in ``metrics.jsonl``, one line for the terminal, and the means of a validation."""
+"""What a training step reports: documented names in ``metrics.jsonl``, a line in the terminal, means of a validation."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ NAMES = {
     "validation_cut_short": "validation/cut_short",
     "validation_seconds": "timing_s/testing",
 }
-"""Our name of a metric to the trainer's. Rollout values are means over every scored sample of the step,
-groups thrown away included; ``entropy`` is the mean over the tokens trained on, in nats, in every ``loss_agg_mode``
-(:func:`verl_ext.patches.report_entropy_of_a_token`); ``policy_loss`` has the unit of that mode. ``batch_reward`` and everything from ``actor/`` is over the trained batch. ``groups_surplus``:
-groups that could have been trained on, but the step was full without them. ``validation_`` values are means over the scored
-episodes of verl's own validation (``val_files``), in the lines of the steps that ``trainer.test_freq`` names; ``solved`` is
-``correct * format``."""
+"""Our name of a metric to the trainer's. Rollout values are means over every scored sample of the step, discarded groups
+included. ``entropy`` is the mean over the tokens trained on, in nats, in every ``loss_agg_mode``
+(:func:`verl_ext.patches.report_entropy_of_a_token`). ``policy_loss`` has the unit of that mode. ``batch_reward`` and
+everything from ``actor/`` is over the trained batch. ``groups_surplus`` counts groups that could have been trained on when
+the step was already full. ``validation_`` values are means over the scored episodes of verl's own validation
+(``val_files``), in the lines of the steps that ``trainer.test_freq`` names. ``solved`` is ``correct * format``."""
 
 
 _GROUPED = {
@@ -93,7 +93,7 @@ _GROUPED = {
 
 
 def documented(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of ``metrics.jsonl``: ``step``, our names, those by source and by agent, and under ``engine`` all the trainer's."""
+    """One line of ``metrics.jsonl``: ``step``, our names, also by source and by agent, and the trainer's under ``engine``."""
     named: dict[str, Any] = {name: values[key] for name, key in NAMES.items() if key in values}
     for name, begin in _GROUPED.items():
         by_source: dict[str, dict[str, Any]] = {}
@@ -131,7 +131,7 @@ class MetricsLog:
     """Turns the trainer's metric file into ours, line by line, over any number of restarts.
 
     Args:
-        output_dir: Where both files stand.
+        output_dir: Folder of both files.
         resume_step: Steps after it will be done again; their lines are removed.
     """
 
@@ -151,7 +151,7 @@ class MetricsLog:
     def follow(self) -> Iterator[dict[str, Any]]:
         """Lines that came since the last call, each already appended to our file.
 
-        A step has one: the validation before a resumed training reports the step of the checkpoint once more.
+        A step has one: the validation before a resumed training reports the step of the checkpoint again.
         """
         for row in self._new_rows():
             if row["step"] in self._known:
@@ -209,7 +209,7 @@ _AGGREGATIONS = (
 
 
 def aggregation_of(name: str) -> str | None:
-    """What verl calls the way in which a metric of ours is put together; ``None`` for one of its own."""
+    """What verl calls the way in which one of our metrics is aggregated; ``None`` for one of its own."""
     return next((way for pattern, way in _AGGREGATIONS if pattern.fullmatch(name)), None)
 
 
@@ -239,7 +239,8 @@ def validation_means(data_sources: Sequence[str], facts: Mapping[str, Sequence[A
         facts: A list for each fact with a value for each sample; ``None`` where a sample does not have it.
 
     Returns:
-        ``validation/FACT``, ``validation_source/SOURCE/PART`` and ``validation_agent/AGENT/PART``; :data:`verl_ext.metrics.NAMES` documents them.
+        ``validation/FACT``, ``validation_source/SOURCE/PART`` and ``validation_agent/AGENT/PART``, documented in
+        :data:`verl_ext.metrics.NAMES`.
     """
     means = {"validation/episodes": float(len(data_sources))}
     groups = (

@@ -133,7 +133,7 @@ def report_entropy_of_a_token(original: Any) -> Any:
 
 @patch("verl.utils.checkpoint.fsdp_checkpoint_manager", "FSDPCheckpointManager.load_checkpoint")
 def load_any_world_size(original: Any) -> Any:
-    """Let a run go on with another number of training workers.
+    """Let a run continue with another number of training workers.
 
     Symptom: ``FileNotFoundError: .../model_world_size_2_rank_0.pt``.
     Cause: verl/utils/checkpoint/fsdp_checkpoint_manager.py:216 names the files by the present number of workers. With the
@@ -160,7 +160,7 @@ def load_any_world_size(original: Any) -> Any:
 def report_failed_updates(original: Any) -> Any:
     """Let a run end when a vLLM worker fails while it takes over new weights.
 
-    Symptom: the training waits for ever, without a word.
+    Symptom: the training waits without end and without a message.
     Cause: verl/workers/rollout/vllm_rollout/vllm_rollout.py:229 starts the worker's part and looks at its reply only after all
     weights were sent; before that, bucketed_weight_transfer.py waits in ``socket.recv()`` for a worker that is gone.
     """
@@ -178,10 +178,10 @@ def report_failed_updates(original: Any) -> Any:
 
 @patch(_TRAINER, "PPOTrainer.init")
 def watch_for_losses(original: Any) -> Any:
-    """Let a run that lost a worker or a node, or that is granted no resources, end and say so.
+    """Let a run that lost a worker or a node, or that is granted no resources, end with an error.
 
-    Symptom: the trainer waits for ever, or ends with an error about something else.
-    Cause: verl/trainer/ppo/v1/agent_loop_tq.py starts episodes without waiting for them, so nobody hears of the death of
+    Symptom: the trainer waits without end, or ends with an error about something else.
+    Cause: verl/trainer/ppo/v1/agent_loop_tq.py starts episodes without waiting for them, so no one notices the death of
     the process that runs them; verl/single_controller/ray/base.py:160 waits for resources without a limit.
     """
 
@@ -213,7 +213,7 @@ def explain_losses(original: Any) -> Any:
 
 @patch(_TRAINER, "PPOTrainer._val_metrics_update")
 def average_scored_samples(original: Any) -> Any:
-    """Let a validation's accuracy be a mean over the samples that have a score, and report means by names of ours.
+    """Let a validation's accuracy be a mean over the samples that have a score, and report means by our names.
 
     Symptom: a judge that abstained made the policy look worse.
     Cause: verl/trainer/ppo/metric_utils.py:971 counts each sample that is not there as wrong. With our sampler those are
@@ -249,8 +249,8 @@ def mark_validation(original: Any) -> Any:
 
 
 _original: Any = None
-"""verl's method. Ray sends the methods of an actor to its processes: only one that a module holds arrives by its name, and
-with the module's own state; any other as a copy, with copies of verl's registries."""
+"""verl's method. Ray sends the methods of an actor to its processes. Only a method that a module holds arrives by its name,
+with the module's own state. Any other arrives as a copy, with copies of verl's registries."""
 
 
 async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, **row: Any) -> Any:
@@ -262,8 +262,8 @@ async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, **ro
 def write_advantages_down(original: Any) -> Any:
     """Write the advantages of kept episodes down, right after verl has computed them.
 
-    Symptom: nobody can see which of the episodes that a run keeps were encouraged.
-    Cause: verl/trainer/ppo/v1/trainer_base.py:1743 hands them from the transfer queue to the workers and to nobody else.
+    Symptom: the episodes that a run keeps do not show which were encouraged.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:1743 hands them from the transfer queue to the workers only.
     """
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -282,7 +282,7 @@ def write_advantages_down(original: Any) -> Any:
 def draw_by_difficulty(original: Any) -> Any:
     """Let ``data.curriculum`` choose the sampler of verl's data loader.
 
-    Symptom: questions that everybody or nobody solves are asked as often as those that teach.
+    Symptom: questions that all samples or no sample solves are asked as often as those that teach.
     Cause: verl/trainer/ppo/utils.py:140 makes a random or a sequential one, and asks no configuration for another.
     """
 

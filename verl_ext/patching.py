@@ -16,7 +16,7 @@ from afm.errors import EngineError, MissingExtraError, install_advice
 
 Hook = Callable[[ModuleType], None]
 Replacement = Callable[[Any], Any]
-"""Takes what verl has in a place and returns what stands there instead."""
+"""Takes what verl has in a place and returns its replacement."""
 
 VERL_VERSION = "0.9.1"
 """The only release these patches were written for and tested with."""

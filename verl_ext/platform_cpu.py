@@ -89,7 +89,7 @@ class PlatformCpu(PlatformBase):
     manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        """CPUs have none."""
+        """CPUs have no capability."""
         return None, None
 
     def communication_backend_name(self) -> str:

@@ -1,6 +1,6 @@
 """Processes of a run: the trainer, followed until it ends, and everything it started.
 
-They are known by id and start time, so that a later start finds them after a crash and ends them without touching others.
+They are known by id and start time, so a later start finds them after a crash and ends them without touching others.
 Linux only, like verl itself: process tables are read from ``/proc``.
 """
 
@@ -299,7 +299,7 @@ class Trainer:
     def follow(
         self, metrics: MetricsLog, book: ProcessBook, on_step: OnStep, patience: TrainerPatience
     ) -> TrainerExit:
-        """Hand on each step's metrics until the trainer ends, ``on_step`` says so, somebody asks us to, or patience ends."""
+        """Hand on each step's metrics until the trainer ends, ``on_step`` or a signal asks for the end, or patience ends."""
         noted = 0.0
         while True:
             status = self._process.poll()

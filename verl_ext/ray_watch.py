@@ -1,8 +1,8 @@
 """Looks after the processes of a run on Ray: who died, which engine failed, and who was never started.
 
-Ray tells a caller that an actor died or failed only if that caller waits for it. verl waits for finished episodes instead, for
-ever, when the process that runs them is gone; for an engine to fetch its weights, for ever, when that has raised an error; and
-for the resources of its workers, for ever, when no node has them.
+Ray tells a caller that an actor died or failed only if that caller waits for it. verl waits without
+end in three cases instead: for finished episodes when the process that runs them is gone, for an engine to fetch its
+weights when that has raised an error, and for the resources of its workers when no node has them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def report_engine_error(error: BaseException, doing: str) -> None:
 
 
 def report_if_it_fails(reply: Any, doing: str) -> None:
-    """Report an engine whose ``reply`` (an ``ObjectRef``) is an error, though nobody may be waiting for it.
+    """Report an engine whose ``reply`` (an ``ObjectRef``) is an error, though no caller may be waiting for it.
 
     Args:
         doing: See :func:`report_engine_error`.

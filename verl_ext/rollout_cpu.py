@@ -1,8 +1,8 @@
 """Rollout engine for verl without an accelerator: our continuous-batching engine in a Ray actor.
 
 Token ids in, token ids and log-probabilities out. Selected by ``actor_rollout_ref.rollout.name=afm_cpu``;
-engine options are given as ``+actor_rollout_ref.rollout.engine_kwargs.afm_cpu.processes: 2``, with a plus, since verl declares
-the keys of its own engines only: see :class:`CpuOptions`.
+engine options are given as ``+actor_rollout_ref.rollout.engine_kwargs.afm_cpu.processes: 2``, with a plus, since verl
+declares the keys of its own engines only: see :class:`CpuOptions`.
 """
 
 from __future__ import annotations

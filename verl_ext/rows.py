@@ -66,7 +66,7 @@ class Rows:
         kinds: Rows by data source and ability.
         hopeless: Rows by data source, and why their agent cannot solve them.
         foreign: Rows by the agent loop that they name, if it is not ours.
-        unclear: Rows whose question cannot be told from the instruction in their prompt.
+        unclear: Rows whose question cannot be separated from the instruction in their prompt.
         by_agent: The rows of each agent, by its key in ``agents:``; nothing but counts, scorers and judged rows.
     """
 
@@ -334,7 +334,7 @@ def keep_prompts(prompts: RlPrompts, out: Path, step: int) -> dict[str, str]:
     """Write the record of a run into its folder, and the files that ``prompt`` names.
 
     Args:
-        step: Of the checkpoint that the run goes on from.
+        step: Of the checkpoint that the run continues from.
 
     Returns:
         What the settings that its workers read are to say as ``prompt``, by key in ``agents:``.
@@ -367,7 +367,7 @@ def _prompts_of(
     """The rows of one agent, with their own prompts.
 
     Raises:
-        DataError: With ``own`` or a file, a row's question cannot be told from its instruction.
+        DataError: With ``own`` or a file, a row's question cannot be separated from its instruction.
     """
     wanted = ("data_source", "ability", "prompt", "question", "extra_info")
     from_rows = route.prompt.mode is PromptMode.ROW

@@ -1,7 +1,7 @@
 """verl's replay buffer with our guard: bounded dynamic sampling, failures that end the run, statistics.
 
 Selected by ``trainer.v1.sampler.custom_sampler.{path,name}=pkg://verl_ext.sampler,sampler_for``; options
-stand in ``trainer.v1.sampler.sampler_kwargs`` (see :class:`SamplerOptions`).
+are in ``trainer.v1.sampler.sampler_kwargs`` (see :class:`SamplerOptions`).
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class _Guarded(ReplayBuffer):
         self._unscored.update(unscored)
 
     def _bound_failures(self, errors: list[str], episodes: int) -> None:
-        """End a run in which too many of so many episodes failed."""
+        """End a run in which too many episodes failed."""
         allowed = self._options.max_failed_episodes
         allowed = max(1, episodes // 100) if allowed is None else allowed
         if len(errors) > allowed:

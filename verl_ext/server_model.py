@@ -14,7 +14,7 @@ from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.ray_watch import report_engine_error
 
 _SGLANG_RESERVE = 6
-"""SGLang 0.5.12 refuses inputs that leave fewer than so many tokens of its context, and a refusal ends the run."""
+"""SGLang 0.5.12 refuses inputs that leave fewer than this many tokens of its context, and a refusal ends the run."""
 
 
 def engine_params(engine: str, params: SamplingParams) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class ServerModel(TokenModel):
         """Tokens of an episode that are not what the servers were given and returned; 0 when training is exact.
 
         Counts tokens of a prompt that changed between turns, agent tokens that differ from the sampled ones, and agent
-        tokens that nobody sampled. What was sampled beyond a stop string is dropped, which is no drift.
+        tokens that were not sampled. What was sampled beyond a stop string is dropped, which is no drift.
         """
         start, exact = len(episode.prompt_ids), 0
         ends = [at for at, _ in self._sampled[1:]] + [start + len(episode.response_ids)]
@@ -136,8 +136,8 @@ class ServerModel(TokenModel):
     def _ended(self, sampled: Generation, params: SamplingParams, stop_reason: str | None) -> Generation:
         """What was sampled up to the first stop string, with the reason why it ended.
 
-        An engine may go on behind a stop string: after an update of its weights it resumes with a request of its own, and looks
-        for stop strings in the new text alone; SGLang looks at no more tokens than its own encoding of one has, and one more.
+        An engine may continue behind a stop string. After an update of its weights it resumes with a request of its own, and
+        looks for stop strings in the new text alone. SGLang looks at no more tokens than its own encoding of one has, and one more.
         vLLM and SGLang report stop strings and the end of text alike, vLLM the limit too: look at the tokens.
         """
         count = stop_length(self._codec.decode, sampled.token_ids, params.stop)

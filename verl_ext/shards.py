@@ -1,7 +1,7 @@
 """Checkpoints of verl's FSDP2 workers, read by any number of workers.
 
-Every worker stores its own part of each tensor (``model_world_size_W_rank_R.pt``, ``optim_...``, ``extra_state_...``), and
-verl 0.9.1 looks for the files of its present number of workers. Here a worker takes what it now holds out of all the parts:
+Every worker stores its own part of each tensor (``model_world_size_W_rank_R.pt``, ``optim_...``, ``extra_state_...``).
+verl 0.9.1 looks for the files of its present number of workers. Here a worker takes what it now holds from all parts:
 ``torch.distributed.checkpoint`` finds the overlaps, and files are mapped into memory, so that only these are read.
 """
 
@@ -174,7 +174,7 @@ FILE_BYTES = 2 * 10**9
 
 
 def write_model(folder: Path, target: Path, file_bytes: int = FILE_BYTES) -> None:
-    """Put all workers' parts of a model together, as safetensors files in ``target`` beside its ``config.json``.
+    """Put all workers' parts of a model together, as safetensors files in ``target`` next to its ``config.json``.
 
     Memory: the largest tensor, and the parts of one file, which are mapped.
 
@@ -278,7 +278,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[Mapping[str
 def load_resharded(manager: Any, folder: Path) -> None:
     """Load a checkpoint that another number of workers stored into verl's ``FSDPCheckpointManager``.
 
-    Weights, moments, step counts and the learning rate's schedule are those stored. A worker goes on with the random
+    Weights, moments, step counts and the learning rate's schedule are those stored. A worker continues with the random
     generators of the stored worker of its rank; one that had no counterpart keeps those it was started with.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Sizes of a run: what verl's configuration asks of the hardware, and whether batches, models and GPUs divide as verl needs it.
+"""Sizes of a run: what verl's configuration asks of the hardware, and whether batches, models and GPUs divide.
 
 verl finds these faults only when the trainer is up, or never.
 """
@@ -23,7 +23,7 @@ _SPLIT = "ulysses_sequence_parallel_size"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How one model of the trainer lies on its GPUs.
+    """How one model of the trainer is placed on its GPUs.
 
     Attributes:
         tokens: Most tokens of one pass on one GPU.

@@ -6,8 +6,8 @@ Tools are listed in the YAML of ``actor_rollout_ref.rollout.multi_turn.tool_conf
       - class_name: verl_ext.stock.AfmTool
         config: {type: native, tools: /path/of/code_executor.yaml, name: code}
 
-Rewards: ``reward.custom_reward_function.path=pkg://verl_ext.stock``, ``name=compute_score`` and, under ``reward_kwargs``, the
-``agent`` and optionally the ``rewards`` YAML. The authors are read off the text, so an observation that the model forged
+Rewards: ``reward.custom_reward_function.path=pkg://verl_ext.stock``, ``name=compute_score`` and, in ``reward_kwargs``,
+the ``agent`` and optionally the ``rewards`` YAML. The authors come from the text, so an observation that the model forged
 counts as one, and lengths are unknown (no overlong shaping). Our agent loop knows both.
 """
 
@@ -45,13 +45,13 @@ class ToolSettings(Settings):
 
 
 class AfmTool(BaseTool):
-    """One tool of a tool YAML, with the schema that stands there.
+    """One tool of a tool YAML, with its schema there.
 
     What it returns is made harmless as in our own loop: no hidden characters, no tags of chat templates. verl cuts it to
-    ``multi_turn.max_tool_response_length``. A failure is told to the agent in words.
+    ``multi_turn.max_tool_response_length``. The agent gets a failure in words.
 
     Raises:
-        ConfigError: Wrong settings, or a second schema beside the one in the tool YAML.
+        ConfigError: Wrong settings, or a second schema in addition to the one in the tool YAML.
     """
 
     def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:

@@ -37,7 +37,7 @@ def training_sample(
 
     Args:
         episode: What happened; at least one response token.
-        verdict: Its score, or why it has none.
+        verdict: Its score, or the reason for its absence.
         model: The one it happened with.
         data_source: Where the question comes from.
         question_index: Which question of the data it is.
@@ -118,8 +118,8 @@ def failed_sample(error: Exception, row: Mapping[str, Any], *, episode: str, tok
 def _trained_length(mask: Sequence[int]) -> int:
     """Tokens up to the agent's last one; all of them when it wrote none.
 
-    verl puts the reward on a response's last token and leaves tokens with mask 0 out of GAE: after an observation that
-    nothing follows, because a limit ended the episode there, PPO would never see the reward.
+    verl puts the reward on a response's last token and leaves tokens with mask 0 out of GAE. When a limit ends the
+    episode after an observation, PPO would never see the reward.
     """
     written = [at for at, sampled in enumerate(mask) if sampled]
     return written[-1] + 1 if written else len(mask)

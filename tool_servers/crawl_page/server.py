@@ -2,8 +2,9 @@
 
 ``POST /crawl_page`` with ``{"urls": "https://a.org | https://b.org", "goal": "...", "seconds": 60}`` gives
 ``{"pages": [..], "left_out": 0}``, each page ``{url, title, text, kind, by, cached}``. A page that could not be
-read has a ``kind`` and the reason in ``text``. Clients of AFM, which send ``web_search_query`` or ``think_content``, also
-get ``success``, ``obs``, ``error_message`` and ``processing_time``. The rest is as in :mod:`tool_servers.shared.endpoint`.
+read has a ``kind`` and the reason in ``text``. Clients of AFM, which send ``web_search_query`` or ``think_content``,
+also get ``success``, ``obs``, ``error_message`` and ``processing_time``. The rest is as in
+:mod:`tool_servers.shared.endpoint`.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 | ``GET /health`` | 200, 503 when the server cannot work; needs no token |
 | ``GET /metrics`` | numbers for Prometheus |
 
-Every other status is ``{"error": "...", "kind": "..."}``. Refused requests: 400 not valid, 401 no token, 402 the budget is
-spent, 408 the body came too slowly, 413 too large, 429 busy (with ``Retry-After``). Failures: 500 a fault of the server,
-502 the service behind it failed, 503 out of time. No answer holds a key or a stack trace.
+Every other status is ``{"error": "...", "kind": "..."}``. Refused requests: 400 not valid, 401 no token, 402 no
+budget left, 408 the body came too slowly, 413 too large, 429 busy (with ``Retry-After``). Failures: 500 a fault of
+the server, 502 the service behind it failed, 503 out of time. No answer holds a key or a stack trace.
 """
 
 from __future__ import annotations
