@@ -1,7 +1,7 @@
 """Where the algorithm of a run is chosen: the keys of verl that name it, and the words that verl 0.9.1 knows.
 
-The recipes in ``configs/rl`` train with DAPO or PPO. GSPO, CISPO, Dr. GRPO, RLOO, KL, entropy and TIS are files to merge
-into a recipe (``configs/rl/algorithms``), each with its formula and source. The formulas themselves run in verl
+The recipes in ``configs/rl`` train with DAPO or PPO. GSPO, CISPO, Dr. GRPO, RLOO, KL, entropy and TIS are files to
+merge into a recipe (``configs/rl/algorithms``), each with its formula and source. The formulas themselves run in verl
 (``verl/trainer/ppo/core_algos.py``); here a misspelt word is refused before anything starts.
 """
 

@@ -78,8 +78,8 @@ NAMES = {
 """Our name of a metric to the trainer's. Rollout values are means over every scored sample of the step, discarded groups
 included. ``entropy`` is the mean over the tokens trained on, in nats, in every ``loss_agg_mode``
 (:func:`verl_ext.patches.report_entropy_of_a_token`). ``policy_loss`` has the unit of that mode. ``batch_reward`` and
-everything from ``actor/`` is over the trained batch. ``groups_surplus`` counts groups that could have been trained on when
-the step was already full. ``validation_`` values are means over the scored episodes of verl's own validation
+everything from ``actor/`` is over the trained batch. ``groups_surplus`` counts groups that could have been trained on
+when the step was already full. ``validation_`` values are means over the scored episodes of verl's own validation
 (``val_files``), in the lines of the steps that ``trainer.test_freq`` names. ``solved`` is ``correct * format``."""
 
 

@@ -249,8 +249,8 @@ def mark_validation(original: Any) -> Any:
 
 
 _original: Any = None
-"""verl's method. Ray sends the methods of an actor to its processes. Only a method that a module holds arrives by its name,
-with the module's own state. Any other arrives as a copy, with copies of verl's registries."""
+"""verl's method. Ray sends the methods of an actor to its processes. Only a method that a module holds arrives by its
+name, with the module's own state. Any other arrives as a copy, with copies of verl's registries."""
 
 
 async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, **row: Any) -> Any:

@@ -1,8 +1,11 @@
 """Looks after the processes of a run on Ray: who died, which engine failed, and who was never started.
 
 Ray tells a caller that an actor died or failed only if that caller waits for it. verl waits without
-end in three cases instead: for finished episodes when the process that runs them is gone, for an engine to fetch its
-weights when that has raised an error, and for the resources of its workers when no node has them.
+end in three cases instead:
+
+- for finished episodes, when the process that runs them is gone;
+- for an engine to fetch its weights, when the engine has raised an error;
+- for the resources of its workers, when no node has them.
 """
 
 from __future__ import annotations

@@ -136,9 +136,10 @@ class ServerModel(TokenModel):
     def _ended(self, sampled: Generation, params: SamplingParams, stop_reason: str | None) -> Generation:
         """What was sampled up to the first stop string, with the reason why it ended.
 
-        An engine may continue behind a stop string. After an update of its weights it resumes with a request of its own, and
-        looks for stop strings in the new text alone. SGLang looks at no more tokens than its own encoding of one has, and one more.
-        vLLM and SGLang report stop strings and the end of text alike, vLLM the limit too: look at the tokens.
+        An engine may continue after a stop string. After an update of its weights it resumes with a request of its own, and
+        looks for stop strings in the new text alone. SGLang checks one token more than its own encoding of the stop string
+        has. Both vLLM and SGLang give the same reason for a stop string and the end of text, and vLLM for the limit too. So
+        the tokens decide.
         """
         count = stop_length(self._codec.decode, sampled.token_ids, params.stop)
         generation = sampled if count is None else sampled.stopped(count)

@@ -102,8 +102,8 @@ def _piece(name: str, tensor: Any, rank: int) -> tuple[torch.Tensor, torch.Size]
     if not isinstance(tensor, DTensor):
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise EngineError(
-                f"{name} is stored as {type(tensor).__name__}; only checkpoints of FSDP2 can be put together or read by "
-                "another number of workers (actor_rollout_ref.actor.strategy: fsdp2; with another one, save hf_model too)"
+                f"{name} is stored as {type(tensor).__name__}; only checkpoints of FSDP2 can be merged or read by "
+                "another number of workers (actor_rollout_ref.actor.strategy: fsdp2, or save hf_model too)"
             )
         return tensor, torch.Size([0] * tensor.dim())
     offset = [0] * tensor.dim()

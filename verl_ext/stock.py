@@ -7,8 +7,8 @@ Tools are listed in the YAML of ``actor_rollout_ref.rollout.multi_turn.tool_conf
         config: {type: native, tools: /path/of/code_executor.yaml, name: code}
 
 Rewards: ``reward.custom_reward_function.path=pkg://verl_ext.stock``, ``name=compute_score`` and, in ``reward_kwargs``,
-the ``agent`` and optionally the ``rewards`` YAML. The authors come from the text, so an observation that the model forged
-counts as one, and lengths are unknown (no overlong shaping). Our agent loop knows both.
+the ``agent`` and optionally the ``rewards`` YAML. The authors come from the text, so an observation that the model
+forged counts as one, and lengths are unknown (no overlong shaping). Our agent loop knows both.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AfmTool(BaseTool):
     def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
         if tool_schema is not None:
             raise ConfigError(
-                f"tool_config_path: the entry of {config.get('tools')} has a tool_schema; its schema stands in the tool "
+                f"tool_config_path: the entry of {config.get('tools')} has a tool_schema; the schema is in the tool "
                 "YAML, remove it here"
             )
         settings = validated(ToolSettings, dict(config), "tool_config_path")

@@ -1,6 +1,7 @@
 """A finished episode as the sample that verl trains on: tokens, loss mask, reward, and the facts that are logged.
 
-An observation has mask 0 here, and a sample without a score has no token with a loss. verl is imported only to build one.
+An observation has mask 0 here, and a sample without a score has no token with a loss. verl is imported only to build
+one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of repositories on the Hugging Face Hub, or on the mirror that ``HF_ENDPOINT`` names, and on GitHub.
 
-A download that was cut off, or killed, goes on where it stopped, and what has arrived is compared with the checksum that the
-repository states. (``hf_hub_download`` begins anew after a kill and compares sizes alone, which does for files of some GiB.)
+A download that was cut off, or killed, continues where it stopped. The result is compared with the checksum that the
+repository states. (``hf_hub_download`` starts again after a kill and compares only sizes.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIB = 1 << 20
 _TRIES = 5
 """In a row without a single byte."""
 _LIST_TRIES = 3
-"""To be told what a repository holds, when the server is there and fails."""
+"""To list what a repository holds, when the server is there and fails."""
 _TOO_MANY = 429
 _PAUSE_S = 2.0
 _READ_BYTES = 4 * MIB
@@ -65,7 +65,7 @@ class HubFile:
     kind: RepositoryKind = RepositoryKind.DATASET
 
     def partial(self, folder: Path) -> Path:
-        """Where it grows. The checksum is in the name, so nothing goes on with another state of the file."""
+        """Where it grows. The checksum is in the name, so nothing continues with another state of the file."""
         return folder / f"{self.name}.{self.checksum[:12]}.partial"
 
     def arrived(self, folder: Path) -> int:
@@ -200,9 +200,9 @@ def checked_name(repository: str, name: str) -> str:
     """A file name that stays within the folder of the download."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
-        raise DataError(f"{repository} names a file {name!r}, which would lie outside the folder")
+        raise DataError(f"{repository} names a file {name!r}, which would be outside the folder")
     if not name.isprintable():
-        raise DataError(f"{repository} names a file {name!r}, with characters that nobody sees")
+        raise DataError(f"{repository} names a file {name!r}, with invisible characters")
     return name
 
 
@@ -252,7 +252,7 @@ def format_size(count: int) -> str:
 
 
 class _BrokenError(Exception):
-    """A transfer broke off; it may go on."""
+    """A transfer broke off; it may continue."""
 
 
 class _Counted:

@@ -1,6 +1,6 @@
 """The data sets and models that a project fetches from the Hub: a YAML that names them, and a lock that pins them.
 
-The YAML says what is wanted, from which repository, and what is made of it afterwards. The lock, beside the files
+The YAML says what is wanted, from which repository, and what is made of it afterwards. The lock, next to the files
 or wherever it is asked for, notes commit, size and checksum of every file, so that another machine gets the same bytes
 or an error.
 """
@@ -49,12 +49,12 @@ class Product(StrEnum):
     SFT = "sft"
     """Alpaca JSON for `afm sft`, with its entry in ``dataset_info.json``."""
     CHAT = "chat"
-    """JSONL of ``{messages}``, every message with its role: for `afm convert` and `afm data negative`; where every message says
-    whether it is trained on, for `afm sft`, with an entry in ``dataset_info.json``."""
+    """JSONL of ``{messages}``, every message with its role: for `afm convert` and `afm data negative`. Where every message
+    says whether it is trained on, also for `afm sft`, with an entry in ``dataset_info.json``."""
 
 
 class Validation(Settings):
-    """Questions that are held out of training, in a file of that name beside that of the training rows."""
+    """Questions that are held out of training, in a file of that name next to the training rows."""
 
     rows: int = Field(ge=1)
     """How many, at most a tenth of the set: those whose text has the smallest hash, so that a row stays where
@@ -104,13 +104,13 @@ class Preparation(Settings):
     ground_truth: GoldForm | None = None
     validation: Validation | None = None
     published: int | None = Field(default=None, ge=1)
-    """Rows that were published; another number is told."""
+    """Rows that were published; another number is reported."""
     min_tests: int | None = Field(default=None, ge=1)
     """Least number of tests of a programming problem that is wanted."""
     no_proofs: bool = False
     """Leave out problems that ask for a proof, which no gold answer can judge."""
     target: int | None = Field(default=None, ge=1)
-    """So many rows at most, drawn at random with ``seed``."""
+    """The most rows, drawn at random with ``seed``."""
     seed: int = 0
 
     @model_validator(mode="after")
@@ -294,7 +294,7 @@ class LockedSet(Settings):
         for key, locked, asked in pairs:
             if locked != asked:
                 raise DataError(
-                    f"set {name!r} is pinned to {key} {locked}, the YAML asks for {asked}; undo the change, or pin anew "
+                    f"set {name!r} is pinned to {key} {locked}, the YAML asks for {asked}; undo the change, or pin again "
                     "with --pin",
                     path=str(lock),
                 )

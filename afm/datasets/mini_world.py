@@ -1,7 +1,7 @@
 """A generated world of arithmetic word problems with exact gold answers.
 
 Two-digit operands keep the answers out of reach of mental arithmetic for a tiny model, so that a code
-tool is worth calling. The splits share no arithmetic expression, hence no question, whatever the seeds:
+tool is worth calling. The splits share no arithmetic expression, so no question, whatever the seeds:
 an expression's hash decides the split it belongs to.
 """
 

@@ -91,7 +91,7 @@ def prepare_mix(
     Args:
         keep: Files of tasks; only their questions are taken.
         own_prompts: Rows ask with their agent's own prompt, whatever the mix says.
-        strict: A bad row is an error; else it stands in ``NAME.bad_rows.jsonl``.
+        strict: A bad row is an error; else it is listed in ``NAME.bad_rows.jsonl``.
 
     Raises:
         UsageError: There is no such mix.

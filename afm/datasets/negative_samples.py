@@ -184,7 +184,7 @@ class SampleMaker:
     def _ask_without_tools(
         self, record: Record, steps: Sequence[Step], call: Step, explains: bool
     ) -> NegativeSample:
-        """The question with a wish for the tool that the trajectory called first, where there is none."""
+        """The question with a wish for the tool that the trajectory called first, offered without it."""
         rng = self._rng(NegativeKind.ABSENT_NEEDED, record.identity)
         names = {
             "tool": self.spec.tool_roles[call.role],
@@ -290,7 +290,7 @@ def _first_exchange(messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, 
         raise DataError(f"messages: begins with the turns {roles}, expected user, then assistant")
     asked, replied = messages[:2]
     if replied.get("tool_calls") or replied.get("function_call"):
-        raise DataError("messages: the first reply calls a tool; expected a question that needs none")
+        raise DataError("messages: the first reply calls a tool; expected a question that needs no tool")
     return system, content_text(asked), content_text(replied)
 
 

@@ -91,7 +91,7 @@ def write_negative(
 
     Args:
         ratios: Rows of each kind for each trajectory with a tool call; a missing kind is not made.
-        drop_bad_rows: Go on without rows that are wrong. They are listed in ``name.bad_rows.jsonl`` either way.
+        drop_bad_rows: Continue without rows that are wrong. They are listed in ``name.bad_rows.jsonl`` either way.
 
     Raises:
         ConfigError: The agent has no tools, a ratio is negative, or the data set would replace its own source.
@@ -142,7 +142,7 @@ def _check(maker: SampleMaker, ratios: Mapping[NegativeKind, float]) -> None:
     explains = maker.absent_answer is AbsentAnswer.EXPLAIN and ratios.get(NegativeKind.ABSENT_NEEDED, 0)
     if explains and maker.is_silent:
         raise ConfigError(
-            f"agent {maker.spec.name!r} is asked with the question alone, so that it cannot be told apart from a question "
+            f"agent {maker.spec.name!r} is asked with the question alone, which looks like a question "
             "without tools; expected absent answers of kind 'answer', or an agent with a prompt"
         )
     for kind, ratio in ratios.items():
@@ -263,7 +263,7 @@ def _survey(rows: Iterable[_SourceRow], maker: SampleMaker, bad: BadRows) -> tup
 
 
 def _samples_of(row: _SourceRow, maker: SampleMaker) -> list[NegativeSample] | str:
-    """The samples of a row, or why there is none; what is wrong with it is an error with its place."""
+    """The samples of a row, or why it has no samples; what is wrong with it is an error with its place."""
     if isinstance(row.item, DataError):
         raise row.item
     try:

@@ -59,7 +59,7 @@ class Prepared:
 
     Attributes:
         paths: The file, and where rows were held out, theirs.
-        bad_rows: Lists the refused rows; ``None`` when there are none.
+        bad_rows: Lists the refused rows; ``None`` without refused rows.
         published: How many rows were published, where that is known.
         made_now: False for a file of an earlier call.
         of_another: Another command made the file, so it was left as it is.
@@ -91,9 +91,9 @@ def prepare_set(
     """Make what the YAML says of one set; a file that was made of the same rows in the same way is left as it is.
 
     Args:
-        data: Folder of the download; the set lies in ``data/name``, or in a folder of its repository's name, as AFM's download
+        data: Folder of the download; the set is in ``data/name``, or in a folder of its repository's name, as AFM's download
             scripts leave it.
-        strict: A bad row is an error; else it stands in ``NAME.bad_rows.jsonl``.
+        strict: A bad row is an error; else it is listed in ``NAME.bad_rows.jsonl``.
         new_counts: Rows may be others in number than the lock says, which then notes what there is.
 
     Raises:
@@ -131,7 +131,7 @@ def make(
 
 
 def set_folder(name: str, hub_set: HubSet, data: Path) -> Path:
-    """Where a set lies: under its own name, or the repository's."""
+    """Folder of a set: under its own name, or the repository's."""
     named = data / hub_set.repository.rpartition("/")[2]
     return named if named.is_dir() and not (data / name).is_dir() else data / name
 
@@ -156,7 +156,7 @@ class SetFiles:
     """Files that rows come from, each with its name on the Hub.
 
     Attributes:
-        set: Name of the set, which begins the ids of rows that have none.
+        set: Name of the set, which begins the ids of rows without ids.
         lock: Where its rows are counted; ``None`` outside of a download.
     """
 
@@ -240,7 +240,7 @@ def _some(made: Iterable[ReadRow], counts: ReadCounts) -> Iterator[ReadRow]:
 
 
 def is_of_another_command(path: Path) -> bool:
-    """Whether a manifest beside ``path`` says that another command made it as it is: a mix, selected questions, own trajectories."""
+    """Whether a manifest next to ``path`` names another command as its maker: a mix, selected questions, own trajectories."""
     if not path.is_file():
         return False
     claims = [path.with_suffix(".manifest.json"), path.with_name(f"{path.name}.manifest.json")]

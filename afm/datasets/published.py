@@ -1,8 +1,8 @@
 """What others publish: rows, through a reader made into tasks, conversations or samples, or refused; and their prompts.
 
-Prompts are constants of a Python file, which is parsed and never executed, or stand around the questions of rows. This project
-ships none of these texts: a list in ``configs/data/`` names repository, commit, file and constant, ``afm data download``
-fetches the file, ``afm data prepare published`` writes the text with ``{question}``.
+Prompts are constants of a Python file, which is parsed and never executed, or surround the questions of rows. This
+project ships none of these texts: a list in ``configs/data/`` names repository, commit, file and constant, ``afm data
+download`` fetches the file, ``afm data prepare published`` writes the text with ``{question}``.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class BadRows:
 
 @contextmanager
 def listing_bad_rows(path: Path, *, strict: bool = False) -> Iterator[BadRows]:
-    """Refused rows are listed in ``path``, which appears when the block ends well and is absent when there were none."""
+    """Refused rows are listed in ``path``, which appears when the block ends well and is absent without any."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as sink:
         bad = BadRows(sink, strict=strict)
         yield bad
@@ -128,7 +128,7 @@ def read_published(
     """Stream what a reader makes of files; every row is made, repeated or noted in ``bad``, and counted as that.
 
     Args:
-        label: Begins the ids of rows that have none.
+        label: Begins the ids of rows without ids.
         data_source: Of tasks whose reader gives none.
 
     Raises:
@@ -195,8 +195,8 @@ def _make(row: Any, reader: RowReader, default: str, data_source: str | None) ->
 def _with_unique_id(made: ReadRow, default: str, seen: dict[str, bytes]) -> ReadRow | None:
     """The row under an id that no other row has; ``None`` when it was there already.
 
-    Rows of equal ids would fall into one group in reinforcement, so a second question under an id gets the id of a row
-    that has none.
+    Rows of equal ids would fall into one group in reinforcement, so a second question under an id gets an id made
+    as for a row without one.
     """
     if isinstance(made, AlpacaRow):
         return made

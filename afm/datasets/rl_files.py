@@ -24,7 +24,7 @@ _BATCH_ROWS = 1_000
 _INT_LIMIT = 1 << 63
 _ID_KEY_BYTES = 12
 _LARGEST_SHARE = 10
-"""One question in so many is held out at most."""
+"""At most one question in this number is held out."""
 
 
 def usual_gold(spec: AgentSpec) -> GoldForm:
@@ -35,7 +35,7 @@ def usual_gold(spec: AgentSpec) -> GoldForm:
 
 @dataclass(frozen=True, slots=True)
 class RlPart:
-    """Tasks that one agent works on; their column ``prompt`` comes from the row or, where a row has none, from the agent."""
+    """Tasks that one agent works on; their column ``prompt`` comes from the row or, if missing there, from the agent."""
 
     tasks: Iterable[Task]
     spec: AgentSpec
@@ -55,7 +55,7 @@ def write_rl(
     prompt: PromptSource | None = None,
     validation: Validation | None = None,
 ) -> dict[Path, int]:
-    """Write tasks of one agent as :func:`write_rl_parts` does, and a manifest beside each file.
+    """Write tasks of one agent as :func:`write_rl_parts` does, and a manifest next to each file.
 
     Args:
         ability: Of tasks that name none.
@@ -83,14 +83,14 @@ def write_rl_parts(
     gold: GoldForm = GoldForm.TEXT,
     validation: Validation | None = None,
 ) -> dict[Path, int]:
-    """Write the tasks of one or more agents as the parquet rows of AFM's RL data (``prompt``, ``reward_model``, ``extra_info`` ..).
+    """Write the tasks of one or more agents as the parquet rows of AFM's RL data.
 
     ``extra_info.index`` is the task's id. Ground truths that are no strings are stored as JSON.
-    Further values of ``task.extra_info`` become columns of ``extra_info``. The tasks are read once and laid aside on disk, since
-    their columns depend on all of them; memory holds a group of rows and a key a task.
+    Further values of ``task.extra_info`` become columns of ``extra_info``. The tasks are read once and laid aside on
+    disk, since their columns depend on all of them; memory holds a group of rows and a key a task.
 
     Args:
-        validation: Questions to hold out of every part, in a file beside ``path``; both files appear together.
+        validation: Questions to hold out of every part, in a file next to ``path``; both files appear together.
 
     Returns:
         The rows by file; the second file is absent where nothing was held out.
@@ -258,7 +258,7 @@ class _Spool:
         """Lay every task aside and hand it on.
 
         Raises:
-            DataError: An id occurs twice, a task may not be written in plain form, or there is none.
+            DataError: An id occurs twice, a task may not be written in plain form, or no task is left.
         """
         seen: set[bytes] = set()
         for number, task in ((number, task) for number, part in enumerate(parts) for task in part.tasks):

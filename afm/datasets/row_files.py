@@ -21,7 +21,7 @@ SUFFIXES = (".parquet", ".jsonl", ".json", _ARROW, *_TABLES)
 def published_rows(file: Path) -> Iterator[tuple[int, Any]]:
     """Rows of a JSONL, JSON, parquet, TSV or CSV file with their lines (parquet: row numbers, from 1).
 
-    A :class:`DataError` stands in place of a row that cannot be decoded.
+    A :class:`DataError` replaces a row that cannot be decoded.
 
     Raises:
         DataError: The file is missing, of another kind, or unreadable as a whole.
@@ -58,7 +58,7 @@ def columnar_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataErr
 
 
 def _decoded(batches: Iterable[Any]) -> Iterator[dict[str, Any] | DataError]:
-    """Rows of Arrow batches; a :class:`DataError` stands in place of one with a cell that cannot be decoded."""
+    """Rows of Arrow batches; a :class:`DataError` replaces one with a cell that cannot be decoded."""
     for batch in batches:
         try:
             yield from batch.to_pylist()

@@ -97,7 +97,7 @@ def read_task_files(paths: Iterable[str | Path]) -> Iterator[Task]:
         for task in read_tasks(path):
             if task.id in files:
                 raise DataError(
-                    f"task id {task.id!r} stands in {files[task.id]} too; ids must be unique over all files: "
+                    f"task id {task.id!r} is in {files[task.id]} too; ids must be unique over all files: "
                     "give the rows of one of them other ids, or select from each file on its own",
                     path=str(path),
                 )
@@ -106,7 +106,7 @@ def read_task_files(paths: Iterable[str | Path]) -> Iterator[Task]:
 
 
 def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[Task | DataError]:
-    """Like :func:`read_tasks`, but yields every bad row as a :class:`DataError` and goes on.
+    """Like :func:`read_tasks`, but yields every bad row as a :class:`DataError` and continues.
 
     Raises:
         DataError: The file is missing or unreadable as a whole.
@@ -181,7 +181,7 @@ def solution_result(solution: str) -> str | None:
 
 
 def question_of_prompt(prompt: str) -> str:
-    """What stands after the last line that begins with ``Task:`` or ``Question:``, else everything."""
+    """The text after the last line that begins with ``Task:`` or ``Question:``, else everything."""
     marks = list(QUESTION_MARK.finditer(prompt))
     return prompt[marks[-1].end() :].strip() if marks else prompt.strip()
 

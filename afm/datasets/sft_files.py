@@ -61,7 +61,7 @@ def write_sft(
 
 
 def write_array(rows: Iterable[Mapping[str, Any]], path: Path, without_rows: str) -> int:
-    """Write one JSON array, replacing ``path`` once all of it is written; an error that says ``without_rows`` if there are none."""
+    """Write one JSON array, replacing ``path`` once it is complete; without rows, raise an error with ``without_rows``."""
     count = 0
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for row in rows:

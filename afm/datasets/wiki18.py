@@ -84,7 +84,7 @@ class Download:
 
     @property
     def bytes_at_most(self) -> int:
-        """On the disk on the way: everything, and the largest part beside the index that it is appended to."""
+        """On the disk on the way: everything, and the largest part next to the index that it is appended to."""
         text = round(self.corpus.size * _GUNZIPPED) if self.gunzip else 0
         return self.bytes_to_fetch + text + max((part.size for part in self.parts), default=0)
 

@@ -1,4 +1,4 @@
-"""Conversations in a team's model calls: which call goes on where another ended, and what came back in between."""
+"""Conversations in a team's model calls: which call continues another, and what came back in between."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class TeamConversation:
         """What the user's text behind a reply says that came back, and the call that shows it.
 
         Raises:
-            DataError: There is none.
+            DataError: Nothing fits.
         """
         if place not in self._continuations:
             raise self._fault(place, "no later call shows what came back")
@@ -227,7 +227,7 @@ class TeamConversation:
 
     @cached_property
     def _ids(self) -> Counter[str]:
-        """How many replies, or calls of one reply, bear an id; an empty id is nobody's."""
+        """How many replies, or calls of one reply, bear an id; an empty id belongs to none."""
         counts: Counter[str] = Counter()
         for call in self.calls:
             said = [Counter(use.id for use in _uses(choice)) for choice in _choices(call)]
@@ -259,18 +259,18 @@ class TeamConversation:
 
     @cached_property
     def _continuations(self) -> dict[int, tuple[Event, list[Mapping[str, Any]]]]:
-        """By place: the first later call of the same member that goes on behind the reply, and what it adds."""
+        """By place: the first later call of the same member that continues after the reply, and what it adds."""
         firsts = ((place, next(self._all_continuations(place), None)) for place in range(len(self.calls)))
         return {place: first for place, first in firsts if first is not None}
 
     def _all_continuations(self, place: int) -> Iterator[tuple[Event, list[Mapping[str, Any]]]]:
-        """Each later call of the same member that goes on behind the reply, and what it adds."""
+        """Each later call of the same member that continues after the reply, and what it adds."""
         for later in self.calls[place + 1 :]:
             if later.event.agent == self.calls[place].event.agent and (tail := self._tail(place, later)):
                 yield later.event, tail
 
     def _tail(self, place: int, later: RecordedCall) -> list[Mapping[str, Any]]:
-        """What ``later`` has behind the messages of a call, the reply first; empty when it does not go on there."""
+        """What ``later`` has behind the messages of a call, the reply first; empty when it does not continue there."""
         before = self.calls[place].call
         if isinstance(before.prompt, str) and isinstance(later.call.prompt, str):
             texts = (message_text(choice) for choice in _choices(self.calls[place]))

@@ -1,7 +1,7 @@
-"""The event log of a team at work: one append-only JSONL file a run, safe against ``kill -9``.
+"""The event log of a team at work: one append-only JSONL file per run, safe against ``kill -9``.
 
 Every line is one :class:`Event`. A task's attempt begins with a ``task`` event and is complete once its
-``final`` or ``error`` event stands in the file. An attempt without an end died with its process; the
+``final`` or ``error`` event is in the file. An attempt without an end died with its process; the
 next run starts the task again as a new attempt, so that no task is lost and none counts twice.
 """
 
@@ -34,7 +34,7 @@ class EventKind(StrEnum):
     TOOL_CALL = "tool_call"
     TOOL_RESULT = "tool_result"
     CALL = "call"
-    """A model was asked, with what that cost; ``ok`` is False when its server failed. What was asked and said stands in
+    """A model was asked, with what that cost; ``ok`` is False when its server failed. What was asked and said is in
     ``meta`` (see :mod:`afm.distill.model_calls`), or in the messages behind (:mod:`afm.distill.model_team`)."""
     FINAL = "final"
     """The team's answer; ends the attempt."""
@@ -52,7 +52,7 @@ PART, THOUGHT, INTENT = "part", "thought", "intent"
 what a message or tool call was meant for."""
 
 TOKENS, ESTIMATED = "tokens", "estimated"
-"""Key and value of ``meta``: the server of a call reported no usage, so its tokens are estimated from the length of the text."""
+"""Key and value of ``meta``: the server of a call reported no usage, so its tokens are estimated from the text's length."""
 
 
 class Event(Settings):
@@ -82,8 +82,8 @@ class Event(Settings):
 class EventLog(Journal):
     """The log of one run, open for writing by one process at a time.
 
-    Use it as a context manager. Opening sets a half-written last line aside and reads which tasks are ``finished`` (they have
-    an answer or were declined, and no run tries them again) and what all attempts have ``spent``.
+    Use it as a context manager. Opening moves a half-written last line away and reads which tasks are ``finished``
+    (they have an answer or were declined, and no run tries them again) and what all attempts have ``spent``.
 
     Raises:
         ConfigError: Another process is writing the same log.
@@ -112,7 +112,7 @@ class EventLog(Journal):
         """Add one line and hand it to the system at once: a kill leaves at most one torn line, the last.
 
         Raises:
-            OSError: It cannot be written, on a full disk for instance; then nothing of it stands in the log.
+            OSError: It cannot be written, on a full disk for instance; then nothing of it is in the log.
         """
         self.append(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
         self._count(event)

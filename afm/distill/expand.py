@@ -1,7 +1,7 @@
 """Larger questions: by rule from a generated world, or by models from the passages of a corpus or from pages of the web.
 
-By models each group of passages, or topic, is one attempt, resumable by its event log. The passages of a group are chained by
-mention (depth) or lie side by side (width).
+With models, each group of passages, or topic, is one attempt that its event log resumes. The passages of a group are
+chained by mention (depth) or comparable (width).
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ async def expand(settings: ExpandSettings, progress: Progress | None = None) -> 
 
 
 def _tasks(settings: ExpandSettings) -> list[Task]:
-    """A task for each group of passages, or for each topic. Ids end in a digest: sets of other sources share numbers and seeds."""
+    """A task per group of passages, or per topic. Ids end in a digest, because sets of other sources share numbers and seeds."""
     growth, size = settings.growth.value, settings.size
     if settings.topics is not None:
         kind = f"{settings.name}-web-{growth}-{size}"
@@ -210,7 +210,7 @@ def read_topics(path: Path) -> list[str]:
     """A topic a line, blank lines and repetitions left out.
 
     Raises:
-        DataError: There is none, or the file cannot be read.
+        DataError: The file has no topic, or cannot be read.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -218,7 +218,7 @@ def read_topics(path: Path) -> list[str]:
         raise DataError(f"cannot be read: {error}", path=str(path)) from None
     topics = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not topics:
-        raise DataError("names no topic; expected one a line", path=str(path))
+        raise DataError("names no topic; expected one per line", path=str(path))
     return topics
 
 
@@ -241,7 +241,7 @@ def groups(
     By depth each passage mentions the title of the next one; by width they are drawn at random.
 
     Raises:
-        ConfigError: The corpus holds no more such groups, or was searched long enough without finding one.
+        ConfigError: The corpus holds no more of these groups, or was searched long enough without finding one.
     """
     rng = random.Random(f"{growth}/{size}/{seed}")
     titles = {passage.title: passage for passage in passages} if growth is Growth.DEPTH else {}
@@ -280,7 +280,7 @@ def _side_by_side(
 
 
 def _mentioned(text: str, titles: Mapping[str, SourcePassage]) -> list[str]:
-    """Titles that stand in a text word for word, in the order of the text."""
+    """Titles that a text holds word for word, in the order of the text."""
     words = [(match.start(), match.end()) for match in _WORD.finditer(text)]
     mentions: dict[str, None] = {}
     for place, (start, _) in enumerate(words):

@@ -45,7 +45,7 @@ class ExpandSettings(TeacherSettings):
     corpus: Path | None = None
     """JSONL of ``{"id", "contents"}``, contents being title, line feed, text; or of ``{"id", "title", "text"}``."""
     topics: Path | None = None
-    """Topics, one a line, to begin from on the web with ``tools``; needs ``members.scout``."""
+    """Topics, one per line, to begin from on the web with ``tools``; needs ``members.scout``."""
     tools: Path | None = None
     """YAML with a search tool and a page tool, for ``topics``."""
     growth: Growth = Growth.DEPTH
@@ -134,13 +134,13 @@ class GroupOutcome(Settings):
 class ExpandTeam:
     """Makes a question of each task's passages (``extra_info.passages``), or of pages about its topic (``extra_info.topic``).
 
-    A question is kept when its answer stands in evidence quoted word for word from every passage, when an independent solver finds
-    the same answer from the passages, and when it does not find it without all of them or without any one: so many pages are
-    needed, as far as this solver can tell.
+    A question is kept on three conditions. Evidence quoted word for word from every passage holds its answer. An
+    independent solver finds the same answer from the passages. It does not find the answer without all of them, or
+    without any one, so each page is needed as far as this solver can tell.
 
-    For a topic a scout gathers the passages with ``tools``. By depth the subject of each page is named, word for word, by the page
-    before; by width the pages are about comparable subjects. Every search and every page stands in the event log as the tool
-    returned it.
+    For a topic a scout gathers the passages with ``tools``. By depth, each page names the subject of the
+    next one word for word. By width, the pages are about comparable subjects. The event log holds every search and every
+    page as the tool returned it.
 
     Raises:
         ConfigError: For topics the scout or a tool is missing.
@@ -164,7 +164,7 @@ class ExpandTeam:
         return f"{source}{self._settings.name}@{digest_of(content, self._prompts)}"
 
     async def solve(self, recorder: Recorder) -> None:
-        """Gather the passages where there are none yet, then propose and test one question.
+        """Gather the passages if they are missing, then propose and test one question.
 
         Raises:
             EngineError: A model failed for good.

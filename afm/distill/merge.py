@@ -1,4 +1,4 @@
-"""From a team's event log, each task's last attempt, to one Chain-of-Agents trajectory a task, as its agent would have written it."""
+"""From a team's event log to one Chain-of-Agents trajectory per task, as its agent would have written the last attempt."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RoleMap(Settings):
     thought: str | None = None
     """The role of what members thought before they acted; by default the agent's only one for that."""
     missing_thought: str = ""
-    """Stands where the agent needs a thought and nobody had one; ``{intent}`` is what the step was meant for.
+    """The text where the agent needs a thought and no member had one; ``{intent}`` is what the step was meant for.
     Empty: such a trajectory is refused."""
     missing_last_thought: str = ""
     """The same before the final answer, where nothing is left to do."""
@@ -210,7 +210,7 @@ def _refusal(segments: tuple[Segment, ...], spec: AgentSpec) -> str:
 
 
 def _provenance(events: Sequence[Event], steps: Steps, task: Task) -> dict[str, Any]:
-    """Which attempt and which events the steps come from, what was mended, and what it cost in money."""
+    """Which attempt and which events the steps come from, what was repaired, and what it cost in money."""
     provenance: dict[str, Any] = {
         "attempt": events[0].attempt,
         "steps": steps.sources(),

@@ -1,4 +1,4 @@
-"""The model calls of a team that others wrote: a gateway writes them into the event log of all teams, and they are read whole.
+"""The model calls of a team that others wrote: a gateway writes them into the usual event log, and they are read whole.
 
 Each call is one event of kind ``call`` whose ``meta`` is a :class:`ModelCall`. An agent sends its whole conversation
 with every call: written as it is, a log would grow with the square of the calls. So only the messages that an agent had
@@ -77,7 +77,7 @@ class ModelCall(Settings):
     answered_by: str = ""
     stream: bool = False
     status: int = 0
-    """Of the answer; 0 when there was none."""
+    """Of the answer; 0 without an answer."""
     trouble: str = ""
     """Why the answer is no good: ``status``, ``connect``, ``timeout``, ``broken`` (no JSON), ``cut`` (broke
     off), ``gone`` (the client left), ``too_large``; empty otherwise."""
@@ -124,7 +124,7 @@ class CallLog(EventLog):
 
     @contextmanager
     def reserved(self, size: int) -> Iterator[None]:
-        """Keep so many bytes of the disk for this log, beyond those that other calls keep.
+        """Reserve these bytes of the disk for this log, beyond those that other calls keep.
 
         Where the file system cannot keep them, they are only seen to be free.
 
@@ -258,7 +258,7 @@ def _writable(call: ModelCall) -> ModelCall:
 
 
 def _shallow(value: Any, left: int = _DEEPEST) -> Any:
-    """A value, with what lies below ``left`` lists and objects replaced."""
+    """A value, with everything below ``left`` lists and objects replaced."""
     if not isinstance(value, Mapping | list | tuple):
         return value
     if not left:
@@ -269,7 +269,7 @@ def _shallow(value: Any, left: int = _DEEPEST) -> Any:
 
 
 class RecordedCall(NamedTuple):
-    """One call as it was made, its kept messages put back, and its event as it stands in the log."""
+    """One call as it was made, its kept messages put back, and its event as logged."""
 
     event: Event
     call: ModelCall
@@ -286,8 +286,8 @@ Attempt = tuple[str, int]
 class BadLines:
     """What of a log cannot be read, and which attempts may have lost a call by it.
 
-    An attempt is damaged when a bad line names it, when the numbers of its events have a gap, or when a call of it builds on
-    one that is lost. Merged all the same, it would be a trajectory in which something is missing.
+    An attempt is damaged when a bad line names it, when the numbers of its events have a gap, or when one of its calls
+    builds on a lost one. Merged all the same, it would be a trajectory in which something is missing.
     """
 
     path: Path
@@ -339,7 +339,7 @@ def read_calls(
 
 
 def _places(path: Path, bad: BadLines | None) -> dict[Attempt, array[int]]:
-    """Where the calls of each attempt stand."""
+    """Positions of the calls of each attempt."""
     places: dict[Attempt, array[int]] = {}
     counts: dict[Attempt, int] = {}
 

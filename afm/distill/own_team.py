@@ -1,4 +1,4 @@
-"""Teams of a user's own: a Python class beside a YAML that says which role of the agent each member plays."""
+"""Teams of a user's own: a Python class next to a YAML that gives each member a role of the agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OwnTeamSettings(Settings):
     """The file of a team that a user wrote in Python."""
 
     class_name: str
-    """``module.Class``; the module lies beside the file. The class is made with ``seed`` and has ``async solve(recorder)``."""
+    """``module.Class``; the module is next to the file. The class is made with ``seed`` and has ``async solve(recorder)``."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the class."""
     agent: str

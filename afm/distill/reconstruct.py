@@ -100,9 +100,7 @@ class Rebuilt:
                 yield event
                 if event.kind is EventKind.FINAL:
                     return
-        raise DataError(
-            "no final answer was found; say in the team map's `finals` or `answer` where it stands"
-        )
+        raise DataError("no final answer was found; say in the team map's `finals` or `answer` where it is")
 
     def _reply(self, place: int) -> Iterator[Event]:
         """What one call did: words, then tools or the answer."""
@@ -247,7 +245,7 @@ class Rebuilt:
 
 
 def _derived(event: Event, kind: EventKind, content: str, **fields: Any) -> Event:
-    """An event that stands in a call's; what the call took is counted there."""
+    """An event inside a call's; what the call took is counted there."""
     own = {"kind": kind, "content": content, "meta": {}, "ok": True}
     return event.model_copy(update={**Usage().model_dump(), **own, **fields})
 
@@ -273,7 +271,7 @@ class Merged:
 
     Attributes:
         cost_usd: Of all calls, those of dropped attempts included.
-        unreadable: Lines of the log that could not be read, listed in ``unreadable.jsonl`` beside ``path``.
+        unreadable: Lines of the log that could not be read, listed in ``unreadable.jsonl`` next to ``path``.
     """
 
     path: Path

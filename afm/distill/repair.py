@@ -1,9 +1,9 @@
-"""The steps of a trajectory while a team's events go by: small breaks of the agent's order are mended and counted.
+"""The steps of a trajectory while a team's events go by: small breaks of the agent's order are repaired and counted.
 
-Mended is only what leaves every word of a member where it was said: thoughts in a row become one, a function that is
-written twice in a row becomes one, a message that repeats the one before goes, a thought goes where none may stand, and a
-thought that must stand is made from what the step was meant for. Messages that the role map calls optional go where the
-order forbids them. Anything else is left for the validator to refuse.
+A repair leaves every word of a member where it was said. Thoughts in a row become one, and so does a function that is
+written twice in a row. A message that repeats the one before goes. A thought goes where the order forbids it; a missing
+one is made from the purpose of the step. Messages that the role map calls optional go where the order forbids them.
+Anything else is left for the validator to refuse.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GAP = "\n\n"
 
 
 class Repair(StrEnum):
-    """What was mended."""
+    """What was repaired."""
 
     JOINED_THOUGHTS = "joined thoughts"
     JOINED_MESSAGES = "joined messages"
@@ -141,7 +141,7 @@ class Steps:
         return role in self._spec.transitions[START]
 
     def _joined(self, source: StepSource, content: str) -> bool:
-        """Whether the message went into the function of the same role that stands directly before it."""
+        """Whether the message went into the function of the same role directly before it."""
         place = len(self._items) - 1
         while place >= 0 and self._is_thought(self._items[place]):
             place -= 1

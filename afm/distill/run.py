@@ -144,7 +144,7 @@ async def collect(
 async def _attempt(
     task: Task, position: int, team: Team, tools: Mapping[str, Tool], log: EventLog
 ) -> tuple[Recorder, str]:
-    """Work on one task until its attempt has ended; also says so when the run's budget is spent."""
+    """Work on one task until its attempt has ended. The text is not empty when the run's budget is spent."""
     recorder, spent = log.begin(task, position, tools), ""
     try:
         await team.solve(recorder)
@@ -224,8 +224,9 @@ async def distill(
 ) -> DistillSummary:
     """Distil ``tasks`` into ``output_dir``; called again after a kill, it continues with the next task.
 
-    Writes ``events.jsonl`` (everything the team did), ``trajectories.jsonl`` (kept), ``dropped.jsonl`` (with reasons) and
-    ``manifest.json``. Order and content of the trajectories depend on tasks, seed and team, not on ``max_parallel`` or kills.
+    Writes ``events.jsonl`` (everything the team did), ``trajectories.jsonl`` (kept), ``dropped.jsonl`` (with reasons)
+    and ``manifest.json``. Order and content of the trajectories depend on tasks, seed and team, not on ``max_parallel`` or
+    kills.
 
     Args:
         team: The teacher, for example :func:`afm.distill.scripted_teams.scripted_team`.

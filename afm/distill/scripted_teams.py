@@ -1,9 +1,9 @@
 """The embedded teachers: teams of rules for the generated math world and the generated encyclopaedia.
 
-No model is behind them, but the work is real: programs run in the sandboxed tool, queries go to the real search tool, and what
-a team repeats stands in what came back. The teams have a habit that is kept on purpose: on easy questions they often skip the
-tool. A tiny model copies that habit without the ability behind it, and reinforcement learning then teaches it when the tool is
-worth a call.
+No model is behind them, but the work is real. Programs run in the sandboxed tool, queries go to the real search tool,
+and teams repeat only what came back. The teams have a habit that is kept on purpose: on easy questions they often skip
+the tool. A tiny model copies that habit without the ability behind it, and reinforcement learning then teaches it when
+the tool is worth a call.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ class Flaws:
 class ScriptedWikiTeam:
     """Answers questions by depth of :mod:`afm.datasets.encyclopaedia` by rules.
 
-    Where the agent's answers must be checked, it proposes an answer that a checker compares with the passage, and it may reflect
-    on its searches. With ``flaws`` it then makes the mistakes for which there are filters.
+    Where the agent's answers must be checked, it proposes an answer that a checker compares with the passage, and it may
+    reflect on its searches. With ``flaws`` it then makes the mistakes for which there are filters.
 
     Attributes:
         spec: The agent its work will become; names the tool and the roles.

@@ -107,12 +107,12 @@ def plain_text(value: Any) -> str:
 
 
 class AnswerRule(Settings):
-    """Where the final answer stands when no tool is called with it."""
+    """Where the final answer is when no tool is called with it."""
 
     agent: str
     """Pattern of the member whose last message has it."""
     pattern: GroupPattern | None = None
-    """Finds it; its group is the answer, what stands before is said by the member. By default all is."""
+    """Finds it; its group is the answer, the member says what comes before. By default all is."""
 
 
 class Programs(Settings):
@@ -134,7 +134,7 @@ class TeamMap(Settings):
 
     messages: tuple[MessageRule, ...] = ()
     """Rules ``{agent, asked, says, role}``: patterns of the member's name, of the last message it was sent and of what it
-    said. The first rule that fits counts; ``role: null`` leaves a message out. Without a rule words become the agent's thought."""
+    said. The first rule that fits counts; ``role: null`` leaves a message out. Without a rule, words become a thought."""
     tools: dict[str, ToolRule] = Field(default_factory=dict)
     """``{THEIRS: {tool: OURS, argument: PARAMETER, template: "...{}...", result: PATTERN}}``, or ``THEIRS: OURS`` where the
     call has one parameter."""
@@ -146,8 +146,8 @@ class TeamMap(Settings):
     """``{agent, pattern}`` for teams without ``finals``: the last message of that member."""
     programs: Programs | None = None
     """``{pattern, tool, results}`` for members that write programs, such as smolagents' ``CodeAgent``. The labels
-    ``Thought:`` and ``Code:`` of their words are removed. With ``tool`` each program is a call of the agent's code tool, in the
-    fence that the tool reads. Without it, a program must print what one tool returned and nothing else."""
+    ``Thought:`` and ``Code:`` of their words are removed. With ``tool`` each program is a call of the agent's code tool, in
+    the fence that the tool reads. Without it, a program must print what one tool returned and nothing else."""
     observation: GroupPattern = r"(?s)\A(?:Call id: [^\n]*\n)?(?:Observation:\n?|(?=Error:\n))(.*)\Z"
     """Finds a tool's result in a message of the user. Its group is the result."""
     reasoning: bool = False
@@ -157,8 +157,8 @@ class TeamMap(Settings):
     optional: tuple[str, ...] = ()
     """Roles whose messages are left out where the agent's order forbids them."""
     missing_thought: str = ""
-    """The text where the agent needs a thought and nobody had one (``provenance`` says ``missing thought``). Without
-    it such tasks are dropped."""
+    """The text where the agent needs a thought and no member had one (``provenance`` says ``missing thought``). Without
+    it these tasks are dropped."""
     missing_last_thought: str = ""
     """The same before the final answer."""
 

@@ -22,7 +22,7 @@ from afm.trajectory.record import SEALING_KEY, Record, StopReason
 class TeamPlayer:
     """Plays tasks with a team and its tools; use it as a context manager.
 
-    Everything that the members do goes into an event log at once. An answer that stands there when a killed run starts
+    Everything that the members do goes into an event log at once. An answer that is there when a killed run starts
     again, but was never judged, is not asked for a second time.
 
     Args:
@@ -49,7 +49,7 @@ class TeamPlayer:
         self._priced = priced
         self._log = EventLog(log)
         self._answered: dict[str, array[int]] = {}
-        """Where the events of each answered attempt stand in the file."""
+        """Position of the events of each answered attempt in the file."""
 
     def __enter__(self) -> TeamPlayer:
         self._log.__enter__()

@@ -7,8 +7,9 @@ Agent-FLAN (arXiv 2403.12881): :class:`AgentHTally` is the paper's measure, on q
 figures between runs of this project only, not with the paper's.
 
 AFM (arXiv 2508.13167) gives trained agents further tools in the prompt alone. Its code agent keeps their formats,
-but its web agent breaks those in JSON. A YAML declares the unseen tools and the form of each argument. :class:`ArgumentTally`
-counts the share of their calls whose argument breaks that form. The tool's answer does not matter.
+but its web agent breaks those in JSON. A YAML declares the unseen tools and the form of each argument.
+:class:`ArgumentTally` counts the share of their calls whose argument breaks that form. The tool's answer does not
+matter.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class RunningBatch:
         return [(row, reason) for _, row, reason in finished]
 
     def _keep(self, index: int, row: GenerationRequest) -> None:
-        """Save a row that stopped at a string: its episode probably goes on, and soon."""
+        """Save a row that stopped at a string: its episode probably continues, and soon."""
         if self._direct_mask and row.version == self._version:
             ids = (*row.prompt_ids, *row.token_ids[:-1])
             self._prefixes.put(ids, self._cache.states(index))
@@ -187,7 +187,7 @@ class RunningBatch:
         self._remove([index for index, row in enumerate(self._rows) if row in requests])
 
     def forget_prefixes(self) -> None:
-        """States computed so far are of other weights: rows in flight go on with them, new rows must not."""
+        """States computed so far are of other weights: rows in flight continue with them, new rows must not."""
         self._version += 1
         self._prefixes.clear()
 
@@ -236,7 +236,7 @@ class Continuation:
 class Prefiller:
     """Fills joined rows of a cache.
 
-    Padding stands behind the tokens, where causal attention keeps it out of their sight.
+    Padding comes after the tokens, where causal attention keeps it out of their sight.
     """
 
     def __init__(self, model: Any, pad_id: int, device: Any) -> None:

@@ -1,4 +1,4 @@
-"""Key and value states: of the rows that generate together, and of finished rows whose episodes go on."""
+"""Key and value states: of the rows that generate together, and of finished rows whose episodes continue."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 _FEWEST_SPARE, _SPARE_SHARE = 8, 0.125
 """Columns laid out ahead, the greater of a number and a share of the width. Gaps between the rows' memory slow attention
-down on a CPU where texts are short (measured: 1.5 times at batch 128 with 64 spare columns); where they are long, copying
-everything at each eighth token does (measured: a quarter of a step at 60 rows of 430 tokens)."""
+down on a CPU where texts are short (measured: 1.5 times at batch 128 with 64 spare columns). Where they are long,
+copying everything at each eighth token does (measured: a quarter of a step at 60 rows of 430 tokens)."""
 
 
 class RowCache:
-    """A growable cache in which the newest token of every row stands in the same column.
+    """A growable cache in which the newest token of every row is in the same column.
 
     Speaks the part of the transformers cache protocol that a decoder's forward uses: ``update``,
     ``get_seq_length``, ``get_mask_sizes``. Tokens are written in place into spare columns, where
@@ -64,7 +64,7 @@ class RowCache:
         return self.width + query_length, 0
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
-        """Write the states of one new token a row; returns all states of the layer (transformers protocol)."""
+        """Write the states of one new token per row; returns all states of the layer (transformers protocol)."""
         if layer_idx == len(self._keys):
             self._keys.append(self._buffer(keys))
             self._values.append(self._buffer(values))
@@ -75,7 +75,7 @@ class RowCache:
         return cached_keys[:rows, :, start : end + 1], cached_values[:rows, :, start : end + 1]
 
     def open_column(self) -> None:
-        """Make room for one more token a row; call before each forward."""
+        """Make room for one more token per row; call before each forward."""
         if self._end == self._column_capacity:
             self._lay_out(self.rows, self.width)
 

@@ -1,7 +1,7 @@
-"""A model behind a chat endpoint, text in and text out: a baseline that stands in one table with models of known tokens.
+"""A model behind a chat endpoint, text in and text out: a baseline for tables with models of known tokens.
 
-Such an endpoint shows no token ids and takes none. An episode is counted in pieces of about four characters instead, so token
-counts, limits and prices are estimates, and what was sampled cannot be trained on by reinforcement learning.
+Such an endpoint shows no token ids and takes none. An episode is counted in pieces of about four characters instead,
+so token counts, limits and prices are estimates, and what was sampled cannot be trained on by reinforcement learning.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def _text(token: int) -> str:
 class ChatOnlyModel(TokenModel):
     """Drives an episode over ``URL/v1/chat/completions``.
 
-    After each observation the conversation is sent again: the agent's text as the assistant's message, the observation as the
-    user's (or, with native tool calls, as the tool's). Stop strings are sent, at most four of them; a server that removes the
-    one it stopped at has it put back by the tag that is still open.
+    After each observation the conversation is sent again: the agent's text as the assistant's message, the
+    observation as the user's (or, with native tool calls, as the tool's). Stop strings are sent, at most four of
+    them; a server that removes the one it stopped at has it put back by the tag that is still open.
 
     Args:
         url: Of the server, with or without ``/v1``.
@@ -122,7 +122,7 @@ class ChatOnlyModel(TokenModel):
         tool_roles: Tag and description of each tool role, for native calls.
         tool_calls: How it calls tools.
         context_tokens: Bound on prompt and response together, as estimated.
-        request: Laid over the request's own fields; ``null`` removes one, for servers that refuse it.
+        request: Merged into the request's own fields; ``null`` removes one, for servers that refuse it.
         endpoint: How the server is asked.
     """
 
@@ -252,7 +252,7 @@ def _argument(arguments: str) -> str:
 
 
 def _removed_stop(text: str, stop: Sequence[str]) -> str:
-    """The closing tag among ``stop`` whose element is still open at the end of ``text``, empty if there is none.
+    """The closing tag among ``stop`` whose element is still open at the end of ``text``, else empty.
 
     Inside an element only its own closing tag counts, as for the agent's parser.
     """

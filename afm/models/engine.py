@@ -54,12 +54,12 @@ class BatchEngine:
         eos_ids: Tokens that end a text.
         pad_id: Any valid id, for padding; never attended to.
         decode: Text of token ids, for stop strings.
-        vocabulary_size: Ids below it can be decoded and may stand in a prompt.
+        vocabulary_size: Ids below it can be decoded and may appear in a prompt.
         max_batch: Rows that generate together; further requests wait their turn.
         device: Moves the model there first; ``None`` leaves it.
         threads: CPU threads of the forward; ``None`` leaves torch's setting.
         seed: Makes requests without a seed of their own reproducible, in the order of their arrival.
-        prefix_tokens: So many tokens of rows that stopped at a string are remembered, so that the next turn
+        prefix_tokens: Number of tokens of rows that stopped at a string to remember, so that the next turn
             of their episodes computes only what is new; 0 switches it off.
     """
 
@@ -138,7 +138,7 @@ class BatchEngine:
         return await (feed.until(answer) if feed else answer)
 
     def pause(self) -> None:
-        """Admit no waiting request until :meth:`resume`; rows in flight go on."""
+        """Admit no waiting request until :meth:`resume`; rows in flight continue."""
         with self._changed:
             self._paused = True
 
@@ -155,7 +155,7 @@ class BatchEngine:
     async def update_weights(self, named_tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> int:
         """Overwrite weights between two tokens; returns how many tensors.
 
-        Rows in flight go on with the new weights and the states cached under the old ones: finish or
+        Rows in flight continue with the new weights and the states cached under the old ones: finish or
         abort them first when that matters. Nothing is written when a name or a shape is wrong.
 
         Raises:
@@ -352,4 +352,4 @@ class _TokenFeed:
 
 
 def _forget(token: int) -> None:
-    """Nobody asks for it any more."""
+    """It is no longer asked for."""

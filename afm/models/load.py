@@ -36,8 +36,8 @@ def load_model(
     """The model at ``source``.
 
     Args:
-        source: Folder of a Hugging Face model or of a training run that left one, or the http(s) address of an OpenAI-compatible server that
-            returns token ids; of several that serve one model, with commas between. The server's key is read from ``AFM_MODEL_API_KEY``.
+        source: Folder of a Hugging Face model or training run, or the http(s) address of an OpenAI-compatible server that
+            returns token ids, or several addresses with commas. ``AFM_MODEL_API_KEY`` holds the server's key.
         name: Of the model in records, and on a server of several models which one.
         threads: CPU threads, for a folder.
         max_batch: Generations at the same time.

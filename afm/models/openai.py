@@ -181,9 +181,7 @@ def _listed(url: str) -> dict[str, int | None]:
         response.raise_for_status()
         return {str(row["id"]): row.get("max_model_len") for row in response.json()["data"]}
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EngineError(
-            f"{where}: cannot be asked for its models: {type(error).__name__}: {error}"
-        ) from None
+        raise EngineError(f"{where} did not list its models: {type(error).__name__}: {error}") from None
 
 
 def _request(name: str, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:

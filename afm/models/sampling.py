@@ -1,8 +1,8 @@
-"""Vectorised sampling of one token a row, reproducible by seed whatever else is in the batch.
+"""Vectorised sampling of one token per row, reproducible by seed whatever else is in the batch.
 
 Every row draws by inverting its cumulative distribution at a uniform number. That number depends only
-on the row's seed and on how many tokens the row has sampled (a counter through the SplitMix64 mixer:
-Steele, Lea and Flood, OOPSLA 2014), so a batch needs no generator a row and no order of drawing.
+on the row's seed and on how many tokens the row has sampled. It is a counter through the SplitMix64 mixer (Steele, Lea
+and Flood, OOPSLA 2014). A batch therefore needs neither a generator per row nor an order of drawing.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class BatchSampler:
         self._device = device
 
     def sample(self, logits_BV: Tensor) -> tuple[Tensor, Tensor]:
-        """One token a row.
+        """One token per row.
 
         Args:
             logits_BV: float32.

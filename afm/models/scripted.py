@@ -1,4 +1,4 @@
-"""A model that says what it is told to: for tests, and for agents whose text comes from elsewhere."""
+"""A model that writes given texts: for tests, and for agents whose text comes from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The embedded default model: a byte-level tokenizer trained on the data, and a small random Qwen2.
 
 Both are saved in the usual Hugging Face layout, so every engine loads them like any other model. The
-sizes were found by measurement: initialisation 0.02 and rotary base 10,000, usual in large models, did not
-learn to copy numbers within three minutes, 0.08 and 1,000 did; so did single-digit tokens where two-digit
-tokens did not.
+sizes were found by measurement. With initialisation 0.02 and rotary base 10,000, usual in large models, the model
+did not learn to copy numbers within three minutes. With 0.08 and 1,000 it did. Single-digit tokens were learned where
+two-digit tokens were not.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def create_tiny_model(
     initializer_range: float = 0.08,
     max_positions: int = 4096,
 ) -> int:
-    """Save a randomly initialised Qwen2 with tied embeddings, and the tokenizer beside it.
+    """Save a randomly initialised Qwen2 with tied embeddings, and the tokenizer next to it.
 
     The vocabulary is the tokenizer's, no row more: every id the model can sample means something. The
     global random state is left as it was.

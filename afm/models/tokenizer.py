@@ -20,7 +20,7 @@ class ChatTokenizer:
 
     Args:
         tokenizer: A fast Hugging Face tokenizer with a chat template.
-        end_ids: Further ids that end a text, beside the tokenizer's own.
+        end_ids: Further ids that end a text, in addition to the tokenizer's own.
     """
 
     def __init__(self, tokenizer: Any, end_ids: Collection[int] = ()) -> None:
@@ -67,7 +67,7 @@ class ChatTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """The padding token, or any other valid id where there is none."""
+        """The padding token, or else any valid id."""
         pad = self._tokenizer.pad_token_id
         return 0 if pad is None else int(pad)
 
@@ -76,7 +76,7 @@ class ChatTokenizer:
         """The token that a finished assistant turn ends with.
 
         Raises:
-            ConfigError: The tokenizer has none.
+            ConfigError: The tokenizer lacks it.
         """
         if not self.end_ids:
             raise ConfigError("the tokenizer has no end-of-sequence token; set eos_token in its config")
@@ -133,7 +133,7 @@ class StopMatcher:
     """Finds completed stop strings in a growing list of token ids.
 
     Only a token whose text contains the last character of a stop string can complete it, so the caller
-    asks :meth:`completed` after such tokens alone; the question then decodes a bounded tail.
+    asks :meth:`completed` after these tokens alone; the question then decodes a bounded tail.
 
     Args:
         decode: Text of token ids.
@@ -178,7 +178,7 @@ class StopMatcher:
 
 
 def first_stop(text: str, stop: Sequence[str]) -> int:
-    """Offset just behind the stop string that is completed first in ``text``, -1 when there is none."""
+    """Offset just behind the stop string that is completed first in ``text``, else -1."""
     ends = [at + len(item) for item in stop if (at := text.find(item)) >= 0]
     return min(ends, default=-1)
 
@@ -246,7 +246,7 @@ class IncrementalDecoder:
         return self._release(text)
 
     def finish(self) -> str:
-        """The rest, unfinished characters as replacement characters; what is fed next begins anew."""
+        """The rest, unfinished characters as replacement characters; what is fed next starts afresh."""
         text = self._release(self._pending_text())
         self._context = []
         return text

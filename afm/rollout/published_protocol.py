@@ -2,7 +2,8 @@
 
 Facts: ``AFM/evaluation/web_agent/inference_web_agent.py`` and ``utils.py`` of the published repository (revision 8f94516).
 Each step is a chat request of its own: the assistant's turn so far, trimmed and closed, then a new turn.
-The record still has every sampled token. What the model read is not a prefix of them, which the provenance notes (``protocol``).
+The record still has every sampled token. What the model read is not a prefix of them, which the provenance notes
+(``protocol``).
 """
 
 from __future__ import annotations

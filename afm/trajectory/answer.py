@@ -14,7 +14,7 @@ _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})(.*)$", re.MULTILINE)
 
 
 def answers(segments: Sequence[Segment], spec: AgentSpec) -> tuple[str, ...]:
-    r"""The final answers of a response, ``()`` when it has none in the agent's format.
+    r"""The final answers of a response, ``()`` without one in the agent's format.
 
     Only a closed answer role that the agent wrote counts, the first one. Its content is taken out of
     the last ``\boxed{}`` or the last fenced block where the agent's format asks for it, and split at its
@@ -33,7 +33,7 @@ def read_answer(content: str, spec: AgentSpec) -> tuple[str, ...]:
 
 
 def answer_content(segments: Sequence[Segment], spec: AgentSpec) -> str | None:
-    """What stands in the answer role, unchanged; ``None`` when the agent gave no answer."""
+    """The content of the answer role, unchanged, or ``None`` when the agent gave no answer."""
     text = "".join(segment.text for segment in segments)
     for step in split(text, spec).steps:
         if step.role == spec.answer_role and written_by_agent(segments, step.start, step.end):
@@ -42,7 +42,7 @@ def answer_content(segments: Sequence[Segment], spec: AgentSpec) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Content of the last ``\boxed{}`` with balanced braces, ``None`` when there is none.
+    r"""Content of the last ``\boxed{}`` with balanced braces, or ``None`` without a box.
 
     Of boxes inside each other the outer one counts. Escaped braces are text.
     """
@@ -60,7 +60,7 @@ def boxed(text: str) -> str | None:
 
 
 def fenced(text: str) -> str | None:
-    """Content of the last closed fenced block, ``None`` when there is none."""
+    """Content of the last closed fenced block, or ``None`` without one."""
     content = None
     opening: re.Match[str] | None = None
     for line in _FENCE.finditer(text):

@@ -1,4 +1,4 @@
-"""Tool calls as a model writes them, in whatever form: those of its agent, and those it made up."""
+"""Tool calls as a model writes them: in the form of its agent, and in forms that it made up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _JSON = re.compile(
 _REACH = 400
 _NAME_ATTRIBUTE = re.compile(r"""\bname\s*=\s*["']?([\w.-]+)|^\s*=\s*["']?([\w.-]+)""")
 _CONTAINERS = frozenset(("tool_call", "tool_calls", "tool_use", "function_call", "function_calls"))
-"""Tags around a call in formats of other models; the tool's name stands inside."""
+"""Tags around a call in formats of other models. The tool's name is inside."""
 _HTML = frozenset(
     re.findall(
         r"\w+",
@@ -58,10 +58,14 @@ def written_calls(
 ) -> tuple[WrittenCall, ...]:
     """Everything in a response that is a tool call or looks like one, in the order of the text.
 
-    What stands inside a closed role is content: a tag in a thought calls nothing. Outside of closed roles these
-    look like calls: a tag of a tool of any agent we ship; a tag that other models write around calls; any other tag
-    that is closed, but for HTML and for text functions of known agents; the tokens of chat templates; ReAct's
-    ``Action:`` with ``Action Input:`` or as ``Action: tool[input]``; JSON with ``name`` and ``arguments``.
+    The inside of a closed role is content: a tag in a thought calls nothing. Outside of closed roles these
+    look like calls:
+
+    - a tag of a tool of any agent we ship, or a tag that other models write around calls;
+    - any other tag that is closed, but for HTML and for text functions of known agents;
+    - the tokens of chat templates;
+    - ReAct's ``Action:`` with ``Action Input:``, or ``Action: tool[input]``;
+    - JSON with ``name`` and ``arguments``.
 
     Args:
         original: The agent that ``spec`` is without its tools; its tags are known, too.

@@ -10,7 +10,7 @@ from afm.errors import DataError
 
 
 def text_of(row: Mapping[str, Any], key: str) -> str:
-    """The text under ``key``; an error where there is none."""
+    """The text under ``key``. A missing one is an error."""
     if key not in row:
         raise DataError(f"no key {key!r} among {sorted(row)[:8]}")
     if not isinstance(row[key], str):
@@ -19,13 +19,13 @@ def text_of(row: Mapping[str, Any], key: str) -> str:
 
 
 def row_id(row: Mapping[str, Any], *keys: str) -> str:
-    """The id of a row under the first of ``keys`` (by default ``id``) that says one; 0 is one. Empty without one."""
+    """The id of a row under the first of ``keys`` (by default ``id``) that holds one; 0 is an id. Empty without an id."""
     ids = (row.get(key) for key in keys or ("id",))
     return next((str(value) for value in ids if value not in (None, "")), "")
 
 
 def loss_flag(message: Mapping[str, Any]) -> bool:
-    """Whether a message says that it is trained on; without a word it does, and another word is an error."""
+    """Whether a message is trained on: its flag ``loss``, by default true. Any other value is an error."""
     flag = message.get("loss")
     if flag is not None and not isinstance(flag, bool):
         raise DataError(f"loss: got {flag!r}, expected true or false")
@@ -36,7 +36,7 @@ def tools_text(tools: Any) -> str:
     """Declared tools as chat templates take them: the JSON text of a list of objects, empty for none.
 
     Raises:
-        DataError: They are no such list, nor its text.
+        DataError: They are neither a list of objects nor the JSON text of one.
     """
     listed = tools or []
     if isinstance(listed, str):
@@ -55,7 +55,7 @@ def message_list(
     """The messages under ``column``, at least one, each with a role and (unless its key is ``None``) a text.
 
     Raises:
-        DataError: There are none such, or one's ``loss`` is no flag.
+        DataError: No messages of this form, or a ``loss`` that is neither true nor false.
     """
     messages = row.get(column)
     if not isinstance(messages, list) or not messages:

@@ -1,4 +1,4 @@
-"""Files of rows: records as JSON lines, append only, one flushed line a record; decoded rows of JSONL or of one JSON array."""
+"""Files of rows: records as JSON lines (append only, flushed per record), and rows of JSONL or of one JSON array."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RecordWriter(Journal):
     """Appends records to a JSONL file; for one writer at a time.
 
     A killed process leaves at most one partial line, the last. Opening the file again moves that line to
-    ``<file>.partial`` and says so in the log.
+    ``<file>.partial`` and logs a warning.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -102,7 +102,7 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def record_of_line(line: bytes) -> Record:
-    """The record of one line; an error without a place where it is none."""
+    """The record of one line. The error for an invalid one has no location."""
     try:
         return Record.model_validate_json(line)
     except ValidationError as error:
@@ -136,12 +136,12 @@ Advantages = float | list[float]
 
 
 def advantages_file(episodes: Path) -> Path:
-    """Where the advantages of a file's episodes stand."""
+    """The file that holds the advantages of a file's episodes."""
     return episodes.with_suffix(ADVANTAGES_SUFFIX)
 
 
 def load_advantages(episodes: Path) -> Mapping[str, Any]:
-    """By the episodes' ids; empty where nobody wrote any, an error where the file holds something else."""
+    """By the episodes' ids. Empty without such a file; other content is an error."""
     file = advantages_file(episodes)
     try:
         advantages = json.loads(file.read_bytes())
@@ -170,8 +170,8 @@ class BrokenArrayError(DataError):
 def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Decoded rows of JSONL, or of one JSON array, with the line they begin on; one in memory at a time.
 
-    A :class:`DataError` stands in place of a row that is no JSON or no Unicode text. In an array that breaks off, a
-    :class:`BrokenArrayError` is the last item.
+    A row that is no JSON or no Unicode text is yielded as a :class:`DataError`. Of an array that breaks off, the last
+    item is a :class:`BrokenArrayError`.
 
     Raises:
         DataError: The file cannot be read.

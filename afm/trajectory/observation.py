@@ -65,9 +65,9 @@ def whole_characters(text: str) -> str:
 def neutralise(text: str, spec: AgentSpec | None = None) -> str:
     """Make untrusted text unable to open or close a role of ``spec``, however it is written around.
 
-    ``<role>`` becomes ``[role]``, in any letter case, with blanks or attributes inside, and in full-width letters
-    or look-alikes of the brackets; so do tokens and tags of chat templates such as ``<|im_end|>``. Hidden
-    characters go first (:func:`readable`). The result is never longer than ``text``.
+    ``<role>`` becomes ``[role]``, in upper or lower case, with blanks or attributes inside, in full-width letters,
+    and with brackets that only look like ``<``. Tokens and tags of chat templates such as ``<|im_end|>`` change the
+    same way. Hidden characters go first (:func:`readable`). The result is never longer than ``text``.
     """
     text = readable(text)
     if text.isascii() and "<" not in text and "[" not in text:
@@ -114,7 +114,7 @@ def observation_content(result_text: str, spec: AgentSpec, max_chars: int) -> st
 
 
 def tagged_observation(content: str, spec: AgentSpec) -> str:
-    """What the environment appends for such content: tags on lines of their own.
+    """What the environment appends for a content: the content between tags on lines of their own.
 
     Raises:
         ValueError: The agent has no observation role.

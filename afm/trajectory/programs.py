@@ -52,7 +52,7 @@ def parse_program(argument: str) -> FencedProgram:
 
 
 def program_argument(text: str) -> str:
-    """A program as the code tool reads it: in a fence, unless it stands in one already.
+    """A program as the code tool reads it: in a fence, unless it is in one already.
 
     Text that a fence cannot hold, because a line of it would close the fence, stays as it is.
 
@@ -159,7 +159,7 @@ def calls_in(code: str, names: Collection[str]) -> tuple[FunctionCall, ...]:
     """The calls of functions with one of ``names``, in the order of the text.
 
     Raises:
-        DataError: The code is no Python, or an argument is computed, so that its value stands nowhere.
+        DataError: The code is no Python, or an argument is computed, so that its value is unknown.
     """
     nodes = (node for node in ast.walk(_parsed(code)) if isinstance(node, ast.Call) and _name(node) in names)
     return tuple(
@@ -190,7 +190,7 @@ def without_last_call(code: str, name: str) -> str | None:
 
     Returns:
         Empty when the program does nothing else, that is when the value is a literal or a variable; ``None`` when the program
-        does not end with its only such call.
+        does not end with its only call of it.
 
     Raises:
         DataError: The code is no Python.
@@ -259,12 +259,12 @@ def _function_call(node: ast.Call) -> FunctionCall:
         values = tuple(ast.literal_eval(argument) for argument in node.args)
         named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
     except (ValueError, TypeError, SyntaxError):
-        raise DataError(f"an argument of {name} is computed by a program; its value stands nowhere") from None
+        raise DataError(f"an argument of {name} is computed by a program, so its value is unknown") from None
     return FunctionCall(name, values, named)
 
 
 def is_program(tool: str, argument: str) -> bool:
-    """Whether an argument is a program, in which indentation and letter case matter: of the tool ``code``, or in a fence."""
+    """Whether an argument is a program, in which indentation and case matter: of the tool ``code``, or in a fence."""
     return tool == CODE_TOOL or "```" in argument
 
 

@@ -1,10 +1,10 @@
 """One finished episode as one JSONL line: the viewer, the filters, SFT and RL logs all read this shape.
 
-Some owners publish text encrypted, and records of episodes about it are sealed in the same way: never on disk in plain form.
-BrowseComp (arXiv 2504.12516) is distributed so that crawlers cannot pick it up: every row has a canary, and its texts are combined by
-XOR with the SHA-256 digest of that canary, repeated to the text's length, and written as base64. This hides, it does not protect:
-the key is published with the text. A record about such a row is sealed because its question, the agent's words, the calls and the judge's
-reasons all give the question or the answer away.
+Some owners publish text encrypted. Records of episodes about it are sealed in the same way: never on disk in plain
+form. BrowseComp (arXiv 2504.12516) is distributed so that crawlers cannot pick it up. Every row has a canary. Its
+texts are combined by XOR with the SHA-256 digest of that canary, repeated to the text's length, and written as
+base64. This hides but does not protect: the key is published with the text. A record about a hidden row is sealed
+because its question, the agent's text, the calls and the judge's reasons all give the question or the answer away.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Verdict(FrozenModel):
 
     ``score`` is ``None`` exactly when the reward abstained: its infrastructure failed, and the sample
     must be masked out, never counted as wrong. ``judge_tokens`` are those that a model judge read and wrote for it,
-    in an evaluation; cached verdicts have none.
+    in an evaluation. It is 0 for a cached verdict.
     """
 
     score: float | None
@@ -79,10 +79,10 @@ class Verdict(FrozenModel):
 class Cost(FrozenModel):
     """What an episode used.
 
-    ``read_tokens`` are what stood before each generation, added up: the prompt tokens that an endpoint bills. 0 where it was
-    not counted. ``unmetered`` generations are of endpoints that reported no usage: their tokens are estimated from the length
-    of the text, so the counts are no measurement. ``model_usd`` is what the generations cost where each model has a price of
-    its own, as in a team; ``None`` where one price holds for all.
+    ``read_tokens`` is the sum of the prompts of all generations: the prompt tokens that an endpoint bills. 0 if not
+    counted. ``unmetered`` generations are of endpoints that reported no usage. Their tokens are estimated from the length
+    of the text, so the counts are no measurement. ``model_usd`` is what the generations cost if each model has a price of
+    its own, as in a team, and ``None`` if one price holds for all.
     """
 
     prompt_tokens: int = 0

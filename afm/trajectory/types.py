@@ -28,7 +28,7 @@ class Segment:
 class Step:
     """One tagged function call of the agent, or one observation.
 
-    Two steps are equal when their text is, wherever they stand.
+    Two steps of equal text are equal, whatever their places.
 
     Attributes:
         role: Tag name.

@@ -1,7 +1,7 @@
 """Reading a response strictly or leniently, and whether it keeps the rules of its agent.
 
-Structure: an observation is opaque. In what the agent wrote, a tag of the agent's roles is a nesting fault. Rules: order, thoughts,
-counts, authors.
+Structure: an observation is opaque. In what the agent wrote, a tag of the agent's roles is a nesting fault. Rules:
+order, thoughts, counts, authors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from afm.trajectory.tags import ANY_TAG, SplitText, split, tag_pattern
 from afm.trajectory.types import Author, Segment, Step, Trajectory
 
 MAX_FAULTS = 1000
-"""As many faults of one text are listed; nobody reads more, and hostile texts have millions."""
+"""The most faults listed of one text: hostile texts have millions."""
 _CUT_TAG = re.compile(r"</?[A-Za-z_][\w-]*\Z|</?\Z")
 
 
@@ -56,10 +56,14 @@ def validate(
 ) -> tuple[TrajectoryError, ...]:
     """Every fault of a response, in the order of its text; an empty result means it is valid.
 
-    Checked: the structure (see :func:`structure_faults`), what may follow what including grades, required,
-    forbidden and doubled thoughts, counts, empty steps, an observation directly behind every tool call, one answer
-    in its format with nothing behind it, and that the environment wrote the observations and the agent all else. Of each of
-    structure, order and authors, the first ``MAX_FAULTS`` are listed.
+    Checked:
+
+    - the structure (see :func:`structure_faults`) and the order of roles, grades included;
+    - required, forbidden and doubled thoughts, counts, empty steps;
+    - an observation directly after every tool call, and one answer in its format at the end;
+    - that the environment wrote the observations and the agent all else.
+
+    Of each of structure, order and authors, the first ``MAX_FAULTS`` are listed.
 
     Args:
         parts: The text's :func:`split`, where the caller has it already.
@@ -151,7 +155,7 @@ def _shortened(tag: str) -> str:
 
 
 class _Order:
-    """Walks the steps and reports what may not stand where it stands."""
+    """Walks the steps and reports those that are not allowed at their places."""
 
     def __init__(self, finder: FaultFinder, spec: AgentSpec) -> None:
         self._finder = finder

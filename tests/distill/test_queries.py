@@ -199,7 +199,7 @@ def test_a_selection_of_a_file_checks_its_sft_data_and_abilities(select, server,
     config.write_text("{agent: web, samples: 2, ability: math}")
     assert "of 3 questions kept, 6 samples taken" in select(*start)
     told = select(*start, "ability=maths", status=1)
-    assert "no row of ability 'maths'; there are 'coding', 'math'; choose with ability=" in told
+    assert "no row has the ability 'maths', only 'coding', 'math'; choose with ability=" in told
     for text, message in (
         ("{agent: web, sft: [none.json]}", "none.json: no such file, so overlap with the SFT data cannot"),
         ("{agent: web, sampels: 2}", "did you mean 'samples'"),

@@ -57,8 +57,11 @@ def test_a_row_is_asked_with_its_functions_and_one_that_needs_them_also_without(
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"system": "SYSTEM: x", "chat": "Hello"}, "expected USER: and ASSISTANT: with texts"),
-        ({"system": "SYSTEM: x", "chat": "USER: \n\n\nASSISTANT: a"}, "expected USER: and ASSISTANT:"),
+        ({"system": "SYSTEM: x", "chat": "Hello"}, "expected texts after `USER:` and `ASSISTANT:`"),
+        (
+            {"system": "SYSTEM: x", "chat": "USER: \n\n\nASSISTANT: a"},
+            "expected texts after `USER:` and `ASSISTANT:`",
+        ),
         ({"chat": "USER: a\n\n\nASSISTANT: b"}, "`system`: expected a text"),
         (row("Boil tea.", '<functioncall> {"name": "kettle"}'), "calls none of the functions"),
     ],

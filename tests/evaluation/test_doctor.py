@@ -119,7 +119,7 @@ def test_an_endpoint_is_asked_what_it_serves(doctor: Doctor, model: Path, endpoi
     )
     bare = doctor.errors(words[0], "model.name=small")["model"]
     assert bare == "a server needs its tokenizer here; give model.tokenizer=DIR"
-    assert "cannot be asked for its models" in doctor.errors("model=http://127.0.0.1:1", words[1])["model"]
+    assert "did not list its models" in doctor.errors("model=http://127.0.0.1:1", words[1])["model"]
 
 
 def test_every_tool_that_the_agent_calls_must_be_configured_and_there(doctor: Doctor) -> None:

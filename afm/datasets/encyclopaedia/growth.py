@@ -58,7 +58,7 @@ class _Combination:
     result: Callable[[Sequence[int]], int]
     pairs_only: bool = False
     compares: bool = False
-    """The numbers are of one kind: a length and a year could be told apart without looking them up."""
+    """The numbers are of one kind: a length and a year could be distinguished without looking them up."""
 
 
 _COMBINATIONS = (
@@ -200,14 +200,15 @@ def _branch(
 class Proof:
     """What was proved about a question, by exhaustion.
 
-    A fact can stand on more than one page: on its subject's, and in a list on its object's. A reader who may open any page
-    must have read pages that together state every fact of the question. All sets of such pages are tried, smaller ones first.
+    A fact can be on more than one page: on its subject's, and in a list on its object's. A reader who may open any page
+    must have read pages that together state every fact of the question. All sets of these pages are tried, smaller
+    ones first.
 
     Attributes:
         reads: Pages that must be read, whatever the way.
         pages: A smallest set of pages that states every fact.
         only: Whether it is the only one of its size, so that each of its pages is needed.
-        early: Whether the answer stands on one of the pages before the last fact's, where it could be guessed. It says
+        early: Whether the answer is on one of the pages before the last fact's, where it could be guessed. It says
             something about chains alone: of chains side by side any may hold the answer.
     """
 
@@ -225,7 +226,7 @@ def prove(world: Encyclopaedia, path: Sequence[Hop], answer: str) -> Proof:
     for size in range(1, len(path) + 1):
         if sets := least_reads(places, size):
             return Proof(size, sets[0], len(sets) == 1, early)
-    raise ValueError(f"a fact of {path} stands on no page")
+    raise ValueError(f"no page states a fact of {path}")
 
 
 def least_reads(places: Sequence[frozenset[int]], size: int) -> list[tuple[int, ...]]:

@@ -1,7 +1,7 @@
 """Multi-hop questions about a world: chains (depth), comparisons and intersections (width).
 
-A hop is a page that must be read. Questions of different splits never name the same entities, whatever the seeds: a hash of
-the entities that a question names decides its split.
+A hop is a page that must be read. Questions of different splits never name the same entities, whatever the seeds: a
+hash of the entities that a question names decides its split.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LEAST_HOPS = {Shape.CHAIN: 1, Shape.COMPARISON: 2, Shape.INTERSECTION: 2}
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One fact on the way: what to look for on which page, and what stands there."""
+    """One fact on the way: what to look for on which page, and what is there."""
 
     page: int
     asks: str
@@ -48,7 +48,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class WorldQuestion:
-    """A question with its gold answer and gold path; ``named`` are the entities whose names stand in the text."""
+    """A question with its gold answer and gold path; ``named`` are the entities that the text names."""
 
     shape: Shape
     text: str
@@ -87,7 +87,7 @@ def generate(
 ) -> Iterator[Task]:
     """Stream ``count`` distinct tasks of a split; the same arguments give the same tasks.
 
-    Hops are dealt evenly, and among the shapes that can have so many hops evenly too.
+    Hops are dealt evenly, and among the shapes that can have this number of hops, evenly too.
 
     Raises:
         ConfigError: No shape fits the hops, or the world holds fewer questions than asked for.
@@ -202,7 +202,7 @@ def _comparison(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQue
 
 
 def _intersection(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQuestion | None:
-    """Two lists that share one entity, and a chain that goes on from there."""
+    """Two lists that share one entity, and a chain that continues from there."""
     meeting = rng.choice(_MEETINGS)
     first, second = (RELATION[name] for name in meeting.relations)
     common = rng.choice(world.ranges[first.subject])

@@ -1,4 +1,4 @@
-"""The encyclopaedia's facts: kinds of entities, relations and attributes, the sentences that state them, and how these are read."""
+"""The encyclopaedia's facts: entities, relations, attributes, the sentences that state them, and how to read these."""
 
 from __future__ import annotations
 

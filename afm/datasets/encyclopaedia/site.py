@@ -35,7 +35,7 @@ class Site:
         self._world = world
 
     def html(self, path: str) -> str | None:
-        """The document at a path: ``/`` (contents, ``?from=N``), ``/wiki/NAME``; ``None`` when there is none."""
+        """The document at a path: ``/`` (contents, ``?from=N``), ``/wiki/NAME``; ``None`` without one."""
         parts = urlsplit(path)
         if parts.path == "/":
             first = parts.query.removeprefix("from=")

@@ -30,7 +30,7 @@ class Permutation:
     """A pseudo-random bijection on ``range(size)``.
 
     A Feistel network over mixed radix (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): a number is a
-    pair of digits, each round adds a hash of one digit to the other; results beyond the domain are sent round again.
+    pair of digits, each round adds a hash of one digit to the other. Results beyond the domain are sent round again.
 
     Args:
         size: At least 1.
@@ -141,7 +141,7 @@ LEAST, MOST = 40, 16_000_000
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where the name of another entity stands in a page's text, by character."""
+    """Where a page's text has the name of another entity, by character."""
 
     start: int
     end: int
@@ -269,7 +269,7 @@ class Encyclopaedia:
 
 
 class _PageText:
-    """Puts sentences together and notes where links stand."""
+    """Puts sentences together and notes the places of links."""
 
     def __init__(self, number: int, title: str, wording: int, joint: str) -> None:
         self._number, self._title, self._wording, self._joint = number, title, wording, joint

@@ -96,8 +96,8 @@ _REMINDER = "Remember to place the final answer"
 def read_retool(row: Row, default: str) -> Conversation:
     r"""ReTool's cold-start trajectories: ``{messages: [{role, content}]}``, as in JoeYing/ReTool-SFT.
 
-    One assistant turn holds thoughts, programs in ``<code>`` and what they printed in ``<interpreter>``. It is cut there, so
-    that what the interpreter wrote becomes a turn of the role ``tool``, on which nothing is trained.
+    One assistant turn holds thoughts, programs in ``<code>`` and what they printed in ``<interpreter>``. It is cut
+    there, so that what the interpreter wrote becomes a turn of the role ``tool``, on which nothing is trained.
     """
     turns = [object_field(turn, "messages") for turn in as_list(row.get("messages"))]
     messages = [message for turn in turns for message in _messages(turn)]
@@ -184,15 +184,17 @@ def unpack_glaive(_: str, row: Row) -> Iterator[Row]:
 
 
 def read_glaive(row: Row, default: str) -> Task:
-    """Function calling: ``{system, chat}`` as in glaiveai/glaive-function-calling-v2, the rows of Agent-FLAN's Agent-H (arXiv 2403.12881).
+    """Function calling: ``{system, chat}`` as in glaiveai/glaive-function-calling-v2, the rows of Agent-FLAN's Agent-H.
 
-    Agent-H asks in four circumstances: tools are given or not, and the question asks for one or not. A row is one of them by its
-    functions and its first answer.
+    Agent-H (arXiv 2403.12881) asks in four circumstances: tools are given or not, and the question asks for one or
+    not. A row is one of them by its functions and its first answer.
     """
     exchange = _EXCHANGE.match(text_field(row, "chat"))
     question, answer = (exchange["asked"].strip(), exchange["reply"].strip()) if exchange else ("", "")
     if not question or not answer:
-        raise DataError(f"`chat`: expected USER: and ASSISTANT: with texts, got {abbreviate(row['chat'])}")
+        raise DataError(
+            f"`chat`: expected texts after `USER:` and `ASSISTANT:`, got {abbreviate(row['chat'])}"
+        )
     system = text_field(row, "system").removeprefix("SYSTEM:").strip()
     tools, asked = _functions(system), _CALL in answer
     called = _CALLED.search(answer)
@@ -213,7 +215,7 @@ def read_glaive(row: Row, default: str) -> Task:
 
 
 def _glaive_id(row: Row, default: str) -> str:
-    """Rows have no ids, and those of an array may all stand in one line, so what they say is part of the name."""
+    """Rows have no ids, and those of an array may all be in one line, so their text is part of the name."""
     digest = hashlib.blake2b(f"{row['system']}{row['chat']}".encode("utf-8", "surrogatepass"), digest_size=6)
     name = row_id(row) or f"{default}-{digest.hexdigest()}"
     return f"{name}/{_TWIN}" if row.get(_TWIN) else name
@@ -249,11 +251,11 @@ _T_EVAL_ROLES = {"system": "system", "user": "user", "assistant": "assistant", "
 
 
 def unpack_t_eval(stem: str, whole: Row) -> Iterator[Row]:
-    """T-Eval: one JSON object a file, ``{id: {origin_prompt, ground_truth, meta_data | meta, template}}``, as in lovesnowbest/T-Eval.
+    """T-Eval: one JSON object per file, ``{id: {origin_prompt, ground_truth, meta_data | meta, template}}``.
 
-    What an item measures stands in the file's name (``instruct_v2.json``, ``plan_json_v2.json``, ``retrieve_str_v2.json``,
-    ``reason_retrieve_understand_json_v2.json``), which therefore must be kept. An item of the last kind measures three
-    abilities, so it is three tasks with one chat.
+    The layout is that of lovesnowbest/T-Eval. The file's name says what an item measures (``instruct_v2.json``,
+    ``plan_json_v2.json``, ``retrieve_str_v2.json``, ``reason_retrieve_understand_json_v2.json``), which therefore
+    must be kept. An item of the last kind measures three abilities, so it is three tasks with one chat.
     """
     kinds = next((kinds for name, kinds in _KINDS.items() if stem.startswith(f"{name}_")), None)
     if kinds is None:

@@ -44,7 +44,7 @@ def count_tests(ground_truth: Any, extra_info: Mapping[str, Any] | None = None) 
     """How many tests judge a program: pairs of input and output, calls, and asserts of a test program.
 
     Raises:
-        DataError: There are none, or they are damaged.
+        DataError: They are missing or damaged.
     """
     problem = read_problem(ground_truth, extra_info)
     pairs = len(problem.printing) + len(problem.calling)
@@ -62,7 +62,7 @@ def with_starter_code(question: str, starter: str) -> str:
 
 
 def sections(*parts: tuple[str, Any]) -> str:
-    """The parts that are there, each under its title; the first one has none."""
+    """The parts that are there, each under its title; the first one without a title."""
     texts = []
     for title, body in parts:
         if isinstance(body, str) and body.strip():
@@ -168,7 +168,7 @@ _SUITES = ("leetcode", "taco")
 
 
 def read_skywork(row: Row, default: str) -> Task:
-    """Skywork-OR1-RL-Data: mathematics and programs in one layout, told apart by ``ability`` and ``data_source``.
+    """Skywork-OR1-RL-Data: mathematics and programs in one layout, distinguished by ``ability`` and ``data_source``.
 
     Mathematics has a JSON list of answers, programs an object of tests: ``{inputs, outputs, fn_name}`` (TACO) or
     ``{entry_point, import_prefix, test_code}`` (LeetCode). The data source becomes the one that chooses our reward

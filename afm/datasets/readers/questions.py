@@ -114,7 +114,7 @@ def read_flashrag(row: Row, default: str) -> Task:
 
 
 def _task_with_answers(row: Row, default: str, key: str, *ids: str, extra: tuple[str, ...] = ()) -> Task:
-    """A task whose accepted answers stand under ``key``; its id is under the first of ``ids``."""
+    """A task whose accepted answers are under ``key``; its id is under the first of ``ids``."""
     return Task(
         id=row_id(row, *ids) or default,
         question=text_field(row, "question", "Question"),
@@ -126,8 +126,9 @@ def _task_with_answers(row: Row, default: str, key: str, *ids: str, extra: tuple
 def read_gaia(row: Row, default: str) -> Task:
     """GAIA: ``{task_id, Question, Level, "Final answer", file_name, ..}``, as in gaia-benchmark/GAIA; the text part alone.
 
-    The AFM repository publishes its 103 questions as ``{id, task_id, question, answer, Level, ..}``; SimpleDeepSearcher names
-    them ``Question`` and holds the answer in a list. Questions that come with a file are refused: AFM evaluates the others.
+    The AFM repository publishes its 103 questions as ``{id, task_id, question, answer, Level, ..}``;
+    SimpleDeepSearcher names them ``Question`` and holds the answer in a list. Questions that come with a file are
+    refused: AFM evaluates the others.
     """
     if row.get("file_name"):
         raise DataError("`file_name` is set: the question is about a file")
@@ -156,7 +157,7 @@ def read_webwalker(row: Row, default: str) -> Task:
 
 
 def read_hle(row: Row, default: str) -> Task:
-    """Humanity's Last Exam: ``{id, question, image, answer, answer_type, ..}``, as in cais/hle; questions with an image are refused."""
+    """Humanity's Last Exam: ``{id, question, image, answer, answer_type, ..}``, as in cais/hle. An image is refused."""
     if row.get("image"):
         raise DataError("`image` is set: the question is about an image")
     text_field(row, "answer")
@@ -166,9 +167,9 @@ def read_hle(row: Row, default: str) -> Task:
 def read_browsecomp(row: Row, default: str) -> Task:
     """BrowseComp: ``{problem, answer, problem_topic, canary}``, as in smolagents/browse_comp.
 
-    Its owner (arXiv 2504.12516) keeps questions and answers out of web pages: they are encrypted with the row's ``canary`` (see
-    :mod:`afm.trajectory.record`). They are decrypted in memory; the task carries its key, so that `afm data prepare` and every
-    other writer refuses it, and `afm eval` seals its episodes.
+    Its owner (arXiv 2504.12516) keeps questions and answers out of web pages: they are encrypted with the row's
+    ``canary`` (see :mod:`afm.trajectory.record`). They are decrypted in memory; the task carries its key, so that
+    `afm data prepare` and every other writer refuses it, and `afm eval` seals its episodes.
     """
     if not row.get("canary"):
         raise DataError(
@@ -205,8 +206,8 @@ def read_gsm8k(row: Row, default: str) -> Task:
 def read_math_problem(row: Row, default: str) -> Task:
     """Sets of mathematical problems: a problem, its answer, and little else, under the names that the benchmarks use.
 
-    MATH-500 and AIME 2025 (``problem``, ``answer``), AIME 2024 (``Problem``, ``Answer``), AMC 23 (``question``, ``answer``) and
-    OlympiadBench (``question``, ``final_answer``: a list; several parts are one answer, joined by commas).
+    MATH-500 and AIME 2025 (``problem``, ``answer``), AIME 2024 (``Problem``, ``Answer``), AMC 23 (``question``,
+    ``answer``) and OlympiadBench (``question``, ``final_answer``: a list; several parts are one answer, joined by commas).
     """
     value = next((row[key] for key in _NUMBER_KEYS if row.get(key) is not None), None)
     parts = [_number(part) for part in as_list(value) if part is not None]
@@ -232,8 +233,9 @@ def read_dapo_math(row: Row, default: str) -> Task:
     """DAPO-Math-17k: verl rows whose prompt wraps the problem, as in BytedTsinghua-SIA/DAPO-Math-17k.
 
     The published file repeats its 17 thousand problems a hundred times, with equal ``extra_info.index``: repetitions are
-    counted and left out by :func:`afm.datasets.published.read_published`. The wrapping (an instruction before the problem and
-    a reminder behind it) asks for an answer format of its own, which would contradict the agent's, so it is taken away.
+    counted and left out by :func:`afm.datasets.published.read_published`. The wrapping (an instruction before the
+    problem and a reminder behind it) asks for an answer format of its own, which would contradict the agent's, so it
+    is taken away.
     """
     info = object_field(row.get("extra_info") or {}, "extra_info")
     prompt = last_question(row)
@@ -249,8 +251,8 @@ def read_dapo_math(row: Row, default: str) -> Task:
 def plain_rows(question_key: str | None = None, answer_key: str | None = None) -> Callable[[Row, str], Task]:
     """Reads rows with these two keys (``question``, ``answer``); ``id`` and ``data_source`` are kept where a row has them.
 
-    An answer may be a text, a number, a list of accepted texts or an object (``{"target": [..]}``, tests of a program). A text
-    of several lines that ends in ``#### 18`` is a worked solution, as in GSM8K, and ``18`` the answer.
+    An answer may be a text, a number, a list of accepted texts or an object (``{"target": [..]}``, tests of a
+    program). A text of several lines that ends in ``#### 18`` is a worked solution, as in GSM8K, and ``18`` the answer.
     """
     question_key, answer_key = question_key or "question", answer_key or "answer"
 

@@ -16,7 +16,7 @@ _MESSAGE_CHARS = 60
 
 
 class ChatMessage(FrozenModel):
-    """One turn of ``system``, ``user``, ``assistant`` or ``tool``; ``loss`` says whether it is trained on, where the data set does."""
+    """One turn of ``system``, ``user``, ``assistant`` or ``tool``; ``loss`` is set where the data set marks trained turns."""
 
     role: str
     content: str
@@ -49,7 +49,7 @@ class RowReader:
     """Reads the rows of one layout.
 
     Attributes:
-        make: Makes something of a row; receives an id for rows that have none. Raises :class:`DataError`, without a
+        make: Makes something of a row; receives an id for rows without one. Raises :class:`DataError`, without a
             place, for a row that it refuses.
         data_source: Of its rows, which chooses the reward; empty where every row names it.
         makes_conversations: Whether ``make`` returns a :class:`Conversation`.

@@ -1,4 +1,4 @@
-"""What a filter is, what all filters share, :func:`run_filters` for records at hand, and the funnel that counts what they leave."""
+"""The base of all filters, :func:`run_filters` for records at hand, and the funnel that counts what they leave."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def without_event(reason: str) -> str:
 EARLIER = "earlier run: "
 """Before the name of the stage of another run."""
 _MOST_EARLIER = 32
-"""Such names; reasons of others may be different in every row, and a funnel is saved with every chunk."""
+"""Number of these names; reasons of others may be different in every row, and a funnel is saved with every chunk."""
 _OTHERS = f"{EARLIER}other reasons"
 
 
@@ -171,7 +171,7 @@ class Funnel:
 
     Attributes:
         dropped: Rows dropped, by the stage's name (the part of the reason before the first colon), and those that an earlier run
-            had dropped, by :data:`EARLIER` and that name (of more than 32 names the later ones together).
+            had dropped, by :data:`EARLIER` and that name. All names after the first 32 count as one.
         copies: Rows added by repeating kept ones; not part of ``kept``.
         order: The stages' names, as far as they are known.
     """

@@ -1,7 +1,9 @@
 """Does a row hold questions of an evaluation set?
 
-Signs that make another question of the same words count as words: ``3.5 * 2`` is not ``35 / 2``, ``x > 2`` not ``x < 2``.
-Punctuation says nothing in prose, where it may be changed to hide a copy. It does between numbers and variables and within formulas.
+Signs that make another question of the same words count as words: ``3.5 * 2`` is not ``35 / 2``, ``x > 2`` not
+``x < 2``.
+Punctuation means nothing in prose, where it may be changed to hide a copy. It does between numbers and
+variables, and within formulas.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ _NEAR = 8
 def with_marks(text: str) -> str:
     r"""``text`` in one form of its letters, with a character of its own for every sign that matters, blanks around it.
 
-    These are operators within formulas (``$...$``, ``\(...\)``, ``\[...\]``), operators between numbers and letters that stand by
-    themselves, the sign of a number, decimal points, and the signs of ``C++`` and ``C#``. All others stay what they are;
+    These are operators within formulas (``$...$``, ``\(...\)``, ``\[...\]``), operators between numbers and single
+    letters, the sign of a number, decimal points, and the signs of ``C++`` and ``C#``. All others stay what they are;
     simple tags of HTML go.
     """
     if "<" in text:
@@ -130,11 +132,11 @@ class ContaminationSettings(Settings):
     tasks: tuple[Path, ...] = ()
     """Evaluation sets, JSONL or parquet (:func:`afm.datasets.read_tasks`)."""
     ngram: int | None = Field(default=13, ge=4, le=100)
-    """A row that shares so many words in a row with an evaluation question is dropped; ``null``: only the
+    """A row that shares this many words in a row with an evaluation question is dropped; ``null``: only the
     same question counts. 13 is what GPT-3 used (arXiv 2005.14165, appendix C). Questions made from
     templates share long runs without being the same: use ``null`` there."""
     shortest: int = Field(default=8, ge=1, le=100)
-    """A question of fewer words than ``ngram``, but at least so many, counts as an n-gram of its own length
+    """A question of fewer words than ``ngram``, but at least this many, counts as an n-gram of its own length
     (8 in the same appendix); a shorter one is only found as the same question."""
     places: tuple[SearchedText, ...] = (SearchedText.QUESTION,)
     """Where n-grams are looked for. The whole question is only ever compared with the question."""
@@ -152,7 +154,7 @@ class ContaminationSettings(Settings):
 class ContaminationFilter(Rule):
     """Drops rows about questions that a model will be evaluated on.
 
-    Texts are compared without letter case, punctuation, layout, hidden characters and ways to write the same letter. Operators
+    Texts are compared without case, punctuation, layout, hidden characters and ways to write the same letter. Operators
     between numbers and within formulas are no punctuation: ``3.5 * 2`` is not ``35 / 2``.
 
     Raises:

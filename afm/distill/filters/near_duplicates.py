@@ -2,9 +2,9 @@
 
 The work is split in two. A :class:`Signer` computes a signature of one row, in any process. A
 :class:`DuplicateIndex` looks for earlier rows that share a band of MinHash values, in the order of the rows, in one
-process, and then compares the sets of n-grams themselves: bands decide what is found, never what counts as similar.
+process. It then compares the sets of n-grams themselves. Bands decide what is found, never what counts as similar.
 The index is two tables of an SQLite file, so rows cost disk (4 bytes for each of up to 1,024 n-grams, and about 400
-bytes) and no memory; a row's entries are written in the transaction that also says how far the run is, so that a
+bytes) and no memory. A row's entries are written in the transaction that also notes the progress of the run, so a
 killed run never meets its own rows.
 """
 
@@ -83,7 +83,7 @@ class NearDuplicateSettings(Settings):
 
 
 class _WordHashes(dict[str, int]):
-    """A 32-bit hash of each word, the same in every process; so many are remembered at most."""
+    """A 32-bit hash of each word, the same in every process; at most this many are remembered."""
 
     _most = 1 << 18
 
@@ -95,7 +95,7 @@ class _WordHashes(dict[str, int]):
 
 
 class Signer:
-    """Computes signatures: a key of each band of MinHash values, and the n-grams' hashes (the smallest ones: a bottom-k sketch).
+    """Computes signatures: a key of each band of MinHash values, and the n-grams' hashes (the smallest: a bottom-k sketch).
 
     The permutations are ``a h + b`` modulo 2 to the 32 with odd ``a``, over hashes ``h`` that are mixed already.
 
@@ -168,10 +168,11 @@ class Signer:
 
 
 def bands_of(settings: NearDuplicateSettings) -> tuple[int, int]:
-    """How many bands of how many values: the longest bands, thus the fewest pairs compared, that still find enough.
+    """How many bands of how many values: the longest bands that still find enough, so that the fewest pairs are compared.
 
-    Two rows of similarity ``s`` share a band with probability ``1 - (1 - s^rows)^bands`` (Leskovec, Rajaraman, Ullman: Mining
-    of Massive Datasets, 3.4). At the threshold that has to be ``recall``; where it cannot be, bands are single values.
+    Two rows of similarity ``s`` share a band with probability ``1 - (1 - s^rows)^bands`` (Leskovec, Rajaraman, Ullman:
+    Mining of Massive Datasets, 3.4). At the threshold that has to be ``recall``. Where it cannot be, bands are single
+    values.
     """
     for rows in range(min(settings.permutations, _LONGEST_BAND), 1, -1):
         bands = settings.permutations // rows

@@ -39,7 +39,7 @@ def luhn(text: str) -> bool:
 
 
 def iban(text: str) -> bool:
-    """Whether ``text`` is as long as its country says and passes the check of account numbers (ISO 13616; ISO 7064, MOD 97-10)."""
+    """Whether ``text`` is as long as its country says and passes its check digits (ISO 13616; ISO 7064, MOD 97-10)."""
     letters = "".join(text.split())
     if f"{letters[:2]}{len(letters)}" not in _IBAN_LENGTHS:
         return False
@@ -68,7 +68,7 @@ def _public_address(text: str) -> bool:
 
 
 def _social_security(text: str) -> bool:
-    """Whether such a number can have been given to a person; three stood in advertisements."""
+    """Whether such a number can belong to a person; three come from advertisements."""
     return text not in ("078-05-1120", "123-45-6789", "219-09-9999")
 
 
@@ -104,7 +104,7 @@ _CREDENTIAL = (
     r"(?:password|passwd|secret(?:[_-](?:access[_-])?key)?|api[_-]?key"
     r"|(?:access|api|auth|bot|gateway|refresh|server)[_-]?token)"
 )
-"""Names of what must stay secret; more words may stand before them, as in ``OPENAI_API_KEY``."""
+"""Names of what must stay secret; more words may precede them, as in ``OPENAI_API_KEY``."""
 _CARD_NUMBERS = (
     r"4\d{12}(?:\d{3})?|5[1-5]\d{14}|2[2-7]\d{14}|3[47]\d{13}|3(?:0[0-5]|[68]\d)\d{11}|35[2-8]\d{13}"
     r"|6(?:011|2\d\d|4[4-9]\d|5\d\d)\d{12}"

@@ -42,7 +42,7 @@ class QualityFilter:
     name: str = "quality"
 
     async def check(self, record: Record) -> Record:
-        """Judge the trajectory. An abstaining reward drops it, since nobody vouches for it."""
+        """Judge the trajectory. An abstaining reward drops it, since its answer is unjudged."""
         verdict = record.verdict
         if verdict is None or verdict.score is None or not self.recorded:
             verdict = await self._judge(record)
@@ -72,9 +72,9 @@ class LanguageSettings(Settings):
     min_confidence: float = Field(default=0.9, ge=0, le=1)
     """The identifier must be so sure of another language to drop a row."""
     min_chars: int = Field(default=60, ge=1, le=100_000)
-    """Shorter texts are not judged: nobody can tell."""
+    """Shorter texts are not judged: their language is unclear."""
     max_chars: int = Field(default=600, ge=60, le=100_000)
-    """So much of a text is looked at."""
+    """Characters of a text that are examined."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LanguageFilter(Rule):
             raise ConfigError(f"filter {self.name!r}: unknown languages {unknown}; expected codes like 'en'")
 
     def reason(self, record: Record) -> str:
-        """What language it is, if it is none of the allowed ones."""
+        """The language, if it is not an allowed one."""
         text = f"{record.question}\n{prose_of(record, self.spec)}"[: self.settings.max_chars]
         if sum(map(str.isalpha, text)) < self.settings.min_chars:
             return ""

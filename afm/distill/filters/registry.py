@@ -86,7 +86,7 @@ class FilterPlan(Settings):
             raise ValueError("stages: got none, expected at least 1 item, for example `format: {}`")
         names = [stage.name for stage in self.stages]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"stages: {twice} stand twice; expected each filter once")
+            raise ValueError(f"stages: {twice} listed twice; expected each filter once")
         if "correction" in names[:-1]:
             raise ValueError("stages: `correction` repeats what is kept, so it must be the last")
         if "near_duplicates" in names[:-1] and names[names.index("near_duplicates") + 1 :] != ["correction"]:

@@ -1,4 +1,4 @@
-"""Filters that look at one trajectory alone: its agent's rules, work with tools, length, repeated calls, reflection and correction."""
+"""Filters that look at one trajectory alone: its agent's rules, tools, length, repeated calls, reflection, correction."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class ComplexityFilter(Rule):
         known = sorted(set(self.spec.tool_roles.values()))
         if self.settings.min_tools > len(known):
             raise ConfigError(
-                f"filter {self.name!r}: min_tools: got {self.settings.min_tools}, agent {self.spec.name!r} has {len(known)}: "
-                f"{', '.join(known) or 'none'}"
+                f"filter {self.name!r}: min_tools: got {self.settings.min_tools}, agent {self.spec.name!r} has {len(known)} "
+                f"({', '.join(known) or 'no tools'})"
             )
 
     def reason(self, record: Record) -> str:
@@ -161,7 +161,7 @@ class RepetitionSettings(Settings):
     """What counts as asked before."""
 
     max_repeats: int = Field(default=0, ge=0, le=1000)
-    """So many calls of a row may repeat an earlier one."""
+    """Number of calls of a row that may repeat an earlier one."""
     similar: float | None = Field(default=0.9, gt=0, le=1)
     """Share of common words (Jaccard) from which a call is redundant; words with digits must be the same.
     ``null``: only the same text counts, blanks at the ends of lines aside. Programs are always compared
@@ -191,7 +191,7 @@ class _ToolCall:
 
 @dataclass(frozen=True)
 class RepetitionFilter(Rule):
-    """Drops rows whose tool inputs are duplicates of, or redundant beside, earlier ones."""
+    """Drops rows whose tool inputs repeat earlier ones, or are redundant after them."""
 
     spec: AgentSpec
     settings: RepetitionSettings = field(default_factory=RepetitionSettings)
@@ -265,7 +265,7 @@ class CorrectionSettings(Settings):
     """How often corrected work is repeated."""
 
     times: int = Field(default=3, ge=2, le=100)
-    """How often such a row stands in the result."""
+    """How often the result holds this row."""
     role: str | None = None
     """The graded role that checks an answer; by default the one whose good grade lets the agent answer. An
     agent without one has no such rows."""
@@ -277,7 +277,7 @@ class CorrectionSettings(Settings):
 class Correction(Rule):
     """Repeats rows whose first check was rejected and whose answer is right in the end.
 
-    Nothing is dropped. A row without a verdict is not repeated, since nobody knows that it is right.
+    Nothing is dropped. A row without a verdict is not repeated, since its answer may be wrong.
 
     Raises:
         ConfigError: The agent has no such role, or the role is not graded.
@@ -294,7 +294,7 @@ class Correction(Rule):
 
     @cached_property
     def role(self) -> str | None:
-        """The role that checks answers, ``None`` when the agent has none."""
+        """The role that checks answers, ``None`` without one."""
         return self.settings.role or checking_role(self.spec)
 
     def reason(self, record: Record) -> str:

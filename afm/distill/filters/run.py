@@ -1,8 +1,8 @@
 """Files of trajectories through filters: streamed, in any number of processes, resumable after ``kill -9``.
 
-How far a run is stands in an SQLite file that a kill leaves whole. Nothing waits for the disk before the end: what the system has
-been given outlives the process. A power failure may lose some of it; a damaged index and files that end too early are noticed when
-the run resumes.
+An SQLite file, which a kill leaves whole, holds the progress of a run. Nothing waits for the disk before the end, since
+what the system has received outlives the process. A power failure may lose some of it. A damaged index and files that
+end too early are noticed when the run resumes.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class _State:
 
 
 def remove_state(path: Path) -> None:
-    """Delete the file of a complete run, if it is there, and what SQLite keeps beside it."""
+    """Delete the file of a complete run, if it is there, and what SQLite keeps next to it."""
     for suffix in ("", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 

@@ -36,13 +36,13 @@ class _SensitiveSettings(Settings):
 
     action: Action = Action.DROP
     """``drop``, or ``mask``: in thoughts and text roles the finding becomes ``[its kind]``. A row with a
-    finding anywhere else is dropped all the same. An observation stays what the tool returned and a call
-    what the tool was asked, otherwise the record would lie about where its text comes from; a masked
+    finding anywhere else is dropped all the same. An observation stays what the tool returned, and a call
+    what the tool was asked. Otherwise the record would be wrong about the source of its text. A masked
     answer would no longer be the one that was judged."""
     observations: bool = True
     """``false``: what tools returned is not searched. Pages of the web are full of contact data."""
     allow: tuple[str, ...] = ()
-    """Regular expressions; findings that one of them matches as a whole are none."""
+    """Regular expressions; a finding that one of them matches as a whole does not count."""
     kinds: tuple[str, ...] = ()
     """What is looked for, all kinds by default."""
     table: ClassVar[tuple[Pattern, ...]] = ()
@@ -88,7 +88,7 @@ class PersonalSettings(_SensitiveSettings):
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """A span of the response's text, and in which role it lies; the kind only is ever shown."""
+    """A span of the response's text, and its role. Only the kind is ever shown."""
 
     kind: str
     start: int

@@ -35,7 +35,7 @@ _CHUNK_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class FilePosition:
-    """A place between two lines: the file by its number from 0, and the (unpacked) bytes and lines of it that lie before."""
+    """A place between two lines: the number of the file from 0, and its (unpacked) bytes and lines before the place."""
 
     file: int = 0
     offset: int = 0

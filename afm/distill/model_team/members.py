@@ -1,4 +1,4 @@
-"""What a member of a team is told (templates), what it replies (JSON, read leniently, checked strictly), and how its model is asked."""
+"""Prompts of a team's members (templates), their replies (JSON, read leniently, checked strictly), calls of their models."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class PlanReply(MemberReply):
 
 
 class ToolAgentReply(MemberReply):
-    """A tool agent's: a tool call, or what it found when it needs none (any more)."""
+    """A tool agent's: a tool call, or what it found when it needs no (more) tools."""
 
     tool: str = ""
     argument: str = ""
@@ -225,14 +225,14 @@ class Check(MemberReply):
 
 
 def read_reply_as(kind: type[ReplyT], text: str) -> ReplyT:
-    """The JSON object in ``text`` that is such a reply; what stands around it (words, a fence) is passed over.
+    """The JSON object in ``text`` that is a reply; anything around it (words, a fence) is skipped.
 
-    Reasoning (``<think>...</think>``, or all before a ``</think>`` alone) is no reply, whatever objects it holds. Of several
-    objects a tool call comes first: what follows it, the model made up instead of waiting for the tool.
+    Reasoning (``<think>...</think>``, or all before a ``</think>`` alone) is no reply, whatever objects it holds. Of
+    several objects a tool call comes first: what follows it, the model made up instead of waiting for the tool.
 
     Raises:
-        ValueError: There is none; the message says what is wrong with the last object, or that the reasoning is not finished.
-            Or there are several that differ, and nobody knows which is meant.
+        ValueError: No reply was found, or several that differ. The message says what is wrong with the last object, or that the
+            reasoning is not finished.
     """
     problem = "it holds no JSON object"
     replies: list[ReplyT] = []
@@ -301,7 +301,7 @@ class MemberModels:
 
         Args:
             view: Names for the member's templates.
-            problem: What makes a well-formed reply useless; the member is told.
+            problem: What makes a well-formed reply useless; the member gets it.
 
         Raises:
             NoUsableReplyError: None came.

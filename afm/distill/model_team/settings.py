@@ -35,7 +35,7 @@ class TeamModel(Settings):
     max_tokens: int = Field(default=2048, ge=16, le=1_000_000)
     """Of one reply."""
     system_role: bool = True
-    """Whether the model's chat knows the role ``system``; else its text stands before the user's."""
+    """Whether the model's chat knows the role ``system``; else its text comes before the user's."""
     request: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, e.g. ``{response_format: {type: json_object}}``."""
     price: TokenPrice | None = None
@@ -50,7 +50,7 @@ class TeamModel(Settings):
 
 
 class MemberSettings(Settings):
-    """One member of the team: its model, and templates that replace the shipped ``prompt`` or what it ``says`` in the trajectory."""
+    """One member: its model, and templates that replace the shipped ``prompt`` or what it ``says`` in the trajectory."""
 
     model: str
     prompt: Path | None = None
@@ -62,7 +62,7 @@ class ToolAgentSettings(MemberSettings):
 
     tools: tuple[str, ...] = Field(min_length=1)
     purpose: str = ""
-    """Told to the planner, who chooses among several tool agents."""
+    """Read by the planner, which chooses among several tool agents."""
     argument: str = "{{ argument }}"
     """Template of the text that a tool is called with, from ``{{ argument }}``."""
 
@@ -110,7 +110,7 @@ class TeamLimits(Settings):
     asks: int = Field(default=3, ge=1, le=1_000)
     """How often a member is asked again when its reply cannot be used."""
     shown_results: int = Field(default=2, ge=1, le=1_000)
-    """The last so many tool results are shown whole, earlier ones as what was found in them."""
+    """This number of last tool results is shown whole, earlier ones as what was found in them."""
     shown_chars: int = Field(default=6_000, ge=200)
     """Of one result; longer ones lose their middle."""
 
@@ -171,7 +171,7 @@ class TeamSettings(TeacherSettings):
     """``planner``, ``reflector``, ``verifier``, ``writer``: which ``model`` each uses, a ``prompt`` (a
     YAML of Jinja templates in place of the shipped one), and what it ``says`` in the trajectory."""
     tool_agents: dict[str, ToolAgentSettings] = Field(min_length=1)
-    """Members that work with tools, by name: a model as above, ``tools``, ``purpose`` (told to the
+    """Members that work with tools, by name: a model as above, ``tools``, ``purpose`` (read by the
     planner) and ``argument`` (template of what a tool is called with)."""
     roles: RoleMap
     """Which role of the agent each member plays. ``silent`` members leave no message, ``optional`` ones

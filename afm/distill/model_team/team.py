@@ -1,8 +1,8 @@
 """The loop of a team with models: plan, sub-tasks with tools, reflection, suggested answer, double check, again.
 
-One poor grade of a reflection makes the team plan anew; a suggested answer is given when the verifier scores it at least
-``accept_score`` (AFM, arXiv 2508.13167, section 3, for the order of parts and both rules). The loop knows no tag: the role map
-of the team's file says what each member's messages become.
+One poor grade of a reflection makes the team plan again. A suggested answer is given when the verifier scores it at
+least ``accept_score``. The order of parts and both rules are AFM's (arXiv 2508.13167, section 3). The loop knows no
+tag: the role map of the team's file says what each member's messages become.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Result(NamedTuple):
 class Memory:
     """One task's.
 
-    What every member sees is made from this anew each time (:meth:`view`): the finished sub-tasks in a line each and the
+    What every member sees is made from this each time (:meth:`view`): the finished sub-tasks in a line each and the
     last results whole. Earlier results are there as what was found in them, earlier calls by their arguments, so that
-    no text stands in a request twice.
+    no text appears in a request twice.
 
     Attributes:
         shown_results: How many of the last results are shown whole.
@@ -89,7 +89,7 @@ class Memory:
         self.criticism.clear()
 
     def called(self, tool: str, argument: str) -> bool:
-        """Whether this call was made already: blanks and letter case aside, but for programs."""
+        """Whether this call was made already: blanks and case ignored, except in programs."""
         wanted = (tool, call_form(tool, argument))
         return any((result.tool, call_form(tool, result.argument)) == wanted for result in self.results)
 
@@ -149,7 +149,7 @@ class ModelTeam:
             {"name": name, "purpose": agent.purpose or ", ".join(agent.tools)}
             for name, agent in settings.tool_agents.items()
         ]
-        """What the planner is told about the tool agents."""
+        """What the planner reads about the tool agents."""
 
     @property
     def name(self) -> str:
@@ -184,7 +184,7 @@ class ModelTeam:
         return named if named in self.settings.tool_agents else next(iter(self.settings.tool_agents))
 
     def tools_of(self, agent: str) -> list[dict[str, str]]:
-        """What a tool agent is told about its tools: the agent's own declaration of them."""
+        """What a tool agent reads about its tools: the agent's own declaration of them."""
         roles = {tool: self.spec.roles[tag] for tag, tool in self.spec.tool_roles.items()}
         return [
             {"name": tool, "purpose": roles[tool].purpose, "format": roles[tool].format}

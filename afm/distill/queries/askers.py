@@ -22,7 +22,7 @@ from afm.trajectory.tags import author_segments
 from afm.trajectory.types import Segment
 
 Judge = Callable[[Sample], Awaitable[bool]]
-"""Whether a response is right. Raises :class:`RewardError` when nobody can tell."""
+"""Whether a response is right. Raises :class:`RewardError` when it cannot be judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class QuestionAsker(Protocol):
         """One sample.
 
         Raises:
-            RefusedError: There is none, though the engine answered; another try of this question would give none.
-            EngineError, ToolError: There is none; another try may give one.
-            RewardError: Nobody can tell whether it is right.
+            RefusedError: The engine refused the question; another try would be refused as well.
+            EngineError, ToolError: The sample failed; another try may succeed.
+            RewardError: The answer cannot be judged.
         """
         ...
 
@@ -133,7 +133,7 @@ class ChatAsker:
         return {"agent": self._spec.name, "agent_digest": self._spec.digest, "tools": [], **self._request}
 
     async def ask(self, task: Task, seed: int) -> Answered:
-        """One reply; one that is cut off counts as it stands, without an answer."""
+        """One reply; one that is cut off counts as it is, without an answer."""
         body = self._request | {"messages": self._spec.prompt_messages(task.question), "seed": seed}
         finishes = ("stop", "length", "content_filter")
         reply = await self._endpoint.ask(body, lambda reply: reply, finishes=finishes)
@@ -152,7 +152,7 @@ class ChatAsker:
 
 
 def _without_drafts(reply: str) -> str:
-    """Without reasoning, in which drafts of the answer may stand; as it is where the reasoning never ends."""
+    """Without reasoning, which may hold drafts of the answer; unchanged where the reasoning never ends."""
     try:
         return without_reasoning(reply).strip()
     except UnfinishedReasoningError:

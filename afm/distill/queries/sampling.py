@@ -1,8 +1,8 @@
 """Takes the samples of a selection, many at a time, and finds out which questions cannot be sampled at all.
 
-An engine that fails ends the run, and loses nothing. A question that fails while the engine works would block every run:
-it is asked again after all others, then a question that was answered before is, and only if that one is answered again
-the fault is the question's.
+An engine that fails ends the run, and loses nothing. A question that fails while the engine works would block every
+run. It is asked again after all others. Then a question that was answered before
+is asked. Only if that one is answered again, the fault is the question's.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class QuerySettings(Settings):
     max_tokens: int | None = Field(default=2048, ge=1, le=1_000_000)
     """Of one sample, tool answers aside; ``null``: the agent's own limits."""
     failures_in_a_row: int = Field(default=20, ge=1)
-    """So many failed samples end the run if the engine does not answer a question that it answered before; twice ``max_parallel``
-    where that is more. Of more questions than that no other fault than a refusal is theirs."""
+    """This many failed samples end the run if the engine does not answer a question that it answered before; twice
+    ``max_parallel`` where that is more. Of more questions than that no other fault than a refusal is theirs."""
     on_bad_rows: FailedQuestions = FailedQuestions.DROP
     """What a question leads to that cannot be sampled though others can: ``drop`` leaves it out, ``error``
     ends the run without a selection."""
@@ -112,7 +112,7 @@ class QueryConfig(QuerySettings):
         for file in files:
             if not file.is_file():
                 raise ValueError(
-                    f"files that exist; {file}: no such file, so overlap with the SFT data cannot be excluded; make it with "
+                    f"files that exist; {file}: no such file, so overlap with the SFT data cannot be excluded. Make it with "
                     "the agent's prepare.sh, or run the command in the folder that the path begins in"
                 )
         return files
@@ -212,7 +212,7 @@ class Sampling:
     """Takes the samples of one selection: ``resumed`` ones were in the log, ``sampled`` ones were taken.
 
     Attributes:
-        unjudged: Ids of tasks whose answers nobody can judge, and why.
+        unjudged: Ids of tasks whose answers cannot be judged, and why.
         unsampled: Ids of tasks that the engine does not answer though it answers others, and why.
     """
 
@@ -320,7 +320,7 @@ class Sampling:
         return None
 
     async def _works(self, tasks: Sequence[Task]) -> bool:
-        """Whether a question is answered, and the answer judged, that was before; where none was, one of several that did not fail yet."""
+        """Whether the engine answers, and the judge judges, a question that worked before, or else one that did not fail yet."""
         others = [task for task in tasks if task.id not in self._faults and task.id not in self.unjudged]
         answered = (task for task in others if len(self._missing(task)) < self._settings.samples)
         control = next(answered, None)

@@ -1,4 +1,4 @@
-"""Select queries for reinforcement: sampled, counted, filtered by their rate and by overlap with other sets, drawn by data source."""
+"""Select queries for reinforcement: sampled, filtered by rate and by overlap with other sets, drawn by data source."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class QuerySummary:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What becomes of a task; no ``reason``: it is kept. ``rate`` holds ``r_q`` and the number of samples, where there are any."""
+    """What becomes of a task; without ``reason`` it is kept. ``rate`` holds ``r_q`` and the number of samples, if any."""
 
     task: Task
     reason: str = ""
@@ -66,11 +66,12 @@ async def select_queries(
     inputs: Iterable[Path] = (),
     on_sample: OnSample | None = None,
 ) -> QuerySummary:
-    """Select the tasks that a model does not solve anyway; called again after a kill, it goes on with the next sample.
+    """Select the tasks that a model does not solve anyway; called again after a kill, it continues with the next sample.
 
     Writes ``samples.jsonl`` on the way, then ``kept.jsonl``, ``dropped.jsonl`` (with reason and rate) and
-    ``manifest.json``. A task whose answers nobody can judge (no gold answer, broken tests) is dropped, too, and so
-    is one that the engine refuses while it answers others (``settings.on_bad_rows``). Another ``max_rate``, ``target``, more samples or more tasks use the samples that are there.
+    ``manifest.json``. A task whose answers cannot be judged (no gold answer, broken tests) is dropped, and so is one that
+    the engine refuses while it answers others (``settings.on_bad_rows``). A run with another ``max_rate``, another
+    ``target``, more samples or more tasks uses the samples that exist.
 
     Args:
         known: Keys of questions that must not occur, see :func:`known_questions`.
@@ -79,7 +80,7 @@ async def select_queries(
     Raises:
         ConfigError: ``output_dir`` holds samples of another model, agent or seed, or another run is writing there.
         DataError: There are no tasks, or an id occurs twice.
-        EngineError: Samples could not be taken. Those that were stay; the same call goes on.
+        EngineError: Samples could not be taken. Those that were stay; the same call continues.
         SandboxUnavailableError: Model-written code cannot run on this machine.
     """
     if not list(distinct_tasks(tasks)):
@@ -191,9 +192,10 @@ _JOINS = re.compile(r"[-/\u2010-\u2014]")
 
 
 def question_key(question: str) -> str:
-    """The same for questions that differ in letter case, punctuation, articles, layout and forms of letters alone.
+    """The same for questions that differ in case, punctuation, articles, layout and forms of letters alone.
 
-    Signs that make another question (operators, decimal points) are no punctuation, see :func:`afm.distill.filters.contamination.with_marks`.
+    Signs that make another question (operators, decimal points) are no punctuation, see
+    :func:`afm.distill.filters.contamination.with_marks`.
     """
     return comparable(_JOINS.sub(" ", with_marks(question)))
 

@@ -210,7 +210,7 @@ def read_rows(
     Args:
         path: Record JSONL, alpaca JSONL, a JSON array of alpaca rows, or any format that is converted.
         agent: Read all rows as this agent (name or YAML). By default a record is read as the agent it names (the
-            ``agent.yaml`` beside the file, or the shipped one).
+            ``agent.yaml`` next to the file, or the shipped one).
         read_as: Name of the format; by default found by the first row.
 
     Raises:
@@ -232,7 +232,7 @@ def read_rows(
 
 
 def _other_format(path: Path, read_as: str | None) -> Format | None:
-    """A format that has to be converted; ``None`` for records and alpaca rows, and for what is none."""
+    """A format that has to be converted; ``None`` for records, for alpaca rows and for unknown rows."""
     if read_as is not None and read_as not in FORMATS:
         raise UsageError(f"no format {read_as!r}; {suggestion(read_as, FORMATS)}")
     try:

@@ -197,7 +197,7 @@ class _AtifWalk(Walk):
             elif identity in identities:
                 _add(uses, identities.index(identity), text)
             else:
-                raise DataError(f"observation: source_call_id {identity!r} is none of the step's tool calls")
+                raise DataError(f"observation: the step has no tool call {identity!r} (source_call_id)")
         if len(uses) != 1:
             waiting = any(use.result is None for use in uses)
             if free and waiting:
@@ -225,7 +225,7 @@ class _AtifWalk(Walk):
             raise DataError(f"timestamp: got {timestamp!r}, expected ISO 8601") from None
 
     def leave_rest(self, row: Mapping[str, Any], agent: Mapping[str, Any]) -> None:
-        """Note what stands beside the steps and is not read."""
+        """Note the parts of a row outside the steps that are not read."""
         if row.get("subagent_trajectories"):
             self.lost.append(f"{len(row['subagent_trajectories'])} embedded trajectories of subagents")
         if row.get("continued_trajectory_ref"):

@@ -1,8 +1,9 @@
-"""What a format is: how its rows are recognised, read and written; and the two formats that hold a trajectory as tagged text.
+"""What a format is: how its rows are recognised, read and written. Two formats hold a trajectory as tagged text.
 
-A format may have no place for some fields of a record. They stand in one key, ``afm``, of the row, so that the way there and
-back loses nothing. Where the exact text would not come back (odd white space, parts of a trajectory that is none), the segments
-are there too, with a digest of what the format shows: once somebody has changed that, the change counts.
+A format may have no place for some fields of a record. The row then holds them under one key, ``afm``, so that the way
+there and back loses nothing. Some texts would not come back exactly, such as odd white space or an invalid trajectory.
+For them that key also holds the segments, with a digest of what the format shows. If the shown text was edited later,
+the digest differs and the edit counts.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class Read:
 
 @dataclass
 class Context:
-    """What reading and writing need beside the rows.
+    """What reading and writing need in addition to the rows.
 
     Attributes:
         agent: How rows are read that name no agent, and whose declaration writes all rows.
-        missing_thought: Stands where an agent needs a thought and a row has none.
+        missing_thought: Written where an agent needs a thought and a row lacks it.
         tools: Tools of the agent by other names for them; an empty one leaves calls and results out.
         bare: Write nothing that the format does not know.
         atif_version: What is written; 1.8 adds recordings, which no record holds, and fewer readers know it.
@@ -111,7 +112,7 @@ class Format:
         known: Whether a row looks like one of this format.
         loses: What is not in a row written with ``bare``, in a few words.
         kept: What a row holds of a record that the format has no place for; ``None`` where it can hold nothing.
-        gathered: Puts rows together where one trajectory stands in several; errors among them pass.
+        gathered: Joins rows where one trajectory is spread over several; errors among them pass.
     """
 
     name: str
@@ -142,7 +143,7 @@ def row_object(row: Any, expected: str) -> dict[str, Any]:
 
 
 def lost_keys(row: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
-    """The keys of a row that nobody reads, for :attr:`Read.lost`."""
+    """The keys of a row that are not read, for :attr:`Read.lost`."""
     return tuple(f"key {key!r}" for key, value in row.items() if key not in (*known, KEY) and value)
 
 

@@ -1,8 +1,8 @@
 """What all formats of conversations have in common: a question, turns of the agent, calls of tools with their results.
 
-A trajectory becomes a dialogue by cutting it at its tool calls: what the agent wrote before a call is the turn's text, its tags
-included, so that nothing is lost. On the way back text with tags of the agent stays as it is; other text becomes a
-thought, and that of the last turn the answer. Hidden reasoning is a thought wherever it stands.
+A trajectory becomes a dialogue by cutting it at its tool calls. What the agent wrote before a call is the turn's text,
+its tags included, so that nothing is lost. On the way back, text with tags of the agent stays as it is. Other text
+becomes a thought, and that of the last turn the answer. Hidden reasoning is a thought in any place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from afm.trajectory.types import Author, Segment, Step, Trajectory
 ItemT = TypeVar("ItemT")
 
 ARGUMENT = "input"
-"""Parameter under which the text of a call stands in formats whose calls have named parameters."""
+"""The parameter that holds the text of a call in formats whose calls have named parameters."""
 
 _SHOWN = 60
 """Characters of a text in an error."""
@@ -132,7 +132,7 @@ class Walk:
         self.turns[turn] = replace(self.turns[turn], uses=tuple(uses))
 
     def dialogue(self, without_question: str, facts: Mapping[str, Any] | None = None) -> Dialogue:
-        """The whole; an error that says ``without_question`` where nobody asked."""
+        """The whole dialogue. Without a question it is an error with the text ``without_question``."""
         if self.question is None:
             raise DataError(without_question)
         return Dialogue(self.question, tuple(self.turns), facts or {}, tuple(dict.fromkeys(self.lost)))
@@ -213,19 +213,19 @@ def with_call(turn: AgentTurn, spec: AgentSpec) -> str:
 
 
 def question_in(text: str, spec: AgentSpec) -> str:
-    """The question in what the agent was asked: without its instruction, if that stands before it."""
+    """The question in what the agent was asked: without the agent's instruction around it, if it has one."""
     before, mark, after = spec.user_message("\0").partition("\0")
     fits = mark and text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after)
     return text[len(before) : len(text) - len(after)] if fits else text
 
 
 def tag_of(tool: str, spec: AgentSpec) -> str:
-    """The role that calls ``tool``, which may also be the role's own name; an error where there is none."""
+    """The role that calls ``tool``, which may also be the role's own name. An unknown tool is an error."""
     for tag, name in spec.tool_roles.items():
         if tool in (name, tag):
             return tag
-    known = suggestion(tool, spec.tool_roles) if spec.tool_roles else "it has none"
-    raise DataError(f"tool {tool!r} is none of agent {spec.name!r}; {known}")
+    known = suggestion(tool, spec.tool_roles) if spec.tool_roles else "it has no tools"
+    raise DataError(f"agent {spec.name!r} has no tool {tool!r}; {known}")
 
 
 def _joined(record: Record) -> Iterator[Segment]:
@@ -235,7 +235,7 @@ def _joined(record: Record) -> Iterator[Segment]:
 
 
 def last_call(text: str, spec: AgentSpec) -> tuple[str, str | None, str]:
-    """What stands before the tool call that ends a text, its tool and its argument."""
+    """The text before the tool call that ends it, the call's tool and its argument."""
     parts = split(text, spec)
     if parts.tail or not parts.steps or parts.steps[-1].role not in spec.tool_roles:
         return text, None, ""
@@ -244,7 +244,7 @@ def last_call(text: str, spec: AgentSpec) -> tuple[str, str | None, str]:
 
 
 def _inner(text: str, spec: AgentSpec) -> str:
-    """What an observation holds; the whole text when it is none."""
+    """The content of an observation; any other text is returned whole."""
     steps = split(text, spec).steps
     if len(steps) != 1 or steps[0].role != spec.observation_role:
         return text
@@ -259,7 +259,7 @@ def segments_of(dialogue: Dialogue, spec: AgentSpec, *, missing_thought: str = "
     """The trajectory that a conversation is, as ``spec`` writes it.
 
     Args:
-        missing_thought: Stands where the agent needs a thought and nobody had one.
+        missing_thought: Written where the agent needs a thought and the dialogue lacks it.
 
     Raises:
         DataError: A tool is called that the agent lacks, what it returned is not known, or the user asks again.

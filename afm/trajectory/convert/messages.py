@@ -1,8 +1,8 @@
-"""Formats that are lists of chat messages, OpenAI rows, bare lists, ShareGPT and Agent-FLAN (arXiv 2403.12881), and ReAct traces.
+"""Lists of chat messages (OpenAI rows, bare lists, ShareGPT, Agent-FLAN of arXiv 2403.12881), and ReAct traces.
 
-ReAct (arXiv 2210.03629) writes ``Thought:``, ``Action:``, ``Action Input:``, ``Observation:``, ``Final Answer:``; some chats do so in
-the assistant's words. Rows of ReAct are ``{question, text}``. Roles of an agent other than thought, tool and answer are written as
-thoughts.
+ReAct (arXiv 2210.03629) writes ``Thought:``, ``Action:``, ``Action Input:``, ``Observation:``, ``Final Answer:``. In
+some chats the assistant's text has this form. Rows of ReAct are ``{question, text}``. Roles of an agent other than
+thought, tool and answer are written as thoughts.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _dialogue(messages: Sequence[Mapping[str, Any]], column: str) -> Dialogue:
     What the user says behind a call that has no result yet is its result (``Observation:`` in front of it is dropped).
 
     Raises:
-        DataError: A message cannot stand where it does; names it.
+        DataError: A message is not allowed at its place; the error names it.
     """
     walk = _MessageWalk()
     take_all(messages, walk.take, column + "[{}]")
@@ -199,7 +199,7 @@ _ROLES = {
     **dict.fromkeys(("human", "user", "observation", "tool", "function"), "user"),
     **dict.fromkeys(("gpt", "assistant", "function_call"), "assistant"),
 }
-"""Of ShareGPT, by what they are as messages; results stand in turns of the user."""
+"""Of ShareGPT, by what they are as messages; results are in turns of the user."""
 
 
 def _parse_sharegpt(row: Any) -> Dialogue:
@@ -236,7 +236,7 @@ def _openai_message(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _with_words(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A turn of gpt directly before a call of its own becomes the words beside it."""
+    """A turn of gpt directly before a call of its own becomes the text of that call's turn."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         before = joined[-1] if joined else {}
@@ -253,7 +253,7 @@ SHAREGPT = DialogueFormat(
     parse=_parse_sharegpt,
     show=_show_sharegpt,
 )
-"""Calls stand in the agent's own tags, since a ``function_call`` turn has no place for words."""
+"""Calls are written in the agent's own tags, since a ``function_call`` turn has no place for words."""
 
 
 def _parse_agent_flan(row: Any) -> Dialogue:
@@ -281,14 +281,14 @@ AGENT_FLAN = DialogueFormat(
     show=_show_agent_flan,
     loses="gold answer, verdict, cost and provenance",
 )
-"""Calls stand in the assistant's text (ReAct, or the agent's tags), results in the user's next turn."""
+"""Calls are in the assistant's text (ReAct, or the agent's tags), results in the user's next turn."""
 
 
 def _parse_react(row: Any) -> Dialogue:
     row = row_object(row, "question and text")
     turns = _react_turns(text_of(row, "text"))
     if not turns:
-        raise DataError("text: holds no Thought:, Action: or Final Answer:")
+        raise DataError("text: holds no `Thought:`, `Action:` or `Final Answer:`")
     return Dialogue(text_of(row, "question"), turns, {"id": row_id(row)})
 
 
@@ -315,7 +315,7 @@ REACT = DialogueFormat(
 
 
 def _react_turns(text: str) -> tuple[AgentTurn, ...]:
-    """The turns of a trace, empty when it is none."""
+    """The turns of a trace; empty for any other text."""
     turns: list[AgentTurn] = []
     open_turn, action = AgentTurn(), ""
     for word, content in _parts(text):
@@ -384,7 +384,7 @@ def _argument(text: str) -> Any:
 
 
 def _plain(text: str, spec: AgentSpec) -> tuple[str, str | None]:
-    """What stands in the roles of a turn as one thought, and the answer if there is one."""
+    """The content of the roles of a turn as one thought, and the answer if there is one."""
     steps = split(text, spec).steps
     if not steps:
         return text.strip(), None

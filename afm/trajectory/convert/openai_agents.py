@@ -1,7 +1,7 @@
 """Traces of the OpenAI Agents SDK, as its exporters write them: one ``trace`` or ``trace.span`` object a row. Read only.
 
-Spans of one trace may stand anywhere in the file. Words come from ``generation`` spans, results of tools from ``function`` spans;
-``response`` spans hold no words, so a trace that has nothing else is refused.
+Spans of one trace may be anywhere in the file. Text comes from ``generation`` spans, results of tools from ``function``
+spans. ``response`` spans hold no text, so a trace that has nothing else is refused.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _SpanWalk(Walk):
         self.cost = Cost(prompt_tokens=prompt, agent_tokens=completion)
 
     def _function(self, data: Mapping[str, Any], *, failed: bool) -> None:
-        """Give a result to the first call of that name and input that has none; a span without an input fits any input.
+        """Give a result to the first call of that name and input without a result. A span without an input fits any input.
 
         Raises:
             DataError: No call of that name has that input: the framework changed it.

@@ -1,9 +1,9 @@
-"""Step logs of smolagents and of its kin (OAgents): what ``agent.memory.get_full_steps()`` or a ``RunResult`` holds.
+"""Step logs of smolagents and OAgents: what ``agent.memory.get_full_steps()`` or a ``RunResult`` holds.
 
-A row is ``{"steps": [...]}`` (or ``intermediate_steps``, ``agent_memory``), or the bare list of steps: a ``task``, ``plan`` steps, then
-action steps with ``model_output``, ``tool_calls``, ``observations``. ``ToolCallingAgent`` lists its calls, but not those that failed,
-which stand in the model's message alone. ``CodeAgent`` lists its program and says it once more in its words, between marks of its own.
-Its last program hands the answer over.
+A row is ``{"steps": [...]}`` (or ``intermediate_steps``, ``agent_memory``), or the bare list of steps: a ``task``,
+``plan`` steps, then action steps with ``model_output``, ``tool_calls``, ``observations``. ``ToolCallingAgent`` lists
+its calls, but not those that failed: these are in the model's message alone. ``CodeAgent`` lists its program and
+repeats it in its text, between marks of its own. Its last program returns the answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KNOWN = {
     *("agent_name", "question", "augmented_question", "prediction", "true_answer", "task", "task_id"),
     *("start_time", "end_time"),
 }
-"""Keys beside the steps; what they say is read, or said by the steps too."""
+"""Keys other than the steps. They are read, or the steps hold the same."""
 _NO_TIME = {"start_time": 0.0, "end_time": None, "duration": None}
 _FINAL = "final_answer"
 _INTERPRETER = "python_interpreter"
@@ -42,11 +42,11 @@ _BLOCKS = (
     re.compile(f"<{_BLOCK}>(.*?){_MARK}", re.DOTALL),
     re.compile(r"```(?:python|py)(.*?)\n```", re.DOTALL),
 )
-"""Where a program stands, tried in this order as smolagents does."""
+"""Where a program is, tried in the order of smolagents."""
 _BEFORE = re.compile(r"(?:<[^<>\s]+>|```\w*)\s*\Z")
 _AFTER = re.compile(r"\A\s*(?:</?[^<>\s]+>|```)")
 _END = re.compile(r"<end_code>|</?(?:think|thinking)>", re.IGNORECASE)
-"""Marks in the words beside a program, all of which are a thought."""
+"""Marks in the text around a program; all of that text is a thought."""
 _THOUGHT = re.compile(r"^\**Thoughts?\**[ \t]*:\**[ \t]*", re.MULTILINE)
 _LABEL = re.compile(r"(?:\A|\n)[ \t]*\**(?:Code|Action)\**[ \t]*:\**\s*\Z")
 _TAGGED = re.compile(r"</\w+>\s*\Z")
@@ -160,7 +160,7 @@ def _steps(row: Any) -> list[Any]:
 
 
 def _facts(outer: Mapping[str, Any], steps: list[Any]) -> dict[str, Any]:
-    """What stands beside the steps, and their tokens."""
+    """The keys other than the steps, and the tokens of the steps."""
     facts: dict[str, Any] = {"id": row_id(outer, "task_id", "id")}
     spent = [step.get("token_usage") for step in ([outer] if outer.get("token_usage") else steps)]
     prompt, written = (
@@ -199,7 +199,7 @@ def _read_step(step: Mapping[str, Any]) -> _StepTurns:
     """The turns of an action step: what was said with its call, and the answer behind it.
 
     Raises:
-        DataError: It is no step, or what a call of it returned stands nowhere.
+        DataError: It is no step, or the result of a call is missing.
     """
     said, error = _said(step), _error(step)
     listed = step.get("tool_calls")
@@ -210,7 +210,7 @@ def _read_step(step: Mapping[str, Any]) -> _StepTurns:
     if not uses and error is not None:
         uses = _failed_calls(step, error)
     if len(uses) > 1 and error is not None:
-        raise DataError(f"one of {len(uses)} tool calls failed, and what the others returned stands nowhere")
+        raise DataError(f"one of {len(uses)} tool calls failed, and the log lacks the results of the others")
     return _call_step(step, said, uses, error)
 
 
@@ -218,7 +218,7 @@ def _call_step(step: Mapping[str, Any], said: str, uses: list[Use], error: _Step
     answers = [use for use in uses if use.tool == _FINAL]
     others = [use for use in uses if use.tool != _FINAL]
     if len(others) > 1:
-        raise DataError(f"the results of {len(others)} tool calls stand in one text")
+        raise DataError(f"the results of {len(others)} tool calls are in one text")
     text = _without_json(said, uses[0].tool) if uses else said
     final, output = step.get("is_final_answer") is True, step.get("action_output")
     if others and not (final and step.get("observations") is None):
@@ -282,7 +282,7 @@ def _program(step: Mapping[str, Any], uses: list[Use]) -> tuple[str, str] | None
 
 
 def _words_around(said: str, code: str) -> str:
-    """What was said beside a program, without the marks around it and the labels of the format."""
+    """The text around a program, without the marks around it and the labels of the format."""
     try:
         whole = json.loads(said)
     except (ValueError, RecursionError):

@@ -47,7 +47,7 @@ def test_a_shipped_preset_suits_its_agent(name):
         ("stages: [{complexty: {}}]", r"stages\[0\].complexty: unknown key; did you mean 'complexity'\?"),
         ("stages: [{quality: {min_score: .nan}}]", "got nan"),
         ("stages: [{format: {}, complexity: {}}]", "exactly one filter"),
-        ("stages: [{format: {}}, {format: {}}]", "stand twice"),
+        ("stages: [{format: {}}, {format: {}}]", "listed twice"),
         ("stages: [{correction: {}}, {format: {}}]", "must be the last"),
         ("stages: []", "at least 1 item"),
         ("stages: [{secrets: {allow: ['(']}}]", "a regular expression"),

@@ -306,7 +306,7 @@ def test_an_instruction_before_the_question_is_taken_off_only_if_it_is_the_agent
 
 def test_other_names_of_tools_are_told_and_calls_can_be_left_out():
     text = json.dumps(ROWS["openai"]).replace("wiki_search", "look_up")
-    with pytest.raises(DataError, match="tool 'look_up' is none of agent 'mhqa'"):
+    with pytest.raises(DataError, match="agent 'mhqa' has no tool 'look_up'"):
         read("openai", json.loads(text))
     assert read("openai", json.loads(text), tools={"look_up": "wiki_search"}).record.text == TEXT
     left_out = read("openai", json.loads(text), tools={"look_up": ""}).record
@@ -368,9 +368,9 @@ BOTH_IN_ONE = {"step_number": 1, "tool_calls": [FUNCTION, FUNCTION], "observatio
         ),
         ("openai", [*TWO_QUESTIONS, *turns((ASSISTANT, "1702."))], rf"{SECOND}, 'And when, {'x' * 50}\.\.\."),
         ("sharegpt", {"conversations": [{"from": "robot", "value": "x"}]}, "got 'robot', expected one of"),
-        ("react", {"question": "x", "text": "no trace"}, "holds no Thought:"),
+        ("react", {"question": "x", "text": "no trace"}, "holds no `Thought:`"),
         ("smolagents", {"steps": [{"step_number": 1, "model_output": "x"}]}, "holds no task"),
-        ("smolagents", [{"task": "x"}, BOTH_IN_ONE], "step 1: the results of 2 tool calls stand in one text"),
+        ("smolagents", [{"task": "x"}, BOTH_IN_ONE], "step 1: the results of 2 tool calls are in one text"),
         ("agent_flan", {"conversation": "x"}, "conversation: got 'x'"),
         ("coa", {"segments": 3}, "id: "),
     ],

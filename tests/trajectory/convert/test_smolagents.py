@@ -234,7 +234,7 @@ def test_calls_that_failed_are_calls_with_their_error_as_result(message):
 def test_calls_beside_one_that_failed_are_refused_for_their_results_stand_nowhere():
     both = ("", ("wiki_search", {"query": "mill"}), ("wiki_search", {"query": "bad"}))
     row = calls(both, ("", ("final_answer", {"answer": "1702"})))
-    with pytest.raises(DataError, match="step 1: one of 2 tool calls failed, and what the others returned"):
+    with pytest.raises(DataError, match="step 1: one of 2 tool calls failed, and the log lacks the results"):
         read(row)
 
 
