@@ -1,4 +1,4 @@
-"""Append-only JSON lines that survive ``kill -9``: at most the line being written is lost, and it is kept in a file of its own."""
+"""Append-only JSON lines that survive ``kill -9``: only the line being written is lost, and a file of its own keeps it."""
 
 from __future__ import annotations
 

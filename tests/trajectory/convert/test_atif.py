@@ -207,7 +207,7 @@ def test_a_version_without_steps_or_a_result_of_no_call_is_refused():
     row["steps"][2]["observation"]["results"][0]["source_call_id"] = "c9"
     with pytest.raises(ValueError, match="c9"):
         nat.Trajectory.model_validate(row)
-    with pytest.raises(DataError, match=r"steps\[2\]: observation: source_call_id 'c9' is none"):
+    with pytest.raises(DataError, match=r"steps\[2\]: observation: the step has no tool call 'c9'"):
         read(row)
 
 
