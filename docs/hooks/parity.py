@@ -73,16 +73,21 @@ def page() -> str:
     """The whole page, in Markdown."""
     facts = published()
     lines = [
-        "# Our recipes beside the published ones",
+        "# Our recipes and the published ones",
         "",
-        "Made from `afm/published.yaml` and `configs/`: `python docs/hooks/parity.py`. Script: the published repository at",
-        f"`{facts.revision}`, with the line that says so; a line of another file is a default or a place in the code. Paper: {facts.paper}.",
-        f"`{_UNSAID}`: the source does not say. **Bold**: our recipe has another value than a source.",
+        "`python docs/hooks/parity.py` makes this page from `afm/published.yaml` and `configs/`.",
         "",
-        "`afm rl RECIPE preset=script` (or `paper`, or `ours`, the default; the same for `afm sft`) lays all that a source says over the",
-        "recipe. What you write after it wins, and what the source does not say stays ours. `preset=script:NAME` takes the values of the",
-        "recipe `NAME` for a recipe of your own. `--dry-run` prints the settings, and the run's own file keeps them. With `script` or",
-        "`paper` a recipe of `configs/rl` also takes the published limits of its tools.",
+        f"- **script** is the published repository at `{facts.revision}`, and **line** the line of the script that holds the",
+        "  value. A line of another file is a default or a place in the code.",
+        f"- **paper** is {facts.paper}.",
+        f"- `{_UNSAID}` marks a value that the source does not give.",
+        "- A value in **bold** differs from a source.",
+        "",
+        "`afm rl RECIPE preset=script` puts all values of a source over the recipe (`script`, `paper`, or `ours`, the default).",
+        "`afm sft` has the same setting. What you write after it wins, and values that the source does not give stay ours.",
+        "`preset=script:NAME` takes the values of the recipe `NAME` for a recipe of your own. `--dry-run` prints the settings,",
+        "and the run's own file keeps them. With `script` or `paper` a recipe of `configs/rl` also takes the published limits of",
+        "its tools.",
         "",
         *(f"- {text}" for text in facts.variants),
     ]
@@ -100,9 +105,9 @@ def _table(kind: Kind, name: str, recipe: PublishedRecipe) -> Iterator[str]:
     if given.like:
         apart = ", ".join(f"`{key.rsplit('.', 1)[-1]}`" for key in given.apart)
         yield (
-            f"As `{given.like}`"
-            + (f", apart from {apart}, of which no source speaks" if apart else "")
-            + ("; the paper's own:" if given.facts else ".")
+            f"As `{given.like}`."
+            + (f"\nNo source gives {apart}." if apart else "")
+            + ("\nThe paper's own values:" if given.facts else "")
         )
     else:
         yield f"Script: `{recipe.file}`." + (f" Paper: {recipe.section}." if recipe.section else "")
@@ -143,7 +148,8 @@ def _cell(value: Any) -> str:
         return "none"
     if isinstance(value, float):
         return f"{value:g}"
-    return f"`{value}`" if isinstance(value, str) else json.dumps(value).replace('"', "")
+    words = value if isinstance(value, str) else json.dumps(value).replace('"', "")
+    return f"`{words}`" if isinstance(value, str | dict) else words
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def test_bad_configurations_are_explained(config, text, message):
         ('{"rows": {"file_name": "r.json"}}', "r.json is missing, though .*dataset_info.json names it"),
         (
             '{"rows": {"file_name": "r.json", "columns": 5}}',
-            "rows: columns: got 5, expected an object of names",
+            "rows.columns: got 5, expected an object of names",
         ),
     ],
 )

@@ -277,11 +277,13 @@ def serve(served: ServedApp, address: Address) -> None:
     async def run(listener: socket.socket) -> None:
         if served.prepare is not None:
             await served.prepare()
-        # The server handles these signals itself and sends them again when it is done; then they are old news.
+        server = uvicorn.Server(config)
+        # The server takes these signals itself while it serves, and sends them again when it is done. Its own handler is
+        # set here already: a signal that comes before it serves must end it too.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, server.handle_exit)
         print(f"listening on http://{name}:{listener.getsockname()[1]}", flush=True)
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await server.serve(sockets=[listener])
 
     with served.held, address.listen() as listener:
         asyncio.run(run(listener))

@@ -91,7 +91,7 @@ def test_a_person_filters_searches_reads_and_compares(page, address):
     page.goto("about:blank")
     page.goto(linked)  # a deep link brings filter, search and episode back
     page.wait_for_selector(".block >> text=river 42")
-    assert page.inner_text("#count") == "1 episode"
+    expect(page.locator("#count")).to_have_text("1 episode")
 
 
 def test_hostile_text_stays_text(page, address):
