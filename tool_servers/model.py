@@ -65,6 +65,8 @@ class CompletionRequest(_Sampled):
     """``prompt`` is text, or token ids."""
 
     prompt: str | list[int]
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=0)
+    """0 also returns the log-probability of each token of the prompt, as vLLM does; more candidates are not offered."""
 
     def prompt_ids(self, model: TokenModel) -> list[int]:
         """What the model continues."""
@@ -154,7 +156,10 @@ class ModelServer:
     ) -> Callable[[_Prompt], Awaitable[dict[str, Any]]]:
         async def generate(prompt: _Prompt) -> dict[str, Any]:
             request, ids = prompt
+            scored: dict[str, Any] = {}
             try:
+                if isinstance(request, CompletionRequest) and request.prompt_logprobs is not None:
+                    scored = await self._scored(ids)
                 generation = await self._model.generate(ids, request.params())
             except EngineError as error:
                 full = len(ids) >= self._model.context_tokens
@@ -163,9 +168,20 @@ class ModelServer:
             except AfmError as error:
                 raise RefusalError(400, "request", str(error)) from None
             self._trouble = ""
-            return self._answer(choice(request.stop, generation), len(ids), len(generation.token_ids))
+            return self._answer(
+                choice(request.stop, generation) | scored, len(ids), len(generation.token_ids)
+            )
 
         return generate
+
+    async def _scored(self, ids: list[int]) -> dict[str, Any]:
+        """The prompt's log-probabilities in vLLM's form, with ``None`` for the first token."""
+        scores = await self._model.score(ids)
+        entries = [
+            {str(token): {"logprob": score, "decoded_token": self._model.decode([token])}}
+            for token, score in zip(ids[1:], scores, strict=True)
+        ]
+        return {"prompt_logprobs": [None, *entries]}
 
     def _completion(self, stops: tuple[str, ...], generation: Generation) -> dict[str, Any]:
         ids = list(generation.token_ids)

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 from uuid import uuid4
 
+import torch
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
@@ -39,6 +40,7 @@ from verl_ext.kept_episodes import keep, worth_keeping
 from verl_ext.metrics import validating
 from verl_ext.server_model import ServerModel, room_of
 from verl_ext.settings import EpisodeSettings, load_episode_settings, unfinished
+from verl_ext.teacher import SCORES, score_response, shared_teacher
 from verl_ext.training_sample import failed_sample, training_sample
 
 _SHARES = 1 << 16
@@ -126,7 +128,10 @@ class AfmAgentLoop(AgentLoopBase):
                 fatal=fatal,
             )
             if not fatal:
-                return failed_sample(error, row, episode=_name(row), token=self.tokenizer.eos_token_id)
+                sample = failed_sample(error, row, episode=_name(row), token=self.tokenizer.eos_token_id)
+                if load_episode_settings(self._settings).teacher is not None and not validating():
+                    sample.extra_fields[SCORES] = torch.zeros(1)  # samples of a batch have the same fields
+                return sample
             if isinstance(error, AfmError):
                 raise
             raise EngineError(f"the episode failed: {type(error).__name__}: {error}") from error
@@ -173,7 +178,7 @@ class AfmAgentLoop(AgentLoopBase):
         if not episode.response_ids:  # verl has no place for a response of no tokens
             token = self.tokenizer.eos_token_id
             episode = replace(episode, response_ids=(token,), response_mask=(0,), logprobs=(0.0,))
-        return training_sample(
+        sample = training_sample(
             episode,
             verdict,
             model,
@@ -183,6 +188,11 @@ class AfmAgentLoop(AgentLoopBase):
             score_seconds=score_seconds,
             mask_observations=shared.settings.mask_observations,
         )
+        if (teacher := shared.settings.teacher) is not None and not validating():
+            scorer = shared_teacher(teacher.model, teacher.name, shared.settings.model)
+            scores = await score_response(scorer, sample.prompt_ids, sample.response_ids)
+            sample.extra_fields[SCORES] = torch.tensor(scores)
+        return sample
 
     def _keep(
         self, shared: Surroundings, task: Task, episode: Episode, verdict: Verdict, row: Mapping[str, Any]

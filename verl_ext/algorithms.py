@@ -13,6 +13,7 @@ from typing import Any
 
 from afm.errors import suggestion
 from afm.findings import Finding, Level
+from verl_ext.teacher import REVERSE_KL
 
 CPU_ENGINE = "afm_cpu"
 """Name of our rollout engine: ``actor_rollout_ref.rollout.name=afm_cpu``."""
@@ -58,6 +59,7 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
         "remax",
+        REVERSE_KL,
         "rloo",
         "rloo_vectorized",
         "tir_optimal_token_baseline",

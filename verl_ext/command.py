@@ -16,6 +16,7 @@ from verl_ext.compose import Flat, arguments, compose, overrides_of
 from verl_ext.metrics import ENGINE_LOG
 from verl_ext.settings import RlSettings
 from verl_ext.sizes import check
+from verl_ext.teacher import check_teacher
 
 
 def environment(settings: RlSettings) -> dict[str, str]:
@@ -133,6 +134,7 @@ def command(settings: RlSettings, scratch: str, steps: int | None = None) -> tup
     overrides = overrides_of(settings, ray_overrides(settings, scratch))
     config = compose(overrides)
     check(config)
+    check_teacher(settings.teacher, config, platform=settings.platform)
     if steps is not None and (config.trainer.total_training_steps or 0) > steps:
         overrides["trainer.total_training_steps"] = config.trainer.total_training_steps = steps
     # Hydra would otherwise leave a folder `outputs/` wherever the run was started.

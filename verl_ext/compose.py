@@ -17,6 +17,7 @@ from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.checkpoints import CHECKPOINT_DIR
 from verl_ext.group_guard import SAMPLER
 from verl_ext.settings import SETTINGS_FILE, RlSettings
+from verl_ext.teacher import REVERSE_KL
 
 AGENT_LOOP_NAME = "afm_agent"
 AGENT_LOOP_FILE = "agent_loop.yaml"
@@ -60,6 +61,10 @@ def base_overrides(settings: RlSettings) -> Flat:
             values[f"+data.curriculum.{key}"] = value
         if settings.agents:
             values["+data.curriculum.settings"] = str(out / SETTINGS_FILE)
+    if settings.teacher is not None:
+        values["algorithm.adv_estimator"] = REVERSE_KL
+        values["+algorithm.teacher_clip"] = settings.teacher.clip
+        values["algorithm.filter_groups.enable"] = False  # rewards do not decide what is trained on
     limit = settings.routes().max_response_tokens
     if limit is not None:
         values["data.max_response_length"] = limit

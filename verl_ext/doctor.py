@@ -46,6 +46,7 @@ from verl_ext.memory_arithmetic import checkpoint_finding, memory_findings
 from verl_ext.rows import Rows, check_agents, prompt_finding, read_rows, rl_prompts, row_findings
 from verl_ext.settings import RlSettings, load_settings
 from verl_ext.sizes import RunSizes, has_critic, size_findings, sizes_of
+from verl_ext.teacher import tokenizer_finding
 
 if TYPE_CHECKING:
     from afm.tools import Tool
@@ -123,6 +124,10 @@ def _composed(settings: RlSettings) -> Any:
 def _requirements(settings: RlSettings, config: Any, report: Report, *, here: bool) -> Mapping[str, Tool]:
     """Look for model, trackers, packages and the tools of the agents, which are returned."""
     report.add(_model(settings, here=here))
+    if settings.teacher is not None and Path(settings.model).is_dir():
+        teacher = settings.teacher
+        if finding := report.asked("teacher", lambda: tokenizer_finding(teacher, settings.model)):
+            report.add(finding)
     for package in settings.trackers:
         if find_spec(package) is None:
             report.add(Finding(Level.ERROR, "trackers", str(MissingExtraError(package, "trackers"))))

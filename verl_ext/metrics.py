@@ -56,6 +56,8 @@ NAMES = {
     "questions_asked": "curriculum/asked",
     "questions_retired": "curriculum/retired",
     "questions_solve_rate": "curriculum/solve_rate",
+    "teacher_kl": "teacher/reverse_kl",
+    "teacher_clipped": "teacher/clipped",
     "mismatch_kl": "rollout_corr/k3_kl",
     "probs_diff_max": "training/rollout_probs_diff_max",
     "seconds": "timing_s/step",

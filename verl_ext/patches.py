@@ -19,6 +19,7 @@ from verl_ext.group_guard import SAMPLER
 from verl_ext.kept_episodes import keep_advantages
 from verl_ext.metrics import AGENT_TOKENS, UNUSED_SHARE, aggregation_of, validation, validation_means
 from verl_ext.patching import PATCHES, after_import, check_verl, patch, target
+from verl_ext.teacher import REVERSE_KL, placeholder_estimator, write_reverse_kl
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
 
@@ -259,19 +260,24 @@ async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, **ro
 
 
 @patch(_TRAINER, "PPOTrainer._compute_advantage")
-def write_advantages_down(original: Any) -> Any:
-    """Write the advantages of kept episodes down, right after verl has computed them.
+def complete_advantages(original: Any) -> Any:
+    """Take the advantages of a run with a teacher from the teacher, and write those of kept episodes down.
 
-    Symptom: the episodes that a run keeps do not show which were encouraged.
-    Cause: verl/trainer/ppo/v1/trainer_base.py:1743 hands them from the transfer queue to the workers only.
+    Symptom: an estimator of our own sees neither log-probabilities nor what an agent loop adds to a sample; the episodes that
+    a run keeps do not show which were encouraged.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:1745 names the fields that it reads, verl/trainer/ppo/ray_trainer.py:251 those
+    that it hands to an estimator, and the result goes from the transfer queue to the workers only.
     """
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        import transfer_queue
+
         computed = original(self, batch, metrics)
+        if self.config.algorithm.adv_estimator == REVERSE_KL:
+            computed, teacher = write_reverse_kl(transfer_queue, computed, self.config.algorithm.teacher_clip)
+            metrics.update(teacher)
         options = self.config.trainer.v1.sampler.get("sampler_kwargs") or {}
         if folder := options.get("output_dir"):
-            import transfer_queue
-
             keep_advantages(transfer_queue, batch, Path(folder), self.global_steps)
         return computed
 
@@ -331,6 +337,7 @@ def weigh_shares_by_tokens(original: Any) -> Any:
 def register() -> None:
     """Register platform, rollout engine and patches. Called by verl's own import; may be called again."""
     check_verl()
+    after_import("verl.trainer.ppo.core_algos", _estimator)
     after_import("verl.workers.rollout.base", _rollout_adapter)
     after_import("verl.workers.rollout.replica", _rollout_replica)
     cpu = os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
@@ -342,6 +349,11 @@ def register() -> None:
 
         # FSDP engines are registered for cuda and npu only; the stock class runs on CPU unchanged.
         os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+
+
+def _estimator(module: ModuleType) -> None:
+    if REVERSE_KL not in target(module, "ADV_ESTIMATOR_REGISTRY"):
+        target(module, "register_adv_est")(REVERSE_KL)(placeholder_estimator)
 
 
 def _rollout_adapter(module: ModuleType) -> None:

@@ -20,6 +20,7 @@ from afm.trajectory.record import StopReason
 from verl_ext.alarms import Alarms
 from verl_ext.curriculum import Curriculum
 from verl_ext.group_guard import ShortBatch
+from verl_ext.teacher import TeacherChoice
 
 CUT_SHORT = {
     StopReason.TURNS,
@@ -96,6 +97,9 @@ class EpisodeSettings(Settings):
     """Unfinished episodes to exclude from training and from their group's mean: ``truncated`` (a limit ended
     them), ``void`` (no call, no answer), ``failed`` (a tool or the engine failed). A validation counts all of
     them."""
+    teacher: TeacherChoice | None = None
+    """Distils from a teacher: the advantage of each token is the teacher's log-probability minus the student's, and
+    rewards are only reported. Keys: ``model`` (folder or address), ``name``, ``clip``."""
     mask_observations: bool = True
     """``false`` also trains on what the environment wrote, to measure the effect of the mask."""
     episodes_per_step: int = Field(default=8, ge=0)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from afm.errors import ConfigError
+from afm.errors import ConfigError, EngineError
 
 
 class ToolCalls(StrEnum):
@@ -158,6 +158,17 @@ class TokenModel(ABC):
     @abstractmethod
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue ``prompt_ids``. Raises :class:`afm.errors.EngineError` when the engine fails."""
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        """Log-probability of each of ``token_ids`` but the first, given those before it, at temperature 1.
+
+        Raises:
+            EngineError: The engine failed, or this kind of model cannot score tokens that it did not sample.
+        """
+        raise EngineError(
+            f"{self.name}: a {type(self).__name__} cannot score given tokens; "
+            "use a model's folder, or a server that returns prompt_logprobs (vLLM, `afm serve model`)"
+        )
 
     @abstractmethod
     async def close(self) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from afm.models.cache import States
 
 _TOKENS_AT_ONCE = 8192
+_SCORED_AT_ONCE = 512
+"""Tokens whose logits over the whole vocabulary are in memory together."""
 
 T = TypeVar("T")
 
@@ -315,6 +317,31 @@ class Prefiller:
             **extra,
         )
         return cache.layers
+
+
+def score_tokens(model: Any, token_ids: Sequence[int]) -> tuple[float, ...]:
+    """Log-probability of each id but the first, given those before it, at temperature 1."""
+    import torch
+    from transformers import DynamicCache
+
+    device = next(model.parameters()).device
+    ids_T = torch.tensor(token_ids, device=device)
+    cache = DynamicCache()
+    scores: list[float] = []
+    for begin in range(0, len(token_ids) - 1, _SCORED_AT_ONCE):
+        end = min(begin + _SCORED_AT_ONCE, len(token_ids) - 1)
+        positions_BT = torch.arange(begin, end, device=device)[None]
+        output = model(
+            input_ids=ids_T[None, begin:end],
+            position_ids=positions_BT,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits = output.logits[0].float()
+        targets_T = ids_T[begin + 1 : end + 1]
+        logprobs_T = logits.gather(1, targets_T[:, None])[:, 0] - logits.logsumexp(dim=1)
+        scores += logprobs_T.tolist()
+    return tuple(scores)
 
 
 def _mask(known_BT: Tensor, past_width: int, new_T: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from afm.errors import ConfigError, EngineError, suggestion
 from afm.models.base import FinishReason, Generation, SamplingParams
-from afm.models.batch import GenerationRequest, RunningBatch
+from afm.models.batch import GenerationRequest, RunningBatch, score_tokens
 from afm.models.sampling import stream_key
 from afm.models.tokenizer import StopMatcher
 
@@ -120,12 +120,7 @@ class BatchEngine:
             EngineError: The prompt is impossible, the model failed, or the engine was closed.
         """
         params.check()
-        prompt = tuple(prompt_ids)
-        if not prompt or min(prompt) < 0 or max(prompt) >= self._vocabulary_size:
-            raise EngineError(
-                f"the prompt of {len(prompt)} tokens cannot be fed to the model: expected at least one id, "
-                f"each from 0 to {self._vocabulary_size - 1}"
-            )
+        prompt = self._checked(prompt_ids)
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
         feed = _TokenFeed(on_token) if on_token else None
         request = GenerationRequest(prompt, params, stream_key(seed), Future(), feed.put if feed else None)
@@ -136,6 +131,29 @@ class BatchEngine:
             self._changed.notify()
         answer = asyncio.wrap_future(request.future)
         return await (feed.until(answer) if feed else answer)
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        """Log-probability of each id but the first, given those before it, at temperature 1.
+
+        Rows in flight wait meanwhile.
+
+        Raises:
+            EngineError: An id is not the model's, the model failed, or the engine was closed.
+        """
+        ids = self._checked(token_ids)
+        try:
+            return await self._between_steps(lambda: score_tokens(self._model, ids))
+        except Exception as error:
+            raise _as_engine_error(error) from error
+
+    def _checked(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        ids = tuple(token_ids)
+        if not ids or min(ids) < 0 or max(ids) >= self._vocabulary_size:
+            raise EngineError(
+                f"the prompt of {len(ids)} tokens cannot be fed to the model: expected at least one id, "
+                f"each from 0 to {self._vocabulary_size - 1}"
+            )
+        return ids
 
     def pause(self) -> None:
         """Admit no waiting request until :meth:`resume`; rows in flight continue."""

@@ -185,6 +185,14 @@ class TransformersModel(TokenModel):
         params = self._fitting(prompt_ids, params)
         return await self._engine.generate(prompt_ids, params, on_token=on_token)
 
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        """As :meth:`afm.models.base.TokenModel.score`."""
+        if len(token_ids) > self.context_tokens:
+            raise EngineError(
+                f"{len(token_ids)} tokens to score, the model's context is {self.context_tokens}"
+            )
+        return await self._engine.score(token_ids)
+
     async def close(self) -> None:
         """Stop the engine's thread and free its memory."""
         await self._engine.close()

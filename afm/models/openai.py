@@ -76,14 +76,59 @@ class OpenAIModel(TokenModel):
             EngineError: The server failed for good, refused, or returned no token ids.
         """
         params.check()
-        body = _request(self.name, prompt_ids, params)
+        choice = await self._choice(_request(self.name, prompt_ids, params))
+        return self._generation(choice, params)
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        """As :meth:`afm.models.base.TokenModel.score`, by the server's ``prompt_logprobs``."""
+        ids = list(token_ids)
+        scored = await self._prompt_logprobs(ids)
+        try:
+            return tuple(
+                float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], scored, strict=True)
+            )
+        except (KeyError, TypeError, ValueError):
+            raise EngineError(
+                f"{self._urls}: the prompt_logprobs of model {self.name!r} are not those of the {len(ids)} ids "
+                "that were sent; expected one entry per id"
+            ) from None
+
+    async def served_ids(self, text: str) -> list[int]:
+        """How the server itself encodes ``text``, without the first id: to compare its tokenizer with another.
+
+        Raises:
+            EngineError: The server failed, or returns no ``prompt_logprobs``.
+        """
+        return [int(next(iter(entry))) for entry in await self._prompt_logprobs(text)]
+
+    async def _prompt_logprobs(self, prompt: str | list[int]) -> list[Mapping[str, Any]]:
+        """An entry per token of ``prompt`` but the first: id (as text) to ``{"logprob": ...}``."""
+        body = {
+            "model": self.name,
+            "prompt": prompt,
+            "add_special_tokens": False,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,
+        }
+        entries = (await self._choice(body)).get("prompt_logprobs")
+        if not isinstance(entries, list) or not all(
+            isinstance(entry, dict) and entry for entry in entries[1:]
+        ):
+            raise EngineError(
+                f"{self._urls}: the server returned no prompt_logprobs for model {self.name!r}; "
+                "expected vLLM or `afm serve model`"
+            )
+        return entries[1:]
+
+    async def _choice(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         attempts = self._settings.attempts
         try:
             async with self._connections.place() as client:
                 answer = await persistently(attempts, lambda: self._ask(client, body))
         except TryAgainError as error:
             raise EngineError(f"{error} (after {attempts} attempts)") from error.__cause__
-        return self._generation(_only_choice(answer), params)
+        return _only_choice(answer)
 
     async def close(self) -> None:
         """Close the connections."""

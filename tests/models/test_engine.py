@@ -99,6 +99,15 @@ async def test_logprobs_are_those_of_a_plain_forward_at_the_sampling_temperature
         assert result.logprobs == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("length", [1, 2, 512, 1100])  # logits are computed for 512 tokens together
+async def test_given_tokens_are_scored_as_by_a_plain_forward(engine, tiny, length):
+    ids = [5 + number * 7 % 300 for number in range(length)]
+    expected = forward_logprobs(tiny[0], ids[:1], ids[1:]) if length > 1 else []
+    assert await engine.score(ids) == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(EngineError, match="cannot be fed"):
+        await engine.score([*ids, 10**6])
+
+
 async def test_results_do_not_depend_on_who_shares_the_batch(engine):
     asked = prompts(8, seed=1)
     kinds = [

@@ -112,6 +112,18 @@ async def test_a_generation_ends_on_the_server_when_its_episode_is_out_of_time(f
     await model.close()
 
 
+async def test_a_server_scores_given_tokens_and_shows_its_tokenizer(folder: Path, pair) -> None:
+    local = TransformersModel(folder, threads=1, device="cpu")
+    served = load_model(pair[0].url, tokenizer=folder)
+    assert isinstance(served, OpenAIModel)
+    ids = served.encode("Tom has 12 apples. <answer>4</answer>")
+    assert await served.score(ids) == pytest.approx(await local.score(ids), abs=1e-6)
+    assert await served.served_ids("Tom has 12") == served.encode("Tom has 12")[1:]
+    with pytest.raises(EngineError, match="context"):
+        await local.score([5] * (local.context_tokens + 1))
+    await asyncio.gather(served.close(), local.close())
+
+
 async def test_when_all_servers_are_gone_that_is_an_error(folder: Path) -> None:
     gone = "http://127.0.0.1:1,http://127.0.0.1:9"
     once = EndpointSettings(attempts=1)
