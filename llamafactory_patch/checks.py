@@ -132,7 +132,8 @@ def check_model(job: SftJob) -> None:
     hub_name = re.fullmatch(r"\w[\w.-]*/[\w.-]+", model)
     if not model or (not hub_name and not Path(model).expanduser().is_dir()):
         raise ConfigError(
-            f"model_name_or_path: {model!r} is no folder; expected one, or ORGANISATION/NAME on the hub"
+            f"model_name_or_path: {model!r} is no folder; expected one, or ORGANISATION/NAME on the hub "
+            "(`afm import` makes a folder of a GGUF file)"
         )
 
 

@@ -17,6 +17,7 @@ from afm.cli import (
     convert,
     data,
     doctor,
+    import_model,
     init,
     listing,
     quickstart,
@@ -59,6 +60,7 @@ app.command(rich_help_panel=_DATA)(convert.mask)
 app.command(rich_help_panel=_TRAIN, context_settings=FOREIGN_OPTIONS)(train.sft)
 app.command(rich_help_panel=_TRAIN, context_settings=FOREIGN_OPTIONS)(train.rl)
 app.command(rich_help_panel=_TRAIN)(train.export)
+app.command("import", rich_help_panel=_TRAIN)(import_model.import_model)
 app.command(rich_help_panel=_TRAIN)(reproduce.reproduce)
 app.command(rich_help_panel=_MEASURE)(ask.ask)
 app.add_typer(evaluation.app, name="eval", rich_help_panel=_MEASURE)

@@ -109,6 +109,8 @@ def model_option(model: str) -> str:
 
     if "://" not in model and not (model_folder(model) / "config.json").is_file():
         what = "holds no model (config.json)" if Path(model).is_dir() else "no such folder"
+        if model.endswith(".gguf"):
+            what = "a GGUF file; `afm import` makes a folder of it"
         raise UsageError(f"--model {model}: {what}; expected a model's folder, a run, or http://HOST:PORT/v1")
     return model
 

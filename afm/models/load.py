@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from afm.models.chat_only import ChatOnlyModel
 from afm.models.engine import BatchEngine
 from afm.models.openai import OpenAIModel, served_models
 from afm.models.tokenizer import ChatTokenizer
+
+_EXPECTED = "expected a model's folder or an http(s) address; `afm import` makes a folder of a GGUF file"
 
 
 def load_model(
@@ -70,7 +73,7 @@ def load_model(
     if address.startswith(("http://", "https://")):
         return _served(address, name, tokenizer, context_tokens, endpoint)
     if not Path(source).is_dir():
-        raise ConfigError(f"{source}: no such folder; expected a model's folder or an http(s) address")
+        raise ConfigError(f"{source}: no such folder; {_EXPECTED}")
     return TransformersModel(
         model_folder(source),
         name=name or address,
@@ -208,16 +211,25 @@ class TransformersModel(TokenModel):
 
 def _load_model(path: Path, dtype: Any) -> Any:
     from transformers import AutoModelForCausalLM
+
+    try:
+        with silent_progress():
+            return AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=dtype, attn_implementation="sdpa", local_files_only=True
+            )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: no model can be loaded from it: {error}") from error
+
+
+@contextmanager
+def silent_progress() -> Iterator[None]:
+    """Let transformers show no progress bars while the block runs."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=dtype, attn_implementation="sdpa", local_files_only=True
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no model can be loaded from it: {error}") from error
+        yield
     finally:
         if shown:
             logging.enable_progress_bar()

@@ -39,6 +39,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         2,
         ("'nope.yaml' does not exist", "expected: YAML of the evaluation", "afm eval run --help"),
     ),
+    ("import nowhere.gguf -o o", 1, ("nowhere.gguf: not found; expected a model's folder, a GGUF file",)),
     ("convert", 2, ("missing argument 'FILE'", "expected: JSONL", "afm convert --help")),
     (
         "convert {T}/good.jsonl --to cao -o o.jsonl",
