@@ -245,4 +245,4 @@ def _class_name(part: object) -> str:
 
 
 def _segments(agent: AgentSpec, response: Record | str) -> Any:
-    return response.by_author if isinstance(response, Record) else author_segments(response, agent)
+    return response.segments if isinstance(response, Record) else author_segments(response, agent)

@@ -224,7 +224,7 @@ class Referee:
         sample = Sample.of(
             self.spec,
             job.task,
-            record.by_author,
+            record.segments,
             agent_tokens=record.cost.agent_tokens,
             response_tokens=record.cost.agent_tokens + record.cost.observation_tokens,
             extra_info=job.task.extra_info,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from afm.agents import AgentSpec, load_agent
 from afm.trajectory import author_segments
-from afm.trajectory.record import CallRecord, Cost, Record, TextSegment, Verdict
+from afm.trajectory.record import CallRecord, Cost, Record, Verdict
 
 AGENT = "wiki"
 _SYLLABLES = ("ba", "do", "fi", "ka", "lu", "me", "no", "pi", "ra", "su", "ti", "vo")
@@ -84,7 +84,7 @@ def _trajectory(draw: random.Random, fate: str, words: int) -> str:
 
 
 def _record(number: int, text: str, spec: AgentSpec, *, wrong: bool) -> Record:
-    segments = tuple(TextSegment(author=part.author, text=part.text) for part in author_segments(text, spec))
+    segments = author_segments(text, spec)
     calls = [part.text for part in segments if part.author == "environment"]
     return Record(
         id=f"row-{number}",

@@ -51,7 +51,7 @@ def record_row(row: Mapping[str, Any], agent_named: Callable[[str], AgentSpec]) 
     if not record.kept:
         raise DataError(f"{NOT_KEPT}{record.reason or 'no reason given'}")
     spec = agent_named(record.agent)
-    if issues := validate(record.by_author, spec):
+    if issues := validate(record.segments, spec):
         raise DataError(f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}")
     question = turn("user", spec.user_message(record.question))
     return aligned_row([question, turn("assistant", record.text)])

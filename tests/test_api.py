@@ -11,7 +11,8 @@ import pytest
 
 import afm
 from afm.errors import ConfigError, EngineError
-from afm.trajectory.record import Record, StopReason, TextSegment
+from afm.trajectory.record import Record, StopReason
+from afm.trajectory.types import Author, Segment
 
 ROOT = Path(__file__).resolve().parent.parent
 WRONG = r"<plan>Guess.</plan><think>Perhaps.</think><answer>\boxed{90}</answer>"
@@ -118,7 +119,7 @@ def test_a_missing_tool_is_named() -> None:
 
 
 def record(*parts: tuple[str, str], stop: StopReason = StopReason.ANSWER) -> Record:
-    segments = tuple(TextSegment(author=author, text=text) for author, text in parts)
+    segments = tuple(Segment(Author(author), text) for author, text in parts)
     return Record(id="r", agent="math", agent_digest="", question="?", segments=segments, stop=stop)
 
 

@@ -16,8 +16,8 @@ from afm.datasets.hub_sets import HubSets, Product, read_hub_sets
 from afm.distill.filters.base import draw, origin_of
 from afm.distill.filters.registry import load_plan
 from afm.errors import ConfigError, DataError, UsageError
-from afm.trajectory.record import Record, TextSegment
-from afm.trajectory.types import Author
+from afm.trajectory.record import Record
+from afm.trajectory.types import Author, Segment
 from llamafactory_patch.config import resolve
 from verl_ext.settings import load_settings as load_rl
 
@@ -31,7 +31,7 @@ def sets_of(name: str) -> HubSets:
 
 def trajectory(question: str, text: str = "<think>x</think><answer>y</answer>") -> Record:
     """One without an id, as rows of the published SFT files are."""
-    segments = (TextSegment(author=Author.AGENT, text=text),)
+    segments = (Segment(Author.AGENT, text),)
     return Record(id="", agent="web", agent_digest="d", question=question, segments=segments)
 
 

@@ -34,9 +34,7 @@ def init(
         state = "is a folder with files in it" if folder.is_dir() else "is a file"
         raise UsageError(f"{folder} {state}; expected a new or an empty folder, for example {_free(folder)}")
     source = Path(afm.__file__).parent / "starter"
-    shutil.copytree(
-        source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__init__.py", "__pycache__")
-    )
+    shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     _write_questions(folder / "questions")
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         print(file)

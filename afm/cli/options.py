@@ -27,7 +27,6 @@ AgentOption = Annotated[str, typer.Option(help="Name of a shipped agent (`afm li
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 RowsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")]
 
 
 def rows_file(value: Path | list[Path] | None) -> Path | list[Path] | None:

@@ -145,7 +145,7 @@ class SampleMaker:
             raise DataError(
                 f"record {record.id!r} belongs to agent {record.agent!r}, expected {self.spec.name!r}"
             )
-        segments = record.by_author
+        segments = record.segments
         if issues := faults_of(segments, self.spec):
             raise DataError(f"record {record.id!r} breaks the rules of agent {self.spec.name!r}: {issues[0]}")
         steps = parse(record.text, self.spec).steps

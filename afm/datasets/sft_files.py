@@ -108,7 +108,7 @@ def _is_trainable(row: Conversation) -> bool:
 def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | None) -> dict[str, str]:
     if record.agent != spec.name:
         raise DataError(f"record {record.id!r} belongs to agent {record.agent!r}, expected {spec.name!r}")
-    segments = record.by_author
+    segments = record.segments
     issues = faults_of(segments, spec, readers=readers)
     if issues:
         raise DataError(f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}")

@@ -26,7 +26,7 @@ from afm.distill.repair import Steps, StepSource
 from afm.errors import ConfigError, suggestion
 from afm.trajectory import observation_text, validate
 from afm.trajectory.answer import dressed_answer
-from afm.trajectory.record import CallRecord, Cost, Record, StopReason, TextSegment
+from afm.trajectory.record import CallRecord, Cost, Record, StopReason
 from afm.trajectory.types import Segment
 
 
@@ -123,7 +123,7 @@ def merge_attempt(
         question=task.question,
         ground_truth=task.ground_truth,
         data_source=task.data_source,
-        segments=tuple(TextSegment(author=segment.author, text=segment.text) for segment in segments),
+        segments=tuple(segments),
         model=team,
         seed=seed,
         stop=StopReason.ANSWER if builder.answered else StopReason.ERROR,

@@ -303,7 +303,7 @@ def shuffled(group: Sequence[Candidate], task: str, seed: int) -> list[Candidate
 
 
 def _candidate(record: Record, spec: AgentSpec, settings: BestOfSettings, *, passed: bool) -> Candidate:
-    parts = answers(record.by_author, spec)
+    parts = answers(record.segments, spec)
     number = record.provenance.get("round", 0)
     work = record.text[-settings.work_chars :] if settings.work_chars else ""
     if len(work) < len(record.text) and work:

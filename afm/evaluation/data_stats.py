@@ -122,7 +122,7 @@ class DataStats:
         self.steps[len(steps)] += 1
         self.roles.update(step.role for step in steps)
         self.with_role.update({step.role for step in steps})
-        self.answers[answer_type(answers(record.by_author, spec))] += 1
+        self.answers[answer_type(answers(record.segments, spec))] += 1
 
     def _calls(self, record: Record) -> None:
         self.calls[record.cost.tool_calls] += 1

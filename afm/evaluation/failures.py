@@ -133,7 +133,7 @@ def _class_of_failed(record: Record, parts: dict[str, float], spec: AgentSpec | 
 def _answer(record: Record, spec: AgentSpec | None) -> str:
     if spec is None:
         return ""
-    return " | ".join(answers(record.by_author, spec))
+    return " | ".join(answers(record.segments, spec))
 
 
 _POINTS = 200

@@ -212,7 +212,7 @@ def _items(records: Iterable[Record], agents: Agents, judge: ModelJudge) -> tupl
         if recorded is None:
             continue
         record = opened(written)
-        sample = Sample.of(agents.declared(record), record, record.by_author)
+        sample = Sample.of(agents.declared(record), record, record.segments)
         case = judge.case_of(sample)
         if isinstance(case, Case):
             items.append(_Item(record.id, task_of(record), sample, case, recorded, record is not written))

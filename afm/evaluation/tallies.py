@@ -72,7 +72,7 @@ class VoteTally:
 
     def add(self, task: str, record: Record, *, passed: bool) -> None:
         """Count one scored episode."""
-        segments = record.by_author
+        segments = record.segments
         parts = sorted({comparable(part) for part in answers(segments, self._agents.declared(record))})
         number = record.provenance.get("round", 0)
         self._votes[task].append(Vote(number if isinstance(number, int) else 0, " | ".join(parts), passed))
@@ -165,7 +165,7 @@ class HallucinationTally:
     def add(self, record: Record) -> None:
         """Count one episode that was played to its end."""
         agents = self.agents
-        calls = written_calls(record.by_author, agents.declared(record), original=agents.original(record))
+        calls = written_calls(record.segments, agents.declared(record), original=agents.original(record))
         invented = sum(not call.offered for call in calls)
         self.episodes += 1
         self.calls += len(calls)
@@ -205,7 +205,7 @@ class AgentHTally:
             self._counts["needed"] += 1
             self._counts["called"] += record.verdict.score == 1
             return
-        react, general = tool_talk(record.by_author)
+        react, general = tool_talk(record.segments)
         self._counts["raw"] += 1
         self._counts["react"] += react
         self._counts["general"] += general

@@ -17,8 +17,7 @@ from typing import Any
 from afm.agents.spec import AgentSpec, Limits, RoleKind
 from afm.errors import ConfigError
 from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
-from afm.rollout.episode_loop import EpisodeRun
-from afm.rollout.limits import TokenBudget
+from afm.rollout.episode_loop import EpisodeRun, TokenBudget
 from afm.rollout.tool_calls import ToolCaller, tools_by_role
 from afm.rollout.transcript import Episode
 from afm.seeds import generation_seed

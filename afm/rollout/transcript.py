@@ -11,7 +11,7 @@ from afm.agents.spec import AgentSpec
 from afm.errors import EngineError
 from afm.models.base import Generation
 from afm.models.tokenizer import IncrementalDecoder
-from afm.trajectory.record import CallRecord, Cost, Record, StopReason, TextSegment, Verdict
+from afm.trajectory.record import CallRecord, Cost, Record, StopReason, Verdict
 from afm.trajectory.tags import StreamParser
 from afm.trajectory.types import Author, Segment
 
@@ -115,7 +115,7 @@ def episode_record(
         agent=spec.name,
         agent_digest=spec.digest,
         question=question,
-        segments=tuple(TextSegment(author=part.author, text=part.text) for part in episode.segments),
+        segments=episode.segments,
         ground_truth=ground_truth,
         data_source=data_source,
         model=model,

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from afm.errors import DataError
 from afm.trajectory.answer import boxed, fenced, written_by_agent
 from afm.trajectory.tags import blocks
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.types import Segment
 
 SCHEMA_VERSION: Final = 1
 SEALING_KEY: Final = "sealing_key"
@@ -111,13 +111,6 @@ class CallRecord(FrozenModel):
     seconds: float = 0.0
 
 
-class TextSegment(FrozenModel):
-    """A run of text by one author (see :class:`afm.trajectory.types.Segment`)."""
-
-    author: Author
-    text: str
-
-
 class Record(FrozenModel):
     """One trajectory with everything needed to judge, filter, train on or display it."""
 
@@ -126,7 +119,7 @@ class Record(FrozenModel):
     agent: str
     agent_digest: str
     question: str
-    segments: tuple[TextSegment, ...]
+    segments: tuple[Segment, ...]
     ground_truth: Any = None
     data_source: str = ""
     model: str = ""
@@ -161,7 +154,7 @@ class Record(FrozenModel):
         last = next(iter(deque(blocks(self.text), maxlen=1)), None)
         if self.stop is not StopReason.ANSWER or last is None or last.end < 0:
             return None
-        if not written_by_agent(self.by_author, last.start, last.end):
+        if not written_by_agent(self.segments, last.start, last.end):
             return None
         return boxed(last.content) or fenced(last.content) or last.content.strip() or None
 
@@ -175,11 +168,6 @@ class Record(FrozenModel):
         for text in (self.question, *parts):
             digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
         return f"content-{digest.hexdigest()}"
-
-    @property
-    def by_author(self) -> tuple[Segment, ...]:
-        """The response as the rest of the framework takes it."""
-        return tuple(Segment(part.author, part.text) for part in self.segments)
 
     @property
     def text(self) -> str:

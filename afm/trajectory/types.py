@@ -20,6 +20,7 @@ class Author(StrEnum):
 class Segment:
     """A run of text by one author, in the order written."""
 
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic when a record holds segments
     author: Author
     text: str
 

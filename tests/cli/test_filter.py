@@ -8,7 +8,7 @@ from afm.agents import load_agent
 from afm.cli.data import app
 from afm.errors import DataError, UsageError
 from afm.trajectory import author_segments, load_records
-from afm.trajectory.record import Record, TextSegment, Verdict
+from afm.trajectory.record import Record, Verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ def record(name, searches=5, question="Where does the river end?"):
         for at in range(searches)
     )
     text += f"<think>Hm.</think><reflection>All of {name} agree.</reflection><think>So.</think><answer>sea</answer>"
-    parts = tuple(TextSegment(author=part.author, text=part.text) for part in author_segments(text, spec))
+    parts = author_segments(text, spec)
     fields = {"agent": "mhqa", "agent_digest": spec.digest, "ground_truth": "sea", "data_source": "hotpotqa"}
     return Record(id=name, question=question, segments=parts, verdict=Verdict(score=1.0), **fields)
 

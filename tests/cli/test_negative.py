@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.record import Record
+from afm.trajectory.types import Author, Segment
 
 CALLED = (
     ("<plan>P.</plan><think>Run it.</think><code>\n```py\nprint(2)\n```\n</code>", "agent"),
@@ -26,7 +27,7 @@ def negative(afm):
 def given(tmp_path):
     folder = tmp_path / "with blanks"
     folder.mkdir()
-    parts = tuple(TextSegment(author=author, text=text) for text, author in CALLED)
+    parts = tuple(Segment(Author(author), text) for text, author in CALLED)
     rows = [
         Record(id=f"c{i}", agent="math", agent_digest="d", question=f"{i}?", segments=parts)
         for i in range(10)

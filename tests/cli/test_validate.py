@@ -9,7 +9,7 @@ from afm.agents import load_agent
 from afm.cli.convert import validate
 from afm.cli.data import app as data
 from afm.trajectory import author_segments
-from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.record import Record
 
 app = typer.Typer()
 app.command()(validate)
@@ -103,7 +103,7 @@ def prepare(folder: Path, text: str, *more: str) -> Result:
     """`afm data prepare sft` of a good row, a blank line and one more."""
     spec, lines = load_agent(str(folder / "any.yaml")), []
     for name, said in (("a", SAID), ("b", text)):
-        parts = tuple(TextSegment(author=part.author, text=part.text) for part in author_segments(said, spec))
+        parts = author_segments(said, spec)
         record = Record(id=name, agent="any", agent_digest="d", question="?", segments=parts)
         lines.append(record.model_dump_json())
     (folder / "records.jsonl").write_text("\n\n".join(lines) + "\n")

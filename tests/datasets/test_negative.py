@@ -13,7 +13,7 @@ from afm.datasets.negative_samples import (
 from afm.errors import DataError
 from afm.trajectory import Author, Segment, validate
 from afm.trajectory.call_forms import written_calls
-from afm.trajectory.record import Record, TextSegment, Verdict
+from afm.trajectory.record import Record, Verdict
 
 MATH = load_agent("math")
 CALLED = (
@@ -25,7 +25,7 @@ DIRECT = (("<plan>P.</plan><think>One and one.</think><answer>\\boxed{2}</answer
 
 
 def record(segments, name="a", agent="math", **fields):
-    parts = tuple(TextSegment(author=author, text=text) for text, author in segments)
+    parts = tuple(Segment(Author(author), text) for text, author in segments)
     return Record(id=name, agent=agent, agent_digest="d", question=f"{name}?", segments=parts, **fields)
 
 

@@ -9,7 +9,8 @@ from afm.agents.load import without_tools
 from afm.datasets.negative_samples import AbsentAnswer, DirectAnswer, NegativeKind, SampleMaker
 from afm.datasets.negative_set import NegativeSources, write_negative
 from afm.errors import ConfigError, DataError
-from afm.trajectory.record import Record, TextSegment, Verdict
+from afm.trajectory.record import Record, Verdict
+from afm.trajectory.types import Author, Segment
 
 MATH = load_agent("math")
 CALLED = (
@@ -23,7 +24,7 @@ EACH = dict.fromkeys(NegativeKind, 1.0)
 
 
 def row(name, segments=CALLED, **fields):
-    parts = tuple(TextSegment(author=author, text=text) for text, author in segments)
+    parts = tuple(Segment(Author(author), text) for text, author in segments)
     record = Record(id=name, agent="math", agent_digest="d", question=f"{name}?", segments=parts, **fields)
     return record.model_dump_json()
 

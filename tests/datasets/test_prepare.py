@@ -11,7 +11,8 @@ from afm.datasets.mini_world import WorldSplit, generate
 from afm.datasets.rl_files import write_rl
 from afm.datasets.sft_files import write_sft
 from afm.errors import ConfigError, DataError
-from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.record import Record
+from afm.trajectory.types import Author, Segment
 
 TEXT = "<plan>P.</plan><think>T.</think><answer>\\boxed{7}</answer>"
 
@@ -27,7 +28,7 @@ def record(name="a", text=TEXT, **fields):
         agent=fields.pop("agent", "math"),
         agent_digest="d",
         question=f"{name}?",
-        segments=(TextSegment(author="agent", text=text),),
+        segments=(Segment(Author.AGENT, text),),
         **fields,
     )
 

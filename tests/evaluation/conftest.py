@@ -6,7 +6,8 @@ import scripted_solver
 
 from afm.evaluation import summarise
 from afm.trajectory.io import RecordWriter
-from afm.trajectory.record import Cost, Record, TextSegment, Verdict
+from afm.trajectory.record import Cost, Record, Verdict
+from afm.trajectory.types import Author, Segment
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +21,7 @@ def make_record(task, score, *, number=0, text="", calls=0, source="mini_math", 
             "agent": "math",
             "agent_digest": "0" * 16,
             "question": f"question of {task}",
-            "segments": (TextSegment(author="agent", text=text),) if text else (),
+            "segments": (Segment(Author.AGENT, text),) if text else (),
             "ground_truth": "1",
             "data_source": source,
             "verdict": verdict,

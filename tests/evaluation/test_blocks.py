@@ -1,12 +1,11 @@
 from afm.evaluation.page import Block, blocks_of, role_colours
-from afm.trajectory.record import TextSegment
-from afm.trajectory.types import Author
+from afm.trajectory.types import Author, Segment
 
 AGENT, ENVIRONMENT = Author.AGENT, Author.ENVIRONMENT
 
 
 def segments(*parts):
-    return tuple(TextSegment(author=author, text=text) for author, text in parts)
+    return tuple(Segment(Author(author), text) for author, text in parts)
 
 
 def test_colours_follow_the_order_of_the_declaration(solver) -> None:

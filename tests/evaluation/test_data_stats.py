@@ -5,7 +5,8 @@ import pytest
 
 from afm.evaluation.data_stats import DataStats, Histogram, answer_type, binned, named
 from afm.trajectory import RecordWriter
-from afm.trajectory.record import CallRecord, Cost, Record, TextSegment
+from afm.trajectory.record import CallRecord, Cost, Record
+from afm.trajectory.types import Author, Segment
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -25,7 +26,7 @@ def record(number, question="Who?", answer="Paris", hops=2, **fields):
         "id": f"r{number}",
         "agent": "mhqa",
         "agent_digest": "0",
-        "segments": tuple(TextSegment(author=author, text=text) for author, text in parts),
+        "segments": tuple(Segment(Author(author), text) for author, text in parts),
         "cost": Cost(tool_calls=1, prompt_tokens=100, agent_tokens=20, tool_seconds=0.5),
         "calls": (call("q", ok=number != 3),),
         "provenance": {"extra_info": {"hops": hops}, "cost_usd": 0.25, "repairs": {"missing thought": 1}},

@@ -29,8 +29,8 @@ from afm.evaluation.report_input import (
 from afm.evaluation.wording import difference_words, dollars, headline, number, percent, points, rounds_words
 from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter
-from afm.trajectory.record import TextSegment, Verdict
-from afm.trajectory.types import Author
+from afm.trajectory.record import Verdict
+from afm.trajectory.types import Author, Segment
 
 HOSTILE = (
     "</div></pre><script>alert(1)</script><img src=x onerror=alert(2)><style>*{display:none}</style>"
@@ -75,7 +75,7 @@ def hostile_page(tmp_path, record, solver):
         "x",
         0.0,
         **dict.fromkeys(("question", "ground_truth", "model"), HOSTILE),
-        segments=tuple(TextSegment.model_construct(author=author, text=text) for author, text in parts),
+        segments=tuple(Segment(Author(author), text) for author, text in parts),
         verdict=Verdict.model_construct(score=0.0, parts={}, evidence=HOSTILE, seconds=0.0),
     )
     figure = PublishedFigure(PublishedScore(HOSTILE, 1.0, HOSTILE, HOSTILE), None, HOSTILE)

@@ -9,8 +9,7 @@ from afm.configuration import read_file
 from afm.errors import ConfigError, UsageError
 from afm.presets import published
 from llamafactory_patch.checks import check_data, check_sources
-from llamafactory_patch.config import fsdp_settings, resolve
-from llamafactory_patch.keys import engine_keys
+from llamafactory_patch.config import engine_keys, fsdp_settings, resolve
 from llamafactory_patch.settings import split_config
 
 needs("llamafactory")

@@ -8,7 +8,8 @@ from sft_rows import SEEN, bad_rows
 
 from afm.agents import load_agent
 from afm.errors import DataError
-from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.record import Record
+from afm.trajectory.types import Author, Segment
 from llamafactory_patch.conversations import agent_flan_row
 
 PLAN = "<plan>P.</plan><think>T.</think><code>```py\nprint(42)\n```</code>"
@@ -19,7 +20,7 @@ SEGMENTS = ((PLAN, "agent"), (SEEN, "environment"), (SAID, "agent"))
 
 
 def record(name="a", segments=SEGMENTS, *, agent_name="math", **fields):
-    parts = tuple(TextSegment(author=author, text=text) for text, author in segments)
+    parts = tuple(Segment(Author(author), text) for text, author in segments)
     made = Record(id=name, agent=agent_name, agent_digest="d", question=f"{name}?", segments=parts, **fields)
     return json.loads(made.model_dump_json())
 

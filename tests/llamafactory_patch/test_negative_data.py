@@ -8,7 +8,8 @@ from afm.agents import load_agent
 from afm.agents.load import without_tools
 from afm.datasets.negative_samples import DirectAnswer, NegativeKind, SampleMaker
 from afm.datasets.negative_set import NegativeSources, write_negative
-from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.record import Record
+from afm.trajectory.types import Author, Segment
 from llamafactory_patch.bad_rows import REPORT_FILE
 
 MATH = load_agent("math")
@@ -19,7 +20,7 @@ SAID = "<reflection>good</reflection><think>T é🙂.</think><answer>\\boxed{42}
 
 def record(name, *parts):
     segments = tuple(
-        TextSegment(author="environment" if "<observation>" in text else "agent", text=text) for text in parts
+        Segment(Author.ENVIRONMENT if "<observation>" in text else Author.AGENT, text) for text in parts
     )
     return Record(id=name, agent="math", agent_digest="d", question=f"{name}?", segments=segments)
 

@@ -11,7 +11,7 @@ from afm.agents import load_agent
 from afm.distill.filters.quality import QualityFilter
 from afm.distill.filters.registry import build_stages, load_plan
 from afm.rewards import Sample, load_reward
-from afm.trajectory.record import Record, TextSegment, Verdict
+from afm.trajectory.record import Record, Verdict
 from afm.trajectory.types import Author, Segment
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -27,7 +27,7 @@ def record(answer: str) -> Record:
         question="Which city is the capital of France?",
         ground_truth=["Paris of France"],
         data_source="hotpotqa",
-        segments=(TextSegment(author="agent", text=TEXT.format(answer)),),
+        segments=(Segment(Author.AGENT, TEXT.format(answer)),),
         verdict=MATCHED,
     )
 

@@ -7,11 +7,11 @@ import pytest
 
 from afm.errors import DataError
 from afm.trajectory import Author, Record, RecordWriter, load_records, read_records
-from afm.trajectory.record import TextSegment
+from afm.trajectory.types import Segment
 
 
 def record(identity: str, text: str = "<answer>1</answer>") -> Record:
-    segments = (TextSegment(author=Author.AGENT, text=text),)
+    segments = (Segment(Author.AGENT, text),)
     return Record(id=identity, agent="math", agent_digest="0" * 16, question="1?", segments=segments)
 
 

@@ -12,7 +12,6 @@ from afm.errors import ConfigError, DataError, UsageError
 from afm.trajectory import Author, Record, Segment
 from afm.trajectory.convert import TrajectoryRow, read_rows
 from afm.trajectory.io import json_rows
-from afm.trajectory.record import TextSegment
 
 CALL, SEEN = "<plan>p</plan><think>t</think><code>1</code>", "\n<observation>\n1\n</observation>\n"
 EXPECTED = (Segment(Author.AGENT, CALL), Segment(Author.ENVIRONMENT, SEEN))
@@ -23,7 +22,7 @@ def alpaca(**changes: Any) -> dict[str, Any]:
 
 
 def record(agent: str = "math") -> Record:
-    segments = tuple(TextSegment(author=part.author, text=part.text) for part in EXPECTED)
+    segments = EXPECTED
     return Record(id="r1", agent=agent, agent_digest="0" * 16, question="1?", segments=segments)
 
 

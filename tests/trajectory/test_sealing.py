@@ -6,13 +6,13 @@ from afm.trajectory.record import (
     Cost,
     Record,
     StopReason,
-    TextSegment,
     Verdict,
     decrypt,
     encrypt,
     opened,
     sealed,
 )
+from afm.trajectory.types import Author, Segment
 
 KEY = "canary of a test"
 CALL = {"role": "web_search", "tool": "web_search", "argument": "secret query", "observation": "secret page"}
@@ -42,7 +42,7 @@ def record() -> Record:
         agent="web",
         agent_digest="0" * 16,
         question="secret question",
-        segments=(TextSegment(author="agent", text="secret thought"),),
+        segments=(Segment(Author.AGENT, "secret thought"),),
         ground_truth="secret answer",
         data_source="browsecomp",
         stop=StopReason.ANSWER,

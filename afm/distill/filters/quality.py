@@ -59,7 +59,7 @@ class QualityFilter:
 
     async def _judge(self, record: Record) -> Verdict:
         verdict = await self.reward.score(
-            Sample.of(self.spec, record, record.by_author, extra_info=record.provenance.get("extra_info", {}))
+            Sample.of(self.spec, record, record.segments, extra_info=record.provenance.get("extra_info", {}))
         )
         return verdict.model_copy(update={"seconds": 0.0})
 

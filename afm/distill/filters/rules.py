@@ -46,7 +46,7 @@ class FormatFilter(Rule):
     def reason(self, record: Record) -> str:
         """The first fault that :func:`afm.tools.registry.faults_of` finds."""
         parts = split_of(record, self.spec)
-        issues = faults_of(record.by_author, self.spec, parts=parts, readers=self.readers)
+        issues = faults_of(record.segments, self.spec, parts=parts, readers=self.readers)
         return str(issues[0]) if issues else ""
 
 

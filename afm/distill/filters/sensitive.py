@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import ClassVar
@@ -17,7 +17,7 @@ from afm.configuration import Settings
 from afm.distill.filters.base import Rule, dropped, steps_of
 from afm.distill.filters.patterns import PERSONAL, SECRETS, Pattern
 from afm.errors import suggestion
-from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.record import Record
 from afm.trajectory.types import Author
 
 _UNHEARD_OF = "~\\ no \u00a7 finding 7\u00df looks like this /~"
@@ -184,7 +184,7 @@ class SensitiveFilter(Rule):
             stop = position + len(segment.text)
             own = [finding for finding in findings if position <= finding.start and finding.end <= stop]
             if segment.author is Author.AGENT and own:
-                segment = TextSegment(author=segment.author, text=_replaced(segment.text, own, position))
+                segment = replace(segment, text=_replaced(segment.text, own, position))
             segments.append(segment)
             position = stop
         counts = Counter(finding.kind for finding in findings)

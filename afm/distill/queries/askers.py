@@ -93,7 +93,7 @@ class EpisodeAsker:
         """One episode."""
         player = ModelPlayer(self.spec, self.model, self.tools, self.sampling)
         record = await play_once(player, task.id, task, seed)
-        return Answered(await self.judge(sample_of(self.spec, task, record.by_author)), record.stop.value)
+        return Answered(await self.judge(sample_of(self.spec, task, record.segments)), record.stop.value)
 
     async def close(self) -> None:
         """Free the model and the tools."""

@@ -248,7 +248,7 @@ def _trajectory_row(number: int, line: int, item: Any, context: Context) -> Traj
         raise DataError(f"got {type(item).__name__}, expected an object")
     if isinstance(item, Read) or "segments" in item:
         record = item.record if isinstance(item, Read) else COA.read(item, context).record
-        return TrajectoryRow(record.id or str(number), line, context.spec(record.agent), record.by_author)
+        return TrajectoryRow(record.id or str(number), line, context.spec(record.agent), record.segments)
     if not isinstance(item.get("output"), str):
         raise DataError(
             f"got the keys {sorted(item)[:8]}, expected a trajectory record or an alpaca row with texts under "

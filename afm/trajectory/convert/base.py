@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from afm.trajectory.convert.dialogue import (
     segments_of,
 )
 from afm.trajectory.io import explain
-from afm.trajectory.record import CallRecord, Cost, Record, TextSegment
+from afm.trajectory.record import CallRecord, Cost, Record
 from afm.trajectory.tags import author_segments, split
 from afm.trajectory.types import Segment
 from afm.trajectory.validate import validate
@@ -242,7 +242,7 @@ def _aside(record: Record, also: Collection[str] = (), shown: Any = None) -> dic
 def _restored(
     kept: Mapping[str, Any],
     question: str,
-    segments: tuple[TextSegment, ...] | None,
+    segments: tuple[Segment, ...] | None,
     shown: Any,
     /,
     **fields: Any,
@@ -280,9 +280,9 @@ def _counted(cost: Cost, calls: Collection[CallRecord]) -> Cost:
     )
 
 
-def _judged(segments: Iterable[Any], spec: AgentSpec) -> dict[str, Any]:
+def _judged(segments: Sequence[Segment], spec: AgentSpec) -> dict[str, Any]:
     """Whether the agent's rules accept a trajectory that others wrote."""
-    faults = validate([Segment(segment.author, segment.text) for segment in segments], spec)
+    faults = validate(segments, spec)
     return {"kept": False, "reason": f"format: {faults[0]}"} if faults else {}
 
 
@@ -318,9 +318,7 @@ class _AlpacaFormat(Format):
             raise DataError(f"input: got {type(more).__name__}, expected a text")
         kept = kept_aside(row)
         spec = context.spec(kept.get("agent"))
-        segments = tuple(
-            TextSegment(author=segment.author, text=segment.text) for segment in author_segments(output, spec)
-        )
+        segments = author_segments(output, spec)
         facts: dict[str, Any] = {"id": row_id(row), "agent": spec.name, "agent_digest": spec.digest}
         if not kept:
             calls = sum(step.role in spec.tool_roles for step in split(output, spec).steps)

@@ -20,7 +20,7 @@ from afm.errors import DataError, suggestion
 from afm.trajectory.answer import dressed_answer
 from afm.trajectory.observation import neutralise, observation_text, render
 from afm.trajectory.programs import CODE_TOOL, program_argument
-from afm.trajectory.record import CallRecord, Record, TextSegment
+from afm.trajectory.record import CallRecord, Record
 from afm.trajectory.tags import opening_pattern, split
 from afm.trajectory.types import Author, Segment, Step, Trajectory
 
@@ -255,7 +255,7 @@ _REASONING = re.compile(r"<(?P<close>/?)(?P<tag>think|thinking)>", re.IGNORECASE
 """Tags that reasoning models put around their reasoning, in front of what they say."""
 
 
-def segments_of(dialogue: Dialogue, spec: AgentSpec, *, missing_thought: str = "") -> tuple[TextSegment, ...]:
+def segments_of(dialogue: Dialogue, spec: AgentSpec, *, missing_thought: str = "") -> tuple[Segment, ...]:
     """The trajectory that a conversation is, as ``spec`` writes it.
 
     Args:
@@ -276,7 +276,7 @@ def segments_of(dialogue: Dialogue, spec: AgentSpec, *, missing_thought: str = "
             writer.use(use, whole=whole)
         if turn.result is not None:
             writer.observe(turn.result)
-    return tuple(TextSegment(author=segment.author, text=segment.text) for segment in writer.segments())
+    return tuple(writer.segments())
 
 
 def parted(text: str, spec: AgentSpec) -> tuple[str, str]:

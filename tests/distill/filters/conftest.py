@@ -2,7 +2,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.trajectory import author_segments, validate
-from afm.trajectory.record import CallRecord, Record, TextSegment, Verdict
+from afm.trajectory.record import CallRecord, Record, Verdict
 
 QUERIES = (
     "author of The Silent Harbour",
@@ -71,7 +71,7 @@ def row(wiki):
             id=name,
             agent="wiki",
             agent_digest=wiki.digest,
-            segments=tuple(TextSegment(author=part.author, text=part.text) for part in segments),
+            segments=segments,
             **{**defaults, **fields},
         )
 

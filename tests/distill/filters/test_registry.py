@@ -6,7 +6,7 @@ from afm.agents import load_agent
 from afm.distill.filters.registry import FilterPlan, build_stages, load_plan
 from afm.errors import ConfigError
 from afm.trajectory import author_segments
-from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.record import Record
 
 CONFIGS = Path(__file__).parents[3] / "configs/filters"
 
@@ -105,7 +105,7 @@ def test_calls_that_their_tool_refuses_are_dropped_by_the_class_of_the_tools_fil
         f"<plan>P.</plan><think>Run.</think><code>{argument}</code>\n<observation>1</observation>\n"
         "<reflection>R.</reflection><think>T.</think><answer>\\boxed{1}</answer>"
     )
-    parts = tuple(TextSegment(author=part.author, text=part.text) for part in author_segments(text, math))
+    parts = author_segments(text, math)
     record = Record(id="a", agent="math", agent_digest="d", question="?", segments=parts)
 
     [filtered] = build_stages(load_plan(written(tmp_path, f"stages: [{{{stage}}}]")), math)

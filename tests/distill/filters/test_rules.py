@@ -19,14 +19,13 @@ from afm.distill.filters.rules import (
 from afm.errors import ConfigError
 from afm.rewards import load_reward
 from afm.trajectory import author_segments
-from afm.trajectory.record import TextSegment, Verdict
+from afm.trajectory.record import Verdict
+from afm.trajectory.types import Segment
 
 
 def with_text(record, old, new):
     assert old in record.text
-    parts = tuple(
-        TextSegment(author=part.author, text=part.text.replace(old, new)) for part in record.segments
-    )
+    parts = tuple(Segment(part.author, part.text.replace(old, new)) for part in record.segments)
     return record.model_copy(update={"segments": parts})
 
 

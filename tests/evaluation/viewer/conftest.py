@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from afm.trajectory.io import RecordWriter
-from afm.trajectory.record import CallRecord, Cost, Record, StopReason, TextSegment, Verdict
-from afm.trajectory.types import Author
+from afm.trajectory.record import CallRecord, Cost, Record, StopReason, Verdict
+from afm.trajectory.types import Author, Segment
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def episode(number, *, passed=True, source="nq", question=None, tool="wiki_searc
         "agent": "mhqa",
         "agent_digest": "",
         "question": question or f"How long is river {number}?",
-        "segments": tuple(TextSegment(author=author, text=text) for author, text in segments),
+        "segments": tuple(Segment(Author(author), text) for author, text in segments),
         "ground_truth": str(number),
         "data_source": source,
         "stop": StopReason.ANSWER,

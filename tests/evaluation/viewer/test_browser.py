@@ -226,11 +226,10 @@ def test_a_shared_bundle_opens_from_a_disk(browser, run, afm, tmp_path):
 
 @pytest.mark.slow
 def test_two_episodes_are_compared_step_by_step(page, address, run, viewer):
-    from afm.trajectory.record import TextSegment
-    from afm.trajectory.types import Author
+    from afm.trajectory.types import Author, Segment
 
     text = "<plan>Search it twice.</plan><think>Found.</think><answer>1</answer>"
-    other = viewer.episode(1, id="short", segments=(TextSegment(author=Author.AGENT, text=text),), calls=())
+    other = viewer.episode(1, id="short", segments=(Segment(Author.AGENT, text),), calls=())
     viewer.write(run / "d.jsonl", [other])
     page.goto(f"{address}#find=e1&in=a.jsonl")
     page.wait_for_selector(".block")
@@ -248,14 +247,11 @@ def test_two_episodes_are_compared_step_by_step(page, address, run, viewer):
 
 
 def test_code_is_coloured_and_stays_the_text_that_it_was(page, address, run, viewer):
-    from afm.trajectory.record import TextSegment
-    from afm.trajectory.types import Author
+    from afm.trajectory.types import Author, Segment
 
     program = "# add\nfor n in range(3):\n    print('<b>', \"it's\", 0x1F, n) # end"
     text = f"<plan>Run.</plan><code>\n```py\n{program}\n```\n</code>"
-    coder = viewer.episode(
-        5, id="coder", agent="math", segments=(TextSegment(author=Author.AGENT, text=text),), calls=()
-    )
+    coder = viewer.episode(5, id="coder", agent="math", segments=(Segment(Author.AGENT, text),), calls=())
     viewer.write(run / "e.jsonl", [coder])
     page.goto(f"{address}#find=coder&in=e.jsonl")
     code = page.locator(".block-text.code")

@@ -8,7 +8,8 @@ from afm.agents import load_agent
 from afm.errors import DataError
 from afm.trajectory.convert import FORMATS, Context
 from afm.trajectory.observation import observation_text
-from afm.trajectory.record import Record, TextSegment
+from afm.trajectory.record import Record
+from afm.trajectory.types import Author, Segment
 
 nat = pytest.importorskip("nat.atif", reason="needs nvidia-nat-atif")
 ATIF = FORMATS["atif"]
@@ -23,9 +24,9 @@ def record(identity="a"):
         agent_digest=SPEC.digest,
         question="When?",
         segments=(
-            TextSegment(author="agent", text="<think>Look.</think><wiki_search>mill</wiki_search>"),
-            TextSegment(author="environment", text=observation_text("Built in 1702.", SPEC, 8000)),
-            TextSegment(author="agent", text="<think>Found.</think><answer>1702</answer>"),
+            Segment(Author.AGENT, "<think>Look.</think><wiki_search>mill</wiki_search>"),
+            Segment(Author.ENVIRONMENT, observation_text("Built in 1702.", SPEC, 8000)),
+            Segment(Author.AGENT, "<think>Found.</think><answer>1702</answer>"),
         ),
         model="tiny",
         ground_truth={"target": ["1702"]},

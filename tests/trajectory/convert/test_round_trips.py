@@ -9,8 +9,8 @@ from afm.errors import DataError
 from afm.trajectory.convert import FORMATS, Context
 from afm.trajectory.convert.base import KEY
 from afm.trajectory.observation import observation_text
-from afm.trajectory.record import CallRecord, Cost, Record, TextSegment, Verdict
-from afm.trajectory.types import Author
+from afm.trajectory.record import CallRecord, Cost, Record, Verdict
+from afm.trajectory.types import Author, Segment
 
 SPEC = load_agent("mhqa")
 KEEPING = [name for name, entry in FORMATS.items() if entry.writable and entry.kept]
@@ -38,7 +38,7 @@ def segments(draw):
     """Mostly trajectories of the agent, sometimes anything."""
     if draw(st.integers(0, 3)) == 0:
         kinds = st.sampled_from(list(Author))
-        return tuple(draw(st.lists(st.builds(TextSegment, author=kinds, text=WORDS), max_size=5)))
+        return tuple(draw(st.lists(st.builds(Segment, author=kinds, text=WORDS), max_size=5)))
     found = []
     for _ in range(draw(st.integers(0, 3))):
         said = "".join(
@@ -46,12 +46,10 @@ def segments(draw):
             for role in draw(st.lists(st.sampled_from(["think", "plan", "reflection"])))
         )
         gap = draw(st.sampled_from(["", "\n"]))
-        found.append(TextSegment(author="agent", text=f"{said}{gap}<wiki_search>{draw(WORDS)}</wiki_search>"))
+        found.append(Segment(Author.AGENT, f"{said}{gap}<wiki_search>{draw(WORDS)}</wiki_search>"))
         result = observation_text(draw(WORDS), SPEC, 200)
-        found.append(TextSegment(author="environment", text=draw(st.sampled_from(["", " "])) + result))
-    found.append(
-        TextSegment(author="agent", text=f"<think>{draw(WORDS)}</think><answer>{draw(WORDS)}</answer>")
-    )
+        found.append(Segment(Author.ENVIRONMENT, draw(st.sampled_from(["", " "])) + result))
+    found.append(Segment(Author.AGENT, f"<think>{draw(WORDS)}</think><answer>{draw(WORDS)}</answer>"))
     return tuple(found)
 
 
@@ -113,9 +111,7 @@ def proper():
         agent="mhqa",
         agent_digest=SPEC.digest,
         question="When?",
-        segments=tuple(
-            TextSegment(author=author, text=text) for author, text in zip(authors, said, strict=True)
-        ),
+        segments=tuple(Segment(author, text) for author, text in zip(authors, said, strict=True)),
         ground_truth="1702",
         calls=(call,),
     )
@@ -146,7 +142,7 @@ def test_bare_rows_hold_only_what_the_format_knows_and_are_still_trajectories(na
 
 
 def test_what_somebody_changed_in_a_row_counts():
-    record = proper().model_copy(update={"segments": (TextSegment(author="agent", text="odd"),)})
+    record = proper().model_copy(update={"segments": (Segment(Author.AGENT, "odd"),)})
     row, back = there_and_back("openai", record)
     assert back == record
     assert row[KEY]["segments"] == [{"author": "agent", "text": "odd"}]
