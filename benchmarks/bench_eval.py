@@ -34,8 +34,8 @@ from afm.endpoints.chat import EndpointSettings
 from afm.evaluation import Conditions, evaluate
 from afm.evaluation.run import FinishedEpisodes
 from afm.models import SamplingParams
+from afm.models.base import ScriptedModel
 from afm.models.openai import OpenAIModel
-from afm.models.scripted import ScriptedModel
 from afm.models.tiny import train_tokenizer
 from afm.models.tokenizer import ChatTokenizer
 from afm.rewards import load_reward

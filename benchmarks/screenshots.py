@@ -31,8 +31,7 @@ from afm.datasets import write_tasks
 from afm.datasets.mini_world import WorldSplit, generate, read_problem
 from afm.evaluation import Conditions, RunManifest, Sources, evaluate, read_manifest, summarise
 from afm.evaluation.prices import Prices
-from afm.models.base import Generation, SamplingParams
-from afm.models.scripted import ScriptedModel
+from afm.models.base import Generation, SamplingParams, ScriptedModel
 from afm.rewards import load_reward
 from afm.rollout import Episode
 from afm.tools import load_tools

@@ -18,7 +18,6 @@ from afm.cli import (
     data,
     doctor,
     import_model,
-    init,
     listing,
     quickstart,
     report,
@@ -50,7 +49,7 @@ app = typer.Typer(
 _START, _DATA, _TRAIN = "Start here", "Make and check data", "Train"
 _MEASURE, _SERVE = "Ask, evaluate, look", "Tools and servers"
 app.command(rich_help_panel=_START)(quickstart.quickstart)
-app.command(rich_help_panel=_START)(init.init)
+app.command(rich_help_panel=_START)(quickstart.init)
 app.command(rich_help_panel=_START)(doctor.doctor)
 app.add_typer(listing.app, name="list", rich_help_panel=_START)
 app.add_typer(data.app, name="data", rich_help_panel=_DATA)

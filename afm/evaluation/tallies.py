@@ -28,8 +28,8 @@ from afm.configuration import Settings
 from afm.errors import DataError
 from afm.evaluation.agents import Agents
 from afm.evaluation.statistics import Interval
-from afm.rewards.agent_h import tool_talk
 from afm.rewards.text_match import comparable
+from afm.rewards.tool_use import tool_talk
 from afm.trajectory import answers
 from afm.trajectory.call_forms import written_calls
 from afm.trajectory.programs import parse_program

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from afm.models.base import FinishReason, Generation, SamplingParams, StreamingModel, TokenModel
+from afm.models.base import (
+    FinishReason,
+    Generation,
+    SamplingParams,
+    ScriptedModel,
+    StreamingModel,
+    TokenModel,
+)
 from afm.models.load import load_model
-from afm.models.scripted import ScriptedModel
 
 __all__ = [
     "FinishReason",

@@ -17,7 +17,6 @@ from pydantic import Field, model_validator
 from afm.configuration import Settings, read_mapping, validated
 from afm.errors import AfmError, ConfigError, suggestion
 from afm.plugins import import_module_of
-from afm.rewards.agent_h import AgentH
 from afm.rewards.base import FormScorer, Part, Reward, Sample, Scorer
 from afm.rewards.choice import ChoiceLetter
 from afm.rewards.code_tests import CodeTests
@@ -33,8 +32,8 @@ from afm.rewards.formula import (
 )
 from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.math import MathVerify
-from afm.rewards.t_eval import TEval, TEvalSettings
 from afm.rewards.text_match import ExactMatch, MatchVariant, Substring, TokenF1
+from afm.rewards.tool_use import AgentH, TEval, TEvalSettings
 from afm.sandbox import SandboxSettings, open_sandbox
 from afm.settings import load_settings
 from afm.tools.remote import remote_sandbox

@@ -18,8 +18,7 @@ from afm.sandbox.base import (
     SandboxSettings,
     limits_from,
 )
-from afm.sandbox.bubblewrap import BubblewrapSandbox
-from afm.sandbox.nsjail import NsjailSandbox
+from afm.sandbox.jails import BubblewrapSandbox, NsjailSandbox
 from afm.sandbox.zygote import ZygoteSandbox
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 An outer bubblewrap jail holds a *zygote*: the sandbox's Python with common packages imported. A run is a fork
 of it in fresh user, process, mount, IPC and UTS namespaces, with what a jail of
-:class:`afm.sandbox.bubblewrap.BubblewrapSandbox` grants and nothing more. No run can reach its zygote: it has
+:class:`afm.sandbox.jails.BubblewrapSandbox` grants and nothing more. No run can reach its zygote: it has
 no descriptor of it, does not see its processes or files, and changes only its own copy of its memory.
 """
 
@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 
 from afm.errors import AfmError, SandboxError, SandboxUnavailableError
 from afm.sandbox.base import ExitReason, RunResult, SandboxLimits, SandboxSettings
-from afm.sandbox.bubblewrap import BubblewrapJail, find_bubblewrap
 from afm.sandbox.cgroup import RunGroups, group_limit, run_groups
 from afm.sandbox.interpreter import EXERCISES, MODULES, STANDARD, WARM, Identity, find_interpreter
+from afm.sandbox.jails import BubblewrapJail, find_bubblewrap
 from afm.sandbox.run import RunTask, isolation_advice, result_of
 from afm.sandbox.seccomp import filter_program
 from afm.sandbox.slots import Slots, hold_core, own_cores

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from afm.errors import SandboxError
 from afm.sandbox.base import DEVICES, INODES, kernel_limits
-from afm.sandbox.bubblewrap import BubblewrapJail, namespace_options, shown_files
 from afm.sandbox.interpreter import Interpreter
+from afm.sandbox.jails import BubblewrapJail, namespace_options, shown_files
 from afm.sandbox.run import JailRun, RunTask, memory_file
 
 _START_S = 60.0

@@ -134,10 +134,10 @@ def _behind_cassette(
 
 _OF_VERL = {
     "code_executor": ("code.CodeTool", "code_executor"),
-    "web_search_v2": ("web_search.WebSearchTool", "search"),
+    "web_search_v2": ("search.WebSearchTool", "search"),
     "crawl_page_v2": ("crawl_page.CrawlPageTool", "search"),
-    "search_tool": ("wiki_search.WikiSearchTool", "wiki_rag"),
-    "wiki_search_r1": ("wiki_search.WikiSearchTool", "wiki_rag"),
+    "search_tool": ("search.WikiSearchTool", "wiki_rag"),
+    "wiki_search_r1": ("search.WikiSearchTool", "wiki_rag"),
     "visual_inspector": ("visual_inspector.VisualInspectorTool", "visual_inspector"),
 }
 """Modules of tools in AFM's and stock verl's files: our class, and our file that declares it."""
@@ -178,9 +178,8 @@ def usual_readers() -> Mapping[str, Reader]:
     """The readers of the shipped tools, by their usual names."""
     from afm.tools.code import CodeTool
     from afm.tools.crawl_page import CrawlPageTool
+    from afm.tools.search import WebSearchTool, WikiSearchTool
     from afm.tools.visual_inspector import VisualInspectorTool
-    from afm.tools.web_search import WebSearchTool
-    from afm.tools.wiki_search import WikiSearchTool
 
     shipped = (CodeTool, CrawlPageTool, VisualInspectorTool, WebSearchTool, WikiSearchTool)
     return {kind.usual_name: kind.read for kind in shipped}

@@ -20,7 +20,7 @@ from afm.agents import AgentSpec, save_agent
 from afm.cli.ask import ask
 from afm.cli.ask_chat import ChatHistory, ChatSession, open_conversation
 from afm.errors import UsageError
-from afm.models.scripted import ScriptedModel
+from afm.models.base import ScriptedModel
 from afm.trajectory.io import load_records
 
 CALLER = AgentSpec(

@@ -114,7 +114,7 @@ def prepare(folder: Path, text: str, *more: str) -> Result:
 def test_the_class_in_the_tools_file_reads_the_calls(tmp_path: Path) -> None:
     """A tool of one's own may be called `code` and read anything; one of another name may be our code tool."""
     (tmp_path / "any.yaml").write_text(ANY.replace("TOOL", "code"))
-    (tmp_path / "tools.yaml").write_text(TOOLS.replace("CLASS", "afm.tools.wiki_search.WikiSearchTool"))
+    (tmp_path / "tools.yaml").write_text(TOOLS.replace("CLASS", "afm.tools.search.WikiSearchTool"))
     (tmp_path / "own.yaml").write_text(
         TOOLS.replace("CLASS", "afm.tools.code.CodeTool").replace("code,", "run,")
     )

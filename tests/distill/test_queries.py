@@ -24,7 +24,7 @@ from afm.distill.queries.select import known_questions, select_queries
 from afm.endpoints.chat import EndpointSettings
 from afm.errors import AfmError, ConfigError, DataError, EngineError, RewardError
 from afm.models import SamplingParams
-from afm.models.scripted import ScriptedModel
+from afm.models.base import ScriptedModel
 from afm.rewards import load_reward
 from afm.seeds import derive_seed
 from afm.trajectory.tags import author_segments

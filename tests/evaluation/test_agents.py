@@ -16,8 +16,7 @@ from afm.evaluation.metrics import Metrics
 from afm.evaluation.report import write_run_report
 from afm.evaluation.viewer.episodes import agent_of
 from afm.findings import Level
-from afm.models.base import SamplingParams
-from afm.models.scripted import ScriptedModel
+from afm.models.base import SamplingParams, ScriptedModel
 from afm.trajectory.io import load_records
 
 ROOT = Path(__file__).resolve().parents[2]

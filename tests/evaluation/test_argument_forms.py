@@ -9,7 +9,7 @@ from afm.errors import ConfigError
 from afm.evaluation.config import load_config
 from afm.evaluation.tallies import UnseenTool
 from afm.evaluation.wording import unseen_words
-from afm.models.scripted import ScriptedModel
+from afm.models.base import ScriptedModel
 
 ROOT = Path(__file__).resolve().parents[2]
 JSON = {"form": "json", "required": ["file_path"], "optional": ["question"]}

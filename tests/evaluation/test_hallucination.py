@@ -9,7 +9,7 @@ from afm.errors import ConfigError
 from afm.evaluation import Metrics, read_manifest, summarise
 from afm.evaluation.report import write_run_report
 from afm.evaluation.wording import hallucination_words
-from afm.models.scripted import ScriptedModel
+from afm.models.base import ScriptedModel
 
 ROOT = Path(__file__).resolve().parents[2]
 MATH = load_agent("math")

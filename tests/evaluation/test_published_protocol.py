@@ -13,8 +13,7 @@ from afm.evaluation.doctor import diagnose
 from afm.evaluation.job import sources_of
 from afm.evaluation.report import write_run_report
 from afm.findings import Level
-from afm.models.base import SamplingParams
-from afm.models.scripted import ScriptedModel
+from afm.models.base import SamplingParams, ScriptedModel
 from afm.rollout import PublishedProtocol
 from afm.trajectory.io import load_records
 

@@ -6,8 +6,7 @@ import pytest
 
 from afm.errors import ConfigError, DataError, EngineError
 from afm.evaluation import FailurePolicy, Metrics, Sources
-from afm.models.base import FinishReason, Generation
-from afm.models.scripted import ScriptedModel
+from afm.models.base import FinishReason, Generation, ScriptedModel
 from afm.seeds import derive_seed
 from afm.tools import load_tools
 from afm.trajectory.io import load_records

@@ -7,7 +7,7 @@ import pytest
 from afm.cli.report import report
 from afm.evaluation.config import load_config
 from afm.evaluation.job import load_tasks, sources_of
-from afm.models.scripted import ScriptedModel
+from afm.models.base import ScriptedModel
 from afm.trajectory.io import load_records
 from afm.trajectory.record import encrypt, opened
 

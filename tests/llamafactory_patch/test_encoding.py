@@ -10,7 +10,7 @@ from sft_rows import CALL, SEEN, alpaca
 
 from afm.agents import load_agent
 from afm.errors import ConfigError, DataError
-from afm.models.scripted import ScriptedModel
+from afm.models.base import ScriptedModel
 from afm.models.tokenizer import ChatTokenizer
 from afm.rollout import run_episode
 

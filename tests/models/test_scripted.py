@@ -1,8 +1,7 @@
 import pytest
 
 from afm.errors import EngineError
-from afm.models.base import FinishReason, SamplingParams
-from afm.models.scripted import ScriptedModel
+from afm.models.base import FinishReason, SamplingParams, ScriptedModel
 
 
 async def say(model, limit=1000, stop=("</a>",), prompt=()):

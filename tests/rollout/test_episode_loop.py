@@ -6,8 +6,7 @@ from known_tool import KnownTool
 from afm.agents import Limits, load_agent
 from afm.errors import ConfigError, EngineError
 from afm.masking import encode_batch
-from afm.models.base import FinishReason, Generation, SamplingParams
-from afm.models.scripted import ScriptedModel
+from afm.models.base import FinishReason, Generation, SamplingParams, ScriptedModel
 from afm.rollout import run_episode
 from afm.seeds import generation_seed
 from afm.trajectory.record import StopReason

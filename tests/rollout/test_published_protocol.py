@@ -5,8 +5,7 @@ from known_tool import KnownTool
 
 from afm.agents import Limits, load_agent
 from afm.errors import ConfigError
-from afm.models.base import SamplingParams
-from afm.models.scripted import ScriptedModel
+from afm.models.base import SamplingParams, ScriptedModel
 from afm.rollout import PublishedProtocol, run_published
 from afm.rollout.published_protocol import SAME_CONTENT, SAME_FUNCTION, suggestion_role, trimmed
 from afm.trajectory import answers

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from afm.models.scripted import ScriptedModel
+from afm.models.base import ScriptedModel
 from afm.rollout import run_episode
 from afm.tools import ToolResult
 from afm.tools.base import current_goal

@@ -1,7 +1,7 @@
 """Events while an episode runs, and its record on disk."""
 
 from afm.agents import Limits
-from afm.models.scripted import ScriptedModel
+from afm.models.base import ScriptedModel
 from afm.rollout import CallFinished, CallStarted, Stopped, TextWritten, episode_record, run_episode
 from afm.trajectory.record import Record, StopReason, Verdict
 

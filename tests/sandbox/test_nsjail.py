@@ -16,7 +16,7 @@ from afm.errors import SandboxUnavailableError
 from afm.sandbox import SandboxLimits, open_sandbox
 from afm.sandbox.base import DEVICES
 from afm.sandbox.interpreter import Identity, Interpreter
-from afm.sandbox.nsjail import NsjailJail, nsjail_command, nsjail_config
+from afm.sandbox.jails import NsjailJail, nsjail_command, nsjail_config
 from afm.sandbox.percall import Jail, launch
 from afm.sandbox.seccomp import filter_program
 

@@ -11,8 +11,7 @@ import json
 from fastapi import FastAPI, Request
 from loopback import LoopbackServer
 
-from afm.models.base import FinishReason, SamplingParams
-from afm.models.scripted import ScriptedModel
+from afm.models.base import FinishReason, SamplingParams, ScriptedModel
 from afm.models.tokenizer import ChatTokenizer
 from afm.rewards.text_match import gold_answers
 

@@ -12,8 +12,7 @@ import time
 from afm.agents import load_agent
 from afm.datasets.mini_world import WorldSplit, generate, read_problem
 from afm.evaluation import Conditions, evaluate
-from afm.models.base import SamplingParams
-from afm.models.scripted import ScriptedModel
+from afm.models.base import SamplingParams, ScriptedModel
 from afm.rewards import load_reward
 from afm.tools import ToolResult, load_tools
 

@@ -8,7 +8,7 @@ from site_server import Site
 from tool_server import ToolServer, build_index, running
 
 from afm.datasets.encyclopaedia import Encyclopaedia, write_corpus
-from afm.tools.wiki_search import NOTHING_FOUND, WikiSearchSettings, WikiSearchTool
+from afm.tools.search import NO_PASSAGE, WikiSearchSettings, WikiSearchTool
 
 ROOT = Path(__file__).parents[2]
 WORLD = Encyclopaedia(300, seed=2)
@@ -74,7 +74,7 @@ async def test_passages_are_numbered_with_title_and_text(server, path):
 
 
 async def test_nothing_found_and_empty_queries_are_told(server):
-    assert (await call(tool(server), "xyzzy")).text == NOTHING_FOUND
+    assert (await call(tool(server), "xyzzy")).text == NO_PASSAGE
     empty = await call(tool(server), " \n ")
     assert empty.ok
     assert empty.meta["reason"] == "bad_argument"

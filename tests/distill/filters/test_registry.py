@@ -83,7 +83,7 @@ def test_evaluation_sets_are_added_where_they_are_compared():
 
 TOOLS = """
 tools:
-  - class_name: afm.tools.wiki_search.WikiSearchTool
+  - class_name: afm.tools.search.WikiSearchTool
     tool_schema: {type: function, function: {name: code}}
 """
 

@@ -13,7 +13,7 @@ from afm.errors import ConfigError
 from afm.tools import load_tools
 from afm.tools.base import current_goal, working_toward
 from afm.tools.crawl_page import NO_ADDRESS
-from afm.tools.web_search import NOTHING_FOUND
+from afm.tools.search import NO_PAGE
 from afm.trajectory import observation_text, parse
 
 ROOT = Path(__file__).parents[3]
@@ -72,7 +72,7 @@ async def test_an_agent_searches_and_reads(world, tools, site):
     )
     assert page.ok
     assert page.meta["failures"] == ["status"]
-    assert (await tool["web_search"].call("xylophone")).text == NOTHING_FOUND
+    assert (await tool["web_search"].call("xylophone")).text == NO_PAGE
     assert (await tool["web_search"].call(" ")).meta["reason"] == "bad_argument"
     assert (await tool["crawl_page"].call(" \n")).text == NO_ADDRESS
     assert (await tool["crawl_page"].call(" | ")).text == NO_ADDRESS

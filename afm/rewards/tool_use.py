@@ -1,12 +1,14 @@
-"""T-Eval (arXiv 2312.14033): how well a reply follows instructions, plans, retrieves and understands tools.
+"""How well a reply uses tools, by the two measures of Agent-FLAN's paper.
 
-Items score 0 to 1, as its published evaluators score them.
+T-Eval (arXiv 2312.14033): how well it follows instructions, plans, retrieves and understands tools. Items score 0 to 1, as
+its published evaluators score them. Agent-H (Agent-FLAN, arXiv 2403.12881, section 4.3, equation 1) measures hallucination.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +17,17 @@ from afm.errors import ConfigError
 from afm.rewards import t_eval_plans as plans
 from afm.rewards.base import Part, Sample, Scorer
 from afm.rewards.t_eval_plans import Sentences, Similarity, Words, plan_f1
-from afm.trajectory.types import Author
+from afm.trajectory.call_forms import written_calls
+from afm.trajectory.types import Author, Segment
 
-ITEM = "t_eval"
-"""Where a task's ``extra_info`` holds kind, form, template and tools of the item."""
+T_EVAL, AGENT_H = "t_eval", "agent_h"
+"""Where a task's ``extra_info`` holds kind, form, template and tools of an item of T-Eval; and of one of Agent-H the names
+of the tools that are given, and whether one is asked for."""
+REACT = ("Thought:", "Action:")
+GENERAL = ("I will use", "I need to call")
+"""What counts as talk of tools, in ReAct's form and in plain words."""
+
+_FUNCTION_CALL = re.compile(r"""<functioncall>\s*\{\s*["']name["']\s*:\s*["']([^"']+)""")
 
 
 class TEvalSettings(Settings):
@@ -46,14 +55,14 @@ class TEval(Scorer):
         Raises:
             ConfigError: A plan or a reason, and no model to compare it with.
         """
-        item = sample.extra_info.get(ITEM)
+        item = sample.extra_info.get(T_EVAL)
         if not isinstance(item, Mapping):
             return Part(None, "the row is no item of T-Eval: read its files with reader: t_eval")
         return await asyncio.to_thread(self._scored, _reply(sample), sample.ground_truth, item)
 
     async def form(self, sample: Sample) -> Part:
         """1 when the reply can be read as the item asks, which T-Eval calls its parse rate."""
-        item = sample.extra_info.get(ITEM)
+        item = sample.extra_info.get(T_EVAL)
         if not isinstance(item, Mapping):
             return Part(None)
         return Part(float(_readable(_reply(sample), sample.ground_truth, item)))
@@ -168,4 +177,52 @@ def _plan(reply: str, item: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _reply(sample: Sample) -> str:
-    return plans.cleaned("".join(part.text for part in sample.segments if part.author is Author.AGENT))
+    return plans.cleaned(said(sample.segments))
+
+
+def tool_talk(segments: Sequence[Segment]) -> tuple[bool, bool]:
+    """Whether what the agent wrote holds a keyword of ReAct, and one of plain words."""
+    text = said(segments)
+    return any(word in text for word in REACT), any(word in text for word in GENERAL)
+
+
+def said(segments: Sequence[Segment]) -> str:
+    """What the agent wrote."""
+    return "".join(part.text for part in segments if part.author is Author.AGENT)
+
+
+class AgentH(Scorer):
+    """Scores plain replies without talk of tools, and calls where a tool is offered and asked for."""
+
+    async def judge(self, sample: Sample) -> Part:
+        """The mean of 1 without ReAct's keywords and 1 without plain ones, whose mean over questions is H_Score.
+
+        Where a tool is given and asked for, which H_Score leaves out, 1 for a call of the expected one.
+        """
+        item = sample.extra_info.get(AGENT_H)
+        if not isinstance(item, Mapping):
+            return Part(None, "the row is no item of Agent-H: read its files with reader: glaive")
+        if item["asked"] and item["tools"]:
+            right = sample.ground_truth in _called(sample)
+            return Part(float(right), f"expected a call of {sample.ground_truth}")
+        react, general = tool_talk(sample.segments)
+        kinds = [name for name, there in (("ReAct", react), ("general", general)) if there]
+        return Part(1 - len(kinds) / 2, f"talk of tools: {', '.join(kinds) or 'none'}")
+
+    async def form(self, sample: Sample) -> Part:
+        """0 when the reply calls a tool that is not given, in any form."""
+        item = sample.extra_info.get(AGENT_H)
+        if not isinstance(item, Mapping):
+            return Part(None)
+        tools = item["tools"]
+        invented = sorted(name for name in _called(sample) if name not in tools and (name or not tools))
+        return Part(
+            float(not invented), f"calls of tools not given: {', '.join(invented)}" if invented else ""
+        )
+
+
+def _called(sample: Sample) -> set[str]:
+    """Names of the tools that the reply calls; an empty name for a call without one."""
+    calls = {call.name for call in written_calls(sample.segments, sample.spec)}
+    named = set(_FUNCTION_CALL.findall(said(sample.segments)))
+    return named | {name for name in calls if name != "functioncall"}
