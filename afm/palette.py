@@ -29,6 +29,7 @@ PALETTE = {
     "ink": Colour("#1c2330", "#e6eaf0"),
     "soft": Colour("#5b6675", "#9aa6b5", "dim"),
     "line": Colour("#dfe3e9", "#2b333e"),
+    "control": Colour("#7f8a99", "#66717f"),
     "accent": Colour("#2458d3", "#7aa8ff", "cyan"),
     "tint": Colour("#eaf0fd", "#1c2a45"),
     "good": Colour("#0b7a4b", "#5cd6a0", "green"),
@@ -48,7 +49,8 @@ PALETTE = {
     "series-4": Colour("#9333ea", "#c99bff"),
     "series-5": Colour("#be185d", "#f78bb8"),
 }
-"""By name. ``series-*`` are the lines of charts in their order; a ``*-tint`` is the background of text in its colour."""
+"""By name. ``control`` is the border of what can be clicked or typed into. ``series-*`` are the lines of charts in
+their order. A ``*-tint`` is the background of text in its colour."""
 
 ROLE_HUES = (222, 272, 165, 36, 312, 196, 92, 18, 244, 142, 54, 342)
 """CSS hues of roles; a role beyond them takes the first again."""

@@ -69,7 +69,7 @@ def _begins_with_episode(file: Path) -> bool:
     return isinstance(row, dict) and row.keys() >= _KEYS
 
 
-_VERSION = 2
+_VERSION = 3
 _BATCH_BYTES = 4 << 20
 _TITLE_CHARS = 300
 _TEXT_CHARS = 200_000

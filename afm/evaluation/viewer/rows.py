@@ -112,8 +112,9 @@ def expected_line(ground_truth: Any) -> str:
 
 
 def one_line(text: str, chars: int = LINE_CHARS) -> str:
-    """The beginning of a text without line breaks, as SQLite can hold it."""
-    return storable(" ".join(text[: 8 * chars].split())[:chars])
+    """The beginning of a text without line breaks, as SQLite can hold it; an ellipsis where it was longer."""
+    line = " ".join(text[: 8 * chars].split())
+    return storable(line if len(line) <= chars and len(text) <= 8 * chars else f"{line[: chars - 1]}…")
 
 
 def storable(text: str) -> str:

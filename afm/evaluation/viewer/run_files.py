@@ -42,7 +42,7 @@ _FACTS = {
     "commit": ("machine.commit",),
     "machine": ("machine.system",),
 }
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?![\r\n]|$)")
+_OVERWRITTEN = re.compile(r"^[^\n]*\r(?![\r\n]|\Z)", re.MULTILINE)
 """Lines that a progress bar wrote over."""
 
 
@@ -63,9 +63,12 @@ class RunFiles:
         self._hide = hide or Secrets().hidden
 
     def table(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The table of files from rows of :func:`~afm.evaluation.viewer.query.file_rows`, the newest first."""
+        """The table of files from rows of :func:`~afm.evaluation.viewer.query.file_rows`: evaluations, then others.
+
+        Each part has the newest first.
+        """
         table = [self._table_row(row) for row in rows if Path(row["path"]).is_file()]
-        return sorted(table, key=lambda row: row["date"], reverse=True)
+        return sorted(table, key=lambda row: (row["is_evaluation"], row["date"]), reverse=True)
 
     def about(self, path: Path) -> dict[str, Any]:
         """Settings of the run that wrote ``path``: ``facts`` in short, and every key of each settings file.
@@ -117,8 +120,7 @@ class RunFiles:
             first = max(0, last - LOG_PIECE_BYTES) if begin is None else max(0, min(begin, size))
             file.seek(first)
             data = file.read(min(LOG_PIECE_BYTES, last - first))
-        if first and begin is None and b"\n" in data:
-            cut = data.index(b"\n") + 1
+        if first and begin is None and (cut := data.find(b"\n") + 1) < len(data):
             first, data = first + cut, data[cut:]
         text = plain(_OVERWRITTEN.sub("", data.decode("utf-8", "replace")))
         return {"begin": first, "end": first + len(data), "size": size, "text": self._hide(text)}
@@ -127,14 +129,16 @@ class RunFiles:
         """The decoder for a file's tokens, and a sentence that names its tokenizer or says why it is missing."""
         if self._decode is not None:
             return self._decode, "Text by the tokenizer of --tokenizer."
-        advice = "Numbers stand for text: start `afm view` with --tokenizer MODEL_FOLDER."
+        advice = "So the ids are shown. Start `afm view` with --tokenizer MODEL_FOLDER to see text."
         names = list(self._model_names(path))
         for folder in _model_folders(path, names):
             try:
                 return _load_decoder(str(folder)), f"Text by the tokenizer of {self._hide(str(folder))}."
             except AfmError as error:
                 return None, f"{self._hide(str(error))}. {advice}"
-        where = f"no tokenizer at {', '.join(names)}" if names else "no settings file here names a model"
+        where = (
+            f"There is no tokenizer at {', '.join(names)}" if names else "No settings file here names a model"
+        )
         return None, f"{self._hide(where)}. {advice}"
 
     def name_of(self, file: Path) -> str:

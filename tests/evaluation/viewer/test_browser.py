@@ -75,7 +75,7 @@ def test_a_person_filters_searches_reads_and_compares(page, address):
     page.keyboard.press("Escape")
     page.keyboard.press("j")
     page.wait_for_selector(".block >> text=river 42")
-    assert page.inner_text(".badge").strip().endswith("failed 0")
+    assert page.inner_text(".badge").strip().endswith("failed, score 0")
     linked = page.url
 
     page.goto(f"{address}#text=river+1")
@@ -99,7 +99,8 @@ def test_hostile_text_stays_text(page, address):
     page.wait_for_selector("#list a")
     page.keyboard.press("j")
     page.wait_for_selector(".question")
-    assert page.inner_text(".question") == HOSTILE
+    # what would turn the direction of writing around is shown, not obeyed
+    assert page.inner_text(".question") == HOSTILE.replace("\u202e", r"\u202e")
     assert page.query_selector_all("main img, main script, #list img") == []
     page.keyboard.press("t")
     page.wait_for_selector(".tokens .masked")
@@ -275,6 +276,42 @@ def test_a_growing_log_is_followed(page, address, run):
     with (run / "train.log").open("a") as log:
         log.write("step 2\n")
     expect(page.locator("#log-text")).to_have_text("step 1\nstep 2\n")
+
+
+def test_the_files_of_many_steps_are_one_line_until_it_is_opened(page, address, run, viewer):
+    for step in range(6):
+        viewer.write(run / f"rl/step_{step:06}.jsonl", [viewer.episode(step + 200)])
+    page.goto(address)
+    expect(page.locator("#status")).to_have_text("159 episodes in 9 files")
+    expect(page.locator("tbody tr:visible")).to_have_count(4)
+    page.click("text=rl/step_*.jsonl, 6 files")
+    expect(page.locator("tbody tr:visible")).to_have_count(10)
+
+
+def test_a_search_without_a_match_leads_back_to_all(page, address):
+    page.goto(f"{address}#verdict=failed&text=zebra")
+    expect(page.locator("#empty")).to_contain_text("No episode matches")
+    page.click("text=Show all episodes")
+    expect(page.locator("#list a")).to_have_count(100)
+    expect(page.locator("#empty")).to_be_hidden()
+
+
+def test_long_names_and_figures_overlap_nothing(page, address, run, viewer):
+    from afm.trajectory.record import Cost
+
+    figures = Cost(agent_tokens=10**15, wall_seconds=1e12)
+    name = "w" * 300
+    long = viewer.episode(1, id=name, question=name, model=name, source=name, cost=figures)
+    viewer.write(run / "deep/er/and/deeper/episodes.jsonl", [long])
+    page.goto(address)
+    expect(page.locator("tbody tr")).to_have_count(4)
+    assert page.evaluate("document.getElementById('page').scrollWidth") <= 1280
+    page.goto(f"{address}#text={name}")
+    expect(page.locator("#list a")).to_have_count(1)
+    assert page.locator("#list .figure").all_inner_texts() == ["1", "1000T", "11.6M d"]
+    page.click("#list a")
+    page.wait_for_selector(".block")
+    assert page.evaluate("document.querySelector('main').scrollWidth") <= 920
 
 
 def test_the_keys_lead_everywhere(page, address):

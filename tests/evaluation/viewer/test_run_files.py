@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import httpx
 import pytest
@@ -44,7 +45,7 @@ def get(run, viewer, tmp_path):
         yield ask
 
 
-def test_the_table_has_a_row_for_each_file_and_the_newest_is_first(get):
+def test_the_table_has_a_row_for_each_file_and_evaluations_are_first(run, get):
     evaluation, distillation = get("/api/files")
     assert (evaluation["name"], evaluation["episodes"], evaluation["is_evaluation"]) == (
         "eval/episodes.jsonl",
@@ -54,6 +55,8 @@ def test_the_table_has_a_row_for_each_file_and_the_newest_is_first(get):
     assert (evaluation["pass_at_1"], evaluation["calls"], evaluation["tokens"]) == (0.75, 1.0, 12.5)
     assert (distillation["name"], distillation["is_evaluation"]) == ("distil.jsonl", False)
     assert distillation["date"] == "2001-09-09T01:46:40+00:00"
+    os.utime(run / "distil.jsonl", (4e9, 4e9))  # newer than the evaluation
+    assert [row["name"] for row in get("/api/files")] == ["eval/episodes.jsonl", "distil.jsonl"]
 
 
 @pytest.mark.parametrize(("counted", "expected"), [(4, 0.5), (3, 0.75)])
@@ -93,6 +96,13 @@ def test_a_log_is_read_from_its_end_in_whole_lines(run, get):
 def test_a_log_shows_what_a_terminal_would_show(run, get):
     (run / "a.log").write_bytes(b"10 %\r50 %\r100 %\ndone\r\n\x1b[31mred\x1b[0m \xff\n")
     assert get("/api/logs/read", name="a.log")["text"].splitlines() == ["100 %", "done", "red \ufffd"]
+
+
+def test_a_log_of_one_endless_line_is_read_at_once(run, get):
+    (run / "a.log").write_text("y" * 1_000_000 + "\n")
+    began = time.monotonic()
+    assert get("/api/logs/read", name="a.log")["text"].count("y") == LOG_PIECE_BYTES - 1
+    assert time.monotonic() - began < 3
 
 
 def test_only_logs_of_the_run_are_read(run, get, tmp_path):
@@ -144,4 +154,4 @@ class TestTokens:
     def test_without_a_folder_the_wanted_name_is_shown(self, run):
         decode, note = RunFiles(run).decoder(run / "eval/episodes.jsonl")
         assert decode is None
-        assert note.startswith("no tokenizer at models/small.")
+        assert note.startswith("There is no tokenizer at models/small.")

@@ -39,7 +39,7 @@ def test_tokens_come_with_mask_and_log_probability(address, viewer):
         {"id": 5, "text": "5 ", "trained": True, "logprob": -0.5, "advantage": None},
         {"id": 6, "text": "6 ", "trained": False, "logprob": None, "advantage": None},
     ]
-    assert shown["note"].startswith("no settings file here names a model. Numbers stand for text")
+    assert shown["note"].startswith("No settings file here names a model. So the ids are shown.")
 
 
 def test_lists_are_filtered_and_paged(address, viewer):

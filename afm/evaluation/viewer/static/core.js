@@ -3,12 +3,19 @@
    Text of episodes reaches the page through textContent only. The address's hash holds the whole state. */
 
 const $ = (id) => document.getElementById(id);
-const MARKS = { passed: "✓", failed: "✗", partly: "◐", abstained: "–", dropped: "✗", unjudged: "·" };
+const MARKS = { passed: "✓", failed: "✗", partly: "◐", abstained: "–", dropped: "✗", unjudged: "○" };
+const HIDDEN = /[\x00-\x08\x0b-\x1f\x7f]|[\u202a-\u202e\u2066-\u2069]/g;
+
+/* Control characters as \x1b and \u202e: they would be boxes, or change the order in which text is read. */
+const visible = (text) => String(text).replace(HIDDEN, (sign) => {
+  const code = sign.charCodeAt(0).toString(16);
+  return code.length > 2 ? `\\u${code}` : `\\x${code.padStart(2, "0")}`;
+});
 
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) {
-    if (key === "text") node.textContent = value;
+    if (key === "text") node.textContent = visible(value ?? "");
     else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else if (value !== null && value !== false) node.setAttribute(key, value === true ? "" : value);
   }
@@ -43,9 +50,15 @@ async function ask(path) {
   return body;
 }
 
-const number = (value) => Number(value).toLocaleString("en");
+const number = (value) => Number(value).toLocaleString("en", value >= 1e7 ? { notation: "compact", maximumFractionDigits: 1 } : {});
 const many = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
-const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : value < 600 ? `${value.toFixed(1)} s` : `${Math.round(value / 60)} min`);
+const DURATIONS = [[172800, 86400, "d", 0], [7200, 3600, "h", 1], [600, 60, "min", 0], [1, 1, "s", 1], [0, 0.001, "ms", 0]];
+const seconds = (value) => {
+  const [, unit, name, digits] = DURATIONS.find(([from]) => value >= from) || DURATIONS.at(-1);
+  const figure = value / unit;
+  return `${figure < 1e4 ? figure.toFixed(digits) : number(Math.round(figure))} ${name}`;
+};
+const mark = (verdict, word) => make("span", { class: `mark ${verdict}`, title: word, role: "img", "aria-label": word, text: MARKS[verdict] || "○" });
 const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
 const short = (path) => path.split("/").slice(-3).join("/");
 const size = (bytes) => (bytes < 1024 ? `${bytes} B` : bytes < 1 << 20 ? `${(bytes / 1024).toFixed(0)} KiB` : `${(bytes / (1 << 20)).toFixed(1)} MiB`);

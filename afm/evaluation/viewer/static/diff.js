@@ -66,7 +66,7 @@ function markedText(parts, className) {
   for (let at = 0; at < parts.length;) {
     let end = at;
     while (end < parts.length && parts[end][1] === parts[at][1]) end++;
-    const text = parts.slice(at, end).map((part) => part[0]).join("");
+    const text = visible(parts.slice(at, end).map((part) => part[0]).join(""));
     out.append(parts[at][1] ? make("mark", { class: className, text }) : text);
     at = end;
   }
@@ -82,8 +82,8 @@ function differences(first, second) {
     const same = left && right && left.text === right.text;
     equal += Boolean(same);
     const parts = left && right && !same ? wordDifferences(left.text, right.text) : null;
-    const cell = (item, at) => (item ? block(item, parts ? markedText(parts[at], at ? "new" : "old") : null, !left || !right ? "only" : "") : make("p", { class: "gap soft", text: "no such step" }));
+    const cell = (item, at) => (item ? block(item, parts ? markedText(parts[at], at ? "new" : "old") : null, !left || !right ? "only" : "") : make("p", { class: "gap soft", text: "not in this episode" }));
     out.append(make("div", { class: `pair ${same ? "same" : ""}` }, cell(left, 0), cell(right, 1)));
   }
-  return [make("p", { class: "soft", text: `${equal} of ${many(steps.length, "step")} are equal (faint); words that differ are marked` }), out];
+  return [make("p", { class: "soft", text: `${equal} of ${many(steps.length, "step")} ${equal === 1 ? "is" : "are"} equal and shown without colour. Words that differ are marked.` }), out];
 }

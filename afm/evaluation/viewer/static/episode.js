@@ -40,13 +40,14 @@ async function loadReader() {
 function bar(episodes, state) {
   const toggle = (name, text, title) => make("button", { id: `${name}-button`, type: "button", title, text, "aria-pressed": String(state.has(name)), onclick: () => go({ [name]: state.has(name) ? null : 1 }) });
   const button = (text, title, onclick, id = null) => make("button", { id, type: "button", title, text, onclick });
+  const step = (arrow, word, key, by) => make("button", { type: "button", title: `${word} (${key})`, onclick: () => move(by) }, arrow, make("span", { class: "word", text: ` ${word}` }));
   return make("div", { class: "bar" },
     button("← List", "Esc", leave, "back"),
-    button("↑ Previous", "k", () => move(-1)),
-    button("↓ Next", "j", () => move(1)),
+    step("↑", "Previous", "k", -1),
+    step("↓", "Next", "j", 1),
     make("span", { class: "spacer" }),
     toggle("others", "Compare", "c: other episodes of this question"),
-    state.get("with") ? toggle("diff", "Differences", "d: step beside step, with the words that differ") : null,
+    state.get("with") ? toggle("diff", "Differences", "d: step by step, with the words that differ") : null,
     state.get("with") ? button("Close comparison", "Esc", () => go({ with: null, diff: null })) : null,
     episodes[0].has_tokens ? toggle("tokens", "Tokens", "t: tokens, mask and log-probabilities") : null,
     button("Settings", "i: what the run was made with", aboutCurrent));
@@ -60,7 +61,7 @@ async function sameQuestion(first) {
   for (const item of rest) {
     const facts = [item.name, item.answer, short(item.file), many(item.calls, "call")];
     box.append(make("button", { type: "button", onclick: () => go({ with: item.id, others: null }) },
-      make("span", { class: `mark ${item.verdict}`, text: MARKS[item.verdict] || "·" }),
+      mark(item.verdict, item.verdict),
       make("span", { text: facts.filter(Boolean).join("  ·  ") })));
   }
   return box;
@@ -69,21 +70,22 @@ async function sameQuestion(first) {
 async function side(episode, id, withTokens, withBlocks) {
   const verdict = episode.verdict, cost = episode.cost, fact = episode.row;
   const facts = [fact.source, episode.model, fact.step === null ? "" : `step ${fact.step}`, `stop: ${episode.stop}`, many(cost.generations, "turn"),
-    `${many(cost.tool_calls, "call")}${cost.tool_failures ? `, ${cost.tool_failures} failed` : ""}`, `${number(cost.agent_tokens)} + ${number(cost.observation_tokens)} tokens`,
-    `${seconds(cost.wall_seconds)}, ${seconds(cost.tool_seconds)} in tools`];
+    `${many(cost.tool_calls, "call")}${cost.tool_failures ? `, ${number(cost.tool_failures)} failed` : ""}`, `${many(cost.agent_tokens, "token")} written${cost.observation_tokens ? `, ${number(cost.observation_tokens)} observed` : ""}`,
+    `${seconds(cost.wall_seconds)}${cost.tool_seconds ? `, ${seconds(cost.tool_seconds)} in tools` : ""}`];
   const parts = verdict ? Object.entries(verdict.parts).map(([name, value]) => `${name} ${value}`).join(", ") : "";
-  const word = fact.verdict + (verdict && verdict.score !== null ? ` ${verdict.score}` : "");
+  const word = fact.verdict + (verdict && verdict.score !== null ? `, score ${verdict.score}` : "");
   return make("article", { class: "side" },
     make("p", { class: "soft mono", text: `${episode.id} · ${short(fact.file)}` }),
     make("h2", { class: "question", text: episode.question }),
     make("div", { class: "line" }, make("span", { class: `badge ${fact.verdict}`, text: `${MARKS[fact.verdict] || ""} ${word}` }), make("span", { class: "soft", text: facts.filter(Boolean).join(" · ") })),
-    make("p", { class: "gold" }, make("span", { class: "soft", text: "answer: " }), make("b", { text: fact.answer || "none" }), make("span", { class: "soft", text: "   expected: " }), make("b", { text: episode.ground_truth })),
+    make("dl", { class: "gold" }, ...[["answer", fact.answer || "none"], ["expected", episode.ground_truth]].map(([term, text]) => make("div", {}, make("dt", { text: term }), make("dd", { text })))),
     verdict && (verdict.evidence || parts) ? make("p", { class: "soft evidence", text: [verdict.evidence, parts].filter(Boolean).join(" · ") }) : null,
     episode.reason || episode.error ? make("p", { class: "error evidence", text: [episode.reason, episode.error].filter(Boolean).join(" · ") }) : null,
     episode.prompt ? make("details", {}, make("summary", { text: "Prompt" }), make("pre", { text: episode.prompt })) : null,
     episode.provenance ? make("details", {}, make("summary", { text: "Provenance" }), make("pre", { text: episode.provenance })) : null,
     withTokens && episode.has_tokens ? await tokenBox(id) : null,
-    episode.spec_found ? null : make("p", { class: "soft", text: `The agent ${episode.agent} is not known here, so its roles cannot be separated.` }),
+    episode.spec_found ? null : make("p", { class: "soft", text: `There is no declaration of the agent ${episode.agent} here, so its roles cannot be separated.` }),
+    withBlocks && !episode.blocks.length ? make("p", { class: "soft", text: "The response is empty." }) : null,
     ...(withBlocks ? episode.blocks.map((item) => block(item)) : []));
 }
 
@@ -93,7 +95,7 @@ function block(item, content = null, extra = "") {
   const notes = item.tool ? [item.tool, seconds(item.seconds), item.ok ? "" : "failed", item.duplicate ? "repeated" : ""].filter(Boolean).join(" · ") : environment ? "not trained on" : "";
   return make("section", { class: `block ${environment ? "environment" : ""} ${item.colour === null ? "" : `coloured h${item.colour}`} ${extra}` },
     make("div", { class: "block-head" }, make("span", { text: name }), item.fault ? make("em", { text: item.fault }) : null, notes ? make("small", { text: notes }) : null),
-    make("div", { class: `block-text ${item.code ? "code" : ""}`, tabindex: "0" }, content || highlighted(item.text, item.code)));
+    make("div", { class: `block-text ${item.code ? "code" : ""}`, tabindex: "0" }, content || highlighted(visible(item.text), item.code)));
 }
 
 async function tokenBox(id) {

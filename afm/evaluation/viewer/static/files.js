@@ -4,30 +4,66 @@
 const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
 const day = (date) => date.slice(0, 16).replace("T", " ");
 const FILE_ROWS = 500;
+const MAX_STEPS_SHOWN = 4;
 
 async function showFiles() {
   const files = await ask("api/files");
   const names = ["File", "Model", "Agent", "Episodes", "pass@1", "Calls", "Tokens", "Time", "Date", ""];
   const head = make("tr", {}, ...names.map((text) => make("th", { scope: "col", text })));
-  const body = files.slice(0, FILE_ROWS).map(fileRow);
-  const more = files.length > FILE_ROWS ? `The newest ${number(FILE_ROWS)} of ${many(files.length, "file")}; the episodes' filter has them all.` : "";
+  const known = files.slice(0, FILE_ROWS), evaluations = known.filter((file) => file.is_evaluation), others = known.filter((file) => !file.is_evaluation);
+  const bodies = [["Evaluations", evaluations], ["Other episodes", others]].filter(([, part]) => part.length);
+  const more = files.length > FILE_ROWS ? ` Only ${number(FILE_ROWS)} of ${many(files.length, "file")} are here; the filter of the episodes has them all.` : "";
+  const none = "No file of episodes yet. An evaluation, a distillation or afm rl writes them, and then they appear here.";
   return [
     make("h2", { text: "Files" }),
-    make("p", { class: "soft", text: `Newest first. Calls, tokens and time are means of an episode. ${more}` }),
+    make("p", { class: "soft", text: files.length ? `Newest first. Calls, tokens and time are means per episode.${more}` : none }),
     leftOut(),
-    make("table", { class: "files" }, make("thead", {}, head), make("tbody", {}, ...body)),
+    files.length ? make("table", { class: "files" }, make("thead", {}, head), ...bodies.map(([title, part]) => filesBody(bodies.length > 1 ? title : "", part))) : null,
   ];
 }
 
+/* The files of one kind; the many files of a training's steps are one line until it is opened. */
+function filesBody(title, files) {
+  const head = title ? [make("tr", { class: "headed" }, make("th", { class: "group", colspan: "10", scope: "rowgroup", text: title }))] : [];
+  const steps = new Map();
+  for (const file of files) {
+    const folder = file.name.match(/^(.*)step_\d+\.jsonl$/)?.[1];
+    if (folder !== undefined) steps.set(folder, [...(steps.get(folder) || []), file]);
+  }
+  const rows = files.flatMap((file) => {
+    const [folder, part] = [...steps].find(([, some]) => some.length > MAX_STEPS_SHOWN && some.includes(file)) || [];
+    if (!part) return [fileRow(file)];
+    const own = fileRow(file);
+    own.hidden = true;
+    own.dataset.folder = folder;
+    return part[0] === file ? [foldRow(folder, part), own] : [own];
+  });
+  return make("tbody", {}, ...head, ...rows);
+}
+
+function foldRow(folder, part) {
+  const sum = (value) => part.reduce((all, file) => all + value(file), 0);
+  const link = make("a", { href: "", "aria-expanded": "false", text: `${folder}step_*.jsonl, ${many(part.length, "file")}` });
+  const row = make("tr", { class: "fold" }, make("th", { scope: "row", colspan: "3" }, link),
+    make("td", { "data-label": "Episodes", text: number(sum((file) => file.episodes)) }), make("td", { colspan: "6" }));
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    const open = link.getAttribute("aria-expanded") === "false";
+    link.setAttribute("aria-expanded", String(open));
+    for (const other of row.parentNode.children) if (other.dataset.folder === folder) other.hidden = !open;
+  });
+  return row;
+}
+
 function fileRow(file) {
-  const cell = (label, text, title = null) => make("td", { "data-label": label, title, text });
+  const cell = (label, text, title = null, name = null) => make("td", { "data-label": label, title, text, class: name });
   const list = `#${new URLSearchParams({ file: file.path })}`;
   return make("tr", {},
     make("th", { scope: "row" }, make("a", { href: list, text: file.name }), file.bad ? make("small", { class: "error", text: ` ${many(file.bad, "unreadable line")}` }) : null),
-    cell("Model", short(file.model)), cell("Agent", file.agent), cell("Episodes", number(file.episodes)),
+    cell("Model", short(file.model), file.model, "wide"), cell("Agent", file.agent), cell("Episodes", number(file.episodes)),
     make("td", { "data-label": "pass@1", class: "score", title: `${many(file.scored, "episode")} with a score`, text: percent(file.pass_at_1) }),
     cell("Calls", file.calls.toFixed(2)), cell("Tokens", number(Math.round(file.tokens))), cell("Time", seconds(file.seconds ?? 0)),
-    cell("Date", day(file.date), file.date),
+    cell("Date", day(file.date), file.date, "wide"),
     make("td", {}, make("a", { href: `#about=${file.id}`, text: "settings" })));
 }
 
@@ -45,9 +81,9 @@ function pairs(rows, className) {
 
 async function showAbout(id) {
   const about = await ask(`api/files/${id}`);
-  const none = "No manifest or settings file lies beside these episodes, so nothing is known of how they were made.";
+  const none = "There is no manifest or settings file next to these episodes, so it is not known how they were made.";
   return [
-    make("p", { class: "soft" }, make("a", { href: "#view=files", text: "Files" })),
+    make("p", { class: "soft" }, make("a", { href: "#view=files", text: "← Files" })),
     make("h2", { class: "mono-name", text: about.name }),
     make("p", {}, make("a", { href: `#${new URLSearchParams({ file: about.path })}`, text: "Its episodes" })),
     about.facts.length ? pairs(about.facts, "facts") : make("p", { class: "soft", text: none }),

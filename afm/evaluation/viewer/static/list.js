@@ -28,10 +28,21 @@ async function loadList(append = false) {
     showRows(page.rows, offset);
     $("count").textContent = page.capped ? `more than ${many(page.total, "episode")}` : many(page.total, "episode");
     $("more").hidden = list.rows.length >= page.total;
+    showEmpty(query);
   } catch (error) {
     $("count").textContent = String(error.message);
   }
   markRow();
+}
+
+/* Why there is no row, and the way back to all. */
+function showEmpty(query) {
+  $("empty").hidden = list.rows.length > 0;
+  $("list").hidden = !list.rows.length;
+  if (list.rows.length) return;
+  const filtered = [...query.keys()].some((key) => !["offset", "limit", "order"].includes(key));
+  const words = filtered ? "No episode matches the search and the filters. " : "No episodes yet. The page shows them as the run writes them.";
+  $("empty").replaceChildren(words, ...(filtered ? [make("a", { href: "#view=episodes", text: "Show all episodes" })] : []));
 }
 
 /* Rows that did not change stay the nodes they are: a click begins and ends on the same one, though the list was loaded again. */
@@ -51,12 +62,12 @@ function row(item) {
   const step = item.step === null ? "" : `step ${item.step} · `;
   const word = item.verdict + (item.score === null ? "" : `, score ${item.score}`);
   return make("li", {}, make("a", { href: `#e=${item.id}`, "data-id": item.id, onclick: (event) => { event.preventDefault(); open(item.id); } },
-    make("span", { class: `mark ${item.verdict}`, title: word, text: MARKS[item.verdict] || "·" }),
+    mark(item.verdict, word),
     make("span", { class: "title", text: item.title || item.name }),
     make("span", { class: "answer", title: "answer", text: item.answer || "no answer" }),
     make("span", { class: "expected", title: "expected", text: item.expected }),
-    make("span", { class: "figure calls", title: item.failures ? `${item.failures} failed` : null, text: many(item.calls, "call") }),
-    make("span", { class: "figure", text: `${number(item.tokens)} tok` }),
+    make("span", { class: "figure calls", title: item.failures ? `${item.failures} failed` : null, text: number(item.calls) }, make("span", { class: "unit", text: item.calls === 1 ? " call" : " calls" })),
+    make("span", { class: "figure", text: number(item.tokens) }),
     make("span", { class: "figure", text: seconds(item.seconds) }),
     make("span", { class: "where", title: `${item.source} · ${item.stop} · ${item.file}`, text: `${step}${short(item.file)}` })));
 }

@@ -16,20 +16,23 @@ async function showPage(view, state) {
   const key = `${view}/${state.get("about")}/${state.get("log")}/${view === "files" ? screenState.episodes : ""}`;
   if (key === screenState.key) return;
   screenState.key = key;
+  const waiting = setTimeout(() => { if (key === screenState.key) $("page").replaceChildren(make("p", { class: "soft hint", text: "Loading." })); }, 400);
   try {
     const parts = await (view === "about" ? showAbout(state.get("about")) : view === "log" ? showLog(state.get("log")) : showFiles());
+    clearTimeout(waiting);
     if (key !== screenState.key) return;
     const focused = $("page").contains(document.activeElement) ? document.activeElement.href : null;
     $("page").replaceChildren(...parts.filter((part) => part !== null));
     if (focused) [...$("page").querySelectorAll("a")].find((link) => link.href === focused)?.focus();
   } catch (error) {
+    clearTimeout(waiting);
     $("page").replaceChildren(make("p", { class: "error", text: error.message }));
   }
 }
 
 function arrive() {
   const state = hash(), view = viewOf(state), isList = view === "episodes";
-  for (const link of document.querySelectorAll("nav a")) link.toggleAttribute("aria-current", link.dataset.view === view);
+  for (const link of document.querySelectorAll("nav a")) if (link.dataset.view === view) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   $("page").hidden = isList;
   $("panes").hidden = !isList;
   document.body.classList.toggle("reading", isList && (state.has("e") || state.has("find")));
@@ -62,7 +65,7 @@ async function follow() {
     }
     await followLog();
   } catch {
-    $("status").textContent = "the server has ended";
+    $("status").textContent = "The server has stopped. Start afm view again.";
     $("status").classList.add("failed");
   }
   if (!window.AFM_BUNDLE) setTimeout(follow, 1000);
@@ -77,7 +80,7 @@ function leave() {
 
 /* The next or previous line of the table of files. */
 function moveInTable(by) {
-  const links = [...$("page").querySelectorAll("tbody th a")];
+  const links = [...$("page").querySelectorAll("tbody tr:not([hidden]) th a")];
   links[links.indexOf(document.activeElement) + by]?.focus();
 }
 
