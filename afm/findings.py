@@ -196,7 +196,7 @@ def _torch(imports: Imports) -> Iterator[Finding]:
             Level.ERROR, "gpu", f"torch {torch} {imports.errors['torch']}; install a GPU lock again"
         )
     elif torch and imports.cuda is None:
-        text = f"torch {torch} does not use them; {lock_advice('gpu-sft')} (for RL: gpu-rl-sglang or gpu-rl-vllm)"
+        text = f"torch {torch} does not use them; {lock_advice('gpu-sft')} (for RL: gpu-rl-vllm or gpu-rl-sglang)"
         yield Finding(Level.WARNING, "gpu", text)
     elif torch and not imports.usable:
         text = f"torch {torch} sees no GPU that it can use"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Makes an environment from a GPU lock. Locks for RL contain flash-attn, which is compiled here with CUDA's nvcc.
-# Usage: requirements/install-gpu.sh gpu-sft|gpu-rl-sglang|gpu-rl-vllm [VENV]      (default: .venv-sft or .venv-rl)
+# Usage: requirements/install-gpu.sh gpu-sft|gpu-rl-vllm|gpu-rl-sglang [VENV]      (default: .venv-sft or .venv-rl)
 # PYTHON=python3.11 chooses the interpreter. For flash-attn: CUDA_HOME, FLASH_ATTN_CUDA_ARCHS (80 for A100, 90 for H100 and
 # H200, 100 for B200), MAX_JOBS; or FLASH_ATTN=FILE.whl installs a wheel. pip's own variables work: PIP_FIND_LINKS and others.
 set -euo pipefail
 case "${1:-}" in
 gpu-sft) default=.venv-sft ;;
-gpu-rl-sglang | gpu-rl-vllm) default=.venv-rl ;;
-*) echo "usage: requirements/install-gpu.sh gpu-sft|gpu-rl-sglang|gpu-rl-vllm [VENV], got '${1:-}'" >&2; exit 2 ;;
+gpu-rl-vllm | gpu-rl-sglang) default=.venv-rl ;;
+*) echo "usage: requirements/install-gpu.sh gpu-sft|gpu-rl-vllm|gpu-rl-sglang [VENV], got '${1:-}'" >&2; exit 2 ;;
 esac
 VENV=$(realpath -m "${2:-$(dirname "$0")/../$default}")
 [ -z "${FLASH_ATTN:-}" ] || FLASH_ATTN=$(realpath "$FLASH_ATTN")

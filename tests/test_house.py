@@ -17,10 +17,11 @@ def figures() -> object:
 # The redesign was to end at 65,000 lines of the 72,400 that it was measured on. Features of 10,200 lines came in beside
 # it; 74,200 is the same share of both. Raised since: 16 files and 2,400 lines for what a person meets (starter, Python at the
 # top of the package, kinds of YAML, `afm list`, own plugins, the viewer's bundle, files, log and diff); 1 file and 350 lines for
-# on-policy distillation; 4 files and 550 lines for GGUF files and `afm import`.
+# on-policy distillation; 4 files and 550 lines for GGUF files and `afm import`; 1 file and 350 lines
+# for vLLM as a rollout engine on CPUs.
 WALLS = {
-    "files": 349,
-    "lines": 77_699,
+    "files": 350,
+    "lines": 78_049,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

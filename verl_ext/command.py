@@ -12,7 +12,8 @@ from typing import Any
 from afm.errors import ConfigError
 from afm.plugins import TRUST_VARIABLE
 from afm.rewards import load_reward
-from verl_ext.compose import Flat, arguments, compose, overrides_of
+from verl_ext.compose import Flat, arguments, compose, engine_of, overrides_of
+from verl_ext.engines import engine_environment
 from verl_ext.metrics import ENGINE_LOG
 from verl_ext.settings import RlSettings
 from verl_ext.sizes import check
@@ -48,6 +49,7 @@ def environment(settings: RlSettings) -> dict[str, str]:
             # Its workers would give way to anything else on the machine.
             "RAY_worker_niceness": "0",
         }
+    values |= engine_environment(engine_of(settings), on_cpu=settings.platform == "cpu")
     return values | _tracker_environment(settings, out)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from afm.errors import ConfigError, MissingExtraError, suggestion
 from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.checkpoints import CHECKPOINT_DIR
+from verl_ext.engines import ENGINE, cpu_defaults
 from verl_ext.group_guard import SAMPLER
 from verl_ext.settings import SETTINGS_FILE, RlSettings
 from verl_ext.teacher import REVERSE_KL
@@ -93,7 +94,15 @@ def default_overrides(settings: RlSettings) -> Flat:
         "trainer.max_actor_ckpt_to_keep": 2,
         "trainer.max_critic_ckpt_to_keep": 2,
     }
-    return values | (_CPU_DEFAULTS if settings.platform == "cpu" else {})
+    if settings.platform == "cpu":
+        values |= _CPU_DEFAULTS | cpu_defaults(engine_of(settings))
+    return values
+
+
+def engine_of(settings: RlSettings) -> str | None:
+    """The rollout engine that the ``verl:`` section names, else ours on a CPU."""
+    named = {key.lstrip("+"): value for key, value in flatten(settings.verl)}.get(ENGINE)
+    return named or (CPU_ENGINE if settings.platform == "cpu" else None)
 
 
 _CPU_DEFAULTS: Flat = {
@@ -114,7 +123,7 @@ _CPU_DEFAULTS: Flat = {
     "critic.strategy": "fsdp2",
     "critic.fsdp.strategy": "fsdp2",
     "critic.fsdp.use_torch_compile": False,
-    "actor_rollout_ref.rollout.name": CPU_ENGINE,
+    ENGINE: CPU_ENGINE,
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
     "actor_rollout_ref.rollout.agent.num_workers": 1,
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
@@ -161,7 +170,7 @@ def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
     if result.get("actor_rollout_ref.actor.strategy") != "fsdp2" and not _saved_by_user(settings):
         # Only the parts of FSDP2 can be put together afterwards.
         result[_SAVED] = [*result[_SAVED], "hf_model"]
-    if result.get("actor_rollout_ref.rollout.name") == "sglang":
+    if result.get(ENGINE) == "sglang":
         # SGLang finds stop strings only with its tokenizer, which verl switches off.
         result["actor_rollout_ref.rollout.skip_tokenizer_init"] = False
     if _several_processes(result):
@@ -182,7 +191,7 @@ def _several_processes(overrides: Flat) -> bool:
     key = f"actor_rollout_ref.rollout.engine_kwargs.{CPU_ENGINE}.processes"
     values = {name.lstrip("+"): value for name, value in overrides.items()}
     processes = values.get(key, 1)
-    chosen = values.get("actor_rollout_ref.rollout.name") == CPU_ENGINE
+    chosen = values.get(ENGINE) == CPU_ENGINE
     return chosen and isinstance(processes, int) and processes > 1
 
 

@@ -42,6 +42,7 @@ from verl_ext.doctor_episodes import (
     judge_findings,
     reward_settings,
 )
+from verl_ext.engines import installed_findings, parameter_findings
 from verl_ext.memory_arithmetic import checkpoint_finding, memory_findings
 from verl_ext.rows import Rows, check_agents, prompt_finding, read_rows, rl_prompts, row_findings
 from verl_ext.settings import RlSettings, load_settings
@@ -90,6 +91,7 @@ def diagnose(
     if config is None:
         return report.findings
     report.add(Finding(Level.OK, "keys", "verl knows all of them"), *choice_findings(config))
+    report.add(*parameter_findings(config))
     _engine(settings, config, report)
     written = recipe_hardware(Path(config_path))
     size = asked.gpu_gib or (written or Hardware()).gpu_gib
@@ -110,7 +112,7 @@ def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
     for file in (*settings.train_files, *settings.val_files):
         if not Path(file).is_file():
             report.add(Finding(Level.ERROR, "data", f"{file}: no such file (train_files, val_files)"))
-    config = _composed(settings) if here and settings.platform == "gpu" else None
+    config = _composed(settings) if settings.platform == "cpu" or here else None
     _requirements(settings, config, report, here=here)
     if not failed(report.findings):
         report.asked("agents", lambda: check_agents(settings))
@@ -131,6 +133,8 @@ def _requirements(settings: RlSettings, config: Any, report: Report, *, here: bo
     for package in settings.trackers:
         if find_spec(package) is None:
             report.add(Finding(Level.ERROR, "trackers", str(MissingExtraError(package, "trackers"))))
+    if config is not None:
+        report.add(*installed_findings(config))
     if config is not None and settings.platform == "gpu":
         report.add(*_packages(config, here=here))
     return report.asked("tools", lambda: called_tools(settings)) or {}
@@ -165,7 +169,7 @@ def _packages(config: Any, *, here: bool) -> Iterator[Finding]:
 def _gpu_modules(config: Any) -> dict[str, tuple[str, str]]:
     """Modules that a configuration needs on GPUs, with their package and the reason."""
     actor = config.actor_rollout_ref
-    lock = lock_advice(f"gpu-rl-{'vllm' if actor.rollout.name == 'vllm' else 'sglang'}")
+    lock = lock_advice(f"gpu-rl-{'sglang' if actor.rollout.name == 'sglang' else 'vllm'}")
     needs = {}
     if actor.rollout.name in ("sglang", "vllm"):
         needs[actor.rollout.name] = (actor.rollout.name, f"rollout.name asks for it; {lock}")

@@ -18,7 +18,7 @@ from verl_ext.curriculum import start_curriculum
 from verl_ext.group_guard import SAMPLER
 from verl_ext.kept_episodes import keep_advantages
 from verl_ext.metrics import AGENT_TOKENS, UNUSED_SHARE, aggregation_of, validation, validation_means
-from verl_ext.patching import PATCHES, after_import, check_verl, patch, target
+from verl_ext.patching import PATCHES, VLLM_ON_CPU, after_import, check_verl, patch, target
 from verl_ext.teacher import REVERSE_KL, placeholder_estimator, write_reverse_kl
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
@@ -155,6 +155,28 @@ def load_any_world_size(original: Any) -> Any:
             print(f"{local_path}: written by {stored} workers, read by {self.world_size}", flush=True)
 
     return load_checkpoint
+
+
+@patch(
+    "vllm.model_executor.layers.utils",
+    "dispatch_cpu_unquantized_gemm",
+    cpu_only=True,
+    release=VLLM_ON_CPU,
+)
+def keep_linear_weights(original: Any) -> Any:
+    """Let vLLM on a CPU take over new weights.
+
+    Symptom: the first update fails with ``'Parameter' object has no attribute 'weight_loader'``.
+    Cause: vllm/model_executor/layers/linear.py:202 packs each weight for oneDNN and drops the original, into which an
+    update is loaded. With the original kept, verl packs the new weights after each update: its worker extension
+    (verl/workers/rollout/vllm_rollout/utils.py:329) calls ``process_weights_after_loading``. The weights take
+    twice the memory.
+    """
+
+    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
+        original(layer, remove_weight=False)
+
+    return dispatch_cpu_unquantized_gemm
 
 
 @patch("verl.workers.rollout.vllm_rollout.vllm_rollout", "ServerAdapter._execute_method")

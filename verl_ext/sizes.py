@@ -13,6 +13,7 @@ from typing import Any
 from afm.findings import Finding, Level, refuse_errors
 from afm.memory_arithmetic import Hardware, ModelShape
 from verl_ext.algorithms import choice_findings
+from verl_ext.engines import parameter_findings
 
 CRITIC_BUDGET = "ppo_infer_max_token_len_per_gpu"
 """What verl 0.9.1 packs the critic's batches by (``trainer/ppo/v1/trainer_base.py``), always: neither ``use_dynamic_bsz``
@@ -275,6 +276,7 @@ def check(config: Any) -> None:
         ConfigError: An unknown algorithm, sizes that do not divide, or a sample that does not fit.
     """
     refuse_errors(choice_findings(config))
+    refuse_errors(parameter_findings(config))
     refuse_errors(size_findings(config, sizes_of(config)))
 
 

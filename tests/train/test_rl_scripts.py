@@ -35,8 +35,8 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def composed(path: Path) -> tuple[RlSettings, Any]:
-    settings = load_settings(path)
+def composed(path: Path, *overrides: str) -> tuple[RlSettings, Any]:
+    settings = load_settings(path, overrides)
     return settings, command(settings, "/tmp/ray")[1]
 
 
@@ -166,7 +166,8 @@ def test_every_recipe_for_gpus_has_its_script_and_room_for_a_sample(path: Path) 
 
 
 def test_sglang_keeps_the_tokenizer_it_finds_stop_strings_with() -> None:
-    _, config = composed(ROOT / "configs/rl/web_dapo_7b.yaml")
+    one_line = "verl.actor_rollout_ref.rollout.name=sglang"
+    _, config = composed(ROOT / "configs/rl/web_dapo_7b.yaml", one_line)
     assert config.actor_rollout_ref.rollout.name == "sglang"
     assert config.actor_rollout_ref.rollout.skip_tokenizer_init is False
 

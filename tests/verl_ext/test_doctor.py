@@ -40,7 +40,9 @@ SHAPES = {  # the published config.json of Qwen2.5
 }  # fmt: skip
 SOURCES = {"web": "search", "code": "codecontests", "mhqa": "nq", "math": "gsm8k"}
 
-WITHOUT_PACKAGES = not any(importlib.util.find_spec(name) for name in ("flash_attn", "cupy", "sglang"))
+WITHOUT_PACKAGES = not any(
+    importlib.util.find_spec(name) for name in ("flash_attn", "cupy", "vllm", "sglang")
+)
 
 Look = Callable[..., list[Finding]]
 
@@ -112,7 +114,7 @@ def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) ->
     if WITHOUT_PACKAGES:
         engine, text = warnings["packages"]
         begin = "for the machine that trains: "
-        assert engine.startswith(f"{begin}sglang is not installed: rollout.name asks for it; ")
+        assert engine.startswith(f"{begin}vllm is not installed: rollout.name asks for it; ")
         assert text.startswith(f"{begin}flash_attn is not installed: ")
         assert "build flash-attn 2.8.3 with nvcc" in text
 
@@ -143,7 +145,7 @@ def test_other_attention_needs_no_flash_attn_unless_there_is_a_critic(look: Look
     attention = "verl.actor_rollout_ref.model.+override_config.attn_implementation=sdpa"
     web = look(WEB, attention)
     assert "keys" in of(web, Level.OK)
-    assert ["sglang" in text for text in of(web, Level.WARNING)["packages"]] == [True]
+    assert ["vllm" in text for text in of(web, Level.WARNING)["packages"]] == [True]
     critic = of(look(ROOT / "configs/rl/mhqa_ppo_7b.yaml", attention), Level.WARNING)["packages"]
     assert "hard-codes it for the critic" in critic[1]
 

@@ -1,0 +1,109 @@
+"""What each rollout engine wants from a run: settings and variables of its own, and the parameters that it takes.
+
+verl passes ``rollout.engine_kwargs.ENGINE`` on to its engine unseen. An engine that does not know one of them ends
+minutes after the start, in a process of its own. Here they are compared with the parameters of the releases that we use
+(``engine_parameters.yaml``): vLLM's release for CPUs, and those of the GPU locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from afm.configuration import read_mapping
+from afm.findings import Finding, Level
+from verl_ext.patching import VLLM_ON_CPU
+
+ENGINE = "actor_rollout_ref.rollout.name"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_GIB = 1 << 30
+
+GPU_RELEASES = {"vllm": "0.24.0", "sglang": "0.5.12"}
+"""Engines of the GPU locks in ``requirements/``."""
+
+
+def cpu_defaults(engine: str | None) -> dict[str, Any]:
+    """Keys of verl that an engine needs on a CPU; a ``+`` adds one that verl's YAML does not declare."""
+    if engine != "vllm":
+        return {}
+    return {
+        f"{_ROLLOUT}.dtype": "float32",
+        # Neither compilation nor sleep: vLLM's CPU workers cannot sleep, and compiling takes longer than a tiny run.
+        f"{_ROLLOUT}.enforce_eager": True,
+        f"{_ROLLOUT}.free_cache_engine": False,
+        f"+{_ROLLOUT}.enable_sleep_mode": False,
+        # vLLM would otherwise take half of the machine's memory for its cache, and warm up with 8,192 tokens.
+        f"+{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": _GIB,
+        f"{_ROLLOUT}.max_num_batched_tokens": 2048,
+        f"{_ROLLOUT}.max_num_seqs": 64,
+    }
+
+
+def engine_environment(engine: str | None, *, on_cpu: bool) -> dict[str, str]:
+    """Variables that an engine reads, and verl has no setting for."""
+    if engine != "vllm":
+        return {}
+    values = {"VLLM_NO_USAGE_STATS": "1"}
+    # Bound to cores, the engine's threads would share one core with the trainer's while the other idles.
+    return values | ({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if on_cpu else {})
+
+
+@cache
+def engine_parameters(engine: str, release: str) -> frozenset[str]:
+    """Names of the parameters that a release of an engine takes."""
+    _, known = read_mapping(Path(__file__).with_name("engine_parameters.yaml"), "engine parameters")
+    return frozenset(known[engine][release])
+
+
+def release_of(config: Any) -> str | None:
+    """The release of its engine that a composed configuration is checked against, if there is one."""
+    engine = config.actor_rollout_ref.rollout.name
+    if engine == "vllm" and config.trainer.device == "cpu":
+        return VLLM_ON_CPU.version
+    return GPU_RELEASES.get(engine)
+
+
+def parameter_findings(config: Any) -> Iterator[Finding]:
+    """Parameters for the chosen engine that its release does not take, each with what was probably meant."""
+    engine, release = config.actor_rollout_ref.rollout.name, release_of(config)
+    if release is None:
+        return
+    known = engine_parameters(engine, release)
+    for name in (config.actor_rollout_ref.rollout.engine_kwargs or {}).get(engine) or {}:
+        if name in known:
+            continue
+        close = get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "verl_ext/engine_parameters.yaml lists them"
+        if engine == "vllm":
+            other = {VLLM_ON_CPU.version, GPU_RELEASES["vllm"]} - {release}
+            hint = next(
+                (f"release {one} has it" for one in other if name in engine_parameters(engine, one)), hint
+            )
+        text = (
+            f"verl.{_ROLLOUT}.engine_kwargs.{engine}.{name}: {engine} {release} has no such parameter; {hint}"
+        )
+        yield Finding(Level.ERROR, "engine", text)
+
+
+def installed_findings(config: Any) -> Iterator[Finding]:
+    """Whether the engine that is installed here is the one that the configuration is checked against."""
+    engine, release = config.actor_rollout_ref.rollout.name, release_of(config)
+    if release is None:
+        return
+    on_cpu = config.trainer.device == "cpu"
+    package = VLLM_ON_CPU.package if on_cpu else engine
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        installed = None
+    if on_cpu and installed != release:
+        state = f"{installed} is installed" if installed else "is not installed"
+        text = f"rollout.name={engine} needs {package} {release}; {state}; {VLLM_ON_CPU.advice}"
+        yield Finding(Level.ERROR, "packages", text)
+    elif installed not in (None, release):
+        text = f"{package} {installed} is installed; its parameters were checked as those of {release}"
+        yield Finding(Level.WARNING, "packages", text)
