@@ -23,8 +23,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from afm.errors import ConfigError
-from afm.trajectory.tags import blocks
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment, blocks
 
 
 class Boundary(StrEnum):

@@ -60,7 +60,7 @@ def plain(rows: Path, out: Path) -> None:
     from afm.agents import load_agent
     from afm.distill.filters.base import draw
     from afm.trajectory import validate
-    from afm.trajectory.types import Author, Segment
+    from afm.trajectory.tags import Author, Segment
 
     spec = load_agent(AGENT)
     with rows.open() as file:

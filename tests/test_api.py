@@ -12,7 +12,7 @@ import pytest
 import afm
 from afm.errors import ConfigError, EngineError
 from afm.trajectory.record import Record, StopReason
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 ROOT = Path(__file__).resolve().parent.parent
 WRONG = r"<plan>Guess.</plan><think>Perhaps.</think><answer>\boxed{90}</answer>"

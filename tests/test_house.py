@@ -20,8 +20,8 @@ def figures() -> object:
 # on-policy distillation; 4 files and 550 lines for GGUF files and `afm import`; 1 file and 350 lines
 # for vLLM as a rollout engine on CPUs.
 WALLS = {
-    "files": 350,
-    "lines": 78_049,
+    "files": 341,
+    "lines": 77_799,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

@@ -17,7 +17,7 @@ from afm.distill.filters.base import draw, origin_of
 from afm.distill.filters.registry import load_plan
 from afm.errors import ConfigError, DataError, UsageError
 from afm.trajectory.record import Record
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 from llamafactory_patch.config import resolve
 from verl_ext.settings import load_settings as load_rl
 

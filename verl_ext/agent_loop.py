@@ -38,10 +38,9 @@ from verl_ext.failures import is_fatal, record_failure
 from verl_ext.group_guard import SAMPLER, refuse_non_finite
 from verl_ext.kept_episodes import keep, worth_keeping
 from verl_ext.metrics import validating
-from verl_ext.server_model import ServerModel, room_of
 from verl_ext.settings import EpisodeSettings, load_episode_settings, unfinished
 from verl_ext.teacher import SCORES, score_response, shared_teacher
-from verl_ext.training_sample import failed_sample, training_sample
+from verl_ext.training_sample import ServerModel, failed_sample, room_of, training_sample
 
 _SHARES = 1 << 16
 

@@ -93,7 +93,7 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "trainer.v1.trainer_mode": ("sync", "colocate_async", "separate_async"),
     "actor_rollout_ref.rollout.name": ("sglang", "vllm", CPU_ENGINE),
 }
-"""Key to its words; engines are those whose stop parameters :mod:`verl_ext.server_model` knows."""
+"""Key to its words; engines are those whose stop parameters :mod:`verl_ext.training_sample` knows."""
 
 
 def choice_findings(config: Any) -> Iterator[Finding]:

@@ -1,4 +1,6 @@
-"""A finished episode as the sample that verl trains on: tokens, loss mask, reward, and the facts that are logged.
+"""The rollout servers of verl as a model, and a finished episode as the sample that verl trains on.
+
+A sample has tokens, a loss mask, a reward, and the facts that are logged.
 
 An observation has mask 0 here, and a sample without a score has no token with a loss. verl is imported only to build
 one.
@@ -7,17 +9,173 @@ one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from afm.errors import EngineError
+from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
+from afm.models.tokenizer import ChatTokenizer, stop_length
 from afm.rollout import Episode
 from afm.trajectory.record import StopReason, Verdict
+from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.curriculum import QUESTION
 from verl_ext.group_guard import ABSTAINED, AGENT, DRIFT, FAILED, SOURCE
-from verl_ext.server_model import ServerModel
+from verl_ext.ray_watch import report_engine_error
 from verl_ext.settings import CUT_SHORT
 
 if TYPE_CHECKING:
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+_SGLANG_RESERVE = 6
+"""SGLang 0.5.12 refuses inputs that leave fewer than this many tokens of its context, and a refusal ends the run."""
+
+
+def engine_params(engine: str, params: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters in the words of a rollout engine; the stop string stays in the output of all.
+
+    Raises:
+        EngineError: An engine whose stop parameters are not known.
+    """
+    common: dict[str, Any] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or -1,
+        "repetition_penalty": 1.0,
+        "logprobs": True,
+        "stop": list(params.stop),
+    }
+    match engine:
+        case "vllm":
+            return common | {"max_tokens": params.max_new_tokens, "include_stop_str_in_output": True}
+        case "sglang":
+            return common | {"max_new_tokens": params.max_new_tokens, "no_stop_trim": True}
+        case name if name == CPU_ENGINE:
+            return common | {"max_tokens": params.max_new_tokens, "seed": params.seed}
+    raise EngineError(
+        f"rollout engine {engine!r}: its stop parameters are not known here; "
+        f"expected vllm, sglang or {CPU_ENGINE} (actor_rollout_ref.rollout.name)"
+    )
+
+
+def room_of(rollout: Any) -> int:
+    """Tokens that prompt and response may have together, by verl's ``rollout`` section, so that the engine takes every input."""
+    whole: int = rollout.prompt_length + rollout.response_length
+    reserve = _SGLANG_RESERVE if rollout.name == "sglang" else 0
+    return min(whole, (rollout.max_model_len or whole) - reserve)
+
+
+class ServerModel(TokenModel):
+    """One episode's view of verl's servers.
+
+    All turns of an episode go to the same server (its prefix cache), and the versions of the weights that
+    took part are remembered for verl's staleness metrics.
+
+    Args:
+        servers: verl's ``LLMServerClient``.
+        tokenizer: That of the model.
+        engine: ``actor_rollout_ref.rollout.name``.
+        request_id: Unique for the episode.
+        context_tokens: Prompt and response together.
+    """
+
+    cancellable = False
+    """Ray does not pass a cancelled wait on: the generation would run on while the trainer puts the engines to sleep."""
+
+    def __init__(
+        self, servers: Any, tokenizer: ChatTokenizer, *, engine: str, request_id: str, context_tokens: int
+    ) -> None:
+        super().__init__(tokenizer, name=f"verl/{engine}", context_tokens=context_tokens)
+        self._servers = servers
+        self._end_ids = tokenizer.end_ids
+        self._engine = engine
+        self._request_id = request_id
+        self._asked: list[int] = []
+        self._sampled: list[tuple[int, tuple[int, ...]]] = []
+        self._rewritten = 0
+        self.weight_versions: list[int] = []
+        self.preempted = -1
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """Continue ``prompt_ids`` on a rollout server.
+
+        Raises:
+            EngineError: The server failed, or returned what cannot be trained on.
+        """
+        try:
+            output = await self._servers.generate(
+                self._request_id,
+                prompt_ids=list(prompt_ids),
+                sampling_params=engine_params(self._engine, params),
+            )
+        except EngineError:
+            raise
+        except Exception as error:
+            report_engine_error(error, "in generate")
+            raise EngineError(f"the rollout server failed: {type(error).__name__}: {error}") from error
+        ids, logprobs = tuple(output.token_ids), tuple(output.log_probs or ())
+        if len(ids) != len(logprobs):
+            raise EngineError(
+                f"the rollout server returned {len(ids)} tokens and {len(logprobs)} log-probabilities; "
+                "expected one each (actor_rollout_ref.rollout.calculate_log_probs=true)"
+            )
+        self._remember(output.extra_fields, output.num_preempted)
+        generation = self._ended(Generation(ids, logprobs, FinishReason.STOP), params, output.stop_reason)
+        self._follow(prompt_ids, generation.token_ids)
+        return generation
+
+    def drift(self, episode: Episode) -> int:
+        """Tokens of an episode that are not what the servers were given and returned; 0 when training is exact.
+
+        Counts tokens of a prompt that changed between turns, agent tokens that differ from the sampled ones, and agent
+        tokens that were not sampled. What was sampled beyond a stop string is dropped, which is no drift.
+        """
+        start, exact = len(episode.prompt_ids), 0
+        ends = [at for at, _ in self._sampled[1:]] + [start + len(episode.response_ids)]
+        for (at, sampled), end in zip(self._sampled, ends, strict=False):  # no generation, no end
+            here = slice(at - start, end - start)
+            kept = zip(episode.response_ids[here], episode.response_mask[here], sampled, strict=False)
+            exact += sum(bool(by_agent) and token == returned for token, by_agent, returned in kept)
+        return self._rewritten + sum(episode.response_mask) - exact
+
+    async def close(self) -> None:
+        """The servers belong to verl."""
+
+    def _follow(self, prompt_ids: Sequence[int], sampled: tuple[int, ...]) -> None:
+        before, self._asked = self._asked, list(prompt_ids)
+        if self._asked[: len(before)] != before:
+            self._rewritten += sum(old != new for old, new in zip(before, self._asked, strict=False))
+        self._sampled.append((len(self._asked), sampled))
+
+    def _ended(self, sampled: Generation, params: SamplingParams, stop_reason: str | None) -> Generation:
+        """What was sampled up to the first stop string, with the reason why it ended.
+
+        An engine may continue after a stop string. After an update of its weights it resumes with a request of its own, and
+        looks for stop strings in the new text alone. SGLang checks one token more than its own encoding of the stop string
+        has. Both vLLM and SGLang give the same reason for a stop string and the end of text, and vLLM for the limit too. So
+        the tokens decide.
+        """
+        count = stop_length(self._codec.decode, sampled.token_ids, params.stop)
+        generation = sampled if count is None else sampled.stopped(count)
+        if stop_reason in ("aborted", "abort"):
+            finish = FinishReason.ABORTED
+        elif generation.token_ids and generation.token_ids[-1] in self._end_ids:
+            finish = FinishReason.END_OF_TEXT
+        elif count is not None:
+            finish = FinishReason.STOP
+        elif stop_reason == "length" or len(sampled.token_ids) >= params.max_new_tokens:
+            finish = FinishReason.LENGTH
+        else:
+            finish = FinishReason.END_OF_TEXT
+        return replace(generation, finish=finish)
+
+    def _remember(self, extra_fields: Mapping[str, Any], preempted: int | None) -> None:
+        for key in ("min_global_steps", "max_global_steps"):
+            version = extra_fields.get(key)
+            if version is not None:
+                self.weight_versions.append(int(version))
+        if preempted is not None:
+            self.preempted = max(self.preempted, 0) + preempted
+
 
 _ERROR_CHARACTERS = 500
 """Of an error that travels with its sample; ``failures.jsonl`` has it whole."""

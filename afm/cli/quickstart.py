@@ -1,4 +1,4 @@
-"""The two ways to begin: ``afm quickstart`` trains an agent from nothing to a report, ``afm init`` writes a task of your own."""
+"""The two ways to begin: ``afm quickstart``, from nothing to a report, and ``afm init``, for a task of your own."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from afm.errors import ConfigError, suggestion
 from afm.trajectory import observation_text, validate
 from afm.trajectory.answer import dressed_answer
 from afm.trajectory.record import CallRecord, Cost, Record, StopReason
-from afm.trajectory.types import Segment
+from afm.trajectory.tags import Segment
 
 
 def final_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:

@@ -16,7 +16,7 @@ from typing import Any
 from afm.agents import AgentSpec, RoleKind
 from afm.agents.spec import START
 from afm.trajectory import render
-from afm.trajectory.types import Author, Segment, Step, Trajectory
+from afm.trajectory.tags import Author, Segment, Step, Trajectory
 
 _GAP = "\n\n"
 

@@ -18,8 +18,7 @@ from afm.evaluation.wording import number, percent
 from afm.trajectory import answers
 from afm.trajectory.programs import call_form
 from afm.trajectory.record import Record
-from afm.trajectory.tags import split
-from afm.trajectory.types import Author
+from afm.trajectory.tags import Author, split
 
 _MOST_NAMES = 200
 _OTHER = "(others)"

@@ -18,8 +18,7 @@ from afm.errors import MissingExtraError
 from afm.palette import PALETTE, ROLE_HUES
 from afm.runs.atomic import replacing
 from afm.trajectory.record import Record
-from afm.trajectory.tags import split
-from afm.trajectory.types import Author
+from afm.trajectory.tags import Author, split
 
 COLOURS = len(ROLE_HUES)
 """Colours a page has for roles; an agent with more begins again with the first."""

@@ -19,7 +19,7 @@ from afm.agents import AgentSpec, load_agent
 from afm.configuration import Settings, read_file, validated
 from afm.errors import AfmError, ConfigError
 from afm.rewards.base import Reward, Sample, in_order
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 FOLDER = Path(__file__).with_name("attacks")
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from afm.agents import AgentSpec
 from afm.trajectory.record import Verdict
-from afm.trajectory.types import Segment
+from afm.trajectory.tags import Segment
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")

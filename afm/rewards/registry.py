@@ -18,7 +18,6 @@ from afm.configuration import Settings, read_mapping, validated
 from afm.errors import AfmError, ConfigError, suggestion
 from afm.plugins import import_module_of
 from afm.rewards.base import FormScorer, Part, Reward, Sample, Scorer
-from afm.rewards.choice import ChoiceLetter
 from afm.rewards.code_tests import CodeTests
 from afm.rewards.code_tests.runner import TestPolicy
 from afm.rewards.formula import (
@@ -32,7 +31,7 @@ from afm.rewards.formula import (
 )
 from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.math import MathVerify
-from afm.rewards.text_match import ExactMatch, MatchVariant, Substring, TokenF1
+from afm.rewards.text_match import ChoiceLetter, ExactMatch, MatchVariant, Substring, TokenF1
 from afm.rewards.tool_use import AgentH, TEval, TEvalSettings
 from afm.sandbox import SandboxSettings, open_sandbox
 from afm.settings import load_settings

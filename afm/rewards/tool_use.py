@@ -1,7 +1,8 @@
 """How well a reply uses tools, by the two measures of Agent-FLAN's paper.
 
-T-Eval (arXiv 2312.14033): how well it follows instructions, plans, retrieves and understands tools. Items score 0 to 1, as
-its published evaluators score them. Agent-H (Agent-FLAN, arXiv 2403.12881, section 4.3, equation 1) measures hallucination.
+T-Eval (arXiv 2312.14033): how well it follows instructions, plans, retrieves and understands tools. Items score
+0 to 1, as its published evaluators score them. Agent-H (Agent-FLAN, arXiv 2403.12881, section 4.3, equation 1)
+measures hallucination.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from afm.rewards import t_eval_plans as plans
 from afm.rewards.base import Part, Sample, Scorer
 from afm.rewards.t_eval_plans import Sentences, Similarity, Words, plan_f1
 from afm.trajectory.call_forms import written_calls
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 T_EVAL, AGENT_H = "t_eval", "agent_h"
 """Where a task's ``extra_info`` holds kind, form, template and tools of an item of T-Eval; and of one of Agent-H the names

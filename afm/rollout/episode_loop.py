@@ -21,8 +21,7 @@ from afm.seeds import generation_seed
 from afm.tools.base import Tool, working_toward
 from afm.trajectory.observation import observation_content, tagged_observation
 from afm.trajectory.record import CallRecord, Cost, StopReason
-from afm.trajectory.tags import StepClosed, StepOpened, StreamEvent, StreamParser
-from afm.trajectory.types import Step
+from afm.trajectory.tags import Step, StepClosed, StepOpened, StreamEvent, StreamParser
 
 
 async def run_episode(

@@ -24,8 +24,7 @@ from afm.seeds import generation_seed
 from afm.tools.base import Tool
 from afm.trajectory.observation import observation_text
 from afm.trajectory.record import Cost, StopReason
-from afm.trajectory.tags import StepClosed, StreamEvent, StreamParser
-from afm.trajectory.types import Author, Step
+from afm.trajectory.tags import Author, Step, StepClosed, StreamEvent, StreamParser
 
 _TAG = re.compile(r"(<[^>]+>)")
 

@@ -10,7 +10,7 @@ from afm.agents.spec import AgentSpec
 from afm.errors import AfmError, ConfigError, ReplayError, SandboxUnavailableError
 from afm.tools.base import Tool, ToolResult
 from afm.trajectory.record import CallRecord
-from afm.trajectory.types import Step
+from afm.trajectory.tags import Step
 
 REPEATED = (
     "This exact call was made before and was not run again. "

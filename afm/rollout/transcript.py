@@ -12,8 +12,7 @@ from afm.errors import EngineError
 from afm.models.base import Generation
 from afm.models.tokenizer import IncrementalDecoder
 from afm.trajectory.record import CallRecord, Cost, Record, StopReason, Verdict
-from afm.trajectory.tags import StreamParser
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment, StreamParser
 
 
 @dataclass(frozen=True, slots=True)

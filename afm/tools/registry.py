@@ -24,8 +24,7 @@ from afm.errors import BadArgumentError, ConfigError, Fault, TrajectoryError, su
 from afm.plugins import import_module_of
 from afm.tools.base import ConfiguredTool, ReadingTool, Tool, ToolContext, ToolSchema, TrustedTool
 from afm.tools.cassette import Cassette, CassetteSettings, CassetteTool, Mode, OnMiss, tool_version
-from afm.trajectory.tags import SplitText, split
-from afm.trajectory.types import Segment
+from afm.trajectory.tags import Segment, SplitText, split
 from afm.trajectory.validate import FaultFinder, validate
 
 Reader = Callable[[str], object]

@@ -6,8 +6,17 @@ from afm.trajectory.answer import answers
 from afm.trajectory.io import RecordWriter, append_record, load_records, read_records
 from afm.trajectory.observation import neutralise, observation_text, readable, render
 from afm.trajectory.record import Record, StopReason
-from afm.trajectory.tags import StepClosed, StepOpened, StreamEvent, StreamParser, author_segments
-from afm.trajectory.types import Author, Segment, Step, Trajectory
+from afm.trajectory.tags import (
+    Author,
+    Segment,
+    Step,
+    StepClosed,
+    StepOpened,
+    StreamEvent,
+    StreamParser,
+    Trajectory,
+    author_segments,
+)
 from afm.trajectory.validate import parse, structure_faults, validate
 
 __all__ = [

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 
 from afm.agents.spec import AgentSpec, AnswerFormat
-from afm.trajectory.tags import split
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment, split
 
 _BRACES = re.compile(r"\\(boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})(.*)$", re.MULTILINE)

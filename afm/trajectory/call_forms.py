@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from afm.agents import AgentSpec, load_agent, shipped_agents
-from afm.trajectory.tags import ANY_TAG, split
-from afm.trajectory.types import Segment
+from afm.trajectory.tags import ANY_TAG, Segment, split
 
 _TOKEN = re.compile(r"<[|｜][^<>|｜\s]*(?:tool|function|python_tag)[^<>|｜\s]*[|｜]>|\[TOOL_CALLS\]")
 _REACT = re.compile(

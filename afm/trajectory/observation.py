@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from afm.agents.spec import AgentSpec
 from afm.terminal import ESCAPE
-from afm.trajectory.types import Trajectory
+from afm.trajectory.tags import Trajectory
 
 _LINE_END = re.compile(r"\r\n?|[\x0b\x0c\u2028\u2029]")
 # Control characters but tab and line feed; characters without width; those that turn the direction of writing;

@@ -21,8 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from afm.errors import DataError
 from afm.trajectory.answer import boxed, fenced, written_by_agent
-from afm.trajectory.tags import blocks
-from afm.trajectory.types import Segment
+from afm.trajectory.tags import Segment, blocks
 
 SCHEMA_VERSION: Final = 1
 SEALING_KEY: Final = "sealing_key"

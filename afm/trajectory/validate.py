@@ -17,8 +17,7 @@ from itertools import islice
 from afm.agents.spec import START, AgentSpec, RoleKind
 from afm.errors import Fault, TrajectoryError, suggestion
 from afm.trajectory.answer import read_answer
-from afm.trajectory.tags import ANY_TAG, SplitText, split, tag_pattern
-from afm.trajectory.types import Author, Segment, Step, Trajectory
+from afm.trajectory.tags import ANY_TAG, Author, Segment, SplitText, Step, Trajectory, split, tag_pattern
 
 MAX_FAULTS = 1000
 """The most faults listed of one text: hostile texts have millions."""

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from afm.trajectory.record import Record
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 CALLED = (
     ("<plan>P.</plan><think>Run it.</think><code>\n```py\nprint(2)\n```\n</code>", "agent"),

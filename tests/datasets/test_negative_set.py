@@ -10,7 +10,7 @@ from afm.datasets.negative_samples import AbsentAnswer, DirectAnswer, NegativeKi
 from afm.datasets.negative_set import NegativeSources, write_negative
 from afm.errors import ConfigError, DataError
 from afm.trajectory.record import Record, Verdict
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 MATH = load_agent("math")
 CALLED = (

@@ -12,7 +12,7 @@ from afm.datasets.rl_files import write_rl
 from afm.datasets.sft_files import write_sft
 from afm.errors import ConfigError, DataError
 from afm.trajectory.record import Record
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 TEXT = "<plan>P.</plan><think>T.</think><answer>\\boxed{7}</answer>"
 

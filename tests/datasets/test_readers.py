@@ -28,7 +28,7 @@ from afm.rewards import Sample, load_reward
 from afm.rewards.code_tests.problem import read_problem
 from afm.rewards.registry import BY_SOURCE, scorer_name
 from afm.trajectory.record import SEALING_KEY
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 SAMPLES = Path(__file__).parent / "samples"
 ROOT = Path(__file__).parents[2]

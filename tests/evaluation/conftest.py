@@ -7,7 +7,7 @@ import scripted_solver
 from afm.evaluation import summarise
 from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import Cost, Record, Verdict
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 ROOT = Path(__file__).parents[2]
 

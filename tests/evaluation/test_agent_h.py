@@ -11,7 +11,7 @@ from afm.evaluation import summarise
 from afm.evaluation.config import load_config
 from afm.evaluation.job import read_benchmark
 from afm.rewards import Sample, load_reward
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = load_agent("configs/eval/agents/chat.yaml")

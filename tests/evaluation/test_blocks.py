@@ -1,5 +1,5 @@
 from afm.evaluation.page import Block, blocks_of, role_colours
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 AGENT, ENVIRONMENT = Author.AGENT, Author.ENVIRONMENT
 

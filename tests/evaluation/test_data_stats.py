@@ -6,7 +6,7 @@ import pytest
 from afm.evaluation.data_stats import DataStats, Histogram, answer_type, binned, named
 from afm.trajectory import RecordWriter
 from afm.trajectory.record import CallRecord, Cost, Record
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 

@@ -30,7 +30,7 @@ from afm.evaluation.wording import difference_words, dollars, headline, number, 
 from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import Verdict
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 HOSTILE = (
     "</div></pre><script>alert(1)</script><img src=x onerror=alert(2)><style>*{display:none}</style>"

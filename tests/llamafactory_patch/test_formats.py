@@ -9,7 +9,7 @@ from sft_rows import SEEN, bad_rows
 from afm.agents import load_agent
 from afm.errors import DataError
 from afm.trajectory.record import Record
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 from llamafactory_patch.conversations import agent_flan_row
 
 PLAN = "<plan>P.</plan><think>T.</think><code>```py\nprint(42)\n```</code>"

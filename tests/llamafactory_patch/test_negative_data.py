@@ -9,7 +9,7 @@ from afm.agents.load import without_tools
 from afm.datasets.negative_samples import DirectAnswer, NegativeKind, SampleMaker
 from afm.datasets.negative_set import NegativeSources, write_negative
 from afm.trajectory.record import Record
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 from llamafactory_patch.bad_rows import REPORT_FILE
 
 MATH = load_agent("math")

@@ -13,7 +13,7 @@ from patient_scorer import PAUSE_S, ROUNDS, STARVED
 from afm.errors import ConfigError
 from afm.rewards import load_reward
 from afm.rewards.attack_suite import Attack, Outcome, load_attacks, outcomes, shipped_attacks
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 
 async def tried(reward: Any, scorer: str) -> list[Outcome]:

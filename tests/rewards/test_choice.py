@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from answered import answered
 
-from afm.rewards.choice import ChoiceLetter, choice_letter
+from afm.rewards.text_match import ChoiceLetter, choice_letter
 
 
 @pytest.mark.parametrize(

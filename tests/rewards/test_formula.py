@@ -8,7 +8,7 @@ from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import Sample
 from afm.rewards.formula import CountedTokens, Formula, OverlongPenalty
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 NAMES = ("correct", "format", "overlong")
 PARTS = {"correct": 1.0, "format": 0.5, "overlong": -0.25}

@@ -12,7 +12,7 @@ from afm.distill.filters.quality import QualityFilter
 from afm.distill.filters.registry import build_stages, load_plan
 from afm.rewards import Sample, load_reward
 from afm.trajectory.record import Record, Verdict
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TEXT = "<think>t</think><plan>p</plan><think>t</think><answer>{}</answer>"

@@ -14,7 +14,7 @@ from afm.rewards import CombinedReward, RewardSettings, Sample, load_reward
 from afm.rewards.base import Part
 from afm.rewards.registry import BY_SOURCE, scorer_name
 from afm.trajectory import author_segments
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = load_agent("math")

@@ -12,7 +12,7 @@ from afm.models.base import FinishReason, SamplingParams, ToolCalls
 from afm.models.chat_only import ChatOnlyModel, TextCodec, Utterance
 from afm.rollout import run_episode
 from afm.trajectory.record import StopReason
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 QUESTION = "What is 2 + 3?"
 CALL = "<think>add</think><calc>2 + 3</calc>"

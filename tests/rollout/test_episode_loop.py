@@ -10,7 +10,7 @@ from afm.models.base import FinishReason, Generation, SamplingParams, ScriptedMo
 from afm.rollout import run_episode
 from afm.seeds import generation_seed
 from afm.trajectory.record import StopReason
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 AGENT, ENVIRONMENT = Author.AGENT, Author.ENVIRONMENT
 

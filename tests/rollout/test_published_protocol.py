@@ -10,7 +10,7 @@ from afm.rollout import PublishedProtocol, run_published
 from afm.rollout.published_protocol import SAME_CONTENT, SAME_FUNCTION, suggestion_role, trimmed
 from afm.trajectory import answers
 from afm.trajectory.record import StopReason
-from afm.trajectory.types import Author
+from afm.trajectory.tags import Author
 
 WEB = load_agent("web")
 ASKED = [{"role": "user", "content": "Who?"}]

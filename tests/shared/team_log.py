@@ -1,7 +1,7 @@
 """What a team left: the ended attempts of its event log, and the segments of its records."""
 
 from afm.distill.event_log import ENDS, EventKind, read_events
-from afm.trajectory.types import Segment
+from afm.trajectory.tags import Segment
 
 
 def read_attempts(path):

@@ -7,7 +7,7 @@ import pytest
 
 from afm.errors import DataError
 from afm.trajectory import Author, Record, RecordWriter, load_records, read_records
-from afm.trajectory.types import Segment
+from afm.trajectory.tags import Segment
 
 
 def record(identity: str, text: str = "<answer>1</answer>") -> Record:

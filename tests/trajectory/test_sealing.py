@@ -12,7 +12,7 @@ from afm.trajectory.record import (
     opened,
     sealed,
 )
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 KEY = "canary of a test"
 CALL = {"role": "web_search", "tool": "web_search", "argument": "secret query", "observation": "secret page"}

@@ -28,8 +28,8 @@ from afm.trajectory.record import StopReason
 from verl_ext.command import command, environment
 from verl_ext.engines import GPU_RELEASES, engine_parameters, installed_findings
 from verl_ext.patching import VLLM_ON_CPU
-from verl_ext.server_model import ServerModel, room_of
 from verl_ext.settings import load_settings
+from verl_ext.training_sample import ServerModel, room_of
 
 needs("verl")
 

@@ -16,8 +16,8 @@ from afm.models.base import FinishReason, SamplingParams
 from afm.models.tokenizer import ChatTokenizer
 from afm.rollout import Episode, run_episode
 from afm.trajectory.record import Cost, StopReason
-from afm.trajectory.types import Author
-from verl_ext.server_model import ServerModel, engine_params, room_of
+from afm.trajectory.tags import Author
+from verl_ext.training_sample import ServerModel, engine_params, room_of
 
 needs("verl")
 

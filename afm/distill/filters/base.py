@@ -16,8 +16,7 @@ from afm.agents import AgentSpec
 from afm.errors import ConfigError, MissingExtraError, suggestion
 from afm.runs.atomic import replacing
 from afm.trajectory.record import Record
-from afm.trajectory.tags import SplitText, split
-from afm.trajectory.types import Step
+from afm.trajectory.tags import SplitText, Step, split
 
 
 class Filter(Protocol):

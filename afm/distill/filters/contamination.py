@@ -24,7 +24,7 @@ from afm.datasets import read_tasks
 from afm.distill.filters.base import Rule
 from afm.trajectory.observation import readable
 from afm.trajectory.record import Record
-from afm.trajectory.types import Author
+from afm.trajectory.tags import Author
 
 _OPERATORS = "-+*/^<>=!.#"
 MARKS = f"\ue000-{chr(0xE000 + len(_OPERATORS) - 1)}"

@@ -25,7 +25,7 @@ from afm.configuration import Settings
 from afm.distill.filters.contamination import CHINESE_JAPANESE
 from afm.errors import MissingExtraError
 from afm.trajectory.record import Record
-from afm.trajectory.types import Author
+from afm.trajectory.tags import Author
 
 if TYPE_CHECKING:
     from numpy import uint32

@@ -18,7 +18,7 @@ from afm.distill.filters.base import Rule, dropped, steps_of
 from afm.distill.filters.patterns import PERSONAL, SECRETS, Pattern
 from afm.errors import suggestion
 from afm.trajectory.record import Record
-from afm.trajectory.types import Author
+from afm.trajectory.tags import Author
 
 _UNHEARD_OF = "~\\ no \u00a7 finding 7\u00df looks like this /~"
 _ELSEWHERE = "text between the roles"

@@ -18,8 +18,7 @@ from afm.rewards import Reward, Sample
 from afm.rewards.text_match import comparable, gold_answers
 from afm.tools import Tool
 from afm.trajectory import answers
-from afm.trajectory.tags import author_segments
-from afm.trajectory.types import Segment
+from afm.trajectory.tags import Segment, author_segments
 
 Judge = Callable[[Sample], Awaitable[bool]]
 """Whether a response is right. Raises :class:`RewardError` when it cannot be judged."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.errors import DataError
-from afm.evaluation.viewer.rows import (
+from afm.evaluation.viewer.episodes import (
     FileSums,
     answer_line,
     expected_line,

@@ -19,8 +19,7 @@ from afm.trajectory.convert.openai_agents import OPENAI_AGENTS
 from afm.trajectory.convert.smolagents import SMOLAGENTS
 from afm.trajectory.io import json_rows, raw_lines
 from afm.trajectory.record import Record
-from afm.trajectory.tags import author_segments
-from afm.trajectory.types import Segment
+from afm.trajectory.tags import Segment, author_segments
 
 __all__ = ["FORMATS", "Context", "TrajectoryRow", "convert_file", "detected", "read_converted", "read_rows"]
 

@@ -31,8 +31,7 @@ from afm.trajectory.convert.dialogue import (
 )
 from afm.trajectory.io import explain
 from afm.trajectory.record import CallRecord, Cost, Record
-from afm.trajectory.tags import author_segments, split
-from afm.trajectory.types import Segment
+from afm.trajectory.tags import Segment, author_segments, split
 from afm.trajectory.validate import validate
 
 KEY = "afm"

@@ -21,8 +21,7 @@ from afm.trajectory.answer import dressed_answer
 from afm.trajectory.observation import neutralise, observation_text, render
 from afm.trajectory.programs import CODE_TOOL, program_argument
 from afm.trajectory.record import CallRecord, Record
-from afm.trajectory.tags import opening_pattern, split
-from afm.trajectory.types import Author, Segment, Step, Trajectory
+from afm.trajectory.tags import Author, Segment, Step, Trajectory, opening_pattern, split
 
 ItemT = TypeVar("ItemT")
 

@@ -20,7 +20,7 @@ from afm.errors import ConfigError
 from afm.rewards import load_reward
 from afm.trajectory import author_segments
 from afm.trajectory.record import Verdict
-from afm.trajectory.types import Segment
+from afm.trajectory.tags import Segment
 
 
 def with_text(record, old, new):

@@ -9,7 +9,7 @@ import pytest
 
 from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import CallRecord, Cost, Record, StopReason, Verdict
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 
 @pytest.fixture(scope="session")

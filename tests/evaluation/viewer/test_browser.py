@@ -227,7 +227,7 @@ def test_a_shared_bundle_opens_from_a_disk(browser, run, afm, tmp_path):
 
 @pytest.mark.slow
 def test_two_episodes_are_compared_step_by_step(page, address, run, viewer):
-    from afm.trajectory.types import Author, Segment
+    from afm.trajectory.tags import Author, Segment
 
     text = "<plan>Search it twice.</plan><think>Found.</think><answer>1</answer>"
     other = viewer.episode(1, id="short", segments=(Segment(Author.AGENT, text),), calls=())
@@ -248,7 +248,7 @@ def test_two_episodes_are_compared_step_by_step(page, address, run, viewer):
 
 
 def test_code_is_coloured_and_stays_the_text_that_it_was(page, address, run, viewer):
-    from afm.trajectory.types import Author, Segment
+    from afm.trajectory.tags import Author, Segment
 
     program = "# add\nfor n in range(3):\n    print('<b>', \"it's\", 0x1F, n) # end"
     text = f"<plan>Run.</plan><code>\n```py\n{program}\n```\n</code>"

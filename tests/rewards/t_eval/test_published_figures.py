@@ -13,7 +13,7 @@ import pytest
 from afm.agents import load_agent
 from afm.datasets.readers import READERS
 from afm.rewards import Sample, load_reward
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 SPEC = load_agent("configs/eval/agents/chat.yaml")
 CASES = json.loads(Path(__file__).with_name("published_figures.json").read_text("utf-8"))

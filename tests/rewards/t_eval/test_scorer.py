@@ -6,7 +6,7 @@ from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import Sample, load_reward
 from afm.rewards.t_eval_plans import literal, names_alone, plan_of_text
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 SPEC = load_agent("configs/eval/agents/chat.yaml")
 GOLD = {"thought": "Search.", "name": "Home.search", "args": {"place": "Berlin"}}

@@ -4,7 +4,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.rewards import Sample, load_reward
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 WORDS = [*("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), *"{}':,.", "home", "search", "berlin", "place"]
 

@@ -9,7 +9,7 @@ from afm.errors import DataError
 from afm.trajectory.convert import FORMATS, Context
 from afm.trajectory.observation import observation_text
 from afm.trajectory.record import Record
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 nat = pytest.importorskip("nat.atif", reason="needs nvidia-nat-atif")
 ATIF = FORMATS["atif"]

@@ -10,7 +10,7 @@ from afm.trajectory.convert import FORMATS, Context
 from afm.trajectory.convert.base import KEY
 from afm.trajectory.observation import observation_text
 from afm.trajectory.record import CallRecord, Cost, Record, Verdict
-from afm.trajectory.types import Author, Segment
+from afm.trajectory.tags import Author, Segment
 
 SPEC = load_agent("mhqa")
 KEEPING = [name for name, entry in FORMATS.items() if entry.writable and entry.kept]
