@@ -28,6 +28,7 @@ class _Wanted:
         unit: What its values are, on the vertical axis.
         share: Whether values are shares, so that the axis ends at 100 %.
         only_some: Not every run has it, so its absence needs no note.
+        reach: How far up the vertical axis goes at least, so that noise below it looks small.
     """
 
     title: str
@@ -36,6 +37,7 @@ class _Wanted:
     lines: Mapping[str, tuple[str, ...]]
     share: bool = False
     only_some: bool = False
+    reach: float = 0.0
 
 
 _RL_CURVES = (
@@ -44,6 +46,7 @@ _RL_CURVES = (
         "Mean over every sampled episode of a step, discarded groups included.",
         "score of an episode",
         {"reward": ("reward", "critic/score/mean")},
+        reach=1.0,
     ),
     _Wanted(
         "Right answers",
@@ -58,6 +61,7 @@ _RL_CURVES = (
         "score of an episode",
         {"reward": ("validation_reward",)},
         only_some=True,
+        reach=1.0,
     ),
     _Wanted(
         "Validation, solved",
@@ -97,6 +101,7 @@ _RL_CURVES = (
         "Share of trained tokens whose update the clip limited.",
         "share of tokens",
         {"share": ("clip_fraction", "actor/pg_clipfrac")},
+        reach=0.05,
     ),
     _Wanted(
         "Mismatch",
@@ -104,6 +109,7 @@ _RL_CURVES = (
         "nats per token",
         {"KL": ("mismatch_kl", "rollout_corr/k3_kl")},
         only_some=True,
+        reach=0.001,
     ),
     _Wanted(
         "Value loss",
@@ -191,7 +197,10 @@ def _curve(wanted: _Wanted, rows: Mapping[float, Mapping[str, Any]]) -> tuple[Cu
     if not lines:
         return None, missing
     share = wanted.share and all(0 <= y <= 1 for line in lines for y in line.y)
-    return Curve(wanted.title, "training step", lines, wanted.caption, wanted.unit, share), missing
+    curve = Curve(
+        wanted.title, "training step", lines, wanted.caption, wanted.unit, share, y_reach=wanted.reach
+    )
+    return curve, missing
 
 
 def _series(label: str, keys: Sequence[str], rows: Mapping[float, Mapping[str, Any]]) -> Series | None:

@@ -175,6 +175,7 @@ class Curve:
         caption: What to see in it.
         y_share: Whether values are shares; the axis then goes from 0 % to 100 %.
         y_log: Whether the vertical axis is logarithmic; every value is then above 0.
+        y_reach: How far up the vertical axis goes at least.
         x_from_zero: Whether the horizontal axis includes zero.
         x_whole: Whether the horizontal axis has ticks at whole numbers only.
     """
@@ -186,6 +187,7 @@ class Curve:
     y_label: str = ""
     y_share: bool = False
     y_log: bool = False
+    y_reach: float = 0.0
     x_from_zero: bool = False
     x_whole: bool = True
 
@@ -211,8 +213,8 @@ class _Theme:
 _SERIES = tuple(colour for name, colour in PALETTE.items() if name.startswith("series-"))
 _LIGHT = _Theme(PALETTE["soft"].light, PALETTE["line"].light, tuple(colour.light for colour in _SERIES))
 _DARK = _Theme(PALETTE["soft"].dark, PALETTE["line"].dark, tuple(colour.dark for colour in _SERIES))
-_SIZE_INCHES = (5.2, 2.9)
-_DPI = 170
+_SIZE_INCHES = (4.2, 2.6)
+_DPI = 200
 _SMOOTH_FROM = 60
 
 
@@ -244,14 +246,16 @@ def _words(curve: Curve) -> str:
 def _png(curve: Curve, theme: _Theme) -> str:
     try:
         from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
     except ImportError:
         raise MissingExtraError("matplotlib", "eval") from None
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     axes = figure.add_subplot()
     for number, line in enumerate(curve.series):
         _plot(axes, line, theme.lines[number % len(theme.lines)])
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=curve.x_whole))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=curve.x_whole, steps=[1, 2, 2.5, 5, 10]))
+    if not curve.x_whole:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     _scale(axes, curve)
     _dress(axes, curve, theme)
     buffer = io.BytesIO()
@@ -288,7 +292,7 @@ def _scale(axes: Any, curve: Curve) -> None:
 
     values = [value for line in curve.series for value in (*line.y, *line.low, *line.high)] or [1.0]
     if curve.x_from_zero:
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.05 * max(x for line in curve.series for x in line.x))
     if curve.y_log:
         low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
         axes.set_yscale("log")
@@ -301,10 +305,9 @@ def _scale(axes: Any, curve: Curve) -> None:
     if curve.y_share:
         axes.set_ylim(0, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
-    elif min(values) >= 0:
-        axes.set_ylim(bottom=0)
-    elif max(values) <= 0:
-        axes.set_ylim(top=0)
+    else:
+        top = max(0.0, curve.y_reach, *values)
+        axes.set_ylim(1.05 * min(0.0, *values), 1.05 * top or None)
 
 
 def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
@@ -316,11 +319,15 @@ def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(theme.grid)
-    options = {"frameon": False, "labelcolor": theme.text, "fontsize": 10, "ncols": 3}
-    if len(curve.series) > 3:  # too many to leave room among the lines
-        axes.figure.legend(loc="outside lower center", **options)
-    elif len(curve.series) > 1:
-        axes.legend(loc="best", **options)
+    if len(curve.series) > 1:  # above the lines: among them it would hide some
+        options = {
+            "frameon": False,
+            "labelcolor": theme.text,
+            "fontsize": 10,
+            "ncols": 3,
+            "columnspacing": 1.2,
+        }
+        axes.figure.legend(loc="outside upper left", handlelength=1.4, **options)
 
 
 def _smoothing_span(line: Series) -> int:

@@ -129,6 +129,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "number": number,
     "dollars": dollars,
     "lines": metric_lines,
+    "sentence": lambda line: line[:1].upper() + line[1:],
     "difference": difference_words,
     "ours": ours_words,
     "stops": stops_words,

@@ -51,7 +51,8 @@ def metric_lines(metrics: Metrics) -> Iterator[str]:
     yield from cost_lines(metrics)
     if metrics.unseen_argument_errors:
         yield unseen_words(metrics)
-    if hallucination := hallucination_words(metrics):
+    called = metrics.tool_format_without_tool is not None or bool(metrics.invented_tool)
+    if called and (hallucination := hallucination_words(metrics)):
         yield hallucination
     yield from (f"agent {name}: {_agent_words(part)}" for name, part in metrics.by_agent.items())
     for field, scores in ({"source": metrics.by_source} | metrics.by_group).items():

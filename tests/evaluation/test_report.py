@@ -157,7 +157,7 @@ def test_a_run_folder_becomes_a_whole_page(shown, run_folder) -> None:
         # 2 / 2^5 for five of five: the bootstrap is surer of ten questions than the exact test.
         "5 questions went better and 0 worse: p = 0.062 (exact McNemar test).",
         "The exact test is less sure than the interval",
-        "Why fine-tuning was left with room",
+        "Why fine-tuning left room for improvement",
         "after SFT it called a tool in 40.0 % of the episodes",
         "Loss of fine-tuning",
         "rl/metrics.jsonl holds no series 'entropy'.",

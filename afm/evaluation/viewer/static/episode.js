@@ -21,6 +21,7 @@ async function loadReader() {
   if (key === reader.key) return;
   reader.key = key;
   if (id === null) { reader.episodes = []; return $("reader").replaceChildren(make("p", { class: "soft hint", text: "Choose an episode." })); }
+  const waiting = setTimeout(() => { if (reader.key === key) $("reader").prepend(make("p", { class: "soft", role: "status", text: "Loading." })); }, 400);
   try {
     const ids = [id, state.get("with")].filter(Boolean);
     const episodes = await Promise.all(ids.map((item) => ask(`api/episodes/${item}`)));
@@ -33,7 +34,10 @@ async function loadReader() {
     $("reader").scrollTop = 0;
     document.title = `${episodes[0].id} – afm view`;
   } catch (error) {
+    if (reader.key !== key) return;
     $("reader").replaceChildren(make("p", { class: "error", text: error.message }));
+  } finally {
+    clearTimeout(waiting);
   }
 }
 
@@ -69,9 +73,9 @@ async function sameQuestion(first) {
 
 async function side(episode, id, withTokens, withBlocks) {
   const verdict = episode.verdict, cost = episode.cost, fact = episode.row;
-  const facts = [fact.source, episode.model, fact.step === null ? "" : `step ${fact.step}`, `stop: ${episode.stop}`, many(cost.generations, "turn"),
-    `${many(cost.tool_calls, "call")}${cost.tool_failures ? `, ${number(cost.tool_failures)} failed` : ""}`, `${many(cost.agent_tokens, "token")} written${cost.observation_tokens ? `, ${number(cost.observation_tokens)} observed` : ""}`,
-    `${seconds(cost.wall_seconds)}${cost.tool_seconds ? `, ${seconds(cost.tool_seconds)} in tools` : ""}`];
+  const facts = [fact.source, episode.model, fact.step === null ? "" : `step ${fact.step}`, `stop: ${episode.stop}`, cost.generations ? many(cost.generations, "turn") : "",
+    `${many(cost.tool_calls, "call")}${cost.tool_failures ? `, ${number(cost.tool_failures)} failed` : ""}`, cost.agent_tokens && `${many(cost.agent_tokens, "token")} written${cost.observation_tokens ? `, ${number(cost.observation_tokens)} observed` : ""}`,
+    cost.wall_seconds && `${seconds(cost.wall_seconds)}${cost.tool_seconds ? `, ${seconds(cost.tool_seconds)} in tools` : ""}`];
   const parts = verdict ? Object.entries(verdict.parts).map(([name, value]) => `${name} ${value}`).join(", ") : "";
   const word = fact.verdict + (verdict && verdict.score !== null ? `, score ${verdict.score}` : "");
   return make("article", { class: "side" },
