@@ -31,7 +31,7 @@ GROUPS_KEY = "groups"
 
 _GROUP_FIELDS = (
     *("level", "difficulty", "category", "subject", "subfield"),
-    *("domain", "problem_topic", "type", "prop", "platform"),
+    *("domain", "problem_topic", "type", "prop", "platform", "steps"),
 )
 """Fields of the owners' rows that tell questions apart."""
 _MAX_GROUP_CHARS = 80

@@ -18,10 +18,11 @@ def figures() -> object:
 # it; 74,200 is the same share of both. Raised since: 16 files and 2,400 lines for what a person meets (starter, Python at the
 # top of the package, kinds of YAML, `afm list`, own plugins, the viewer's bundle, files, log and diff); 1 file and 350 lines for
 # on-policy distillation; 4 files and 550 lines for GGUF files and `afm import`; 1 file and 350 lines
-# for vLLM as a rollout engine on CPUs.
+# for vLLM as a rollout engine on CPUs;
+# 2 files and 250 lines for SVAMP and GSM8K.
 WALLS = {
-    "files": 341,
-    "lines": 77_799,
+    "files": 343,
+    "lines": 78_049,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

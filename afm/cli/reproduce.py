@@ -27,16 +27,28 @@ from afm.cli.reproduce_stages import (
     check_overrides,
     process_environment,
 )
+from afm.cli.reproduce_word_problems import WORD_PROBLEMS, WordProblems
 from afm.errors import ConfigError, EngineError, UsageError, suggestion
 from afm.findings import lock_advice
 
+_KNOWN = AGENTS | WORD_PROBLEMS
 _READY = "ready: "
 _ABSENT = ("tools", "packages", "judge")
 """Findings of `afm doctor` that are warnings there, because another machine may run the job, but stop a run here."""
-_NO_GPU = "this machine has no GPU (no nvidia-smi); TINY=1 runs the chain on a CPU"
+_NO_GPU = (
+    "this machine has no GPU (no nvidia-smi); TINY=1 runs the chain on a CPU (svamp and gsm8k: --size 135m)"
+)
 _NO_ENGINE = f"neither vllm nor sglang is installed; {lock_advice('gpu-rl-vllm')}"
 
 
+_SizeOption = Annotated[
+    str,
+    typer.Option(
+        envvar="SIZE",
+        help="Size of the model: 3b, 7b or 32b, of svamp and gsm8k 135m (on a CPU) or 1.5b "
+        "[default: 7b, of svamp and gsm8k 135m].",
+    ),
+]
 _BenchmarksOption = Annotated[
     str,
     typer.Option(
@@ -46,7 +58,7 @@ _BenchmarksOption = Annotated[
 
 
 def reproduce(
-    agent: Annotated[str, typer.Argument(help=f"One of {', '.join(AGENTS)}.")],
+    agent: Annotated[str, typer.Argument(help=f"One of {', '.join(_KNOWN)}.")],
     further: Annotated[
         list[str] | None,
         typer.Argument(
@@ -54,7 +66,7 @@ def reproduce(
             help="Overrides of a stage, for example rl.ray_address=node0:6379 eval.limit=10.",
         ),
     ] = None,
-    size: Annotated[str, typer.Option(envvar="SIZE", help="Size of the model: 3b, 7b or 32b.")] = "7b",
+    size: _SizeOption = "",
     first: Annotated[
         str, typer.Option("--from", envvar="FROM", help=f"Begin with this stage: {', '.join(NAMES)}.")
     ] = NAMES[0],
@@ -79,6 +91,8 @@ def reproduce(
     ] = False,
 ) -> None:
     """Reproduce AFM: download an agent's published data, prepare it, SFT, RL, evaluate, report.
+
+    svamp and gsm8k begin with a model that was trained for no agent, and compare it with its SFT and its RL.
 
     Whatever is missing is listed before the first stage starts, with exit status 1. If interrupted, run the same command
     again to resume.
@@ -108,14 +122,17 @@ def reproduce(
 def _reproduction(
     agent: str, further: list[str], size: str, benchmarks: list[str], root: Path | None, *, tiny: bool
 ) -> Reproduction:
-    if agent not in AGENTS:
-        raise UsageError(f"AGENT {agent}: no such agent; {suggestion(agent, AGENTS)}")
-    chosen = AGENTS[agent]
+    if agent not in _KNOWN:
+        raise UsageError(f"AGENT {agent}: no such agent; {suggestion(agent, _KNOWN)}")
+    chosen = _KNOWN[agent]
+    size = size or chosen.usual_size
     if size not in chosen.sizes:
         raise UsageError(
             f"--size (SIZE) {size}: {agent} is published in other sizes; expected {' or '.join(chosen.sizes)}"
         )
     configs = configs_folder()
+    if tiny and agent in WORD_PROBLEMS:
+        raise UsageError(f"--tiny (TINY): {agent} has no tiny twin; --size {chosen.usual_size} runs on a CPU")
     if tiny:
         from afm.cli.reproduce_fixtures import make_repositories
 
@@ -124,9 +141,8 @@ def _reproduction(
         size = "tiny"
     else:
         place, sets = (root or Path.cwd()).resolve(), configs / f"data/{agent}.yaml"
-    return Reproduction(
-        chosen, place, configs.parent, size, tiny, sets, check_overrides(further), tuple(benchmarks)
-    )
+    kind = WordProblems if agent in WORD_PROBLEMS else Reproduction
+    return kind(chosen, place, configs.parent, size, tiny, sets, check_overrides(further), tuple(benchmarks))
 
 
 def _find_missing(run: Reproduction, stages: Sequence[ChainStage], *, show: bool) -> list[str]:
@@ -134,7 +150,7 @@ def _find_missing(run: Reproduction, stages: Sequence[ChainStage], *, show: bool
     from afm.findings import has_gpu
 
     trains = any(stage.name in ("sft", "rl", "eval") for stage in stages)
-    missing = [] if run.tiny or not trains or has_gpu() else [_NO_GPU]
+    missing = [] if not run.on_gpu or not trains or has_gpu() else [_NO_GPU]
     made: list[Path] = []
     for stage in stages:
         if show:
@@ -151,7 +167,7 @@ def _find_missing(run: Reproduction, stages: Sequence[ChainStage], *, show: bool
 
 def _later_needs(run: Reproduction, stage: ChainStage, errors: Sequence[str]) -> Iterator[str]:
     """What `afm doctor` finds only once the rows and the model are there, which an earlier stage may take days to make."""
-    if stage.name == "eval" and not _serves_models():
+    if stage.name == "eval" and run.serves and not _serves_models():
         yield _NO_ENGINE
     asks = run.agent.judged and stage.name in ("rl", "eval") and not run.own_judge(stage.name)
     if asks and not any(text.startswith("judge: ") for text in errors):
@@ -228,7 +244,7 @@ def _run_stage(run: Reproduction, stage: ChainStage, title: str) -> None:
 @contextmanager
 def _served_model(run: Reproduction, stage: ChainStage) -> Iterator[Sequence[StageCommand]]:
     """The stage's commands; those of an evaluation on GPUs ask a server of the model, which ends with the block."""
-    if run.tiny or stage.name != "eval" or all(path.exists() for path in stage.makes):
+    if not run.serves or stage.name != "eval" or all(path.exists() for path in stage.makes):
         yield stage.commands
         return
     if not _serves_models():

@@ -22,6 +22,8 @@ class Agent:
         method: Of reinforcement, in the names of script and recipes.
         asked_with_row: Its benchmark rows carry the published prompt; else the prompt is a file of the download.
         judged: A model judges its answers, so an endpoint is needed (GRM_BASE_URL).
+        folder: Name of its folders, if not ``SHORT_agent``.
+        usual_size: The one without ``--size``.
     """
 
     short: str
@@ -32,11 +34,13 @@ class Agent:
     asked_with_row: bool = False
     tiny_rl: tuple[str, ...] = ()
     judged: bool = False
+    folder: str = ""
+    usual_size: str = "7b"
 
     @property
     def name(self) -> str:
         """Of its folders."""
-        return f"{self.short}_agent"
+        return self.folder or f"{self.short}_agent"
 
 
 _AS_IT_IS = "browsecomp"
@@ -125,6 +129,16 @@ class Reproduction:
     sets: Path
     further: tuple[str, ...] = ()
     benchmarks: tuple[str, ...] = ()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the trainings need a GPU."""
+        return not self.tiny
+
+    @property
+    def serves(self) -> bool:
+        """Whether evaluation asks a server of the model."""
+        return not self.tiny
 
     @property
     def data(self) -> Path:

@@ -61,6 +61,9 @@ class Validation(Settings):
     it is when the set grows, and rows of one question stay together."""
     seed: int = 0
     name: str = Field(default="val", pattern=r"^[A-Za-z0-9_][\w.-]*$")
+    any_numbers: bool = False
+    """Whether texts that differ in their numbers alone are one question, for word problems that were published several
+    times with other numbers."""
 
 
 class Mix(Settings):
@@ -107,6 +110,8 @@ class Preparation(Settings):
     """Rows that were published; another number is reported."""
     min_tests: int | None = Field(default=None, ge=1)
     """Least number of tests of a programming problem that is wanted."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Most operations in the program of a word problem; one without a program is left out."""
     no_proofs: bool = False
     """Leave out problems that ask for a proof, which no gold answer can judge."""
     target: int | None = Field(default=None, ge=1)
@@ -119,11 +124,15 @@ class Preparation(Settings):
             raise ValueError(
                 f"reader {self.reader!r} knows its keys; question_key and answer_key go with reader 'plain'"
             )
-        if self.validation is not None and self.into is not Product.RL:
-            raise ValueError(f"validation: rows are held out of `into: rl`, not of `into: {self.into}`")
-        if (self.min_tests or self.no_proofs or self.target) and self.into not in (Product.TASKS, Product.RL):
+        if self.into in (Product.TASKS, Product.RL):
+            return self
+        if self.validation is not None:
             raise ValueError(
-                f"min_tests, no_proofs and target choose among questions, not rows of {self.into}"
+                f"validation: questions are held out of tasks and rl, not of `into: {self.into}`"
+            )
+        if self.min_tests or self.max_steps or self.no_proofs or self.target:
+            raise ValueError(
+                f"min_tests, max_steps, no_proofs and target choose among questions, not rows of {self.into}"
             )
         return self
 

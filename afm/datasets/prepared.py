@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import afm
 from afm.agents import load_agent
-from afm.datasets.hub_sets import LOCK_FILE, HubSet, Preparation, Product, read_lock, split_of
+from afm.datasets.hub_sets import LOCK_FILE, HubSet, Preparation, Product, Validation, read_lock, split_of
 from afm.datasets.published import (
     PROMPTS_FOLDER,
     BadRows,
@@ -27,12 +27,13 @@ from afm.datasets.published import (
 )
 from afm.datasets.readers.programs import count_tests
 from afm.datasets.readers.row import AlpacaRow, Conversation, ReadRow
-from afm.datasets.rl_files import RlPart, usual_gold, write_rl_parts
+from afm.datasets.rl_files import HeldOut, RlPart, usual_gold, write_rl_parts
 from afm.datasets.row_files import data_files
 from afm.datasets.schema import Task, write_tasks
 from afm.datasets.sft_files import write_alpaca, write_chat
 from afm.errors import DataError
 from afm.plugins import DOWNLOAD_MANIFEST as MANIFEST_FILE
+from afm.runs.atomic import replacing_together
 from afm.runs.folder import manifest_of, sha256_of, write_manifest
 
 BAD_SUFFIX = ".bad_rows.jsonl"
@@ -269,7 +270,7 @@ def _write(made: Iterable[ReadRow], path: Path, step: Preparation) -> list[Path]
     """Write the product into ``path``; several files where rows are held out."""
     match step.into:
         case Product.TASKS:
-            write_tasks(_of(made, Task, step), path)
+            return _write_tasks(_of(made, Task, step), path, step.validation)
         case Product.RL:
             spec = load_agent(step.agent)
             part, gold = (
@@ -282,6 +283,18 @@ def _write(made: Iterable[ReadRow], path: Path, step: Preparation) -> list[Path]
         case Product.CHAT:
             write_chat(_of(made, Conversation, step), path, path.stem)
     return [path]
+
+
+def _write_tasks(tasks: Iterator[Task], path: Path, validation: Validation | None) -> list[Path]:
+    if validation is None:
+        write_tasks(tasks, path)
+        return [path]
+    others = path.with_name(f"{validation.name}.jsonl")
+    held = HeldOut(validation.rows, validation.seed, any_numbers=validation.any_numbers)
+    with replacing_together([path, others]) as (first, second):
+        write_tasks(held.split(tasks), first)
+        write_tasks(held.tasks, second)
+    return [path, others]
 
 
 def _of(made: Iterable[ReadRow], kind: type[KindT], step: Preparation) -> Iterator[KindT]:
@@ -354,6 +367,8 @@ def _good(
 def _unwanted(task: Task, step: Preparation) -> str:
     if step.no_proofs and asks_for_proof(task.question):
         return "asks for a proof"
+    if step.max_steps is not None and not 1 <= task.extra_info.get("steps", 0) <= step.max_steps:
+        return f"more than {step.max_steps} steps, or none"
     if step.min_tests is None:
         return ""
     try:

@@ -6,6 +6,7 @@ import hashlib
 import heapq
 import json
 import pickle
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from afm.trajectory.programs import CODE_TOOL
 _BATCH_ROWS = 1_000
 _INT_LIMIT = 1 << 63
 _ID_KEY_BYTES = 12
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _LARGEST_SHARE = 10
 """At most one question in this number is held out."""
 
@@ -102,7 +104,8 @@ def write_rl_parts(
     if validation is None:
         return {path: _write_parquet(parts, path, split, gold)}
     others = path.with_name(f"{validation.name}.parquet")
-    held = [HeldOut(-(-validation.rows // len(parts)), validation.seed) for _ in parts]
+    count = -(-validation.rows // len(parts))
+    held = [HeldOut(count, validation.seed, any_numbers=validation.any_numbers) for _ in parts]
     with replacing_together([path, others]) as (first, second):
         trained = [replace(part, tasks=own.split(part.tasks)) for part, own in zip(parts, held, strict=True)]
         rows = {path: _write_parquet(trained, first, split, gold)}
@@ -290,11 +293,13 @@ class HeldOut:
 
     Args:
         count: Questions to take, at most a tenth of all, and at least one.
+        any_numbers: Whether rows whose texts differ in numbers alone are one question.
     """
 
-    def __init__(self, count: int, seed: int) -> None:
+    def __init__(self, count: int, seed: int, *, any_numbers: bool = False) -> None:
         self._count = count
         self._seed = seed
+        self._any_numbers = any_numbers
         self._groups: dict[int, list[Task]] = {}
         self._largest: list[int] = []
 
@@ -326,5 +331,7 @@ class HeldOut:
             yield from self._groups.pop(-heapq.heappop(self._largest))
 
     def _key(self, task: Task) -> int:
-        text = f"{self._seed}\n{' '.join(task.question.split())}".encode("utf-8", "surrogatepass")
+        words = " ".join(task.question.split())
+        words = _NUMBER.sub("0", words.lower()) if self._any_numbers else words
+        text = f"{self._seed}\n{words}".encode("utf-8", "surrogatepass")
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

@@ -1,9 +1,8 @@
-"""The embedded teachers: teams of rules for the generated math world and the generated encyclopaedia.
+"""The embedded teachers: teams of rules for the generated worlds, and for problems that come with a program.
 
 No model is behind them, but the work is real. Programs run in the sandboxed tool, queries go to the real search tool,
-and teams repeat only what came back. The teams have a habit that is kept on purpose: on easy questions they often skip
-the tool. A tiny model copies that habit without the ability behind it, and reinforcement learning then teaches it when
-the tool is worth a call.
+and teams repeat only what came back. On easy generated questions they often skip the tool. A tiny model copies that
+habit without the ability behind it, and reinforcement learning then teaches it when the tool is worth a call.
 """
 
 from __future__ import annotations
@@ -39,11 +38,8 @@ LEADER, SEARCHER, REFLECTOR, PROPOSER, CHECKER = "leader", "searcher", "reflecto
 class _Casting:
     """The roles of an agent that has one tool and, for each part to play, one role.
 
-    Every property raises ``ConfigError`` when the agent leaves no choice or more than one.
-
-    Attributes:
-        team: What the team is called in errors.
-        example: A shipped agent that the team can play.
+    Every property raises ``ConfigError`` when the agent leaves no choice or more than one. ``team`` is the team's name in
+    errors, ``example`` a shipped agent that it can play.
     """
 
     spec: AgentSpec
@@ -102,16 +98,18 @@ MATH_P_DIRECT: Mapping[int, float] = {1: 0.75, 2: 0.2}
 """How often the planner skips the tool, by the number of operations in the problem."""
 
 _ATTEMPTS = 2
-_INTEGER = re.compile(r"-?\d+")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 @dataclass(frozen=True)
 class ScriptedMathTeam:
-    """Solves problems of :mod:`afm.datasets.mini_world` by rules.
+    """Solves problems of :mod:`afm.datasets.mini_world` by rules, and tasks with ``extra_info.program`` by running it.
+
+    The answer is what the program printed. The quality filter drops a task whose gold answer is another one.
 
     Attributes:
         spec: The agent its work will become; names the tool and the roles.
-        seed: With a task's id it fixes every choice, whatever else runs in parallel.
+        seed: With a task's id it fixes every choice.
         p_direct: Chance of answering without the tool, by number of operations.
         p_slip: Chance that an answer found without the tool lacks a carry; the quality filter must catch it.
     """
@@ -135,30 +133,36 @@ class ScriptedMathTeam:
 
     async def solve(self, recorder: Recorder) -> None:
         """Read, plan, calculate with or without the tool, check, write."""
-        problem = read_problem(recorder.task.question)
-        if problem is None:
-            recorder.decline("the planner cannot read this question; it knows only the generated math world")
-            return
-        rng = random.Random(f"{self.seed}/{recorder.task.id}")
-        if rng.random() < self.p_direct.get(len(problem.changes), 0.0):
-            slip = 10 if rng.random() < self.p_slip else 0
-            recorder.say(PLANNER, "Answer at once.")
-            recorder.say(WRITER, "This one is easy.")
-            recorder.finish(WRITER, str(problem.answer - slip))
+        task = recorder.task
+        problem, program = read_problem(task.question), task.extra_info.get("program")
+        if problem is not None:
+            await self._solve_story(recorder, problem)
+        elif isinstance(program, str):
+            await self._run(recorder, "program", f"Lines: {len(program.splitlines())}.", program)
         else:
-            await self._answer_with_tool(recorder, problem)
+            recorder.decline("the planner cannot read this question, and the task has no extra_info.program")
 
-    async def _answer_with_tool(self, recorder: Recorder, problem: StoryProblem) -> None:
-        recorder.say(PLANNER, "Write one expression and run it.")
+    async def _solve_story(self, recorder: Recorder, problem: StoryProblem) -> None:
+        rng, text = random.Random(f"{self.seed}/{recorder.task.id}"), problem.expression
+        if rng.random() >= self.p_direct.get(len(problem.changes), 0.0):
+            await self._run(recorder, "expression", f"The expression is {text}.", f"print({text})")
+            return
+        slip = 10 if rng.random() < self.p_slip else 0
+        recorder.say(PLANNER, "Answer at once.")
+        recorder.say(WRITER, "This one is easy.")
+        recorder.finish(WRITER, str(problem.answer - slip))
+
+    async def _run(self, recorder: Recorder, kind: str, thought: str, program: str) -> None:
+        recorder.say(PLANNER, f"Write one {kind} and run it.")
         tool, value = self._cast.tool, ""
         for _ in range(_ATTEMPTS):
-            recorder.say(CODER, f"The expression is {problem.expression}.")
-            result = await recorder.use(CODER, tool, f"\n```py\nprint({problem.expression})\n```\n")
+            recorder.say(CODER, thought)
+            result = await recorder.use(CODER, tool, f"\n```py\n{program}\n```\n")
             value = result.text.strip()
-            if result.ok and _INTEGER.fullmatch(value):
+            if result.ok and _NUMBER.fullmatch(value):
                 recorder.say(CRITIC, "A number came back.")
                 recorder.say(WRITER, "Done.")
-                recorder.finish(WRITER, value)
+                recorder.finish(WRITER, value.removesuffix(".0"))
                 return
             recorder.say(CRITIC, "No number came back. Run it again.")
         recorder.fail(f"{_ATTEMPTS} tool calls returned no number, the last one: {value}")

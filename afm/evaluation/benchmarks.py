@@ -1,4 +1,4 @@
-"""The benchmarks of AFM's evaluation: sizes, settings and scores as published (AFM, arXiv 2508.13167).
+"""The benchmarks of AFM's evaluation, with SVAMP and GSM8K: sizes, settings and scores as published (arXiv 2508.13167).
 
 ``configs/eval/NAME.yaml`` holds the settings of our runs. This table holds the published ones. With both, a manifest
 shows whether two scores are comparable. The scores are read from ``published_scores.yaml``.
@@ -132,22 +132,26 @@ class Benchmark:
         questions: Size of the published evaluation.
         prepared: Whether `afm data prepare` makes tasks of it; what is published encrypted is read as it is.
         choice_in: List of `afm data download` that has AFM's file, where AFM asks some of the owner's questions only.
+        settings: ``None`` for a benchmark that AFM does not have.
+        own_list: Whether the set comes in a list of its own name, with its training questions.
     """
 
     name: str
-    settings: PublishedSettings
+    settings: PublishedSettings | None
     questions: int
     prepared: bool = True
     choice_in: str | None = None
+    own_list: bool = False
 
     def commands(self, place: Path) -> tuple[str, ...]:
         """What fetches the data to where a run looks for it."""
         source, only = (self.choice_in, _LIST) if self.choice_in else (_LIST, self.name)
+        source = self.name if self.own_list else source
         raw = place.parent.parent / "raw" if self.prepared else place.parent
         fetch = f"afm data download {source} --output-dir {raw} --only {only}"
         if not self.prepared:
             return (fetch,)
-        out = place.parent.parent if self.choice_in else place.parent
+        out = place.parent.parent if self.choice_in or self.own_list else place.parent
         return fetch, f"afm data prepare published {source} --data {raw} --output-dir {out} --only {only}"
 
     def missing(self, place: Path) -> DataError:
@@ -165,6 +169,13 @@ class Benchmark:
     def departures(self, settings: Mapping[str, Any]) -> Iterator[str]:
         """Where a manifest's ``settings`` are not the published ones, so that scores cannot be compared."""
         published = self.settings
+        if published is None:
+            if (asked := settings["data"]["tasks"]) != self.questions:
+                yield f"questions: {asked}, published {self.questions}"
+            if settings["rounds"] != 1:
+                yield f"rounds: {settings['rounds']}, published 1"
+            yield from _other_score(settings)
+            return
         sampling, limits = settings["sampling"], settings["limits"]
         if sampling["temperature"] not in published.temperatures:
             wanted = " or ".join(f"{value:g}" for value in published.temperatures)
@@ -229,6 +240,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         Benchmark("livecodebench_v4", CODE, 100),
         Benchmark("livecodebench_v5", CODE, 167),
         Benchmark("codecontests", CODE, 165),
+        Benchmark("svamp", None, 1000, own_list=True),
+        Benchmark("gsm8k", None, 1319, own_list=True),
     )
 }
 
@@ -260,11 +273,15 @@ def checked_benchmark(name: str) -> str:
     return name
 
 
-def _other_texts(settings: Mapping[str, Any], prompt: str) -> Iterator[str]:
-    """What is asked and what makes a score, in any benchmark."""
+def _other_score(settings: Mapping[str, Any]) -> Iterator[str]:
     formula = (settings.get("reward") or {}).get("formula", DEFAULT_FORMULA)
     if formula != "correct":
         yield f"score: {formula}, published correct"
+
+
+def _other_texts(settings: Mapping[str, Any], prompt: str) -> Iterator[str]:
+    """What is asked and what makes a score, in any benchmark of AFM's."""
+    yield from _other_score(settings)
     if "prompt" not in settings and not settings.get("model", {}).get("team"):
         yield f"prompt: the agent's own, published {prompt}"
 

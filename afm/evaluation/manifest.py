@@ -214,7 +214,10 @@ def _benchmark(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     benchmark = BENCHMARKS[name]
     return {
         "name": name,
-        "published": {"questions": benchmark.questions, **benchmark.settings.as_dict()},
+        "published": {
+            "questions": benchmark.questions,
+            **(benchmark.settings.as_dict() if benchmark.settings else {}),
+        },
         "published_scores": {score.label: score.percent for score in published_scores().get(name, ())},
         "departures": list(benchmark.departures(settings)),
         "remarks": list(PUBLISHED_REMARKS) if "protocol" in settings else [],

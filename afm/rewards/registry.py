@@ -48,7 +48,7 @@ SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests", "ju
 
 BY_SOURCE: dict[str, str] = {
     **dict.fromkeys(("math_dapo", "aime24", "aime25", "math", "math500", "gsm8k", "amc23"), "math"),
-    **dict.fromkeys(("olympiadbench", "skywork_math", "retool", "mini_math", "gms8k"), "math"),
+    **dict.fromkeys(("olympiadbench", "skywork_math", "retool", "mini_math", "gms8k", "svamp"), "math"),
     **dict.fromkeys(("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa"), "exact_match"),
     **dict.fromkeys(("musique", "bamboogle", "mercury", "tq", "mini_wiki"), "exact_match"),
     **dict.fromkeys(("livecodebench*", "lcbv4", "lcbv5", "skywork", "skywork_livecodebench*"), "code_tests"),

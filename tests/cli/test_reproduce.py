@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,11 +16,15 @@ from afm.cli import reproduce_fixtures as fixtures
 from afm.cli.main import app
 from afm.cli.reproduce import _errors
 from afm.cli.reproduce_stages import AGENTS, NAMES
+from afm.cli.reproduce_word_problems import WORD_PROBLEMS, WordProblems
 from afm.configuration import read_extended
 from afm.datasets.hub_sets import read_hub_sets
 from afm.errors import UsageError
+from afm.evaluation.config import load_config as load_eval
 from afm.trajectory.tags import author_segments
 from afm.trajectory.validate import validate
+from llamafactory_patch.config import resolve as resolve_sft
+from verl_ext.settings import load_settings as load_rl
 
 needs("pyarrow")
 
@@ -83,8 +88,37 @@ def test_a_dry_run_of_the_tiny_chain_prints_every_stage(agent: str, tmp_path: Pa
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "size"), [("svamp", "135m"), ("svamp", "1.5b"), ("gsm8k", "135m"), ("gsm8k", "1.5b")]
+)
+def test_a_road_of_word_problems_trains_on_what_it_prepared_and_tests_three_models(
+    name: str, size: str, tmp_path: Path
+) -> None:
+    chosen = WORD_PROBLEMS[name]
+    run = WordProblems(
+        chosen, tmp_path, ROOT, size, False, ROOT / f"configs/data/{name}.yaml", ("rl.seed=3",)
+    )
+    stages = {stage.name: stage for stage in run.stages()}
+    assert list(stages) == list(NAMES)
+    made = {str(path) for path in stages["prepare"].makes}
+    words = {name: [" ".join(command.words) for command in stage.commands] for name, stage in stages.items()}
+    files = re.findall(r"(?:train|val)_files=(\S+)", " ".join(words["rl"]))
+    assert set(files) <= made
+    assert len(words["rl"]) == (2 if name == "gsm8k" else 1)
+    assert all(line.endswith("rl.seed=3".removeprefix("rl.")) for line in words["rl"])
+    asked = [re.search(r"model\.path=(\S+)", line)[1] for line in words["eval"]]  # type: ignore[index]
+    assert asked == [str(run.base), str(run.sft_model), str(run.model)]
+    before_eval = [line for stage in ("sft", "rl") for line in words[stage]]
+    assert not any("/eval/" in line for line in before_eval)
+    for command in (*stages["sft"].commands, *stages["rl"].commands, *stages["eval"].commands):
+        config, *overrides = command.check
+        load = {"sft": resolve_sft, "afm rl": load_rl, "eval": load_eval}
+        kind = "afm rl" if command.words[1] == "rl" else command.words[1]
+        load[kind](Path(config), overrides)
+
+
 def test_the_scripts_hand_everything_to_the_command() -> None:
-    for agent in AGENTS:
+    for agent in (*AGENTS, *WORD_PROBLEMS):
         script = ROOT / f"train/{agent}/all.sh"
         assert script.read_text().rstrip().endswith(f'exec afm reproduce {agent} "$@"')
         assert os.access(script, os.X_OK)
@@ -123,8 +157,9 @@ def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["web"], "expected one of: code_agent, mhqa_agent, web_agent"),
+        (["web"], "expected one of: code_agent, gsm8k, mhqa_agent, svamp, web_agent"),
         (["web_agent", "--size", "3b"], "web_agent is published in other sizes; expected 7b or 32b"),
+        (["svamp", "--tiny"], "svamp has no tiny twin; --size 135m runs on a CPU"),
         (["mhqa_agent", "--from", "evall"], "did you mean 'eval'"),
         (["mhqa_agent", "seed=3"], "expected sft.KEY=VALUE, rl.KEY=VALUE or eval.KEY=VALUE"),
         (["mhqa_agent", "--benchmarks", "gaia", "--dry-run"], "gaia is not a benchmark of mhqa_agent"),

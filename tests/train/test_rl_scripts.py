@@ -18,6 +18,7 @@ from extras import needs
 from typer.testing import CliRunner
 
 from afm.cli.main import app
+from afm.cli.reproduce_word_problems import WORD_PROBLEMS
 from verl_ext import launcher
 from verl_ext.command import command
 from verl_ext.settings import RlSettings, load_settings
@@ -150,8 +151,11 @@ def test_every_script_is_short_strict_and_says_how_it_is_used(script: Path, reco
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/rl").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_for_gpus_has_its_script_and_room_for_a_sample(path: Path) -> None:
     agent, method, _ = path.stem.split("_", 2)
-    script = ROOT / f"train/{agent}_agent/rl/train_{method}_{agent}_agent.sh"
-    assert f"configs/rl/{agent}_{method}_$SIZE.yaml" in script.read_text()
+    if agent in WORD_PROBLEMS:
+        assert f"exec afm reproduce {agent} " in (ROOT / f"train/{agent}/all.sh").read_text()
+    else:
+        script = ROOT / f"train/{agent}_agent/rl/train_{method}_{agent}_agent.sh"
+        assert f"configs/rl/{agent}_{method}_$SIZE.yaml" in script.read_text()
     settings, config = composed(path)
     longest = config.data.max_prompt_length + config.data.max_response_length
     assert config.actor_rollout_ref.rollout.max_model_len >= longest

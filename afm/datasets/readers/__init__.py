@@ -6,7 +6,7 @@ What it cannot read it refuses with a reason; :func:`afm.datasets.published.read
 
 from __future__ import annotations
 
-from afm.datasets.readers import conversations, programs, questions
+from afm.datasets.readers import conversations, programs, questions, word_problems
 from afm.datasets.readers.row import RowReader
 from afm.datasets.schema import task_of_row
 from afm.errors import suggestion
@@ -26,7 +26,8 @@ READERS: dict[str, RowReader] = {
     "skywork_or1": RowReader(programs.read_skywork),
     "dapo_math": RowReader(questions.read_dapo_math, "math_dapo"),
     "math_problem": RowReader(questions.read_math_problem),
-    "gsm8k": RowReader(questions.read_gsm8k, "gsm8k"),
+    "gsm8k": RowReader(word_problems.read_gsm8k, "gsm8k"),
+    "svamp": RowReader(word_problems.read_svamp, "svamp"),
     "gaia": RowReader(questions.read_gaia, "gaia"),
     "webwalker": RowReader(questions.read_webwalker, "webwalker"),
     "hle": RowReader(questions.read_hle, "hle"),

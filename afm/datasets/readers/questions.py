@@ -192,17 +192,6 @@ def read_browsecomp(row: Row, default: str) -> Task:
     )
 
 
-def read_gsm8k(row: Row, default: str) -> Task:
-    """GSM8K: ``{question, answer}``, as in openai/gsm8k; the answer is a worked solution whose last line is ``#### 18``."""
-    solution = text_field(row, "answer")
-    result = solution_result(solution)
-    if result is None:
-        raise DataError(
-            f"`answer`: expected a last line like '#### 18', got {solution.splitlines()[-1][:60]!r}"
-        )
-    return Task(id=row_id(row) or default, question=text_field(row, "question"), ground_truth=result)
-
-
 def read_math_problem(row: Row, default: str) -> Task:
     """Sets of mathematical problems: a problem, its answer, and little else, under the names that the benchmarks use.
 

@@ -1,0 +1,216 @@
+"""SVAMP and GSM8K: word problems whose annotations become programs.
+
+A task carries its program as ``extra_info.program``, which the scripted math team runs, unless its annotation cannot be
+read. ``extra_info.steps`` is the number of operations of its equation, or of calculations of its solution.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from afm.datasets.readers.row import Row, abbreviate, text_field
+from afm.datasets.schema import Task, solution_result
+from afm.errors import DataError
+from afm.trajectory.chat import row_id
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_TIES = {"+": 1, "-": 1, "*": 2, "/": 2}
+"""Operators of prefix equations, and how tightly each binds."""
+_ATOM = 3
+_SAME = 1e-9
+_SLOT = re.compile(r"number(\d+)")
+_LOOSE_MARK = re.compile(r" (?=[.,?!;:%](?:\s|$))")
+_LOOSE_ENDING = re.compile(r" (?='(?:s|t|d|ll|re|ve)\b|n't\b)")
+_CALCULATION = re.compile(r"<<([^=<>]+)=([^<>]+)>>")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+_NAME_WORDS = 2
+_NO_NAMES = re.compile(
+    r"an?|all|also|and|are|a[st]|but|by|each|every|for|from|ha[dsv]e?|hers?|he|his|i[fnst]|its|more|of|o[nr]|per|print|round"
+    r"|she|so|than|that|the|their|them|there|they|this|to|was|were|which|with"
+)
+
+
+def read_svamp(row: Row, default: str) -> Task:
+    """Both published forms of SVAMP (arXiv 2103.07191), as in arkilpatel/SVAMP.
+
+    Training files are ``{Question, Numbers, Equation, Answer}``. ``number0`` is the first of ``Numbers``, and the
+    equation is in prefix notation. SVAMP.json is ``{ID, Body, Question, Equation, Answer, Type}``. Its equation, in
+    brackets, gives the number of steps and no program.
+    """
+    gold = _tidy(row.get("Answer"), "Answer")
+    if row.get("Numbers") is not None:
+        numbers = [_tidy(text, "Numbers") for text in str(row["Numbers"]).split()]
+        question = _SLOT.sub(lambda slot: _slot(slot[1], numbers), text_field(row, "Question"))
+        program = [f"print({_infix(text_field(row, 'Equation'), numbers)})"]
+    else:
+        question, program = _joined(text_field(row, "Body"), text_field(row, "Question")), []
+    steps = sum(word in _TIES for word in str(row.get("Equation") or "").split())
+    extra: dict[str, Any] = {"steps": steps} | _program(program, gold)
+    if kind := row.get("Type"):
+        extra["type"] = str(kind).replace("Divison", "Division")
+    return Task(
+        id=row_id(row, "ID") or default,
+        question=_plain_sentences(question),
+        ground_truth=gold,
+        extra_info=extra,
+    )
+
+
+def read_gsm8k(row: Row, default: str) -> Task:
+    """GSM8K: ``{question, answer}``, as in openai/gsm8k; the answer is a worked solution whose last line is ``#### 18``.
+
+    Its calculations, such as ``<<48/2=24>>``, become the lines of the program.
+    """
+    solution = text_field(row, "answer")
+    gold = solution_result(solution)
+    if gold is None:
+        raise DataError(
+            f"`answer`: expected a last line like '#### 18', got {solution.splitlines()[-1][:60]!r}"
+        )
+    return Task(
+        id=row_id(row) or default,
+        question=text_field(row, "question"),
+        ground_truth=gold,
+        extra_info={"steps": len(_CALCULATION.findall(solution))} | _program(_named_steps(solution), gold),
+    )
+
+
+def _program(lines: list[str], gold: str) -> dict[str, str]:
+    """The program, if it can be run; it prints with the decimals of the gold answer where only that makes it equal."""
+    try:
+        value = _run(lines)
+    except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
+        return {}
+    if value is None:
+        return {}
+    decimals = len(gold.partition(".")[2])
+    if value != float(gold) and round(value, decimals) == float(gold):
+        printed = lines[-1].removeprefix("print(").removesuffix(")")
+        lines = [*lines[:-1], f"print(round({printed}, {decimals}))"]
+    return {"program": "\n".join(lines)}
+
+
+def _run(program: Sequence[str]) -> float | None:
+    """What the last line prints; ``None`` without a program. Only assignments and one ``print`` of arithmetic are known."""
+    values: dict[str, float] = {}
+    for line in program:
+        statement = ast.parse(line).body[0]
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=expression):
+                values[name] = _value(expression, values)
+            case ast.Expr(value=ast.Call(args=[expression])):
+                return _value(expression, values)
+    return None
+
+
+def _value(node: ast.expr, names: Mapping[str, float]) -> float:
+    match node:
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
+            return _OPERATIONS[type(operation)](_value(left, names), _value(right, names))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, names)
+        case ast.Name(id=name):
+            return names[name]
+        case ast.Constant(value=int() | float() as number):
+            return number
+    raise ValueError(f"no arithmetic: {ast.unparse(node)}")
+
+
+def _tidy(value: Any, key: str) -> str:
+    """A number as it is written in a text: ``56.0`` as ``56``."""
+    try:
+        number = float(value)
+        return str(int(number)) if number.is_integer() else repr(number)
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(f"`{key}`: expected a number, got {abbreviate(value)}") from None
+
+
+def _slot(index: str, numbers: Sequence[str]) -> str:
+    if int(index) >= len(numbers):
+        raise DataError(f"`Question`: number{index} is not among the {len(numbers)} of `Numbers`")
+    return numbers[int(index)]
+
+
+def _infix(equation: str, numbers: Sequence[str]) -> str:
+    """``* number0 + number1 2.0`` as ``5*(3+2)``, with brackets only where they are needed."""
+    words = iter(equation.split())
+
+    def read() -> tuple[str, int]:
+        word = next(words, "")
+        if word not in _TIES:
+            slot = _SLOT.fullmatch(word)
+            return (_slot(slot[1], numbers) if slot else _tidy(word, "Equation")), _ATOM
+        ties, (left, left_ties), (right, right_ties) = _TIES[word], read(), read()
+        left = f"({left})" if left_ties < ties else left
+        right = f"({right})" if right_ties < ties or (right_ties == ties and word in "-/") else right
+        return f"{left}{word}{right}", ties
+
+    expression, _ = read()
+    if rest := list(words):
+        raise DataError(f"`Equation`: {abbreviate(' '.join(rest))} is left over in {abbreviate(equation)}")
+    return expression
+
+
+def _joined(body: str, question: str) -> str:
+    """The body may be a clause that the question ends: "If there are 11 sets" and "How many chairs do they have?"."""
+    if body[-1] in ".?!":
+        return f"{body} {question}"
+    return f"{body.rstrip(', ')}, {question[0].lower()}{question[1:]}"
+
+
+def _plain_sentences(text: str) -> str:
+    """Words split by a tokeniser as they are written, with a capital letter where a sentence begins."""
+    text = _LOOSE_ENDING.sub("", _LOOSE_MARK.sub("", " ".join(text.split())))
+    text = text.replace("$ ", "$")
+    return re.sub(r"(?:^|(?<=[.?!] ))[a-z]", lambda first: first[0].upper(), text)
+
+
+def _named_steps(solution: str) -> list[str]:
+    """The calculations of a worked solution, one line each; a number that an earlier line computed is its name.
+
+    A name comes from the words after the result: ``<<48/2=24>>24 clips in May`` is ``clips_may = 48/2``.
+    """
+    lines: list[str] = []
+    results: dict[float, str] = {}
+    names: set[str] = set()
+    for match in _CALCULATION.finditer(solution):
+        expression = _PERCENT.sub(r"(\1/100)", match[1].replace("$", "").replace(",", "").replace(" ", ""))
+        result = _NUMBER.search(match[2].replace(",", ""))
+        if result is None:
+            return []
+        expression = _with_names(expression, results)
+        name = _name(solution[match.end() :], names)
+        names.add(name)
+        lines.append(f"{name} = {expression}")
+        results[float(result[0])] = name
+    return [*lines, f"print({lines[-1].partition(' = ')[0]})"] if lines else []
+
+
+def _with_names(expression: str, results: Mapping[float, str]) -> str:
+    return _NUMBER.sub(lambda number: results.get(float(number[0]), number[0]), expression)
+
+
+def _name(behind: str, taken: set[str]) -> str:
+    """A name that no earlier line has, from the words in the rest of the sentence."""
+    sentence = re.split(
+        r"[.;:\n]\s|[.;:\n]?$|<<", re.sub(r"^[\s$]*[\d.,]*", "", behind.partition("\n")[0]), maxsplit=1
+    )[0]
+    words = [word for word in re.findall(r"[a-z]+", sentence.lower()) if not _NO_NAMES.fullmatch(word)]
+    name = "_".join(words[:_NAME_WORDS]) or "result"
+    if name in taken or keyword.iskeyword(name):
+        number = 2
+        while f"{name}_{number}" in taken:
+            number += 1
+        name = f"{name}_{number}"
+    return name
