@@ -19,10 +19,10 @@ def figures() -> object:
 # top of the package, kinds of YAML, `afm list`, own plugins, the viewer's bundle, files, log and diff); 1 file and 350 lines for
 # on-policy distillation; 4 files and 550 lines for GGUF files and `afm import`; 1 file and 350 lines
 # for vLLM as a rollout engine on CPUs;
-# 2 files and 250 lines for SVAMP and GSM8K.
+# 2 files and 450 lines for SVAMP and GSM8K.
 WALLS = {
     "files": 343,
-    "lines": 78_049,
+    "lines": 78_250,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
