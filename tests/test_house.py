@@ -22,7 +22,7 @@ def figures() -> object:
 # 2 files and 450 lines for SVAMP and GSM8K.
 WALLS = {
     "files": 343,
-    "lines": 78_250,
+    "lines": 78_300,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
