@@ -60,17 +60,17 @@ class CodeServerSettings(ServerSettings):
     content: ClassVar[str] = "code server settings"
 
     sandbox: SandboxSettings = SandboxSettings()
-    """Where programs run."""
+    """Settings of the sandbox that runs the programs."""
     max_limits: Annotated[SandboxLimits, BeforeValidator(_with_ceiling)] = _CEILING
-    """The most that a request may ask for, by field of :class:`SandboxLimits`; what is not named has a wide bound."""
+    """Largest limits that a request may set, by field of :class:`SandboxLimits`. Other fields have generous maximums."""
     max_parallel: Annotated[int, or_cores()] = Field(default=CORES, ge=1, validate_default=True)
-    """Programs at the same time; ``null``: the number of cores."""
+    """Programs that run at the same time. ``null``: the number of cores."""
     max_waiting: int = Field(default=256, ge=0)
     max_wait_s: float = Field(default=30.0, gt=0)
     max_request_bytes: int = Field(default=64 << 20, ge=1024)
-    """Size of a request."""
+    """Largest request."""
     max_held_bytes: int = Field(default=1 << 30, ge=1024)
-    """Size of all requests that run or wait together; further ones get status 429."""
+    """Total size of all requests that run or wait. Further ones get status 429."""
 
     def usual(self) -> SandboxLimits:
         """The limits of a request that names none: the defaults, or the most where that is less."""

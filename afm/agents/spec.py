@@ -84,17 +84,17 @@ class RoleSpec(Settings):
     kind: RoleKind = RoleKind.TEXT
     """``text``, ``thought``, ``tool``, ``observation`` or ``answer``."""
     purpose: str = ""
-    """What the role is for, shown to the model."""
+    """What the role is for. The model reads it."""
     format: str = ""
-    """How its content is written, shown to the model."""
+    """How to write its content. The model reads it."""
     tool: str | None = None
     """Name of the tool that a tool role calls."""
     needs_thought: bool = False
-    """A thought must come before this role."""
+    """Whether a thought must come directly before this role."""
     no_thought: bool = False
-    """No thought may come before this role."""
+    """Whether a thought before this role is forbidden."""
     max_count: int | None = Field(default=None, ge=1)
-    """How often it may occur."""
+    """How often the role may occur."""
     grade: Grade | None = None
     """A pattern that finds the role's grade of itself, and what a rejecting or accepting grade allows
     next."""
@@ -104,21 +104,21 @@ class Limits(Settings):
     """Bounds of one episode; ``None`` means unbounded. Tokens are counted after the prompt."""
 
     max_turns: int | None = Field(default=None, ge=0)
-    """Tool calls."""
+    """Tool calls per episode."""
     max_agent_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that the model samples."""
+    """Tokens that the model may sample per episode."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of one generation."""
+    """Tokens of one generation, up to a tool call or the answer."""
     max_response_tokens: int | None = Field(default=None, ge=1)
-    """Sampled and observed tokens together."""
+    """Sampled and observed tokens of an episode together."""
     max_seconds: float | None = Field(default=None, gt=0)
-    """Wall time of the episode."""
+    """Wall-clock time of the episode."""
     max_tool_seconds: float | None = Field(default=None, gt=0)
-    """Time in tools, all calls together."""
+    """Time in tools, summed over all calls."""
     max_observation_chars: int = Field(default=16_000, ge=16)
-    """Characters of one observation; longer ones lose their middle."""
+    """Longest observation. The middle of a longer one is cut out."""
     duplicate_calls: Literal["notice", "execute"] = "notice"
-    """A call that was answered before is answered by a ``notice``, or made again (``execute``)."""
+    """What a repeated call gets: a ``notice`` that it was answered before, or a new result (``execute``)."""
 
     @classmethod
     def check_overrides(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -138,22 +138,22 @@ class AgentSpec(Settings):
     """A complete agent. Load one with :func:`afm.agents.load_agent`."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    """What the agent is called."""
+    """Name of the agent."""
     description: str = ""
     """One line for people."""
     roles: dict[str, RoleSpec]
-    """Tag → role, in the order in which the prompt lists them."""
+    """Maps each tag to its role, in the order of the prompt."""
     transitions: dict[str, tuple[str, ...]]
     """What may follow what, thoughts aside; ``start`` is the beginning. An observation always follows a
     tool. The word ``any`` in place of the table lets every role follow every other."""
     answer_format: AnswerFormat = AnswerFormat.TEXT
     """``text``, ``boxed`` or ``fence``."""
     answer_separator: str | None = None
-    """What separates several answers."""
+    """Text that separates several answers."""
     prompt: str = "{roles}\n\n{rules}"
     """Instruction text with ``{roles}`` and ``{rules}``."""
     question_format: str = "Question: {question}"
-    """How the question is put."""
+    """How the question is asked."""
     rules: tuple[str, ...] = ()
     """Further rules, one per line."""
     limits: Limits = Limits()

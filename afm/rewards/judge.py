@@ -58,18 +58,18 @@ class JudgeSettings(JudgeEndpoint):
     """What judges when neither the file nor the environment names an endpoint: ``exact_match`` (the
     evidence shows it) or ``abstain``."""
     control: bool = True
-    """Judge an accepted answer again, against a wrong gold answer, and score 0 when it is accepted again."""
+    """Whether to judge each accepted answer again, against a wrong gold answer. If it is accepted there too, it scores 0."""
     prompt: Path | None = None
     """Your own text with ``{question}``, ``{gt_answer}`` and ``{pred_answer}``, or a YAML ``{system,
     user}``, in place of the built-in one, for evaluation as published (docs/evaluation.md). It has no guard, and
     every answer goes to the judge."""
     max_answer_chars: int = Field(default=1000, ge=1)
-    """A longer answer scores 0 without asking: whoever lists everything has answered nothing."""
+    """A longer answer scores 0 without asking the judge, because a list of everything answers nothing."""
     cache: Path | None = None
-    """SQLite file of verdicts, by address and whole request. Failures are not kept; processes share it."""
+    """SQLite file of verdicts, keyed by address and whole request. Processes share it. Failures are not stored."""
     price_per_million_tokens: float | None = Field(default=None, ge=0, le=1e9)
-    """US dollars. ``afm doctor`` then says what a step of reinforcement learning costs, and an evaluation
-    with ``prices`` what the judge does. No verdict depends on it."""
+    """US dollars. With it, ``afm doctor`` estimates the cost of a step of reinforcement learning, and an evaluation
+    with ``prices`` reports the cost of the judge. No verdict depends on it."""
 
 
 class ModelJudge(AnswerScorer):

@@ -41,21 +41,21 @@ class SandboxLimits(Settings):
     """Bounds of one run; the defaults follow the published system (5 s CPU, 7 s wall)."""
 
     wall_s: float = Field(default=7.0, gt=0, le=86_400, strict=True)
-    """Seconds by the clock."""
+    """Wall-clock time of a run, in seconds."""
     cpu_s: int = Field(default=5, gt=0, le=86_400, strict=True)
-    """CPU seconds, of each process and of all of them together."""
+    """CPU seconds of each process, and of all processes together."""
     memory_bytes: int = Field(default=1 << 30, gt=0, le=1 << 44, strict=True)
-    """Address space of each process; where a cgroup can be made also the memory of all together."""
+    """Address space of each process. Where a cgroup can be made, also the memory of all processes together."""
     file_bytes: int = Field(default=16 << 20, gt=0, le=1 << 40, strict=True)
-    """Of one file."""
+    """Largest file that a program may write."""
     output_bytes: int = Field(default=1 << 16, gt=0, le=1 << 32, strict=True)
-    """What is kept of each of standard output and error."""
+    """Bytes to keep of standard output, and the same of standard error."""
     stdin_bytes: int = Field(default=1 << 20, gt=0, le=1 << 32, strict=True)
-    """Of standard input."""
+    """Largest standard input."""
     processes: int = Field(default=32, gt=0, le=1 << 16, strict=True)
-    """At the same time."""
+    """Processes at the same time."""
     open_files: int = Field(default=64, gt=0, le=1 << 20, strict=True)
-    """Of each process."""
+    """Open files per process."""
 
 
 def limits_from(values: object) -> SandboxLimits:

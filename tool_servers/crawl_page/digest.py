@@ -39,13 +39,13 @@ class SummarySettings(Settings):
     """How pages are summed up by the model at ``SUMMARY_OPENAI_API_BASE_URL``, when it is set."""
 
     chunk_chars: int = Field(default=24_000, ge=1000)
-    """Of a page that the model reads at once."""
+    """Characters of a page that the model reads in one request."""
     max_chunks: int = Field(default=6, ge=1)
-    """Of longer pages, the chunks nearest to the goal."""
+    """Chunks of a long page that the model reads: those nearest to the goal."""
     max_tokens: int = Field(default=800, ge=16)
-    """Of a reply."""
+    """Longest reply of the model."""
     total_s: float = Field(default=45.0, gt=0)
-    """For a page. Then, or when the model fails, the best passages replace its digest."""
+    """Seconds to summarise a page. After that, or if the model fails, the best passages replace the summary."""
 
 
 @dataclass(frozen=True, slots=True)

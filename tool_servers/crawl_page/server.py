@@ -53,19 +53,19 @@ class CrawlSettings(FetcherSettings):
     content: ClassVar[str] = "page reader settings"
 
     reader: Literal["direct", "jina"] = "direct"
-    """Who fetches pages: ``direct``, this server, or ``jina``, the reader service at ``JINA_BASE_URL``."""
+    """Who fetches pages: this server (``direct``), or the reader service at ``JINA_BASE_URL`` (``jina``)."""
     max_urls: int = Field(default=8, ge=1)
-    """Pages of one request; further addresses are refused."""
+    """Pages of one request. Further addresses are returned in ``left_out``."""
     max_page_chars: int = Field(default=300_000, ge=1000)
-    """Of a page's text; its end is lost."""
+    """Longest text of a page. The rest is cut off."""
     shown_chars: int = Field(default=6_000, ge=200)
-    """Of a page that an agent is shown, when no model sums it up."""
+    """Characters of a page that an agent reads when no model summarises it."""
     parse_s: float = Field(default=10.0, gt=0)
-    """For turning one page into text."""
+    """Seconds to turn one page into text."""
     cached_pages: int = Field(default=10_000, ge=1)
-    """Pages kept."""
+    """Pages in the cache."""
     summary: SummarySettings = SummarySettings()
-    """How a model sums pages up."""
+    """Settings of the model that summarises pages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ class UpstreamSettings(Settings):
     """One endpoint behind the gateway."""
 
     url: str
-    """With its ``/v1``."""
+    """Address of the endpoint, with its ``/v1``."""
     models: tuple[str, ...] = ("*",)
-    """Patterns of the models that are asked here, ``*`` for any letters."""
+    """Patterns of the model names that go to this endpoint. ``*`` matches any text."""
     key_variable: str = "GATEWAY_UPSTREAM_API_KEY"
-    """Environment variable with its key."""
+    """Environment variable that holds its key."""
 
     @field_validator("url")
     @classmethod
@@ -39,21 +39,21 @@ class GatewaySettings(ServerSettings):
     content: ClassVar[str] = "gateway settings"
 
     upstreams: tuple[UpstreamSettings, ...] = ()
-    """The first whose patterns match a request's model is asked."""
+    """Endpoints behind the gateway. A request goes to the first one whose patterns match its model."""
     prices: dict[str, CachedTokenPrice] = Field(default_factory=dict)
-    """By model or pattern; the first that matches counts."""
+    """Prices by model name or pattern. The first match counts."""
     ask_usage: bool = True
-    """Ask for the tokens of a stream, and keep that last event of it from clients that did not."""
+    """Request the token counts of streams. Clients that did not ask for them do not get that last event."""
     answer_s: float = Field(default=600.0, gt=0)
-    """For the head of an endpoint's answer; then status 504."""
+    """Seconds until an endpoint begins its answer. Then the client gets status 504."""
     silence_s: float = Field(default=300.0, gt=0)
-    """Between two pieces of an answer; then it is cut."""
+    """Seconds between two pieces of an answer. Then the answer is cut off."""
     max_request_bytes: int = Field(default=64 << 20, ge=1024)
     """Largest request."""
     max_answer_bytes: int = Field(default=64 << 20, ge=1024)
     """Largest answer."""
     max_parallel: int = Field(default=256, ge=1)
-    """Calls at the same time."""
+    """Calls that run at the same time."""
     max_waiting: int = Field(default=1024, ge=0)
     finish_s: float = Field(default=60.0, gt=0)
 

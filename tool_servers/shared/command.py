@@ -119,13 +119,13 @@ class ServerSettings(Settings):
     """What errors call the file's content."""
 
     max_parallel: int = Field(default=64, ge=1)
-    """Requests at work at the same time."""
+    """Requests that are processed at the same time."""
     max_waiting: int = Field(default=512, ge=0)
-    """Requests that may wait for one of those places; further ones get status 429."""
+    """Requests that may wait in the queue. Further ones get status 429."""
     max_wait_s: float = Field(default=20.0, gt=0)
-    """The longest wait; then status 429."""
+    """Seconds that a request may wait in the queue. Then it gets status 429."""
     finish_s: float = Field(default=10.0, gt=0)
-    """How long requests may continue when the server has to stop."""
+    """Seconds that running requests get to finish when the server stops."""
 
     @classmethod
     def read(cls, path: Path | None) -> Self:

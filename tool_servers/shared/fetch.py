@@ -42,19 +42,19 @@ class FetcherSettings(ServerSettings):
     """What a server that fetches from the web for agents may fetch."""
 
     trusted: tuple[str, ...] = ()
-    """``host:port`` pairs that are read although they are not public, e.g. a test site on this machine."""
+    """``host:port`` pairs that may be read although they are not public, such as a test site on this machine."""
     ports: tuple[int, ...] = tuple(sorted(DEFAULT_PORTS))
-    """Ports of public hosts."""
+    """Ports that may be read on public hosts."""
     max_bytes: int = Field(default=10 << 20, ge=1024)
-    """Of what is fetched, as it comes and after decompression."""
+    """Largest file to fetch, in bytes, before and after decompression."""
     fetch_s: float = Field(default=30.0, gt=0)
-    """For one fetch, redirects included."""
+    """Seconds for one fetch, including redirects."""
     workers: Annotated[int, or_cores(4)] = Field(default=CORES, ge=1, validate_default=True)
-    """Processes that take apart what was fetched; ``null``: one for each core, at most four."""
+    """Processes that parse fetched files. ``null``: one per core, at most four."""
     cached_s: float = Field(default=3 * 3600.0, gt=0)
-    """For how long results are kept."""
+    """Seconds that results stay in the cache."""
     request_s: float = Field(default=90.0, gt=0)
-    """The longest time for a request that does not say how long its sender waits."""
+    """Seconds for a request that names no time limit of its own."""
 
     def policy(self) -> Policy:
         """What the guard lets through."""

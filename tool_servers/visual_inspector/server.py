@@ -57,20 +57,20 @@ class InspectorSettings(FetcherSettings):
     content: ClassVar[str] = "image server settings"
 
     folder: Path | None = None
-    """Pictures below it may be named by their path; ``null``: ``VISION_IMAGE_FOLDER``."""
+    """Folder whose pictures may be named by path. ``null``: ``VISION_IMAGE_FOLDER``."""
     max_bytes: int = Field(default=20 << 20, ge=1024)
     max_pixels: int = Field(default=50_000_000, ge=1)
-    """Width times height; larger pictures are refused before they are unpacked."""
+    """Largest picture, width times height. Larger ones are rejected before they are decoded."""
     max_side: int = Field(default=2048, ge=16)
-    """Pixels of the longer side that the model is sent; larger pictures are scaled down."""
+    """Pixels of the longer side. Larger pictures are scaled down before the model gets them."""
     decode_s: float = Field(default=10.0, gt=0)
-    """For unpacking one picture; then its worker is killed."""
+    """Seconds to decode one picture. Then its worker is killed."""
     model_s: float = Field(default=60.0, gt=0)
-    """For the model's answer, repetitions included."""
+    """Seconds for the model's answer, including retries."""
     max_tokens: int = Field(default=1_000, ge=16)
-    """Of the model's answer."""
+    """Longest answer of the model."""
     cached_answers: int = Field(default=10_000, ge=1)
-    """Answers kept."""
+    """Answers in the cache."""
     cached_s: float = Field(default=7 * 24 * 3600.0, gt=0)
     max_parallel: int = Field(default=32, ge=1)
     max_waiting: int = Field(default=256, ge=0)

@@ -33,26 +33,26 @@ class SearchSettings(ServerSettings):
     content: ClassVar[str] = "web search settings"
 
     serper_url: str = "https://google.serper.dev"
-    """Of Serper, or of any server with its protocol."""
+    """Address of Serper, or of any server with its protocol."""
     page_url: str | None = None
-    """For local pages without an address of their own: where they are, with ``{title}`` (blanks as
+    """Address of local pages whose rows name no address, with ``{title}`` (blanks as
     underscores) or ``{id}`` in it."""
     max_query_chars: int = Field(default=2_000, ge=10)
-    """Longer queries are refused."""
+    """Longest query. Longer ones are rejected."""
     max_results: int = Field(default=50, ge=1)
-    """Most results of one search."""
+    """Largest number of results of one search."""
     searches_per_run: int | None = Field(default=None, ge=1)
-    """Most searches that one run may send to the provider; ``null`` is no bound."""
+    """Searches that one run may send to the provider. ``null``: no limit."""
     try_s: float = Field(default=15.0, gt=0)
-    """For one request to the provider."""
+    """Seconds for one request to the provider."""
     total_s: float = Field(default=40.0, gt=0)
-    """For all of them, when it is busy or fails."""
+    """Seconds for one search, including retries."""
     tries: int = Field(default=4, ge=1)
-    """Requests before a failure counts."""
+    """Requests to the provider before the search fails."""
     cached_searches: int = Field(default=100_000, ge=1)
-    """Searches kept."""
+    """Searches in the cache."""
     cached_s: float = Field(default=7 * 24 * 3600.0, gt=0)
-    """How long searches are kept."""
+    """Seconds that a search stays in the cache."""
     max_waiting: int = Field(default=1024, ge=0)
 
 

@@ -44,30 +44,30 @@ class WikiServerSettings(ServerSettings):
     content: ClassVar[str] = "wiki server settings"
 
     index: Path | None = None
-    """Folder that ``afm serve wiki build`` made."""
+    """Index folder that ``afm serve wiki build`` wrote."""
     engine: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
-    """``auto`` takes BM25 where the index has it, else the dense part."""
+    """``bm25``, ``dense``, ``hybrid``, or ``auto``: BM25 if the index has it, otherwise vectors."""
     model: str | None = None
-    """Embedding model, if its folder has changed since the build."""
+    """Folder of the embedding model, if it has moved since the index was built."""
     device: str | None = None
-    """Of the embedding model."""
+    """Device of the embedding model."""
     topk: int = Field(default=3, ge=1)
-    """Passages for a query of a request that does not say how many."""
+    """Passages per query if the request names no number."""
     max_topk: int = Field(default=100, ge=1)
-    """Most passages that a request may ask for."""
+    """Largest number of passages per query."""
     max_queries: int = Field(default=4_096, ge=1)
-    """Of one request; Search-R1 sends 512 x 5."""
+    """Largest number of queries per request. Search-R1 sends 512 x 5."""
     max_query_chars: int = Field(default=8_192, ge=1)
-    """A longer query is searched for by its beginning, and the answer notes it."""
+    """Longest query. Of a longer one only the beginning is used, and the answer reports it."""
     max_request_bytes: int = Field(default=64 << 20, ge=1024)
-    """Of one request: the most queries of the greatest length, two bytes a character."""
+    """Largest request. The default is the largest number of queries of the greatest length, at two bytes per character."""
     max_parallel: int = Field(default=256, ge=1)
     max_waiting: int = Field(default=2_048, ge=0)
     max_wait_s: float = Field(default=30.0, gt=0)
     search_s: float = Field(default=60.0, gt=0)
-    """The longest search; then status 503."""
+    """Seconds for one search. Then the request gets status 503."""
     threads: Annotated[int, or_cores()] = Field(default=CORES, ge=1, validate_default=True)
-    """Searches at the same time; ``null``: the number of cores."""
+    """Searches that run at the same time. ``null``: the number of cores."""
 
 
 def _text(value: Any) -> Any:

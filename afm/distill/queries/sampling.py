@@ -46,25 +46,25 @@ class QuerySettings(Settings):
     samples: int = Field(default=32, ge=1, le=10_000)
     """Answers sampled for each question."""
     with_tools: bool = False
-    """Whether a sample is an episode of the agent with its tools, or one answer without any."""
+    """``true``: a sample is an episode of the agent with its tools. ``false``: it is one answer without tools."""
     max_rate: float | None = Field(default=0.3, ge=0, le=1)
-    """``null``: every rate below 1, so that only what every sample solves is dropped."""
+    """Largest solve rate of a question to keep. ``null`` drops only the questions that every sample solves."""
     target: int | None = Field(default=None, ge=1)
-    """Questions to keep at most, drawn at random in proportion to their data sources."""
+    """Largest number of questions to keep, drawn at random in proportion to their data sources."""
     seed: int = 0
     """Seeds the samples and the draw."""
     max_parallel: int = Field(default=64, ge=1, le=10_000)
-    """Samples in flight."""
+    """Samples in progress at the same time."""
     temperature: float = Field(default=1.0, ge=0, le=2)
     """Temperature of the samples."""
     max_tokens: int | None = Field(default=2048, ge=1, le=1_000_000)
-    """Of one sample, tool answers aside; ``null``: the agent's own limits."""
+    """Tokens of one sample, without tool answers. ``null``: the agent's own limits."""
     failures_in_a_row: int = Field(default=20, ge=1)
-    """This many failed samples end the run if the engine does not answer a question that it answered before; twice
-    ``max_parallel`` where that is more. Of more questions than that no other fault than a refusal is theirs."""
+    """After this many failed samples in a row (at least twice ``max_parallel``), the engine is asked a question that it
+    answered before. If it fails there too, the run ends. If more questions than this fail, the engine is at fault."""
     on_bad_rows: FailedQuestions = FailedQuestions.DROP
-    """What a question leads to that cannot be sampled though others can: ``drop`` leaves it out, ``error``
-    ends the run without a selection."""
+    """Questions that cannot be sampled although others can: ``drop`` leaves them out, ``error`` ends the run without
+    a selection."""
 
     @property
     def most_right(self) -> int:
@@ -80,26 +80,26 @@ class QueryConfig(QuerySettings):
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Questions as JSONL or parquet."""
     output_dir: Path
-    """Everything that the run writes; ``kept.jsonl`` holds the questions. Run the same command again to
+    """Folder for everything that the run writes; ``kept.jsonl`` holds the questions. Run the same command again to
     resume."""
     model: str = Field(min_length=1)
     """A model's folder, a run, or the address of an OpenAI-compatible server."""
     model_name: str | None = None
-    """Which model of a server that has several."""
+    """Name of the model, if the server has several."""
     tokenizer: Path | None = None
-    """Folder of the served model's tokenizer; needed for ``with_tools``."""
+    """Folder of the served model's tokenizer. ``with_tools`` needs it."""
     timeout_s: float = Field(default=300.0, gt=0, le=86_400)
-    """For one reply of a chat endpoint; then it is asked again."""
+    """Seconds for one reply of a chat endpoint. Then it is asked again."""
     agent: str
-    """Who answers; without its tools if not ``with_tools``."""
+    """Agent that answers. It has its tools only with ``with_tools``."""
     tools: Path | None = None
     """YAML of tools, for ``with_tools``."""
     rewards: Path | None = None
-    """Judges episodes with tools; without tools the answer must be the gold one."""
+    """Reward YAML that judges episodes with tools. Without tools, the answer must equal the gold answer."""
     ability: str | None = None
-    """Only rows of this ability are asked; by default all."""
+    """Asks only rows of this ability. The default is all rows."""
     sft: tuple[Path, ...] = ()
-    """SFT data whose questions must not occur; a file that is missing is an error, so that no overlap goes unnoticed."""
+    """SFT data whose questions must not occur among the kept ones. A missing file is an error."""
 
     @field_validator("tasks", "sft", mode="before")
     @classmethod
