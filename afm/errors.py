@@ -158,6 +158,10 @@ class SandboxBusyError(SandboxError):
     """Too many runs wait for the sandbox already; try again later."""
 
 
+class OwnCodeError(AfmError, RuntimeError):
+    """Python code of the user's own failed: a tool, a reward or a team."""
+
+
 class RewardError(AfmError, RuntimeError):
     """A verifier's infrastructure failed: the sample has no score."""
 

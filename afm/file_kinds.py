@@ -80,9 +80,9 @@ FILE_KINDS = (
         "run afm data filter ROWS.jsonl --config FILE --output-dir DIR",
     ),
     _kind(
-        "a team of models",
         "a team",
-        "members roles tool_agents replan reflect accept_score",
+        "a team",
+        "members roles tool_agents replan reflect accept_score class_name config",
         "run afm data distill TASKS.jsonl --team FILE --output-dir DIR",
     ),
     _kind(

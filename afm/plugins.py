@@ -10,10 +10,11 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
-from afm.errors import ConfigError
+from afm.errors import ConfigError, OwnCodeError
 
 DOWNLOAD_MANIFEST = "download.manifest.json"
 """What ``afm data download`` leaves in the folder that it fills."""
@@ -22,6 +23,9 @@ TRUST_VARIABLE = "AFM_TRUST"
 
 _FRAMEWORK = frozenset({"afm", "llamafactory_patch", "tool_servers", "verl_ext"})
 """Packages that always come from the installation, even if the YAML is in a checkout of them."""
+
+_FOLDERS: set[str] = set()
+"""Folders from which files were imported."""
 
 
 def import_module_of(name: str, folder: Path | None, where: str) -> ModuleType:
@@ -55,6 +59,27 @@ def import_module_of(name: str, folder: Path | None, where: str) -> ModuleType:
         raise ConfigError(f"{where}: {name!r} cannot be imported: {reason}") from error
 
 
+def fault_of(error: Exception) -> str:
+    """The error of a user's code in one line: file and line of the user's own code where it has any, type and message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if any(frame.filename.startswith(f"{folder}{os.sep}") for folder in _FOLDERS)
+    ]
+    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
+    text = " ".join(str(error).split())
+    return f"{place}{type(error).__name__}{f': {text}' if text else ''}"
+
+
+def own_code_error(error: Exception, what: str) -> OwnCodeError:
+    """What the code of a user raised in ``what``, as an error that names the place and the next step."""
+    return OwnCodeError(
+        f"{what} failed: {fault_of(error)}; correct the file and run the command again. "
+        "AFM_TRACEBACK=1 before the command shows the traceback"
+    )
+
+
 def _file_of(top: str, folder: Path | None) -> Path | None:
     """The file in ``folder`` that the module ``top`` is, if there is one."""
     if folder is None or not top or top in _FRAMEWORK:
@@ -80,6 +105,7 @@ def _import_file(top: str, file: Path) -> None:
             f"with --trust (in Python: os.environ['{TRUST_VARIABLE}'] = '1')"
         )
     folder = str(file.parent.parent if file.name == "__init__.py" else file.parent)
+    _FOLDERS.add(folder)
     if folder not in sys.path:
         sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(top, file)

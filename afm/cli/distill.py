@@ -83,6 +83,11 @@ def distill(
         f"{summary.path}: {summary.kept} of {summary.tasks} trajectories kept, "
         f"{summary.tool_calls} tool calls, {summary.seconds:.0f} s{_cost(summary)}"
     )
+    _explain_losses(summary, output_dir)
+
+
+def _explain_losses(summary: DistillSummary, output_dir: Path) -> None:
+    """Print why rows were dropped; end with an error where the budget is spent or no row is left."""
     for reason, count in sorted(summary.dropped.items()):
         print(f"  dropped: {count} {reason} (each one's reason: {output_dir / 'dropped.jsonl'})")
     if summary.team.stopped:
@@ -90,7 +95,8 @@ def distill(
             f"{summary.team.stopped} ({summary.not_tried} of {summary.tasks} tasks not begun)"
         )
     if not summary.kept:
-        raise DataError("no trajectory was kept; dropped.jsonl lists the reasons", path=str(output_dir))
+        message = f"no trajectory was kept; dropped.jsonl lists the reasons. The first one: {summary.example}"
+        raise DataError(message, path=str(output_dir))
 
 
 def _cost(summary: DistillSummary) -> str:
@@ -113,9 +119,12 @@ async def _distill(
     from afm.datasets import read_tasks
     from afm.distill.run import distill as run
 
+    tasks = list(read_tasks(file))
+    if not tasks:
+        raise DataError("holds no questions, only the names of its columns", path=str(file))
     async with opened as (team, spec, tools):
         return await run(
-            list(read_tasks(file)),
+            tasks,
             spec,
             tools,
             output_dir,

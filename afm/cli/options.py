@@ -37,9 +37,10 @@ def rows_file(value: Path | list[Path] | None) -> Path | list[Path] | None:
 
             raise DataError(f"expected rows (JSONL); {describe_yaml(path)}", path=str(path))
         if path.stat().st_size == 0:
-            raise DataError(
-                "holds no rows: the file is empty; rerun the command that wrote it", path=str(path)
+            message = (
+                "holds no rows: the file is empty; save your rows in it, or rerun the command that wrote it"
             )
+            raise DataError(message, path=str(path))
     return value
 
 

@@ -147,7 +147,7 @@ def init(
 
 def _free(folder: Path) -> Path:
     """A name like ``folder`` that is not taken."""
-    number = 2
+    folder, number = folder / "my_task" if folder.name in ("", "..") else folder, 2
     while (free := folder.with_name(f"{folder.name}_{number}")).exists():
         number += 1
     return free

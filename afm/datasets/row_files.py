@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -73,7 +75,10 @@ def _decoded(batches: Iterable[Any]) -> Iterator[dict[str, Any] | DataError]:
 def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
     csv.field_size_limit(sys.maxsize)
     try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
+        with file.open(encoding=_encoding(file), newline="") as lines:
+            if delimiter == ",":
+                delimiter = _delimiter(lines.readline())
+                lines.seek(0)
             table = csv.DictReader(lines, delimiter=delimiter)
             for row in table:
                 if None in row or None in row.values():
@@ -81,8 +86,38 @@ def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
                     yield table.line_num, DataError(wrong)
                 else:
                     yield table.line_num, row
-    except (csv.Error, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = _undecodable_line(file)
+        raise DataError(
+            f"not UTF-8 from here on ({error.reason}). Save the table as CSV UTF-8, or convert it: "
+            f"iconv -f WINDOWS-1252 -t UTF-8 {shlex.quote(file.name)} > {shlex.quote(f'{file.stem}_utf8{file.suffix}')}",
+            path=str(file),
+            line=line,
+        ) from None
+    except csv.Error as error:
         raise DataError(f"no readable table: {error}", path=str(file)) from None
+
+
+def _encoding(file: Path) -> str:
+    """UTF-8, unless the file begins with the mark of UTF-16, as a spreadsheet's "Unicode text" does."""
+    with file.open("rb") as head:
+        return "utf-16" if head.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def _delimiter(header: str) -> str:
+    """What separates the columns of a ``.csv``: spreadsheets write ``;`` or a tab where the comma is for decimals."""
+    return next((mark for mark in (",", ";", "\t") if mark in header), ",")
+
+
+def _undecodable_line(file: Path) -> int | None:
+    """Number of the first line that is not UTF-8."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return number
+    return None
 
 
 def data_files(folder: Path) -> dict[Path, str]:

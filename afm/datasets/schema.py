@@ -28,7 +28,7 @@ from afm.trajectory.record import SEALING_KEY, FrozenModel
 
 _GOLD_KEYS = ("ground_truth", "answer")
 _RESULT = re.compile(r"(?:^|\n)#### *\$?(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
-_OTHER_KEYS = "; `afm data prepare tasks --question-key KEY --answer-key KEY` reads rows with other keys"
+_OTHER_KEYS = "; `afm data prepare tasks FILE --question-key KEY --answer-key KEY --out TASKS.jsonl` reads rows with other keys"
 _WORKED_SOURCES = ("gsm8k", "openai/gsm8k")
 """Data sources whose published ``answer`` is a worked solution."""
 _NO_JSON = (".parquet", ".csv", ".tsv")
@@ -137,9 +137,8 @@ def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | N
     info = _mapping(row, "extra_info")
     question = row.get("question") or info.get("question") or _question_of_prompt(row)
     if not isinstance(question, str) or not question.strip():
-        raise DataError(
-            f"expected `question` (or `prompt`) as a non-empty string, got {question!r}{_OTHER_KEYS}"
-        )
+        got = repr(question) if question else f"the columns {', '.join(map(repr, row)) or 'none'}"
+        raise DataError(f"expected `question` (or `prompt`) as a non-empty string, got {got}{_OTHER_KEYS}")
     source = _text(row, "data_source") or data_source or ""
     return Task(
         id=row_id(row) or row_id(info, "index") or default_id,
@@ -222,6 +221,8 @@ def _gold(row: Mapping[str, Any]) -> Any:
             "expected `answer`, `ground_truth` or `reward_model.ground_truth`, got none" + _OTHER_KEYS
         )
     gold = checked_gold(values[0], "answer")
+    if isinstance(gold, str) and not gold.strip():
+        raise DataError("the answer is empty; fill it in, or remove the row")
     if isinstance(gold, Mapping):
         return {key: value for key, value in gold.items() if value is not None}
     if isinstance(gold, bool | int | float):

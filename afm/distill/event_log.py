@@ -20,9 +20,11 @@ from pydantic import Field, ValidationError
 from afm.configuration import Settings
 from afm.datasets import Task
 from afm.endpoints.budget import Spent
-from afm.errors import ConfigError, DataError
+from afm.errors import AfmError, ConfigError, DataError
+from afm.plugins import own_code_error
 from afm.runs.journal import Journal
 from afm.tools import Tool, ToolResult
+from afm.tools.base import checked_result
 
 
 class EventKind(StrEnum):
@@ -169,7 +171,12 @@ class Recorder:
             raise ConfigError(f"the team calls tool {tool!r}; configured: {sorted(self._tools)}")
         self._add(EventKind.TOOL_CALL, agent=agent, tool=tool, content=argument, **usage)
         started = time.perf_counter()
-        result = await self._tools[tool].call(argument)
+        try:
+            result = checked_result(tool, await self._tools[tool].call(argument))
+        except AfmError:
+            raise
+        except Exception as error:
+            raise own_code_error(error, f"the tool {tool!r}, called with {argument[:80]!r},") from error
         seconds = round(time.perf_counter() - started, 6)
         self._add(EventKind.TOOL_RESULT, tool=tool, content=result.text, ok=result.ok, seconds=seconds)
         return result

@@ -16,8 +16,8 @@ from afm.distill.event_log import Recorder
 from afm.distill.merge import RoleMap
 from afm.distill.model_team.settings import anchored
 from afm.distill.model_team.team import ModelTeam, load_team
-from afm.errors import ConfigError
-from afm.plugins import import_module_of
+from afm.errors import AfmError, ConfigError
+from afm.plugins import import_module_of, own_code_error
 
 
 class OwnTeamSettings(Settings):
@@ -68,7 +68,13 @@ class OwnTeam:
 
     async def solve(self, recorder: Recorder) -> None:
         """Let the user's class work."""
-        await self._solver.solve(recorder)
+        try:
+            await self._solver.solve(recorder)
+        except AfmError:
+            raise
+        except Exception as error:
+            what = f"the team {self.settings.class_name!r}, at task {recorder.task.id!r},"
+            raise own_code_error(error, what) from error
 
     async def close(self) -> None:
         """Nothing is held."""

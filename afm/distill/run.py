@@ -19,7 +19,14 @@ from afm.distill.filters.quality import QualityFilter
 from afm.distill.filters.rules import FormatFilter
 from afm.distill.merge import RoleMap, merge_log
 from afm.endpoints.budget import Spent
-from afm.errors import BudgetSpentError, DataError, EngineError, SandboxUnavailableError, ToolError
+from afm.errors import (
+    BudgetSpentError,
+    ConfigError,
+    DataError,
+    EngineError,
+    SandboxUnavailableError,
+    ToolError,
+)
 from afm.rewards import load_reward
 from afm.runs.atomic import replacing
 from afm.runs.folder import RunFolder, write_manifest
@@ -190,6 +197,7 @@ class DistillSummary:
 
     Attributes:
         team: What the team did in this call.
+        example: Why the first dropped row was dropped; empty where none was.
         seconds: Wall time of this call.
         spent: What the whole log has cost, earlier calls included.
     """
@@ -199,6 +207,7 @@ class DistillSummary:
     team: Collected
     kept: int
     dropped: Mapping[str, int]
+    example: str
     tool_calls: int
     seconds: float
     spent: Spent
@@ -245,18 +254,19 @@ async def distill(
     out = Path(output_dir)
     role_map = team.roles.checked(spec)
     agent = {"agent": spec.name, "agent_digest": spec.digest, "tools": sorted(tools)}
-    with EventLog(out / EVENTS_FILE) as log:
-        settle(out, tasks, team, seed, **agent)
-        collected = await collect(tasks, team, tools, log, max_parallel=max_parallel, progress=progress)
-        merged = merge_log(out / EVENTS_FILE, spec, role_map, team=team.name, seed=seed)
-        async with _stages(filters, spec, tools, rewards) as stages:
-            funnel, tool_calls = await _filter(merged, stages, out, progress)
+    async with _stages(filters, spec, tools, rewards, tasks) as stages:
+        with EventLog(out / EVENTS_FILE) as log:
+            settle(out, tasks, team, seed, **agent)
+            collected = await collect(tasks, team, tools, log, max_parallel=max_parallel, progress=progress)
+            merged = merge_log(out / EVENTS_FILE, spec, role_map, team=team.name, seed=seed)
+            funnel, tool_calls, example = await _filter(merged, stages, out, progress)
     summary = DistillSummary(
         path=out / KEPT_FILE,
         tasks=len(tasks),
         team=collected,
         kept=funnel.kept,
         dropped=dict(funnel.dropped),
+        example=example,
         tool_calls=tool_calls,
         seconds=round(time.perf_counter() - started, 3),
         spent=log.spent,
@@ -297,13 +307,28 @@ def settle(out: Path, tasks: Sequence[Task], team: Team, seed: int, **more: obje
 
 @asynccontextmanager
 async def _stages(
-    filters: Sequence[Filter] | None, spec: AgentSpec, tools: Mapping[str, Tool], rewards: Path | None
+    filters: Sequence[Filter] | None,
+    spec: AgentSpec,
+    tools: Mapping[str, Tool],
+    rewards: Path | None,
+    tasks: Sequence[Task],
 ) -> AsyncIterator[Sequence[Filter]]:
-    """The filters; where none are named, the agent's rules and the reward of each row's data source."""
+    """The filters; where none are named, the agent's rules and the reward of each row's data source.
+
+    Raises:
+        ConfigError: The reward is wrong, or none judges one of the tasks.
+    """
     if filters is not None:
         yield filters
         return
     reward = load_reward(rewards)
+    for task in {
+        (task.data_source, task.extra_info.get("reward")): task for task in reversed(tasks)
+    }.values():
+        try:
+            reward.check(task.data_source, str(task.extra_info.get("reward") or ""))
+        except ConfigError as error:
+            raise ConfigError(f"task {task.id!r}: {error}") from None
     try:
         yield FormatFilter(spec, readers_among(tools)), QualityFilter(spec, reward)
     finally:
@@ -312,17 +337,18 @@ async def _stages(
 
 async def _filter(
     merged: Iterable[Record], filters: Sequence[Filter], out: Path, progress: Progress | None
-) -> tuple[Funnel, int]:
-    """Write kept and dropped records; returns their counts, and those of tool calls."""
-    funnel, tool_calls = Funnel(), 0
+) -> tuple[Funnel, int, str]:
+    """Write kept and dropped records; returns their counts, those of tool calls, and the first reason for a drop."""
+    funnel, tool_calls, example = Funnel(), 0, ""
     with writing_records(out) as write:
         async for record in run_filters(merged, filters):
             write(record)
             funnel.add(kept=record.kept, reason=record.reason)
+            example = example or record.reason
             tool_calls += record.cost.tool_calls
             if progress is not None:
                 progress("filter", funnel.seen, None)
-    return funnel, tool_calls
+    return funnel, tool_calls, example
 
 
 @contextmanager

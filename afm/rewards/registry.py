@@ -5,6 +5,7 @@ A scorer of your own is a class by its dotted name in a reward YAML, never in a 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,8 +17,8 @@ from pydantic import Field, model_validator
 
 from afm.configuration import Settings, read_mapping, validated
 from afm.errors import AfmError, ConfigError, suggestion
-from afm.plugins import import_module_of
-from afm.rewards.base import FormScorer, Part, Reward, Sample, Scorer
+from afm.plugins import fault_of, import_module_of
+from afm.rewards.base import FormScorer, Part, Sample, Scorer
 from afm.rewards.code_tests import CodeTests
 from afm.rewards.code_tests.runner import TestPolicy
 from afm.rewards.formula import (
@@ -224,20 +225,30 @@ class CombinedReward:
         del verdict.parts[FORMAT]
         return verdict
 
+    def check(self, source: str, own: str = "") -> None:
+        """Whether rows of this data source, or with this scorer of their own, can be judged.
+
+        Raises:
+            ConfigError: No scorer for the data source, or none of that name.
+        """
+        self._scorer_name(own, source)
+
     async def close(self) -> None:
         """Free worker processes."""
         for scorer in self._scorers.values():
             await scorer.close()
 
     def _scorer(self, sample: Sample) -> Scorer:
-        own = sample.extra_info.get("reward")
-        if own:
-            name = checked_name(str(own), f"extra_info.reward of a {sample.data_source!r} row")
-        else:
-            name = scorer_name(sample.data_source, self._table)
+        name = self._scorer_name(str(sample.extra_info.get("reward") or ""), sample.data_source)
         if name not in self._scorers:
             self._scorers[name] = self._makers[name]()
         return self._scorers[name]
+
+    def _scorer_name(self, own: str, source: str) -> str:
+        """Name of the scorer of a row: the row's own, else that of its data source."""
+        if own:
+            return checked_name(own, f"extra_info.reward of a {source!r} row")
+        return scorer_name(source, self._table)
 
     def _verdict(self, parts: Mapping[str, Part], seconds: float) -> Verdict:
         known = {name: part.score for name, part in parts.items() if part.score is not None}
@@ -250,7 +261,7 @@ class CombinedReward:
         )
 
 
-def load_reward(source: str | Path | Mapping[str, Any] | None = None) -> Reward:
+def load_reward(source: str | Path | Mapping[str, Any] | None = None) -> CombinedReward:
     """The reward that a YAML file or mapping describes; the built-in table and formula when ``None``.
 
     Nothing is started yet: worker processes come with the first sample that needs them.
@@ -263,15 +274,28 @@ def load_reward(source: str | Path | Mapping[str, Any] | None = None) -> Reward:
     return CombinedReward(validated(RewardSettings, data, label), label, folder)
 
 
+_LOGGED: set[str] = set()
+"""Faults of scorers that this process has logged; one with a bug fails on every row."""
+
+
 async def _part(name: str, judge: Judge, sample: Sample) -> Part:
     """A part of the verdict; a fault of our code that a response triggers must not end the run."""
     try:
-        return await judge(sample)
+        part = await judge(sample)
+        if not isinstance(part, Part):
+            raise TypeError(f"judge returned {type(part).__name__}, expected Part(score, why)")
+        if name == CORRECT and part.score is not None and not 0 <= part.score <= 1:
+            raise ValueError(f"judge returned Part({part.score:g}), expected a score from 0 to 1")
     except AfmError:
         raise
     except Exception as error:  # noqa: BLE001 - the border to what models write
-        _LOG.warning("%s of a %r row: unexpected error, no score", name, sample.data_source, exc_info=error)
-        return Part(None, f"{name}: unexpected {type(error).__name__}, see the log")
+        fault = fault_of(error)
+        if fault not in _LOGGED:
+            _LOGGED.add(fault)
+            text = "%s of a %r row has no score: %s (logged once; the verdict of each row has it)"
+            _LOG.warning(text, name, sample.data_source, fault, exc_info=error)
+        return Part(None, f"{name}: {fault}")
+    return part
 
 
 async def check_format(sample: Sample) -> Part:
@@ -291,6 +315,11 @@ def scorer_name(data_source: str, table: Mapping[str, str]) -> str:
     if name is None:
         patterns = [pattern for pattern in table if "*" in pattern and fnmatchcase(key, pattern)]
         if not patterns:
+            if not key:
+                raise ConfigError(
+                    "the row has no data_source, which chooses the reward; add a column `data_source`, or let "
+                    "`afm data prepare tasks FILE --data-source NAME --out TASKS.jsonl` add it"
+                )
             raise ConfigError(
                 f"no reward for data_source {data_source!r}: {suggestion(key, table)}; "
                 "or name one under `by_source` in the reward YAML"
@@ -322,7 +351,7 @@ def scorer_class(name: str, folder: Path | None, where: str) -> type[Scorer]:
     module = import_module_of(name, folder, where)
     scorer = getattr(module, name.rpartition(".")[2], None)
     if not isinstance(scorer, type) or not all(
-        callable(getattr(scorer, method, None)) for method in ("judge", "close")
+        inspect.iscoroutinefunction(getattr(scorer, method, None)) for method in ("judge", "close")
     ):
         raise ConfigError(f"{where}: {name!r}: expected a class with async methods judge(sample) and close()")
     return cast("type[Scorer]", scorer)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from afm.agents.spec import AgentSpec
 from afm.errors import AfmError, ConfigError, ReplayError, SandboxUnavailableError
-from afm.tools.base import Tool, ToolResult
+from afm.plugins import fault_of
+from afm.tools.base import Tool, ToolResult, checked_result
 from afm.trajectory.record import CallRecord
 from afm.trajectory.tags import Step
 
@@ -88,13 +89,13 @@ async def _bounded(tool: Tool, argument: str, seconds_left: float | None) -> tup
 
 async def _run(tool: Tool, argument: str) -> ToolResult:
     try:
-        result = await tool.call(argument)
+        result = checked_result(tool.name, await tool.call(argument))
     except (ReplayError, SandboxUnavailableError):  # no later call would do better
         raise
     except AfmError as error:
         return ToolResult(f"The tool {tool.name} failed: {error}", ok=False)
     except Exception as error:  # noqa: BLE001 - a tool is foreign code; its failure is the agent's to work around
-        return ToolResult(f"The tool {tool.name} failed: {type(error).__name__}: {error}", ok=False)
+        return ToolResult(f"The tool {tool.name} failed: {fault_of(error)}", ok=False)
     if not result.ok and not result.text.strip():
         return ToolResult(f"The tool {tool.name} failed without saying why.", ok=False, meta=result.meta)
     return result

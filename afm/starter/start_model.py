@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from afm.models.tiny import create_tiny_model, train_tokenizer
@@ -10,7 +11,10 @@ from afm.models.tiny import create_tiny_model, train_tokenizer
 
 def main() -> None:
     """Train the tokenizer on the examples and draw the weights."""
-    rows = json.loads(Path("runs/data/weekdays.json").read_text(encoding="utf-8"))
+    examples = Path("runs/data/weekdays.json")
+    if not examples.is_file():
+        sys.exit(f"{examples} is missing; `afm data prepare sft` writes it, see step 3 of README.md")
+    rows = json.loads(examples.read_text(encoding="utf-8"))
     texts = [row[key] for row in rows for key in ("instruction", "output")]
     train_tokenizer(texts, "runs/start", vocab_size=512, whole_tags=True)
     print(f"runs/start: {create_tiny_model('runs/start', 'runs/start'):,} parameters")

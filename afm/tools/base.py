@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 from pydantic import Field
 
 from afm.configuration import Settings
+from afm.errors import OwnCodeError
 from afm.sandbox import Sandbox
 
 SharedT = TypeVar("SharedT")
@@ -34,6 +35,22 @@ class ToolResult:
     text: str
     ok: bool = True
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+def checked_result(tool: str, result: object) -> ToolResult:
+    """``result``, if it is what a tool must return.
+
+    Raises:
+        OwnCodeError: It is something else.
+    """
+    if isinstance(result, ToolResult) and isinstance(result.text, str):
+        return result
+    got = (
+        f"ToolResult({type(result.text).__name__})"
+        if isinstance(result, ToolResult)
+        else type(result).__name__
+    )
+    raise OwnCodeError(f"the tool {tool!r} returned {got}; expected ToolResult(text) with a string")
 
 
 class Tool(Protocol):

@@ -20,8 +20,8 @@ from pydantic import Field, field_validator
 
 from afm.agents import AgentSpec
 from afm.configuration import Settings, configs_folder, read_mapping, validated
-from afm.errors import BadArgumentError, ConfigError, Fault, TrajectoryError, suggestion
-from afm.plugins import import_module_of
+from afm.errors import AfmError, BadArgumentError, ConfigError, Fault, TrajectoryError, suggestion
+from afm.plugins import import_module_of, own_code_error
 from afm.tools.base import ConfiguredTool, ReadingTool, Tool, ToolContext, ToolSchema, TrustedTool
 from afm.tools.cassette import Cassette, CassetteSettings, CassetteTool, Mode, OnMiss, tool_version
 from afm.trajectory.tags import Segment, SplitText, split
@@ -72,7 +72,12 @@ def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
             raise ConfigError(f"{label}: {at}.tool_schema.function.name: {name!r} is used twice")
         kind = _tool_class(entry.class_name, f"{label}: {at}.class_name", _folder_of(source))
         context = ToolContext(label, f"{at}.config", entry.tool_schema, opened)
-        tools[name] = kind.from_config(entry.config, context)
+        try:
+            tools[name] = kind.from_config(entry.config, context)
+        except AfmError:
+            raise
+        except Exception as error:
+            raise own_code_error(error, f"{label}: {at}: {entry.class_name}.from_config") from error
     return tools if file.cassette is None else _behind_cassette(tools, entries, file.cassette)
 
 
@@ -169,6 +174,9 @@ def _tool_class(name: str, where: str, folder: Path | None) -> type[ConfiguredTo
         raise ConfigError(
             f"{where}: {name!r} is no tool class: it lacks the class method from_config, or leaves methods open"
         )
+    for method in ("call", "close"):
+        if not inspect.iscoroutinefunction(getattr(kind, method, None)):
+            raise ConfigError(f"{where}: {name!r} is no tool class: expected a method `async def {method}`")
     return kind  # type: ignore[no-any-return]
 
 

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from afm.cli.main import command
+from afm.cli.quickstart import init
+from afm.errors import AfmError
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -34,6 +38,13 @@ def test_a_folder_with_files_is_refused_and_a_free_name_is_offered(tmp_path: Pat
     assert "task is a folder with files in it" in done.stderr
     assert "for example task_2" in done.stderr
     assert [file.name for file in (tmp_path / "task").iterdir()] == ["mine.txt"]
+
+
+def test_the_folder_that_one_is_in_is_refused_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    done = afm(tmp_path, "init", ".")
+    assert done.returncode == 2
+    assert "for example my_task" in done.stderr
 
 
 @pytest.mark.slow
@@ -64,3 +75,43 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
     trusted = afm(tmp_path / "task", "doctor", "tools.yaml", "--trust")
     assert trusted.returncode == 0, trusted.stdout + trusted.stderr
     assert f"importing {tmp_path / 'task/weekday_tool.py'}" in trusted.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("weekday_tool.py", "{date.from", "{dat.from", r"the tool 'weekday', called with '\d.*weekday_tool.py:\d+: NameError"),
+        ("weekday_tool.py", "return ToolResult(", "return str(", "the tool 'weekday' returned str; expected ToolResult"),
+        ("weekday_tool.py", "async def call", "def call", r"tools\[0\].class_name: .* `async def call`"),
+        ("weekday_tool.py", "context.schema", "config['x']", r"from_config failed: weekday_tool.py:\d+: KeyError"),
+        ("team.py", 'say("clerk"', 'sya("clerk"', r"the team 'team.WeekdayTeam', at task 'train-\d+', failed: team.py:\d+: Attr"),
+        ("weekday_reward.py", "short = named", "long = named", r"no trajectory was kept.*weekday_reward.py:\d+: NameError"),
+        ("weekday_reward.py", "return Part(float(same),", "return float(same)  #", "judge returned float, expected Part"),
+        ("weekday_reward.py", "Part(float(same)", "Part(7 * float(same)", r"Part\(7\), expected a score from 0 to 1"),
+        ("rewards.yaml", "SameDay", "SameDy", "by_source.weekdays: 'weekday_reward.SameDy': expected a class"),
+        ("questions/train.csv", ",weekdays", ",sundays", "task 'train-2': no reward for data_source 'sundays'"),
+        ("questions/train.csv", ",weekdays", ",", "the row has no data_source, .* add a column"),
+    ],
+)  # fmt: skip
+def test_a_fault_in_a_file_of_the_starter_is_one_line_with_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str, message: str
+) -> None:
+    init(tmp_path / "task")
+    monkeypatch.chdir(tmp_path / "task")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    table = Path("questions/train.csv").read_text().splitlines()
+    Path("questions/train.csv").write_text("\n".join(table[:9]) + "\n")
+    text = Path(file).read_text()
+    assert old in text
+    Path(file).write_text(text.replace(old, new))
+    words = next(words for words in commands() if words[:2] == ["data", "distill"])
+    try:
+        with pytest.raises(AfmError, match=message):
+            command()(words, standalone_mode=False)
+    finally:
+        for module in ("team", "weekday_tool", "weekday_reward"):
+            sys.modules.pop(module, None)
+    worked = any(
+        word in message for word in ("no trajectory", "Part", "failed: team", "NameError", "returned str")
+    )
+    assert Path("runs/team/events.jsonl").exists() == worked, "found only after the team had begun to work"

@@ -163,7 +163,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "data distill {T}/tasks.jsonl --output-dir {T}/d --team configs/teams/smolagents.yaml",
         1,
-        ("this is a map of a team's log, expected a team of models", "afm data merge LOG.jsonl --map"),
+        ("this is a map of a team's log, expected a team", "afm data merge LOG.jsonl --map"),
     ),
     (
         f"data distill {{T}}/tasks.jsonl --output-dir {{T}}/d --tools {REWARD}",
@@ -173,7 +173,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "data merge {T}/good.jsonl --map configs/distill/math.yaml --tasks {T}/tasks.jsonl --output-dir {T}/m",
         1,
-        ("this is a team of models, expected a map", "afm data distill TASKS.jsonl --team"),
+        ("this is a team, expected a map", "afm data distill TASKS.jsonl --team"),
     ),
     # Files that are empty, broken, or hold other rows: status 1.
     ("eval {T}/empty.yaml", 1, ("{T}/empty.yaml: got nothing", "expected a mapping of evaluation settings")),
@@ -306,7 +306,7 @@ def test_a_port_in_use_says_what_to_do(afm: Command, folder: Path) -> None:
 )
 def test_every_shipped_yaml_is_of_its_own_kind_or_of_none(path: Path) -> None:
     own = {
-        "agents": "an agent", "data": "a list of data sets", "distill": "a team of models",
+        "agents": "an agent", "data": "a list of data sets", "distill": "a team",
         "eval": "an `afm eval` file", "expand": "an `afm data expand` file", "filters": "a list of filters",
         "queries": "an `afm data queries` file", "rewards": "a reward", "rl": "an `afm rl` file",
         "servers": "a server's file", "sft": "an `afm sft` file", "teams": "a map of a team's log",

@@ -406,7 +406,9 @@ def test_plain_rows_are_read_by_the_keys_that_the_user_names(prepare, tmp_path):
     assert "no value under 'solutions'; did you mean 'solution'?" in misspelt
     assert "reader 'gsm8k' knows its keys" in prepare(table, "--reader", "gsm8k", *words, status=2)
     (tmp_path / "mine.jsonl").write_text('{"problem": "What is 1+6?", "solution": "7"}\n')
-    with pytest.raises(DataError, match="`afm data prepare tasks --question-key KEY --answer-key KEY`"):
+    with pytest.raises(
+        DataError, match="`afm data prepare tasks FILE --question-key KEY --answer-key KEY --out"
+    ):
         list(read_tasks(tmp_path / "mine.jsonl"))
 
 

@@ -193,3 +193,35 @@ def test_an_id_that_two_files_have_is_told_with_both(tmp_path):
     with pytest.raises(DataError, match=fault):
         list(read_task_files([first, second]))
     assert [task.id for task in read_task_files([first])] == ["0", "1"]
+
+
+ASKED = [("Wie groß ist Köln, in km²?", "405")]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "separator"), [("utf-8", ","), ("utf-8-sig", ";"), ("utf-16", "\t"), ("utf-8", ";")]
+)
+def test_a_table_is_read_as_spreadsheets_of_any_country_save_it(tmp_path, encoding, separator):
+    lines = [("question", "answer"), *((f'"{question}"', answer) for question, answer in ASKED)]
+    file = tmp_path / "mine.csv"
+    file.write_bytes("".join(separator.join(line) + "\r\n" for line in lines).encode(encoding))
+    assert [(task.question, task.ground_truth) for task in read_tasks(file)] == ASKED
+
+
+def test_a_table_that_is_not_utf8_names_the_line_and_the_way_out(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_bytes("question,answer\nWho?,me\nKöln?,yes\n".encode("cp1252"))
+    with pytest.raises(
+        DataError, match=r"mine\.csv:3: not UTF-8 .* iconv -f WINDOWS-1252 -t UTF-8 mine\.csv > mine_utf8"
+    ):
+        list(read_tasks(file))
+
+
+def test_an_empty_answer_and_other_columns_are_bad_rows(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text("question,answer\nWho?, \n")
+    with pytest.raises(DataError, match=r"mine\.csv:2: the answer is empty"):
+        list(read_tasks(file))
+    file.write_text("Frage,Antwort\nWer?,ich\n")
+    with pytest.raises(DataError, match=r"got the columns 'Frage', 'Antwort'; .*--question-key"):
+        list(read_tasks(file))

@@ -79,7 +79,10 @@ async def test_a_folder_belongs_to_the_tasks_and_the_seed_of_its_first_result(tm
 async def test_questions_the_team_cannot_read_are_dropped_with_a_reason_and_the_rest_is_kept(
     tmp_path, spec, tools
 ):
-    odd = [Task(id=f"odd{n}", question=f"What is 2+{n}?", ground_truth=str(2 + n)) for n in range(30)]
+    odd = [
+        Task(id=f"odd{n}", question=f"What is 2+{n}?", ground_truth=str(2 + n), data_source="mini_math")
+        for n in range(30)
+    ]
 
     summary = await distill([*problems(3), *odd], spec, tools, tmp_path, **taught(spec))
 

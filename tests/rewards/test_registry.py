@@ -60,7 +60,7 @@ async def test_an_unexpected_error_of_a_scorer_is_an_abstention_and_logged(
     verdict = await reward.score(sample(GOOD))
     assert verdict.abstained
     assert verdict.parts == {"format": 1.0}
-    assert verdict.evidence == "correct: unexpected ValueError, see the log"
+    assert verdict.evidence == "correct: ValueError: Exceeds the limit (4300 digits)"
     [record] = caplog.records
     assert "correct of a 'aime24' row" in record.getMessage()
     assert record.exc_info is not None
