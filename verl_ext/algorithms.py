@@ -109,3 +109,17 @@ def choice_findings(config: Any) -> Iterator[Finding]:
             continue
         words = [word or "null" for word in known]
         yield Finding(Level.ERROR, "algorithm", f"verl.{key}: got {value!r}; {suggestion(str(value), words)}")
+    yield from lora_findings(config)
+
+
+def lora_findings(config: Any) -> Iterator[Finding]:
+    """Choices with which verl loses adapters."""
+    model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
+    if not model.lora_rank and not model.lora_adapter_path:
+        return
+    if "hf_model" in actor.checkpoint.save_contents:
+        text = "actor.checkpoint.save_contents has hf_model: verl would save it under the names of adapters"
+        yield Finding(Level.ERROR, "lora", f"{text}; leave it out (afm export merges the adapter)")
+    if config.trainer.v1.trainer_mode == "separate_async" and not model.lora.merge:
+        text = "trainer.v1.trainer_mode=separate_async never sends an adapter (verl issue 7495)"
+        yield Finding(Level.ERROR, "lora", f"{text}; set verl.actor_rollout_ref.model.lora.merge=true")

@@ -41,6 +41,7 @@ def base_overrides(settings: RlSettings) -> Flat:
         "critic.model.path": settings.model,
         f"{rollout}.agent.default_agent_loop": AGENT_LOOP_NAME,
         f"{rollout}.agent.agent_loop_config_path": str(out / AGENT_LOOP_FILE),
+        f"+{rollout}.custom.weight_proof": settings.weight_proof,
         "trainer.default_local_dir": str(out / CHECKPOINT_DIR),
         "trainer.resume_mode": "auto",  # metrics, episodes and the export go by the last checkpoint of output_dir
         "+trainer.afm.start_timeout_s": settings.start_timeout_s,

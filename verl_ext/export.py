@@ -1,6 +1,6 @@
 """A checkpoint of any step as a Hugging Face model that `afm eval`, `afm ask` and `afm serve model` take.
 
-``python -m verl_ext.export RUN [--step N] [--output-dir DIR] [--agent NAME]``: what ``afm export`` starts. verl is not needed.
+``python -m verl_ext.export RUN [--step N] [--output-dir DIR] [--agent NAME] [--adapter]``: what ``afm export`` starts. verl is not needed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from afm.agents import AgentSpec, load_agent, save_agents, saved_agents
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
+from afm.configuration import read_file
 from afm.errors import AfmError, ConfigError, EngineError, UsageError
 from verl_ext.checkpoints import (
     CHECKPOINT_DIR,
@@ -24,6 +25,7 @@ from verl_ext.checkpoints import (
     exportable_steps,
     has_parts,
 )
+from verl_ext.settings import SETTINGS_FILE
 
 AGENT_FILE = "agent.yaml"
 """In the output folder of an `afm rl`: the agent that it trains."""
@@ -64,14 +66,22 @@ def source_of(path: Path) -> RunCheckpoints:
     return RunCheckpoints(checkpoints.parent if ours else checkpoints, checkpoints, step)
 
 
-def export(path: Path, step: int | None = None, out: Path | None = None, agent: str | None = None) -> Path:
+def export(
+    path: Path,
+    step: int | None = None,
+    out: Path | None = None,
+    agent: str | None = None,
+    *,
+    adapter: bool = False,
+) -> Path:
     """Export the model of a step; the run may continue, or have ended in any way.
 
     Args:
         path: See :func:`source_of`.
         step: The newest whole checkpoint's when ``None``.
-        out: ``model_step_N`` in the run's folder when ``None``.
+        out: ``model_step_N`` (``adapter_step_N``) in the run's folder when ``None``.
         agent: Name or YAML of the agent, for checkpoints without one.
+        adapter: Write the adapter alone, as peft does, instead of the model that it is merged into.
 
     Returns:
         The model's folder.
@@ -86,15 +96,35 @@ def export(path: Path, step: int | None = None, out: Path | None = None, agent: 
             f"{path} is step {source.step}, --step says {step}; give the run's folder or leave --step out"
         )
     step = _chosen(source, source.step if step is None else step)
-    out = (out or source.run / f"model_step_{step}").absolute()
+    out = (out or source.run / f"{'adapter' if adapter else 'model'}_step_{step}").absolute()
     if out.exists() or out.is_symlink():
         raise ConfigError(
             f"{out}: exists and is not overwritten; remove it, or name another folder: --output-dir DIR"
         )
     specs = _agents(source.run, agent)
     out.parent.mkdir(parents=True, exist_ok=True)
-    export_model(source.checkpoints, step, out, *specs, prompts=prompts_of(source.run))
+    base = base_of(source.run)
+    export_model(
+        source.checkpoints, step, out, *specs, prompts=prompts_of(source.run), base=base, adapter=adapter
+    )
     return out
+
+
+def base_of(run: Path) -> Path | None:
+    """The folder of the model that a run of `afm rl` began with, ``None`` where it is not known."""
+    file = run / SETTINGS_FILE
+    if not file.is_file():
+        return None
+    name = str(read_file(file)["model"])
+    if Path(name).is_dir():
+        return Path(name).absolute()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, ValueError):
+        return Path(name)
 
 
 def export_model(
@@ -104,38 +134,32 @@ def export_model(
     spec: AgentSpec,
     *others: AgentSpec,
     prompts: PromptRecord | None = None,
+    base: Path | None = None,
+    adapter: bool = False,
 ) -> None:
     """Write a checkpoint's model in Hugging Face format, with its tokenizer, its agents and its prompts, to ``model_dir``.
 
     verl's ``hf_model`` is copied; without it the weights are put together from the workers' parts. They keep their data
     type (float32 unless the run chose another), which ``config.json`` then names.
 
+    Args:
+        base: Folder of the model that a run of LoRA began with.
+        adapter: See :func:`export`.
+
     Raises:
         EngineError: The checkpoint holds no whole model, or is removed meanwhile.
     """
     actor = checkpoints / f"global_step_{step}" / "actor"
-    source = actor / "huggingface"
-    copied = any(source.glob("*.safetensors"))
-    if not copied and not (source.is_dir() and has_parts(actor)):
-        raise EngineError(
-            f"{actor}: no model weights: neither the parts of all workers ({SHARDS_FILE}, model_world_size_*) nor "
-            "huggingface/*.safetensors; copy the parts of every node here, or add model to "
-            "actor_rollout_ref.actor.checkpoint.save_contents"
-        )
     temporary = model_dir.with_name(f"{model_dir.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        shutil.copytree(source, temporary)
-        if not copied:
-            from verl_ext.shards import write_model  # brings torch
-
-            write_model(actor, temporary)
+        _write_weights(actor, temporary, base, adapter=adapter)
         _check_whole(temporary)
         _name_true_dtype(temporary)
         save_agents((spec, *others), temporary)
         if prompts is not None:
             prompts.save(temporary / PROMPT_FILE)
-        row = {"global_step": step, "checkpoint": str(source)}
+        row = {"global_step": step, "checkpoint": str(actor / "huggingface")}
         (temporary / EXPORT_FILE).write_text(json.dumps(row) + "\n", encoding="utf-8")
         shutil.rmtree(model_dir, ignore_errors=True)
         temporary.replace(model_dir)
@@ -146,6 +170,31 @@ def export_model(
         raise EngineError(f"{actor}: removed while it was read; {text}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_weights(actor: Path, target: Path, base: Path | None, *, adapter: bool) -> None:
+    """Begin a model's folder with what verl stored next to its configuration and tokenizer, or with the workers' parts.
+
+    Raises:
+        EngineError: The checkpoint does not hold what is asked for.
+    """
+    source = actor / "huggingface"
+    copied = any(source.glob("*.safetensors")) and not adapter
+    if not copied and not (source.is_dir() and has_parts(actor)):
+        raise EngineError(
+            f"{actor}: no model weights: neither the parts of all workers ({SHARDS_FILE}, model_world_size_*) nor "
+            "huggingface/*.safetensors; copy the parts of every node here, or add model to "
+            "actor_rollout_ref.actor.checkpoint.save_contents"
+        )
+    shutil.copytree(source, target)
+    if copied:
+        return
+    from verl_ext.shards import write_adapter, write_model  # brings torch
+
+    if adapter:
+        write_adapter(actor, target, base)
+    else:
+        write_model(actor, target, base=base)
 
 
 def _check_whole(folder: Path) -> None:
@@ -233,8 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--step", type=int)
     parser.add_argument("--output-dir", type=Path)
     parser.add_argument("--agent")
+    parser.add_argument("--adapter", action="store_true")
     options = parser.parse_args(arguments)
-    print(export(options.run, options.step, options.output_dir, options.agent))
+    print(export(options.run, options.step, options.output_dir, options.agent, adapter=options.adapter))
     return 0
 
 

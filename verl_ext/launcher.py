@@ -32,7 +32,7 @@ from verl_ext.checkpoints import (
 from verl_ext.command import command, environment, total_steps, trainer_environment
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME
 from verl_ext.doctor import start_findings
-from verl_ext.export import AGENT_FILE, export_model, prompts_of
+from verl_ext.export import AGENT_FILE, base_of, export_model, prompts_of
 from verl_ext.failures import (
     forget_failures,
     forget_losses,
@@ -275,7 +275,8 @@ class Run:
         if step == 0:
             print("no checkpoint was saved (trainer.save_freq), so there is no model to export")
             return
-        export_model(self._checkpoints, step, self._model, *self._routes.specs, prompts=prompts_of(self._out))
+        specs, prompts = self._routes.specs, prompts_of(self._out)
+        export_model(self._checkpoints, step, self._model, *specs, prompts=prompts, base=base_of(self._out))
         print(f"model of step {step}: {self._model}")
 
 

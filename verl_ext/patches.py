@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from verl_ext import sync_patches  # noqa: F401 - declares its own
 from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, begin_checkpoint, stored_world_size
 from verl_ext.curriculum import start_curriculum

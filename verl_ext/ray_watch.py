@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from afm.errors import AfmError
+from afm.errors import AfmError, EngineError
 from verl_ext.failures import (
     LOSS_FILE,
     STARTED_FILE,
@@ -28,6 +28,7 @@ from verl_ext.failures import (
     role_of,
     write_loss,
     write_started,
+    write_verdict,
 )
 
 _POLL_S = 2.0
@@ -211,6 +212,8 @@ class RayWatch(threading.Thread):
         try:
             yield
         except Exception as error:
+            if isinstance(error, EngineError) and "weight_proof" in str(error):
+                write_verdict(self._output_dir, getattr(error, "cause", None) or error)
             ours = isinstance(error, AfmError) and "server failed" not in str(error)
             if "desired GPUs" in str(error):
                 write_loss(

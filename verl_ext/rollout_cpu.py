@@ -26,7 +26,9 @@ from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
 from verl_ext.algorithms import CPU_ENGINE
+from verl_ext.lora import MergedAdapter
 from verl_ext.ray_watch import report_if_it_fails
+from verl_ext.weight_proof import fingerprint
 
 
 class CpuOptions(Settings):
@@ -79,6 +81,8 @@ class CpuServer:
         self._response_tokens = config.response_length
         self._total_tokens = config.prompt_length + config.response_length
         self._step: int | None = None
+        self._received: dict[str, torch.Tensor] = {}
+        self._adapter: MergedAdapter | None = None
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
         self._engine = BatchEngine(
             model,
@@ -126,12 +130,44 @@ class CpuServer:
         )
 
     async def update_weights(
-        self, named_tensors: dict[str, torch.Tensor], last: bool, global_steps: int | None
+        self,
+        named_tensors: dict[str, torch.Tensor],
+        last: bool,
+        global_steps: int | None,
+        adapter: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take over a bucket of weights; ``global_steps`` counts from the last bucket on."""
-        await self._engine.update_weights(named_tensors)
+        """Take over a bucket of weights, or of an adapter; ``global_steps`` counts from the last bucket on.
+
+        Args:
+            adapter: peft's configuration of the adapter that the tensors are parts of.
+        """
+        if adapter is None:
+            await self._engine.update_weights(named_tensors)
+        else:
+            self._received |= named_tensors
+            if last:
+                await self._load_adapter(adapter)
         if last:
             self._step = global_steps
+
+    async def _load_adapter(self, config: Mapping[str, Any]) -> None:
+        tensors, self._received = self._received, {}
+        if self._adapter is None:
+            self._adapter = await self._engine.read_weights(lambda weights: MergedAdapter(weights, tensors))
+        merged = self._adapter.replace(tensors, config)
+        await self._engine.update_weights(merged)
+
+    async def fingerprints(self, names: list[str]) -> dict[str, int]:
+        """Of the weights, and of the adapter that they hold, for :mod:`verl_ext.weight_proof`; unknown names are left out."""
+
+        def read(weights: Mapping[str, torch.Tensor]) -> dict[str, int]:
+            parts = self._adapter.parts_of(weights) if self._adapter else {}
+            tensors = {name: parts.get(name, weights.get(name)) for name in names}
+            return {
+                name: fingerprint(value, value.dtype) for name, value in tensors.items() if value is not None
+            }
+
+        return await self._engine.read_weights(read)
 
     async def set_global_steps(self, global_steps: int) -> None:
         """Version of the weights, reported with each generation."""
@@ -212,11 +248,22 @@ class CpuRolloutAdapter(BaseRollout):
 
     @torch.no_grad()
     async def update_weights(
-        self, weights: Any, wire_format: str = "named_tensors", global_steps: int | None = None, **unused: Any
+        self,
+        weights: Any,
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        peft_config: Mapping[str, Any] | None = None,
+        base_sync_done: bool = False,
+        **unused: Any,
     ) -> None:
-        """Send ``weights`` in buckets. Every rank iterates them: gathering a shard is a collective call."""
+        """Send ``weights``, or an adapter, in buckets. Every rank iterates them: gathering a shard is a collective call."""
         if wire_format != "named_tensors":
             raise EngineError(f"{CPU_ENGINE} takes full weights, got wire_format={wire_format!r}")
+        adapter = None
+        if peft_config and base_sync_done:
+            adapter = {
+                key: peft_config.get(key) for key in ("r", "lora_alpha", "use_rslora", "use_dora", "bias")
+            }
         limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         bucket: dict[str, torch.Tensor] = {}
         size = 0
@@ -224,21 +271,42 @@ class CpuRolloutAdapter(BaseRollout):
             if not self._leads:
                 continue
             if bucket and size + tensor.nbytes > limit:
-                await self._send(bucket, last=False, global_steps=global_steps)
+                await self._send(bucket, False, global_steps, adapter)
                 bucket, size = {}, 0
-            bucket[name] = tensor.detach().cpu().contiguous()
+            # verl names the matrices below an adapter as vLLM does.
+            bucket[name.replace(".base_layer", "")] = tensor.detach().cpu().contiguous()
             size += tensor.nbytes
         if self._leads:
-            await self._send(bucket, last=True, global_steps=global_steps)
+            await self._send(bucket, True, global_steps, adapter)
 
-    async def _send(self, bucket: dict[str, torch.Tensor], *, last: bool, global_steps: int | None) -> None:
-        if not self._servers:
-            self._servers = [ray.get_actor(name) for name in self._names]
+    async def _send(
+        self,
+        bucket: dict[str, torch.Tensor],
+        last: bool,
+        global_steps: int | None,
+        adapter: Mapping[str, Any] | None,
+    ) -> None:
         stored = ray.put(bucket)
-        replies = [server.update_weights.remote(stored, last, global_steps) for server in self._servers]
+        replies = [
+            server.update_weights.remote(stored, last, global_steps, adapter)
+            for server in self._find_servers()
+        ]
         for reply in replies:
             report_if_it_fails(reply, "in update_weights")
         await asyncio.gather(*replies)
+
+    async def served_fingerprints(self, names: list[str]) -> list[dict[str, int]] | None:
+        """Of each server's weights; ``None`` on a rank that has no server."""
+        if not self._leads:
+            return None
+        return list(
+            await asyncio.gather(*(server.fingerprints.remote(names) for server in self._find_servers()))
+        )
+
+    def _find_servers(self) -> list[Any]:
+        if not self._servers:
+            self._servers = [ray.get_actor(name) for name in self._names]
+        return self._servers
 
 
 def _server_names(replica_rank: int, processes: int) -> list[str]:

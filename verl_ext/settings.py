@@ -188,6 +188,9 @@ class RlSettings(EpisodeSettings):
     loss_grace_s: float = Field(default=30.0, ge=0)
     """Seconds for a trainer that lost a process or a node to end by itself before it is killed. verl alone
     would wait for a dead worker's episodes without end."""
+    weight_proof: bool = True
+    """Compares the rollout engine's weights with the trainer's after every sync, and ends the run at a
+    difference. See docs/rl.md."""
     published: dict[str, Any] | None = None
     """Settings that ``preset=script|paper`` merged in, kept as a record (docs/parity.md)."""
     verl: dict[str, Any] = Field(default_factory=dict)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -28,7 +29,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.futures import Future
 
 from afm.errors import EngineError
-from verl_ext.checkpoints import SHARDS_FILE, TORCH_DTYPES, shard_file, stored_world_size
+from verl_ext.checkpoints import LORA_FILE, SHARDS_FILE, TORCH_DTYPES, shard_file, stored_world_size
+from verl_ext.lora import matrix_of, parts_of_matrix, scale_of, served_name, with_adapter
 
 
 class ShardReader(checkpoint.StorageReader):
@@ -46,7 +48,7 @@ class ShardReader(checkpoint.StorageReader):
                 self._add(name, tensor, rank)
 
     def _add(self, name: str, tensor: Any, rank: int) -> None:
-        local, offset = _piece(name, tensor, rank)
+        local, offset = piece(name, tensor, rank)
         if (name, offset) in self._pieces or local.numel() == 0:
             return  # a copy of what another worker stored, or nothing
         self._pieces[name, offset] = local
@@ -93,7 +95,7 @@ class ShardReader(checkpoint.StorageReader):
         return False
 
 
-def _piece(name: str, tensor: Any, rank: int) -> tuple[torch.Tensor, torch.Size]:
+def piece(name: str, tensor: Any, rank: int) -> tuple[torch.Tensor, torch.Size]:
     """A worker's part of a tensor, and where it begins in the whole.
 
     Raises:
@@ -173,40 +175,136 @@ FILE_BYTES = 2 * 10**9
 """Of weights in a file, unless one tensor alone is larger. This much of the workers' parts is mapped at a time."""
 
 
-def write_model(folder: Path, target: Path, file_bytes: int = FILE_BYTES) -> None:
+def write_model(folder: Path, target: Path, file_bytes: int = FILE_BYTES, base: Path | None = None) -> None:
     """Put all workers' parts of a model together, as safetensors files in ``target`` next to its ``config.json``.
 
-    Memory: the largest tensor, and the parts of one file, which are mapped.
+    Adapters are merged into their matrices. Memory: the largest tensor, and the parts of one file, which are mapped.
+
+    Args:
+        base: Folder of the model that a run of adapters began with, for checkpoints that hold the adapters only.
 
     Raises:
-        EngineError: A part is missing, it is not one of FSDP2, or it holds adapters only.
+        EngineError: A part is missing, it is not one of FSDP2, or it holds adapters only and there is no ``base``.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
 
-    parts = read_shards(folder, "model")
-    if adapters := [name for name in parts[0] if "lora_" in name]:
-        raise EngineError(
-            f"{folder}: holds adapters ({adapters[0]}); merge them into their base model with peft"
-        )
-    layout = {
-        name: torch.empty(value.size(), dtype=value.dtype, device="meta") for name, value in parts[0].items()
-    }
+    stored = StoredModel(folder, base)
+    layout = dict(stored.layout)
     if json.loads((target / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings"):
         layout.pop("lm_head.weight", None)  # the embedding's, which a loader ties to it
     files = split_torch_state_dict_into_shards(layout, max_shard_size=file_bytes)
     for file, names in files.filename_to_tensors.items():
-        parts = read_shards(folder, "model")  # mapped afresh: what has been read of a mapping stays in memory
-        _write_safetensors(target / file, {name: layout[name] for name in names}, parts)
+        stored.map()  # afresh: what has been read of a mapping stays in memory
+        _write_safetensors(target / file, {name: layout[name] for name in names}, stored.read)
     if files.is_sharded:
         index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def write_adapter(folder: Path, target: Path, base: Path | None) -> None:
+    """Write a checkpoint's adapter as peft does, with the path of the model that it belongs to.
+
+    Raises:
+        EngineError: The checkpoint holds no adapter, or the model is not known.
+    """
+    from safetensors.torch import save_file
+
+    if base is None:
+        raise EngineError(f"{folder}: the model of its adapter is unknown (no rl_config.yaml)")
+    stored = StoredModel(folder, base)
+    if not stored.adapter:
+        raise EngineError(f"{folder}: holds no adapter (actor_rollout_ref.model.lora_rank was 0)")
+    save_file(stored.adapter, target / "adapter_model.safetensors", {"format": "pt"})
+    config = stored.lora | {
+        "peft_type": "LORA",
+        "base_model_name_or_path": str(base),
+        "target_modules": sorted({matrix_of(name).split(".")[-2] for name in stored.adapter}),
+        "inference_mode": True,
+    }
+    (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+class StoredModel:
+    """The weights of a checkpoint by the model's own names, adapters merged in, read one at a time.
+
+    Args:
+        folder: Of all workers' parts.
+        base: See :func:`write_model`.
+    """
+
+    def __init__(self, folder: Path, base: Path | None = None) -> None:
+        self._folder = folder
+        self.map()
+        names = self._parts[0]
+        self._stored = {served_name(name)[0]: name for name in names if not served_name(name)[1]}
+        self.adapter = {served_name(name)[0]: self._whole(name) for name in names if served_name(name)[1]}
+        """The parts of the adapter by peft's names, empty without one."""
+        self.lora: dict[str, Any] = {}
+        """Of peft's configuration what verl stores: rank and ``lora_alpha``."""
+        self._files: dict[str, Path] = {}
+        if self.adapter:
+            self.lora = json.loads((folder / LORA_FILE).read_text(encoding="utf-8"))
+        if self.adapter and not self._stored:
+            self._files = _tensors_of(folder, base)
+        self.layout = {name: self._like(name) for name in self._stored or self._files}
+        """Sizes and data types, without values."""
+
+    def map(self) -> None:
+        """Map the workers' parts."""
+        self._parts = read_shards(self._folder, "model")
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor."""
+        matrix = self._whole(self._stored[name]) if self._stored else self._of_base(name)
+        down, up = parts_of_matrix(name)
+        if down not in self.adapter:
+            return matrix
+        return with_adapter(matrix, self.adapter[down], self.adapter[up], scale_of(self.lora))
+
+    def _whole(self, name: str) -> torch.Tensor:
+        like = self._parts[0][name]
+        tensor = torch.empty(like.size(), dtype=like.dtype)
+        _fill({name: tensor}, [{name: part[name]} if name in part else {} for part in self._parts])
+        return tensor
+
+    def _of_base(self, name: str) -> torch.Tensor:
+        with safe_open(self._files[name], "pt") as tensors:
+            # As the trainer holds it, whose adapter has that type too.
+            return tensors.get_tensor(name).to(next(iter(self.adapter.values())).dtype)
+
+    def _like(self, name: str) -> torch.Tensor:
+        if self._stored:
+            value = self._parts[0][self._stored[name]]
+            return torch.empty(value.size(), dtype=value.dtype, device="meta")
+        with safe_open(self._files[name], "pt") as tensors:
+            size = tensors.get_slice(name).get_shape()
+        return torch.empty(size, dtype=next(iter(self.adapter.values())).dtype, device="meta")
+
+
+def _tensors_of(folder: Path, base: Path | None) -> dict[str, Path]:
+    """The file of each weight of the model that an adapter belongs to.
+
+    Raises:
+        EngineError: There is no such model.
+    """
+    files = sorted(base.glob("*.safetensors")) if base else []
+    if not files:
+        raise EngineError(
+            f"{folder}: holds an adapter only, and {base or 'the unknown folder of its model'} has no *.safetensors; "
+            "put the model that the run began with there again"
+        )
+    names: dict[str, Path] = {}
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            names |= dict.fromkeys(tensors.keys(), file)
+    return names
 
 
 _STORED_AS = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def _write_safetensors(
-    file: Path, layout: Mapping[str, torch.Tensor], parts: Sequence[Mapping[str, Any]]
+    file: Path, layout: Mapping[str, torch.Tensor], read: Callable[[str], torch.Tensor]
 ) -> None:
     """Write tensors one after the other, so that a single one is in memory; the library's own function takes them all.
 
@@ -215,7 +313,7 @@ def _write_safetensors(
 
     Args:
         layout: Sizes and data types of the tensors.
-        parts: See :class:`ShardReader`.
+        read: Gives a tensor by its name.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -233,10 +331,8 @@ def _write_safetensors(
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for name, like in layout.items():
-            tensor = torch.empty(like.size(), dtype=like.dtype)
-            _fill({name: tensor}, [{name: part[name]} if name in part else {} for part in parts])
-            stream.write(tensor.reshape(-1).view(torch.uint8).numpy())
+        for name in layout:
+            stream.write(read(name).reshape(-1).contiguous().view(torch.uint8).numpy())
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[Mapping[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,6 +20,8 @@ MODEL_AGENT_FILE = "agent.yaml"
 """The file in a trained model's folder that declares the agent it was trained as."""
 MODEL_AGENTS_DIR = "agents"
 """The folder next to it with a ``NAME.yaml`` per agent, if it was trained as several."""
+_ADAPTER_FILE = "adapter_config.json"
+"""What peft writes next to an adapter."""
 
 
 def shipped_agents() -> tuple[str, ...]:
@@ -70,7 +73,30 @@ def model_folder(path: str | Path) -> Path:
     """The folder that holds the model: ``path`` itself, or its ``model`` when ``path`` is a training run."""
     folder = Path(path)
     inner = folder / "model"
-    return inner if not (folder / "config.json").is_file() and (inner / "config.json").is_file() else folder
+    return inner if not holds_model(folder) and holds_model(inner) else folder
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder is that of a model, or of a LoRA adapter."""
+    return (folder / "config.json").is_file() or (folder / _ADAPTER_FILE).is_file()
+
+
+def adapter_base(folder: Path) -> str | None:
+    """The model that the LoRA adapter in ``folder`` belongs to, a folder or a name; ``None`` for a model's folder.
+
+    Raises:
+        ConfigError: The adapter does not name one.
+    """
+    file = folder / _ADAPTER_FILE
+    if not file.is_file():
+        return None
+    try:
+        base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (ValueError, AttributeError):
+        base = None
+    if not base or not isinstance(base, str):
+        raise ConfigError(f"{file}: does not name the model of the adapter (base_model_name_or_path)")
+    return base
 
 
 def agent_of_model(model_dir: str | Path, name: str) -> AgentSpec:

@@ -105,9 +105,9 @@ def prompt_option(prompt: str) -> PromptSource:
 
 def model_option(model: str) -> str:
     """The address that ``--model`` names, or the folder once it is known to hold a model."""
-    from afm.agents import model_folder
+    from afm.agents import holds_model, model_folder
 
-    if "://" not in model and not (model_folder(model) / "config.json").is_file():
+    if "://" not in model and not holds_model(model_folder(model)):
         what = "holds no model (config.json)" if Path(model).is_dir() else "no such folder"
         if model.endswith(".gguf"):
             what = "a GGUF file; `afm import` makes a folder of it"

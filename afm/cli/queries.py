@@ -106,7 +106,7 @@ def _of_ability(tasks: list[Task], ability: str | None) -> list[Task]:
 
 def _open_asker(settings: QueryConfig, reward: Reward) -> QuestionAsker:
     """Loads the model, or connects to it."""
-    from afm.agents import load_agent, model_folder
+    from afm.agents import holds_model, load_agent, model_folder
     from afm.agents.load import without_tools
     from afm.distill.queries.askers import EpisodeAsker, by_exact_match, by_reward
     from afm.models import SamplingParams, load_model
@@ -115,7 +115,7 @@ def _open_asker(settings: QueryConfig, reward: Reward) -> QuestionAsker:
     served = "://" in settings.model
     if served and settings.tokenizer is None:
         return _chat_asker(settings, without_tools(declared))
-    if not served and not (model_folder(settings.model) / "config.json").is_file():
+    if not served and not holds_model(model_folder(settings.model)):
         raise UsageError(
             f"model: {settings.model} holds no model (config.json); expected a model's folder, a run, or http://HOST:PORT/v1"
         )

@@ -122,8 +122,12 @@ def export(
         str | None,
         typer.Option("--agent", help="Shipped agent or YAML; needed only for checkpoints of stock verl."),
     ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write the LoRA adapter alone, as peft does, not merged.")
+    ] = False,
 ) -> None:
     """Export a checkpoint of `afm rl` as a model for `afm eval`, `afm ask` and `afm serve model`."""
     values = {"--step": step, "--output-dir": output_dir, "--agent": agent}
     options = [f"{name}={value}" for name, value in values.items() if value is not None]
+    options += ["--adapter"] * adapter
     raise typer.Exit(run_words([sys.executable, "-P", "-m", EXPORTER, *options, "--", str(run)]))

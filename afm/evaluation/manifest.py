@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 import afm
-from afm.agents import AgentSpec, Limits, PromptSource, model_folder
+from afm.agents import AgentSpec, Limits, PromptSource, adapter_base, model_folder
 from afm.configuration import Settings, validated, without_password
 from afm.datasets import Task
 from afm.errors import DataError
@@ -40,7 +40,15 @@ MANIFEST_FILE = "manifest.json"
 
 _PACKAGES = ("torch", "transformers", "math-verify")
 _MODEL_FILES = (
-    *("config.json", "generation_config.json", "*token*.json", "*.jinja", "vocab*", "merges.txt"),
+    *(
+        "adapter_config.json",
+        "config.json",
+        "generation_config.json",
+        "*token*.json",
+        "*.jinja",
+        "vocab*",
+        "merges.txt",
+    ),
     *("*.safetensors", "pytorch_model*.bin"),
 )
 _WHOLE_BYTES = 8 << 20
@@ -283,14 +291,17 @@ def differences(before: RunManifest, after: RunManifest) -> list[str]:
 def model_digest(source: str) -> str | None:
     """Fingerprint of a model folder, ``None`` for anything else (an address has no files to look at).
 
-    SHA-256 over names, sizes and contents of its configuration, tokenizer and weights. Of a file larger than 8 MiB
+    SHA-256 over names, sizes and contents of its configuration, tokenizer and weights, and for a LoRA adapter also of
+    its model's. Of a file larger than 8 MiB
     64 evenly spaced pieces of 64 KiB are read, which takes well under a second for a model of any size.
     """
     folder = model_folder(source)
     if not folder.is_dir():
         return None
     digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
+    base = Path(adapter_base(folder) or folder)
+    files = sorted(folder.iterdir()) + (sorted(base.iterdir()) if base != folder and base.is_dir() else [])
+    for file in files:
         if any(fnmatch(file.name, pattern) for pattern in _MODEL_FILES):
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
             _add_file(digest, file)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from afm.agents import AgentSpec, model_folder
+from afm.agents import AgentSpec, holds_model, model_folder
 from afm.errors import ConfigError, DataError
 from afm.evaluation.agents import Agents
 from afm.evaluation.compare import (
@@ -202,9 +202,7 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
     yield Command(f"cd {shlex.quote(str(Path.cwd()))}", "Start in the folder this report was written from")
     if evaluations:
         yield Command(f"afm view {shlex.quote(str(run_dir))}", "Read every episode in a browser")
-    models = [
-        folder for name in ("rl", "sft") if (model_folder(folder := run_dir / name) / "config.json").exists()
-    ]
+    models = [folder for name in ("rl", "sft") if holds_model(model_folder(folder := run_dir / name))]
     question = next((record.question for evaluation in evaluations for record in evaluation.records()), None)
     if spec is not None and models and question is not None:
         model = shlex.quote(str(models[0]))

@@ -182,6 +182,10 @@ class BatchEngine:
         named = dict(named_tensors)
         return await self._between_steps(lambda: self._write_weights(named))
 
+    async def read_weights(self, read: Callable[[Mapping[str, Tensor]], T]) -> T:
+        """What ``read`` makes of the weights, by name, between two tokens; it must not change them."""
+        return await self._between_steps(lambda: read(self._weights))
+
     async def close(self) -> None:
         """Fail what is still asked for, stop the thread and free the cache; calling it again is harmless."""
         with self._changed:

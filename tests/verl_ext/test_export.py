@@ -111,6 +111,56 @@ def test_folders_of_checkpoints_and_one_of_them_are_taken_too(run: Path) -> None
         export(run / "model_step_2")
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["with the frozen weights", "adapters alone"])
+def test_a_run_of_lora_becomes_a_model_or_an_adapter(tmp_path: Path, model: Path, alone: bool) -> None:
+    """Both say what the trained model says, with the same probabilities."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    run, actor = tmp_path, save(model, tmp_path / "checkpoints", 2, parts=True)
+    trained = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    adapted = get_peft_model(trained, LoraConfig(r=2, lora_alpha=6, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, value in adapted.named_parameters():
+            if "lora_B" in name:
+                value.normal_(std=0.1)
+    weights = {name: value for name, value in adapted.state_dict().items() if "lora_" in name or not alone}
+    torch.save(weights, actor / "model_world_size_1_rank_0.pt")
+    (actor / "lora_train_meta.json").write_text('{"r": 2, "lora_alpha": 6, "task_type": "CAUSAL_LM"}')
+    (run / "rl_config.yaml").write_text(f"model: {model}\n")
+    save_agent(load_agent("math"), run / "agent.yaml")
+
+    merged = export(run, None, run / "merged")
+    adapter = export(run, None, run / "adapter", adapter=True)
+    assert (adapter / "adapter_model.safetensors").stat().st_size < (
+        merged / "model.safetensors"
+    ).stat().st_size
+    adapted.merge_and_unload().save_pretrained(tmp_path / "expected")
+    shutil.copytree(
+        model, tmp_path / "expected", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    answers = [said(folder) for folder in (tmp_path / "expected", merged, adapter)]
+    assert [answer.token_ids for answer in answers[1:]] == [answers[0].token_ids] * 2
+    for answer in answers[1:]:
+        assert answer.logprobs == pytest.approx(answers[0].logprobs, abs=1e-5)
+    assert said(model).logprobs != pytest.approx(answers[0].logprobs, abs=1e-5)
+
+
+def test_adapters_without_their_model_are_told(tmp_path: Path, model: Path) -> None:
+    actor = save(model, tmp_path / "checkpoints", 2, parts=True)
+    part = {f"base_model.model.x.lora_{side}.default.weight": torch.ones(1, 1) for side in "AB"}
+    torch.save(part, actor / "model_world_size_1_rank_0.pt")
+    (actor / "lora_train_meta.json").write_text('{"r": 1, "lora_alpha": 1}')
+    save_agent(load_agent("math"), tmp_path / "agent.yaml")
+    with pytest.raises(
+        EngineError, match="holds an adapter only, and the unknown folder of its model has no"
+    ):
+        export(tmp_path)
+    (tmp_path / "rl_config.yaml").write_text("model: somebody/else\n")
+    with pytest.raises(EngineError, match="somebody/else has no"):
+        export(tmp_path)
+
+
 def test_checkpoints_of_stock_verl_need_the_name_of_their_agent(tmp_path: Path, model: Path) -> None:
     save(model, tmp_path, 5)
     with pytest.raises(ConfigError, match=r"no agent\.yaml says which agent was trained; name it \(--agent"):

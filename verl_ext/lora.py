@@ -1,0 +1,92 @@
+"""LoRA adapters (Hu et al., arXiv 2106.09685): their names, the matrices that hold them, and what peft calls a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from afm.errors import EngineError
+
+_WRAPPED = "base_model.model."
+"""What peft puts before the name of each parameter."""
+
+
+def served_name(name: str) -> tuple[str, bool]:
+    """A parameter's name as verl sends it, and whether it belongs to an adapter, which keeps peft's name."""
+    if ".lora_" in name:
+        return name.replace(".default.", "."), True
+    return name.removeprefix(_WRAPPED).replace(".base_layer", ""), False
+
+
+def matrix_of(name: str) -> str:
+    """The weight that a part of an adapter belongs to."""
+    return f"{name.removeprefix(_WRAPPED).rpartition('.lora_')[0]}.weight"
+
+
+def parts_of_matrix(matrix: str) -> tuple[str, str]:
+    """The names of the two parts of a weight's adapter: down to its rank, and up again."""
+    module = f"{_WRAPPED}{matrix.removesuffix('.weight')}"
+    return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+
+
+def scale_of(config: Mapping[str, Any]) -> float:
+    """What an adapter's product is multiplied by, from peft's configuration.
+
+    Raises:
+        EngineError: It is not plain LoRA.
+    """
+    if config.get("use_dora") or config.get("bias", "none") not in (None, "none"):
+        raise EngineError(f"expected LoRA without DoRA and without biases, got {dict(config)}")
+    rank: int = config["r"]
+    return float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)
+
+
+def with_adapter(matrix: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
+    """A weight and its adapter in one (section 4.1); the product is computed in float32."""
+    return matrix + (up.float() @ down.float() * scale).to(matrix.dtype)
+
+
+class MergedAdapter:
+    """A LoRA adapter in the matrices of an engine, which also keeps them without it.
+
+    Args:
+        weights: Of the engine, without an adapter.
+        tensors: The first adapter, by peft's names; later ones belong to the same matrices.
+
+    Raises:
+        EngineError: The engine has no such matrix.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+        matrices = {name: matrix_of(name) for name in tensors if ".lora_A." in name}
+        if unknown := [name for name, matrix in matrices.items() if matrix not in weights]:
+            raise EngineError(f"the adapter belongs to a matrix that the model does not have: {unknown[0]}")
+        self._without = {matrix: weights[matrix].clone() for matrix in matrices.values()}
+        self._tensors: Mapping[str, torch.Tensor] = {}
+        self._scale = 0.0
+
+    def replace(
+        self, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """Take another adapter; returns the matrices with it (Hu et al., arXiv 2106.09685, section 4.1).
+
+        Raises:
+            EngineError: It is not plain LoRA, or belongs to other matrices.
+        """
+        self._scale = scale_of(config)
+        if {matrix_of(name) for name in tensors} != set(self._without):
+            raise EngineError(f"the adapter has other matrices than before: {sorted(tensors)[:3]}")
+        self._tensors = tensors
+        return {matrix: self._merged(matrix) for matrix in self._without}
+
+    def parts_of(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The matrices without the adapter, and those parts of the adapter that ``weights`` hold."""
+        holds = {matrix: torch.equal(weights[matrix], self._merged(matrix)) for matrix in self._without}
+        held = {name: tensor for name, tensor in self._tensors.items() if holds[matrix_of(name)]}
+        return self._without | held
+
+    def _merged(self, matrix: str) -> torch.Tensor:
+        down, up = (self._tensors[name] for name in parts_of_matrix(matrix))
+        return with_adapter(self._without[matrix], down, up, self._scale)

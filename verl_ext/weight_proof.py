@@ -1,0 +1,311 @@
+"""Proof that a rollout engine samples from the trainer's weights: fingerprints of both are compared at every sync.
+
+A fingerprint is a sum over the bits of all elements, each with a key of its position, modulo 2**64. It is exact:
+equal weights give equal numbers, and one changed bit gives another. Sums add up over parts. Each training worker reads
+its own shards, an engine reads its fused and split matrices part by part, and no process gathers a tensor.
+
+The trainer's side reads the parameters that the optimizer moves, not the tensors that are sent. So it also notices a
+sync that sends the wrong tensors, or none. An adapter that verl merges has no counterpart in the engine. There a
+matrix must have changed since the last sync when its adapter has.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from afm.errors import EngineError
+from verl_ext.algorithms import CPU_ENGINE
+from verl_ext.lora import matrix_of, served_name
+from verl_ext.shards import piece
+
+ENGINES = (CPU_ENGINE,)
+"""Rollout engines that show their weights (``served_fingerprints`` of verl's adapter)."""
+
+_SHOWN = 3
+_CHUNK = 1 << 20
+"""Elements that are read at a time; their products take four bytes each."""
+
+
+class WeightsDifferError(EngineError):
+    """The engine does not serve the weights that the trainer has."""
+
+
+def fingerprint(part: torch.Tensor, dtype: torch.dtype, row: int = 0, column: int = 0) -> int:
+    """A part's share of the fingerprint of its tensor, as a signed number of 64 bits.
+
+    Args:
+        part: Rows, or a block of rows and columns; further dimensions count as columns.
+        dtype: What the engine serves the tensor in: values are cast to it first.
+        row: Of the whole tensor, where the part begins.
+        column: Likewise.
+    """
+    if part.numel() == 0:
+        return 0
+    matrix = part.detach().reshape(part.size(0) if part.dim() else 1, -1)
+    per_row = max(1, _CHUNK // matrix.size(1))
+    total = torch.zeros((), dtype=torch.int64, device=matrix.device)
+    column_keys: torch.Tensor | None = None
+    for begin in range(0, matrix.size(0), per_row):
+        bits = _bits(matrix[begin : begin + per_row].to(dtype))
+        if column_keys is None:
+            first = column * bits.size(1) // matrix.size(1)
+            column_keys = _keys(first, bits.size(1), matrix.device).to(torch.int32)
+        rows = (bits * column_keys).sum(1, dtype=torch.int64)
+        total += (rows * _keys(row + begin, rows.size(0), matrix.device)).sum()
+    return int(total)
+
+
+def _bits(matrix: torch.Tensor) -> torch.Tensor:
+    """The elements as 32-bit integers, two to one of 16-bit types where the columns allow it."""
+    size = matrix.element_size()
+    if size == 2 and matrix.size(1) % 2:
+        return matrix.view(torch.int16).to(torch.int32)
+    if size not in (2, 4):
+        raise EngineError(f"weights of type {matrix.dtype} have no fingerprint; expected 16 or 32 bits")
+    return matrix.contiguous().view(torch.int32)
+
+
+def _keys(first: int, count: int, device: torch.device) -> torch.Tensor:
+    """Odd numbers of 31 bits for the indices from ``first`` on, mixed as in splitmix (Steele et al., 2014)."""
+    index = torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device)
+    mixed = (index * 0x9E3779B97F4A7C1) ^ (index * 0x1CE4E5B9 >> 13)
+    return (mixed >> 29 & 0x7FFFFFFF) | 1
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the trainer has.
+
+    Attributes:
+        equal: Fingerprints that the engine must have, by its names of tensors.
+        adapters: Fingerprint of the adapter that verl merged into a tensor, by the tensor's name.
+    """
+
+    equal: Mapping[str, int]
+    adapters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """All tensors that the engine is asked for."""
+        return sorted({*self.equal, *self.adapters})
+
+
+class WeightProof:
+    """A training worker's end of the comparison.
+
+    Args:
+        dtype: What the engine serves.
+        merged: verl merges the adapters before it sends the weights (``model.lora.merge``).
+        device: Where to read shards that are kept in another memory; ``None`` reads them where they are.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, merged: bool = False, device: Any = None) -> None:
+        self._dtype = dtype
+        self._merged = merged
+        self._device = device
+        self.complete = False
+        self._adapters: Mapping[str, int] = {}
+        self._served: Sequence[Mapping[str, int]] = ()
+
+    def expect(self, module: torch.nn.Module) -> Expected:
+        """Read the trainer's parameters; every training worker must call it.
+
+        The first call reads all parameters, later ones those that are trained.
+
+        Raises:
+            EngineError: They are not laid out as FSDP2 does.
+        """
+        shares: dict[str, int] = {}
+        adapters: dict[str, int] = {}
+        for name, parameter in module.named_parameters():
+            if parameter.dim() > 2 or (self.complete and not parameter.requires_grad):
+                continue  # the experts of a mixture are sent one by one, under other names
+            served, is_adapter = served_name(name)
+            if self._merged and is_adapter:
+                matrix = matrix_of(name)
+                adapters[matrix] = signed(
+                    adapters.get(matrix, 0) + self._share(name, parameter, torch.float32)
+                )
+            else:
+                shares[served] = self._share(name, parameter, self._dtype)
+        for matrix in adapters:
+            shares.pop(matrix, None)
+        equal, merged = _summed_over_workers([shares, adapters])
+        return Expected(equal, merged)
+
+    def _share(self, name: str, parameter: torch.Tensor, dtype: torch.dtype) -> int:
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        local, offset = piece(name, parameter, rank)
+        if not _counts(parameter, rank):
+            return 0
+        if self._device is not None:
+            local = local.to(self._device)
+        if self._merged and parameter.requires_grad is False:
+            local = local.to(
+                torch.bfloat16
+            )  # in which verl sends all weights then, whatever the engine's type is
+        row, column = (*offset, 0, 0)[:2]
+        return fingerprint(local, dtype, row, column)
+
+    def check(self, expected: Expected, served: Sequence[Mapping[str, int]], step: int | None) -> None:
+        """Compare with what each engine serves.
+
+        Raises:
+            WeightsDifferError: At the first sync whose weights did not arrive.
+        """
+        before = self._served or [{}] * len(served)
+        for number, (engine, earlier) in enumerate(zip(served, before, strict=True)):
+            wrong = [*_differences(expected, engine), *self._unmoved(expected, engine, earlier)]
+            if wrong:
+                raise WeightsDifferError(_message(wrong, expected, step, number, len(served)))
+        self.complete, self._adapters, self._served = True, expected.adapters, served
+
+    def _unmoved(
+        self, expected: Expected, engine: Mapping[str, int], before: Mapping[str, int]
+    ) -> Iterator[str]:
+        for name, adapter in expected.adapters.items():
+            moved = name in self._adapters and self._adapters[name] != adapter
+            if name in engine and moved and engine[name] == before.get(name):
+                yield f"{name} did not change, though its adapter did"
+
+
+def _counts(parameter: torch.Tensor, rank: int) -> bool:
+    """Whether this worker's part is added; of copies the first one is."""
+    if not isinstance(parameter, DTensor):
+        return rank == 0
+    [coordinate] = (parameter.device_mesh.mesh == rank).nonzero().tolist()
+    copies = [
+        at for at, placement in zip(coordinate, parameter.placements, strict=True) if placement.is_replicate()
+    ]
+    return not any(copies)
+
+
+def _summed_over_workers(shares: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return [dict(share) for share in shares]
+    values = [value for share in shares for value in share.values()]
+    on_cpu = "gloo" in str(torch.distributed.get_backend_config())
+    total = torch.tensor(values, dtype=torch.int64, device="cpu" if on_cpu else "cuda")
+    torch.distributed.all_reduce(total)
+    numbers = iter(total.tolist())
+    return [{name: next(numbers) for name in share} for share in shares]
+
+
+def signed(value: int) -> int:
+    """A sum of fingerprints as the signed number of 64 bits that torch makes of it."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def _differences(expected: Expected, engine: Mapping[str, int]) -> Iterator[str]:
+    for name in expected.names:
+        if name not in engine:
+            yield f"{name} is not served"
+        elif name in expected.equal and engine[name] != expected.equal[name]:
+            yield f"{name} differs"
+
+
+def _message(wrong: Sequence[str], expected: Expected, step: int | None, number: int, engines: int) -> str:
+    more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    which = f" {number + 1} of {engines}" if engines > 1 else ""
+    total = len(expected.names)
+    return (
+        f"the weights of step {step} did not reach the rollout engine{which}: of {total} tensors {len(wrong)} are wrong "
+        f"({'; '.join(wrong[:_SHOWN])}{more}). The episodes would be those of another model. Resume from the last "
+        "checkpoint; if it happens again, the transfer of weights is broken (weight_proof: false turns this check off)"
+    )
+
+
+def proof_of(worker: Any) -> WeightProof | None:
+    """The proof of a training worker of verl, ``None`` where weights are not compared; the log says why."""
+    if not hasattr(worker, "afm_proof"):
+        worker.afm_proof, reason = _make(worker)
+        if reason and worker.rank == 0:
+            print(f"the rollout engine's weights are not compared with the trainer's: {reason}", flush=True)
+    proof: WeightProof | None = worker.afm_proof
+    return proof
+
+
+def _make(worker: Any) -> tuple[WeightProof | None, str]:
+    from verl.utils.device import get_device_id
+    from verl.utils.fsdp_utils import fsdp_version
+    from verl.utils.torch_dtypes import PrecisionType
+
+    rollout = worker.config.rollout
+    if not wanted(rollout):
+        return None, "weight_proof is false"
+    if fsdp_version(worker.actor.engine.module) != 2:
+        return None, "the trainer does not use FSDP2 (actor.strategy: fsdp2)"
+    if rollout.get("quantization"):
+        return None, f"the engine quantizes them ({rollout.quantization})"
+    if rollout.name not in ENGINES:
+        return None, f"{rollout.name} does not show them"
+    dtype = torch.float32 if rollout.name == CPU_ENGINE else PrecisionType.to_dtype(rollout.dtype)
+    lora = worker.config.model.get("lora") or {}
+    device = (
+        None
+        if worker.actor.engine.module.device.type == "cpu" and not torch.cuda.is_available()
+        else get_device_id()
+    )
+    return WeightProof(dtype, merged=bool(lora.get("merge")), device=device), ""
+
+
+def wanted(rollout: Any) -> bool:
+    """Whether a run compares weights: ``weight_proof`` of ``afm rl``; stock verl's runs do."""
+    return bool((getattr(rollout, "custom", None) or {}).get("weight_proof", True))
+
+
+async def compare(proof: WeightProof, expected: Expected, rollout: Any, step: int | None) -> None:
+    """Ask the engines of verl's ``rollout`` for their fingerprints, and compare.
+
+    Raises:
+        WeightsDifferError: At the first sync whose weights did not arrive.
+    """
+    first = not proof.complete
+    if (served := await rollout.served_fingerprints(expected.names)) is None:
+        return  # another worker of the same engine asks
+    proof.check(expected, served, step)
+    if first:
+        print(f"weights: {len(expected.names)} tensors of the rollout engine equal the trainer's", flush=True)
+
+
+async def compare_received(worker: Any, step: int | None) -> None:
+    """Compare what an engine of its own devices has with what the trainer published.
+
+    Raises:
+        WeightsDifferError: They differ.
+    """
+    if worker.rollout_config.name not in ENGINES or not wanted(worker.rollout_config):
+        return
+    if not hasattr(worker, "afm_proof"):
+        worker.afm_proof = WeightProof(torch.float32)  # of use for its memory of the last sync only
+    if (expected := published()) is not None:
+        await compare(worker.afm_proof, expected, worker.server_adapter, step)
+
+
+def publish(proof: WeightProof, expected: Expected) -> None:
+    """Leave what the trainer has for engines with devices of their own, before it is sent."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    if torch.distributed.get_rank() == 0:
+        _internal_kv_put(_key(), pickle.dumps(expected), overwrite=True)
+    proof.complete = True
+
+
+def published() -> Expected | None:
+    """What the trainer has left last, ``None`` if it does not compare."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    message = _internal_kv_get(_key())
+    return None if message is None else pickle.loads(message)
+
+
+def _key() -> bytes:
+    import ray
+
+    return f"afm_weights_{ray.get_runtime_context().get_job_id()}".encode()
