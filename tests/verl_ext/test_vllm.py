@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_config(folder: Path, name: str, engine: str, **verl: Any) -> Path:
-    trainer = {"total_training_steps": 3, "save_freq": 1, "val_before_train": True}
+    trainer = {"total_training_steps": 4, "save_freq": 1, "val_before_train": True}
     own: dict[str, Any] = {
         "data": {"train_batch_size": 4, "max_prompt_length": 64},
         "algorithm": {"filter_groups": {"enable": False}},
@@ -119,7 +119,7 @@ def trained(folder: Path) -> tuple[Path, str, float, str]:
     seconds = time.monotonic() - killed_at
     assert process.returncode == 1, told
     process = train(config)
-    follow(process, "step 2/")
+    follow(process, "step ")
     process.kill()
     process.wait()
     return folder / "run", told, seconds, whole(config)
@@ -135,8 +135,8 @@ def test_a_dead_engine_ends_the_run_soon_and_says_so(trained: tuple[Path, str, f
 def test_the_run_goes_on_from_its_checkpoints(trained: tuple[Path, str, float, str]) -> None:
     folder, _, _, output = trained
     assert "resuming after step" in output
-    assert [row["step"] for row in rows(folder)] == [1, 2, 3]
-    assert json.loads((folder / "model" / "training.json").read_text())["global_step"] == 3
+    assert [row["step"] for row in rows(folder)] == [1, 2, 3, 4]
+    assert json.loads((folder / "model" / "training.json").read_text())["global_step"] == 4
 
 
 def test_the_engine_samples_what_the_trainer_trains_on(trained: tuple[Path, str, float, str]) -> None:
@@ -191,5 +191,5 @@ def test_forty_asynchronous_steps_with_aborted_episodes(folder: Path) -> None:
     found = rows(folder / "ahead")
     assert [row["step"] for row in found] == list(range(1, 41))
     assert {row["token_drift"] for row in found} == {0}
-    log = (folder / "ahead" / "training.log").read_text()
-    assert "Aborted" in log
+    spans = [row["engine"]["training/off_policy/trajectory_spans/max"] for row in found]
+    assert max(spans) > 1  # versions of the weights that took part in one episode
