@@ -137,3 +137,17 @@ def test_ablation_of_data_trains_on_equally_many_rows_and_does_it_once(tmp_path:
     again = subprocess.run([*ABLATION, str(tmp_path)], capture_output=True, text=True, check=True).stdout
     assert json.loads(again)["runs"] == result["runs"]
     assert [model.stat().st_mtime_ns for model in models] == before
+
+
+@pytest.mark.proof
+def test_first_contact_with_a_gpu_is_rehearsed_without_one(tmp_path: Path) -> None:
+    """Every step but ZeRO-3 and vLLM, on the CPU; called again, nothing is left to do."""
+    venv = Path(sys.prefix)
+    environment = os.environ | {"SFT_VENV": str(venv), "RL_VENV": str(venv)}
+    words = [str(FOLDER / "gpu_smoke.sh"), "--cpu", "--output-dir", str(tmp_path / "smoke")]
+    first, again = (
+        subprocess.run(words, env=environment, capture_output=True, text=True, timeout=1800) for _ in range(2)
+    )
+    assert first.returncode == 0, first.stdout + first.stderr
+    table = [line for line in again.stdout.splitlines() if line.startswith("| ") and "| passed |" in line]
+    assert len(table) == 9
