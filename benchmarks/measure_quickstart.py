@@ -2,8 +2,10 @@
 
     .venv/bin/python benchmarks/measure_quickstart.py --seeds 0 1 2 --out runs/measured
     .venv/bin/python benchmarks/measure_quickstart.py --world wiki --seeds 0 1 2 --out runs/measured-wiki
+    .venv/bin/python benchmarks/measure_quickstart.py --base smollm2 --seeds 0 1 2 --out runs/measured-base
 
-Peak memory is the largest sum of proportional set sizes over the whole process tree, sampled twice a second.
+CPU minutes are those of all processes that the run started, on all cores together: a machine that others use stretches the
+minutes, not these. Peak memory is the largest sum of proportional set sizes over the whole process tree, sampled twice a second.
 Finished seeds are not run again.
 """
 
@@ -23,15 +25,30 @@ from typing import Any
 import psutil
 
 
-def memory_of_tree(root: psutil.Process) -> int:
-    """Bytes of memory of a process and its descendants, shared pages counted once."""
-    total = 0
-    for process in [root, *root.children(recursive=True)]:
-        try:
-            total += process.memory_full_info().pss
-        except psutil.Error:
-            continue
-    return total
+class TreeMeter:
+    """Memory and CPU time of a process and its descendants; those that have ended count with what they had used."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self._cpu_seconds: dict[psutil.Process, float] = {}
+        self.peak_bytes = 0
+
+    def sample(self) -> None:
+        """Look once; shared pages are counted once."""
+        total = 0
+        for process in [self._root, *self._root.children(recursive=True)]:
+            try:
+                used = process.cpu_times()
+                self._cpu_seconds[process] = used.user + used.system
+                total += process.memory_full_info().pss
+            except psutil.Error:
+                continue
+        self.peak_bytes = max(self.peak_bytes, total)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of all of them, on all cores together."""
+        return sum(self._cpu_seconds.values())
 
 
 def run_seed(seed: int, out: Path, arguments: list[str]) -> dict[str, Any]:
@@ -41,11 +58,11 @@ def run_seed(seed: int, out: Path, arguments: list[str]) -> dict[str, Any]:
         return dict(json.loads(result.read_text()))
     command = [sys.executable, "-m", "afm.cli.main", "quickstart", "--seed", str(seed)]
     command += ["--output-dir", str(out / f"seed{seed}"), "--no-open", *arguments]
-    begun, peak = time.monotonic(), 0
+    begun, load = time.monotonic(), os.getloadavg()[0]
     child = subprocess.Popen(command)
-    process = psutil.Process(child.pid)
+    meter = TreeMeter(child.pid)
     while child.poll() is None:
-        peak = max(peak, memory_of_tree(process))
+        meter.sample()
         time.sleep(0.5)
     if child.returncode:
         raise SystemExit(f"seed {seed} ended with status {child.returncode}")
@@ -53,7 +70,9 @@ def run_seed(seed: int, out: Path, arguments: list[str]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "seed": seed,
         "seconds": round(time.monotonic() - begun, 1),
-        "peak_bytes": peak,
+        "cpu_seconds": round(meter.cpu_seconds, 1),
+        "load_before_and_after": [load, os.getloadavg()[2]],
+        "peak_bytes": meter.peak_bytes,
         "comparison": comparison(folder),
     }
     for stage in ("eval_sft", "eval_rl"):
@@ -81,16 +100,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/measured"))
     parser.add_argument("--world", choices=("math", "wiki"), default="math")
+    parser.add_argument("--base", help="a pre-trained model, as for the quickstart")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     arguments = ["--world", options.world, *(["--smoke"] if options.smoke else [])]
+    arguments += ["--base", options.base] if options.base else []
     rows = [run_seed(seed, options.out, arguments) for seed in options.seeds]
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
     summary = {
         "world": options.world,
+        "base": options.base,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {psutil.virtual_memory().total >> 30} GiB",
         "commit": commit.stdout.strip(),
         "versions": {name: version(name) for name in ("torch", "transformers", "verl", "llamafactory")},
@@ -99,9 +121,10 @@ def main() -> None:
     (options.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(json.dumps(summary["machine"]), summary["commit"])
     print(
-        "| seed | SFT pass@1 | RL pass@1 | paired difference (95 %) | format after RL | tool calls | minutes | peak GiB |"
+        "| seed | SFT pass@1 | RL pass@1 | paired difference (95 %) | format after RL | tool calls | minutes | CPU minutes "
+        "| peak GiB |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(table_row(row))
 
@@ -113,7 +136,7 @@ def table_row(row: dict[str, Any]) -> str:
         f"| {row['seed']} | {sft['pass_at_1']['value']:.3f} | {rl['pass_at_1']['value']:.3f} "
         f"| {paired['value']:+.3f} ({paired['low']:.3f} .. {paired['high']:.3f}) | {rl['format_valid']:.3f} "
         f"| {sft['tool_calls']:.2f} -> {rl['tool_calls']:.2f} "
-        f"| {row['seconds'] / 60:.1f} | {row['peak_bytes'] / 2**30:.1f} |"
+        f"| {row['seconds'] / 60:.1f} | {row['cpu_seconds'] / 60:.1f} | {row['peak_bytes'] / 2**30:.1f} |"
     )
 
 

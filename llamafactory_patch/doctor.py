@@ -19,6 +19,7 @@ from afm.memory_arithmetic import (
     MemoryNeed,
     ModelShape,
     activation_bytes,
+    cpu_finding,
     described,
     disk_finding,
     fits,
@@ -229,13 +230,22 @@ def _checkpoints(job: SftJob, steps: int | None) -> int | None:
     return int(limit) + 1 if written is None else min(int(limit) + 1, written)
 
 
+def cpu_need(config: Mapping[str, Any], shape: ModelShape) -> MemoryNeed:
+    """What a training on a CPU needs."""
+    return memory_need(shape, config, Sharding.NONE, 1)
+
+
 def _memory(job: SftJob, shape: ModelShape, hardware: Hardware) -> Iterator[Finding]:
+    if job.config.get("use_cpu"):
+        need = cpu_need(job.config, shape)
+        yield cpu_finding(need.total, described(need, ""), "lower per_device_train_batch_size or cutoff_len")
+        return
     chosen = sharding_of(job.config)
     for kind in Sharding:
         need = memory_need(shape, job.config, kind, _world(job, hardware))
         here = kind is chosen
         enough = fits(need.total, hardware.gpu_gib)
-        level = Level.WARNING if here and not enough and not job.config.get("use_cpu") else Level.OK
+        level = Level.WARNING if here and not enough else Level.OK
         advice = "" if enough or not here else _advice(need, chosen)
         mark = " (as configured)" if here else ""
         over = "" if enough else f", more than {hardware.gpu_gib:g}"

@@ -19,10 +19,11 @@ def figures() -> object:
 # top of the package, kinds of YAML, `afm list`, own plugins, the viewer's bundle, files, log and diff); 1 file and 350 lines for
 # on-policy distillation; 4 files and 550 lines for GGUF files and `afm import`; 1 file and 350 lines
 # for vLLM as a rollout engine on CPUs;
-# 2 files and 450 lines for SVAMP and GSM8K; 3 files and 850 lines for the proof that weights arrive and LoRA in reinforcement.
+# 2 files and 450 lines for SVAMP and GSM8K; 3 files and 850 lines for the proof that weights arrive and LoRA in reinforcement;
+# 1 file and 400 lines for the quickstart from a pre-trained model.
 WALLS = {
-    "files": 346,
-    "lines": 79_232,
+    "files": 347,
+    "lines": 79_650,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

@@ -32,7 +32,7 @@ from afm.rewards import RewardSettings
 from afm.rollout.routes import Route
 from afm.settings import load_settings as load_environment
 from afm.tools.health import tool_findings, unanswered
-from verl_ext.algorithms import choice_findings
+from verl_ext.algorithms import CPU_ENGINE, choice_findings
 from verl_ext.command import ray_overrides, steps_of
 from verl_ext.compose import compose, overrides_of
 from verl_ext.doctor_episodes import (
@@ -43,7 +43,7 @@ from verl_ext.doctor_episodes import (
     reward_settings,
 )
 from verl_ext.engines import installed_findings, parameter_findings
-from verl_ext.memory_arithmetic import checkpoint_finding, memory_findings
+from verl_ext.memory_arithmetic import checkpoint_finding, cpu_memory_finding, memory_findings
 from verl_ext.rows import Rows, check_agents, prompt_finding, read_rows, rl_prompts, row_findings
 from verl_ext.settings import RlSettings, load_settings
 from verl_ext.sizes import RunSizes, has_critic, size_findings, sizes_of
@@ -308,6 +308,9 @@ def _arithmetic(
     report.add(checkpoint_finding(sizes, shape, settings.output_dir, steps))
     if settings.platform == "gpu":
         report.add(*memory_findings(sizes, shape))
+    elif config.actor_rollout_ref.rollout.name == CPU_ENGINE:
+        engine = (config.actor_rollout_ref.rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
+        report.add(cpu_memory_finding(sizes, shape, engine.get("processes", 1)))
 
 
 def _of_agent(finding: Finding, route: Route) -> Finding:

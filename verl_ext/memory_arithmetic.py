@@ -17,6 +17,7 @@ from afm.memory_arithmetic import (
     MemoryNeed,
     ModelShape,
     activation_bytes,
+    cpu_finding,
     described,
     disk_finding,
     fits,
@@ -147,6 +148,36 @@ def phases(sizes: RunSizes, shape: ModelShape) -> dict[str, MemoryNeed]:
     size = 0 if sizes.fused_logits else _TRAINED_LOGIT + _ENTROPY_LOGIT * sizes.entropy_bonus
     needs["actor update"] = update(actor, idle_critic, sizes.actor.tokens * shape.vocab * size)
     return needs
+
+
+_CPU_TRAINED_COPIES, _CPU_READ_COPIES = 5, 4
+"""Of the logits in float32 that a pass on a CPU holds at once, with and without gradients; nothing fuses them there."""
+_CPU_PROCESSES = 4 * GIB
+"""Ray, the agent loops, and the libraries of trainer and rollout engine."""
+
+
+def cpu_need(sizes: RunSizes, shape: ModelShape, engines: int = 1) -> MemoryNeed:
+    """What a run on a CPU needs where it needs most: float32 everywhere, and the engine's own copy of the weights.
+
+    Args:
+        engines: Processes of the rollout engine.
+    """
+    actor = _actor(sizes, shape)
+    engine = 4 * shape.parameters * (engines + 1) + _CPU_PROCESSES  # one more while weights are on their way
+    trained, read = sizes.actor.tokens, sizes.log_prob_tokens
+    layers = activation_bytes(shape, trained, 4, checkpointing=sizes.checkpointing)
+    update = MemoryNeed(actor.updated, layers, 4 * _CPU_TRAINED_COPIES * trained * shape.vocab, engine)
+    reading = MemoryNeed(
+        actor.updated, layer_bytes(shape, read, 4), 4 * _CPU_READ_COPIES * read * shape.vocab, engine
+    )
+    return max(update, reading, key=lambda need: need.total)
+
+
+def cpu_memory_finding(sizes: RunSizes, shape: ModelShape, engines: int = 1) -> Finding:
+    """Whether a run fits in the memory of this computer."""
+    need = cpu_need(sizes, shape, engines)
+    advice = "lower actor.ppo_micro_batch_size_per_gpu and rollout.log_prob_micro_batch_size_per_gpu"
+    return cpu_finding(need.total, described(need, ""), advice)
 
 
 def host_bytes(sizes: RunSizes, shape: ModelShape) -> int:

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from afm.agents import AgentSpec, load_agent
+from afm.cli.import_model import make_model_folder, model_source
 from afm.cli.recipes import Recipe, RecipeSizes
 from afm.configuration import read_file
 from afm.errors import EngineError
+from afm.memory_arithmetic import multiplies_bfloat16
 from afm.processes import tied_environment
 from afm.runs.folder import SETTINGS_FILE, RunFolder
 from afm.runs.journal import Journal, read_rows
@@ -135,7 +137,12 @@ def _count_steps(log: Path, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """One quickstart run into ``out``, with the project's ``configs``. ``real_data`` is a further benchmark file."""
+    """One quickstart run into ``out``, with the project's ``configs``.
+
+    Attributes:
+        real_data: A further benchmark file.
+        base: The pre-trained model to start from; ``None`` for a small one with random weights.
+    """
 
     out: Path
     configs: Path
@@ -144,14 +151,17 @@ class Quickstart:
     seed: int
     real_data: Path | None
     progress: Progress
+    base: str | None = None
 
     def stages(self) -> list[Stage]:
         """Everything to do, in order."""
         held_out = self.world / "heldout.jsonl"
-        stages = [
+        fresh = "write training files, tokenizer and a fresh model"
+        stages = [] if self.base is None else [Stage("base", f"look at {self.base}", self.import_base)]
+        stages += [
             Stage("world", "generate the world of problems", self.make_world),
             Stage("distill", "let the team solve the training problems", self.distill),
-            Stage("prepare", "write training files, tokenizer and a fresh model", self.prepare),
+            Stage("prepare", "write training files" if self.base else fresh, self.prepare),
             Stage("sft", "fine-tune on what the agent wrote (LLaMA-Factory)", self.sft),
             Stage(
                 "eval_sft", "evaluate after fine-tuning", lambda: self.evaluate("sft", held_out, "eval_sft")
@@ -181,6 +191,24 @@ class Quickstart:
     def report_path(self) -> Path:
         """The final report."""
         return self.out / "report.html"
+
+    @property
+    def start(self) -> Path:
+        """Folder of the model that fine-tuning begins with."""
+        source = model_source(self.base) if self.base else None
+        return source if source is not None and source.is_dir() else self.out / "start"
+
+    def import_base(self) -> str:
+        """Have a folder of the pre-trained model; say how long the run takes, and stop if memory is too small.
+
+        Raises:
+            ConfigError: It is no usable model, or the training does not fit in memory.
+        """
+        from afm.cli.forecast import forecast
+
+        assert self.base is not None
+        make_model_folder(self.base, self.out / "start", self.progress)
+        return forecast(self.training("sft"), self.training("rl"), 2 * self.plan.heldout_tasks)
 
     def make_world(self) -> str:
         """Write the three disjoint sets of problems as JSONL, and what the tool needs."""
@@ -223,46 +251,38 @@ class Quickstart:
         source = self.out / "distill/trajectories.jsonl"
         rows = write_sft(load_records(source), self.spec, data, name=self.recipe.agent, inputs=[source])
         write_rl(self._tasks("rl"), self.spec, data / "rl.parquet", inputs=[self.world / "rl.jsonl"])
-        alpaca = json.loads((data / f"{self.recipe.agent}.json").read_text(encoding="utf-8"))
-        recipe = self.recipe
-        train_tokenizer(
-            _texts(alpaca), start, vocab_size=recipe.vocabulary_size, whole_tags=recipe.whole_tags
-        )
-        create_tiny_model(start, start, seed=self.seed, heads=recipe.heads)
+        if self.base is None:
+            alpaca = json.loads((data / f"{self.recipe.agent}.json").read_text(encoding="utf-8"))
+            recipe = self.recipe
+            train_tokenizer(
+                _texts(alpaca), start, vocab_size=recipe.vocabulary_size, whole_tags=recipe.whole_tags
+            )
+            create_tiny_model(start, start, seed=self.seed, heads=recipe.heads)
         return f"{rows} demonstrations, {self.plan.rl_tasks} problems for reinforcement"
+
+    def training(self, kind: str) -> tuple[Path, list[str]]:
+        """Configuration and overrides of ``afm sft`` or ``afm rl``."""
+        data = self.out / "data"
+        own = [f"output_dir={self.out / kind}", f"seed={self.seed}"]
+        if kind == "rl":
+            files = [f"{key}={data / 'rl.parquet'}" for key in ("train_files", "val_files")]
+            return self._config(kind), [f"model={self.out / 'sft'}", *files, *own, *self.plan.rl]
+        own += [f"model_name_or_path={self.start}", f"dataset_dir={data}", f"dataset={self.recipe.agent}"]
+        if self.base is not None and multiplies_bfloat16():
+            own.append("bf16=true")
+        return self._config(kind), [*own, *self.plan.sft]
 
     def sft(self) -> str:
         """Run LLaMA-Factory through its plugin, in a process of its own."""
-        run_engine(
-            "sft",
-            "--quiet",
-            str(self._config("sft")),
-            f"model_name_or_path={self.out / 'start'}",
-            f"dataset_dir={self.out / 'data'}",
-            f"dataset={self.recipe.agent}",
-            f"output_dir={self.out / 'sft'}",
-            f"seed={self.seed}",
-            *self.plan.sft,
-            folder=self.out / "sft",
-            progress=self.progress,
-        )
+        config, overrides = self.training("sft")
+        run_engine("sft", "--quiet", str(config), *overrides, folder=self.out / "sft", progress=self.progress)
         return f"model in {self.out / 'sft'}"
 
     def rl(self) -> str:
         """Run verl through its plugin, in a process of its own."""
         with self.recipe.serving(self.world):
-            run_engine(
-                "rl",
-                str(self._config("rl")),
-                f"model={self.out / 'sft'}",
-                f"train_files={self.out / 'data/rl.parquet'}",
-                f"val_files={self.out / 'data/rl.parquet'}",
-                f"output_dir={self.out / 'rl'}",
-                f"seed={self.seed}",
-                *self.plan.rl,
-                folder=self.out / "rl",
-                progress=self.progress,
-            )
+            config, overrides = self.training("rl")
+            run_engine("rl", str(config), *overrides, folder=self.out / "rl", progress=self.progress)
         return f"model in {self.out / 'rl'}"
 
     def evaluate(self, model: str, data: Path, name: str) -> str:
@@ -319,7 +339,8 @@ class Quickstart:
         return self.configs / f"tiny/tools/{self.recipe.tools}.yaml"
 
     def _config(self, kind: str) -> Path:
-        return self.configs / f"tiny/{kind}/{self.recipe.agent}.yaml"
+        name = self.recipe.agent if kind == "agents" else self.recipe.training
+        return self.configs / f"tiny/{kind}/{name}.yaml"
 
     def _tasks(self, split: str) -> list[Task]:
         from afm.datasets import read_tasks

