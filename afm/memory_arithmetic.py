@@ -142,7 +142,7 @@ def missing_model_files(folder: Path) -> list[str]:
 
 
 def model_shape(name_or_folder: str) -> ModelShape | None:
-    """Shape of a model in a folder, or by its name of a Qwen2.5 of 3B, 7B or 32B or Llama-2 of 7B; else ``None``.
+    """Shape of a model in a folder, or by its name of a Qwen2.5 of 1.5B, 3B, 7B or 32B or Llama-2 of 7B; else ``None``.
 
     Raises:
         ConfigError: The folder's ``config.json`` is broken.
@@ -160,7 +160,7 @@ def model_shape(name_or_folder: str) -> ModelShape | None:
         return _shape_of(config)
     if re.fullmatch(r"meta-llama/Llama-2-7b(?:-chat)?-hf", name_or_folder):
         return _LLAMA_2_7B
-    known = re.fullmatch(r"Qwen/Qwen2\.5-(?:Coder-)?(3|7|32)B(?:-Instruct)?", name_or_folder)
+    known = re.fullmatch(r"Qwen/Qwen2\.5-(?:Coder-)?(1\.5|3|7|32)B(?:-Instruct)?", name_or_folder)
     return _QWEN[known[1]] if known else None
 
 
@@ -192,6 +192,7 @@ def _qwen(
 
 
 _QWEN = {
+    "1.5": _qwen(1536, 28, 12, 2, 8960, 151936, True),
     "3": _qwen(2048, 36, 16, 2, 11008, 151936, True),
     "7": _qwen(3584, 28, 28, 4, 18944, 152064, False),
     "32": _qwen(5120, 64, 40, 8, 27648, 152064, False),

@@ -150,8 +150,6 @@ class Converter:
         wanted = 2 if self.attr.ranking or self.attr.kto_tag else 1
         if len(response) != wanted:
             raise DataError(f"got {len(response)} responses, expected {wanted}")
-        if self.attr.ranking and response[0]["content"] == response[1]["content"]:
-            raise DataError("the chosen and the rejected response are the same, so nothing tells them apart")
         written = [self._agents_text(message) for message in response]
         for message in prompt:
             self._agents_text(message)

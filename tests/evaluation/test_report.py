@@ -200,7 +200,9 @@ async def test_a_single_evaluation_has_a_page_with_settings_and_colours_of_roles
     await solver.run(tmp_path / "out", 50, 6, rounds=2)
     page = shown(tmp_path / "out")
     settings = "temperature 1, top-p 1, 2 rounds"
-    assert not page.lacks("The math agent, run out", "2 rounds: avg@2", "scripted-50", settings)
+    assert not page.lacks(
+        "The math agent, run out", "2 rounds: avg@2", "scripted-50", settings, "2 rounds, temperature 1"
+    )
     classes = {value for _, name, value in page.attributes if name == "class"}
     assert {"block c0", "block c1", "block c4"} <= classes
     assert "USD" not in page.source, "without prices no money is shown"

@@ -54,5 +54,14 @@ def test_a_bad_row_is_named_and_what_does_not_fit_together_is_refused(shown, tmp
         shown([ROW], "alpaca", "--tokenizer", str(tmp_path))
     with pytest.raises(ConfigError, match="got 'dpo', which trains on pairs"):
         shown([ROW], "alpaca", "stage=dpo")
+    with pytest.raises(ConfigError, match="stage: the rows of 'ppo' have no labels"):
+        shown(
+            [ROW],
+            "alpaca",
+            "stage=ppo",
+            "reward_model=none",
+            "reward_model_type=full",
+            "ignore_observation=false",
+        )
     with pytest.raises(UsageError, match="takes overrides"):
         CliRunner().invoke(app, ["mask", str(tmp_path / "rows.jsonl"), "a=b"], catch_exceptions=False)

@@ -216,6 +216,7 @@ def test_a_number_in_other_clothes_is_a_value(answer: str) -> None:
         (r"\frac{5}{6}", r"\frac{1}{2}+\frac{1}{3}", True),
         ("10\\%", "5\\%+5\\%", True),
         ("72 km/h", "144/2", True),
+        ("72", "72/1", True),
     ],
 )
 def test_plain_gold_numbers_ask_for_a_value_and_fractions_for_a_fraction(

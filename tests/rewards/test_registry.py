@@ -131,6 +131,12 @@ def test_the_published_sources(sources: str, name: str) -> None:
     assert {scorer_name(source, BY_SOURCE) for source in sources.split()} == {name}
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_longest_pattern_that_fits_counts(order: int) -> None:
+    table = dict([("math*", "math"), ("math_hard*", "choice")][::order])
+    assert [scorer_name(source, table) for source in ("math_easy", "math_hard_1")] == ["math", "choice"]
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/**/rewards/*.yaml")), ids=lambda path: path.name)
 async def test_every_shipped_file_loads_and_judges(path: Path) -> None:
     verdict = await load_reward(path).score(sample(GOOD, tokens=10))

@@ -22,6 +22,7 @@ from afm.rewards.code_tests.compare import absolute_tolerance, layout_matters, s
         ("1000000001", "1000000000", False),  # a whole number is exact, whatever the tolerance
         ("nan", "0.5", False),
         ("1e999", "1.5", False),
+        ("3e999", "1.5e999", False),  # both overflow
         ("1_0.5", "10.5", False),
         ("٣.5", "3.5", False),
         ("9" * 5000 + ".0", "1.5", False),

@@ -5,9 +5,10 @@ import pytest
 from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import Sample, load_reward
-from afm.rewards.t_eval_plans import literal, names_alone, plan_of_text
+from afm.rewards.t_eval_plans import instructed, literal, names_alone, plan_of_text
 from afm.trajectory.tags import Author, Segment
 
+MARKS = {"thought_start": "T:", "action_start": "A:", "args_start": "P:"}
 SPEC = load_agent("configs/eval/agents/chat.yaml")
 GOLD = {"thought": "Search.", "name": "Home.search", "args": {"place": "Berlin"}}
 PLAN = [
@@ -68,3 +69,15 @@ def test_steps_of_a_text_are_the_first_tools_of_its_sentences() -> None:
 def test_what_is_no_value_is_refused_and_never_run(text) -> None:
     with pytest.raises(ValueError, match=r"neither JSON|longer than"):
         literal(text)
+
+
+def test_what_is_behind_a_hundred_thousand_characters_does_not_count() -> None:
+    blank = " " * 100_000
+    with pytest.raises(ValueError, match="longer than"):
+        literal(f"[1{blank}]")
+    assert plan_of_text(f"{blank}A.one", ["A.one"]) == []
+    assert instructed(f"T:{blank}A:run P:{{}}", "str", MARKS) is None
+
+
+def test_arguments_that_are_nested_too_deeply_are_none() -> None:
+    assert instructed(f"T:now A:run P:{'1+' * 5000}1", "str", MARKS) == ("run", {})
