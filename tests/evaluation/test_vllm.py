@@ -107,6 +107,6 @@ def test_greedy_episodes_are_equal_token_for_token(folder: Path, address: str) -
     ours = episodes(folder, "ours")
     served = f"model={address}", "model.name=model", f"model.tokenizer={folder / 'model'}"
     theirs = episodes(folder, "theirs", *served)
-    assert len(ours) == 8
+    assert len(ours) == 9
     assert ours["{}+{}?".format(*KNOWN[0])][-1] == 1.0
     assert theirs == ours

@@ -12,8 +12,8 @@ from afm.datasets import Task
 from afm.models.tiny import create_tiny_model, train_tokenizer
 
 KNOWN = ((12, 13), (7, 5))
-LONG = "all?"
-"""A question whose program prints more than a response has room for."""
+LONG, MOST = "all?", "most?"
+"""Questions whose programs print more than a response of 160 tokens has room for, and most of it."""
 
 
 def recited(first: int, second: int) -> list[tuple[str, bool]]:
@@ -41,8 +41,11 @@ def write_agent(folder: Path) -> Path:
     Its vocabulary is small: closing tags are several tokens.
     """
     model = folder / "model"
-    long = [(asked(LONG), False), ('<code>\n```py\nprint("7"*900)\n```\n</code>', True)]
-    texts = [*(recited(*pair) for pair in KNOWN), long]
+    long = [
+        [(asked(question), False), (f'<code>\n```py\nprint("7"*{count})\n```\n</code>', True)]
+        for question, count in ((LONG, 900), (MOST, 90))
+    ]
+    texts = [*(recited(*pair) for pair in KNOWN), *long]
     train_tokenizer(["".join(piece for piece, _ in text) for text in texts] * 5, model, vocab_size=320)
     create_tiny_model(model, model, hidden_size=64, layers=2, heads=2, mlp=128)
     learn_by_heart(model, texts)
@@ -60,4 +63,5 @@ def questions(guessed: int) -> list[Task]:
         Task(id=f"q{a}_{b}", question=f"{a}+{b}?", data_source="mini_math", ground_truth=str(a + b))
         for a, b in pairs
     ]
-    return [*sums, Task(id="long", question=LONG, data_source="mini_math", ground_truth="7")]
+    long = [Task(id=one, question=one, data_source="mini_math", ground_truth="7") for one in (LONG, MOST)]
+    return [*sums, *long]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 from extras import needs
-from reciting_agent import KNOWN, LONG, questions, write_agent
+from reciting_agent import KNOWN, LONG, MOST, questions, write_agent
 
 from afm.agents import load_agent
 from afm.datasets.rl_files import write_rl
@@ -100,7 +100,9 @@ def engine_processes(process: subprocess.Popen[str], title: str) -> list[psutil.
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    """Metrics of each training step; a validation before the first has a row of its own."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["step"]]
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +158,7 @@ def test_greedy_episodes_are_those_of_our_engine(folder: Path, trained: tuple[Pa
     """Tokens and masks exactly, log-probabilities within 1e-4; what does not fit and what nobody taught included."""
     whole(write_config(folder, "ours", "afm_cpu", total_training_steps=1))
     theirs, ours = validated(trained[0]), validated(folder / "ours")
-    assert len(ours) == 8
+    assert len(ours) == 9
     assert theirs.keys() == ours.keys()
     for question, one in ours.items():
         other = theirs[question]
@@ -167,9 +169,10 @@ def test_greedy_episodes_are_those_of_our_engine(folder: Path, trained: tuple[Pa
         )
         assert other.logprobs == pytest.approx(one.logprobs, abs=1e-4)
     solved = theirs["{}+{}?".format(*KNOWN[0])]
-    assert (solved.stop, solved.verdict and solved.verdict.score) == (StopReason.ANSWER, 1.0)
+    assert solved.verdict is not None
+    assert (solved.stop, solved.verdict.parts["correct"]) == (StopReason.ANSWER, 1.0)
     assert theirs[LONG].stop is StopReason.RESPONSE_TOKENS
-    assert len(theirs[LONG].response_ids or ()) == 160
+    assert (theirs[MOST].response_mask or ()).count(0) > 90
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
