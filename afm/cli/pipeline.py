@@ -157,7 +157,7 @@ class Quickstart:
         """Everything to do, in order."""
         held_out = self.world / "heldout.jsonl"
         fresh = "write training files, tokenizer and a fresh model"
-        stages = [] if self.base is None else [Stage("base", f"look at {self.base}", self.import_base)]
+        stages = [] if self.base is None else [Stage("base", f"take the model {self.base}", self.import_base)]
         stages += [
             Stage("world", "generate the world of problems", self.make_world),
             Stage("distill", "let the team solve the training problems", self.distill),
