@@ -49,7 +49,7 @@ from transformers import AutoModelForCausalLM
 from afm.models.batch import score_tokens
 from afm.trajectory import read_records
 
-rows = [record for _, record in read_records("runs/eval_sft/episodes.jsonl")][:64]
+rows = [record for record in read_records("runs/eval_sft/episodes.jsonl")][:64]
 tokens = [[*row.prompt_ids, *row.response_ids] for row in rows]
 def scores(device, dtype):
     model = AutoModelForCausalLM.from_pretrained("runs/sft", dtype=dtype, attn_implementation="sdpa").eval().to(device)

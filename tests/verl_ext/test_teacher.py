@@ -25,6 +25,7 @@ from afm.models import load_model  # noqa: E402
 from afm.models.tiny import create_tiny_model, train_tokenizer  # noqa: E402
 from afm.trajectory import read_records  # noqa: E402
 from afm.trajectory.io import load_advantages  # noqa: E402
+from afm.trajectory.record import Record  # noqa: E402
 from verl_ext.kept_episodes import episodes_file  # noqa: E402
 from verl_ext.launcher import run_rl  # noqa: E402
 from verl_ext.metrics import METRICS_FILE, read_metrics  # noqa: E402
@@ -158,7 +159,11 @@ async def assert_first_step(run: Path, student: Path, teacher: Path) -> None:
     advantages = load_advantages(file)
     models = load_model(student), load_model(teacher)
     checked = 0
-    for _, record in read_records(file):
+    for record in read_records(file):
+        assert isinstance(record, Record)
+        assert record.prompt_ids
+        assert record.response_ids
+        assert record.response_mask
         ids = [*record.prompt_ids, *record.response_ids]
         ours, theirs = [(await model.score(ids))[len(record.prompt_ids) - 1 :] for model in models]
         mask = record.response_mask
