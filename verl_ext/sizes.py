@@ -283,13 +283,10 @@ def check(config: Any) -> None:
 def size_findings(config: Any, sizes: RunSizes, shape: ModelShape | None = None) -> Iterator[Finding]:
     """What does not divide or fit, in numbers, GPUs, batches and token budgets, and how it divides where all does."""
     yield from _number_findings(config, _OTHER_RULES)
-    parts = config.actor_rollout_ref
-    if parts.actor.use_dynamic_bsz != parts.rollout.log_prob_use_dynamic_bsz:  # verl asserts it in a worker
-        text = (
-            f"actor.use_dynamic_bsz is {parts.actor.use_dynamic_bsz}, rollout.log_prob_use_dynamic_bsz "
-            f"{parts.rollout.log_prob_use_dynamic_bsz}: verl wants the same; leave the second out, it follows the first"
-        )
-        yield Finding(Level.ERROR, "batch", text)
+    packed, asked = sizes.packed, bool(config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz)
+    if packed != asked:  # verl asserts it in a worker
+        text = f"rollout.log_prob_use_dynamic_bsz is {asked}, actor.use_dynamic_bsz {packed}: verl wants the same"
+        yield Finding(Level.ERROR, "batch", f"{text}; leave the first out")
     yield from split_findings(sizes, shape)
     if not sizes.hardware.world % sizes.sequence_parallel:
         yield from (Finding(Level.ERROR, "batch", fault) for fault in _batch_faults(config, sizes))

@@ -142,8 +142,8 @@ async def _team(
 ) -> AsyncIterator[_Opened]:
     """The team, the agent that its work is for, and the tools; closed at the end."""
     from afm.cli.options import configs_folder
-    from afm.distill.own_team import open_team
     from afm.distill.scripted_teams import scripted_team
+    from afm.distill.team_player import open_team
     from afm.tools import load_tools
 
     async with AsyncExitStack() as stack:

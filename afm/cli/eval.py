@@ -21,9 +21,8 @@ from afm.terminal import ProgressView
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
     from afm.distill.model_team.team import ModelTeam
-    from afm.distill.own_team import OwnTeam
     from afm.distill.scripted_teams import ScriptedTeam
-    from afm.distill.team_player import TeamPlayer
+    from afm.distill.team_player import OwnTeam, TeamPlayer
     from afm.evaluation import Metrics
     from afm.evaluation.compare import Comparison
     from afm.evaluation.config import EvalConfig
@@ -365,8 +364,8 @@ def check_team(config: EvalConfig, spec: AgentSpec) -> None:
 
 
 def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | OwnTeam | ScriptedTeam:
-    from afm.distill.own_team import open_team as open_file
     from afm.distill.scripted_teams import scripted_team
+    from afm.distill.team_player import open_team as open_file
 
     choice = config.team
     if choice is None:

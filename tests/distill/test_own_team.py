@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from afm.distill.own_team import OwnTeam, open_team
+from afm.distill.team_player import OwnTeam, open_team
 from afm.errors import ConfigError
 
 FILE = "class_name: {}\nagent: math\ntools: tools.yaml\nroles: {{messages: {{solver: think}}}}\n"

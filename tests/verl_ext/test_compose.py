@@ -173,7 +173,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
         ("trainer.n_gpus_per_node", 5, "does not divide by 5 data ranks"),
         (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 48, "is 48; expected a divisor of the 64 samples"),
         ("data.train_batch_size", "many", "got 'many', expected a positive whole number"),
-        (f"{ROLLOUT}.log_prob_use_dynamic_bsz", True, r"rollout\.log_prob_use_dynamic_bsz True: verl wants the same"),
+        (f"{ROLLOUT}.log_prob_use_dynamic_bsz", True, r"log_prob_use_dynamic_bsz is True, .* verl wants the same"),
         (f"{ROLLOUT}.gpu_memory_utilization", 1.5, "got 1.5, expected a share"),
         ("algorithm.adv_estimator", "grop", "got 'grop'; did you mean 'grpo'"),
         ("trainer.v1.trainer_mode", "separate_async", "parameter_sync_step x actor.ppo_mini_batch_size = 4 x 4"),
