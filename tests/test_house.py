@@ -22,8 +22,8 @@ def figures() -> object:
 # 2 files and 450 lines for SVAMP and GSM8K; 3 files and 850 lines for the proof that weights arrive and LoRA in reinforcement;
 # 1 file and 400 lines for the quickstart from a pre-trained model.
 WALLS = {
-    "files": 346,
-    "lines": 79_493,
+    "files": 347,
+    "lines": 79_689,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

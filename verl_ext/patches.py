@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from verl_ext import sync_patches  # noqa: F401 - declares its own
+from verl_ext import sync_patches
 from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, begin_checkpoint, stored_world_size
 from verl_ext.curriculum import start_curriculum
@@ -363,6 +363,7 @@ def register() -> None:
     after_import("verl.trainer.ppo.core_algos", _estimator)
     after_import("verl.workers.rollout.base", _rollout_adapter)
     after_import("verl.workers.rollout.replica", _rollout_replica)
+    sync_patches.register()
     cpu = os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
     for change in PATCHES:
         if cpu or not change.cpu_only:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
 from afm.errors import EngineError
-from verl_ext.patching import patch
+from verl_ext.patching import after_import, patch, target
 
 
 @patch("verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights")
@@ -91,3 +92,35 @@ def miss_no_sync(original: Any) -> Any:
             )
 
     return on_step_begin
+
+
+@patch("verl.workers.rollout.vllm_rollout.vllm_async_server", "vLLMHttpServer.collective_rpc")
+def return_replies(original: Any) -> Any:
+    """Let the trainer read what vLLM's workers answer.
+
+    Symptom: fingerprints of an engine's weights do not arrive.
+    Cause: verl/workers/rollout/vllm_rollout/vllm_async_server.py:256 drops the replies.
+    """
+
+    async def collective_rpc(self: Any, method: Any, *args: Any, **options: Any) -> Any:
+        return await self.engine.collective_rpc(method, *args, **options)
+
+    return collective_rpc
+
+
+def register() -> None:
+    """Let vLLM's workers and verl's adapter of vLLM tell the fingerprints of their weights."""
+    after_import("verl.workers.rollout.vllm_rollout.utils", _vllm_worker)
+    after_import("verl.workers.rollout.vllm_rollout.vllm_rollout", _vllm_adapter)
+
+
+def _vllm_worker(module: ModuleType) -> None:
+    from verl_ext.vllm_weights import fingerprints_of_worker
+
+    target(module, "vLLMColocateWorkerExtension").afm_fingerprints = fingerprints_of_worker
+
+
+def _vllm_adapter(module: ModuleType) -> None:
+    from verl_ext.vllm_weights import fingerprints_of_engine
+
+    target(module, "ServerAdapter").served_fingerprints = fingerprints_of_engine

@@ -24,7 +24,7 @@ from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.lora import matrix_of, served_name
 from verl_ext.shards import piece
 
-ENGINES = (CPU_ENGINE,)
+ENGINES = (CPU_ENGINE, "vllm")
 """Rollout engines that show their weights (``served_fingerprints`` of verl's adapter)."""
 
 _SHOWN = 3
@@ -102,11 +102,15 @@ class WeightProof:
     Args:
         dtype: What the engine serves.
         merged: verl merges the adapters before it sends the weights (``model.lora.merge``).
+        up_scale: What the engine multiplies the second part of an adapter by when it loads one.
         device: Where to read shards that are kept in another memory; ``None`` reads them where they are.
     """
 
-    def __init__(self, dtype: torch.dtype, *, merged: bool = False, device: Any = None) -> None:
+    def __init__(
+        self, dtype: torch.dtype, *, merged: bool = False, up_scale: float = 1.0, device: Any = None
+    ) -> None:
         self._dtype = dtype
+        self._up_scale = up_scale
         self._merged = merged
         self._device = device
         self.complete = False
@@ -150,6 +154,8 @@ class WeightProof:
             local = local.to(
                 torch.bfloat16
             )  # in which verl sends all weights then, whatever the engine's type is
+        if ".lora_B." in name and self._up_scale != 1:
+            local = local.to(dtype) * self._up_scale
         row, column = (*offset, 0, 0)[:2]
         return fingerprint(local, dtype, row, column)
 
@@ -247,12 +253,15 @@ def _make(worker: Any) -> tuple[WeightProof | None, str]:
         return None, f"{rollout.name} does not show them"
     dtype = torch.float32 if rollout.name == CPU_ENGINE else PrecisionType.to_dtype(rollout.dtype)
     lora = worker.config.model.get("lora") or {}
-    device = (
-        None
-        if worker.actor.engine.module.device.type == "cpu" and not torch.cuda.is_available()
-        else get_device_id()
+    module = worker.actor.engine.module
+    adapter = getattr(module, "peft_config", {}).get("default")  # vLLM multiplies it when it loads it
+    proof = WeightProof(
+        dtype,
+        merged=bool(lora.get("merge")),
+        up_scale=adapter.lora_alpha / adapter.r if adapter is not None and rollout.name == "vllm" else 1.0,
+        device=get_device_id() if torch.cuda.is_available() else None,
     )
-    return WeightProof(dtype, merged=bool(lora.get("merge")), device=device), ""
+    return proof, ""
 
 
 def wanted(rollout: Any) -> bool:
