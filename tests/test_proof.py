@@ -7,14 +7,17 @@ ROOT = Path(__file__).parents[1]
 
 
 def proofs() -> set[str]:
-    """`path::function` of each test that has the marker `proof`, on itself or on a parameter."""
+    """`path::function` of each test that has the marker `proof`, on itself or on a parameter; `path` where a whole file has it."""
     names = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
         text = path.read_text("utf-8")
         if "mark.proof" not in text or path == Path(__file__):
             continue
         for node in ast.parse(text).body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+            if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0]):
+                if "mark.proof" in ast.unparse(node.value):
+                    names.add(str(path.relative_to(ROOT)))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(
                 "mark.proof" in ast.unparse(decorator) for decorator in node.decorator_list
             ):
                 names.add(f"{path.relative_to(ROOT)}::{node.name}")
