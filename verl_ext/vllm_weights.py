@@ -141,7 +141,7 @@ def _parts(module: Any, path: str, model: Any, rows: int, *, whole: bool) -> lis
 def _first_column(module: Any, tensor: torch.Tensor) -> int | None:
     """Where the columns of this process begin, ``None`` where each process has all."""
     kinds = {kind.__name__ for kind in type(module).__mro__}
-    return module.tp_rank * tensor.size(1) if "RowParallelLinear" in kinds else None
+    return module.tp_rank * tensor.size(-1) if "RowParallelLinear" in kinds else None
 
 
 def _first(module: Any) -> bool:
