@@ -5,6 +5,6 @@
 # GPUs: REPLICAS x TENSOR_PARALLEL. vLLM 0.24 and SGLang: command lines tested, never run by us on a GPU. CPU: tested.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
+command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"
 MODEL=${MODEL:?set it to the folder of the model, for example MODEL=models/web_agent_7b}
 exec afm serve model "$MODEL" --replicas "${REPLICAS:-1}" --tensor-parallel "${TENSOR_PARALLEL:-1}" --port "${PORT:-8000}" "$@"

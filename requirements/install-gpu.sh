@@ -7,16 +7,27 @@ set -euo pipefail
 case "${1:-}" in
 gpu-sft) default=.venv-sft ;;
 gpu-rl-vllm | gpu-rl-sglang) default=.venv-rl ;;
-*) echo "usage: requirements/install-gpu.sh gpu-sft|gpu-rl-vllm|gpu-rl-sglang [VENV], got '${1:-}'" >&2; exit 2 ;;
+-h | --help) sed -n '2,5s/^# //p' "$0"; exit 0 ;;
+*) default= ;;
 esac
+if [ -z "$default" ] || [ $# -gt 2 ]; then
+  echo "error: got '$*'; usage: requirements/install-gpu.sh gpu-sft|gpu-rl-vllm|gpu-rl-sglang [VENV]" >&2
+  exit 2
+fi
 VENV=$(realpath -m "${2:-$(dirname "$0")/../$default}")
-[ -z "${FLASH_ATTN:-}" ] || FLASH_ATTN=$(realpath "$FLASH_ATTN")
+if [ -n "${FLASH_ATTN:-}" ]; then
+  case $FLASH_ATTN in *.whl) ;; *) echo "error: FLASH_ATTN=$FLASH_ATTN: expected a wheel, flash_attn-*.whl" >&2; exit 1 ;; esac
+  [ -f "$FLASH_ATTN" ] || { echo "error: FLASH_ATTN=$FLASH_ATTN: no such file; docs/install.md shows how to make the wheel" >&2; exit 1; }
+  FLASH_ATTN=$(realpath "$FLASH_ATTN")
+fi
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3.11}
 lock=requirements/$1.txt
 export CUDA_HOME=${CUDA_HOME:-/usr/local/cuda-13.0} MAX_JOBS=${MAX_JOBS:-8}
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
   { echo "error: $PYTHON is not Python 3.11, for which $lock is made; set PYTHON" >&2; exit 1; }
+"$PYTHON" -c 'import ensurepip, venv' 2>/dev/null ||
+  { echo "error: $PYTHON cannot make environments; install its venv (Debian, Ubuntu: apt-get install python3.11-venv), or set PYTHON" >&2; exit 1; }
 builds=$(grep '^flash-attn==' "$lock" || true)
 if [ -n "$builds" ] && [ -z "${FLASH_ATTN:-}" ] && [ ! -x "$CUDA_HOME/bin/nvcc" ]; then
   echo "error: $builds is compiled, and $CUDA_HOME/bin/nvcc is missing; set CUDA_HOME to the toolkit of CUDA 13, or FLASH_ATTN to a wheel" >&2

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +23,16 @@ for number in "${!nodes[@]}"; do SLURM_NODEID=$number NODE=${nodes[number]} "$@"
 STAND_INS = {
     "srun": SRUN,
     "scontrol": "#!/bin/bash\necho node1\necho node2\n",
-    "hostname": "#!/bin/bash\necho 10.0.0.1 fe80::1\n",
+    "hostname": "#!/bin/bash\necho 127.0.0.1 fe80::1\n",
     "afm": '#!/bin/bash\necho "afm ${NODE_RANK:-} ${MASTER_ADDR:-} ${NODE:-} $*" >>"$LOG"\n',
     "ray": """#!/bin/bash
 case $1 in
-start) echo "ray $*" >>"$LOG" ;;
+start)
+  [[ $2 != --head ]] || exec python3 -c "import socket, sys, time
+server = socket.create_server(('127.0.0.1', $4))
+print('ray $*', file=open('$LOG', 'a'), flush=True)
+time.sleep(30)"
+  echo "ray $*" >>"$LOG" ;;
 status) grep "^ray start" "$LOG" | sed 's/.*/ 1 node_x/' ;;
 esac
 """,
@@ -60,11 +66,13 @@ def test_a_fine_tuning_job_starts_the_same_command_on_every_node(slurm_job: dict
 
 
 def test_a_reinforcement_job_trains_when_all_nodes_have_joined(slurm_job: dict[str, str]) -> None:
-    head, node, training = submit("slurm_rl.sh", slurm_job)
-    assert head.startswith("ray start --head --port 6379")
-    assert head.endswith("--node-ip-address 10.0.0.1")
-    assert node.startswith("ray start --address 10.0.0.1:6379")
-    assert training.endswith("rl my run.yaml ray_address=10.0.0.1:6379 verl.trainer.nnodes=2 seed=1")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    head, node, training = submit("slurm_rl.sh", slurm_job | {"PORT": str(port)})
+    assert head.startswith(f"ray start --head --port {port}")
+    assert head.endswith("--node-ip-address 127.0.0.1")
+    assert node.startswith(f"ray start --address 127.0.0.1:{port}")
+    assert training.endswith(f"rl my run.yaml ray_address=127.0.0.1:{port} verl.trainer.nnodes=2 seed=1")
 
 
 def test_what_the_image_copies_and_runs_is_there() -> None:
@@ -84,6 +92,9 @@ def test_what_the_image_copies_and_runs_is_there() -> None:
         (["gpu-x"], {}, 2, "got 'gpu-x'"),
         (["gpu-rl-sglang", "v"], {"CUDA_HOME": "/nowhere"}, 1, "/nowhere/bin/nvcc is missing; set CUDA_HOME"),
         (["gpu-sft", "v"], {"PYTHON": "false"}, 1, "is not Python 3.11"),
+        (["gpu-sft", "v", "w"], {}, 2, "got 'gpu-sft v w'"),
+        (["gpu-rl-vllm", "v"], {"FLASH_ATTN": "x.whl"}, 1, "FLASH_ATTN=x.whl: no such file"),
+        (["gpu-rl-vllm", "v"], {"FLASH_ATTN": "2.8.3"}, 1, "FLASH_ATTN=2.8.3: expected a wheel"),
     ],
 )
 def test_an_environment_for_gpus_is_refused_before_anything_is_installed(

@@ -1,22 +1,37 @@
 #!/usr/bin/env bash
 # A Ray cluster for a training on several nodes; nobody without its token can join it or submit to it.
 # Usage: train/ray_cluster.sh head|node|status|wait COUNT [options of `ray start`]
-#   on the first node:  NODE_IP=10.0.0.1 train/ray_cluster.sh head
+#   on the first node:  NODE_IP=10.0.0.1 train/ray_cluster.sh head                        (PORT: 6379 by default)
 #   on each other one:  HEAD=10.0.0.1:6379 NODE_IP=10.0.0.2 train/ray_cluster.sh node     (RAY_AUTH_TOKEN_PATH: a copy of the head's)
-#   on any: wait 2 returns when 2 nodes have joined (WAIT_S: seconds until it gives up)
+#   on the head: wait 2 returns when 2 nodes have joined (WAIT_S: seconds until it gives up; HEAD=... on another node)
 #   then, on any:       MODEL=... train/web_agent/rl/train_dapo_web_agent.sh ray_address=10.0.0.1:6379
 # It stays in the foreground; ending it ends the node. Keys and addresses of tools must be in its environment (environment.sh):
 # workers inherit them. The repository, models, data and output folders have the same paths on all nodes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-command -v ray >/dev/null || PATH="$PWD/.venv/bin:$PATH"
+command -v ray >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"
 # shellcheck source=/dev/null
 source ./environment.sh
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
 export RAY_USAGE_STATS_ENABLED=0 VERL_USE_EXTERNAL_MODULES=verl_ext
 PORT=${PORT:-6379}
-case "${1:-}" in
+fail() { echo "error: $1" >&2; exit "${2:-1}"; }
+answers() { timeout 5 bash -c "exec 3<>/dev/tcp/${1%:*}/${1##*:}" 2>/dev/null; }
+is_address() { [[ $1 =~ ^[^:/]+:[0-9]+$ ]] || fail "$2=$1: expected HOST:PORT, for example $2=10.0.0.1:6379" 2; }
+is_ours() { python -c 'import socket, sys; socket.socket().bind((sys.argv[1], 0))' "$1" 2>/dev/null; }
+
+command=${1:-}
+case $command in head | node | status | wait) ;; -h | --help) sed -n '2,10s/^# //p' "$0" && exit 0 ;;
+*) fail "got '$command'; usage: train/ray_cluster.sh head|node|status|wait COUNT [options of ray start]" 2 ;; esac
+command -v ray >/dev/null || fail "ray: not found; make its environment: requirements/install-gpu.sh gpu-rl-vllm"
+[[ $PORT =~ ^[1-9][0-9]{0,4}$ && $PORT -lt 65536 && ($PORT -lt 10001 || $PORT -gt 19999) ]] ||
+    fail "PORT=$PORT: expected a port below 10001 or from 20000 to 65535 (Ray's workers use the others)" 2
+[[ -z ${NODE_IP:-} ]] || is_ours "$NODE_IP" ||
+    fail "NODE_IP=$NODE_IP: no address of this machine; expected one of: $(hostname -I 2>/dev/null || hostname -i)"
+case $command in
 head)
+    ! answers "${NODE_IP:-127.0.0.1}:$PORT" ||
+        fail "port $PORT is in use here; is a head running (train/ray_cluster.sh status)? Else choose another: PORT=26379"
     if [[ ! -s $RAY_AUTH_TOKEN_PATH ]]; then
         mkdir -p "$(dirname "$RAY_AUTH_TOKEN_PATH")"
         (umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH")
@@ -26,26 +41,25 @@ head)
         ${NODE_IP:+--node-ip-address "$NODE_IP"} "${@:2}"
     ;;
 node)
-    HEAD=${HEAD:?set it to the address of the head, for example HEAD=10.0.0.1:6379}
-    [[ -s $RAY_AUTH_TOKEN_PATH ]] || { echo "$RAY_AUTH_TOKEN_PATH is missing: copy the token file of the head" >&2 && exit 1; }
+    [[ -n ${HEAD:-} ]] || fail "HEAD: set it to the address of the head, for example HEAD=10.0.0.1:6379"
+    is_address "$HEAD" HEAD
+    [[ -s $RAY_AUTH_TOKEN_PATH ]] || fail "$RAY_AUTH_TOKEN_PATH is missing: copy the token file of the head"
+    answers "$HEAD" || fail "HEAD=$HEAD: nothing answers there within 5 s; start the head first, and open its port to this node"
     exec ray start --address "$HEAD" --block ${NODE_IP:+--node-ip-address "$NODE_IP"} "${@:2}"
     ;;
 status)
-    exec ray status --address "${HEAD:-127.0.0.1:$PORT}"
+    HEAD=${HEAD:-127.0.0.1:$PORT}
+    is_address "$HEAD" HEAD
+    answers "$HEAD" || fail "no cluster answers at $HEAD; start one: NODE_IP=10.0.0.1 train/ray_cluster.sh head"
+    exec ray status --address "$HEAD"
     ;;
 wait)
-    count=${2:?how many nodes to wait for, for example: train/ray_cluster.sh wait 8}
-    joined=0
-    for ((seconds = 0; seconds <= ${WAIT_S:-600}; seconds += 5)); do
+    [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || fail "wait ${2:-}: how many nodes to wait for? For example: train/ray_cluster.sh wait 8" 2
+    for ((joined = 0; SECONDS <= ${WAIT_S:-600}; )); do
         joined=$(ray status --address "${HEAD:-127.0.0.1:$PORT}" 2>/dev/null | grep -c '^ 1 node_' || true)
-        ((joined < count)) || { echo "$joined of $count nodes have joined" && exit 0; }
+        ((joined < $2)) || { echo "$joined of $2 nodes have joined" && exit 0; }
         sleep 5
     done
-    echo "error: $joined of $count nodes have joined in ${WAIT_S:-600} s; look at the output of the others" >&2
-    exit 1
-    ;;
-*)
-    echo "usage: train/ray_cluster.sh head|node|status|wait COUNT [options of ray start]" >&2
-    exit 2
+    fail "$joined of $2 nodes have joined in ${WAIT_S:-600} s; look at the output of the others"
     ;;
 esac

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import shlex
@@ -159,7 +158,7 @@ def _find_missing(run: Reproduction, stages: Sequence[ChainStage], *, show: bool
             if show:
                 print(_command_line(command))
             if command.check and not run.tiny and number == 0:  # the others differ in their data alone
-                errors = list(_errors(command.check, made))
+                errors = list(_errors(run.python(stage.name), command.check, made))
                 missing += [f"{stage.name}: {text}" for text in [*errors, *_later_needs(run, stage, errors)]]
         made += stage.makes
     return list(dict.fromkeys(missing))
@@ -167,7 +166,7 @@ def _find_missing(run: Reproduction, stages: Sequence[ChainStage], *, show: bool
 
 def _later_needs(run: Reproduction, stage: ChainStage, errors: Sequence[str]) -> Iterator[str]:
     """What `afm doctor` finds only once the rows and the model are there, which an earlier stage may take days to make."""
-    if stage.name == "eval" and run.serves and not _serves_models():
+    if stage.name == "eval" and run.serves and not _serves_models(run):
         yield _NO_ENGINE
     asks = run.agent.judged and stage.name in ("rl", "eval") and not run.own_judge(stage.name)
     if asks and not any(text.startswith("judge: ") for text in errors):
@@ -185,13 +184,14 @@ def _judge() -> Iterator[str]:
         yield f"judge: nobody answers at {url} ({why}); start it, or mend its address"
 
 
-def _serves_models() -> bool:
-    return any(importlib.util.find_spec(name) for name in ("vllm", "sglang"))
+def _serves_models(run: Reproduction) -> bool:
+    engines = "import sys, importlib.util as u; sys.exit(not any(map(u.find_spec, ('vllm', 'sglang'))))"
+    return subprocess.run([run.python("eval"), "-c", engines], check=False).returncode == 0
 
 
-def _errors(check: Sequence[str], made: Sequence[Path]) -> Iterator[str]:
+def _errors(python: Path, check: Sequence[str], made: Sequence[Path]) -> Iterator[str]:
     """What `afm doctor` finds to be wrong or not here, other than what earlier stages make."""
-    words = [sys.executable, "-P", "-m", "afm.cli.main", "doctor", *check, "--json"]
+    words = [str(python), "-P", "-m", "afm.cli.main", "doctor", *check, "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     try:
         findings = json.loads(done.stdout[done.stdout.index("{") :])["findings"]
@@ -227,7 +227,7 @@ def _run_stage(run: Reproduction, stage: ChainStage, title: str) -> None:
             print(f"  {_command_line(command)}", flush=True)
             done = subprocess.run(
                 command.words,
-                env=process_environment(command.variables, Path(sys.executable)),
+                env=process_environment(command.variables, run.python(stage.name)),
                 cwd=run.project,
                 check=False,
             )
@@ -247,12 +247,12 @@ def _served_model(run: Reproduction, stage: ChainStage) -> Iterator[Sequence[Sta
     if not run.serves or stage.name != "eval" or all(path.exists() for path in stage.makes):
         yield stage.commands
         return
-    if not _serves_models():
+    if not _serves_models(run):
         raise ConfigError(f"evaluation: {_NO_ENGINE}")
     words = ["afm", "serve", "model", str(run.model), "--name", run.model.name]
     words += [f"--replicas={os.environ.get('REPLICAS', '1')}"]
     words += [f"--tensor-parallel={os.environ.get('TENSOR_PARALLEL', '1')}"]
-    env = process_environment({}, Path(sys.executable))
+    env = process_environment({}, run.python(stage.name))
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

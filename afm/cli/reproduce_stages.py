@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,8 @@ class Agent:
         return self.folder or f"{self.short}_agent"
 
 
+_ENVIRONMENTS = {"sft": ".venv-sft", "rl": ".venv-rl", "eval": ".venv-rl"}
+"""What `requirements/install-gpu.sh` makes in the checkout: no environment holds both engines for GPUs."""
 _AS_IT_IS = "browsecomp"
 """Is published encrypted and read that way."""
 _MATH = ("aime24", "aime25", "amc23", "math500", "olympiadbench")
@@ -149,6 +152,11 @@ class Reproduction:
     def raw(self) -> Path:
         """What was downloaded."""
         return self.data / "raw"
+
+    def python(self, stage: str) -> Path:
+        """Of the GPU environment of a stage, where the checkout has one, else this process's own."""
+        python = self.project / _ENVIRONMENTS.get(stage, "") / "bin/python"
+        return python if python.exists() and not self.tiny else Path(sys.executable)
 
     @property
     def start(self) -> Path:
@@ -328,6 +336,6 @@ def check_overrides(further: Sequence[str]) -> tuple[str, ...]:
 
 
 def process_environment(variables: Mapping[str, str], python: Path) -> dict[str, str]:
-    """The caller's environment for a stage: with this installation's ``afm`` first, and ``variables``."""
+    """The caller's environment for a stage: with the ``afm`` of ``python`` first, and ``variables``."""
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, **variables}

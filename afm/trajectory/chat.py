@@ -109,3 +109,46 @@ def called_function(call: Any) -> dict[str, Any]:
             f"tool_calls: arguments of {function['name']!r}: got {str(arguments)[:40]!r}, expected an object"
         )
     return {"name": function["name"], "arguments": arguments}
+
+
+_RESPONSE_ITEMS = ("function_call", "function_call_output", "reasoning")
+
+
+def is_message(item: Any) -> bool:
+    """Whether a value is a message of a chat, or an item of the Responses API."""
+    return isinstance(item, dict) and ("role" in item or item.get("type") in _RESPONSE_ITEMS)
+
+
+def chat_of_items(items: Any) -> Any:
+    """Items of OpenAI's Responses API, as ``to_input_list()`` of its Agents SDK gives them, as messages of a chat.
+
+    Words and the calls behind them are one message of the assistant. Summaries of reasoning are its hidden reasoning.
+    """
+    if not any(isinstance(item, dict) and item.get("type") in _RESPONSE_ITEMS for item in items):
+        return items
+    messages: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for number, item in enumerate(items):
+        kind = item.get("type") or "message"
+        if kind == "function_call_output":
+            content = item.get("output")
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        elif kind == "reasoning":
+            thoughts += [content_text({"content": item.get("summary") or item.get("content") or ""})]
+        elif kind == "function_call":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            messages[-1].setdefault("tool_calls", []).append(
+                {"id": item.get("call_id"), "function": function}
+            )
+        elif kind == "message":
+            messages.append({"role": item.get("role"), "content": item.get("content")})
+        else:
+            raise DataError(
+                f"messages[{number}]: got an item of type {kind!r}, expected message, {', '.join(_RESPONSE_ITEMS)}"
+            )
+        if thoughts and messages and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"] = "\n\n".join(thoughts)
+            thoughts = []
+    return messages

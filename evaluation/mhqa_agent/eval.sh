@@ -6,7 +6,7 @@
 # CPU twin: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/mhqa_agent/eval.sh data=FILE
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
+command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"
 BENCHMARK=${BENCHMARK:-nq}
 CONFIGS=${CONFIGS:-configs/eval}
 MODEL=${MODEL:?set it to the folder or address of the model, for example MODEL=models/mhqa_agent_7b}

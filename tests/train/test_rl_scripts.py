@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -199,9 +200,14 @@ CLUSTER = ROOT / "train/ray_cluster.sh"
 @pytest.mark.parametrize(
     ("words", "variables", "status", "told"),
     [
-        (["both"], {}, 2, "usage: train/ray_cluster.sh head|node|status"),
+        (["both"], {}, 2, "got 'both'; usage: train/ray_cluster.sh head|node|status"),
         (["node"], {}, 1, "set it to the address of the head, for example HEAD=10.0.0.1:6379"),
         (["node"], {"HEAD": "10.0.0.1:6379"}, 1, "is missing: copy the token file of the head"),
+        (["node"], {"HEAD": "10.0.0.1"}, 2, "HEAD=10.0.0.1: expected HOST:PORT"),
+        (["head"], {"NODE_IP": "203.0.113.1"}, 1, "NODE_IP=203.0.113.1: no address of this machine"),
+        (["head"], {"PORT": "16379"}, 2, "PORT=16379: expected a port below 10001"),
+        (["wait", "x"], {}, 2, "wait x: how many nodes to wait for?"),
+        (["status"], {"HEAD": "127.0.0.1:1"}, 1, "no cluster answers at 127.0.0.1:1; start one"),
     ],
 )
 def test_the_cluster_script_says_what_is_missing(
@@ -211,5 +217,22 @@ def test_the_cluster_script_says_what_is_missing(
     variables |= {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     result = run_script(CLUSTER, Path(sys.executable).parent, *words, **variables)
     assert result.returncode == status
+    assert result.stderr.startswith("error: ")
     assert told in result.stderr
+    assert result.stderr.count("\n") == 1
     assert not (tmp_path / "token").exists()
+
+
+def test_the_cluster_script_names_a_port_in_use_and_a_head_that_is_not_there(tmp_path: Path) -> None:
+    programs = Path(sys.executable).parent
+    token = tmp_path / "token"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        head = run_script(
+            CLUSTER, programs, "head", NODE_IP="127.0.0.1", PORT=str(port), RAY_AUTH_TOKEN_PATH=str(token)
+        )
+    assert head.stderr.startswith(f"error: port {port} is in use here")
+    assert not token.exists()
+    token.write_text("0" * 64)
+    node = run_script(CLUSTER, programs, "node", HEAD=f"127.0.0.1:{port}", RAY_AUTH_TOKEN_PATH=str(token))
+    assert node.stderr.startswith(f"error: HEAD=127.0.0.1:{port}: nothing answers there")

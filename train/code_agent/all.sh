@@ -4,5 +4,5 @@
 # On a CPU, in minutes, with rows of our own in the published layouts: TINY=1 train/code_agent/all.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
+command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PWD/.venv-rl/bin:$PWD/.venv-sft/bin:$PATH"
 exec afm reproduce code_agent "$@"

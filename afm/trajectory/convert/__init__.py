@@ -133,7 +133,10 @@ def detected(path: Path) -> Format:
                 return candidate
         shown = f"the keys {sorted(row)[:8]}" if isinstance(row, dict) else type(row).__name__
         raise DataError(
-            f"got {shown}, which no format has; say --from {', '.join(FORMATS)}", path=str(path), line=line
+            f"got {shown}, which no format has. If it is one of these, name it with --from: {', '.join(FORMATS)}. "
+            "Else write its runs as chat messages, a list of {role, content, tool_calls} a line",
+            path=str(path),
+            line=line,
         )
     raise DataError("holds no rows", path=str(path))
 
@@ -175,7 +178,7 @@ def _all(path: Path) -> bytes:
 
 def _is_part(item: Any) -> bool:
     """Whether an element of an array is a message or a step, so that the array is one conversation."""
-    keys = ("role", "step_number", "model_output", "task", "plan")
+    keys = ("role", "call_id", "step_number", "model_output", "task", "plan")
     return (
         isinstance(item, dict) and any(key in item for key in keys) and not {"steps", "messages"} & set(item)
     )

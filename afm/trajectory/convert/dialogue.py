@@ -224,7 +224,9 @@ def tag_of(tool: str, spec: AgentSpec) -> str:
         if tool in (name, tag):
             return tag
     known = suggestion(tool, spec.tool_roles) if spec.tool_roles else "it has no tools"
-    raise DataError(f"agent {spec.name!r} has no tool {tool!r}; {known}")
+    ours = next(iter(spec.tool_roles.values()), "")
+    advice = f"; rename it, for example --tool {tool}={ours}, drop its calls with --tool {tool}=, or give the agent a role for it"
+    raise DataError(f"agent {spec.name!r} has no tool {tool!r}; {known}{advice}")
 
 
 def _joined(record: Record) -> Iterator[Segment]:

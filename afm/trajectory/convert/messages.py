@@ -15,6 +15,7 @@ from typing import Any
 
 from afm.agents import AgentSpec
 from afm.errors import DataError
+from afm.trajectory import chat
 from afm.trajectory.chat import called_function, content_text, hidden_reasoning, message_list, row_id, text_of
 from afm.trajectory.convert.base import Context, DialogueFormat, lost_keys, row_object
 from afm.trajectory.convert.dialogue import (
@@ -186,12 +187,14 @@ OPENAI = DialogueFormat(
 
 MESSAGES = DialogueFormat(
     "messages",
-    lambda row: isinstance(row, list) and row != [] and all(isinstance(m, dict) and "role" in m for m in row),
-    parse=lambda row: _dialogue(message_list({"messages": row}, "messages", content_key=None), "messages"),
+    lambda row: isinstance(row, list) and row != [] and all(map(chat.is_message, row)),
+    parse=lambda row: _dialogue(
+        message_list({"messages": chat.chat_of_items(row)}, "messages", content_key=None), "messages"
+    ),
     show=lambda dialogue, record, context: list(_messages(dialogue)),
     kept=None,
 )
-"""A bare list of messages."""
+"""A bare list of messages, or of items of the Responses API."""
 
 
 _ROLES = {

@@ -17,6 +17,11 @@ from afm.trajectory.convert.base import DialogueFormat, Item
 from afm.trajectory.convert.dialogue import AgentTurn, Dialogue, Use, Walk, second_question
 from afm.trajectory.record import Cost
 
+_ONLY_RESPONSES = (
+    "; `response` spans hold no words. Write `json.dumps(result.to_input_list())` of each run to a line, and convert that file "
+    "with --from messages"
+)
+
 
 def _gathered(items: Iterable[Item]) -> Iterator[Item]:
     """The spans of each trace; memory holds all spans of the file."""
@@ -45,7 +50,7 @@ def _parse(row: Any) -> Dialogue:
     spans.sort(key=lambda span: str(span.get("started_at") or ""))
     kinds = {span["span_data"].get("type") for span in spans}
     if "generation" not in kinds:
-        more = "; `response` spans hold no words" if "response" in kinds else ""
+        more = _ONLY_RESPONSES if "response" in kinds else ""
         raise DataError(f"the trace has no generation span{more}")
     walk = _SpanWalk({str(span.get("id")): span for span in spans})
     for number, span in enumerate(spans):

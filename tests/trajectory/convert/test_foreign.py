@@ -507,3 +507,31 @@ def test_an_empty_program_of_a_step_is_no_call():
     empty = {"step_number": 1, "model_output": "Look.", "code_action": "", "observations": ""}
     text = read("smolagents", {"steps": [task, empty, answer]}).record.text
     assert text == "<think>Look.\n\nFound.</think><answer>1702</answer>"
+
+
+def test_items_of_the_responses_api_become_one_turn_with_words_and_call() -> None:
+    words = [{"type": "output_text", "text": "Look."}]
+    items = [
+        {"role": "user", "content": "When?"},
+        {"type": "message", "role": "assistant", "content": words},
+        {"type": "function_call", "call_id": "c1", "name": "wiki_search", "arguments": '{"query": "mill"}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "1702"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}]},
+        {"role": "assistant", "content": "1702"},
+    ]
+    assert FORMATS["messages"].known(items)
+    chat = [
+        {"role": "user", "content": "When?"},
+        {
+            "role": "assistant",
+            "content": "Look.",
+            "tool_calls": [
+                {"id": "c1", "function": {"name": "wiki_search", "arguments": '{"query": "mill"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "1702"},
+        {"role": "assistant", "content": "1702", "reasoning_content": "So."},
+    ]
+    assert read("messages", items).record.text == read("messages", chat).record.text
+    with pytest.raises(DataError, match=r"messages\[1\]: got an item of type 'web_search_call'"):
+        read("messages", [items[0], {"type": "web_search_call"}, *items[2:]])

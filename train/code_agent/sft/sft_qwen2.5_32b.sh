@@ -4,7 +4,7 @@
 # DATA_DIR, MODEL and OUTPUT_DIR must be on a shared file system. LORA=1 trains adapters only. Started again, it continues.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../../..")
-command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
+command -v afm >/dev/null || PATH="$root/.venv-sft/bin:$root/.venv/bin:$PATH"
 if [[ -z ${RANK:-}${NODE_RANK:-}${MASTER_ADDR:-} ]]; then # as published: the first node, where this is
   export RANK=0 MASTER_ADDR=${HOSTNAME:-$(hostname)}
   echo "this is node 0; start the others with RANK=1 MASTER_ADDR=$MASTER_ADDR $0" >&2

@@ -4,7 +4,7 @@
 # More than one node: train/ray_cluster.sh, then add ray_address=HOST:PORT (docs/rl.md).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
+command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"
 SIZE=${SIZE:-7b}
 MODEL=${MODEL:?set it to the folder of the SFT model, for example MODEL=models/mhqa_agent_7b_sft}
 exec afm rl "configs/rl/mhqa_ppo_$SIZE.yaml" "model=$MODEL" "$@"

@@ -4,7 +4,7 @@
 # More nodes: run it on each with NNODES, RANK, MASTER_ADDR (and MASTER_PORT) set. LORA=1 trains adapters only.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../../..")
-command -v afm >/dev/null || PATH="$root/.venv/bin:$PATH"
+command -v afm >/dev/null || PATH="$root/.venv-sft/bin:$root/.venv/bin:$PATH"
 [[ -z ${RANK:-} ]] || export NODE_RANK=$RANK
 case ${LORA:-0} in 0) lora= ;; 1) lora=_lora ;; *) echo "LORA=$LORA: expected 0 or 1" >&2; exit 2 ;; esac
 MODEL=${MODEL:-Qwen/Qwen2.5-7B-Instruct}
