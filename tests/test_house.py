@@ -23,7 +23,7 @@ def figures() -> object:
 # 1 file and 400 lines for the quickstart from a pre-trained model.
 WALLS = {
     "files": 347,
-    "lines": 79_689,
+    "lines": 79_766,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
