@@ -18,7 +18,6 @@ import asyncio
 import math
 from functools import cache
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -94,10 +93,6 @@ def check_teacher(teacher: TeacherChoice | None, config: Any, *, platform: str) 
         raise ConfigError(
             f"teacher.model: {teacher.model}: on GPUs a teacher is served, not loaded; run "
             f"`vllm serve {teacher.model}` on GPUs of its own and give teacher.model=http://HOST:8000"
-        )
-    if not Path(teacher.model).is_dir():
-        raise ConfigError(
-            f"teacher.model: {teacher.model}: no such folder; expected a model's folder or an address"
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from fnmatch import fnmatchcase
@@ -278,13 +279,18 @@ _LOGGED: set[str] = set()
 """Faults of scorers that this process has logged; one with a bug fails on every row."""
 
 
+def _out_of_range(score: float) -> bool:
+    """Beyond rounding; a score that is no number is refused with the whole verdict."""
+    return math.isfinite(score) and not -1e-6 <= score <= 1 + 1e-6
+
+
 async def _part(name: str, judge: Judge, sample: Sample) -> Part:
     """A part of the verdict; a fault of our code that a response triggers must not end the run."""
     try:
         part = await judge(sample)
         if not isinstance(part, Part):
             raise TypeError(f"judge returned {type(part).__name__}, expected Part(score, why)")
-        if name == CORRECT and part.score is not None and not 0 <= part.score <= 1:
+        if name == CORRECT and part.score is not None and _out_of_range(part.score):
             raise ValueError(f"judge returned Part({part.score:g}), expected a score from 0 to 1")
     except AfmError:
         raise

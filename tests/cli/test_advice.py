@@ -14,7 +14,13 @@ from afm.cli.main import command
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("afm", "llamafactory_patch", "verl_ext", "tool_servers")
 # Options of other programs: pip, bubblewrap, nsjail, docker, verl's and LLaMA-Factory's own command lines.
-FOREIGN = ("afm/sandbox", "llamafactory_patch/launcher.py", "llamafactory_patch/checks.py", "afm/findings.py")
+FOREIGN = (
+    "afm/sandbox",
+    "llamafactory_patch/launcher.py",
+    "llamafactory_patch/checks.py",
+    "afm/findings.py",
+    "afm/cli/import_model.py",
+)
 OWNERS = {"verl_ext/export.py": ["export"], "afm/cli/ask.py": ["ask"], "afm/cli/ask_chat.py": ["ask"]}
 """Modules that one command alone reaches: an option that they advise must be its own."""
 ADVICE = re.compile(r"(?P<tick>`?)(?<![\w./'-])afm (?P<words>[^`;,()\n]+)")

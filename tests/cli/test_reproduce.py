@@ -45,7 +45,10 @@ def reproduce(*words: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "configs/rl").glob("*.yaml")), ids=lambda path: path.stem)
 def test_reinforcement_asks_with_the_prompts_that_fine_tuning_trained(recipe: Path) -> None:
-    agent, size = recipe.stem.split("_")[0], recipe.stem.removesuffix("_long").rpartition("_")[2]
+    agent, size = (
+        recipe.stem.split("_")[0],
+        recipe.stem.removesuffix("_long").removesuffix("_lora").rpartition("_")[2],
+    )
     trained = read_extended(ROOT / f"configs/sft/{agent}_agent_qwen2.5_{size}.yaml", "an SFT recipe")
     asked = read_extended(recipe, "an RL recipe")
     assert trained.get("prompt", "own") == asked.get("prompt", "own")

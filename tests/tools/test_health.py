@@ -27,7 +27,7 @@ def tools(*entries: dict[str, Any]) -> list[Any]:
 
 
 async def test_tools_whose_servers_are_silent_are_told_with_the_address(server: str) -> None:
-    wiki = "wiki_search.WikiSearchTool"
+    wiki = "search.WikiSearchTool"
     troubles = await tool_troubles(
         tools(
             entry(wiki, "well", urls=[f"{server}/retrieve"]),
