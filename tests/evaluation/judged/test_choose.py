@@ -197,7 +197,7 @@ def test_the_command_chooses_and_the_report_shows_it_beside_the_oracle(finished,
     done = CliRunner().invoke(app, ["report", str(folder)])
     assert done.exit_code == 0, done.output
     page = (folder / "report.html").read_text()
-    assert "best-of-3 (list) by test-judge: 100.0 %" in page
+    assert "Best-of-3 (list) by test-judge: 100.0 %" in page
     data = json.loads((folder / "report.json").read_text())
     labels = [series["label"] for series in data["curves"][0]["series"]]
     assert labels == ["pass@k", "pass^k", "majority", "judge, list", "judge, score"]
