@@ -31,6 +31,8 @@ WEB = ROOT / "configs/rl/web_dapo_7b.yaml"
 TINY = sorted((ROOT / "configs/tiny/rl").glob("*.yaml"))
 JUDGE = "rewards.judge.url=http://127.0.0.1:1/v1"
 SHAPES = {  # the published config.json of Qwen2.5
+    "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
+             "intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True},
     "3b": {"hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2,
            "intermediate_size": 11008, "vocab_size": 151936, "tie_word_embeddings": True},
     "7b": {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
@@ -108,10 +110,14 @@ def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) ->
     assert meant is not None
     findings = look(path, size=path.stem.split("_")[2], asked=AskedHardware(gpu_gib=meant.gpu_gib))
     errors, warnings, sound = (of(findings, level) for level in (Level.ERROR, Level.WARNING, Level.OK))
-    assert errors.keys() <= {"disk", "packages"}  # of the computer that tests, not of the one that trains
+    # With adapters verl's own validation imports the engine, which this computer lacks.
+    unchecked = {"engine"} if path.stem.endswith("_lora") and WITHOUT_PACKAGES else set()
+    assert (
+        errors.keys() <= {"disk", "packages"} | unchecked
+    )  # of the computer that tests, not of the one that trains
     assert not {"memory", "overlong", "filter"} & warnings.keys()
     assert sound["hardware"] == [str(meant)]
-    assert sound["engine"] == ["verl's own validation accepts the configuration"]
+    assert unchecked or sound["engine"] == ["verl's own validation accepts the configuration"]
     assert {"splits", "batch", "context", "kv cache", "ids", "steps"} <= set(sound)
     assert not [text for text in warnings.get("hardware", ()) if "header" in text]
     if WITHOUT_PACKAGES:
