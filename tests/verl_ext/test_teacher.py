@@ -120,6 +120,8 @@ def test_teacher_and_student_share_a_tokenizer(tmp_path: Path, tokenizer_dir: Pa
     other = tokenizer_finding(TeacherChoice(model=str(tmp_path / "other")), str(tokenizer_dir))
     assert (same.level, other.level) == (Level.OK, Level.ERROR)
     assert "another tokenizer" in other.text
+    with pytest.raises(ConfigError, match="nowhere"):
+        tokenizer_finding(TeacherChoice(model=str(tmp_path / "nowhere")), str(tokenizer_dir))
 
 
 @pytest.mark.proof
