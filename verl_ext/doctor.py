@@ -250,11 +250,15 @@ def _validated(config: Any, *, with_critic: bool) -> bool:
 
     try:
         with redirect_stdout(StringIO()):
+            from omegaconf import OmegaConf
             from verl.trainer.ppo.utils import need_critic, need_reference_policy
             from verl.utils.config import validate_config
 
+            # Of adapters it asks only whether vLLM takes their rank, and it cannot without vLLM.
+            unasked = {} if find_spec("vllm") else {"lora_rank": 0, "lora": {"rank": 0}}
+            checked = OmegaConf.merge(config, {"actor_rollout_ref": {"model": unasked}})
             critic = with_critic and need_critic(config)
-            validate_config(config, need_reference_policy(config), critic)
+            validate_config(checked, need_reference_policy(config), critic)
     except Exception as error:  # noqa: BLE001 - whatever verl finds wrong, in whatever form
         reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
         raise ConfigError(f"verl refuses the configuration: {type(error).__name__}: {reason}") from None
