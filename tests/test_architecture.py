@@ -32,6 +32,7 @@ LAYERS = [
     {"models", "tools", "sandbox"},
     {"rewards"},
     {"rollout"},
+    {"harness"},
     {"datasets"},
     {"play"},
     {"distill", "evaluation"},

@@ -1,0 +1,351 @@
+"""The conversations of a session as a tree of sampled turns, and the trajectories that it holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from afm.harness.rendering import ChatRenderer
+from afm.harness.requests import ModelChoice, ModelRequest, RequestRefusedError
+from afm.models.base import FinishReason, Generation
+
+
+class Branch(StrEnum):
+    """Why a trajectory of an episode began."""
+
+    FIRST = "first"
+    """It is the episode's first."""
+    NEW = "new"
+    """Another conversation, of a second agent say: no message in common but the system's."""
+    FORK = "fork"
+    """A second continuation of the same sampled prefix, or a second reply to the same prompt (``n``, a retry)."""
+    TOOLS = "tools"
+    """The same history with other tools."""
+    TRIMMED = "trimmed"
+    """Messages of the history are missing."""
+    REORDERED = "reordered"
+    """Messages of the history are in another order."""
+    EDITED = "edited"
+    """The history holds words that were not in it: a summary, or a changed message."""
+    TEMPLATE = "template"
+    """The chat template cannot show what is new alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """The place of a sampled turn in a trajectory: ``response_ids[begin:end]``.
+
+    Attributes:
+        call: Number of its request in the session, from 0.
+        trained: Whether its mask is 1 here; a turn that trajectories share is trained in the first of them.
+    """
+
+    begin: int
+    end: int
+    call: int
+    finish: FinishReason
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One trajectory of an episode: a sequence that the model has read and continued.
+
+    Attributes:
+        name: ``0``, ``1`` and so on: from the first path to the last, and its forks from the oldest to the newest.
+        reason: Why it began.
+        parent: Name of the trajectory whose first turns it shares; empty when it shares none.
+        prompt_ids: Before the first sampled token.
+        response_ids: Sampled tokens, and what was encoded between them.
+        response_mask: 1 for a token that was sampled and is trained here, else 0.
+        logprobs: The sampling log-probability where a token was sampled, else 0.0; empty when the engine reports none.
+        turns: The sampled turns, in order.
+        messages: The chat, replies included; ``prompt`` and ``completion`` of the last request for completions.
+        tools: That the chat offered.
+    """
+
+    name: str
+    reason: Branch
+    parent: str
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    response_mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    turns: tuple[SampledTurn, ...]
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A sampled turn in the tree of a session, and what was encoded before it."""
+
+    parent: Turn | None
+    context: tuple[int, ...]
+    choice: ModelChoice
+    call: int
+    reason: Branch
+    request: ModelRequest
+    text: str = ""
+    """The prompt, of completions."""
+    children: list[Turn] = field(default_factory=list)
+
+    @property
+    def generation(self) -> Generation:
+        """What was sampled."""
+        return self.choice.generation
+
+    def path(self) -> list[Turn]:
+        """From the first turn to this one."""
+        turns: list[Turn] = []
+        at: Turn | None = self
+        while at is not None:
+            turns.append(at)
+            at = at.parent
+        return turns[::-1]
+
+    def ids(self) -> list[int]:
+        """All that the model has read and written up to here."""
+        return [token for turn in self.path() for token in (*turn.context, *turn.generation.token_ids)]
+
+    def beginning_of(self, prompt: str | Sequence[int]) -> int:
+        """How much of ``prompt`` is what was read and written up to here; 0 when it begins otherwise."""
+        if isinstance(prompt, str):
+            texts = (self.text + self.choice.raw_text, self.text + self.choice.text)
+            return next((len(text) for text in texts if prompt.startswith(text)), 0)
+        ids = self.ids()
+        return len(ids) if list(prompt[: len(ids)]) == ids else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request continues, and with which new ids; ``known``: a turn that the template cannot continue."""
+
+    parent: Turn | None
+    context: tuple[int, ...]
+    known: bool = False
+
+
+OnText = Callable[[int, str], None]
+
+
+class History:
+    """What one session has sampled, as a tree: a request continues a sampled turn, or begins a path of its own.
+
+    Args:
+        renderer: The model's chat template; ``None`` for completions only.
+        encode: Ids of a text that continues another.
+        decode: Text of ids.
+    """
+
+    def __init__(
+        self,
+        renderer: ChatRenderer | None,
+        encode: Callable[[str], list[int]],
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        self._renderer, self._encode, self._decode = renderer, encode, decode
+        self._roots: list[Turn] = []
+        self._index: dict[bytes, list[Turn]] = {}
+        self._texts: list[Turn] = []
+
+    def place(self, request: ModelRequest) -> Place:
+        """Where a request continues what was sampled.
+
+        Raises:
+            RequestRefusedError: It is empty, or a chat without a template.
+            DataError: The template refuses the chat.
+        """
+        if request.prompt is not None:
+            return self._place_of_text(request.prompt)
+        if self._renderer is None:
+            raise RequestRefusedError(
+                400, "chat", "this session takes completions only: it has no chat template"
+            )
+        parent, at = self._known(request)
+        if parent is not None:
+            ids = parent.generation.token_ids
+            new = self._renderer.new_ids(
+                request.messages, request.tools, sampled=at - 1, last_id=ids[-1] if ids else None
+            )
+            if new is not None:
+                return Place(parent, tuple(new))
+        context = tuple(self._renderer.prompt_ids(request.messages, request.tools))
+        return Place(None, context, known=parent is not None)
+
+    def _known(self, request: ModelRequest) -> tuple[Turn | None, int]:
+        """The sampled turn that ends the longest known beginning of a chat, and the number of messages up to it."""
+        chain = _chain(request.tools, request.messages)
+        for at in range(len(request.messages), 0, -1):
+            message = request.messages[at - 1]
+            if message.get("role") == "assistant" and (turns := self._index.get(chain[at])):
+                calls = [call.get("id") for call in message.get("tool_calls") or ()]
+                same = [turn for turn in turns if [call.id for call in turn.choice.calls] == calls]
+                return (same or turns)[-1], at
+        return None, 0
+
+    def _place_of_text(self, prompt: str | Sequence[int]) -> Place:
+        """A text continues the longest known one that it begins with; ids likewise."""
+        best, length = None, 0
+        for turn in self._texts:
+            known = turn.beginning_of(prompt)
+            if known > length:
+                best, length = turn, known
+        rest = prompt[length:]
+        new = tuple(self._encode(rest) if isinstance(rest, str) else rest)
+        if best is None and not new:
+            raise RequestRefusedError(400, "request", "prompt: got an empty one, expected text or token ids")
+        return Place(best, new)
+
+    def _why(self, request: ModelRequest, place: Place) -> Branch:
+        """Why a turn begins a path of its own."""
+        if place.parent is not None:
+            return Branch.FORK
+        if place.known:
+            return Branch.TEMPLATE
+        if not self._roots:
+            return Branch.FIRST
+        if any(root.context == place.context for root in self._roots):
+            return Branch.FORK
+        if request.prompt is not None:
+            begun = any(place.context[: len(root.context)] == root.context for root in self._roots)
+            return Branch.EDITED if begun else Branch.NEW
+        return _compared(request, [leaf for leaf in _leaves(self._roots) if leaf.request.prompt is None])
+
+    def add(self, request: ModelRequest, place: Place, choice: ModelChoice, call: int) -> None:
+        """Keep what was sampled for a request at its place."""
+        turn = Turn(place.parent, place.context, choice, call, self._why(request, place), request)
+        (self._roots if place.parent is None else place.parent.children).append(turn)
+        if request.prompt is not None:
+            prompt = request.prompt
+            turn.text = prompt if isinstance(prompt, str) else self._decode(list(prompt))
+            self._texts.append(turn)
+            return
+        before = _chain(request.tools, request.messages)[-1]
+        # A client may put back the stop string that its reply lacked, as smolagents does.
+        forms = {choice.text.strip()} if choice.calls else {choice.text.strip(), choice.raw_text.strip()}
+        for text in forms:
+            said = _canonical({**choice.message, "content": text})
+            self._index.setdefault(_digest(before, said), []).append(turn)
+
+    def trajectories(self) -> list[Sampled]:
+        """What was sampled so far. Each sampled token is trained in one trajectory, the first that holds it."""
+        named: dict[Turn, str] = {}
+        found: list[Sampled] = []
+        for number, leaf in enumerate(_leaves(self._roots)):
+            found.append(_sampled(str(number), leaf, named))
+            for turn in leaf.path():
+                named.setdefault(turn, str(number))
+        return found
+
+
+def _leaves(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """The last turns of all paths; paths in the order in which they branched off."""
+    left = list(reversed(turns))
+    while left:
+        turn = left.pop()
+        if turn.children:
+            left += reversed(turn.children)
+        else:
+            yield turn
+
+
+def _sampled(name: str, leaf: Turn, named: Mapping[Turn, str]) -> Sampled:
+    """The trajectory that ends with a turn.
+
+    Args:
+        named: Turns that earlier trajectories train, with their names.
+    """
+    path = leaf.path()
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    turns: list[SampledTurn] = []
+    for number, turn in enumerate(path):
+        between = turn.context if number else ()
+        sampled, trained = turn.generation.token_ids, turn not in named
+        begin = len(ids) + len(between)
+        ids += (*between, *sampled)
+        mask += [0] * len(between) + [int(trained)] * len(sampled)
+        logprobs += [0.0] * len(between) + list(turn.generation.logprobs)
+        turns.append(SampledTurn(begin, len(ids), turn.call, turn.generation.finish, trained))
+    own = next((turn for turn in path if turn not in named), leaf)
+    shared = [named[turn] for turn in path if turn in named]
+    return Sampled(
+        name=name,
+        reason=own.reason,
+        parent=shared[-1] if shared else "",
+        prompt_ids=path[0].context,
+        response_ids=tuple(ids),
+        response_mask=tuple(mask),
+        logprobs=tuple(logprobs) if len(logprobs) == len(ids) else (),
+        turns=tuple(turns),
+        messages=_conversation(leaf),
+        tools=tuple(leaf.request.tools),
+    )
+
+
+def _conversation(leaf: Turn) -> tuple[Mapping[str, Any], ...]:
+    if leaf.request.prompt is None:
+        return (*leaf.request.messages, leaf.choice.message)
+    return ({"prompt": leaf.text, "completion": leaf.choice.raw_text},)
+
+
+def _compared(request: ModelRequest, leaves: Sequence[Turn]) -> Branch:
+    """What was done to a known history; the one that it shares most messages with counts."""
+    new = [_canonical(message) for message in request.messages]
+    best, reason = 0, Branch.NEW
+    for leaf in leaves:
+        old = [_canonical(message) for message in (*leaf.request.messages, leaf.choice.message)]
+        words = set(old) - {
+            _canonical(message) for message in request.messages if message.get("role") == "system"
+        }
+        shared = [place for place, message in enumerate(new) if message in words]
+        if len(shared) <= best:
+            continue
+        best = len(shared)
+        history = new[: shared[-1] + 1]
+        if Counter(history) - Counter(old):
+            reason = Branch.EDITED
+        elif history == old[: len(history)] and leaf.request.tools != request.tools:
+            reason = Branch.TOOLS
+        else:
+            left = iter(old)
+            reason = Branch.TRIMMED if all(message in left for message in history) else Branch.REORDERED
+    return reason
+
+
+def _chain(tools: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """A digest of each beginning of a chat, the empty one first."""
+    chain = [_digest(b"", json.dumps(list(tools), sort_keys=True))]
+    for message in messages:
+        chain.append(_digest(chain[-1], _canonical(message)))
+    return chain
+
+
+def _digest(before: bytes, text: str) -> bytes:
+    return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _canonical(message: Mapping[str, Any]) -> str:
+    """A message without what clients change on its way: ids, empty fields, spelling of JSON, blanks around a reply."""
+    role, content = message.get("role"), message.get("content") or ""
+    if role == "assistant":
+        content = content.strip()
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    return json.dumps(
+        [role, content, [[call.get("name"), _decoded_arguments(call.get("arguments"))] for call in calls]],
+        sort_keys=True,
+    )
+
+
+def _decoded_arguments(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments

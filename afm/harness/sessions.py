@@ -1,0 +1,274 @@
+"""The conversations of one episode of a program that knows nothing of us, kept as the tokens that were sampled.
+
+A program (a harness) asks for text and sends its whole history with every request. A :class:`Session` finds in that
+history what it sampled itself, message by message, and continues with the sampled ids: only what is new is encoded. So
+each trajectory (:class:`~afm.harness.history.Sampled`) is what the model read and wrote, token for token, and its mask
+marks sampled tokens only.
+
+::
+
+    session = Session("episode-7", model, ChatRenderer(tokenizer), limits=SessionLimits(max_tokens=4096), seed=1)
+    async with HarnessServer() as server:           # afm.harness.server; serves many sessions
+        url = server.open(session)                  # http://127.0.0.1:PORT/s/episode-7/v1 for the program
+        ...                                         # the program runs; or: await session.ask(ModelRequest(...))
+        trajectories = await server.end(session.key)     # the same as: await session.close()
+
+One episode gives several trajectories when its history branches. :class:`~afm.harness.history.Branch` names why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from afm.errors import DataError, EngineError
+from afm.harness.history import History, Sampled
+from afm.harness.rendering import ChatRenderer
+from afm.harness.requests import ModelChoice, ModelReply, ModelRequest, ReplyCall, RequestRefusedError
+from afm.harness.tool_text import TextCall, VisibleText, split_calls, until_stop
+from afm.models.base import Generation, SamplingParams, StreamingModel, TokenModel
+from afm.models.tokenizer import IncrementalDecoder
+from afm.seeds import derive_seed, generation_seed
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Bounds of one session; ``None`` means unbounded.
+
+    Attributes:
+        max_tokens: Prompt and response of one sequence together; never more than the model's context.
+        max_calls: Requests that are answered.
+        max_seconds: From the session's beginning. Then a generation under way is cancelled.
+    """
+
+    max_tokens: int | None = None
+    max_calls: int | None = None
+    max_seconds: float | None = None
+
+    known: bool = False
+
+
+OnText = Callable[[int, str], None]
+"""Takes the number of a choice, and the next piece of its text."""
+
+
+class Session:
+    """The conversations of one episode.
+
+    Sampled tokens of a request are kept when its generation has ended; a cancelled request leaves nothing behind.
+
+    Args:
+        key: Names the session in URLs; whoever knows it may use it.
+        model: Samples. With ``cancellable`` false, :meth:`close` waits for generations under way.
+        renderer: The model's chat template; ``None`` for completions only.
+        limits: Bounds.
+        sampling: Temperature, top-p and top-k of every generation, whatever the program asks for, and the most tokens of one.
+            ``None`` leaves them to the program.
+        seed: Seeds the generations, each in its turn as :func:`afm.rollout.run_episode` does. ``None`` leaves it to the program.
+
+    Attributes:
+        calls: Requests that were taken.
+        refused: Requests that were not, by code.
+        cancelled: Requests whose program left.
+        error: The last failure of the engine, for the owner; the program gets status 502.
+        reward: What the program itself reported (``POST .../reward``).
+        ended: No further request is answered.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        model: TokenModel,
+        renderer: ChatRenderer | None,
+        *,
+        limits: SessionLimits | None = None,
+        sampling: SamplingParams | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.key, self.model = key, model
+        self._history = History(renderer, model.encode, model.decode)
+        self._limits = limits or SessionLimits()
+        self._sampling, self._seed = sampling, seed
+        self._begun = time.monotonic()
+        self._generations = 0
+        self._running: set[asyncio.Task[Generation]] = set()
+        self.calls = self.cancelled = 0
+        self.refused: Counter[str] = Counter()
+        self.error: EngineError | None = None
+        self.reward: float | None = None
+        self.ended = False
+
+    async def ask(self, request: ModelRequest, on_text: OnText | None = None) -> ModelReply:
+        """Answer one request.
+
+        Args:
+            request: What the program sent.
+            on_text: Shown text while it is sampled, where the model can stream; else at its end.
+
+        Raises:
+            RequestRefusedError: The session is over, a limit is reached, or the request cannot be rendered.
+            EngineError: The engine failed.
+        """
+        try:
+            return await self._ask(request, on_text)
+        except RequestRefusedError as error:
+            self.refused[error.code] += 1
+            raise
+        except DataError as error:
+            self.refused["request"] += 1
+            raise RequestRefusedError(400, "request", error.message) from None
+        except EngineError as error:
+            self.error = error
+            raise
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    def trajectories(self) -> list[Sampled]:
+        """What was sampled so far. Each sampled token is trained in one trajectory, the first that holds it."""
+        return self._history.trajectories()
+
+    async def close(self) -> list[Sampled]:
+        """End the session, and its generations under way; the trajectories of those that had ended."""
+        self.ended = True
+        running = list(self._running)
+        if self.model.cancellable:
+            for task in running:
+                task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        return self.trajectories()
+
+    async def _ask(self, request: ModelRequest, on_text: OnText | None) -> ModelReply:
+        self._check_open()
+        place = self._history.place(request)
+        before = [] if place.parent is None else place.parent.ids()
+        prompt = (*before, *place.context)
+        params = self._params(request, len(prompt))
+        call, self.calls = self.calls, self.calls + 1
+        feeds = [_Feed(self.model.decode, request, number, on_text) for number in range(request.n)]
+        seeded = [replace(params, seed=self._next_seed(request, number)) for number in range(request.n)]
+        work = [self._generate(prompt, *each) for each in zip(seeded, feeds, strict=True)]
+        try:
+            async with asyncio.timeout(self._seconds_left()) as timer:
+                generations = await _all(work)
+        except TimeoutError:
+            if timer.expired():
+                raise self._over() from None
+            raise
+        if self.ended:
+            raise self._over()
+        choices = []
+        for number, generation in enumerate(generations):
+            choices.append(self._choice(request, generation, call, number))
+            feeds[number].finish(choices[-1].text)
+            self._history.add(request, place, choices[-1], call)
+        return ModelReply(f"{self.key}-{call}", self.model.name, prompt, tuple(choices))
+
+    def _check_open(self) -> None:
+        if self.ended or ((left := self._seconds_left()) is not None and left <= 0):
+            raise self._over()
+        if self._limits.max_calls is not None and self.calls >= self._limits.max_calls:
+            message = f"the session has answered {self.calls} requests, which is its limit"
+            raise RequestRefusedError(400, "max_calls", message)
+
+    def _over(self) -> RequestRefusedError:
+        self.ended = True
+        return RequestRefusedError(410, "session_over", f"the session {self.key!r} is over")
+
+    def _seconds_left(self) -> float | None:
+        most = self._limits.max_seconds
+        return None if most is None else self._begun + most - time.monotonic()
+
+    def _params(self, request: ModelRequest, prompt_tokens: int) -> SamplingParams:
+        most = min(self._limits.max_tokens or self.model.context_tokens, self.model.context_tokens)
+        room = most - prompt_tokens
+        if room < 1:
+            message = f"the prompt has {prompt_tokens} tokens; a sequence may have {most}, prompt and response together"
+            raise RequestRefusedError(400, "context_length_exceeded", message)
+        own = self._sampling
+        limits = [room, *(value for value in (request.max_tokens, own and own.max_new_tokens) if value)]
+        source = own or request
+        return SamplingParams(
+            min(limits),
+            temperature=source.temperature,
+            top_p=source.top_p,
+            top_k=source.top_k,
+            stop=request.stop,
+        )
+
+    def _next_seed(self, request: ModelRequest, number: int) -> int | None:
+        index, self._generations = self._generations, self._generations + 1
+        if self._seed is not None:
+            return generation_seed(self._seed, index)
+        return None if request.seed is None else request.seed + number
+
+    async def _generate(self, prompt: Sequence[int], params: SamplingParams, feed: _Feed) -> Generation:
+        """One generation. It is a task of its own: one that cannot be cancelled is waited for at the session's end."""
+        if feed.on_text is not None and isinstance(self.model, StreamingModel):
+            work = self.model.stream(prompt, params, feed.take)
+        else:
+            work = self.model.generate(prompt, params)
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await (task if self.model.cancellable else asyncio.shield(task))
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if self.ended and own is not None and not own.cancelling():
+                raise self._over() from None
+            raise
+
+    def _shown(self, request: ModelRequest, generation: Generation) -> tuple[str, tuple[TextCall, ...]]:
+        text = until_stop(self.model.decode(generation.token_ids), request.stop)
+        return split_calls(text) if request.tools else (text, ())
+
+    def _choice(self, request: ModelRequest, generation: Generation, call: int, number: int) -> ModelChoice:
+        text, found = self._shown(request, generation)
+        calls = tuple(
+            ReplyCall(f"c{derive_seed(self.key, call, number, place):08x}", made.name, made.arguments)
+            for place, made in enumerate(found)
+        )
+        return ModelChoice(text, self.model.decode(generation.token_ids), calls, generation)
+
+
+class _Feed:
+    """Shows the text of one choice while its tokens come."""
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        request: ModelRequest,
+        number: int,
+        on_text: OnText | None,
+    ) -> None:
+        self.on_text, self._number, self._shown = on_text, number, ""
+        self._decoder = IncrementalDecoder(decode)
+        self._visible = VisibleText(request.stop, tools=bool(request.tools))
+
+    def take(self, token: int) -> None:
+        """The next token."""
+        self._show(self._visible.feed(self._decoder.feed([token])))
+
+    def finish(self, text: str) -> None:
+        """The rest of the whole text."""
+        self._show(text[len(self._shown) :])
+
+    def _show(self, piece: str) -> None:
+        if piece and self.on_text is not None:
+            self._shown += piece
+            self.on_text(self._number, piece)
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
+    """The results of all, none of which continues alone when another fails."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,118 @@
+"""Tool calls in a model's text, and the part of the text that a client may see while it is sampled."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+"""Hermes and Qwen, Mistral, Llama 3."""
+_BETWEEN = re.compile(r"(?:\s|</tool_call>|<tool_call>|;|,(?=\s*\{))*")
+_DECODER = json.JSONDecoder(strict=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TextCall:
+    """One tool call as the model wrote it. ``arguments`` is the JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+def split_calls(text: str) -> tuple[str, tuple[TextCall, ...]]:
+    """The words before the first tool call, and the calls; the whole text and no calls where one cannot be read.
+
+    Known are Hermes' ``<tool_call>{"name", "arguments"}</tool_call>`` (Qwen too), Mistral's ``[TOOL_CALLS] [...]``, and
+    Llama 3's object with ``name`` and ``parameters``, alone or behind ``<|python_tag|>``.
+    """
+    found = [at for mark in _OPENINGS if (at := text.find(mark)) >= 0]
+    if not found:
+        bare = text.strip()
+        calls = _calls(bare) if bare.startswith('{"') else None
+        return ("", calls) if calls else (text, ())
+    begin = min(found)
+    mark = next(mark for mark in _OPENINGS if text.startswith(mark, begin))
+    calls = _calls(text[begin + len(mark) :])
+    return (text[:begin].rstrip(), calls) if calls else (text, ())
+
+
+def _calls(text: str) -> tuple[TextCall, ...]:
+    """The calls at the beginning of a text; what follows the last of them is ignored. Empty when one is broken."""
+    calls: list[TextCall] = []
+    at = _end_of_gap(text, 0)
+    while at < len(text) and text[at] in "{[":
+        try:
+            value, at = _DECODER.raw_decode(text, at)
+            calls += _read(value)
+        except (ValueError, RecursionError):
+            return ()
+        at = _end_of_gap(text, at)
+    return tuple(calls)
+
+
+def _end_of_gap(text: str, at: int) -> int:
+    match = _BETWEEN.match(text, at)
+    return match.end() if match else at
+
+
+def _read(value: Any) -> Iterator[TextCall]:
+    """Raises ValueError for what is no call."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _read(item)
+        return
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError("no call")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if not isinstance(arguments, dict):
+        raise ValueError("no arguments")
+    yield TextCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+class VisibleText:
+    """Text that comes in pieces, up to where it stops: at a stop string, or at a tool call where tools are offered.
+
+    Only the end of the text with which one of these may begin is held back.
+
+    Args:
+        stop: Strings that end it; they are not shown.
+        tools: Whether tool calls are read.
+    """
+
+    def __init__(self, stop: Sequence[str], *, tools: bool) -> None:
+        self._marks = (*stop, *(_OPENINGS if tools else ()))
+        self._bare = tools
+        self._rest = ""
+        self._begun = self._over = False
+
+    def feed(self, piece: str) -> str:
+        """What may be shown now."""
+        if self._over:
+            return ""
+        self._rest += piece
+        if self._bare and not self._begun:  # a whole text that is an object may be a call
+            if not self._rest.strip() or self._rest.lstrip().startswith("{"):
+                return ""
+            self._begun = True
+        ends = [at for mark in self._marks if (at := self._rest.find(mark)) >= 0]
+        if ends:
+            shown, self._over = self._rest[: min(ends)], True
+            return shown
+        held = max((_overlap(self._rest, mark) for mark in self._marks), default=0)
+        shown, self._rest = self._rest[: len(self._rest) - held], self._rest[len(self._rest) - held :]
+        return shown
+
+
+def _overlap(text: str, mark: str) -> int:
+    """The longest end of ``text`` with which ``mark`` begins."""
+    return next(
+        (size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0
+    )
+
+
+def until_stop(text: str, stop: Sequence[str]) -> str:
+    """``text`` up to its first stop string."""
+    return text[: min((at for item in stop if (at := text.find(item)) >= 0), default=len(text))]
