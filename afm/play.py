@@ -1,14 +1,16 @@
-"""One episode: played, judged, and turned into a record, whatever fails on the way.
+"""Episodes: each played, judged, and turned into a record, whatever fails on the way.
 
 Evaluation plays with :class:`Referee`, which judges and never raises for a failed episode. The selection of questions
-for reinforcement learning plays with :func:`play_once` and judges by itself.
+for reinforcement learning plays with :func:`play_once` and judges by itself. :func:`work_in_parallel` does either many
+times at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tenacity import AsyncRetrying, RetryError, retry_if_exception, retry_if_result, stop_after_attempt
 from tenacity.retry import retry_base
@@ -285,3 +287,35 @@ def _may_pass(error: BaseException) -> bool:
 
 def _abstains(verdict: Verdict) -> bool:
     return verdict.abstained
+
+
+JobT = TypeVar("JobT")
+
+
+async def work_in_parallel(
+    jobs: Iterable[JobT], work: Callable[[JobT], Awaitable[None]], parallel: int
+) -> None:
+    """Do ``work`` on every job, ``parallel`` at a time; jobs are read one by one, when a worker is free.
+
+    Raises:
+        Exception: The first one that a job raised; it ended the others.
+    """
+    todo = iter(jobs)
+
+    async def worker() -> None:
+        for job in todo:
+            await work(job)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(parallel):
+                group.create_task(worker())
+    except* Exception as errors:
+        raise _first(errors) from errors
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

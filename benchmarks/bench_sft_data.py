@@ -112,8 +112,8 @@ class Work:
     def _run(self, cache: str) -> dict[str, float]:
         from llamafactory.data import get_dataset
 
-        from llamafactory_patch.bad_rows import BadRowReport
         from llamafactory_patch.engine import load_tools, parse_arguments
+        from llamafactory_patch.reading import BadRowReport
         from llamafactory_patch.tokenise import tokenise
 
         given = {

@@ -19,11 +19,10 @@ from datasets import Dataset
 from afm.agents.prompt_record import check_prompts, record_of_model
 from afm.errors import AfmError, ConfigError, DataError
 from afm.findings import Finding, Level, Report
-from llamafactory_patch.bad_rows import FAULT_COLUMN, BadRow, BadRowReport
 from llamafactory_patch.engine import TOKENISED_STAGES, Arguments, load_tools, quiet
 from llamafactory_patch.masks import refuse_unseen, rendering, unseen_roles
 from llamafactory_patch.prompts import PromptCounter, PromptCounts, row_prompts
-from llamafactory_patch.reading import FEATURES, entries, local_rows
+from llamafactory_patch.reading import FAULT_COLUMN, FEATURES, BadRow, BadRowReport, entries, local_rows
 from llamafactory_patch.tokenise import check_layout, check_stored, tokenise
 
 _SAMPLED_ROWS = 200

@@ -21,8 +21,8 @@ from llamafactory.data.processor import (
 )
 
 from afm.errors import DataError
-from llamafactory_patch.bad_rows import FAULT_COLUMN, ROW_COLUMN, BadRow, RowName
 from llamafactory_patch.masks import IGNORE_INDEX, MASKING_REVISION, MaskedTemplate, rendering
+from llamafactory_patch.reading import FAULT_COLUMN, ROW_COLUMN, BadRow, RowName
 from llamafactory_patch.settings import SftSettings
 
 Examples = dict[str, list[Any]]
@@ -62,7 +62,7 @@ class _AuthorMask:
     def preprocess_dataset(self, examples: Examples) -> Examples:
         """Token ids and labels of a batch of rows.
 
-        A row that cannot be trained on becomes a fault in ``FAULT_COLUMN``, for :func:`llamafactory_patch.bad_rows.sieve`.
+        A row that cannot be trained on becomes a fault in ``FAULT_COLUMN``, for :func:`llamafactory_patch.reading.sieve`.
         """
         self.template.collect(chain.from_iterable(self._conversations(examples)), self.tokenizer)
         faults: list[BadRow] = []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from llamafactory.data.converter import get_dataset_converter
 from llamafactory.data.parser import DatasetAttr
@@ -24,7 +24,6 @@ from afm.trajectory import Author, validate
 from afm.trajectory.chat import loss_flag, message_list, text_of, tools_text
 from afm.trajectory.io import explain
 from afm.trajectory.record import Record
-from llamafactory_patch.bad_rows import NOT_KEPT
 from llamafactory_patch.conversations import (
     Aligned,
     agent_flan_row,
@@ -36,6 +35,9 @@ from llamafactory_patch.conversations import (
 )
 from llamafactory_patch.masks import segments_by_tag
 from llamafactory_patch.prompts import RowPrompts
+
+NOT_KEPT: Final = "not kept: "
+"""How the reason of a record begins that a filter has sorted out before; that is no fault of the file."""
 
 
 def record_row(row: Mapping[str, Any], agent_named: Callable[[str], AgentSpec]) -> Aligned:

@@ -27,7 +27,6 @@ from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
 from afm.errors import ConfigError, DataError, EngineError
 from afm.runs.atomic import replace_text
 from afm.runs.folder import RunFolder, changes
-from llamafactory_patch.bad_rows import REPORT_FILE, BadRowReport
 from llamafactory_patch.encoding import row_processor
 from llamafactory_patch.engine import (
     TOKENISED_STAGES,
@@ -38,7 +37,7 @@ from llamafactory_patch.engine import (
 )
 from llamafactory_patch.masks import MASKING_REVISION, refuse_unseen, unseen_roles
 from llamafactory_patch.prompts import PromptCounts, count_prompts, keep_record
-from llamafactory_patch.reading import FileState, agents_of, entries, read_set
+from llamafactory_patch.reading import REPORT_FILE, BadRowReport, FileState, agents_of, entries, read_set
 from llamafactory_patch.statistics import first_without_label, show_data
 
 ORIGIN_FILE: Final = "masking.json"

@@ -85,7 +85,7 @@ def sft_ids(folder, model, rows, prompt, monkeypatch):
     from llamafactory_patch.engine import load_engine, parse_arguments
 
     load_engine()
-    from llamafactory_patch.bad_rows import BadRowReport
+    from llamafactory_patch.reading import BadRowReport
     from llamafactory_patch.tokenise import tokenise
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

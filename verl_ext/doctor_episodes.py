@@ -18,7 +18,7 @@ from afm.errors import DataError
 from afm.findings import Finding, Level
 from afm.memory_arithmetic import ModelShape
 from afm.rewards import RewardSettings, load_reward
-from afm.rewards.formula import CountedTokens
+from afm.rewards.base import CountedTokens
 from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.judge_prompt import SCHEMA, Case, messages
 from afm.rewards.text_match import gold_answers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.distill import distill, expand
+from afm.cli.distill import distill, expand, queries
 from afm.cli.options import (
     AgentOption,
     CallReadersOption,
@@ -21,7 +21,6 @@ from afm.cli.options import (
     prompt_option,
 )
 from afm.cli.published_data import download, livecodebench, mix, published, tasks
-from afm.cli.queries import queries
 from afm.cli.trajectories import filter_files, merge, negative, stats
 from afm.datasets.schema import GoldForm
 from afm.errors import DataError, UsageError

@@ -17,7 +17,6 @@ from afm.cli import (
     convert,
     data,
     doctor,
-    import_model,
     listing,
     quickstart,
     report,
@@ -59,7 +58,7 @@ app.command(rich_help_panel=_DATA)(convert.mask)
 app.command(rich_help_panel=_TRAIN, context_settings=FOREIGN_OPTIONS)(train.sft)
 app.command(rich_help_panel=_TRAIN, context_settings=FOREIGN_OPTIONS)(train.rl)
 app.command(rich_help_panel=_TRAIN)(train.export)
-app.command("import", rich_help_panel=_TRAIN)(import_model.import_model)
+app.command("import", rich_help_panel=_TRAIN)(train.import_model)
 app.command(rich_help_panel=_TRAIN)(reproduce.reproduce)
 app.command(rich_help_panel=_MEASURE)(ask.ask)
 app.add_typer(evaluation.app, name="eval", rich_help_panel=_MEASURE)

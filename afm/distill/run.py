@@ -27,10 +27,10 @@ from afm.errors import (
     SandboxUnavailableError,
     ToolError,
 )
+from afm.play import work_in_parallel
 from afm.rewards import load_reward
 from afm.runs.atomic import replacing
 from afm.runs.folder import RunFolder, write_manifest
-from afm.runs.workers import work_in_parallel
 from afm.tools import Tool
 from afm.tools.registry import readers_among
 from afm.trajectory.io import RecordWriter

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from afm.configuration import Settings, read_file, validated
 from afm.errors import DataError, suggestion
-from afm.rewards.formula import DEFAULT_FORMULA
+from afm.rewards.base import DEFAULT_FORMULA
 
 _FILE = "published_scores.yaml"
 

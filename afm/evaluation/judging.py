@@ -19,12 +19,12 @@ from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.metrics import Metrics, task_of
 from afm.evaluation.run import finished_metrics, keep_metrics, records_of
 from afm.evaluation.statistics import Agreement, agreement
+from afm.play import work_in_parallel
 from afm.rewards import Sample
 from afm.rewards.judge import JudgeSettings, ModelJudge, cache_key
 from afm.rewards.judge_prompt import SCHEMA, Case
 from afm.runs.folder import RunFolder
 from afm.runs.journal import KeyedJournal
-from afm.runs.workers import work_in_parallel
 from afm.trajectory.record import Record, opened
 
 OnProgress = Callable[[int, int], None]

@@ -21,7 +21,7 @@ from afm.evaluation.page import Curve
 from afm.evaluation.paired import PairedDifference, Savings
 from afm.evaluation.statistics import Interval
 from afm.evaluation.tallies import Method
-from afm.rewards.formula import DEFAULT_FORMULA
+from afm.rewards.base import DEFAULT_FORMULA
 from afm.trajectory.record import Record
 
 VIEW_PORT = 8765

@@ -14,12 +14,11 @@ from afm.evaluation.agents import RowAgents, check_tools
 from afm.evaluation.manifest import EPISODES_FILE, Conditions, claim, make_manifest
 from afm.evaluation.metrics import Metrics, Tally
 from afm.models.base import TokenModel
-from afm.play import FailurePolicy, Job, ModelPlayer, Player, Referee, has_score
+from afm.play import FailurePolicy, Job, ModelPlayer, Player, Referee, has_score, work_in_parallel
 from afm.rewards import Reward
 from afm.rollout import PublishedProtocol
 from afm.runs.atomic import replace_text, replacing
 from afm.runs.folder import RunFolder
-from afm.runs.workers import work_in_parallel
 from afm.tools import Tool
 from afm.trajectory.io import RecordWriter, numbered_records, raw_lines, read_records
 from afm.trajectory.record import SEALING_KEY, Record, opened, sealed

@@ -1,7 +1,9 @@
-"""A GGUF file that has been opened: its fields, vocabulary and tensors."""
+"""A GGUF file that has been opened: its fields and tensors, and the tokenizer that its vocabulary makes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -110,3 +112,161 @@ class GgufFile:
             return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).float()
         except NotImplementedError as error:
             raise self.fault(f"{tensor.name}: {error}") from None
+
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+_SAMPLED_TOKENS = 2_000
+_LEAST_WHOLE = 0.95
+"""Share of tokens that must encode to themselves; SmolLM2 and Qwen2.5 reach .99."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WordSplit:
+    """How a tokenizer cuts text into words before it merges bytes.
+
+    Attributes:
+        pattern: Words; empty: those of GPT-2.
+        single_digits: Each digit is a word of its own.
+        whole_words: A word that is a token is not built by merges.
+        nfc: Texts are brought into Unicode's composed form first.
+    """
+
+    pattern: str = ""
+    single_digits: bool = False
+    whole_words: bool = False
+    nfc: bool = False
+
+
+_QWEN = _WordSplit(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}", nfc=True)
+_LLAMA_3 = _WordSplit(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}", whole_words=True)
+_WORD_SPLITS = {
+    "gpt-2": _WordSplit(),
+    "smollm": _WordSplit(single_digits=True),
+    "qwen2": _QWEN,
+    "deepseek-r1-qwen": _QWEN,
+    "llama-bpe": _LLAMA_3,
+    "llama3": _LLAMA_3,
+}
+
+CHECKED_TEXTS = (
+    "Tom has 57 coins. Tom finds 1,038 more. How many coins does Tom have?",
+    "<b>x</b><pre>\n```py\nprint(57 + 1038)\n```\n</pre>\n<output>\n1095\n</output>",
+    "  two  spaces,\ttabs,\r\n\r\nlines \n and a blank at the end ",
+    "It's Zoë's naïve café: 3.14 × 10⁻² € — “quoted”, 東京, Привет, عربى, 🤖👩\u200d🔬",
+    r"\boxed{\frac{1}{2}} don't WE'LL x_1 = y**2 # a-b/c",
+)
+
+
+def build_tokenizer(file: GgufFile) -> Any:
+    """A fast tokenizer of the file's vocabulary, merges, special tokens and chat template."""
+    from tokenizers import AddedToken, Tokenizer, models, processors
+    from transformers import PreTrainedTokenizerFast
+
+    kind, split = file.field("tokenizer.ggml.model"), file.field("tokenizer.ggml.pre", "gpt-2")
+    if kind != "gpt2":
+        raise file.fault(f"a tokenizer of the kind {kind!r}, expected byte-level BPE ('gpt2')")
+    if split not in _WORD_SPLITS:
+        raise file.fault(f"words are split as in {split!r}, expected one of {', '.join(_WORD_SPLITS)}")
+    words = _WORD_SPLITS[split]
+    used = [
+        (token, number, kind)
+        for number, (token, kind) in enumerate(zip(file.tokens, file.token_types, strict=True))
+        if kind != TokenType.UNUSED
+    ]
+    merges = [tuple(merge.split(" ", 1)) for merge in file.field("tokenizer.ggml.merges")]
+    try:
+        bpe = models.BPE(
+            vocab={token: number for token, number, _ in used},
+            merges=merges,
+            ignore_merges=words.whole_words,
+        )
+    except Exception as error:  # noqa: BLE001  # tokenizers raises no other class
+        raise file.fault(f"vocabulary and merges do not fit: {error}") from None
+    backend = Tokenizer(bpe)
+    _set_word_split(backend, words)
+    start = file.token("bos")
+    if start and file.field("tokenizer.ggml.add_bos_token", default=False):
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{start} $A",
+            pair=f"{start} $A {start} $B",
+            special_tokens=[(start, file.tokens.index(start))],
+        )
+    backend.add_tokens(
+        [
+            AddedToken(token, special=kind == TokenType.CONTROL, normalized=False)
+            for token, _, kind in used
+            if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+        ]
+    )
+    end = file.token("eos")
+    if end is None:
+        raise file.fault("it names no end token")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=start,
+        eos_token=end,
+        pad_token=file.token("padding") or end,
+        model_max_length=file.setting("context_length"),
+        clean_up_tokenization_spaces=False,
+        chat_template=file.field("tokenizer.chat_template", "") or None,
+    )
+
+
+def _set_word_split(backend: Any, words: _WordSplit) -> None:
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+
+    if words.nfc:
+        backend.normalizer = normalizers.NFC()
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.single_digits else []
+    if words.pattern:
+        steps.append(pre_tokenizers.Split(Regex(words.pattern), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words.pattern))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.ByteLevel()
+
+
+def check_tokenizer(folder: Path, built: Any, file: GgufFile) -> None:
+    """Compare the tokenizer that a folder loads with the one that was built for it.
+
+    Raises:
+        ConfigError: A text does not survive, a special token is cut, or the vocabulary is not what the merges make.
+    """
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    template = str(file.field("tokenizer.chat_template", ""))
+    for text in (*CHECKED_TEXTS, template):
+        ids = loaded.encode(text, add_special_tokens=False)
+        if ids != built.encode(text, add_special_tokens=False):
+            raise file.fault(f"its tokenizer encodes {text[:40]!r} otherwise once it is saved")
+        if (back := loaded.decode(ids, clean_up_tokenization_spaces=False)) != _normalised(built, text):
+            raise file.fault(f"its tokenizer turns {text[:40]!r} into {back[:40]!r}")
+    typed = list(enumerate(zip(file.tokens, file.token_types, strict=True)))
+    for number, (token, kind) in typed:
+        is_special = kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+        if is_special and loaded.encode(token, add_special_tokens=False) != [number]:
+            raise file.fault(f"its tokenizer cuts the special token {token!r}")
+    _check_merges(loaded, [number for number, (_, kind) in typed if kind == TokenType.NORMAL], file)
+
+
+def _normalised(tokenizer: Any, text: str) -> str:
+    """The text as the tokenizer normalises it."""
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    return str(normalizer.normalize_str(text)) if normalizer else text
+
+
+def _check_merges(tokenizer: Any, normal: Sequence[int], file: GgufFile) -> None:
+    """Whether the tokens of the vocabulary encode to themselves, as those of a BPE do but for rare exceptions."""
+    sample = normal[:: max(1, len(normal) // _SAMPLED_TOKENS)]
+    texts = [(number, tokenizer.decode([number])) for number in sample]
+    whole = [(number, text) for number, text in texts if "\ufffd" not in text]
+    same = sum(tokenizer.encode(text, add_special_tokens=False) == [number] for number, text in whole)
+    if same < _LEAST_WHOLE * len(whole):
+        raise file.fault(
+            f"only {same} of {len(whole)} tokens encode to themselves: vocabulary, merges and "
+            f"{file.field('tokenizer.ggml.pre', 'gpt-2')!r} do not belong together"
+        )

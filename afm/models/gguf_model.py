@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from afm.models.gguf_file import GgufFile
-from afm.models.gguf_tokenizer import build_tokenizer, check_tokenizer
+from afm.models.gguf_file import GgufFile, build_tokenizer, check_tokenizer
 from afm.models.load import silent_progress
 
 _CONFIG_KEYS = {

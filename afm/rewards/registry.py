@@ -19,18 +19,21 @@ from pydantic import Field, model_validator
 from afm.configuration import Settings, read_mapping, validated
 from afm.errors import AfmError, ConfigError, suggestion
 from afm.plugins import fault_of, import_module_of
-from afm.rewards.base import FormScorer, Part, Sample, Scorer
-from afm.rewards.code_tests import CodeTests
-from afm.rewards.code_tests.runner import TestPolicy
-from afm.rewards.formula import (
+from afm.rewards.base import (
     CORRECT,
     DEFAULT_FORMULA,
     FORMAT,
     OVERLONG,
     CountedTokens,
+    FormScorer,
     Formula,
     OverlongPenalty,
+    Part,
+    Sample,
+    Scorer,
 )
+from afm.rewards.code_tests import CodeTests
+from afm.rewards.code_tests.runner import TestPolicy
 from afm.rewards.judge import JudgeSettings, ModelJudge
 from afm.rewards.math import MathVerify
 from afm.rewards.text_match import ChoiceLetter, ExactMatch, MatchVariant, Substring, TokenF1

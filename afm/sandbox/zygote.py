@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 
 from afm.errors import AfmError, SandboxError, SandboxUnavailableError
 from afm.sandbox.base import ExitReason, RunResult, SandboxLimits, SandboxSettings
-from afm.sandbox.cgroup import RunGroups, group_limit, run_groups
 from afm.sandbox.interpreter import EXERCISES, MODULES, STANDARD, WARM, Identity, find_interpreter
 from afm.sandbox.jails import BubblewrapJail, find_bubblewrap
 from afm.sandbox.run import RunTask, isolation_advice, result_of
 from afm.sandbox.seccomp import filter_program
 from afm.sandbox.slots import Slots, hold_core, own_cores
+from afm.sandbox.usage import RunGroups, group_limit, run_groups
 from afm.sandbox.zygote_process import Warmth, Zygote, ZygoteLostError, ZygoteRun, zygote_options
 
 _LOG = logging.getLogger(__name__)

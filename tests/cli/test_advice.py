@@ -19,7 +19,7 @@ FOREIGN = (
     "llamafactory_patch/launcher.py",
     "llamafactory_patch/checks.py",
     "afm/findings.py",
-    "afm/cli/import_model.py",
+    "afm/cli/train.py",
 )
 OWNERS = {"verl_ext/export.py": ["export"], "afm/cli/ask.py": ["ask"], "afm/cli/ask_chat.py": ["ask"]}
 """Modules that one command alone reaches: an option that they advise must be its own."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from extras import needs
 
-from afm.cli.forecast import forecast
 from afm.cli.pipeline import Quickstart
 from afm.cli.recipes import MATH_FROM_BASE
+from afm.cli.train import forecast
 from afm.configuration import configs_folder
 from afm.errors import ConfigError
 from afm.memory_arithmetic import GIB, model_shape, multiplies_bfloat16

@@ -5,7 +5,7 @@ from itertools import combinations, islice
 
 import pytest
 
-from afm.datasets.encyclopaedia import Encyclopaedia, write_corpus, write_encyclopaedia
+from afm.datasets.encyclopaedia import Encyclopaedia, corpus_lines, write_corpus, write_encyclopaedia
 from afm.datasets.encyclopaedia.relations import (
     ATTRIBUTE_OF,
     LISTED_ON,
@@ -15,7 +15,6 @@ from afm.datasets.encyclopaedia.relations import (
     EntityKind,
     find_fact,
 )
-from afm.datasets.encyclopaedia.site import corpus_lines
 from afm.datasets.encyclopaedia.world import Names, Permutation
 from afm.datasets.mini_world import WorldSplit
 from afm.datasets.schema import read_tasks

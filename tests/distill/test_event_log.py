@@ -4,8 +4,7 @@ import pytest
 from wiki_pages import Says
 
 from afm.datasets import Task
-from afm.distill.event_log import EventKind, EventLog, read_events
-from afm.distill.merge import final_attempts
+from afm.distill.event_log import EventKind, EventLog, final_attempts, read_events
 from afm.errors import DataError
 
 

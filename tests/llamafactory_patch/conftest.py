@@ -75,7 +75,7 @@ class Pipeline:
         load_engine()
         from datasets import load_from_disk
 
-        from llamafactory_patch.bad_rows import REPORT_FILE, BadRowReport
+        from llamafactory_patch.reading import REPORT_FILE, BadRowReport
         from llamafactory_patch.tokenise import provide, tokenise
 
         training = {"stage": "sft", "do_train": True, "cutoff_len": 2048, "max_steps": 1}

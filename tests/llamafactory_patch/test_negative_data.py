@@ -10,7 +10,7 @@ from afm.datasets.negative_samples import DirectAnswer, NegativeKind, SampleMake
 from afm.datasets.negative_set import NegativeSources, write_negative
 from afm.trajectory.record import Record
 from afm.trajectory.tags import Author, Segment
-from llamafactory_patch.bad_rows import REPORT_FILE
+from llamafactory_patch.reading import REPORT_FILE
 
 MATH = load_agent("math")
 PLAN = "<plan>P.</plan><think>T.</think><code>```py\nprint(42)\n```</code>"

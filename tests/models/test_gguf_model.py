@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from extras import LazyPackage
 
-from afm.cli.import_model import make_model_folder, model_source
+from afm.cli.train import make_model_folder, model_source
 from afm.errors import ConfigError
+from afm.models.gguf_file import CHECKED_TEXTS
 from afm.models.gguf_model import import_gguf
-from afm.models.gguf_tokenizer import CHECKED_TEXTS
 from afm.models.tiny import CHAT_TEMPLATE
 
 gguf, torch, transformers = LazyPackage("gguf"), LazyPackage("torch"), LazyPackage("transformers")

@@ -7,7 +7,7 @@ import pytest
 from afm.agents import load_agent
 from afm.errors import ConfigError
 from afm.rewards import Sample
-from afm.rewards.formula import CountedTokens, Formula, OverlongPenalty
+from afm.rewards.base import CountedTokens, Formula, OverlongPenalty
 from afm.trajectory.tags import Author, Segment
 
 NAMES = ("correct", "format", "overlong")

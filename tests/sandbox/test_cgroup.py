@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from afm.sandbox.cgroup import CpuGroup, MemoryGroup, RunGroups, cpu_groups, group_limit, run_groups
+from afm.sandbox.usage import CpuGroup, MemoryGroup, RunGroups, cpu_groups, group_limit, run_groups
 
 
 def test_the_limit_leaves_room_for_files() -> None:

@@ -24,8 +24,8 @@ from afm.datasets import Task
 from afm.distill.model_team.settings import anchored
 from afm.distill.queries.askers import Answered, QuestionAsker
 from afm.errors import EngineError, RefusedError, RewardError, SandboxUnavailableError, ToolError
+from afm.play import work_in_parallel
 from afm.runs.journal import Journal, read_rows
-from afm.runs.workers import work_in_parallel
 from afm.seeds import episode_seed
 
 

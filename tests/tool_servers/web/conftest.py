@@ -10,8 +10,7 @@ import pytest
 import yaml
 from tool_server import ToolServer, ToolServerProcess, running
 
-from afm.datasets.encyclopaedia import Encyclopaedia, site_server
-from afm.datasets.encyclopaedia.site import write_corpus
+from afm.datasets.encyclopaedia import Encyclopaedia, site_server, write_corpus
 from afm.tools import load_tools
 
 ROOT = Path(__file__).parents[3]
