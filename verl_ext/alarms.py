@@ -170,6 +170,14 @@ class Alarms(Settings):
     no_signal: NoSignal | None = NoSignal()
     long_tail: LongTail | None = LongTail()
 
+    def without_weights(self) -> Alarms:
+        """For an engine that does not show its weights: other probabilities end the run, unless an action is set."""
+        if self.mismatch is None or "action" in self.mismatch.model_fields_set:
+            return self
+        return self.model_copy(
+            update={"mismatch": self.mismatch.model_copy(update={"action": AlarmAction.STOP})}
+        )
+
 
 class RaisedAlarm(Settings):
     """An alarm that went off: one line of ``alarms.jsonl``."""

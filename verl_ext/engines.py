@@ -16,6 +16,7 @@ from typing import Any
 
 from afm.configuration import read_mapping
 from afm.findings import Finding, Level
+from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.patching import VLLM_ON_CPU
 
 ENGINE = "actor_rollout_ref.rollout.name"
@@ -24,6 +25,9 @@ _GIB = 1 << 30
 
 GPU_RELEASES = {"vllm": "0.24.0", "sglang": "0.5.12"}
 """Engines of the GPU locks in ``requirements/``."""
+
+SHOW_WEIGHTS = (CPU_ENGINE, "vllm")
+"""Engines whose weights can be compared with the trainer's (:mod:`verl_ext.weight_proof`)."""
 
 
 def cpu_defaults(engine: str | None) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from verl_ext.checkpoints import (
     saved_step,
 )
 from verl_ext.command import command, environment, total_steps, trainer_environment
-from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME
+from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME, engine_of
 from verl_ext.doctor import start_findings
+from verl_ext.engines import SHOW_WEIGHTS
 from verl_ext.export import AGENT_FILE, base_of, export_model, prompts_of
 from verl_ext.failures import (
     forget_failures,
@@ -152,7 +153,10 @@ class Run:
         forget_after(self._out, step, validated_again=bool(config.trainer.val_before_train))
         metrics = MetricsLog(self._out, step)
         rows = read_metrics(self._out / METRICS_FILE)
-        watch = Watch(self._settings.alarms, rows, self._out / ALARMS_FILE)
+        alarms = self._settings.alarms
+        if self._settings.weight_proof and engine_of(self._settings) not in SHOW_WEIGHTS:
+            alarms = alarms.without_weights()
+        watch = Watch(alarms, rows, self._out / ALARMS_FILE)
         print(f"training to step {total}" + (f", resuming after step {step}" if step else ""), flush=True)
         print(f"log: {self._out / LOG_FILE}", flush=True)
         log = self._out / LOG_FILE

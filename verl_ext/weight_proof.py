@@ -21,11 +21,9 @@ from torch.distributed.tensor import DTensor
 
 from afm.errors import EngineError
 from verl_ext.algorithms import CPU_ENGINE
+from verl_ext.engines import SHOW_WEIGHTS
 from verl_ext.lora import matrix_of, served_name
 from verl_ext.shards import piece
-
-ENGINES = (CPU_ENGINE, "vllm")
-"""Rollout engines that show their weights (``served_fingerprints`` of verl's adapter)."""
 
 _SHOWN = 3
 _CHUNK = 1 << 20
@@ -249,8 +247,11 @@ def _make(worker: Any) -> tuple[WeightProof | None, str]:
         return None, "the trainer does not use FSDP2 (actor.strategy: fsdp2)"
     if rollout.get("quantization"):
         return None, f"the engine quantizes them ({rollout.quantization})"
-    if rollout.name not in ENGINES:
-        return None, f"{rollout.name} does not show them"
+    if rollout.name not in SHOW_WEIGHTS:
+        return (
+            None,
+            f"{rollout.name} does not show them (the alarm `mismatch` ends the run where probabilities differ)",
+        )
     dtype = torch.float32 if rollout.name == CPU_ENGINE else PrecisionType.to_dtype(rollout.dtype)
     lora = worker.config.model.get("lora") or {}
     module = worker.actor.engine.module
@@ -289,7 +290,7 @@ async def compare_received(worker: Any, step: int | None) -> None:
     Raises:
         WeightsDifferError: They differ.
     """
-    if worker.rollout_config.name not in ENGINES or not wanted(worker.rollout_config):
+    if worker.rollout_config.name not in SHOW_WEIGHTS or not wanted(worker.rollout_config):
         return
     if not hasattr(worker, "afm_proof"):
         worker.afm_proof = WeightProof(torch.float32)  # of use for its memory of the last sync only

@@ -52,6 +52,16 @@ def test_each_alarm_goes_off_once_when_its_condition_has_held_long_enough(
     assert went_off([{}] * 3 + [bad] * 9, tmp_path, **{name: None}) == []
 
 
+def test_other_probabilities_end_a_run_whose_engine_hides_its_weights() -> None:
+    for given, action in [({}, "stop"), ({"above": 0.1}, "stop"), ({"action": "checkpoint"}, "checkpoint")]:
+        asked = Alarms.model_validate({"mismatch": given})
+        hidden = asked.without_weights()
+        assert hidden.mismatch is not None
+        assert hidden.mismatch.action == action
+        assert hidden.mismatch.above == given.get("above", 0.01)
+    assert Alarms.model_validate({"mismatch": None}).without_weights().mismatch is None
+
+
 @pytest.mark.parametrize("falls", [{"format": 0.8}, {"agent_tokens": 30.0}])
 def test_a_reward_that_jumps_while_format_or_length_fall_is_suspicious(tmp_path: Path, falls: Row) -> None:
     found = went_off([{}] * 5 + [{"reward": 0.8} | falls] * 5, tmp_path)
