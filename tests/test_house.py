@@ -20,10 +20,11 @@ def figures() -> object:
 # on-policy distillation; 4 files and 550 lines for GGUF files and `afm import`; 1 file and 450 lines
 # for vLLM as a rollout engine on CPUs;
 # 2 files and 450 lines for SVAMP and GSM8K; 3 files and 850 lines for the proof that weights arrive and LoRA in reinforcement;
-# 1 file and 400 lines for the quickstart from a pre-trained model; 10 files and 2,000 lines for the sessions of harnesses.
+# 1 file and 400 lines for the quickstart from a pre-trained model; 10 files and 2,000 lines for the sessions of harnesses;
+# 6 files and 1,600 lines for programs as agents in reinforcement, evaluation and distillation.
 WALLS = {
-    "files": 347,
-    "lines": 81_676,
+    "files": 353,
+    "lines": 83_276,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

@@ -106,7 +106,9 @@ class AfmAgentLoop(AgentLoopBase):
         super().__init__(*args, **kwargs)
         self._settings = str(settings)
 
-    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+    async def run(
+        self, sampling_params: dict[str, Any], **row: Any
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Answer the question of ``row`` and score the answer.
 
         A failing tool is part of the episode. Any other error is written down. That of an engine is raised, and our sampler
@@ -123,11 +125,13 @@ class AfmAgentLoop(AgentLoopBase):
                 row.get("raw_prompt"),
                 error,
                 step=int(row.get("global_steps") or 0),
-                episode=_name(row),
+                episode=episode_name(row),
                 fatal=fatal,
             )
             if not fatal:
-                sample = failed_sample(error, row, episode=_name(row), token=self.tokenizer.eos_token_id)
+                sample = failed_sample(
+                    error, row, episode=episode_name(row), token=self.tokenizer.eos_token_id
+                )
                 if load_episode_settings(self._settings).teacher is not None and not validating():
                     sample.extra_fields[SCORES] = torch.zeros(1)  # samples of a batch have the same fields
                 return sample
@@ -146,22 +150,16 @@ class AfmAgentLoop(AgentLoopBase):
 
     async def _run(
         self, shared: Surroundings, task: Task, sampling_params: Mapping[str, Any], row: Mapping[str, Any]
-    ) -> AgentLoopOutput:
-        rollout, seed = self.rollout_config, _seed(shared.settings.seed, task, row)
-        model = ServerModel(
-            self.server_manager,
-            ChatTokenizer(self.tokenizer, _end_ids(self.config.actor_rollout_ref.model.path)),
-            engine=rollout.name,
-            request_id=_request_id(rollout, seed),
-            context_tokens=room_of(rollout),
-        )
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
+        rollout, seed = self.rollout_config, episode_seed(shared.settings.seed, task, row)
+        model = self._model(self._codec(), request_id(rollout, seed))
         episode = await run_episode(
             shared.route.spec,
             model,
             shared.tools,
             task.question,
             prompt_ids=prompt_ids(shared.route.spec, shared.route.prompt, model, task, rollout.prompt_length),
-            sampling=_sampling(sampling_params, rollout.response_length),
+            sampling=sampling_of(sampling_params, rollout.response_length),
             seed=seed,
         )
         self._check_length(episode, task)
@@ -170,7 +168,7 @@ class AfmAgentLoop(AgentLoopBase):
         refuse_non_finite(
             {**verdict.parts, "score": verdict.score},
             data_source=task.data_source,
-            episode=f"{_name(row)} (question {task.id})",
+            episode=f"{episode_name(row)} (question {task.id})",
         )
         score_seconds = time.perf_counter() - begun
         self._keep(shared, task, episode, verdict, row)
@@ -187,18 +185,42 @@ class AfmAgentLoop(AgentLoopBase):
             score_seconds=score_seconds,
             mask_observations=shared.settings.mask_observations,
         )
+        await self._add_teacher(shared, sample)
+        return sample
+
+    def _codec(self) -> ChatTokenizer:
+        return ChatTokenizer(self.tokenizer, _end_ids(self.config.actor_rollout_ref.model.path))
+
+    def _model(self, codec: ChatTokenizer, request: str) -> ServerModel:
+        """The rollout servers as the model of one episode; ``request`` is its id there."""
+        rollout = self.rollout_config
+        return ServerModel(
+            self.server_manager,
+            codec,
+            engine=rollout.name,
+            request_id=request,
+            context_tokens=room_of(rollout),
+        )
+
+    async def _add_teacher(self, shared: Surroundings, sample: AgentLoopOutput) -> None:
+        """Put the teacher's log-probabilities into a training sample, where there is a teacher."""
         if (teacher := shared.settings.teacher) is not None and not validating():
             scorer = shared_teacher(teacher.model, teacher.name, shared.settings.model)
             scores = await score_response(scorer, sample.prompt_ids, sample.response_ids)
             sample.extra_fields[SCORES] = torch.tensor(scores)
-        return sample
 
     def _keep(
-        self, shared: Surroundings, task: Task, episode: Episode, verdict: Verdict, row: Mapping[str, Any]
+        self,
+        shared: Surroundings,
+        task: Task,
+        episode: Episode,
+        verdict: Verdict,
+        row: Mapping[str, Any],
+        **provenance: Any,
     ) -> None:
         if shared.settings.output_dir is None:
             return
-        seed, step = _seed(shared.settings.seed, task, row), int(row.get("global_steps") or 0)
+        seed, step = episode_seed(shared.settings.seed, task, row), int(row.get("global_steps") or 0)
         per_step = self.config.data.get("train_batch_size", 1) * self.rollout_config.get("n", 1)
         sampled = seed % _SHARES < _SHARES * shared.settings.episodes_per_step / per_step
         if not worth_keeping(episode.stop, sampled=sampled):
@@ -206,7 +228,7 @@ class AfmAgentLoop(AgentLoopBase):
         record = episode_record(
             episode,
             shared.route.spec,
-            id=_name(row),
+            id=episode_name(row),
             question=task.question,
             ground_truth=task.ground_truth,
             data_source=task.data_source,
@@ -214,7 +236,8 @@ class AfmAgentLoop(AgentLoopBase):
             verdict=verdict,
             provenance={"task": task.id, "step": step}
             | ({ROUTE_KEY: shared.route.name} if shared.route.name else {})
-            | ({"validation": True} if validating() else {}),
+            | ({"validation": True} if validating() else {})
+            | provenance,
         )
         keep(shared.settings.output_dir, step, record, sampled=sampled)
 
@@ -266,18 +289,19 @@ def _task(row: Mapping[str, Any]) -> Task:
 _COLUMNS = ("data_source", "ability", "reward_model", "extra_info", "question")
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def episode_name(row: Mapping[str, Any]) -> str:
     """An episode's: step, prompt and number of the sample."""
     return f"{int(row.get('global_steps') or 0)}/{row['uid']}/{row.get('session_id', 0)}"
 
 
-def _request_id(rollout: Any, seed: int) -> str:
+def request_id(rollout: Any, seed: int) -> str:
     """What verl chooses the server by; with ``full_determinism`` the same in each run (vLLM would want it unique)."""
     fixed = rollout.name == CPU_ENGINE and rollout.get("full_determinism")
     return f"det-{seed}" if fixed else uuid4().hex
 
 
-def _sampling(params: Mapping[str, Any], response_tokens: int) -> SamplingParams:
+def sampling_of(params: Mapping[str, Any], response_tokens: int) -> SamplingParams:
+    """How to sample, from what verl hands over; ``response_tokens`` bound one generation."""
     return SamplingParams(
         max_new_tokens=response_tokens,
         temperature=float(params.get("temperature", 1.0)),
@@ -286,7 +310,7 @@ def _sampling(params: Mapping[str, Any], response_tokens: int) -> SamplingParams
     )
 
 
-def _seed(seed: int, task: Task, row: Mapping[str, Any]) -> int:
+def episode_seed(seed: int, task: Task, row: Mapping[str, Any]) -> int:
     """The same for the same sample of the same draw of a question in the same step, and different for every other.
 
     A question may be drawn more than once in a step; each process counts its own draws, and on a CPU there is one.

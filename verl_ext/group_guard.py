@@ -32,6 +32,9 @@ DRIFT = "token_drift"
 """Key of a sample's facts: tokens trained on that were not sampled exactly so. Anything but 0 ends the run."""
 AGENT = "agent"
 """Key of a sample's facts: which of the run's agents it is; absent where there is one."""
+HARNESS = "harness_"
+"""What the facts of a sample begin with that are counted over all samples, those without a score included: what became of
+the programs of a run whose agent is a program."""
 PARTS = ("score", "acc", "correct", "format", "overlong")
 """Facts that are also averaged by source."""
 AGENT_PARTS = (*PARTS, "tool_calls", "tool_failures", "agent_tokens", "response_tokens", "cut_short")
@@ -247,7 +250,7 @@ class GroupLedger:
         facts["groups/failed_samples"] = float(failed)
         facts["groups/abstained_samples"] = float(total - len(samples) - failed)
         facts |= self._tokens(entries) | _means_of(samples) | _kept_by_agent(entries.values())
-        return facts
+        return facts | _counts_of_programs(entries.values())
 
     def _tokens(self, entries: Mapping[str, Entry]) -> dict[str, float]:
         """The agent's tokens, and the share of them in groups that are not trained on."""
@@ -268,9 +271,19 @@ def _kept_by_agent(entries: Iterable[Entry]) -> dict[str, float]:
     return {key: float(count) for key, count in counts.items()}
 
 
+def _counts_of_programs(entries: Iterable[Entry]) -> dict[str, float]:
+    counts: Counter[str] = Counter()
+    for entry in entries:
+        for sample in entry.group.samples:
+            counts.update({key: value for key, value in sample.items() if key.startswith(HARNESS)})
+    return {f"harness/{key.removeprefix(HARNESS)}": float(count) for key, count in counts.items()}
+
+
 def _means_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     means: dict[str, float] = {}
     for key in sorted({key for sample in samples for key in sample} - _WORDS):
+        if key.startswith(HARNESS):
+            continue
         means[f"rollout/{key}"] = _mean(samples, key)
     seconds = [float(sample["seconds"]) for sample in samples if "seconds" in sample]
     if seconds:

@@ -103,7 +103,7 @@ def keep_advantages(queue: Any, batch: Any, output_dir: Path, step: int) -> None
     """Nothing that goes wrong here ends a training."""
     try:
         kept = kept_episodes(output_dir, step)
-        keys = {key: kept[name] for key in batch.keys if (name := _name(key)) in kept}
+        keys = {key: kept[name] for key in _last_outputs(batch.keys) if (name := _name(key)) in kept}
         if not keys:
             return
         fields = ["advantages", "response_mask"]
@@ -141,6 +141,16 @@ def write_advantages(output_dir: Path, rows: Iterable[tuple[int, str, Advantages
     for step, added in by_step.items():
         episodes = episodes_file(output_dir, step)
         replace_text(advantages_file(episodes), json.dumps({**load_advantages(episodes), **added}) + "\n")
+
+
+def _last_outputs(keys: Iterable[str]) -> list[str]:
+    """Of each sample the last sequence, which its record shows."""
+    last: dict[str, str] = {}
+    for key in keys:
+        sample, _, number = key.rpartition("_")
+        if sample not in last or int(number) > int(last[sample].rpartition("_")[2]):
+            last[sample] = key
+    return list(last.values())
 
 
 def _name(key: str) -> str:

@@ -53,6 +53,8 @@ from verl_ext.settings import SETTINGS_FILE, RlSettings, as_plain, load_settings
 LOG_FILE = "training.log"
 PROCESS_FILE = "processes.json"
 MODEL_DIR = "model"
+_LOOPS = {False: "verl_ext.agent_loop.AfmAgentLoop", True: "verl_ext.harness_loop.HarnessAgentLoop"}
+"""The agent loop of a run, by whether a program of the user's is the agent."""
 _LOG_TAIL = 1 << 16
 """Bytes at the log's end in which a reason is looked for."""
 
@@ -239,7 +241,7 @@ class Run:
         (self._out / SETTINGS_FILE).write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
         loop = {
             "name": AGENT_LOOP_NAME,
-            "_target_": "verl_ext.agent_loop.AfmAgentLoop",
+            "_target_": _LOOPS[self._settings.harness is not None],
             "settings": str(self._out / SETTINGS_FILE),
         }
         (self._out / AGENT_LOOP_FILE).write_text(yaml.safe_dump([loop], sort_keys=False), encoding="utf-8")

@@ -31,6 +31,8 @@ NAMES = {
     "agent_tokens": "rollout/agent_tokens",
     "response_tokens": "rollout/response_tokens",
     "cut_short": "rollout/cut_short",
+    "trajectories": "rollout/trajectories",
+    "branches": "rollout/branches",
     "episode_seconds": "rollout/seconds",
     "slowest_episode_seconds": "rollout/slowest_seconds",
     "token_drift": "rollout/token_drift",
@@ -51,6 +53,12 @@ NAMES = {
     "groups_surplus": "groups/surplus",
     "abstained_samples": "groups/abstained_samples",
     "failed_episodes": "groups/failed_samples",
+    "program_timeouts": "harness/timeout",
+    "program_crashes": "harness/crashed",
+    "program_floods": "harness/output",
+    "program_silences": "harness/silent",
+    "program_retries": "harness/retries",
+    "program_leftovers": "harness/left_behind",
     "generated_tokens": "groups/agent_tokens",
     "unused_share": "groups/unused_share",
     "questions_asked": "curriculum/asked",
@@ -81,8 +89,10 @@ NAMES = {
 included. ``entropy`` is the mean over the tokens trained on, in nats, in every ``loss_agg_mode``
 (:func:`verl_ext.patches.report_entropy_of_a_token`). ``policy_loss`` has the unit of that mode. ``batch_reward`` and
 everything from ``actor/`` is over the trained batch. ``groups_surplus`` counts groups that could have been trained on
-when the step was already full. ``validation_`` values are means over the scored episodes of verl's own validation
-(``val_files``), in the lines of the steps that ``trainer.test_freq`` names. ``solved`` is ``correct * format``."""
+when the step was already full. ``program_`` values count how the attempts of a harness ended
+(:mod:`afm.harness.episode`). ``trajectories`` are those of one of its episodes. ``validation_`` values are means over
+the scored episodes of verl's own validation (``val_files``), in the lines of the steps that ``trainer.test_freq``
+names. ``solved`` is ``correct * format``."""
 
 
 _GROUPED = {
@@ -203,7 +213,7 @@ def _steps(path: Path, lines: Sequence[str]) -> list[dict[str, Any]]:
 UNUSED_SHARE, AGENT_TOKENS = "groups/unused_share", "groups/agent_tokens"
 _AGGREGATIONS = (
     (re.compile(UNUSED_SHARE), "weighted_avg"),
-    (re.compile(r"groups/.*"), "sum"),
+    (re.compile(r"(groups|harness)/.*"), "sum"),
     (re.compile(r"curriculum/.*"), "last"),
     (re.compile(r"rollout/slowest_seconds"), "max"),
     (re.compile(r"(source|validation_source)/.*|(rollout|validation)/[^/]*", re.DOTALL), "weighted_avg"),

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from afm.harness.credit import Credit
 from verl_ext import sync_patches
-from verl_ext.algorithms import CPU_ENGINE
+from verl_ext.algorithms import CPU_ENGINE, CREDIT
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, begin_checkpoint, stored_world_size
 from verl_ext.curriculum import start_curriculum
 from verl_ext.group_guard import SAMPLER
@@ -21,6 +22,7 @@ from verl_ext.kept_episodes import keep_advantages
 from verl_ext.metrics import AGENT_TOKENS, UNUSED_SHARE, aggregation_of, validation, validation_means
 from verl_ext.patching import PATCHES, VLLM_ON_CPU, after_import, check_verl, patch, target
 from verl_ext.teacher import REVERSE_KL, placeholder_estimator, write_reverse_kl
+from verl_ext.training_sample import share_advantages
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
 
@@ -284,10 +286,10 @@ async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, **ro
 
 @patch(_TRAINER, "PPOTrainer._compute_advantage")
 def complete_advantages(original: Any) -> Any:
-    """Take the advantages of a run with a teacher from the teacher, and write those of kept episodes down.
+    """Take the advantages of a run with a teacher from the teacher, share those of an episode, and write kept ones down.
 
-    Symptom: an estimator of our own sees neither log-probabilities nor what an agent loop adds to a sample; the episodes that
-    a run keeps do not show which were encouraged.
+    Symptom: an estimator of our own sees neither log-probabilities nor what an agent loop adds to a sample (the share of a
+    trajectory, for example). The episodes that a run keeps do not show which were encouraged.
     Cause: verl/trainer/ppo/v1/trainer_base.py:1745 names the fields that it reads, verl/trainer/ppo/ray_trainer.py:251 those
     that it hands to an estimator, and the result goes from the transfer queue to the workers only.
     """
@@ -299,6 +301,8 @@ def complete_advantages(original: Any) -> Any:
         if self.config.algorithm.adv_estimator == REVERSE_KL:
             computed, teacher = write_reverse_kl(transfer_queue, computed, self.config.algorithm.teacher_clip)
             metrics.update(teacher)
+        elif (self.config.trainer.get("afm") or {}).get(CREDIT) == Credit.BY_TURN:
+            computed = share_advantages(transfer_queue, computed)
         options = self.config.trainer.v1.sampler.get("sampler_kwargs") or {}
         if folder := options.get("output_dir"):
             keep_advantages(transfer_queue, batch, Path(folder), self.global_steps)

@@ -206,6 +206,7 @@ class _Guarded(ReplayBuffer):
         self._unscored = {key for key in self._unscored if key.split("_")[0] in uids}
 
     def _judge(self, uid: str, group: dict[str, Mapping[str, Any]]) -> None:
+        sequences, group = group, one_of_each_episode(group)
         if drift := sum(float(sample.get(DRIFT, 0.0)) for sample in group.values()):
             raise EngineError(
                 f"{drift:.0f} tokens of the samples {', '.join(sorted(group))} are not those that the rollout engine was "
@@ -233,8 +234,8 @@ class _Guarded(ReplayBuffer):
             curriculum.record(samples.scored[0][QUESTION], fmean(float(s[SOLVED]) for s in samples.scored))
         if fate is GroupFate.ALIKE:
             self._alike[uid] = float(samples.scored[0][str(self.filter_groups_metric)])
-        unscored = group if fate is GroupFate.VOID else {k: s for k, s in group.items() if s.get(ABSTAINED)}
-        self._unscored.update(unscored)
+        void = fate is GroupFate.VOID
+        self._unscored.update(key for key, facts in sequences.items() if void or facts.get(ABSTAINED))
 
     def _bound_failures(self, errors: list[str], episodes: int) -> None:
         """End a run in which too many episodes failed."""
@@ -301,6 +302,18 @@ class _Guarded(ReplayBuffer):
     def _waiting(self, trained: set[str]) -> set[str]:
         """Finished groups that a later step may train on."""
         return set()
+
+
+def one_of_each_episode(group: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The facts of a group by episode: an episode may have several sequences, all with the facts of the whole.
+
+    Args:
+        group: Facts by key, ``UID_SAMPLE_OUTPUT``.
+    """
+    last: dict[str, str] = {}
+    for key in sorted(group, key=lambda key: int(key.rpartition("_")[2])):
+        last[key.rpartition("_")[0]] = key
+    return {key: group[key] for key in last.values()}
 
 
 class GuardedBuffer(_Guarded):

@@ -13,6 +13,7 @@ from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
 from afm.agents.prompt_record import record_of_model
 from afm.configuration import Settings, apply_overrides, override_key, read_extended, read_in_place, validated
 from afm.errors import UsageError
+from afm.harness.settings import HarnessSettings, anchor_harness
 from afm.presets import take_preset
 from afm.rollout import Episode
 from afm.rollout.routes import AgentRoute, AgentRoutes, Routes, anchor_routes, routes_of
@@ -97,6 +98,9 @@ class EpisodeSettings(Settings):
     """Unfinished episodes to exclude from training and from their group's mean: ``truncated`` (a limit ended
     them), ``void`` (no call, no answer), ``failed`` (a tool or the engine failed). A validation counts all of
     them."""
+    harness: HarnessSettings | None = None
+    """A program of your own is the agent: ``command``, ``reward``, ``credit``, ``timeout_s``, ``retries``,
+    ``concurrency``, ``max_output_bytes``, ``sandbox``. See docs/harness.md."""
     teacher: TeacherChoice | None = None
     """Distils from a teacher: the advantage of each token is the teacher's log-probability minus the student's, and
     rewards are only reported. Keys: ``model`` (folder or address), ``name``, ``clip``."""
@@ -120,6 +124,11 @@ class EpisodeSettings(Settings):
     def _some_agent(self) -> EpisodeSettings:
         if not self.agent and not self.agents:
             raise ValueError("agent: missing, but required")
+        if self.harness is not None and (self.agents or self.tools is not None):
+            raise ValueError(
+                "harness: its program has an agent and tools of its own; remove `agents` and `tools`. `agent` says in "
+                "which form its answers are judged"
+            )
         return self
 
     def spec(self) -> AgentSpec:
@@ -267,6 +276,7 @@ def _anchor(data: dict[str, Any], folder: Path) -> None:
         if isinstance(value, str) and (key != "agent" or value.endswith((".yaml", ".yml"))):
             data[key] = str(folder / value)
     anchor_routes(data, lambda value: str(folder / value))
+    anchor_harness(data, folder)
 
 
 def as_plain(settings: BaseModel) -> dict[str, Any]:

@@ -89,9 +89,8 @@ class ServerModel(TokenModel):
         self._end_ids = tokenizer.end_ids
         self._engine = engine
         self._request_id = request_id
-        self._asked: list[int] = []
-        self._sampled: list[tuple[int, tuple[int, ...]]] = []
-        self._rewritten = 0
+        self._sampled: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        """What the servers returned, by what they were given."""
         self.weight_versions: list[int] = []
         self.preempted = -1
 
@@ -120,31 +119,29 @@ class ServerModel(TokenModel):
             )
         self._remember(output.extra_fields, output.num_preempted)
         generation = self._ended(Generation(ids, logprobs, FinishReason.STOP), params, output.stop_reason)
-        self._follow(prompt_ids, generation.token_ids)
+        self._sampled.setdefault(tuple(prompt_ids), []).append(generation.token_ids)
         return generation
 
     def drift(self, episode: Episode) -> int:
-        """Tokens of an episode that are not what the servers were given and returned; 0 when training is exact.
+        """Tokens to be trained on that are not what the servers were given and returned; 0 when training is exact.
 
-        Counts tokens of a prompt that changed between turns, agent tokens that differ from the sampled ones, and agent
-        tokens that were not sampled. What was sampled beyond a stop string is dropped, which is no drift.
+        A token counts as exact if a server returned it at its place, in an answer to exactly the tokens before that answer.
+        What was sampled beyond a stop string is dropped, which is no drift.
         """
-        start, exact = len(episode.prompt_ids), 0
-        ends = [at for at, _ in self._sampled[1:]] + [start + len(episode.response_ids)]
-        for (at, sampled), end in zip(self._sampled, ends, strict=False):  # no generation, no end
-            here = slice(at - start, end - start)
-            kept = zip(episode.response_ids[here], episode.response_mask[here], sampled, strict=False)
-            exact += sum(bool(by_agent) and token == returned for token, by_agent, returned in kept)
-        return self._rewritten + sum(episode.response_mask) - exact
+        ids, mask = (*episode.prompt_ids, *episode.response_ids), episode.response_mask
+        begin, exact = len(episode.prompt_ids), 0
+        at = begin
+        while at < len(ids):
+            if not mask[at - begin]:
+                at += 1
+                continue
+            answers = self._sampled.get(ids[:at], ())
+            same = max((_same(ids[at:], mask[at - begin :], answer) for answer in answers), default=0)
+            exact, at = exact + same, at + max(same, 1)
+        return sum(mask) - exact
 
     async def close(self) -> None:
         """The servers belong to verl."""
-
-    def _follow(self, prompt_ids: Sequence[int], sampled: tuple[int, ...]) -> None:
-        before, self._asked = self._asked, list(prompt_ids)
-        if self._asked[: len(before)] != before:
-            self._rewritten += sum(old != new for old, new in zip(before, self._asked, strict=False))
-        self._sampled.append((len(self._asked), sampled))
 
     def _ended(self, sampled: Generation, params: SamplingParams, stop_reason: str | None) -> Generation:
         """What was sampled up to the first stop string, with the reason why it ended.
@@ -177,6 +174,20 @@ class ServerModel(TokenModel):
             self.preempted = max(self.preempted, 0) + preempted
 
 
+def _same(ids: Sequence[int], mask: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many tokens to be trained on are the first ones of an answer."""
+    same = 0
+    for token, by_agent, returned in zip(ids, mask, sampled, strict=False):
+        if not by_agent or token != returned:
+            break
+        same += 1
+    return same
+
+
+LOGGED = "reward_extra_info"
+"""Where verl looks for what is logged of a sample."""
+SHARE = "credit"
+"""Key of a sample of a harness: its share in its episode's advantage."""
 _ERROR_CHARACTERS = 500
 """Of an error that travels with its sample; ``failures.jsonl`` has it whole."""
 
@@ -226,7 +237,7 @@ def training_sample(
             num_preempted=model.preempted,
         ),
         extra_fields={
-            "reward_extra_info": facts(episode, verdict)
+            LOGGED: facts(episode, verdict)
             | {DRIFT: float(model.drift(episode))}
             | ({AGENT: agent} if agent else {}),
             "min_global_steps": min(versions),
@@ -236,6 +247,7 @@ def training_sample(
             QUESTION: question_index,
             ABSTAINED: verdict.evidence if verdict.abstained else "",
             FAILED: "",
+            SHARE: 1.0,
         },
     )
 
@@ -247,11 +259,27 @@ def failed_sample(error: Exception, row: Mapping[str, Any], *, episode: str, tok
         error: Why it failed.
         row: Of the data.
         episode: Its name.
+        token: See :func:`unscored_sample`.
+    """
+    message = f"episode {episode}: {type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
+    sample = unscored_sample(f"failed: {message}", row, token=token)
+    sample.extra_fields[FAILED] = message
+    return sample
+
+
+def unscored_sample(
+    evidence: str, row: Mapping[str, Any], *, token: int, more: Mapping[str, float] | None = None
+) -> AgentLoopOutput:
+    """A sample for an episode of which nothing was sampled.
+
+    Args:
+        evidence: Why it has no score.
+        row: Of the data.
         token: Stands for prompt and response, of which verl wants one token each.
+        more: Further facts.
     """
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-    message = f"episode {episode}: {type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
     step = int(row.get("global_steps") or 0)
     return AgentLoopOutput(
         prompt_ids=[token],
@@ -262,16 +290,39 @@ def failed_sample(error: Exception, row: Mapping[str, Any], *, episode: str, tok
         num_turns=1,
         metrics=AgentLoopMetrics(),
         extra_fields={
-            "reward_extra_info": {"score": 0.0, "acc": 0.0, ABSTAINED: 1.0},
+            LOGGED: {"score": 0.0, "acc": 0.0, ABSTAINED: 1.0, **(more or {})},
             "min_global_steps": step,
             "max_global_steps": step,
             "stop": StopReason.ABORTED.value,
             SOURCE: str(row.get("data_source") or ""),
             QUESTION: str(row.get("index", "")),
-            ABSTAINED: f"failed: {message}",
-            FAILED: message,
+            ABSTAINED: evidence,
+            FAILED: "",
+            SHARE: 1.0,
         },
     )
+
+
+def share_advantages(queue: Any, batch: Any) -> Any:
+    """Multiply the advantages of a batch in verl's transfer queue by the share of each sequence (:data:`SHARE`).
+
+    Returns:
+        The batch as the queue has it now.
+    """
+    import torch
+    from tensordict import TensorDict
+
+    data = queue.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages", "extra_fields"]
+    )
+    extras = [getattr(extra, "data", extra) for extra in data["extra_fields"]]
+    shared = [
+        values * float(extra.get(SHARE, 1.0))
+        for values, extra in zip(data["advantages"].unbind(), extras, strict=True)
+    ]
+    nested = torch.nested.as_nested_tensor(shared, layout=torch.jagged)
+    output = TensorDict({"advantages": nested, "returns": nested}, batch_size=len(batch))
+    return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=output)
 
 
 def _trained_length(mask: Sequence[int]) -> int:

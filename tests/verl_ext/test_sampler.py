@@ -130,6 +130,70 @@ def test_groups_that_are_alike_are_replaced_and_counted(put: Any, tmp_path: Path
     assert metrics["rollout/acc"] == pytest.approx(4 / 12)
 
 
+def test_an_episode_with_several_sequences_counts_once(queue: Any, put: Any, tmp_path: Path) -> None:
+    """Group a: two episodes, the second with three sequences. Counted by sequence its mean would be 3/4."""
+    import torch
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    put("a", 0, 1, None)
+    put("b", 1, 0, 0)
+    facts = {"acc": 1.0, "abstained": 0.0, "harness_timeout": 2.0, "token_drift": 0.0}
+    more = {"reward_extra_info": facts, "abstained": "", "failed": "", "data_source": "nq"}
+    row = {"rm_scores": torch.tensor([0.0, 1.0]), "extra_fields": more}
+    queue.kv_batch_put(
+        keys=["a_1_1", "a_1_2"],
+        partition_id="train",
+        fields=list_of_dict_to_tensordict([row, row]),
+        tags=[{"status": "success", "seq_len": 2}] * 2,
+    )
+    batch, metrics = sampler(tmp_path).sample(1, "train", 2)
+    assert sorted(batch.keys) == ["a_0_0", "a_1_0", "a_1_1", "a_1_2", "b_0_0", "b_1_0", "b_2_0"]
+    assert metrics["rollout/acc"] == pytest.approx(2 / 5)
+    assert (metrics["groups/abstained_samples"], metrics["harness/timeout"]) == (1, 2)
+
+
+def test_an_episode_with_an_abstention_leaves_with_all_of_its_sequences(
+    queue: Any, put: Any, tmp_path: Path
+) -> None:
+    import torch
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    put("a", 0, 1, None)
+    put("b", 1, 0, 0)
+    facts = {"acc": 0.0, "abstained": 1.0}
+    more = {"reward_extra_info": facts, "abstained": "hung", "failed": "", "data_source": "nq"}
+    queue.kv_batch_put(
+        keys=["a_2_1"],
+        partition_id="train",
+        fields=list_of_dict_to_tensordict([{"rm_scores": torch.zeros(2), "extra_fields": more}]),
+        tags=[{"status": "success", "seq_len": 2}],
+    )
+    batch, metrics = sampler(tmp_path).sample(1, "train", 2)
+    assert sorted(batch.keys) == ["a_0_0", "a_1_0", "b_0_0", "b_1_0", "b_2_0"]
+    assert metrics["groups/abstained_samples"] == 1
+
+
+def test_shares_of_an_episode_are_multiplied_into_its_advantages(queue: Any, put: Any) -> None:
+    """By turn, 3 and 1 of 4: advantages 2 become 1.5 and 0.5."""
+    import torch
+    from transfer_queue import KVBatchMeta
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    from verl_ext.training_sample import share_advantages
+
+    rows = [
+        {"advantages": torch.tensor([2.0, 0.0, 2.0][:length]), "extra_fields": extra}
+        for length, extra in ((3, {"credit": 0.75}), (1, {"credit": 0.25}), (2, {}))
+    ]
+    keys = ["u_0_0", "u_0_1", "pad_0_0"]
+    tags: list[dict[str, Any]] = [{}] * 3
+    queue.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags)
+    share_advantages(queue, KVBatchMeta(keys=keys, tags=tags, partition_id="train"))
+    data = queue.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages", "returns"])
+    got = [[row.tolist() for row in data[name].unbind()] for name in ("advantages", "returns")]
+    assert got == [[[1.5, 0.0, 1.5], [0.5], [2.0, 0.0]]] * 2
+
+
 def test_samples_without_a_score_leave_their_group(put: Any, tmp_path: Path) -> None:
     put("a", 1, 0, None)
     put("b", 1, 0, 0)

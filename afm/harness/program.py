@@ -1,0 +1,223 @@
+"""One run of a harness's program: started, fed, bounded, and ended with everything that it started.
+
+A process that left the program's session is known by a variable in its environment, which children inherit. The same
+mark tells what a program left behind when it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+from afm.errors import ConfigError
+from afm.sandbox.run import Capture, memory_file, open_pipe
+
+MARK = "AFM_EPISODE"
+"""Variable that names the episode; every process of a program has it."""
+_TAIL_CHARACTERS = 4096
+_ROUNDS = 5
+
+
+class ProgramEnd(StrEnum):
+    """Why a program ended."""
+
+    DONE = "done"
+    CRASHED = "crashed"
+    """It ended with another status than 0."""
+    TIMEOUT = "timeout"
+    OUTPUT = "output"
+    """It wrote more than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRun:
+    """How a program ended.
+
+    Attributes:
+        stdout: Decoded as UTF-8, invalid bytes replaced.
+        stderr: Its last 4,096 characters.
+        status: As ``subprocess`` reports it; ``None`` when we killed it.
+        left_behind: Processes that outlived a program that ended by itself. They were killed.
+        verdict: What it wrote into its verdict file; ``None`` without one.
+    """
+
+    end: ProgramEnd
+    stdout: str
+    stderr: str
+    status: int | None
+    seconds: float
+    left_behind: int = 0
+    verdict: str | None = None
+
+    @property
+    def failure(self) -> str:
+        """Why it is no finished episode, in a sentence; empty for one that ended well."""
+        match self.end:
+            case ProgramEnd.DONE:
+                return ""
+            case ProgramEnd.TIMEOUT:
+                return f"the program did not end within {self.seconds:.0f} s"
+            case ProgramEnd.OUTPUT:
+                return "the program wrote more than harness.max_output_bytes"
+        last = self.stderr.strip().rpartition("\n")[2]
+        return f"the program ended with status {self.status}" + (f": {last}" if last else "")
+
+
+async def run_program(
+    words: Sequence[str],
+    *,
+    episode: str,
+    folder: Path,
+    env: Mapping[str, str],
+    stdin: bytes,
+    timeout_s: float,
+    max_output_bytes: int,
+    verdict_file: Path,
+) -> ProgramRun:
+    """Run a command to its end. Nothing that it started outlives this call, also when it is cancelled.
+
+    Args:
+        episode: Unique; marks the processes.
+        folder: Its working folder.
+        env: Added to this process's own environment.
+        verdict_file: Read when the program has ended.
+
+    Raises:
+        ConfigError: The program cannot be started.
+    """
+    begun = time.monotonic()
+    with contextlib.ExitStack() as ours:
+        with contextlib.ExitStack() as theirs:
+            out, out_end = open_pipe(ours, theirs)
+            err, err_end = open_pipe(ours, theirs)
+            process = _start(
+                words, folder, {**env, MARK: episode}, memory_file(stdin, theirs), out_end, err_end
+            )
+        streams = Capture(out, max_output_bytes), Capture(err, max_output_bytes)
+        left_behind = 0
+        try:
+            end = await _first_end(process.pid, streams, timeout_s)
+            if end is ProgramEnd.DONE:
+                left_behind = len(await asyncio.to_thread(_marked, episode))
+        finally:
+            await asyncio.shield(asyncio.to_thread(_kill, process, episode))
+        for stream in streams:  # every writer is dead: this ends
+            while not stream.cut and stream.read():
+                pass
+    if any(stream.cut for stream in streams):
+        end = ProgramEnd.OUTPUT
+    elif end is ProgramEnd.DONE and process.returncode:
+        end = ProgramEnd.CRASHED
+    return ProgramRun(
+        end,
+        streams[0].text(),
+        streams[1].text()[-_TAIL_CHARACTERS:],
+        process.returncode if end in (ProgramEnd.DONE, ProgramEnd.CRASHED) else None,
+        time.monotonic() - begun,
+        left_behind,
+        read_verdict(verdict_file, max_output_bytes),
+    )
+
+
+def _start(
+    words: Sequence[str], folder: Path, env: Mapping[str, str], stdin: int, out: int, err: int
+) -> subprocess.Popen[bytes]:
+    """Not in another thread: the program dies with the thread that started it."""
+    try:
+        return subprocess.Popen(
+            [*_tied(), *words],
+            stdin=stdin,
+            stdout=out,
+            stderr=err,
+            cwd=folder,
+            env={**os.environ, **env},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ConfigError(f"harness.command: {words[0]!r} cannot be started: {error}") from None
+
+
+def read_verdict(file: Path, max_bytes: int) -> str | None:
+    """The text of a verdict file, ``None`` without one; links and what is no plain file are not followed."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as opened:
+        plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return opened.read(max_bytes).decode("utf-8", "replace") if plain else None
+
+
+async def _first_end(process: int, streams: Sequence[Capture], timeout_s: float) -> ProgramEnd:
+    """Wait until a process has ended, wrote too much, or ran out of time."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[ProgramEnd] = loop.create_future()
+
+    def settle(end: ProgramEnd) -> None:
+        if not ended.done():
+            ended.set_result(end)
+
+    def take(stream: Capture) -> None:
+        more = stream.read()
+        if stream.cut:
+            settle(ProgramEnd.OUTPUT)
+        if not more and (stream.cut or not stream.open):
+            loop.remove_reader(stream.fd)
+
+    pidfd = os.pidfd_open(process)
+    try:
+        loop.add_reader(pidfd, settle, ProgramEnd.DONE)
+        for stream in streams:
+            loop.add_reader(stream.fd, take, stream)
+        return await asyncio.wait_for(ended, timeout_s)
+    except TimeoutError:
+        return ProgramEnd.TIMEOUT
+    finally:
+        for fd in (pidfd, *(stream.fd for stream in streams)):
+            loop.remove_reader(fd)
+        os.close(pidfd)
+
+
+@cache
+def _tied() -> tuple[str, ...]:
+    """Words before a command that let it die with this process, where util-linux is installed."""
+    setpriv = shutil.which("setpriv")
+    return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
+
+
+def _kill(leader: subprocess.Popen[bytes], episode: str) -> None:
+    """Kill the session of a program, then what left it; a process may be forked while we look, so we look again."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
+    for _ in range(_ROUNDS):
+        marked = _marked(episode)
+        if not marked:
+            return
+        for process in marked:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _marked(episode: str) -> list[int]:
+    """Processes with the mark of an episode; one that has ended has no environment."""
+    mark = f"{MARK}={episode}\0".encode()
+    marked = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if mark in Path(entry.path, "environ").read_bytes():
+                    marked.append(int(entry.name))
+    return marked

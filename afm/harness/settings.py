@@ -1,0 +1,86 @@
+"""The section ``harness`` of a recipe: which program is the agent, who judges it, and how its credit is shared."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from afm.configuration import Settings
+from afm.harness.credit import Credit
+from afm.sandbox import SandboxSettings
+
+_PYTHON = ("python", "python3")
+
+
+class Judge(StrEnum):
+    """Who scores an episode."""
+
+    DATA_SOURCE = "data_source"
+    """Our scorer of the row's data source compares the program's final answer."""
+    HARNESS = "harness"
+    """The program itself, by ``score`` in its verdict file."""
+
+
+class HarnessSettings(Settings):
+    """A program of the user's own that is the agent: it asks the model through the gateway, as often as it likes."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    """Program and arguments, started once for each episode. ``python`` is the Python that runs ``afm``. Words
+    that name a file in the YAML's folder become its path."""
+    reward: Judge = Judge.DATA_SOURCE
+    """``data_source`` judges the final answer by the scorer of the row's data source. ``harness`` takes the
+    program's own ``score``."""
+    credit: Credit = Credit.ALL
+    """How an episode's advantage is shared over its trajectories: ``all``, ``last`` or ``by_turn``."""
+    timeout_s: float = Field(default=120.0, gt=0, le=86_400)
+    """Seconds for a program. Then it is killed with everything that it started."""
+    retries: int = Field(default=1, ge=0)
+    """Further attempts at an episode whose program hung, crashed or never asked the model. After the last one
+    the episode has no score."""
+    concurrency: int = Field(default=16, ge=1)
+    """Programs at the same time in each process that runs episodes."""
+    max_output_bytes: int = Field(default=1 << 20, gt=0, le=1 << 30)
+    """Bytes of standard output or error after which a program is killed."""
+    sandbox: bool | SandboxSettings = False
+    """``true`` runs the program in a bubblewrap jail that reaches the gateway and nothing else. A mapping has the
+    sandbox's own keys, for example ``{python: /opt/python/bin/python3, binds: [/opt/data]}``."""
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(f"a list of words, for example {value.split()}")
+        return value
+
+    @field_validator("sandbox")
+    @classmethod
+    def _not_yet(cls, value: bool | SandboxSettings) -> bool | SandboxSettings:
+        if value is not False:
+            raise ValueError("false; programs in the sandbox are not supported yet")
+        return value
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command with the Python of this process."""
+        first, *rest = self.command
+        return (sys.executable if first in _PYTHON else first, *rest)
+
+
+def anchor_harness(data: Mapping[str, Any], folder: Path) -> None:
+    """Make the words of ``harness.command`` that name a file in a YAML's folder absolute, in place."""
+    section = data.get("harness")
+    command = section.get("command") if isinstance(section, dict) else None
+    if isinstance(section, dict) and isinstance(command, list):
+        section["command"] = [_anchored(word, folder) for word in command]
+
+
+def _anchored(word: Any, folder: Path) -> Any:
+    if not isinstance(word, str) or not word:
+        return word
+    file = folder / word
+    return str(file.resolve()) if file.is_file() else word

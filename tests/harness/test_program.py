@@ -1,0 +1,101 @@
+"""Programs of a harness as real processes: what they say, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from afm.errors import ConfigError
+from afm.harness.program import ProgramEnd, ProgramRun, _marked, run_program
+
+WELL = """
+import json, os, sys
+task = json.load(sys.stdin)
+print("thinking", file=sys.stderr)
+print(task["question"], os.environ["OPENAI_BASE_URL"])
+open(os.environ["AFM_VERDICT"], "w").write('{"score": 0.5}')
+"""
+FORKS = """
+import os, time
+for leaves in (False, True):
+    if os.fork() == 0:
+        if leaves:
+            os.setsid()
+        time.sleep(60)
+        os._exit(0)
+print("done", flush=True)
+"""
+
+
+async def run(tmp_path: Path, program: str, *, timeout_s: float = 30.0, **changes: Any) -> ProgramRun:
+    options: dict[str, Any] = {
+        "episode": uuid4().hex,
+        "folder": tmp_path,
+        "env": {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1", "AFM_VERDICT": str(tmp_path / "verdict.json")},
+        "stdin": b'{"question": "12+13?"}',
+        "timeout_s": timeout_s,
+        "max_output_bytes": 1 << 16,
+        "verdict_file": tmp_path / "verdict.json",
+    }
+    return await run_program([sys.executable, "-S", "-c", program], **(options | changes))
+
+
+async def test_a_program_reads_its_task_and_leaves_answer_and_verdict(tmp_path: Path) -> None:
+    ended = await run(tmp_path, WELL)
+    assert (ended.end, ended.status, ended.left_behind) == (ProgramEnd.DONE, 0, 0)
+    assert ended.stdout == "12+13? http://127.0.0.1:1/v1\n"
+    assert (ended.stderr, ended.verdict, ended.failure) == ("thinking\n", '{"score": 0.5}', "")
+
+
+async def test_a_crash_and_a_flood_are_no_episodes(tmp_path: Path) -> None:
+    crashed = await run(tmp_path, "raise SystemExit('no such model')")
+    assert (crashed.end, crashed.status) == (ProgramEnd.CRASHED, 1)
+    assert crashed.failure == "the program ended with status 1: no such model"
+    flooding = await run(tmp_path, "while True: print('x' * 9999)")
+    assert (flooding.end, flooding.status) == (ProgramEnd.OUTPUT, None)
+    with pytest.raises(ConfigError, match=r"harness.command: '/no/such' cannot be started"):
+        await run_program(
+            ["/no/such"], episode="e", folder=tmp_path / "gone", env={}, stdin=b"", timeout_s=1,
+            max_output_bytes=1, verdict_file=tmp_path / "v",
+        )  # fmt: skip
+
+
+async def test_a_hung_program_ends_at_its_time_with_all_that_it_started(tmp_path: Path) -> None:
+    episode, begun = uuid4().hex, time.monotonic()
+    ended = await run(tmp_path, FORKS + "time.sleep(60)", timeout_s=1.0, episode=episode)
+    assert ended.end is ProgramEnd.TIMEOUT
+    assert time.monotonic() - begun < 20
+    assert _marked(episode) == []
+
+
+async def test_what_a_program_leaves_behind_is_counted_and_killed(tmp_path: Path) -> None:
+    episode = uuid4().hex
+    ended = await run(tmp_path, FORKS, episode=episode)
+    assert (ended.end, ended.stdout, ended.left_behind) == (ProgramEnd.DONE, "done\n", 2)
+    assert _marked(episode) == []
+
+
+async def test_a_cancelled_episode_leaves_no_process(tmp_path: Path) -> None:
+    episode = uuid4().hex
+    task = asyncio.create_task(run(tmp_path, FORKS + "time.sleep(60)", episode=episode))
+    while len(await asyncio.to_thread(_marked, episode)) < 3:
+        pass
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert _marked(episode) == []
+
+
+async def test_a_verdict_is_read_from_a_plain_file_alone(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("text of another file")
+    link = f"import os; os.symlink({str(secret)!r}, os.environ['AFM_VERDICT'])"
+    assert (await run(tmp_path, link)).verdict is None
+    (tmp_path / "verdict.json").unlink()
+    assert (await run(tmp_path, "import os; os.mkfifo(os.environ['AFM_VERDICT'])")).verdict in (None, "")

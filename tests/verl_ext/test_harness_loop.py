@@ -1,0 +1,282 @@
+"""The agent loop of a harness: real programs ask a real tiny model, and verl gets their trajectories."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from extras import needs
+
+from afm.errors import ConfigError
+from afm.trajectory import read_records
+from verl_ext.kept_episodes import episodes_file
+
+needs("verl", "uvicorn")
+pytestmark = pytest.mark.slow
+
+AGENT = {"extends": "math", "prompt": "", "question_format": "{question}"}
+ROW = {
+    "uid": "u1",
+    "session_id": 2,
+    "global_steps": 4,
+    "data_source": "mini_math",
+    "reward_model": {"ground_truth": "25"},
+    "extra_info": {"index": "q7", "question": "12+13?"},
+    "raw_prompt": [{"role": "user", "content": "another prompt, Question: 12+13?"}],
+}
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
+CLIENT = """
+import json, os, sys, time, urllib.request
+task = json.load(sys.stdin)
+def ask(*messages, **more):
+    url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+    body = json.dumps({"model": os.environ["AFM_MODEL"], "messages": messages, "max_tokens": 8, **more}).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body, headers)) as reply:
+        return json.load(reply)["choices"][0]["message"]
+def user(text):
+    return {"role": "user", "content": text}
+"""
+TWO_TURNS = """
+first = user(task["question"])
+said = ask(first)
+ask(first, said, user("and now?"))
+print("some log")
+print(25)
+"""
+FORKS = """
+first = user(task["question"])
+said = ask(first)
+ask(first, said, user("and now?"))
+ask(first, said, user("or so?"))
+ask(user("another conversation"))
+print(25)
+"""
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
+    from afm.models.tiny import create_tiny_model
+
+    folder = tmp_path_factory.mktemp("model")
+    create_tiny_model(tokenizer_dir, folder, seed=0, hidden_size=32, layers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(model_dir: Path, tokenizer: Any) -> Any:
+    """The CPU rollout server of a run, in this process."""
+    from verl_ext.rollout_cpu import CpuServer
+
+    rollout = SimpleNamespace(
+        engine_kwargs={}, response_length=200, prompt_length=64, ignore_eos=False, max_num_seqs=8, seed=0
+    )
+    model = SimpleNamespace(local_path=str(model_dir), path=str(model_dir), tokenizer=tokenizer)
+    return CpuServer(rollout, model)
+
+
+@pytest.fixture
+def make_loop(tmp_path: Path, model_dir: Path, servers: Any, tokenizer: Any) -> Callable[..., Any]:
+    from omegaconf import OmegaConf
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from verl_ext import agent_loop, harness_loop
+
+    def make(program: str = "", own_loop: bool = False, output_dir: Path = tmp_path, **more: Any) -> Any:
+        (tmp_path / "agent.yaml").write_text(yaml.safe_dump(AGENT))
+        (tmp_path / "program.py").write_text(CLIENT + textwrap.dedent(program))
+        settings = {"agent": str(tmp_path / "agent.yaml"), "output_dir": str(output_dir)}
+        if not own_loop:
+            harness = {"command": ["python", "program.py"], "timeout_s": 60, "retries": 0}
+            settings["harness"] = harness | more.pop("harness", {})
+        path = tmp_path / "settings.yaml"
+        path.write_text(yaml.safe_dump(settings | more))
+        agent_loop.surroundings.cache_clear()
+        harness_loop._RUNNERS.clear()
+        rollout = {"name": "afm_cpu", "prompt_length": 64, "response_length": 200, "n": 8}
+        rollout |= {"max_model_len": None, "agent": {"num_workers": 1}}
+        actor = {"rollout": rollout, "model": {"path": str(model_dir)}}
+        config = OmegaConf.create({"actor_rollout_ref": actor, "data": {}, "trainer": {"nnodes": 1}})
+        kind = agent_loop.AfmAgentLoop if own_loop else harness_loop.HarnessAgentLoop
+        return kind(
+            trainer_config=DictConfigWrap(config),
+            server_manager=servers,
+            tokenizer=tokenizer,
+            processor=None,
+            dataset_cls=RLHFDataset,
+            data_config=DictConfigWrap(config.data),
+            settings=str(path),
+        )
+
+    return make
+
+
+@pytest.fixture
+def play(make_loop: Any) -> Callable[..., Any]:
+    async def run(program: str, row: dict[str, Any] = ROW, **settings: Any) -> Any:
+        return await make_loop(program, **settings).run(dict(SAMPLING), **row)
+
+    return run
+
+
+def facts(output: Any) -> dict[str, Any]:
+    return dict(output.extra_fields["reward_extra_info"])
+
+
+async def test_a_program_is_trained_on_what_its_model_sampled(
+    play: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    [output] = await play(TWO_TURNS, episodes_per_step=1000)
+    asked = "<|im_start|>user\n12+13?<|im_end|>\n<|im_start|>assistant\n"
+    assert output.prompt_ids == tokenizer.encode(asked, add_special_tokens=False)
+    text, mask = tokenizer.decode(output.response_ids), output.response_mask
+    assert "and now?" in text
+    assert len(output.response_logprobs) == len(mask) == len(output.response_ids)
+    assert sum(mask) == sum(value != 0 for value in output.response_logprobs)
+    assert 2 <= sum(mask) <= 16
+    assert mask[0] == mask[-1] == 1
+    assert (output.reward_score, output.num_turns) == (1.0, 3)
+    got = facts(output)
+    assert [got[key] for key in ("acc", "correct", "format", "token_drift", "trajectories")] == [
+        1,
+        1,
+        1,
+        0,
+        1,
+    ]
+    assert (got["agent_tokens"], got["answered"], got["harness_retries"]) == (sum(mask), 1, 0)
+    [record] = read_records(episodes_file(tmp_path, 4))
+    assert record.provenance["trajectories"] == [
+        {"name": "0", "reason": "first", "parent": "", "turns": 2, "agent_tokens": sum(mask),
+         "response_tokens": len(mask)}
+    ]  # fmt: skip
+
+
+async def test_each_history_is_a_sequence_of_the_same_episode(play: Any) -> None:
+    """Turn 1 is shared by two continuations: it is trained once, in the first of them."""
+    outputs = await play(FORKS)
+    assert [output.extra_fields["credit"] for output in outputs] == [1.0, 1.0, 1.0]
+    assert len({str(facts(output)) for output in outputs}) == 1
+    got = facts(outputs[0])
+    assert (got["trajectories"], got["branches"], got["token_drift"]) == (3, 2, 0)
+    assert got["agent_tokens"] == sum(sum(output.response_mask) for output in outputs)
+    first, second, third = outputs
+    assert first.prompt_ids == second.prompt_ids != third.prompt_ids
+    shared = next(at for at, bit in enumerate(first.response_mask) if not bit)
+    assert second.response_mask[:shared] == [0] * shared
+    by_turn = await play(FORKS, harness={"credit": "by_turn"})
+    assert [output.extra_fields["credit"] for output in by_turn] == [0.5, 0.25, 0.25]
+    [last] = await play(FORKS, harness={"credit": "last"})
+    assert (last.prompt_ids, last.response_ids) == (third.prompt_ids, third.response_ids)
+
+
+async def test_a_program_judges_itself_where_the_recipe_says_so(play: Any) -> None:
+    """Its file may hold more than a number; without a number there is no score."""
+    own = "ask(user('q')); open(os.environ['AFM_VERDICT'], 'w').write('{}')"
+    harness = {"reward": "harness"}
+    [output] = await play(
+        own.format('{"score": 0.25, "parts": {"correct": 1, "style": 0.5}}'), harness=harness
+    )
+    got = facts(output)
+    assert (output.reward_score, got["score"], got["acc"], got["style"]) == (0.25, 0.25, 1, 0.5)
+    for text, told in (
+        ("{}", "gave no score"),
+        ('{"score": NaN}', "finite number"),
+        ("[1]", "verdict file is wrong"),
+    ):
+        [output] = await play(own.replace("'{}'", repr(text)), harness=harness)
+        assert told in output.extra_fields["abstained"]
+        assert set(output.response_mask) == {0}
+
+
+@pytest.mark.parametrize(
+    ("program", "fact", "told"),
+    [
+        ("ask(user('q')); time.sleep(60)", "harness_timeout", "did not end within"),
+        ("ask(user('q')); raise SystemExit('lost')", "harness_crashed", "status 1: lost"),
+        ("ask(user('q')); print('x' * 9_000_000)", "harness_output", "max_output_bytes"),
+        ("print(25)", "harness_silent", "asked the model nothing"),
+    ],
+)
+async def test_a_program_that_fails_is_retried_and_never_scored(
+    play: Any, program: str, fact: str, told: str
+) -> None:
+    output = await play(program, harness={"retries": 1, "timeout_s": 5.0 if "sleep" in program else 60.0})
+    output = output[0] if isinstance(output, list) else output
+    got = facts(output)
+    assert (got[fact], got["harness_retries"], got["abstained"], got["acc"]) == (2, 1, 1, 0)
+    assert told in output.extra_fields["abstained"]
+    assert output.extra_fields["failed"] == ""
+    assert set(output.response_mask) == {0}
+
+
+async def test_a_second_attempt_counts_alone(play: Any, tmp_path: Path) -> None:
+    """The first one crashed behind its first request, which nothing is trained on."""
+    mark = tmp_path / "crashed"
+    program = f"ask(user('q'))\nif not os.path.exists({str(mark)!r}):\n    open({str(mark)!r}, 'w'); os.abort()\nprint(25)"
+    [output] = await play(program, harness={"retries": 1})
+    got = facts(output)
+    assert (output.reward_score, got["harness_crashed"], got["harness_retries"], got["trajectories"]) == (
+        1,
+        1,
+        1,
+        1,
+    )
+
+
+async def test_equal_seeds_give_equal_episodes_in_any_company(make_loop: Any) -> None:
+    import asyncio
+
+    from verl_ext import agent_loop
+
+    async def episodes() -> list[Any]:
+        agent_loop._DRAWS.clear()
+        loop = make_loop(TWO_TURNS)
+        rows = [ROW | {"session_id": number} for number in range(3)]
+        outputs = await asyncio.gather(*(loop.run(dict(SAMPLING), **row) for row in rows))
+        return [output.response_ids for [output] in outputs]
+
+    first = await episodes()
+    assert await episodes() == first
+    assert len({tuple(ids) for ids in first}) == 3
+
+
+def test_settings_that_say_nothing_are_refused(make_loop: Any) -> None:
+    from verl_ext.settings import load_episode_settings
+
+    with pytest.raises(ConfigError, match=r"harness.*remove `agents` and `tools`"):
+        load_episode_settings(make_loop(TWO_TURNS, tools={"tools": []})._settings)
+    with pytest.raises(ConfigError, match=r"harness\.command: .*a list of words"):
+        load_episode_settings(make_loop(TWO_TURNS, harness={"command": "python x.py"})._settings)
+
+
+def test_each_episode_counts_once_in_its_group() -> None:
+    """Question a: episodes scored 1, 0, 0, the first with three sequences; question b: 0.5 and 1.
+
+    a: mean 1/3, std sqrt(((2/3)^2 + (1/3)^2 + (1/3)^2) / 2) = 0.57735; A = (1 - 1/3) / std = 1.1547, -0.57735 twice.
+    Counted by sequence it would be mean 3/5. b: mean 0.75, std 0.353553; A = -0.70711 and 0.70711.
+    """
+    import numpy as np
+    import torch
+    from verl import DataProto
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    keys = ["a_0_0", "a_1_0", "b_1_0", "a_0_2", "b_0_0", "a_0_1", "a_2_0"]
+    scores = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.5, 1.0, 0.0])
+    mask = torch.tensor([[1, 0, 1]] * 7)
+    rewards = torch.zeros(7, 3)
+    rewards[:, -1] = scores
+    uids = np.array([key[0] for key in keys], dtype=object)
+    data = DataProto.from_dict(
+        {"token_level_rewards": rewards, "response_mask": mask}, non_tensors={"uid": uids}
+    )
+    done = compute_advantage_for_multi_trajectories(data, keys, "grpo", num_repeat=3)
+    expected = [1.1547, -0.57735, 0.70711, 1.1547, -0.70711, 1.1547, -0.57735]
+    for values, advantage in zip(done.batch["advantages"].tolist(), expected, strict=True):
+        assert values == pytest.approx([advantage, 0.0, advantage], abs=1e-4)

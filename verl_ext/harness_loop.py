@@ -1,0 +1,203 @@
+"""The agent loop ``harness``: a program of the user's own is the agent, and its trajectories are what verl trains on.
+
+verl takes several sequences of one sample: a list from the loop. Their keys in its queue are ``UID_SAMPLE_OUTPUT``. All
+sequences of an episode have the episode's score, so that verl's GRPO, which compares the last sequence of each sample,
+counts each episode once (:mod:`afm.harness.credit` has the formulas). Our sampler counts episodes in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+from afm.datasets import Task
+from afm.harness import ChatRenderer, Sampled, Session, SessionLimits
+from afm.harness.credit import Credit, shares
+from afm.harness.episode import HarnessEpisode, HarnessRunner, judge
+from afm.harness.settings import HarnessSettings
+from afm.models.base import FinishReason
+from afm.rollout import Episode
+from afm.trajectory.record import Cost, StopReason, Verdict
+from afm.trajectory.tags import Author, Segment
+from verl_ext.agent_loop import (
+    AfmAgentLoop,
+    Surroundings,
+    episode_name,
+    episode_seed,
+    request_id,
+    sampling_of,
+)
+from verl_ext.group_guard import DRIFT, refuse_non_finite
+from verl_ext.metrics import validating
+from verl_ext.settings import unfinished
+from verl_ext.training_sample import LOGGED, SHARE, ServerModel, training_sample, unscored_sample
+
+_RUNNERS: WeakKeyDictionary[asyncio.AbstractEventLoop, HarnessRunner] = WeakKeyDictionary()
+"""The gateway of this process, by its event loop."""
+
+
+class HarnessAgentLoop(AfmAgentLoop):
+    """Runs the user's program for one episode; verl makes an instance for each."""
+
+    async def _run(
+        self, shared: Surroundings, task: Task, sampling_params: Mapping[str, Any], row: Mapping[str, Any]
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
+        settings, spec = shared.settings.harness, shared.route.spec
+        assert settings is not None, "the launcher chooses this loop for recipes with a harness"
+        tokenizer = self._codec()
+        renderer = ChatRenderer(tokenizer)
+        sampling = sampling_of(sampling_params, self.rollout_config.response_length)
+        models: list[ServerModel] = []
+
+        def open_session(key: str, seed: int) -> Session:
+            models.append(self._model(tokenizer, request_id(self.rollout_config, seed)))
+            limits = SessionLimits(max_tokens=models[-1].context_tokens)
+            return Session(key, models[-1], renderer, limits=limits, sampling=sampling, seed=seed)
+
+        messages = shared.route.prompt.messages(spec, task.question, task.prompt)
+        seed = episode_seed(shared.settings.seed, task, row)
+        episode = await _runner(settings).play(task, messages, open_session, seed)
+        if not episode.trajectories:
+            token = self.tokenizer.eos_token_id
+            return unscored_sample(f"harness: {episode.failure}", row, token=token, more=episode.facts)
+        model = models[-1]
+        played = [as_episode(episode, each, model) for each in episode.trajectories]
+        begun = time.perf_counter()
+        verdict = await self._verdict_of(shared, task, episode, played[episode.last])
+        seconds = time.perf_counter() - begun
+        refuse_non_finite(
+            {**verdict.parts, "score": verdict.score},
+            data_source=task.data_source,
+            episode=f"{episode_name(row)} (question {task.id})",
+        )
+        self._keep(shared, task, played[episode.last], verdict, row, trajectories=described(episode))
+        samples = [
+            training_sample(
+                each,
+                verdict,
+                model,
+                data_source=task.data_source,
+                question_index=task.id,
+                agent=shared.route.name,
+                score_seconds=seconds,
+                mask_observations=shared.settings.mask_observations,
+            )
+            for each in played
+        ]
+        samples = share_out(episode, samples, settings.credit)
+        for sample in samples:
+            await self._add_teacher(shared, sample)
+        return samples
+
+    async def _verdict_of(
+        self, shared: Surroundings, task: Task, episode: HarnessEpisode, last: Episode
+    ) -> Verdict:
+        if not validating() and (reasons := unfinished(last) & set(shared.settings.leave_out)):
+            return Verdict(score=None, evidence=f"left out: {', '.join(sorted(reasons))} ({last.stop})")
+        settings = shared.settings.harness
+        assert settings is not None
+        verdict = await judge(episode, settings, shared.route.spec, task, shared.reward)
+        # A program's answer is brought into the agent's form by us, so that the form counts as kept.
+        return verdict.model_copy(update={"parts": {"format": 1.0} | verdict.parts})
+
+
+def as_episode(episode: HarnessEpisode, trajectory: Sampled, model: ServerModel) -> Episode:
+    """One trajectory in the form of our own loop's episodes."""
+    return Episode(
+        prompt_ids=trajectory.prompt_ids,
+        response_ids=trajectory.response_ids,
+        response_mask=trajectory.response_mask,
+        logprobs=trajectory.logprobs,
+        segments=segments_of(trajectory, model),
+        calls=(),
+        stop=_stop(episode, trajectory),
+        cost=Cost(
+            prompt_tokens=len(trajectory.prompt_ids),
+            agent_tokens=sum(trajectory.response_mask),
+            observation_tokens=len(trajectory.response_ids) - sum(trajectory.response_mask),
+            generations=len(trajectory.turns),
+            wall_seconds=episode.seconds,
+        ),
+    )
+
+
+def segments_of(trajectory: Sampled, model: ServerModel) -> tuple[Segment, ...]:
+    """The text of a response by author; turns that an earlier trajectory trains are the agent's all the same."""
+    segments, end = [], 0
+    for turn in trajectory.turns:
+        segments += [
+            Segment(Author.ENVIRONMENT, model.decode(trajectory.response_ids[end : turn.begin])),
+            Segment(Author.AGENT, model.decode(trajectory.response_ids[turn.begin : turn.end])),
+        ]
+        end = turn.end
+    return tuple(segment for segment in segments if segment.text)
+
+
+def described(episode: HarnessEpisode) -> list[dict[str, Any]]:
+    """What a kept record says of the trajectories of its episode."""
+    return [
+        {
+            "name": each.name,
+            "reason": each.reason.value,
+            "parent": each.parent,
+            "turns": len(each.turns),
+            "agent_tokens": sum(each.response_mask),
+            "response_tokens": len(each.response_ids),
+        }
+        for each in episode.trajectories
+    ]
+
+
+def share_out(
+    episode: HarnessEpisode, samples: Sequence[AgentLoopOutput], credit: Credit
+) -> list[AgentLoopOutput]:
+    """The samples that are trained, each with its share in the episode's advantage.
+
+    All have the same facts: those of the whole episode. verl takes the facts of an episode's last sample for all of them.
+    """
+    last = episode.last
+    total = samples[last].extra_fields[LOGGED] | {
+        "agent_tokens": float(episode.agent_tokens),
+        "response_tokens": float(episode.response_tokens),
+        DRIFT: sum(sample.extra_fields[LOGGED][DRIFT] for sample in samples),
+        **episode.facts,
+    }
+    kept = []
+    for number, share in enumerate(shares(episode.turns, credit, last)):
+        if not share:
+            continue
+        sample = samples[number]
+        if credit is Credit.LAST and not episode.failure:
+            sample.response_mask = _all_turns(episode.trajectories[number], len(sample.response_ids))
+        sample.extra_fields |= {LOGGED: dict(total), SHARE: share}
+        kept.append(sample)
+    return kept
+
+
+def _all_turns(trajectory: Sampled, length: int) -> list[int]:
+    """A mask of every sampled turn, whichever trajectory trains it otherwise."""
+    mask = [0] * length
+    for turn in trajectory.turns:
+        mask[turn.begin : turn.end] = [1] * (turn.end - turn.begin)
+    return mask[:length]
+
+
+def _stop(episode: HarnessEpisode, trajectory: Sampled) -> StopReason:
+    if episode.failure:
+        return StopReason.ABORTED
+    if episode.answer is not None:
+        return StopReason.ANSWER
+    cut = trajectory.turns[-1].finish is FinishReason.LENGTH
+    return StopReason.RESPONSE_TOKENS if cut else StopReason.END_OF_TEXT
+
+
+def _runner(settings: HarnessSettings) -> HarnessRunner:
+    loop = asyncio.get_running_loop()
+    if loop not in _RUNNERS:
+        _RUNNERS[loop] = HarnessRunner(settings)
+    return _RUNNERS[loop]
