@@ -25,7 +25,6 @@ from typing import Any
 
 import psutil
 
-
 _MEMORY_EVERY_S = 15.0
 
 
