@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from afm.agents import AgentSpec, PromptSource
 from afm.agents.prompt_record import run_prompts
+from afm.choices import Boundary
 from afm.datasets import Task
 from afm.errors import ConfigError
 from afm.evaluation.agents import check_tools
@@ -26,7 +27,7 @@ from afm.evaluation.manifest import Conditions, Sources
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.run import OnProgress
 from afm.evaluation.run import evaluate as run_evaluation
-from afm.masking import Boundary, MaskedIds, encode_batch
+from afm.masking import MaskedIds, encode_batch
 from afm.models import SamplingParams, TokenModel
 from afm.models.tokenizer import ChatTokenizer
 from afm.play import ModelPlayer

@@ -110,18 +110,6 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
     return data
 
 
-def configs_folder() -> Path:
-    """The ``configs`` folder: below the current folder, else next to the installed package.
-
-    Raises:
-        ConfigError: Not found, because the package was installed without its checkout.
-    """
-    for base in (Path.cwd(), Path(__file__).resolve().parent.parent):
-        if (base / "configs/tiny").is_dir():
-            return base / "configs"
-    raise ConfigError("no configs folder found; run this inside a checkout of the project")
-
-
 def read_mapping(source: str | Path | Mapping[str, Any], what: str) -> tuple[str, dict[str, Any]]:
     """Settings that are given as they are or as the path of a YAML, and the name that errors call them by."""
     if isinstance(source, Mapping):

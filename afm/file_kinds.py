@@ -1,11 +1,14 @@
-"""The kinds of YAML that the commands read: how each is recognised, and which command takes it."""
+"""The kinds of YAML that the commands read: how each is recognised, which command takes it, where the shipped ones are."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from afm.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +121,15 @@ def kind_of(data: Mapping[str, Any]) -> FileKind | None:
     """The kind that most keys speak for; ``None`` where no key does, or as many speak for another kind."""
     second, best = sorted(FILE_KINDS, key=lambda kind: kind.matches(data))[-2:]
     return best if best.matches(data) > second.matches(data) else None
+
+
+def configs_folder() -> Path:
+    """The ``configs`` folder: below the current folder, else next to the installed package.
+
+    Raises:
+        ConfigError: Not found, because the package was installed without its checkout.
+    """
+    for base in (Path.cwd(), Path(__file__).resolve().parent.parent):
+        if (base / "configs/tiny").is_dir():
+            return base / "configs"
+    raise ConfigError("no configs folder found; run this inside a checkout of the project")

@@ -16,25 +16,14 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from afm.choices import Boundary
 from afm.errors import ConfigError
 from afm.trajectory.tags import Author, Segment, blocks
-
-
-class Boundary(StrEnum):
-    """What happens to a token at the joint of two authors."""
-
-    SPLIT = "split"
-    """Each author's text is encoded alone; no token holds both."""
-    MASK = "mask"
-    """The joined text is encoded; a token with any environment character is masked."""
-    KEEP = "keep"
-    """The joined text is encoded; a token with any agent character is trained on."""
 
 
 @dataclass(frozen=True, slots=True)

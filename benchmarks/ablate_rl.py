@@ -44,7 +44,7 @@ def afm(*words: str) -> None:
 
 def serving(world: str, run: Path) -> AbstractContextManager[None]:
     """What the world's tool needs."""
-    from afm.cli.data import WorldKind
+    from afm.choices import WorldKind
     from afm.cli.recipes import RECIPES
 
     return RECIPES[WorldKind(world)].serving(run / "world") if world == "wiki" else nullcontext()

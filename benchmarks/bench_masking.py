@@ -23,7 +23,8 @@ from typing import Any
 from timing import environment, interleaved, report
 
 from afm.agents import AgentSpec, load_agent
-from afm.masking import Boundary, MaskedIds, encode_batch
+from afm.choices import Boundary
+from afm.masking import MaskedIds, encode_batch
 from afm.trajectory import author_segments
 
 WORDS = ["the", "of", "and", "search", "result", "page", "because", "number", "function", "return", "station"]

@@ -45,6 +45,7 @@ _PIPELINE = {
 }
 
 BENCHMARKS = {
+    "help": Benchmark(["--runs", "5"], medians("afm --help", "afm rl --help", "afm data distill --help")),
     "parse": Benchmark(
         ["--megabytes", "5", "--runs", "5"],
         medians("parse", "author_segments", "validate", "stream, 16 characters at a time"),

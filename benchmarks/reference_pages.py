@@ -31,9 +31,9 @@ def commands_page() -> str:
     """Every command with its help, arguments and options."""
     import typer
 
-    from afm.cli.main import app
+    from afm.cli.commands import app
 
-    root = typer.main.get_command(app)
+    root: Any = typer.main.get_command(app)
     lines = ["# Commands", "", "Exit status: 0 done, 1 failed, 2 typed wrongly. Each has `--help`.", ""]
     for name, command in _leaves(root, "afm"):
         lines += [f"## `{name}`", "", *_described(command), ""]
@@ -114,6 +114,7 @@ def _markdown(text: str) -> str:
 
 
 def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    command = getattr(command, "load", lambda: command)()
     inner = getattr(command, "commands", None)
     if not inner:
         yield name, command

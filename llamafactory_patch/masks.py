@@ -13,8 +13,9 @@ from functools import lru_cache
 from itertools import chain, cycle
 from typing import Any
 
+from afm.choices import Boundary
 from afm.errors import ConfigError, DataError, Fault, TrajectoryError
-from afm.masking import Boundary, encode_batch, role_spans
+from afm.masking import encode_batch, role_spans
 from afm.trajectory import Author, Segment
 from afm.trajectory.tags import segments_around
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from afm.agents import AgentSpec, PromptMode, PromptSource, load_agent
+from afm.choices import Boundary
 from afm.configuration import Settings, validated
 from afm.errors import suggestion
-from afm.masking import Boundary
 
 
 def names_in(value: Any) -> Any:

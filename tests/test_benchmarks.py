@@ -41,6 +41,7 @@ def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("command", "package", "figure"),
     [
+        ("bench_help", "typer", "processor/afm --help/median_s"),
         ("bench_parse", "afm", "megabytes_per_s/parse"),
         ("bench_eval", "transformers", "overhead/processor/seconds/afm eval/median_s"),
         ("bench_rewards", "math_verify", "math/pairs_per_s/score_many"),

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afm.agents import load_agent
+from afm.choices import Boundary
 from afm.errors import ConfigError
-from afm.masking import Boundary, MaskedIds, encode_batch, encode_continuation
+from afm.masking import MaskedIds, encode_batch, encode_continuation
 from afm.trajectory import Author, Segment, author_segments, observation_text
 
 MATH = load_agent("math")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from afm.choices import Boundary
 from afm.cli.options import (
     CallReadersOption,
     OnBadRows,
@@ -20,11 +21,11 @@ from afm.cli.options import (
     rows_file,
 )
 from afm.errors import DataError, MissingExtraError, RepeatedErrors, TrajectoryError, UsageError
-from afm.masking import Boundary, MaskedIds, encode_batch, role_spans
 from afm.palette import terminal_style
 from afm.terminal import visible
 
 if TYPE_CHECKING:
+    from afm.masking import MaskedIds
     from afm.tools.registry import Reader
     from afm.trajectory.convert import TrajectoryRow
 
@@ -254,8 +255,8 @@ def mask(
         raise UsageError(f"{overrides[0]!r}: only the YAML of a training takes overrides, {file} holds rows")
     if tokenizer is None:
         raise UsageError("--tokenizer is missing; give the folder that holds tokenizer.json: --tokenizer DIR")
-    if not file.stat().st_size:
-        raise DataError("holds no rows: the file is empty", path=str(file))
+    rows_file(file)
+    from afm.masking import encode_batch
     from afm.trajectory.convert import read_rows
 
     if agent is not None:
@@ -327,6 +328,8 @@ def _sorted_out(
 
 def _roles_in(rows: Iterable[TrajectoryRow], roles: Collection[str]) -> set[str]:
     """Those of ``roles`` that the agent takes somewhere, outside of other roles."""
+    from afm.masking import role_spans
+
     texts = [part.text for row in rows if roles for part in row.segments if part.author == "agent"]
     return {role for role in roles if any(next(role_spans(text, [role]), None) for text in texts)}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afm.choices import GoldForm, WorldKind
 from afm.cli.distill import distill, expand, queries
 from afm.cli.options import (
     AgentOption,
@@ -22,7 +22,6 @@ from afm.cli.options import (
 )
 from afm.cli.published_data import download, livecodebench, mix, published, tasks
 from afm.cli.trajectories import filter_files, merge, negative, stats
-from afm.datasets.schema import GoldForm
 from afm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -30,13 +29,6 @@ if TYPE_CHECKING:
     from afm.trajectory.record import Record
 
 app = typer.Typer(help="Make questions, trajectories and training files.", no_args_is_help=True)
-
-
-class WorldKind(StrEnum):
-    """The worlds that `afm data world` makes."""
-
-    MATH = "math"
-    WIKI = "wiki"
 
 
 prepare = typer.Typer(help="Write the files that training and evaluation read.", no_args_is_help=True)

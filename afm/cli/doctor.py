@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.cli.options import TrustOption
-from afm.configuration import override_key, read_extended, read_file
 from afm.errors import AfmError, ConfigError
 from afm.file_kinds import EVAL_FILE, RL_FILE, SFT_FILE, TOOLS_FILE, FileKind, kind_of
 from afm.findings import Finding, Level, failed
@@ -107,6 +106,8 @@ _SHARED = frozenset({"rewards", "limits"})
 
 def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
     """Which of the four kinds a file is; an error if it is another kind, or two of them."""
+    from afm.configuration import override_key, read_extended, read_file
+
     other = kind_of(read_file(config))
     if other is not None and other not in (RL_FILE, SFT_FILE, EVAL_FILE, TOOLS_FILE):
         raise ConfigError(

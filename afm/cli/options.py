@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.configuration import configs_folder as configs_folder
 from afm.errors import ConfigError, DataError, UsageError
+from afm.file_kinds import configs_folder as configs_folder
 from afm.plugins import TRUST_VARIABLE
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import afm
-from afm.cli.data import WorldKind
+from afm.choices import WorldKind
 from afm.cli.options import afm_command, configs_folder
 from afm.cli.train import model_source
 from afm.errors import UsageError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from afm.cli.data import WorldKind
+from afm.choices import WorldKind
 from afm.datasets.mini_world import WorldSplit
 from afm.distill.scripted_teams import ScriptedMathTeam, ScriptedWikiTeam
 from afm.errors import ToolError

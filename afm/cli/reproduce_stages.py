@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from afm.configuration import read_file
 from afm.errors import UsageError, suggestion
 
 NAMES = ("download", "prepare", "sft", "rl", "eval", "report")
@@ -201,6 +200,8 @@ class Reproduction:
 
     def _own_benchmarks(self) -> set[str]:
         """Those that the agent's own list of sets makes."""
+        from afm.configuration import read_file
+
         sets = read_file(self.sets)["sets"].values()
         steps = [step.get("name") or "" for hub_set in sets for step in hub_set.get("prepare", ())]
         return {name.removeprefix("eval/") for name in steps if name.startswith("eval/")}

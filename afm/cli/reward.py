@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import BaseModel, ConfigDict
 
 from afm.cli.options import TrustOption, agent_option, rows_file
-from afm.configuration import validated
 from afm.errors import AfmError, DataError, RepeatedErrors, UsageError, suggestion
 from afm.terminal import plain
 
@@ -120,23 +118,10 @@ async def _judge_file(file: Path, agent: str, rewards: Path | None, as_json: boo
     return counts
 
 
-class _Row(BaseModel):
-    """A line of the file; further keys are left alone."""
-
-    model_config = ConfigDict(strict=True)
-
-    data_source: str
-    response: str
-    ground_truth: Any
-    question: str | None = None
-    agent: str | None = None
-    agent_tokens: int | None = None
-    response_tokens: int | None = None
-    extra_info: dict[str, Any] | None = None
-
-
 def _sample(line: str, agent: str) -> Sample:
+    from afm.configuration import validated
     from afm.rewards import Sample
+    from afm.rewards.base import ResponseRow
     from afm.trajectory import author_segments
 
     try:
@@ -146,13 +131,13 @@ def _sample(line: str, agent: str) -> Sample:
     if not isinstance(data, dict):
         raise DataError(f"got {type(data).__name__}, expected an object")
     if missing := [
-        key for key, field in _Row.model_fields.items() if field.is_required() and key not in data
+        key for key, field in ResponseRow.model_fields.items() if field.is_required() and key not in data
     ]:
         raise DataError(
             f"got an object with {', '.join(sorted(data)[:6])}, expected one with {', '.join(missing)} too; "
             "afm reward --help lists the keys"
         )
-    row = validated(_Row, data, "row")
+    row = validated(ResponseRow, data, "row")
     spec = _agent(row.agent or agent)
     return Sample(
         spec=spec,

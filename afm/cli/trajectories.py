@@ -19,7 +19,6 @@ from afm.cli.options import (
     rows_file,
 )
 from afm.errors import DataError, UsageError, suggestion
-from afm.trajectory.io import CONVERT_ADVICE
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -110,6 +109,8 @@ def filter_files(
 
 
 def _why_nothing(funnel: Funnel) -> str:
+    from afm.trajectory.io import CONVERT_ADVICE
+
     if funnel.dropped["unreadable"] == funnel.seen:
         return f"no row is a trajectory record; {CONVERT_ADVICE}"
     return "dropped.jsonl lists the reasons"

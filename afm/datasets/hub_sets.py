@@ -17,13 +17,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
+from afm.choices import GoldForm
 from afm.configuration import Settings, read_file, validated
 from afm.datasets.hub import HubFile, RepositoryKind, checked_name, is_commit
 from afm.datasets.published import PublishedPrompt
 from afm.datasets.readers import READERS, checked_reader
 from afm.datasets.readers.questions import plain_rows
 from afm.datasets.readers.row import RowReader
-from afm.datasets.schema import GoldForm
 from afm.errors import DataError, UsageError, suggestion
 from afm.runs.atomic import replace_text
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from afm.agents import AgentSpec, PromptMode, PromptSource, PromptTemplate
+from afm.choices import GoldForm
 from afm.datasets.hub_sets import Validation
-from afm.datasets.schema import GoldForm, Task, check_writable
+from afm.datasets.schema import Task, check_writable
 from afm.errors import DataError, MissingExtraError
 from afm.runs.atomic import replacing, replacing_together
 from afm.runs.folder import sha256_of, write_manifest

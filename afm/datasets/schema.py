@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +33,6 @@ _WORKED_SOURCES = ("gsm8k", "openai/gsm8k")
 _NO_JSON = (".parquet", ".csv", ".tsv")
 _MOST_LEVELS = 64
 """Lists and objects within each other; laying rows aside recurses, and no published row comes near."""
-
-
-class GoldForm(StrEnum):
-    """How RL rows hold gold answers; our rewards read all three."""
-
-    TEXT = "text"
-    """A text: the answer itself, or JSON of ``{"target": [..]}`` or of the tests. Any kinds of rows fit in one file."""
-    QUESTION = "question"
-    """JSON of ``{"target": [..], "question": ..}``, as AFM's script writes it."""
-    TARGET = "target"
-    """An object ``{"target": [..]}``, as AFM's documentation says."""
 
 
 class Task(FrozenModel):

@@ -11,9 +11,9 @@ import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
+from afm.choices import PublishedIndex
 from afm.datasets.hub import (
     MIB,
     Checksum,
@@ -37,17 +37,6 @@ _PART = "part_"
 _GUNZIPPED = 3.2
 """How many times larger the corpus is when it is not compressed, about."""
 _READ_BYTES = 4 * MIB
-
-
-class PublishedIndex(StrEnum):
-    """FAISS indexes that can be had ready-made."""
-
-    FLAT = "flat"
-    """Exact; what the published agents were trained with."""
-    HNSW = "hnsw"
-    """Approximate, fast on CPUs."""
-    NONE = "none"
-    """The corpus alone."""
 
 
 _INDEXES = {

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from pydantic import BaseModel, ConfigDict
+
 from afm.agents import AgentSpec
 from afm.errors import ConfigError, suggestion
 from afm.trajectory.record import Verdict
@@ -38,6 +40,21 @@ class AskedQuestion(Protocol):
     def ground_truth(self) -> Any:
         """What the reward compares with."""
         ...
+
+
+class ResponseRow(BaseModel):
+    """A line of a file of responses to score; further keys are left alone."""
+
+    model_config = ConfigDict(strict=True)
+
+    data_source: str
+    response: str
+    ground_truth: Any
+    question: str | None = None
+    agent: str | None = None
+    agent_tokens: int | None = None
+    response_tokens: int | None = None
+    extra_info: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from afm.cli.main import command
+from afm.cli.commands import command
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("afm", "llamafactory_patch", "verl_ext", "tool_servers")
@@ -54,7 +54,7 @@ def options(one: Any) -> set[str]:
 
 @cache
 def tree() -> Any:
-    return command()
+    return command(load=True)
 
 
 def find(words: list[str]) -> tuple[Any, list[str]]:

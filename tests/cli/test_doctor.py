@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from afm.cli.commands import app
 from afm.cli.doctor import print_table
 from afm.cli.doctor_machine import diagnose_machine, package_findings
-from afm.cli.main import app
 from afm.findings import Finding, Level, driver_finding, gpu_findings, try_imports
 
 ROOT = Path(__file__).resolve().parents[2]

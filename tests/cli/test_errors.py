@@ -36,9 +36,40 @@ def test_a_process_ends_with_the_status_of_its_error():
     assert done.returncode == 2
 
 
+INTERRUPTED = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["afm", "validate", "rows.jsonl"]
+from afm.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "afm.cli.convert", "afm.trajectory"])
+def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(module, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("{}\n", encoding="utf-8")
+    words = [sys.executable, "-c", INTERRUPTED.format(module=module)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_list_of_commands_says_what_their_help_says():
+    from afm.cli.commands import command
+
+    summaries = {name: one.help for name, one in command().commands.items()}
+    for name, one in command(load=True).commands.items():
+        assert " ".join(one.help.split("\n\n")[0].split()) == summaries[name]
+
+
 def test_help_keeps_its_brackets(capsys, monkeypatch):
     """Typer takes words in brackets for a style and leaves them out."""
-    from afm.cli.main import command
+    from afm.cli.commands import command
 
     def shown(path, one):
         below = getattr(one, "commands", {})
@@ -49,7 +80,7 @@ def test_help_keeps_its_brackets(capsys, monkeypatch):
             for part in re.findall(r"\[[^\]]*\]", text.replace("\\[", "[")):
                 yield path, part
 
-    parts = list(shown([], command()))
+    parts = list(shown([], command(load=True)))
     assert (["eval", "choose"], "[list,score]") in parts
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("TERMINAL_WIDTH", "300")

@@ -11,8 +11,8 @@ from extras import needs
 from afm.cli.pipeline import Quickstart
 from afm.cli.recipes import MATH_FROM_BASE
 from afm.cli.train import forecast
-from afm.configuration import configs_folder
 from afm.errors import ConfigError
+from afm.file_kinds import configs_folder
 from afm.memory_arithmetic import GIB, model_shape, multiplies_bfloat16
 
 needs("llamafactory", "verl", "torch")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from afm.cli.main import command
+from afm.cli.commands import command
 from afm.cli.quickstart import init
 from afm.errors import AfmError
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from afm.agents import load_agent
 from afm.cli import reproduce_fixtures as fixtures
-from afm.cli.main import app
+from afm.cli.commands import app
 from afm.cli.reproduce import _errors
 from afm.cli.reproduce_stages import AGENTS, NAMES
 from afm.cli.reproduce_word_problems import WORD_PROBLEMS, WordProblems

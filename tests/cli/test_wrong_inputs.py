@@ -290,7 +290,7 @@ def test_a_wrong_input_gets_one_message_that_helps(
 
 
 def test_the_table_is_long_and_covers_every_command() -> None:
-    from afm.cli.main import command
+    from afm.cli.commands import command
 
     assert len(TABLE) >= 60
     tried = {row[0].split()[0] for row in TABLE}

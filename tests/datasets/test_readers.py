@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from afm.agents import load_agent
+from afm.choices import GoldForm
 from afm.configuration import read_file
 from afm.datasets import Task, read_tasks, write_tasks
 from afm.datasets.hub_sets import Preparation, Product, read_hub_sets
@@ -21,7 +22,6 @@ from afm.datasets.published import BadRows, ReadCounts, read_published
 from afm.datasets.readers import READERS
 from afm.datasets.rl_files import write_rl
 from afm.datasets.row_files import published_rows
-from afm.datasets.schema import GoldForm
 from afm.errors import DataError
 from afm.evaluation.job import read_benchmark
 from afm.rewards import Sample, load_reward

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from checkout import make_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,9 +134,9 @@ def check(words: list[str], page: str) -> None:
 
 
 def check_afm(words: list[str], page: str) -> None:
-    from afm.cli.main import app
+    from afm.cli.commands import command as command_line
 
-    command: Any = typer.main.get_command(app)
+    command: Any = command_line(load=True)
     while getattr(command, "commands", None):
         inner = command.commands
         if words and words[0] in inner:

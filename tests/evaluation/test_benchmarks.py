@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.cli.main import app
+from afm.cli.commands import app
 from afm.datasets.hub_sets import read_hub_sets
 from afm.errors import DataError
 from afm.evaluation.benchmarks import BENCHMARKS

@@ -9,7 +9,7 @@ from loopback import LoopbackServer
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.cli.main import app
+from afm.cli.commands import app
 from afm.datasets import Task, write_tasks
 from afm.datasets.hub_sets import Lock, LockedFile, LockedSet
 from afm.evaluation.config import load_config

@@ -169,7 +169,7 @@ def test_a_model_too_large_for_its_gpus_is_told_with_a_way_out(data):
 
 
 def test_the_command_fails_when_the_training_would(data):
-    from afm.cli.main import app
+    from afm.cli.commands import app
 
     result = CliRunner().invoke(app, ["doctor", str(RECIPE), f"dataset_dir={data}/no"])
     assert result.exit_code == 1

@@ -7,7 +7,7 @@ import yaml
 from sft_rows import PAIRS
 from typer.testing import CliRunner
 
-from afm.cli.main import app
+from afm.cli.commands import app
 from afm.errors import ConfigError, DataError, UsageError
 
 TEXT = "<think>T.</think><code>c</code>\n<observation>SEEN</observation>\n<answer>A</answer>"

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afm.agents import load_agent
+from afm.choices import Boundary
 from afm.errors import Fault, TrajectoryError
-from afm.masking import Boundary
 from afm.trajectory import author_segments
 from llamafactory_patch.masks import TextEncoder, segments_by_tag
 

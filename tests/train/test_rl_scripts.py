@@ -18,7 +18,7 @@ from click.testing import Result
 from extras import needs
 from typer.testing import CliRunner
 
-from afm.cli.main import app
+from afm.cli.commands import app
 from afm.cli.reproduce_word_problems import WORD_PROBLEMS
 from verl_ext import launcher
 from verl_ext.command import command

@@ -15,7 +15,7 @@ from extras import needs
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.cli.main import app
+from afm.cli.commands import app
 from afm.datasets import Task
 from afm.datasets.rl_files import write_rl
 from afm.findings import Finding, Level

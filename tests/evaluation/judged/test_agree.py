@@ -3,7 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from afm.cli.main import app
+from afm.cli.commands import app
 from afm.errors import ConfigError, DataError, EngineError
 from afm.evaluation.judging import AgreementSettings, agree
 

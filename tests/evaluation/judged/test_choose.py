@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.cli.main import app
+from afm.cli.commands import app
 from afm.datasets import Task, write_tasks
 from afm.errors import ConfigError, DataError, EngineError
 from afm.evaluation.best_of import BestOfSettings, choose

@@ -1,0 +1,221 @@
+"""The ``afm`` command: its table of sub-commands, each imported when it is used, and messages of wrong usage."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import pairwise
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from afm import __version__
+from afm.cli.options import FOREIGN_OPTIONS
+
+_STYLE = re.compile(r"\[(?=[a-z#/@])")
+"""What Typer takes for a style; a backslash in front keeps it."""
+
+_BadUsage: Any = typer.BadParameter.__base__
+"""Typer's error of wrong usage; Typer exports only this class of its own below it."""
+
+_COMMANDS = {
+    "Start here": {
+        "quickstart": (
+            "quickstart:quickstart",
+            "Run the whole path on a CPU: questions, a team's trajectories, SFT, RL, evaluation, report.",
+        ),
+        "init": (
+            "quickstart:init",
+            "Write a starter for a task of your own: agent, tool, reward, team, questions, recipes, README.",
+        ),
+        "doctor": (
+            "doctor:doctor",
+            "Check this computer, a training, an evaluation or a file of tools, and say what would fail and what to do.",
+        ),
+        "list": ("listing:app", "List what comes with the project: agents, recipes, tools, benchmarks."),
+    },
+    "Make and check data": {
+        "validate": (
+            "convert:validate",
+            "Check every trajectory in FILE against the rules of its agent, and every call against its tool.",
+        ),
+        "convert": ("convert:convert", "Convert trajectories between formats."),
+        "mask": ("convert:mask", "Show which tokens are trained on; masked text is in ⟦ ⟧."),
+        "data": ("data:app", "Make questions, trajectories and training files."),
+    },
+    "Train": {
+        "sft": ("train:sft", "Fine-tune a model on trajectories with LLaMA-Factory."),
+        "rl": ("train:rl", "Train an agent by reinforcement learning, with verl."),
+        "export": (
+            "train:export",
+            "Export a checkpoint of `afm rl` as a model for `afm eval`, `afm ask` and `afm serve model`.",
+        ),
+        "import": (
+            "train:import_model",
+            "Write a model as a Hugging Face folder, which every command takes.",
+        ),
+        "reproduce": (
+            "reproduce:reproduce",
+            "Reproduce AFM: download an agent's published data, prepare it, SFT, RL, evaluate, report.",
+        ),
+    },
+    "Ask, evaluate, look": {
+        "ask": ("ask:ask", "Answer QUESTION with a model, its agent and real tools, and show every step."),
+        "eval": ("eval:app", "Evaluate a model or a team with the agent's own loop."),
+        "reward": (
+            "reward:reward",
+            "Score every response in FILE: score, verdict (correct, wrong, abstained), evidence, seconds.",
+        ),
+        "report": (
+            "report:report",
+            "Write a report as one self-contained HTML page: scores, published scores, curves, failures, trajectories.",
+        ),
+        "view": (
+            "report:view",
+            "Look at episodes in a browser: filter, search, read and compare them. A running job is followed.",
+        ),
+    },
+    "Tools and servers": {
+        "serve": ("serve:app", "Start a tool server or a model server."),
+        "sandbox": ("sandbox:app", "Run model-written programs in isolation."),
+        "cassette": (
+            "report:cassette",
+            "Show what a cassette of recorded tool calls holds: calls, age and versions of each tool.",
+        ),
+    },
+}
+"""The commands by panel: where each is, and the first sentences of its help.
+
+``afm --help`` prints this table and imports no command; a test compares the sentences with those of the commands.
+"""
+
+
+class DeferredCommand(TyperCommand):
+    """A command whose module is imported when it is used or its help is asked for."""
+
+    def __init__(self, name: str, place: str, summary: str, panel: str) -> None:
+        super().__init__(name, help=summary, rich_help_panel=panel)
+        self.place = place
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        """The context of the command itself, which takes over from here."""
+        command = self.load()
+        _correct_help(command)
+        return command.make_context(info_name, args, *more, **extra)
+
+    def load(self) -> Any:
+        """The command itself."""
+        module, _, attribute = self.place.partition(":")
+        part = getattr(import_module(f"afm.cli.{module}"), attribute)
+        if not isinstance(part, typer.Typer):
+            function, part = part, typer.Typer()
+            part.command(context_settings=FOREIGN_OPTIONS if self.name in ("sft", "rl") else None)(function)
+        part._add_completion = False
+        command = typer.main.get_command(part)
+        command.name = self.name
+        return command
+
+
+class _Commands(TyperGroup):
+    """The table of commands, each of them deferred."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for panel, commands in _COMMANDS.items():
+            for name, (place, summary) in commands.items():
+                self.add_command(DeferredCommand(name, place, summary, panel))
+
+
+app = typer.Typer(
+    name="afm",
+    cls=_Commands,
+    help="Train one language model to work like a team of agents.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"afm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train one language model to work like a team of agents."""
+
+
+def run() -> Any:
+    """Run what was typed and return the exit status; errors of a command pass through."""
+    try:
+        return command()(prog_name="afm", standalone_mode=False)
+    except _BadUsage as error:
+        _print_usage_error(error)
+        return 2
+    except typer.Abort:
+        return 130
+
+
+def command(*, load: bool = False) -> Any:
+    """The command line as Typer builds it, with our help texts and argument names; ``load`` imports every command."""
+    group: Any = typer.main.get_command(app)
+    if load:
+        group.commands = {name: deferred.load() for name, deferred in group.commands.items()}
+    _correct_help(group)
+    return group
+
+
+def _correct_help(command: Any) -> None:
+    """Keep words in brackets, which Typer takes for a style, and write arguments in capitals."""
+    command.help = command.help and _STYLE.sub(r"\\[", command.help)
+    for parameter in command.params:
+        text = getattr(parameter, "help", None)
+        if text:
+            parameter.help = _STYLE.sub(r"\\[", text)
+        if parameter.param_type_name == "argument" and parameter.metavar is None:
+            name = parameter.name.upper() + "..." * (parameter.nargs != 1)
+            parameter.metavar = name if parameter.required else f"[{name}]"
+    for below in getattr(command, "commands", {}).values():
+        _correct_help(below)
+
+
+def _print_usage_error(error: Any) -> None:
+    """One line as for all errors: the command, the fault, what is expected there, and where the help is.
+
+    A group of commands without any word prints its help.
+    """
+    context, parameter = error.ctx, getattr(error, "param", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
+        return
+    place = "afm" if context is None else context.command_path
+    text = error.format_message().rstrip(".").removeprefix("Invalid value for ")
+    text = re.sub(r"^'([^']+)'", r"\1", text.replace(". Did ", "; did ").replace("Value error, ", ""))
+    if parameter and text.find(": Input should ") > 0 and (values := _typed_values(parameter.opts)):
+        text = text.replace(": Input should ", f" {values[-1]}: should ")
+    meaning = (getattr(parameter, "help", None) or "").replace("\\[", "[")
+    meaning = re.split(r"\. |\.$| \[default", meaning, maxsplit=1)[0]
+    meaning = meaning if meaning[1:2].isupper() else meaning[:1].lower() + meaning[1:]
+    expected = f"; expected: {meaning}" if meaning else ""
+    end = "" if text.endswith("?") else ";"
+    text = text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
+    print(f"error: {place}: {text}{expected}{end} see {place} --help", file=sys.stderr)
+
+
+def _typed_values(names: Sequence[str]) -> list[str]:
+    """What was typed for an option."""
+    words = sys.argv[1:]
+    apart = [value for name, value in pairwise(words) if name in names]
+    return apart + [
+        word.partition("=")[2] for word in words if word.partition("=")[0] in names and "=" in word
+    ]
