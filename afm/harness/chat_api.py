@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -19,48 +20,106 @@ _FINISH = {
     FinishReason.LENGTH: "length",
     FinishReason.ABORTED: "abort",
 }
+DONE = b"data: [DONE]\n\n"
+Decode = Callable[[Sequence[int]], str]
 
 
-class _Body(BaseModel):
+class AnswerStream(Protocol):
+    """Writes an answer as server-sent events, while it is sampled."""
+
+    def begin(self) -> bytes:
+        """Before the first text."""
+        ...
+
+    def text(self, number: int, piece: str) -> bytes:
+        """The next piece of a choice's text."""
+        ...
+
+    def end(self, reply: ModelReply) -> bytes:
+        """What follows the texts: tool calls, reasons, counts."""
+        ...
+
+
+class ApiBody(Protocol):
+    """The body of a request of one protocol."""
+
+    stream: bool
+
+    def request(self) -> ModelRequest:
+        """What it asks for; raises DataError for what cannot be given."""
+        ...
+
+    def answer(self, identity: str, reply: ModelReply, decode: Decode) -> dict[str, Any]:
+        """The whole answer."""
+        ...
+
+    def events(self, identity: str, model: str, decode: Decode) -> AnswerStream:
+        """The answer as a stream."""
+        ...
+
+
+def event(data: Any, name: str = "") -> bytes:
+    """One server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+
+
+class SamplingBody(BaseModel):
     """What is read of any request; other fields are allowed and ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     model: str = ""
-    n: int = Field(default=1, ge=1, le=_MOST_CHOICES)
-    max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
     """0 or -1 for all candidates."""
-    stop: tuple[str, ...] = ()
     seed: int | None = None
     stream: bool = False
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of a :class:`ModelRequest` that say how to sample."""
+        return {
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_k": max(0, self.top_k or 0),
+            "seed": self.seed,
+        }
+
+
+class _OpenAIBody(SamplingBody):
+    n: int = Field(default=1, ge=1, le=_MOST_CHOICES)
+    max_tokens: int | None = Field(default=None, ge=1)
+    stop: tuple[str, ...] = ()
     stream_options: dict[str, Any] | None = None
     return_token_ids: bool = False
+    """As vLLM has it: answers carry the ids of the prompt and of each choice."""
 
     @field_validator("stop", mode="before")
     @classmethod
     def _listed(cls, stop: Any) -> Any:
         return () if stop is None else (stop,) if isinstance(stop, str) else stop
 
+    @field_validator("stream", "n", mode="before")
+    @classmethod
+    def _default(cls, value: Any, info: Any) -> Any:
+        return cls.model_fields[info.field_name].default if value is None else value
+
+    def sampling(self) -> dict[str, Any]:
+        """With the number of choices and the stop strings."""
+        return super().sampling() | {"n": self.n, "stop": self.stop}
+
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the counts of tokens."""
         return bool((self.stream_options or {}).get("include_usage"))
 
-    def _sampling(self) -> dict[str, Any]:
-        return {
-            "n": self.n,
-            "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
-            "top_k": max(0, self.top_k or 0),
-            "stop": self.stop,
-            "seed": self.seed,
-        }
+    def ids_of(self, choice: ModelChoice) -> dict[str, Any]:
+        """A choice's ids, where they are asked for."""
+        return {"token_ids": list(choice.generation.token_ids)} if self.return_token_ids else {}
 
 
-class ChatBody(_Body):
+class ChatBody(_OpenAIBody):
     """The body of ``chat/completions``."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
@@ -72,17 +131,8 @@ class ChatBody(_Body):
     response_format: dict[str, Any] | None = None
 
     def request(self) -> ModelRequest:
-        """What it asks for.
-
-        Raises:
-            DataError: It asks for what no engine here gives.
-        """
-        kind = (self.response_format or {}).get("type", "text")
-        if kind != "text":
-            raise DataError(
-                f"response_format: got {kind!r}, expected text; the engine does not constrain what it samples. Ask for "
-                "JSON in a message, or for a tool call"
-            )
+        """As :meth:`ApiBody.request`."""
+        check_format("response_format", (self.response_format or {}).get("type"))
         if self.top_logprobs:
             raise DataError(
                 f"top_logprobs: got {self.top_logprobs}, expected 0; only the sampled token's is known"
@@ -91,34 +141,162 @@ class ChatBody(_Body):
             messages=[chat_message(message, number) for number, message in enumerate(self.messages)],
             tools=() if self.tool_choice == "none" else tuple(self.tools or ()),
             max_tokens=self.max_completion_tokens or self.max_tokens,
-            **self._sampling(),
+            **self.sampling(),
         )
 
-    def answer(self, reply: ModelReply, pieces: Mapping[int, str]) -> dict[str, Any]:
-        """The whole answer; ``pieces`` are the tokens' texts by id."""
-        return _about("chat.completion", reply) | {
-            "choices": [self._choice(number, choice, pieces) for number, choice in enumerate(reply.choices)],
-            "usage": usage(reply),
-        }
+    def answer(self, identity: str, reply: ModelReply, decode: Decode) -> dict[str, Any]:
+        """As :meth:`ApiBody.answer`."""
+        choices = [
+            {
+                "index": number,
+                "message": choice.message,
+                "logprobs": self.logprobs_of(choice, decode),
+                "finish_reason": finish_reason(choice),
+            }
+            | self.ids_of(choice)
+            for number, choice in enumerate(reply.choices)
+        ]
+        whole = _about("chat.completion", identity, reply.model) | {"choices": choices, "usage": usage(reply)}
+        return whole | ({"prompt_token_ids": list(reply.prompt_ids)} if self.return_token_ids else {})
 
-    def _choice(self, number: int, choice: ModelChoice, pieces: Mapping[int, str]) -> dict[str, Any]:
-        return {
-            "index": number,
-            "message": choice.message,
-            "logprobs": self.logprobs_of(choice, pieces),
-            "finish_reason": finish_reason(choice),
-        } | ({"token_ids": list(choice.generation.token_ids)} if self.return_token_ids else {})
+    def events(self, identity: str, model: str, decode: Decode) -> AnswerStream:
+        """As :meth:`ApiBody.events`."""
+        return _ChatStream(self, _about("chat.completion.chunk", identity, model), decode)
 
-    def logprobs_of(self, choice: ModelChoice, pieces: Mapping[int, str]) -> dict[str, Any] | None:
+    def logprobs_of(self, choice: ModelChoice, decode: Decode) -> dict[str, Any] | None:
         """The sampled tokens with their log-probabilities, where they are asked for and known."""
         sampled = choice.generation
         if not self.logprobs or not sampled.logprobs:
             return None
         rows = []
         for token, logprob in zip(sampled.token_ids, sampled.logprobs, strict=True):
-            text = pieces[token]
+            text = decode([token])
             rows.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
         return {"content": rows, "refusal": None}
+
+
+class _ChatStream:
+    def __init__(self, body: ChatBody, about: dict[str, Any], decode: Decode) -> None:
+        self._body, self._about, self._decode = body, about, decode
+
+    def begin(self) -> bytes:
+        role = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk(number, role) for number in range(self._body.n))
+
+    def text(self, number: int, piece: str) -> bytes:
+        return self._chunk(number, {"content": piece})
+
+    def end(self, reply: ModelReply) -> bytes:
+        return b"".join([*self._ends(reply), *_usage_event(self._body, self._about, reply), DONE])
+
+    def _ends(self, reply: ModelReply) -> Iterator[bytes]:
+        for number, choice in enumerate(reply.choices):
+            for place, call in enumerate(choice.message.get("tool_calls", ())):
+                yield self._chunk(number, {"tool_calls": [{"index": place, **call}]})
+            last = {
+                "finish_reason": finish_reason(choice),
+                "logprobs": self._body.logprobs_of(choice, self._decode),
+            }
+            yield self._chunk(number, {}, **last, **self._body.ids_of(choice))
+
+    def _chunk(self, number: int, delta: Mapping[str, Any], **more: Any) -> bytes:
+        choice = {"index": number, "delta": delta, "finish_reason": None, **more}
+        return event({**self._about, "choices": [choice]})
+
+
+class CompletionBody(_OpenAIBody):
+    """The body of ``completions``; ``prompt`` is text, or token ids."""
+
+    prompt: str | list[int]
+    logprobs: int | None = None
+    echo: bool | None = None
+    include_stop_str_in_output: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _single(cls, prompt: Any) -> Any:
+        """A list of one prompt is that prompt."""
+        inner = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else None
+        return inner if isinstance(inner, str | list) else prompt
+
+    def request(self) -> ModelRequest:
+        """As :meth:`ApiBody.request`."""
+        if self.echo:
+            raise DataError("echo: got true, expected false; the prompt is not repeated")
+        return ModelRequest(prompt=self.prompt, max_tokens=self.max_tokens or 16, **self.sampling())
+
+    def answer(self, identity: str, reply: ModelReply, decode: Decode) -> dict[str, Any]:
+        """As :meth:`ApiBody.answer`."""
+        choices = [
+            {"index": number, "text": self._text(choice), **self.facts(choice, decode)}
+            for number, choice in enumerate(reply.choices)
+        ]
+        return _about("text_completion", identity, reply.model) | {"choices": choices, "usage": usage(reply)}
+
+    def events(self, identity: str, model: str, decode: Decode) -> AnswerStream:
+        """As :meth:`ApiBody.events`."""
+        return _CompletionStream(self, _about("text_completion", identity, model), decode)
+
+    def rest(self, choice: ModelChoice) -> str:
+        """What a stream has not shown at its end: the stop string, where it is asked for."""
+        return self._text(choice)[len(choice.text) :]
+
+    def _text(self, choice: ModelChoice) -> str:
+        return choice.raw_text if self.include_stop_str_in_output else choice.text
+
+    def facts(self, choice: ModelChoice, decode: Decode) -> dict[str, Any]:
+        """Why it ended, ids and log-probabilities, as vLLM has them."""
+        sampled = choice.generation
+        stopped = next((stop for stop in self.stop if stop in choice.raw_text), None)
+        facts: dict[str, Any] = {
+            "finish_reason": finish_reason(choice),
+            "stop_reason": stopped if sampled.finish is FinishReason.STOP else None,
+            "logprobs": None,
+        }
+        if self.logprobs is not None:
+            as_ids = self.return_tokens_as_token_ids
+            tokens = [f"token_id:{token}" if as_ids else decode([token]) for token in sampled.token_ids]
+            facts["logprobs"] = {"tokens": tokens, "token_logprobs": list(sampled.logprobs)}
+        return facts | self.ids_of(choice)
+
+
+class _CompletionStream:
+    def __init__(self, body: CompletionBody, about: dict[str, Any], decode: Decode) -> None:
+        self._body, self._about, self._decode = body, about, decode
+
+    def begin(self) -> bytes:
+        return b""
+
+    def text(self, number: int, piece: str) -> bytes:
+        return self._chunk(number, piece, finish_reason=None)
+
+    def end(self, reply: ModelReply) -> bytes:
+        ends = [
+            self._chunk(number, self._body.rest(choice), **self._body.facts(choice, self._decode))
+            for number, choice in enumerate(reply.choices)
+        ]
+        return b"".join([*ends, *_usage_event(self._body, self._about, reply), DONE])
+
+    def _chunk(self, number: int, piece: str, **more: Any) -> bytes:
+        return event({**self._about, "choices": [{"index": number, "text": piece, **more}]})
+
+
+def _usage_event(body: _OpenAIBody, about: Mapping[str, Any], reply: ModelReply) -> list[bytes]:
+    return [event({**about, "choices": [], "usage": usage(reply)})] if body.include_usage else []
+
+
+def check_format(name: str, kind: Any) -> None:
+    """Refuse a format that the engine would have to keep to.
+
+    Raises:
+        DataError: It is no free text.
+    """
+    if kind not in (None, "text"):
+        raise DataError(
+            f"{name}: got {kind!r}, expected text; the engine does not constrain what it samples, so that what is "
+            "trained is what the model itself says. Ask for JSON in a message, or for a tool call"
+        )
 
 
 def chat_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -160,5 +338,5 @@ def usage(reply: ModelReply) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _about(kind: str, reply: ModelReply) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": int(time.time()), "model": reply.model}
+def _about(kind: str, identity: str, model: str) -> dict[str, Any]:
+    return {"id": identity, "object": kind, "created": int(time.time()), "model": model}

@@ -124,10 +124,18 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request continues, and with which new ids; ``known``: a turn that the template cannot continue."""
+    """Where a request continues.
+
+    Attributes:
+        parent: The sampled turn that it continues.
+        context: New ids behind that, or all of them.
+        messages: Of the chat, up to that turn.
+        known: There is one, but the template cannot continue it.
+    """
 
     parent: Turn | None
     context: tuple[int, ...]
+    messages: int = 0
     known: bool = False
 
 
@@ -174,7 +182,7 @@ class History:
                 request.messages, request.tools, sampled=at - 1, last_id=ids[-1] if ids else None
             )
             if new is not None:
-                return Place(parent, tuple(new))
+                return Place(parent, tuple(new), at)
         context = tuple(self._renderer.prompt_ids(request.messages, request.tools))
         return Place(None, context, known=parent is not None)
 
@@ -204,18 +212,26 @@ class History:
 
     def _why(self, request: ModelRequest, place: Place) -> Branch:
         """Why a turn begins a path of its own."""
-        if place.parent is not None:
-            return Branch.FORK
         if place.known:
             return Branch.TEMPLATE
         if not self._roots:
             return Branch.FIRST
-        if any(root.context == place.context for root in self._roots):
+        siblings = self._roots if place.parent is None else place.parent.children
+        if any(turn.context == place.context for turn in siblings):
             return Branch.FORK
         if request.prompt is not None:
             begun = any(place.context[: len(root.context)] == root.context for root in self._roots)
-            return Branch.EDITED if begun else Branch.NEW
-        return _compared(request, [leaf for leaf in _leaves(self._roots) if leaf.request.prompt is None])
+            return Branch.FORK if place.parent else Branch.EDITED if begun else Branch.NEW
+        return self._rewritten(request, place)
+
+    def _rewritten(self, request: ModelRequest, place: Place) -> Branch:
+        """What was done to a known history; a sampled prefix with only new messages behind it is a fork."""
+        if place.parent is not None and all(
+            message.get("role") != "assistant" for message in request.messages[place.messages :]
+        ):
+            return Branch.FORK
+        leaves = [leaf for leaf in _leaves(self._roots) if leaf.request.prompt is None]
+        return _compared(request, leaves)
 
     def add(self, request: ModelRequest, place: Place, choice: ModelChoice, call: int) -> None:
         """Keep what was sampled for a request at its place."""

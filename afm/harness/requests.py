@@ -89,9 +89,9 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """The answer to a request. ``id`` is unique in its session."""
+    """The answer to a request, the ``call``-th of its session."""
 
-    id: str
+    call: int
     model: str
     prompt_ids: tuple[int, ...]
     choices: tuple[ModelChoice, ...]

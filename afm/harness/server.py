@@ -2,7 +2,9 @@
 
 | request below ``/s/KEY/v1``, or below ``/v1`` with ``Authorization: Bearer KEY`` | answer |
 |---|---|
-| ``POST chat/completions`` | as OpenAI's |
+| ``POST chat/completions``, ``completions``, ``responses`` | as OpenAI's |
+| ``POST embeddings`` | passed on to another server |
+| ``POST messages`` | as Anthropic's, whose base URL is ``/s/KEY`` |
 | ``POST reward`` with ``{"reward": NUMBER}`` | ends the session; :attr:`Session.reward` has the number |
 | ``GET models`` | the session's one model |
 
@@ -17,17 +19,23 @@ import json
 import math
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, unquote
+from uuid import uuid4
 
+import httpx
 from pydantic import BaseModel, ValidationError
 
+from afm.endpoints.chat import EndpointSettings
+from afm.endpoints.connections import Connections, base_url
 from afm.errors import DataError, EngineError, MissingExtraError
-from afm.harness.chat_api import ChatBody
+from afm.harness.chat_api import AnswerStream, ChatBody, CompletionBody, event
 from afm.harness.history import Sampled
-from afm.harness.requests import ModelReply, RequestRefusedError
+from afm.harness.messages_api import MessagesBody
+from afm.harness.requests import ModelReply, ModelRequest, RequestRefusedError
+from afm.harness.responses_api import ResponsesBody
 from afm.harness.sessions import Session
 
 if TYPE_CHECKING:
@@ -37,17 +45,31 @@ _PATH = re.compile(r"/(?:s/(?P<key>[^/]+)/)?(?:v1/)?(?P<path>[a-z/_]+)\Z")
 _MAX_BODY_BYTES = 64 << 20
 _BACKLOG = 2048
 _JSON = [(b"content-type", b"application/json")]
+_EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+_IDENTITIES = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "responses": "resp_"}
 
 
 class HarnessApp:
-    """The sessions of one process as an ASGI application."""
+    """The sessions of one process as an ASGI application.
 
-    def __init__(self) -> None:
+    Args:
+        embeddings: Address of an OpenAI-compatible server for ``embeddings``, which are passed on as they are;
+            ``AFM_MODEL_API_KEY`` holds its key.
+    """
+
+    def __init__(self, embeddings: str | None = None) -> None:
         self.sessions: dict[str, Session] = {}
-        self._posts: dict[str, Callable[[Session, bytes, Send], Awaitable[None]]] = {
-            "chat/completions": self._chat,
-            "reward": self._reward,
+        self._stored: dict[tuple[str, str], Sequence[Mapping[str, Any]]] = {}
+        """The messages of a session's responses, for ``previous_response_id``."""
+        self._bodies: dict[str, type[ChatBody | CompletionBody | ResponsesBody | MessagesBody]] = {
+            "chat/completions": ChatBody,
+            "completions": CompletionBody,
+            "responses": ResponsesBody,
+            "messages": MessagesBody,
         }
+        self._paths = (*self._bodies, "embeddings", "reward")
+        self._embeddings = embeddings
+        self._connections: Connections | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; a client that leaves ends its generations."""
@@ -57,23 +79,28 @@ class HarnessApp:
             session, path = self._find(scope)
             if scope["method"] == "GET" and path == "models":
                 await _answer(send, _models(session))
-                return
-            work = self._posts.get(path)
-            if scope["method"] != "POST" or work is None:
-                expected = ", ".join(f"POST {name}" for name in self._posts)
+            elif scope["method"] != "POST" or path not in self._paths:
+                expected = ", ".join(f"POST {name}" for name in self._paths)
                 raise RequestRefusedError(404, "path", f"{scope['method']} {path}: expected {expected}")
-            body = await _body(receive)
-            await _while_connected(receive, work(session, body, send))
+            else:
+                work = self._post(session, path, await _body(receive), send)
+                await _while_connected(receive, work)
+        except _GoneError:
+            return
         except RequestRefusedError as error:
             await _answer(send, _error(error.code, str(error)), error.status)
         except ValidationError as error:
-            problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            where = ".".join(map(str, problem["loc"])) or "body"
-            await _answer(send, _error("request", f"{where}: {problem['msg']}"), 400)
+            await _answer(send, _error("request", first_mistake(error)), 400)
         except DataError as error:
             await _answer(send, _error("request", error.message), 400)
         except EngineError as error:
             await _answer(send, _error("engine", str(error)), 502)
+
+    def forget(self, key: str) -> Session:
+        """Serve a session no longer."""
+        for place in [place for place in self._stored if place[0] == key]:
+            del self._stored[place]
+        return self.sessions.pop(key)
 
     def _find(self, scope: Scope) -> tuple[Session, str]:
         raw = scope["raw_path"].decode("latin-1")
@@ -82,27 +109,103 @@ class HarnessApp:
             raise RequestRefusedError(404, "path", f"{raw[:200]}: no such path; expected /s/KEY/v1/...")
         headers = dict(scope["headers"])
         bearer = headers.get(b"authorization", b"").decode("latin-1").partition(" ")[2]
-        key = (
-            unquote(match["key"])
-            if match["key"]
-            else bearer or headers.get(b"x-api-key", b"").decode("latin-1")
-        )
+        key = unquote(match["key"] or "") or bearer or headers.get(b"x-api-key", b"").decode("latin-1")
         session = self.sessions.get(key)
         if session is None:
             raise RequestRefusedError(404, "session", "no session of this key; it may be over")
         return session, match["path"]
 
-    async def _chat(self, session: Session, body: bytes, send: Send) -> None:
-        asked = ChatBody.model_validate_json(body)
-        reply = await session.ask(asked.request())
-        await _answer(send, asked.answer(reply, _pieces(session, reply)))
+    async def _post(self, session: Session, path: str, body: bytes, send: Send) -> None:
+        if path == "reward":
+            await _answer(send, _end_with(session, _Verdict.model_validate_json(body).reward))
+            return
+        if path == "embeddings":
+            await self._pass_on(body, send)
+            return
+        asked = self._bodies[path].model_validate_json(body)
+        if isinstance(asked, ResponsesBody) and asked.previous_response_id is not None:
+            asked.after(self._earlier(session, asked.previous_response_id))
+        request, identity = asked.request(), f"{_IDENTITIES.get(path, '')}{uuid4().hex}"
+        decode = session.model.decode
+        if asked.stream:
+            events = asked.events(identity, session.model.name, decode)
+            reply = await _streamed(session, request, events, send)
+        else:
+            reply = await session.ask(request)
+            await _answer(send, asked.answer(identity, reply, decode))
+        if isinstance(asked, ResponsesBody) and reply is not None:
+            self._stored[session.key, identity] = [*asked.messages, reply.choices[0].message]
 
-    async def _reward(self, session: Session, body: bytes, send: Send) -> None:
-        reward = _Verdict.model_validate_json(body).reward
-        if not math.isfinite(reward):
-            raise RequestRefusedError(400, "request", f"reward: got {reward}, expected a finite number")
-        session.reward, session.ended = reward, True
-        await _answer(send, {"reward": reward})
+    async def _pass_on(self, body: bytes, send: Send) -> None:
+        if self._embeddings is None:
+            message = "no embeddings behind this server; it needs embeddings=URL"
+            raise RequestRefusedError(404, "embeddings", message)
+        if self._connections is None:
+            key = EndpointSettings().key()
+            self._connections = Connections(64, key=key, headers={"Content-Type": "application/json"})
+        try:
+            async with self._connections.place() as client:
+                answer = await client.post(f"{base_url(self._embeddings)}/embeddings", content=body)
+        except httpx.HTTPError as error:
+            raise EngineError(f"embeddings: {type(error).__name__}: {error}") from error
+        await _answer(send, answer.content, answer.status_code)
+
+    async def close(self) -> None:
+        """End all sessions, and close the connections."""
+        for key in [*self.sessions]:
+            await self.forget(key).close()
+        if self._connections is not None:
+            await self._connections.close()
+
+    def _earlier(self, session: Session, identity: str) -> Sequence[Mapping[str, Any]]:
+        try:
+            return self._stored[session.key, identity]
+        except KeyError:
+            raise RequestRefusedError(
+                400, "previous_response_id", f"this session gave no response {identity[:80]!r}"
+            ) from None
+
+
+def _end_with(session: Session, reward: float) -> dict[str, Any]:
+    if not math.isfinite(reward):
+        raise RequestRefusedError(400, "request", f"reward: got {reward}, expected a finite number")
+    session.reward, session.ended = reward, True
+    return {"reward": reward}
+
+
+async def _streamed(
+    session: Session, request: ModelRequest, events: AnswerStream, send: Send
+) -> ModelReply | None:
+    """Answer with server-sent events. What fails before the first of them has a status of its own."""
+    pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
+    work = asyncio.ensure_future(session.ask(request, lambda *piece: pieces.put_nowait(piece)))
+    work.add_done_callback(lambda _: pieces.put_nowait(None))
+    try:
+        piece = await pieces.get()
+        if piece is None:
+            work.result()
+        await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+        await _send_piece(send, events.begin())
+        while piece is not None:
+            written = events.text(*piece)
+            while not pieces.empty() and (piece := pieces.get_nowait()) is not None:
+                written += events.text(*piece)
+            await _send_piece(send, written)
+            if piece is not None:
+                piece = await pieces.get()
+        try:
+            reply = work.result()
+        except (EngineError, RequestRefusedError, DataError) as error:
+            await _send_piece(send, event(_error("engine", str(error)), "error"), more=False)
+            return None
+        await _send_piece(send, events.end(reply), more=False)
+        return reply
+    finally:
+        work.cancel()
+
+
+async def _send_piece(send: Send, data: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 class HarnessServer:
@@ -111,6 +214,7 @@ class HarnessServer:
     Args:
         host: Where it listens; ``None`` for the Unix socket alone.
         port: 0 for a free one.
+        embeddings: As for :class:`HarnessApp`.
         unix_socket: A path to listen on as well; whoever may open it is let in, so its folder decides.
 
     Attributes:
@@ -118,13 +222,18 @@ class HarnessServer:
     """
 
     def __init__(
-        self, *, host: str | None = "127.0.0.1", port: int = 0, unix_socket: str | Path | None = None
+        self,
+        *,
+        host: str | None = "127.0.0.1",
+        port: int = 0,
+        unix_socket: str | Path | None = None,
+        embeddings: str | None = None,
     ) -> None:
         try:
             import uvicorn
         except ImportError:
             raise MissingExtraError("uvicorn", "servers") from None
-        self.app = HarnessApp()
+        self.app = HarnessApp(embeddings)
         self._sockets: list[socket.socket] = []
         self.origin = "http://localhost"
         if unix_socket is not None:
@@ -166,9 +275,7 @@ class HarnessServer:
 
     async def close(self) -> None:
         """End all sessions and stop."""
-        for session in [*self.app.sessions.values()]:
-            await session.close()
-        self.app.sessions.clear()
+        await self.app.close()
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
@@ -188,7 +295,11 @@ class HarnessServer:
 
     async def end(self, key: str) -> list[Sampled]:
         """Close a session, and forget it; its trajectories."""
-        return await self.app.sessions.pop(key).close()
+        return await self.app.forget(key).close()
+
+
+class _GoneError(Exception):
+    """The client has left."""
 
 
 class _Verdict(BaseModel):
@@ -201,17 +312,21 @@ def _models(session: Session) -> dict[str, Any]:
     return {"object": "list", "data": [row]}
 
 
-def _pieces(session: Session, reply: ModelReply) -> Mapping[int, str]:
-    ids = {token for choice in reply.choices for token in choice.generation.token_ids}
-    return {token: session.model.decode([token]) for token in ids}
+def first_mistake(error: ValidationError) -> str:
+    """The first mistake in a request: where it is, and what was expected."""
+    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
 
 
 def _error(code: str, message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "invalid_request_error", "code": code}}
+    """In the form that clients of OpenAI and of Anthropic read."""
+    return {"type": "error", "error": {"message": message, "type": "invalid_request_error", "code": code}}
 
 
 async def _answer(send: Send, content: Any, status: int = 200) -> None:
-    body = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+    body = content
+    if not isinstance(content, bytes):
+        body = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
     headers = [*_JSON, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -222,7 +337,7 @@ async def _body(receive: Receive) -> bytes:
     while True:
         event = await receive()
         if event["type"] == "http.disconnect":
-            raise asyncio.CancelledError
+            raise _GoneError
         body += event.get("body", b"")
         if len(body) > _MAX_BODY_BYTES:
             raise RequestRefusedError(413, "too_large", f"the request is longer than {_MAX_BODY_BYTES} bytes")

@@ -166,7 +166,7 @@ class Session:
             choices.append(self._choice(request, generation, call, number))
             feeds[number].finish(choices[-1].text)
             self._history.add(request, place, choices[-1], call)
-        return ModelReply(f"{self.key}-{call}", self.model.name, prompt, tuple(choices))
+        return ModelReply(call, self.model.name, prompt, tuple(choices))
 
     def _check_open(self) -> None:
         if self.ended or ((left := self._seconds_left()) is not None and left <= 0):

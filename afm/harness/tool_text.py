@@ -84,7 +84,7 @@ class VisibleText:
 
     def __init__(self, stop: Sequence[str], *, tools: bool) -> None:
         self._marks = (*stop, *(_OPENINGS if tools else ()))
-        self._bare = tools
+        self._tools = tools
         self._rest = ""
         self._begun = self._over = False
 
@@ -93,16 +93,19 @@ class VisibleText:
         if self._over:
             return ""
         self._rest += piece
-        if self._bare and not self._begun:  # a whole text that is an object may be a call
+        if self._tools and not self._begun:  # a whole text that is an object may be a call
             if not self._rest.strip() or self._rest.lstrip().startswith("{"):
                 return ""
             self._begun = True
         ends = [at for mark in self._marks if (at := self._rest.find(mark)) >= 0]
         if ends:
             shown, self._over = self._rest[: min(ends)], True
-            return shown
+            return shown.rstrip() if self._tools else shown
         held = max((_overlap(self._rest, mark) for mark in self._marks), default=0)
-        shown, self._rest = self._rest[: len(self._rest) - held], self._rest[len(self._rest) - held :]
+        shown = self._rest[: len(self._rest) - held]
+        if self._tools:
+            shown = shown.rstrip()  # blanks before a call are not shown
+        self._rest = self._rest[len(shown) :]
         return shown
 
 

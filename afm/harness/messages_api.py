@@ -1,0 +1,163 @@
+"""Anthropic's Messages API: what a request asks for, and its answer whole or as a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from afm.errors import DataError
+from afm.harness.chat_api import AnswerStream, Decode, SamplingBody, chat_message, event
+from afm.harness.requests import ModelChoice, ModelReply, ModelRequest
+from afm.models.base import FinishReason
+
+_THOUGHTS = ("thinking", "redacted_thinking")
+
+
+class MessagesBody(SamplingBody):
+    """The body of ``messages``."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_tokens: int = Field(ge=1)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    stop_sequences: tuple[str, ...] = ()
+
+    @field_validator("stop_sequences", mode="before")
+    @classmethod
+    def _listed(cls, stop: Any) -> Any:
+        return stop or ()
+
+    def request(self) -> ModelRequest:
+        """As :meth:`~afm.harness.chat_api.ApiBody.request`."""
+        rows: list[Mapping[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        for message in self.messages:
+            rows += _chat(message)
+        offered = (self.tool_choice or {}).get("type") != "none"
+        return ModelRequest(
+            messages=[chat_message(row, number) for number, row in enumerate(rows)],
+            tools=tuple(map(_function, self.tools or ())) if offered else (),
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences,
+            **self.sampling(),
+        )
+
+    def answer(self, identity: str, reply: ModelReply, decode: Decode) -> dict[str, Any]:
+        """As :meth:`~afm.harness.chat_api.ApiBody.answer`."""
+        [choice] = reply.choices
+        said = [{"type": "text", "text": choice.text}] if choice.text or not choice.calls else []
+        calls = [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+            for call in choice.calls
+        ]
+        return self.about(identity, reply.model) | {
+            "content": [*said, *calls],
+            **self.stopped(choice),
+            "usage": {"input_tokens": len(reply.prompt_ids), "output_tokens": reply.completion_tokens},
+        }
+
+    def events(self, identity: str, model: str, decode: Decode) -> AnswerStream:
+        """As :meth:`~afm.harness.chat_api.ApiBody.events`."""
+        return _MessageStream(self, identity, model, decode)
+
+    def about(self, identity: str, model: str) -> dict[str, Any]:
+        """A message without content."""
+        return {
+            "id": f"msg_{identity}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": 0, "output_tokens": 0},
+        }
+
+    def stopped(self, choice: ModelChoice) -> dict[str, Any]:
+        """Why it ended."""
+        if choice.calls:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        match choice.generation.finish:
+            case FinishReason.LENGTH:
+                return {"stop_reason": "max_tokens", "stop_sequence": None}
+            case FinishReason.STOP:
+                found = next((stop for stop in self.stop_sequences if stop in choice.raw_text), None)
+                return {"stop_reason": "stop_sequence", "stop_sequence": found}
+        return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as chat completions have it.
+
+    Raises:
+        DataError: It is one that Anthropic's own servers run.
+    """
+    if "input_schema" not in tool:
+        raise DataError(f"tools: {tool.get('name')!r} has no input_schema; hosted tools do not run here")
+    words = {"name": tool.get("name"), "description": tool.get("description") or ""}
+    return {"type": "function", "function": {**words, "parameters": tool["input_schema"]}}
+
+
+def _chat(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A message as chat completions have it: results of tools are messages of their own, before the text."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(content, list):
+        yield {"role": role, "content": content}
+        return
+    texts, calls = [], []
+    for block in content:
+        match block.get("type") if isinstance(block, dict) else None:
+            case "tool_use":
+                arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+                function = {"name": block.get("name"), "arguments": arguments}
+                calls.append({"id": block.get("id"), "type": "function", "function": function})
+            case "tool_result":
+                yield {
+                    "role": "tool",
+                    "tool_call_id": block.get("tool_use_id"),
+                    "content": block.get("content") or "",
+                }
+            case kind if kind not in _THOUGHTS:
+                texts.append(block)
+    if texts or calls or role == "assistant":
+        yield {"role": role, "content": texts} | ({"tool_calls": calls} if calls else {})
+
+
+class _MessageStream:
+    def __init__(self, body: MessagesBody, identity: str, model: str, decode: Decode) -> None:
+        self._body, self._identity, self._model, self._decode = body, identity, model, decode
+        self._open = False
+
+    def begin(self) -> bytes:
+        return _event("message_start", message=self._body.about(self._identity, self._model))
+
+    def text(self, number: int, piece: str) -> bytes:
+        begun = b""
+        if not self._open:
+            self._open = True
+            begun = _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        return begun + _event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
+
+    def end(self, reply: ModelReply) -> bytes:
+        answer = self._body.answer(self._identity, reply, self._decode)
+        written = [_event("content_block_stop", index=0)] if self._open else []
+        for index, block in enumerate(answer["content"]):
+            if block["type"] == "tool_use":
+                arguments = json.dumps(block["input"], ensure_ascii=False)
+                delta = {"type": "input_json_delta", "partial_json": arguments}
+                written += [
+                    _event("content_block_start", index=index, content_block={**block, "input": {}}),
+                    _event("content_block_delta", index=index, delta=delta),
+                    _event("content_block_stop", index=index),
+                ]
+        last = {key: answer[key] for key in ("stop_reason", "stop_sequence")}
+        return b"".join(
+            [*written, _event("message_delta", delta=last, usage=answer["usage"]), _event("message_stop")]
+        )
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return event({"type": kind, **data}, kind)

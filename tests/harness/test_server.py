@@ -1,0 +1,346 @@
+"""Real clients over loopback HTTP: what they get is what was sampled, in each protocol, and sessions do not mix."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from extras import LazyPackage
+from recording_model import wrong_tokens
+
+from afm.harness import Branch, HarnessServer, Session
+from afm.models import ScriptedModel
+
+openai = LazyPackage("openai")
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Ilm"}}\n</tool_call>'
+PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
+SEARCH = {
+    "type": "function",
+    "function": {"name": "search", "description": "Looks up.", "parameters": PARAMETERS},
+}
+USER = [{"role": "user", "content": "Where is it?"}]
+
+
+@pytest.fixture
+def connect(server, opened):
+    """A session of this model, and OpenAI's client for it."""
+
+    def connected(model, **options):
+        session = opened(model, **options)
+        return session, openai.AsyncOpenAI(base_url=server.open(session), api_key="none", max_retries=0)
+
+    return connected
+
+
+async def collected(stream: Any) -> tuple[str, list[dict[str, Any]], list[str]]:
+    """Text, calls and reasons of a chat's stream."""
+    text, calls, ends = "", [], []
+    async for chunk in stream:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            calls += [call.model_dump(exclude={"index"}) for call in choice.delta.tool_calls or ()]
+            ends += [choice.finish_reason] if choice.finish_reason else []
+    return text, calls, ends
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bare_script_with_parallel_calls_gives_one_trajectory(connect, recording, stream) -> None:
+    model = recording(f"Let me see.\n{CALL}\n{CALL}", "At the Ilm.")
+    session, client = connect(model)
+
+    async def ask(messages):
+        answer = await client.chat.completions.create(
+            model="tiny", messages=messages, tools=[SEARCH], stream=stream
+        )
+        if stream:
+            return await collected(answer)
+        [choice] = answer.choices
+        calls = [call.model_dump() for call in choice.message.tool_calls or ()]
+        return choice.message.content, calls, [choice.finish_reason]
+
+    text, calls, ends = await ask(USER)
+    assert (text, ends) == ("Let me see.", ["tool_calls"])
+    assert [call["function"] for call in calls] == [{"name": "search", "arguments": '{"query": "Ilm"}'}] * 2
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "A river."} for call in calls]
+    said = {"role": "assistant", "content": text, "tool_calls": calls}
+    assert await ask([*USER, said, *results]) == ("At the Ilm.", [], ["stop"])
+    [trajectory] = session.trajectories()
+    assert len(trajectory.turns) == 2
+    assert wrong_tokens(session, model) == 0
+
+
+async def test_several_choices_log_probabilities_ids_and_counts_are_those_of_the_model(
+    connect, recording
+) -> None:
+    model = recording("One. <end> More", "Two.")
+    session, client = connect(model)
+    options = {"n": 2, "logprobs": True, "stop": "<end>", "extra_body": {"return_token_ids": True}}
+    answer = await client.chat.completions.create(model="tiny", messages=USER, **options)
+
+    texts = [choice.message.content for choice in answer.choices]
+    assert texts == ["One. ", "Two."]
+    for choice, (prompt, ids) in zip(answer.choices, model.sampled, strict=True):
+        assert choice.token_ids == list(ids)
+        assert [row.logprob for row in choice.logprobs.content] == [-token / 1000 for token in ids]
+        assert answer.usage.prompt_tokens == len(prompt)
+    assert answer.usage.completion_tokens == sum(len(ids) for _, ids in model.sampled)
+    assert [trajectory.reason for trajectory in session.trajectories()] == [Branch.FIRST, Branch.FORK]
+    assert wrong_tokens(session, model) == 0
+
+
+async def test_completions_stream_and_continue(connect, recording) -> None:
+    model = recording(" One.", " Two.<end>")
+    session, client = connect(model)
+    first = await client.completions.create(model="tiny", prompt="Count:", logprobs=1)
+    assert first.choices[0].logprobs.token_logprobs == [-token / 1000 for token in model.sampled[0][1]]
+    text = f"Count:{first.choices[0].text} And?"
+    stream = await client.completions.create(
+        model="tiny", prompt=text, stop=["<end>"], stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == " Two."
+    assert chunks[-1].usage.prompt_tokens == len(model.sampled[1][0])
+    assert len(session.trajectories()) == 1
+    assert wrong_tokens(session, model) == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stored", [False, True])
+async def test_the_responses_api_gives_one_trajectory(connect, recording, stream, stored) -> None:
+    model = recording(f"Let me see.\n{CALL}", "At the Ilm.")
+    session, client = connect(model)
+    tools = [{"type": "function", **SEARCH["function"]}]
+
+    async def ask(items, previous=None):
+        options = {"model": "tiny", "input": items, "tools": tools, "instructions": "Be brief."}
+        if not stream:
+            return await client.responses.create(previous_response_id=previous, **options)
+        async with client.responses.stream(
+            **options, **({"previous_response_id": previous} if previous else {})
+        ) as events:
+            shown = "".join([event.delta async for event in events if event.type.endswith("text.delta")])
+            answer = await events.get_final_response()
+        assert shown == answer.output_text
+        return answer
+
+    first = await ask("Where is it?")
+    said, call = first.output
+    assert (said.content[0].text, call.name, call.arguments) == (
+        "Let me see.",
+        "search",
+        '{"query": "Ilm"}',
+    )
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "A river."}
+    if stored:
+        last = await ask([result], previous=first.id)
+    else:
+        before = [item.model_dump(exclude_none=True) for item in first.output]
+        last = await ask([{"role": "user", "content": "Where is it?"}, *before, result])
+    assert (last.output_text, last.status) == ("At the Ilm.", "completed")
+    assert last.usage.output_tokens == len(model.sampled[1][1])
+    assert len(session.trajectories()) == 1
+    assert wrong_tokens(session, model) == 0
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """An Anthropic message from its stream, as their client does it."""
+    message = events[0]["message"]
+    for event in events[1:]:
+        match event["type"]:
+            case "content_block_start":
+                assert event["index"] == len(message["content"])
+                message["content"].append({**event["content_block"], "json": ""})
+            case "content_block_delta" if event["delta"]["type"] == "text_delta":
+                message["content"][event["index"]]["text"] += event["delta"]["text"]
+            case "content_block_delta":
+                message["content"][event["index"]]["json"] += event["delta"]["partial_json"]
+            case "message_delta":
+                message |= event["delta"]
+    for block in message["content"]:
+        written = block.pop("json")
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(written)
+    return message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropics_messages_give_one_trajectory(server, opened, recording, stream) -> None:
+    model = recording(f"Let me see.\n{CALL}", "At the Ilm.")
+    session = opened(model)
+    server.open(session)
+    tools = [{"name": "search", "description": "Looks up.", "input_schema": PARAMETERS}]
+    client = httpx.AsyncClient(base_url=server.origin, headers={"x-api-key": "key"})
+
+    async def ask(messages):
+        body = {"model": "tiny", "max_tokens": 200, "system": "Be brief.", "tools": tools, "stream": stream}
+        answer = await client.post("/v1/messages", json=body | {"messages": messages})
+        assert answer.status_code == 200, answer.text
+        return put_together(events_of(answer.text)) if stream else answer.json()
+
+    async with client:
+        first = await ask(USER)
+        text, call = first["content"]
+        assert (text["text"], call["name"], call["input"]) == ("Let me see.", "search", {"query": "Ilm"})
+        assert first["stop_reason"] == "tool_use"
+        result = {
+            "type": "tool_result",
+            "tool_use_id": call["id"],
+            "content": [{"type": "text", "text": "A river."}],
+        }
+        history = [*USER, {"role": "assistant", "content": first["content"]}]
+        last = await ask([*history, {"role": "user", "content": [result]}])
+    assert (last["content"][0]["text"], last["stop_reason"]) == ("At the Ilm.", "end_turn")
+    assert len(session.trajectories()) == 1
+    assert wrong_tokens(session, model) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("chat/completions", {"messages": []}, 400, "messages: List should have at least 1 item"),
+        (
+            "chat/completions",
+            {"messages": USER, "response_format": {"type": "json_object"}},
+            400,
+            "does not constrain",
+        ),
+        ("chat/completions", {"messages": USER, "top_logprobs": 3, "logprobs": True}, 400, "expected 0"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            "messages[0]: expected text",
+        ),
+        ("chat/completions", {"messages": USER, "n": 1000}, 400, "n: Input should be less than"),
+        ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, 400, "hosted tools do not run here"),
+        ("responses", {"input": "x", "previous_response_id": "resp_1"}, 400, "gave no response 'resp_1'"),
+        ("messages", {"messages": USER, "max_tokens": 0}, 400, "max_tokens: Input should be greater"),
+        ("completions", {"prompt": "x", "echo": True}, 400, "echo: got true"),
+        ("images", {}, 404, "expected POST chat/completions"),
+        ("embeddings", {"input": "x"}, 404, "no embeddings behind this server"),
+        ("reward", {"reward": "much"}, 400, "reward: Input should be a valid number"),
+    ],
+)
+async def test_what_cannot_be_answered_is_refused_with_a_reason(
+    server, opened, recording, path, body, status, words
+) -> None:
+    url = server.open(opened(recording("One.")))
+    async with httpx.AsyncClient() as client:
+        for stream in (False, True):
+            answer = await client.post(f"{url}/{path}", json=body | {"stream": stream})
+            assert answer.status_code == status
+            assert words in answer.json()["error"]["message"]
+
+
+async def test_a_client_that_leaves_ends_its_generation_and_the_session_continues(connect, recording) -> None:
+    model = recording("One.", "Never.", "Never.", "Two.")
+    session, client = connect(model)
+    said = (await client.chat.completions.create(model="tiny", messages=USER)).choices[0].message
+    history = [*USER, said.model_dump(), {"role": "user", "content": "And?"}]
+    hasty = client.with_options(timeout=0.3)
+
+    async def leave(stream: bool) -> None:
+        model.hold.clear()
+        await collected(await hasty.chat.completions.create(model="tiny", messages=history, stream=stream))
+
+    for stream in (False, True):
+        with pytest.raises(openai.APITimeoutError):
+            await leave(stream)
+    for _ in range(100):
+        if model.cancelled == 2:
+            break
+        await asyncio.sleep(0.02)
+    model.hold.set()
+    answer = await client.chat.completions.create(model="tiny", messages=history)
+
+    assert answer.choices[0].message.content == "Two."
+    assert (model.cancelled, session.cancelled, len(session.trajectories())) == (2, 2, 1)
+    assert wrong_tokens(session, model) == 0
+
+
+async def test_an_engine_that_fails_is_reported_to_both_sides(server, opened, codec) -> None:
+    session = opened(ScriptedModel([], codec))
+    url = server.open(session)
+    async with httpx.AsyncClient() as client:
+        answer = await client.post(f"{url}/chat/completions", json={"messages": USER})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine")
+    assert "used up" in str(session.error)
+
+
+async def test_a_program_may_give_its_own_reward_which_ends_the_session(connect, recording) -> None:
+    session, client = connect(recording("One."))
+    await client.chat.completions.create(model="tiny", messages=USER)
+    async with httpx.AsyncClient() as other:
+        await other.post(f"{client.base_url}reward", json={"reward": 0.5})
+    with pytest.raises(openai.APIStatusError, match="is over") as refusal:
+        await client.chat.completions.create(model="tiny", messages=USER)
+    assert (refusal.value.status_code, session.reward, session.ended) == (410, 0.5, True)
+    assert len(await session.close()) == 1
+
+
+async def test_many_sessions_at_once_do_not_mix(server, recording, codec) -> None:
+    from afm.harness import ChatRenderer
+
+    models = [recording(*(f"{number} {turn}" for turn in range(3))) for number in range(40)]
+    sessions = [
+        Session(f"episode/{number}", model, ChatRenderer(codec)) for number, model in enumerate(models)
+    ]
+
+    async def play(session: Session, client: httpx.AsyncClient) -> None:
+        url, history = server.open(session), [{"role": "user", "content": session.key}]
+        for _ in range(3):
+            answer = await client.post(f"{url}/chat/completions", json={"messages": history})
+            history += [answer.json()["choices"][0]["message"], {"role": "user", "content": "More."}]
+
+    async with httpx.AsyncClient(limits=httpx.Limits(max_connections=40)) as client:
+        await asyncio.gather(*(play(session, client) for session in sessions))
+    for number, (session, model) in enumerate(zip(sessions, models, strict=True)):
+        [trajectory] = await server.end(session.key)
+        said = [message["content"] for message in trajectory.messages if message["role"] == "assistant"]
+        assert said == [f"{number} {turn}" for turn in range(3)]
+        assert wrong_tokens(session, model) == 0
+
+
+async def test_a_unix_socket_serves_the_same_sessions(opened, recording, tmp_path) -> None:
+    path = tmp_path / "gateway.sock"
+    async with HarnessServer(host=None, unix_socket=path) as server:
+        url = server.open(opened(recording("One.")))
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path))) as client:
+            answer = await client.post(f"{url}/chat/completions", json={"messages": USER})
+            assert (await client.get(f"{url}/models")).json()["data"][0]["id"] == "tiny"
+    assert answer.json()["choices"][0]["message"]["content"] == "One."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ToolCallingAgent", "CodeAgent"])
+async def test_smolagents_keeps_its_sampled_tokens(connect, recording, kind) -> None:
+    smolagents = pytest.importorskip("smolagents")
+    final = '<tool_call>{"name": "final_answer", "arguments": {"answer": "Weimar"}}</tool_call>'
+    texts = {
+        "ToolCallingAgent": [CALL, final],
+        "CodeAgent": ["Look.\n<code>\nx = 1\n</code>", 'Done.\n<code>\nfinal_answer("Weimar")\n</code>'],
+    }
+    model = recording(*texts[kind])
+    session, client = connect(model)
+
+    @smolagents.tool
+    def search(query: str) -> str:
+        """Looks up.
+
+        Args:
+            query: What.
+        """
+        return "A river."
+
+    served = smolagents.OpenAIServerModel("tiny", api_base=str(client.base_url), api_key="none")
+    agent = getattr(smolagents, kind)(tools=[search], model=served, verbosity_level=0)
+    assert await asyncio.to_thread(agent.run, "Where was she born?") == "Weimar"
+    assert sum(len(trajectory.turns) for trajectory in session.trajectories()) == 2
+    assert wrong_tokens(session, model) == 0
