@@ -254,6 +254,7 @@ class HarnessServer:
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=1,
             timeout_keep_alive=75,
         )

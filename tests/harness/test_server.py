@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -316,6 +320,29 @@ async def test_a_unix_socket_serves_the_same_sessions(opened, recording, tmp_pat
             answer = await client.post(f"{url}/chat/completions", json={"messages": USER})
             assert (await client.get(f"{url}/models")).json()["data"][0]["id"] == "tiny"
     assert answer.json()["choices"][0]["message"]["content"] == "One."
+
+
+async def test_the_script_of_the_page_is_trained_as_one_trajectory(connect, recording, tmp_path) -> None:
+    model = recording("It is 41.", "It is 42.", "42")
+    session, client = connect(model)
+    page = (Path(__file__).parents[2] / "docs/harness.md").read_text(encoding="utf-8")
+    script = re.search(r"```python\n(import json.*?)```", page, re.DOTALL)
+    assert script is not None
+    (tmp_path / "my_agent.py").write_text(script[1])
+    places = {"OPENAI_BASE_URL": str(client.base_url), "OPENAI_API_KEY": "key", "AFM_MODEL": "tiny"}
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(tmp_path / "my_agent.py"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | places,
+    )
+    said, _ = await program.communicate(json.dumps({"messages": USER}).encode())
+
+    assert said == b"42\n"
+    [trajectory] = session.trajectories()
+    assert len(trajectory.turns) == 3
+    assert wrong_tokens(session, model) == 0
 
 
 @pytest.mark.slow

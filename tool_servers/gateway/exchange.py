@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from afm.distill.model_calls import CallLog, Label, ModelCall, Usage
+from afm.endpoints.connections import HttpClients
 from tool_servers.gateway.answers import Answer, EventStream, whole_answer
 from tool_servers.gateway.settings import GatewaySettings, UpstreamRoute
 from tool_servers.shared.endpoint import Admission, BusyError, GoneError, RefusalError, while_connected
@@ -126,7 +127,7 @@ class Desk:
     """
 
     settings: GatewaySettings
-    client: httpx.AsyncClient
+    clients: HttpClients
     log: CallLog
     admission: Admission
     count: Callable[[str], None]
@@ -183,9 +184,13 @@ class Exchange(Response):
 
     async def _exchanged(self, send: Send) -> JSONResponse | None:
         """Pass on the endpoint's answer, or return the gateway's own if it sent nothing."""
+        with self._desk.clients.least_busy() as client:
+            return await self._asked(client, send)
+
+    async def _asked(self, client: httpx.AsyncClient, send: Send) -> JSONResponse | None:
         try:
             async with asyncio.timeout(self._desk.settings.answer_s):
-                response = await self._desk.client.send(self._request(), stream=True)
+                response = await client.send(self._request(client), stream=True)
         except (TimeoutError, httpx.TimeoutException) as error:
             late = not isinstance(error, httpx.ConnectTimeout)
             message = f"{_NO_ENDPOINT} {'did not answer in time' if late else 'cannot be reached'}"
@@ -205,12 +210,12 @@ class Exchange(Response):
         finally:
             await response.aclose()
 
-    def _request(self) -> httpx.Request:
+    def _request(self, client: httpx.AsyncClient) -> httpx.Request:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self._route.key is not None:
             headers["Authorization"] = f"Bearer {self._route.key}"
         url = f"{self._route.url}/{self._call.path}"
-        return self._desk.client.build_request("POST", url, content=self._call.content, headers=headers)
+        return client.build_request("POST", url, content=self._call.content, headers=headers)
 
     async def _whole(self, response: httpx.Response, send: Send) -> JSONResponse | None:
         content, trouble = bytearray(), ""

@@ -34,6 +34,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from afm.distill.model_calls import CallLog, Label, message_text
+from afm.endpoints.connections import HttpClients
 from afm.errors import DataError
 from tool_servers.gateway.exchange import (
     Blackout,
@@ -226,9 +227,8 @@ class Gateway:
         assert self._desk is not None
         headers = {"Authorization": f"Bearer {route.key}"} if route.key else {}
         try:
-            answer = await self._desk.client.get(
-                f"{route.url}/models{path}", headers=headers, timeout=_MODELS_S
-            )
+            with self._desk.clients.least_busy() as client:
+                answer = await client.get(f"{route.url}/models{path}", headers=headers, timeout=_MODELS_S)
         except httpx.HTTPError:
             return None
         try:
@@ -244,13 +244,13 @@ class Gateway:
     async def _life(self) -> AsyncIterator[None]:
         # Every call that finishes without an end that the client accepts is told by uvicorn; the log has it already.
         logging.getLogger("uvicorn.error").addFilter(_is_news)
-        most = httpx.Limits(max_connections=None, max_keepalive_connections=self._settings.max_parallel)
         patience = httpx.Timeout(None, connect=_CONNECT_S, write=_BODY_S)  # reading is timed by the exchange
-        async with httpx.AsyncClient(limits=most, timeout=patience) as client:
-            self._desk = Desk(
-                self._settings, client, self._log, self._endpoint.admission, self._endpoint.count
-            )
+        clients = HttpClients(self._settings.max_parallel, bounded=False, timeout=patience)
+        self._desk = Desk(self._settings, clients, self._log, self._endpoint.admission, self._endpoint.count)
+        try:
             yield
+        finally:
+            await clients.aclose()
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -1,0 +1,265 @@
+"""Requests a second through the two gateways, against a direct connection to the same endpoint.
+
+    .venv/bin/python benchmarks/bench_gateway.py --out gateway.json
+
+`direct` is an endpoint that answers at once, `recording` is `afm serve gateway` in front of it, and `sessions` is the
+gateway of harnesses with a model that answers at once in its process. They take turns. Each client keeps its connection
+and asks again as soon as it has its answer. Every answer is checked. Afterwards many sessions are held at the same time:
+each sends its turns over a connection of its own, and its trajectory is checked token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from timing import environment, report
+
+REPLY = "The mill stands at the river Ilm."
+MESSAGES = [
+    {"role": "system", "content": "You answer questions about an old town, briefly. " * 8},
+    {"role": "user", "content": "Where is the mill? " * 10},
+]
+ANSWER = {
+    "id": "c",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "tiny",
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": REPLY}}],
+    "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+}
+
+
+class Connection:
+    """One kept connection of a client; HTTP as far as these servers speak it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def __aenter__(self) -> Connection:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def __aexit__(self, *about: object) -> None:
+        self._writer.close()
+
+    async def post(self, path: str, body: Any) -> Any:
+        """The answer; an error where its status is not 200."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        self._writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        head_bytes = await self._reader.readuntil(b"\r\n\r\n")
+        lines = head_bytes.decode("latin-1").lower().split("\r\n")
+        size = next(int(line.partition(":")[2]) for line in lines if line.startswith("content-length"))
+        answer = await self._reader.readexactly(size)
+        if " 200 " not in lines[0]:
+            raise RuntimeError(f"{path}: {lines[0]}: {answer[:300].decode()}")
+        return json.loads(answer)
+
+
+async def endpoint() -> None:
+    """Answers every request with the same reply."""
+    body = json.dumps(ANSWER).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    answer = head.encode() + body
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+                size = [int(line[15:]) for line in lines if line.startswith("content-length:")]
+                await reader.readexactly(sum(size))
+                writer.write(answer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=2048)
+    print(f"listening on http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+async def sessions(folder: Path) -> None:
+    """The gateway of harnesses; `POST /v1/check` counts wrong tokens of all its sessions, which it opens as they come."""
+    from afm.harness import ChatRenderer, HarnessServer, Session
+    from afm.models import FinishReason, Generation, TokenModel
+    from afm.models.tiny import train_tokenizer
+    from afm.models.tokenizer import ChatTokenizer
+
+    train_tokenizer([REPLY] * 50, folder, vocab_size=400)
+    codec = ChatTokenizer.load(folder)
+    said = (*codec.encode(REPLY), codec.end_id)
+
+    class Instant(TokenModel):
+        async def generate(self, prompt_ids: Sequence[int], params: Any) -> Generation:
+            return Generation(said, (-1.0,) * len(said), FinishReason.END_OF_TEXT)
+
+        async def close(self) -> None: ...
+
+    model, renderer = Instant(codec, name="tiny", context_tokens=1 << 20), ChatRenderer(codec)
+
+    class Opening(dict[str, Session]):
+        def get(self, key: str, default: Any = None) -> Session:
+            if key not in self:
+                self[key] = Session(key, model, renderer)
+            return self[key]
+
+    def wrong(session: Session) -> int:
+        count = 0
+        for trajectory in session.trajectories():
+            for turn in trajectory.turns:
+                count += trajectory.response_ids[turn.begin : turn.end] != said
+            count += sum(trajectory.response_mask) != len(said) * sum(
+                turn.trained for turn in trajectory.turns
+            )
+        return count + (len(session.trajectories()) != 1)
+
+    async with HarnessServer() as server:
+        opened = server.app.sessions = Opening()
+        print(f"listening on {server.origin}", flush=True)
+        while await asyncio.to_thread(sys.stdin.readline):
+            kept = {key: session for key, session in opened.items() if key.startswith("held")}
+            print(json.dumps({"sessions": len(kept), "wrong": sum(map(wrong, kept.values()))}), flush=True)
+
+
+@contextlib.contextmanager
+def process(words: Sequence[str]) -> Iterator[tuple[psutil.Process, int, Any]]:
+    """A server in a process of its own, with its port."""
+    settings = {"GATEWAY_TOKEN": "", "SERVER_HOST": "127.0.0.1", "GATEWAY_UPSTREAM_API_KEY": ""}
+    begun = subprocess.Popen(
+        [sys.executable, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | settings,
+    )
+    assert begun.stdout is not None
+    try:
+        line = begun.stdout.readline()
+        yield psutil.Process(begun.pid), int(line.rpartition(":")[2]), begun
+    finally:
+        begun.kill()
+        begun.wait()
+
+
+async def rate(name: str, port: int, clients: int, seconds: float) -> tuple[int, list[float]]:
+    """Requests that were answered, and the seconds that each took."""
+    took: list[float] = []
+    end = time.perf_counter() + seconds
+
+    async def ask(number: int) -> None:
+        async with Connection(port) as connection:
+            round_number = 0
+            while (begun := time.perf_counter()) < end:
+                path = "/v1/chat/completions"
+                if name == "sessions":
+                    path = f"/s/rate-{clients}-{number}-{round_number}{path}"
+                round_number += 1
+                body = {"model": "tiny", "messages": MESSAGES}
+                answer = await connection.post(path, body)
+                took.append(time.perf_counter() - begun)
+                assert answer["choices"][0]["message"]["content"] == REPLY
+
+    await asyncio.gather(*(ask(number) for number in range(clients)))
+    return len(took), took
+
+
+async def held(port: int, count: int, turns: int) -> int:
+    """Sessions that are all open before the first of them ends; the number of their requests."""
+    ready = asyncio.Barrier(count)
+
+    async def play(number: int) -> None:
+        async with Connection(port) as connection:
+            history: list[Any] = list(MESSAGES)
+            for turn in range(turns):
+                await ready.wait()
+                answer = await connection.post(
+                    f"/s/held-{number}/v1/chat/completions", {"model": "tiny", "messages": history}
+                )
+                history += [answer["choices"][0]["message"], {"role": "user", "content": f"And {turn}?"}]
+
+    await asyncio.gather(*(play(number) for number in range(count)))
+    return count * turns
+
+
+@contextlib.asynccontextmanager
+async def servers(folder: Path) -> AsyncIterator[dict[str, tuple[psutil.Process, int, Any]]]:
+    """All three."""
+    with contextlib.ExitStack() as stack:
+        running = {"direct": stack.enter_context(process([__file__, "--serve", "endpoint"]))}
+        url = f"http://127.0.0.1:{running['direct'][1]}/v1"
+        words = ["-m", "tool_servers", "gateway", "--port=0", f"--upstream={url}", f"--log={folder / 'log'}"]
+        running["recording"] = stack.enter_context(process(words))
+        running["sessions"] = stack.enter_context(
+            process([__file__, "--serve", "sessions", "--folder", str(folder)])
+        )
+        yield running
+
+
+def processor_s(server: psutil.Process) -> float:
+    times = server.cpu_times()
+    return float(times.user + times.system)
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    async with servers(folder) as running:
+        samples: dict[str, dict[str, list[float]]] = {
+            name: {"rate": [], "p50_ms": [], "processor_ms": []} for name in running
+        }
+        for _ in range(options.rounds):
+            for name, (server, port, _) in running.items():
+                begun = processor_s(server)
+                count, _ = await rate(name, port, 16, options.seconds)
+                samples[name]["rate"].append(count / options.seconds)
+                samples[name]["processor_ms"].append(1000 * (processor_s(server) - begun) / count)
+                _, took = await rate(name, port, 1, options.seconds / 2)
+                samples[name]["p50_ms"].append(1000 * statistics.median(took))
+        for name, rows in samples.items():
+            results[name] = {key: round(statistics.median(values), 3) for key, values in rows.items()}
+        for name in ("recording", "sessions"):
+            results[name]["rate_of_direct"] = round(results[name]["rate"] / results["direct"]["rate"], 3)
+            results[name]["p50_more_ms"] = round(results[name]["p50_ms"] - results["direct"]["p50_ms"], 3)
+        _, port, served = running["sessions"]
+        begun_s = time.perf_counter()
+        requests = await held(port, options.sessions, 3)
+        results["held"] = {"requests": requests, "seconds": round(time.perf_counter() - begun_s, 2)}
+        served.stdin.write("\n")
+        served.stdin.flush()
+        results["held"] |= json.loads(served.stdout.readline())
+        assert results["held"]["sessions"] == options.sessions
+        assert results["held"]["wrong"] == 0
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--sessions", type=int, default=1_000)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--serve", choices=["endpoint", "sessions"])
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(endpoint() if options.serve == "endpoint" else sessions(options.folder))
+        return
+    if options.smoke:
+        options.rounds, options.seconds, options.sessions = 1, 0.5, 20
+    with tempfile.TemporaryDirectory() as name:
+        results = asyncio.run(measure(options, Path(name)))
+    report({"results": results, "environment": environment(["uvicorn", "h11", "httpx"])}, options.out)
+
+
+if __name__ == "__main__":
+    main()
