@@ -18,6 +18,8 @@ from afm.cli.options import (
     RowsJsonOption,
     TrustOption,
     agent_option,
+    file_argument,
+    overrides_argument,
     rows_file,
 )
 from afm.errors import DataError, MissingExtraError, RepeatedErrors, TrajectoryError, UsageError
@@ -45,12 +47,7 @@ FormatName = Literal[
 """A test compares them with :data:`afm.trajectory.convert.FORMATS`."""
 
 
-_FileArgument = Annotated[
-    Path,
-    typer.Argument(
-        help="JSONL, a JSON array, or one JSON object.", exists=True, dir_okay=False, callback=rows_file
-    ),
-]
+_FileArgument = Annotated[Path, file_argument("JSONL, a JSON array, or one JSON object.", callback=rows_file)]
 _ReadAsOption = Annotated[
     FormatName | None, typer.Option("--from", help="Format of FILE [default: detected from the first row].")
 ]
@@ -205,8 +202,7 @@ _BATCH_ROWS = 256
 
 
 _OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides for the YAML of a training, as for `afm sft`."),
+    list[str] | None, overrides_argument("Overrides for the YAML of a training, as for `afm sft`.")
 ]
 _TokenizerOption = Annotated[
     Path | None,
@@ -225,14 +221,7 @@ _WithoutLossOption = Annotated[
 
 
 def mask(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="Rows in any format of `afm convert`, or the YAML of a training.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ],
+    file: Annotated[Path, file_argument("Rows in any format of `afm convert`, or the YAML of a training.")],
     overrides: _OverridesArgument = None,
     tokenizer: _TokenizerOption = None,
     agent: _AgentOption = None,

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import TasksArgument, TrustOption, agent_option
+from afm.cli.options import (
+    TasksArgument,
+    TrustOption,
+    agent_option,
+    file_argument,
+    file_option,
+    overrides_argument,
+)
 from afm.errors import BudgetSpentError, ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
@@ -29,11 +36,7 @@ if TYPE_CHECKING:
 
 _RewardsOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Reward YAML that decides which answers are kept [default: the scorer of each data source].",
-        exists=True,
-        dir_okay=False,
-    ),
+    file_option("Reward YAML that decides which answers are kept [default: the scorer of each data source]."),
 ]
 
 
@@ -41,31 +44,19 @@ def distill(
     tasks: TasksArgument,
     output_dir: Annotated[Path, typer.Option(help="Folder for the event log and the trajectories.")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Overrides for the team's file, e.g. budget.usd=5.",
-            show_default=False,
-        ),
+        list[str] | None, overrides_argument("Overrides for the team's file, e.g. budget.usd=5.")
     ] = None,
     team: Annotated[
         Path | None,
-        typer.Option(
-            help="YAML of a team of models (configs/distill), or of your own class (`class_name`) [default: a scripted team].",
-            exists=True,
-            dir_okay=False,
+        file_option(
+            "YAML of a team of models (configs/distill), or of your own class (`class_name`) [default: a scripted team]."
         ),
     ] = None,
     agent: Annotated[
         str | None, typer.Option(help="Shipped agent or YAML [default: the team's, else math].")
     ] = None,
     tools: Annotated[
-        Path | None,
-        typer.Option(
-            help="Tools YAML [default: the team's, else the sandboxed code tool].",
-            exists=True,
-            dir_okay=False,
-        ),
+        Path | None, file_option("Tools YAML [default: the team's, else the sandboxed code tool].")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of a scripted team.")] = 0,
     rewards: _RewardsOption = None,
@@ -170,15 +161,9 @@ async def _team(
 
 
 def expand(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            help="YAML of the expansion, for example configs/expand/world.yaml.", exists=True, dir_okay=False
-        ),
-    ],
+    config: Annotated[Path, file_argument("YAML of the expansion, for example configs/expand/world.yaml.")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="For example output_dir=DIR growth=width count=100."),
+        list[str] | None, overrides_argument("For example output_dir=DIR growth=width count=100.")
     ] = None,
     trust: TrustOption = False,
 ) -> None:
@@ -216,18 +201,10 @@ _NAMED = 5
 
 
 def queries(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            help="YAML of the selection, for example configs/queries/qa.yaml.", exists=True, dir_okay=False
-        ),
-    ],
+    config: Annotated[Path, file_argument("YAML of the selection, for example configs/queries/qa.yaml.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="For example tasks=nq.jsonl model=DIR_OR_URL output_dir=DIR target=1000.",
-        ),
+        overrides_argument("For example tasks=nq.jsonl model=DIR_OR_URL output_dir=DIR target=1000."),
     ] = None,
     trust: TrustOption = False,
 ) -> None:

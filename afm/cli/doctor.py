@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import TrustOption
+from afm.cli.options import TrustOption, overrides_argument
 from afm.errors import AfmError, ConfigError
 from afm.file_kinds import EVAL_FILE, RL_FILE, SFT_FILE, TOOLS_FILE, FileKind, kind_of
 from afm.findings import Finding, Level, failed
@@ -29,10 +29,7 @@ def doctor(
         typer.Argument(help="YAML of a training, an evaluation or tools [default: check this computer]."),
     ] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Overrides, as for `afm sft`, `afm rl` and `afm eval`."
-        ),
+        list[str] | None, overrides_argument("Overrides, as for `afm sft`, `afm rl` and `afm eval`.")
     ] = None,
     nodes: Annotated[
         int | None,

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from afm.cli.options import FOREIGN_OPTIONS, JsonOption, TrustOption, afm_command
+from afm.cli.options import (
+    FOREIGN_OPTIONS,
+    JsonOption,
+    TrustOption,
+    afm_command,
+    file_argument,
+    overrides_argument,
+)
 from afm.errors import ConfigError, UsageError
 from afm.terminal import ProgressView
 
@@ -135,18 +142,10 @@ def _print_savings(savings: Savings) -> None:
 
 @app.command(name="run", context_settings=FOREIGN_OPTIONS)
 def evaluation(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            help="YAML of the evaluation, for example configs/eval/aime24.yaml.", exists=True, dir_okay=False
-        ),
-    ],
+    config: Annotated[Path, file_argument("YAML of the evaluation, for example configs/eval/aime24.yaml.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Overrides, for example model=DIR sampling.temperature=0.6 limit=10.",
-        ),
+        overrides_argument("Overrides, for example model=DIR sampling.temperature=0.6 limit=10."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print and check the resolved settings, run nothing.")
@@ -247,9 +246,8 @@ def choose(
     folder: FolderArgument,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Overrides of the key `best_of`: sizes=[3] methods=[list,score] judge.model=NAME.",
+        overrides_argument(
+            "Overrides of the key `best_of`: sizes=[3] methods=[list,score] judge.model=NAME."
         ),
     ] = None,
     as_json: MetricsOption = False,
@@ -272,9 +270,8 @@ def agree(
     folder: FolderArgument,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Overrides of the key `agreement`: judges=[{model: NAME}] repeats=2 episodes=100.",
+        overrides_argument(
+            "Overrides of the key `agreement`: judges=[{model: NAME}] repeats=2 episodes=100."
         ),
     ] = None,
     as_json: MetricsOption = False,

@@ -6,9 +6,10 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,20 +45,26 @@ def rows_file(value: Path | list[Path] | None) -> Path | list[Path] | None:
     return value
 
 
-RecordsArgument = Annotated[
-    Path, typer.Argument(help="Trajectory JSONL.", exists=True, dir_okay=False, callback=rows_file)
-]
-TasksArgument = Annotated[
-    Path,
-    typer.Argument(help="Tasks as JSONL, CSV or parquet.", exists=True, dir_okay=False, callback=rows_file),
-]
+def file_argument(text: str, callback: Callable[..., Any] | None = None) -> Any:
+    """An argument that is a file which exists."""
+    return typer.Argument(help=text, exists=True, dir_okay=False, callback=callback)
+
+
+def file_option(text: str) -> Any:
+    """An option that is a file which exists."""
+    return typer.Option(help=text, exists=True, dir_okay=False)
+
+
+def overrides_argument(text: str) -> Any:
+    """The words ``KEY=VALUE`` after a YAML."""
+    return typer.Argument(metavar="[KEY=VALUE]...", help=text, show_default=False)
+
+
+RecordsArgument = Annotated[Path, file_argument("Trajectory JSONL.", callback=rows_file)]
+TasksArgument = Annotated[Path, file_argument("Tasks as JSONL, CSV or parquet.", callback=rows_file)]
 CallReadersOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Tools YAML whose classes check the calls [default: the shipped tools, by name].",
-        exists=True,
-        dir_okay=False,
-    ),
+    file_option("Tools YAML whose classes check the calls [default: the shipped tools, by name]."),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import OnBadRows
+from afm.cli.options import OnBadRows, file_option
 from afm.errors import DataError, UsageError, suggestion
 
 if TYPE_CHECKING:
@@ -158,10 +158,8 @@ def mix(
     output_dir: Annotated[Path, typer.Option(help="Folder of what is made.")],
     keep: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Take only questions in this file, such as kept.jsonl of `afm data queries`; may be repeated.",
-            exists=True,
-            dir_okay=False,
+        file_option(
+            "Take only questions in this file, such as kept.jsonl of `afm data queries`; may be repeated."
         ),
     ] = None,
     own_prompts: Annotated[

@@ -17,7 +17,7 @@ import typer
 
 import afm
 from afm.choices import WorldKind
-from afm.cli.options import afm_command, configs_folder
+from afm.cli.options import afm_command, configs_folder, file_option
 from afm.cli.train import model_source
 from afm.errors import UsageError
 from afm.terminal import ProgressView
@@ -58,11 +58,7 @@ def quickstart(
     ] = False,
     real_data: Annotated[
         Path | None,
-        typer.Option(
-            help="Benchmark file (parquet or JSONL) to evaluate on too; works on a finished run.",
-            exists=True,
-            dir_okay=False,
-        ),
+        file_option("Benchmark file (parquet or JSONL) to evaluate on too; works on a finished run."),
     ] = None,
     show: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the report in a browser at the end.")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afm.cli.options import file_argument
 from afm.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ _DAY_S = 86_400.0
 
 
 def cassette(
-    file: Annotated[Path, typer.Argument(help="Cassette of tool calls.", exists=True, dir_okay=False)],
+    file: Annotated[Path, file_argument("Cassette of tool calls.")],
     max_age_days: Annotated[
         float, typer.Option(min=0.0, help="Age in days from which a call counts as stale.")
     ] = 30.0,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import TrustOption, agent_option, rows_file
+from afm.cli.options import TrustOption, agent_option, file_argument, file_option, rows_file
 from afm.errors import AfmError, DataError, RepeatedErrors, UsageError, suggestion
 from afm.terminal import plain
 
@@ -29,19 +29,14 @@ _SHOWN_EVIDENCE = 100
 def reward(
     file: Annotated[
         Path | None,
-        typer.Argument(
-            help="JSONL of {data_source, question, response, ground_truth, extra_info}; with --attack a reward YAML.",
-            exists=True,
-            dir_okay=False,
+        file_argument(
+            "JSONL of {data_source, question, response, ground_truth, extra_info}; with --attack a reward YAML."
         ),
     ] = None,
     agent: Annotated[
         str, typer.Option(help="Agent of rows that name none: a shipped agent or a YAML.")
     ] = "math",
-    rewards: Annotated[
-        Path | None,
-        typer.Option(help="Reward YAML, e.g. configs/rewards/math.yaml.", exists=True, dir_okay=False),
-    ] = None,
+    rewards: Annotated[Path | None, file_option("Reward YAML, e.g. configs/rewards/math.yaml.")] = None,
     attack: Annotated[
         bool, typer.Option("--attack", help="Attack the reward instead of scoring a file.")
     ] = False,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afm.cli.options import file_option
 from afm.errors import UsageError
 from afm.terminal import visible
 
@@ -25,10 +26,7 @@ app = typer.Typer(help="Run model-written programs in isolation.", no_args_is_he
 @app.command()
 def run(
     backend: Backend = "auto",
-    stdin: Annotated[
-        Path | None,
-        typer.Option(help="File to use as the program's standard input.", exists=True, dir_okay=False),
-    ] = None,
+    stdin: Annotated[Path | None, file_option("File to use as the program's standard input.")] = None,
     python: Annotated[
         str | None,
         typer.Option(help="Python of the sandbox; every user must be able to read it."),

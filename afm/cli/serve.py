@@ -14,15 +14,13 @@ import typer
 
 from afm.choices import PublishedIndex
 from afm.cli import serve_model
-from afm.cli.options import TrustOption
+from afm.cli.options import TrustOption, file_argument, file_option
 
 app = typer.Typer(help="Start a tool server or a model server.", no_args_is_help=True)
 wiki = typer.Typer(invoke_without_command=True)
 app.add_typer(wiki, name="wiki")
 
-Config = Annotated[
-    Path | None, typer.Option(help="YAML like those in configs/servers.", exists=True, dir_okay=False)
-]
+Config = Annotated[Path | None, file_option("YAML like those in configs/servers.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 chooses a free port.", min=0, max=65535)]
 
@@ -85,12 +83,7 @@ def gateway(
 
 @app.command()
 def mcp(
-    tools: Annotated[
-        Path,
-        typer.Option(
-            help="YAML of tools, for example configs/tools/code_executor.yaml.", exists=True, dir_okay=False
-        ),
-    ],
+    tools: Annotated[Path, file_option("YAML of tools, for example configs/tools/code_executor.yaml.")],
     http: Annotated[
         bool, typer.Option("--http", help="Listen on HOST:PORT/mcp; implied by --host and --port.")
     ] = False,
@@ -144,9 +137,7 @@ def serve_wiki(
 
 @wiki.command()
 def build(
-    corpus: Annotated[
-        Path, typer.Argument(help='JSONL of {"id", "contents"}, plain or .gz.', exists=True, dir_okay=False)
-    ],
+    corpus: Annotated[Path, file_argument('JSONL of {"id", "contents"}, plain or .gz.')],
     output_dir: Annotated[Path, typer.Option(help="Folder of the index.")],
     engine: Annotated[WikiEngine, typer.Option(help="Kind of index to build.")] = WikiEngine.BM25,
     model: Annotated[str | None, typer.Option(help="Embedding model: a folder or a name.")] = None,

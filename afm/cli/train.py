@@ -18,24 +18,16 @@ from typing import Annotated
 
 import typer
 
-from afm.cli.options import TrustOption
+from afm.cli.options import TrustOption, file_argument, overrides_argument
 from afm.errors import ConfigError, DataError, MissingExtraError
 from afm.memory_arithmetic import GIB, ModelShape, described, free_bytes, model_shape, multiplies_bfloat16
 from afm.processes import tied_environment
 
 
 def sft(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            help="YAML of the run, for example configs/tiny/sft/math.yaml.", exists=True, dir_okay=False
-        ),
-    ],
+    config: Annotated[Path, file_argument("YAML of the run, for example configs/tiny/sft/math.yaml.")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Overrides, for example learning_rate=1e-5 output_dir=runs/a."
-        ),
+        list[str] | None, overrides_argument("Overrides, for example learning_rate=1e-5 output_dir=runs/a.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved command and settings, start nothing.")
@@ -60,17 +52,9 @@ LAUNCHER = "verl_ext.launcher"
 
 
 def rl(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            help="YAML of the run, for example configs/tiny/rl/math.yaml.", exists=True, dir_okay=False
-        ),
-    ],
+    config: Annotated[Path, file_argument("YAML of the run, for example configs/tiny/rl/math.yaml.")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Overrides, for example seed=1 verl.trainer.save_freq=5."
-        ),
+        list[str] | None, overrides_argument("Overrides, for example seed=1 verl.trainer.save_freq=5.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved command, check it, start nothing.")

@@ -16,6 +16,8 @@ from afm.cli.options import (
     SeedOption,
     TrustOption,
     agent_option,
+    file_argument,
+    file_option,
     rows_file,
 )
 from afm.errors import DataError, UsageError, suggestion
@@ -32,16 +34,11 @@ if TYPE_CHECKING:
 
 _DEFAULT_AGENT = "math"
 
-_FilesArgument = Annotated[
-    list[Path],
-    typer.Argument(help="Trajectory JSONL, plain or .gz.", exists=True, dir_okay=False, callback=rows_file),
-]
+_FilesArgument = Annotated[list[Path], file_argument("Trajectory JSONL, plain or .gz.", callback=rows_file)]
 _ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        help="YAML of filters, for example configs/filters/mhqa.yaml [default: the agent's rules and the reward].",
-        exists=True,
-        dir_okay=False,
+    file_option(
+        "YAML of filters, for example configs/filters/mhqa.yaml [default: the agent's rules and the reward]."
     ),
 ]
 _AgentOption = Annotated[
@@ -49,15 +46,11 @@ _AgentOption = Annotated[
 ]
 _AgainstOption = Annotated[
     list[Path] | None,
-    typer.Option(
-        help="Evaluation set (JSONL or parquet) whose questions must not occur in the data; may be repeated.",
-        exists=True,
-        dir_okay=False,
+    file_option(
+        "Evaluation set (JSONL or parquet) whose questions must not occur in the data; may be repeated."
     ),
 ]
-_RewardsOption = Annotated[
-    Path | None, typer.Option(help="Reward YAML, without --config.", exists=True, dir_okay=False)
-]
+_RewardsOption = Annotated[Path | None, file_option("Reward YAML, without --config.")]
 _MinScoreOption = Annotated[
     float | None, typer.Option(help="Lowest score to keep, without --config [default: 1].")
 ]
@@ -167,11 +160,7 @@ def stats(
     ] = None,
     funnel: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A funnel.json of `afm data filter` [default: those in the folders of FILES].",
-            exists=True,
-            dir_okay=False,
-        ),
+        file_option("A funnel.json of `afm data filter` [default: those in the folders of FILES]."),
     ] = None,
     samples: Annotated[int, typer.Option(min=0, max=200, help="Number of trajectories on the page.")] = 6,
     seed: Annotated[int, typer.Option(help="Seed that chooses the trajectories on the page.")] = 0,
@@ -257,12 +246,7 @@ def negative(
     output_dir: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
     agent: AgentOption = "math",
     general: Annotated[
-        Path | None,
-        typer.Option(
-            help="Questions that need no tool: JSONL of {question, answer} or {messages}.",
-            exists=True,
-            dir_okay=False,
-        ),
+        Path | None, file_option("Questions that need no tool: JSONL of {question, answer} or {messages}.")
     ] = None,
     ratio: Annotated[
         list[str] | None,
@@ -341,10 +325,7 @@ def _show_kinds(summary: NegativeSummary, view: ProgressView) -> None:
 
 
 def merge(
-    log: Annotated[
-        Path,
-        typer.Argument(help="Log of `afm serve gateway`.", exists=True, dir_okay=False, callback=rows_file),
-    ],
+    log: Annotated[Path, file_argument("Log of `afm serve gateway`.", callback=rows_file)],
     team: Annotated[
         Path,
         typer.Option(
@@ -354,9 +335,7 @@ def merge(
             dir_okay=False,
         ),
     ],
-    tasks: Annotated[
-        Path, typer.Option(help="Tasks of the team, as JSONL or parquet.", exists=True, dir_okay=False)
-    ],
+    tasks: Annotated[Path, file_option("Tasks of the team, as JSONL or parquet.")],
     output_dir: Annotated[
         Path, typer.Option(help="Folder of trajectories.jsonl, dropped.jsonl, manifest.json.")
     ],
