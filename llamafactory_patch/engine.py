@@ -146,14 +146,14 @@ def load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
     from llamafactory_patch.masks import check_chat_template
 
     model = asdict(arguments.model)
-    model.pop("cache_dir", None)
+    for name in ("cache_dir", "block_diag_attn"):  # of packing: no tokenizer depends on it
+        model.pop(name, None)
     asked = repr([model, *(getattr(arguments.data, name) for name in _OF_THE_TEMPLATE)])
     key = (asked, tokenizer_digest(str(arguments.model.model_name_or_path)))
-    if key not in _tools:
-        for oldest in list(_tools)[:-1]:
-            del _tools[oldest]
-        _tools[key] = _load_tools(arguments)
-    tools, template = _tools[key]
+    tools, template = _tools.pop(key, None) or _load_tools(arguments)
+    _tools[key] = tools, template
+    for oldest in list(_tools)[:-_KEPT_TOOLS]:
+        del _tools[oldest]
     if arguments.sft.match_chat_template:
         check_chat_template(template, tools["tokenizer"])
     return tools, template
@@ -165,7 +165,8 @@ _OF_THE_TEMPLATE = (
 )
 _TOKENIZER_FILES = ("*token*.json", "*token*.py", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 _tools: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {}
-"""The last two: loading a large vocabulary takes seconds, and memory."""
+"""Those used last: loading a large vocabulary takes seconds, and memory."""
+_KEPT_TOOLS = 3
 
 
 def _load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:

@@ -92,7 +92,7 @@ def test_step_benchmark_compares_equal_steps(smoke: Smoke) -> None:
     assert result["seconds"]["ours"]["step"]["median_s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_pipeline_benchmark_checks_that_all_keep_the_same_before_it_measures(smoke: Smoke) -> None:
     pytest.importorskip("datasketch")
     result = smoke("bench_pipeline")
@@ -106,7 +106,7 @@ def test_pipeline_benchmark_checks_that_all_keep_the_same_before_it_measures(smo
 ABLATION = (sys.executable, str(FOLDER / "ablate_data.py"), "--smoke", "--seeds", "0", "--out")
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_ablation_of_data_makes_three_sets_with_and_without_flaws(tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
     subprocess.run([*ABLATION, str(tmp_path), "--only-sets"], capture_output=True, check=True)

@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,12 +18,17 @@ app.command()(mask)
 TEXT = "<code>a</code><observation>E</observation>\n<reflection>b</reflection>"
 
 
-@pytest.fixture
-def run(qwen_folder: Path) -> Run:
+def runs_with(tokenizer: Path) -> Run:
     def invoke(*arguments: str) -> Result:
-        return CliRunner().invoke(app, ["--agent", "math", "--tokenizer", str(qwen_folder), *arguments])
+        return CliRunner().invoke(app, ["--agent", "math", "--tokenizer", str(tokenizer), *arguments])
 
     return invoke
+
+
+@pytest.fixture
+def run(talker_folder: Path) -> Run:
+    """With a small tokenizer: Qwen's takes seconds to load, and only its ids need it."""
+    return runs_with(talker_folder)
 
 
 @pytest.fixture
@@ -36,7 +42,8 @@ def alpaca(tmp_path: Path) -> Write:
 
 
 @pytest.mark.slow
-def test_json_counts_and_shows_what_is_trained_on(alpaca: Write, run: Run) -> None:
+def test_json_counts_and_shows_what_is_trained_on(alpaca: Write, qwen_folder: Path) -> None:
+    run = runs_with(qwen_folder)
     row = json.loads(run(alpaca(TEXT), "--json").stdout)
     assert (row["id"], row["tokens"], row["trained"]) == ("1", 18, 12)
     assert row["trained_text"] == "<code>a</code><reflection>b</reflection>"
@@ -60,9 +67,9 @@ def test_faulty_rows_are_reported_and_the_status_says_so(alpaca: Write, run: Run
 def test_the_preview_brackets_what_is_masked_and_shows_what_a_terminal_would_obey(
     alpaca: Write, run: Run
 ) -> None:
-    assert run(alpaca(TEXT)).stdout == (
-        "1: 18 tokens, 12 trained on\n<code>a</code>⟦<observation>E</observation>\n⟧<reflection>b</reflection>\n\n"
-    )
+    counts, text = run(alpaca(TEXT)).stdout.split("\n", maxsplit=1)
+    assert re.fullmatch(r"1: \d+ tokens, \d+ trained on", counts)
+    assert text == "<code>a</code>⟦<observation>E</observation>\n⟧<reflection>b</reflection>\n\n"
     path = alpaca("<answer>a\x1b[2J\r\nb\x9b1A</answer>", id="\x1b[1m")
     shown = run(path).stdout
     assert shown.startswith("␛[1m: ")

@@ -37,7 +37,7 @@ def test_the_token_over_a_joint_follows_the_boundary(pipeline, data_dir, qwen, b
 
 
 @pytest.mark.slow
-def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, qwen):
+def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, qwen, tiny):
     turns = [
         ("human", "First?"),
         ("gpt", f"{CALL}{JOINTS['rollout']}{SAID}"),
@@ -54,14 +54,14 @@ def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, qwen):
         "<|im_start|>user\nSecond, about <observation>?<|im_end|>\n<|im_start|>assistant\n"
         "<observation>42</observation>\n"
     ]
-    last_only = pipeline(qwen, folder, mask_history=True)
+    last_only = pipeline(tiny, folder, mask_history=True)
     assert last_only.trained() == ["<answer>43</answer><|im_end|>"]
 
 
 @pytest.mark.slow
 def test_packed_sequences_keep_their_masks(pipeline, data_dir, qwen):
     rows = alpaca(*(f"{CALL}{JOINTS['tight']}<answer>{n}</answer>" for n in range(6)))
-    built = pipeline(qwen, data_dir(rows), neat_packing=True, cutoff_len=512)
+    built = pipeline(qwen, data_dir(rows), neat_packing=True)
     assert len(built.rows) < 6
     trained = "".join(built.trained()).split("<|im_end|>")
     assert sorted(trained) == ["", *(f"{CALL}<answer>{n}</answer>" for n in range(6))]
@@ -134,12 +134,12 @@ QWEN_CHAT_TEMPLATE = (
 
 
 @pytest.fixture
-def own_template(qwen, tmp_path):
-    """Qwen's tokenizer with its own template, which has a default system prompt."""
-    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(qwen)
+def own_template(tiny, tmp_path):
+    """A tokenizer with Qwen's own template, which has a default system prompt."""
+    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tiny)
     tokenizer.chat_template = QWEN_CHAT_TEMPLATE
     tokenizer.save_pretrained(tmp_path / "own")
-    shutil.copy(qwen / "config.json", tmp_path / "own")
+    shutil.copy(tiny / "config.json", tmp_path / "own")
     return tmp_path / "own"
 
 
