@@ -150,8 +150,7 @@ def load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
         model.pop(name, None)
     asked = repr([model, *(getattr(arguments.data, name) for name in _OF_THE_TEMPLATE)])
     key = (asked, tokenizer_digest(str(arguments.model.model_name_or_path)))
-    tools, template = _tools.pop(key, None) or _load_tools(arguments)
-    _tools[key] = tools, template
+    tools, template = _tools[key] = _tools.pop(key) if key in _tools else _load_tools(arguments)
     for oldest in list(_tools)[:-_KEPT_TOOLS]:
         del _tools[oldest]
     if arguments.sft.match_chat_template:

@@ -1,13 +1,25 @@
-"""Changes to verl 0.9.1 that prove that weights arrive (:mod:`verl_ext.weight_proof`), declared as in ``patches.py``."""
+"""Changes to verl 0.9.1 and vLLM that prove that weights arrive (:mod:`verl_ext.weight_proof`), declared as patches.
+
+vLLM fuses matrices (``qkv_proj``, ``gate_up_proj``) and splits them over the processes of an engine. Each process adds
+up its parts of each of the trainer's tensors, at their places in it. The trainer's worker adds up the processes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from afm.errors import EngineError
 from verl_ext.patching import after_import, patch, target
+
+if TYPE_CHECKING:
+    import torch
+
+    _Block = tuple[str, torch.Tensor, int, int]
+    """A trainer's tensor, a block of it, and the row and column where the block begins."""
 
 
 @patch("verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights")
@@ -115,12 +127,147 @@ def register() -> None:
 
 
 def _vllm_worker(module: ModuleType) -> None:
-    from verl_ext.vllm_weights import fingerprints_of_worker
-
     target(module, "vLLMColocateWorkerExtension").afm_fingerprints = fingerprints_of_worker
 
 
 def _vllm_adapter(module: ModuleType) -> None:
-    from verl_ext.vllm_weights import fingerprints_of_engine
-
     target(module, "ServerAdapter").served_fingerprints = fingerprints_of_engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A block of one of the trainer's tensors.
+
+    Attributes:
+        name: The trainer's, without its ending ``.weight`` or ``.bias``.
+        begin: Its first row in this process's fused tensor.
+        rows: Their number there.
+        row: Of the whole tensor, where the block begins.
+        counts: This process adds it up; another one may hold a copy.
+    """
+
+    name: str
+    begin: int
+    rows: int
+    row: int
+    counts: bool = True
+
+
+def fingerprints_of_worker(self: Any, names: Sequence[str]) -> dict[str, int]:
+    """A method of vLLM's worker: its share of the fingerprints of the named tensors, without those it does not hold."""
+    from verl_ext.weight_proof import fingerprint, signed
+
+    runner = self.model_runner
+    wanted, shares = set(names), dict[str, int]()
+    for name, block, row, column in (*_weights(runner.get_model()), *_adapter(runner)):
+        if name in wanted:
+            shares[name] = signed(shares.get(name, 0) + fingerprint(block, block.dtype, row, column))
+    return shares
+
+
+async def fingerprints_of_engine(self: Any, names: Sequence[str]) -> list[dict[str, int]] | None:
+    """A method of verl's adapter of vLLM: the sums over all of an engine's workers, ``None`` on a rank without a server."""
+    from verl_ext.weight_proof import signed
+
+    workers = await self._execute_method("afm_fingerprints", args=(list(names),))
+    if workers is None:
+        return None
+    total: dict[str, int] = {}
+    for shares in workers:
+        for name, share in shares.items():
+            total[name] = signed(total.get(name, 0) + share)
+    return [total]
+
+
+def _weights(model: Any) -> Iterator[_Block]:
+    for path, module in model.named_modules():
+        for key in ("weight", "bias"):
+            if (tensor := module._parameters.get(key)) is None:
+                continue
+            column = _first_column(module, tensor) if key == "weight" else 0
+            for part in _parts(
+                module, path.replace(".base_layer", ""), model, tensor.size(0), whole=column is None
+            ):
+                if part.counts:
+                    block = tensor[part.begin : part.begin + part.rows]
+                    yield f"{part.name}.{key}", block, part.row, column or 0
+
+
+def _adapter(runner: Any) -> Iterator[_Block]:
+    """The adapter as the forward reads it: from the buffers of the layers, into which it is copied when it is loaded."""
+    if (manager := getattr(getattr(runner, "lora_manager", None), "_adapter_manager", None)) is None:
+        return
+    slots = [(slot, number) for slot, number in enumerate(manager.lora_index_to_id) if number is not None]
+    for slot, number in slots[:1]:  # verl serves one
+        rank = manager._registered_adapters[number].rank
+        for path, layer in manager.modules.items():
+            if hasattr(layer, "n_slices"):
+                yield from _adapter_of_layer(layer, path, runner.get_model(), slot, rank)
+
+
+def _adapter_of_layer(layer: Any, path: str, model: Any, slot: int, rank: int) -> Iterator[_Block]:
+    from verl_ext.lora import parts_of_matrix
+
+    base = layer.base_layer
+    column = _first_column(base, layer.lora_a_stacked[0][slot, 0])
+    rows = sum(stacked.size(2) for stacked in layer.lora_b_stacked)
+    for part, down, up in zip(
+        _parts(base, path, model, rows, whole=column is None),
+        layer.lora_a_stacked,
+        layer.lora_b_stacked,
+        strict=True,
+    ):
+        down_name, up_name = parts_of_matrix(f"{part.name}.weight")
+        if _first(base) or column is not None:
+            yield down_name, down[slot, 0, :rank], 0, column or 0
+        if part.counts:
+            yield up_name, up[slot, 0, :, :rank], part.row, 0
+
+
+def _parts(module: Any, path: str, model: Any, rows: int, *, whole: bool) -> list[_Part]:
+    """How the rows of a layer's weight or bias belong to the trainer's tensors."""
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    at = getattr(module, "tp_rank", 0)
+    parent, _, last = path.rpartition(".")
+    if "VocabParallelEmbedding" in kinds:  # padded at its end
+        held = module.shard_indices
+        return [_Part(path, 0, held.num_org_elements, held.org_vocab_start_index)]
+    if "QKVParallelLinear" in kinds:
+        copies = module.num_kv_head_replicas
+        value = getattr(module, "v_head_size", module.head_size)
+        sizes: tuple[int, ...] = (
+            module.num_heads * module.head_size,
+            module.num_kv_heads * module.head_size,
+            module.num_kv_heads * value,
+        )
+        places: tuple[int, ...] = (at, at // copies, at // copies)
+        counts: tuple[bool, ...] = (True, at % copies == 0, at % copies == 0)
+    elif "MergedColumnParallelLinear" in kinds:
+        sizes = tuple(module.output_partition_sizes)
+        places, counts = (at,) * len(sizes), (True,) * len(sizes)
+    elif "ColumnParallelLinear" in kinds:
+        return [_Part(path, 0, rows, at * rows)]
+    else:  # split by columns, of which each process has its own, or copied to each
+        return [_Part(path, 0, rows, 0, counts=not whole or _first(module))]
+    packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
+    names = packed.get(last, [last])
+    begins = [sum(sizes[:index]) for index in range(len(sizes))]
+    fused = zip(names, begins, sizes, places, counts, strict=True)
+    return [
+        _Part(f"{parent}.{name}", begin, size, place * size, own) for name, begin, size, place, own in fused
+    ]
+
+
+def _first_column(module: Any, tensor: torch.Tensor) -> int | None:
+    """Where the columns of this process begin, ``None`` where each process has all."""
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    return module.tp_rank * tensor.size(-1) if "RowParallelLinear" in kinds else None
+
+
+def _first(module: Any) -> bool:
+    """Whether this process is the first of its engine, which adds up what all have."""
+    if hasattr(module, "tp_rank"):
+        return bool(module.tp_rank == 0)
+    from vllm.distributed import get_tensor_model_parallel_rank  # type: ignore[import-not-found,unused-ignore]
+
+    return bool(get_tensor_model_parallel_rank() == 0)

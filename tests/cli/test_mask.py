@@ -42,13 +42,13 @@ def alpaca(tmp_path: Path) -> Write:
 
 
 @pytest.mark.slow
-def test_json_counts_and_shows_what_is_trained_on(alpaca: Write, qwen_folder: Path) -> None:
-    run = runs_with(qwen_folder)
-    row = json.loads(run(alpaca(TEXT), "--json").stdout)
+def test_json_counts_and_shows_what_is_trained_on(alpaca: Write, run: Run, qwen_folder: Path) -> None:
+    qwen = runs_with(qwen_folder)
+    row = json.loads(qwen(alpaca(TEXT), "--json").stdout)
     assert (row["id"], row["tokens"], row["trained"]) == ("1", 18, 12)
     assert row["trained_text"] == "<code>a</code><reflection>b</reflection>"
     assert row["masked_text"] == "<observation>E</observation>\n"
-    kept = json.loads(run(alpaca(TEXT), "--json", "--boundary", "keep").stdout)
+    kept = json.loads(qwen(alpaca(TEXT), "--json", "--boundary", "keep").stdout)
     assert (kept["tokens"], kept["trained"]) == (17, 12)
     result = run(alpaca(TEXT), "--json", "--without-loss", "reflection")
     assert json.loads(result.stdout)["trained_text"] == "<code>a</code>"

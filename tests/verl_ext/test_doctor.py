@@ -60,25 +60,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """600 rows for an agent, in a file that all its recipes share."""
-    folder = tmp_path_factory.mktemp("rows")
-
-    def write(agent: str) -> Path:
-        file = folder / f"{agent}.parquet"
-        if not file.exists():
-            gold = {"inputs": ["1\n"], "outputs": ["1\n"]} if agent == "code" else "1"
-            facts = {"ground_truth": gold, "data_source": SOURCES[agent]}
-            tasks = [Task(id=str(number), question=f"What is {number}?", **facts) for number in range(600)]
-            write_rl(tasks, load_agent(agent), file)
-        return file
-
-    return write
-
-
 @pytest.fixture
-def look(tmp_path: Path, words: Path, rows: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Look:
+def look(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
     """The doctor on a configuration whose data and model, of a shape, are there."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PATH", str(tmp_path))  # without nvidia-smi
@@ -88,8 +71,14 @@ def look(tmp_path: Path, words: Path, rows: Callable[[str], Path], monkeypatch: 
     def diagnosed(config: Path, *overrides: str, size: str = "7b", asked: AskedHardware | None = None) -> Any:
         first, tiny = config.stem.split("_")[0], config in TINY
         agent = AGENTS.get(first, first)
+        gold = {"inputs": ["1\n"], "outputs": ["1\n"]} if agent == "code" else "1"
+        tasks = [
+            Task(id=str(number), question=f"What is {number}?", ground_truth=gold, data_source=SOURCES[agent])
+            for number in range(600)
+        ]
+        write_rl(tasks, load_agent(agent), tmp_path / "rl.parquet")
         files = ("train_files",) if tiny else ("train_files", "val_files")
-        usual = [f"{key}={rows(agent)}" for key in files]
+        usual = [f"{key}={tmp_path}/rl.parquet" for key in files]
         usual += [f"model={model(size)}", f"output_dir={tmp_path}/out"] + [JUDGE] * (agent == "web")
         return diagnose(config, [*usual, *overrides], asked or AskedHardware(), {})
 

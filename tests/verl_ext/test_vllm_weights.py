@@ -13,7 +13,7 @@ from extras import needs
 needs("verl")
 
 from verl_ext import patches  # noqa: E402 - needs verl's extra
-from verl_ext.vllm_weights import _weights, fingerprints_of_worker  # noqa: E402 - needs verl's extra
+from verl_ext.sync_patches import _weights, fingerprints_of_worker  # noqa: E402 - needs verl's extra
 from verl_ext.weight_proof import WeightProof, fingerprint, signed  # noqa: E402
 
 
