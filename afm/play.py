@@ -90,7 +90,7 @@ class Player(Protocol):
         ...
 
     async def play(self, episode: str, task: Task, seed: int) -> Record:
-        """One episode, not yet judged.
+        """One episode, not yet judged unless the player judges itself.
 
         Args:
             episode: Id of its record.
@@ -219,7 +219,7 @@ class Referee:
         except (EngineError, ToolError) as error:
             return self._failed(job, seed, error)
         provenance = record.provenance | self._provenance(job)
-        verdict = await self._verdict(job, record)
+        verdict = record.verdict or await self._verdict(job, record)
         return record.model_copy(update={"verdict": verdict, "provenance": provenance})
 
     async def _verdict(self, job: Job, record: Record) -> Verdict:

@@ -27,6 +27,7 @@ from afm.findings import (
     lock_advice,
     try_imports,
 )
+from afm.harness.settings import program_finding
 from afm.memory_arithmetic import Hardware, missing_model_files, model_shape, recipe_hardware
 from afm.rewards import RewardSettings
 from afm.rollout.routes import Route
@@ -130,6 +131,8 @@ def _requirements(settings: RlSettings, config: Any, report: Report, *, here: bo
         teacher = settings.teacher
         if finding := report.asked("teacher", lambda: tokenizer_finding(teacher, settings.model)):
             report.add(finding)
+    if settings.harness is not None:
+        report.add(program_finding(settings.harness))
     for package in settings.trackers:
         if find_spec(package) is None:
             report.add(Finding(Level.ERROR, "trackers", str(MissingExtraError(package, "trackers"))))
@@ -193,7 +196,7 @@ def called_tools(settings: RlSettings) -> dict[str, Tool]:
     from afm.tools import load_tools
 
     called: dict[str, Tool] = {}
-    for route in settings.routes():
+    for route in settings.routes() if settings.harness is None else ():
         needed = set(route.declared.tool_roles.values())
         agent = f"agent {route.declared.name!r}" + (f" ({route.key})" if route.name else "")
         if needed and route.tools is None:

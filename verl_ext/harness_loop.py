@@ -19,6 +19,7 @@ from afm.datasets import Task
 from afm.harness import ChatRenderer, Sampled, Session, SessionLimits
 from afm.harness.credit import Credit, shares
 from afm.harness.episode import HarnessEpisode, HarnessRunner, judge
+from afm.harness.player import describe
 from afm.harness.settings import HarnessSettings
 from afm.models.base import FinishReason
 from afm.rollout import Episode
@@ -75,7 +76,14 @@ class HarnessAgentLoop(AfmAgentLoop):
             data_source=task.data_source,
             episode=f"{episode_name(row)} (question {task.id})",
         )
-        self._keep(shared, task, played[episode.last], verdict, row, trajectories=described(episode))
+        self._keep(
+            shared,
+            task,
+            played[episode.last],
+            verdict,
+            row,
+            trajectories=[*map(describe, episode.trajectories)],
+        )
         samples = [
             training_sample(
                 each,
@@ -138,21 +146,6 @@ def segments_of(trajectory: Sampled, model: ServerModel) -> tuple[Segment, ...]:
     return tuple(segment for segment in segments if segment.text)
 
 
-def described(episode: HarnessEpisode) -> list[dict[str, Any]]:
-    """What a kept record says of the trajectories of its episode."""
-    return [
-        {
-            "name": each.name,
-            "reason": each.reason.value,
-            "parent": each.parent,
-            "turns": len(each.turns),
-            "agent_tokens": sum(each.response_mask),
-            "response_tokens": len(each.response_ids),
-        }
-        for each in episode.trajectories
-    ]
-
-
 def share_out(
     episode: HarnessEpisode, samples: Sequence[AgentLoopOutput], credit: Credit
 ) -> list[AgentLoopOutput]:
@@ -172,7 +165,7 @@ def share_out(
         if not share:
             continue
         sample = samples[number]
-        if credit is Credit.LAST and not episode.failure:
+        if credit is Credit.LAST and any(sample.response_mask):  # an abstained one has no loss
             sample.response_mask = _all_turns(episode.trajectories[number], len(sample.response_ids))
         sample.extra_fields |= {LOGGED: dict(total), SHARE: share}
         kept.append(sample)

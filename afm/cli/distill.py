@@ -49,7 +49,8 @@ def distill(
     team: Annotated[
         Path | None,
         file_option(
-            "YAML of a team of models (configs/distill), or of your own class (`class_name`) [default: a scripted team]."
+            "YAML of a team of models (configs/distill), of your own class (`class_name`) or program (`harness`) "
+            "[default: a scripted team]."
         ),
     ] = None,
     agent: Annotated[
@@ -154,7 +155,7 @@ async def _team(
             stack.push_async_callback(members.close)
             spec = members.spec
             tools_file = tools_file or members.settings.tools
-        tools = load_tools(tools_file)
+        tools = load_tools(tools_file) if tools_file is not None else {}
         for tool in tools.values():
             stack.push_async_callback(tool.close)
         yield team, spec, tools

@@ -361,6 +361,7 @@ def check_team(config: EvalConfig, spec: AgentSpec) -> None:
 
 
 def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | OwnTeam | ScriptedTeam:
+    from afm.distill.program_team import ProgramTeam
     from afm.distill.scripted_teams import scripted_team
     from afm.distill.team_player import open_team as open_file
 
@@ -368,7 +369,12 @@ def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | OwnTeam | Scripted
     if choice is None:
         raise ConfigError("this evaluation has a model and no team")
     if choice.file != SCRIPTED:
-        return open_file(choice.file, spec, choice.changes, config.seed)
+        team = open_file(choice.file, spec, choice.changes, config.seed)
+        if isinstance(team, ProgramTeam):
+            raise ConfigError(
+                f"team: {choice.file} is a program; give its section `harness` and `model` in its place"
+            )
+        return team
     if choice.changes:
         raise UsageError(
             f"team.{choice.changes[0]}: the scripted team has no file to change; give one: team=FILE"

@@ -182,6 +182,11 @@ class Recorder:
         self._add(EventKind.TOOL_RESULT, tool=tool, content=result.text, ok=result.ok, seconds=seconds)
         return result
 
+    def observe(self, agent: str, tool: str, argument: str, text: str, *, ok: bool = True) -> Event:
+        """A member called a tool that it brought along; call and result are logged."""
+        self._add(EventKind.TOOL_CALL, agent=agent, tool=tool, content=argument)
+        return self._add(EventKind.TOOL_RESULT, tool=tool, content=text, ok=ok)
+
     def finish(self, agent: str, answer: str, **usage: Any) -> Event:
         """The team's answer; ends the attempt."""
         return self._add(EventKind.FINAL, agent=agent, content=answer, **usage)

@@ -33,8 +33,10 @@ from afm.distill.merge import RoleMap, merge_attempt
 from afm.distill.model_team.members import NoUsableReplyError
 from afm.distill.model_team.settings import anchored
 from afm.distill.model_team.team import ModelTeam, load_team
+from afm.distill.program_team import ProgramTeam, ProgramTeamSettings
 from afm.distill.run import TeamWithRoles
 from afm.errors import AfmError, ConfigError, EngineError, RefusedError, SandboxUnavailableError, ToolError
+from afm.harness.settings import anchor_harness
 from afm.plugins import import_module_of, own_code_error
 from afm.tools import Tool
 from afm.trajectory.record import SEALING_KEY, Record, StopReason
@@ -102,8 +104,8 @@ class OwnTeam:
 
 def open_team(
     path: str | Path, spec: AgentSpec | None = None, overrides: Sequence[str] = (), seed: int = 0
-) -> ModelTeam | OwnTeam:
-    """The team of a YAML: the user's own where it has ``class_name``, else one of models.
+) -> ModelTeam | OwnTeam | ProgramTeam:
+    """The team of a YAML: the user's own where it has ``class_name``, a program with ``harness``, else one of models.
 
     Args:
         spec: Whose trajectories its work becomes; by default the file's ``agent``.
@@ -113,12 +115,21 @@ def open_team(
         UsageError: An override is wrong.
     """
     file = Path(path)
-    data = read_extended(file, "a team", anchor=anchored)
+    data = read_extended(file, "a team", anchor=_anchored)
+    if "harness" in data:
+        apply_overrides(data, overrides)
+        program = validated(ProgramTeamSettings, data, str(file), overrides=overrides)
+        return ProgramTeam(program, spec or load_agent(program.agent), seed)
     if "class_name" not in data:
         return load_team(file, spec, overrides)
     apply_overrides(data, overrides)
     settings = validated(OwnTeamSettings, data, str(file), overrides=overrides)
     return OwnTeam(settings, spec or load_agent(settings.agent), file, seed)
+
+
+def _anchored(data: dict[str, Any], folder: Path) -> None:
+    anchored(data, folder)
+    anchor_harness(data, folder)
 
 
 class TeamPlayer:

@@ -29,6 +29,7 @@ from afm.evaluation.best_of import BestOfSettings
 from afm.evaluation.judging import AgreementSettings
 from afm.evaluation.prices import Prices
 from afm.evaluation.tallies import UnseenTool
+from afm.harness.settings import OF_THE_LOOP, HarnessSettings, anchor_harness, fault_of_harness
 from afm.models.base import ToolCalls
 from afm.rollout.published_protocol import PublishedProtocol, check_agent
 from afm.rollout.routes import AgentRoute, AgentRoutes, Route, Routes, anchor_routes, routes_of
@@ -139,6 +140,8 @@ class EvalConfig(Settings):
     team: TeamChoice | None = None
     """A team in place of a model. The file alone is short for ``{file: ...}``. Sampling and limits are then
     those of its file."""
+    harness: HarnessSettings | None = None
+    """A program of your own asks the model in place of the agent's loop, as in ``afm rl``. See docs/harness.md."""
     tools: Path | dict[str, Any] | None = None
     """Path of a tools YAML, or its content."""
     rewards: Path | dict[str, Any] | None = None
@@ -187,7 +190,7 @@ class EvalConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if fault := self._fault():
+        if fault := self._fault() or (self.harness and fault_of_harness(self)):
             raise ValueError(fault)
         return self
 
@@ -198,18 +201,15 @@ class EvalConfig(Settings):
         if not self.agent and not self.agents:
             return "agent: missing, but required"
         if self.team is not None:
-            if self.without_tools or self.unseen_tools or self.keep_tokens or self.protocol != "ours":
+            if any(getattr(self, name) for name in OF_THE_LOOP) or self.protocol != "ours":
                 return "without_tools, unseen_tools, keep_tokens and protocol are for a model, not for a team"
             if self.agents:
                 return "agents: a team answers as one agent; remove `agents`, or give a model in its place"
         if self.model is not None and self.model.chat is not None:
-            if self.keep_tokens:
-                return "no keep_tokens with model.chat: a chat endpoint shows no token ids"
+            if self.keep_tokens or self.harness:
+                return "no keep_tokens and no harness with model.chat: a chat endpoint shows no token ids"
             if self.sampling.top_k:
-                return (
-                    "no sampling.top_k with model.chat: chat completions lack it; if the server knows it, give "
-                    "model.request.top_k"
-                )
+                return "no sampling.top_k with model.chat: chat completions lack it; try model.request.top_k"
             if self.agents and self.model.chat is ToolCalls.NATIVE:
                 return "model.chat=tags where rows choose their agent; model.chat=native offers the tools of one agent"
         return None
@@ -374,6 +374,7 @@ def _anchored(data: dict[str, Any], folder: Path) -> None:
         if isinstance(value, str) and value.endswith((".yaml", ".yml")):
             data[key] = os.path.normpath(folder / value)
     anchor_routes(data, lambda value: os.path.normpath(folder / value))
+    anchor_harness(data, folder)
 
 
 def _team_in_place(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:

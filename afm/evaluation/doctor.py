@@ -41,6 +41,7 @@ from afm.evaluation.manifest import (
 )
 from afm.evaluation.tallies import Method
 from afm.findings import Finding, Level, Report
+from afm.harness.settings import program_finding
 from afm.memory_arithmetic import TOKENIZER_FILES, disk_finding, missing_model_files, model_shape
 from afm.models.openai import served_models
 from afm.rewards import RewardSettings, load_reward
@@ -77,7 +78,10 @@ def diagnose(config_path: str | Path, overrides: Sequence[str]) -> list[Finding]
     report.asked("prices", lambda: prices_of(config))
     if with_model:
         report.add(*_model(config, routes.max_response_tokens))
-    report.asked("tools", lambda: _tools(config, routes, report))
+    if config.harness is None:
+        report.asked("tools", lambda: _tools(config, routes, report))
+    else:
+        report.add(program_finding(config.harness))
     tasks = report.asked("data", lambda: load_tasks(config))
     if tasks is not None:
         report.add(*_data(config, tasks))

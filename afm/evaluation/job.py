@@ -31,6 +31,7 @@ from afm.evaluation.manifest import Conditions, Sources, holds_episodes
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.prices import Prices
 from afm.evaluation.run import OnProgress, evaluate
+from afm.harness.player import HarnessPlayer
 from afm.models import SamplingParams, TokenModel, load_model
 from afm.play import FailurePolicy, Player
 from afm.rewards import RewardSettings, load_reward
@@ -145,7 +146,8 @@ async def run_job(
     first = agents.routes.first
     async with AsyncExitStack() as opened:
         opened.push_async_callback(agents.close)
-        model, team = None, None
+        model: TokenModel | None = None
+        team: Player | None = None
         sources = sources_of(config)
         if config.team is None:
             model = open_model(config)
@@ -153,6 +155,15 @@ async def run_job(
         elif open_team is not None:
             team, described = await opened.enter_async_context(open_team(config, first.declared))
             sources = sources.model_copy(update={"team": described})
+        conditions = conditions_of(config, agents, sources, model=model)
+        if config.harness is not None and model is not None:
+            prompt = agents.prompts[first.name]
+            reward = agents.rewards[first.name]
+            player = HarnessPlayer(
+                config.harness, first.declared, model, reward, conditions.sampling, prompt.messages
+            )
+            opened.push_async_callback(player.close)
+            model, team = None, player
         saved = config.output_dir / CONFIG_FILE
         if not saved.exists() or not holds_episodes(config.output_dir):
             replace_text(saved, dump_config(config))
@@ -163,7 +174,7 @@ async def run_job(
             agents.tools[first.name],
             agents.rewards[first.name],
             config.output_dir,
-            conditions_of(config, agents, sources, model=model),
+            conditions,
             parallel=config.parallel,
             failures=FailurePolicy(config.retries, config.max_failed_share),
             keep_tokens=config.keep_tokens,
@@ -313,6 +324,7 @@ def sources_of(config: EvalConfig) -> Sources:
     first = config.routes().first
     return Sources(
         model=config.model.path if config.model is not None else None,
+        harness=None if config.harness is None else config.harness.model_dump(mode="json"),
         tools=content_of(config.tools_in_use(first), "tools"),
         reward=with_judge_text(content_of(first.rewards, "rewards")),
         data=tuple(str(path) for path in config.data),

@@ -65,6 +65,7 @@ class Sources(Settings):
 
     model: str | None = None
     team: dict[str, Any] | None = None
+    harness: dict[str, Any] | None = None
     tools: dict[str, Any] | None = None
     reward: dict[str, Any] | None = None
     data: tuple[str, ...] = ()
@@ -192,6 +193,7 @@ def _settings(
         "agent": agent,
         "model": {"name": model_name, "digest": model_digest(sources.model) if sources.model else None}
         | ({} if sources.team is None else {"team": sources.team})
+        | ({} if sources.harness is None else {"harness": sources.harness})
         | ({} if token_exact else {"token_exact": False}),
         "tools": sources.tools,
         "reward": sources.reward,

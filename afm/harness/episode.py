@@ -36,6 +36,7 @@ from afm.agents import AgentSpec
 from afm.configuration import Settings
 from afm.datasets import Task
 from afm.harness.history import Sampled
+from afm.harness.jail import ORIGIN, HarnessJail
 from afm.harness.program import ProgramEnd, ProgramRun, run_program
 from afm.harness.server import HarnessServer
 from afm.harness.sessions import Session
@@ -147,6 +148,8 @@ class HarnessRunner:
         self.settings = settings
         self._gate = asyncio.Semaphore(settings.concurrency)
         self._server: HarnessServer | None = None
+        self._jail: HarnessJail | None = None
+        self._place: TemporaryDirectory[str] | None = None
         self._starting = asyncio.Lock()
 
     async def play(
@@ -192,19 +195,27 @@ class HarnessRunner:
         )
 
     async def close(self) -> None:
-        """Stop the gateway."""
+        """Stop the gateway, and programs that run in a jail."""
         server, self._server = self._server, None
+        jail, self._jail = self._jail, None
+        if jail is not None:
+            await jail.close()
         if server is not None:
-            await server.__aexit__(None, None, None)
+            await server.close()
+        if self._place is not None:
+            self._place.cleanup()
 
     async def _attempt(
         self, task: Task, messages: Sequence[Mapping[str, str]], session: Session, seed: int
     ) -> ProgramRun:
         server = await self._running()
-        url = server.open(session)
+        url, given = server.open(session), describe_task(task, messages, seed)
         try:
+            if self._jail is not None:
+                inside = environment(session, url.replace(server.origin, ORIGIN, 1))
+                return await self._jail.run_program(inside, given)
             with TemporaryDirectory(prefix="afm-harness-", ignore_cleanup_errors=True) as place:
-                folder, given = Path(place), describe_task(task, messages, seed)
+                folder = Path(place)
                 work, verdict, file = folder / "work", folder / "verdict.json", folder / "task.json"
                 work.mkdir()
                 file.write_bytes(given)
@@ -224,8 +235,19 @@ class HarnessRunner:
     async def _running(self) -> HarnessServer:
         async with self._starting:
             if self._server is None:
-                self._server = await HarnessServer().__aenter__()
+                self._server = self._server_of_jail() if self.settings.sandbox else HarnessServer()
+                await self._server.start()
         return self._server
+
+    def _server_of_jail(self) -> HarnessServer:
+        """A gateway on a Unix socket alone. Every user may connect; it takes the key of a session to be answered."""
+        self._place = TemporaryDirectory(prefix="afm-gateway-", ignore_cleanup_errors=True)
+        folder = Path(self._place.name)
+        folder.chmod(0o711)
+        server = HarnessServer(host=None, unix_socket=folder / "gateway.sock")
+        (folder / "gateway.sock").chmod(0o666)
+        self._jail = HarnessJail(self.settings, folder / "gateway.sock")
+        return server
 
 
 def environment(session: Session, url: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from afm.sandbox.run import Capture, memory_file, open_pipe
 
 MARK = "AFM_EPISODE"
 """Variable that names the episode; every process of a program has it."""
-_TAIL_CHARACTERS = 4096
+TAIL_CHARACTERS = 4096
 _ROUNDS = 5
 
 
@@ -122,7 +122,7 @@ async def run_program(
     return ProgramRun(
         end,
         streams[0].text(),
-        streams[1].text()[-_TAIL_CHARACTERS:],
+        streams[1].text()[-TAIL_CHARACTERS:],
         process.returncode if end in (ProgramEnd.DONE, ProgramEnd.CRASHED) else None,
         time.monotonic() - begun,
         left_behind,

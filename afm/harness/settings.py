@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -11,10 +12,12 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from afm.configuration import Settings
+from afm.findings import Finding, Level
 from afm.harness.credit import Credit
 from afm.sandbox import SandboxSettings
 
 _PYTHON = ("python", "python3")
+_SCRIPTS = (".py", ".sh", ".js", ".mjs", ".ts")
 
 
 class Judge(StrEnum):
@@ -57,18 +60,37 @@ class HarnessSettings(Settings):
             raise ValueError(f"a list of words, for example {value.split()}")
         return value
 
-    @field_validator("sandbox")
-    @classmethod
-    def _not_yet(cls, value: bool | SandboxSettings) -> bool | SandboxSettings:
-        if value is not False:
-            raise ValueError("false; programs in the sandbox are not supported yet")
-        return value
-
     @property
     def words(self) -> tuple[str, ...]:
         """The command with the Python of this process."""
         first, *rest = self.command
         return (sys.executable if first in _PYTHON else first, *rest)
+
+
+OF_THE_LOOP = ("without_tools", "unseen_tools", "keep_tokens")
+"""Keys of an evaluation that only the agent's own loop has."""
+
+
+def fault_of_harness(config: Any) -> str | None:
+    """What an evaluation with a harness must not say, ``None`` if all is well."""
+    clash = next((name for name in ("team", "agents", *OF_THE_LOOP) if getattr(config, name)), None)
+    if config.tools is not None or config.protocol != "ours":
+        clash = clash or ("tools" if config.tools is not None else "protocol")
+    return clash and f"{clash}: not with a harness, whose program has an agent and tools of its own"
+
+
+def program_finding(settings: HarnessSettings) -> Finding:
+    """Whether the program and the files that its command names are there."""
+    first, *rest = settings.words
+    if not settings.sandbox and shutil.which(first) is None:
+        text = f"harness.command: {first!r} is no program here; install it, or give its path"
+        return Finding(Level.ERROR, "harness", text)
+    missing = [word for word in rest if word.endswith(_SCRIPTS) and not Path(word).is_file()]
+    if missing:
+        text = f"harness.command: {missing[0]} does not exist; give a path from the YAML's folder, or an absolute one"
+        return Finding(Level.ERROR, "harness", text)
+    where = "in the sandbox" if settings.sandbox else "as a process of this user"
+    return Finding(Level.OK, "harness", f"{' '.join(settings.words)}, {where}")
 
 
 def anchor_harness(data: Mapping[str, Any], folder: Path) -> None:

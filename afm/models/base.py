@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from afm.errors import ConfigError, EngineError
-from afm.models.tokenizer import stop_length
+from afm.models.tokenizer import ChatTokenizer, stop_length
 
 
 class ToolCalls(StrEnum):
@@ -155,6 +155,19 @@ class TokenModel(ABC):
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Chat messages through the model's template, ready for the assistant to begin."""
         return self._codec.encode_prompt(messages)
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """Its tokenizer.
+
+        Raises:
+            ConfigError: It cannot be used: the model's ids only represent its text.
+        """
+        if not isinstance(self._codec, ChatTokenizer):
+            raise ConfigError(
+                f"{self.name}: this model shows no token ids; use a folder, or a server that returns them"
+            )
+        return self._codec
 
     @abstractmethod
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:

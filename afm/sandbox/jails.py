@@ -56,13 +56,22 @@ class BubblewrapSandbox(PerCallSandbox[BubblewrapJail]):
         if "--disable-userns" in _help_text(path):
             variants.insert(0, ("--disable-userns",))
         return [
-            BubblewrapJail(path, identity, python, filter_program(), (*options, *variant))
+            BubblewrapJail(path, identity, python, self._system_calls(), (*options, *variant))
             for variant in variants
         ]
+
+    def _system_calls(self) -> bytes:
+        """The seccomp filter."""
+        return filter_program()
+
+    def _shown(self, files: contextlib.ExitStack) -> tuple[list[str], tuple[int, ...]]:
+        """Further arguments of a run, and the descriptors that they name."""
+        return [], ()
 
     def _command(
         self, jail: BubblewrapJail, task: RunTask, files: contextlib.ExitStack
     ) -> tuple[list[str], tuple[int, ...]]:
+        shown, descriptors = self._shown(files)
         device = task.stdin if task.stdin_named else b""
         code, rules, stdin = (memory_file(data, files) for data in (task.program, jail.system_calls, device))
         size = str(task.limits.file_bytes)
@@ -71,11 +80,12 @@ class BubblewrapSandbox(PerCallSandbox[BubblewrapJail]):
             *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"),
             *("--perms", "0444", "--file", str(code), PROGRAM),
             *("--perms", "0444", "--file", str(stdin), "/dev/stdin"),
+            *shown,
             *("--chdir", "/tmp", "--remount-ro", "/"),
             *("--seccomp", str(rules), "--info-fd", "{info}"),
             *("--", *launch(jail, task.limits)),
         ]
-        return command, (code, rules, stdin)
+        return command, (code, rules, stdin, *descriptors)
 
 
 def find_bubblewrap(*needed: str) -> str:

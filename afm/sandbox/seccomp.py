@@ -119,6 +119,9 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "lookup_dcookie": (212, 18),
 }
 
+OF_NETWORKS = frozenset({"socket", "bind", "connect", "listen", "sendmsg", "sendmmsg", "setsockopt"})
+"""Denied calls that a program of its own network namespace needs to reach its loopback and sockets shown to it."""
+
 SILENCED: dict[str, tuple[int | None, int | None]] = {
     "fsync": (74, 82),
     "fdatasync": (75, 83),
@@ -146,6 +149,7 @@ ANSWERS = {
 # Calls judged by an argument, and clone3, whose flags BPF cannot read: ENOSYS makes libc use clone.
 CLONE = (56, 220)
 CLONE3 = (435, 435)
+SOCKET = (41, 198)
 SOCKETPAIR = (53, 199)
 SENDTO = (44, 206)
 IOCTL = (16, 29)
@@ -156,7 +160,7 @@ PRCTL = (157, 167)
 PREADV2 = (327, 286)
 
 _NAMESPACE_FLAGS = 0x7E020000
-_AF_UNIX = 1
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _TERMINAL, _OF_A_FAMILY = 0x5400, 0xFF00
 _TERMINAL_REFUSED = (0x5412, 0x541C, 0x5423)  # TIOCSTI and TIOCLINUX type, TIOCSETD loads modules
 _F_GETLK = 5
@@ -180,11 +184,13 @@ class _Machine:
 _MACHINES = {"x86_64": _Machine(0xC000003E, 0), "aarch64": _Machine(0xC00000B7, 1)}
 
 
-def filter_program(machine: str | None = None) -> bytes:
+def filter_program(machine: str | None = None, *, networks: bool = False) -> bytes:
     """The filter as the array of ``struct sock_filter`` that the kernel takes.
 
     Args:
         machine: As ``platform.machine()`` names it; this machine when ``None``.
+        networks: Allow local sockets, and queries for locks: for programs that start others, in a network namespace of
+            their own.
 
     Raises:
         SandboxUnavailableError: No table of call numbers for this machine.
@@ -207,33 +213,40 @@ def filter_program(machine: str | None = None) -> bytes:
     code.refuse(CLONE3[target.column], errno.ENOSYS)
     for name, numbers in DENIED.items():
         number = numbers[target.column]
-        if number is not None:
+        if number is not None and not (networks and name in OF_NETWORKS):
             code.refuse(number, ANSWERS.get(name, errno.EPERM))
     for numbers in SILENCED.values():
         if (number := numbers[target.column]) is not None:
             code.refuse(number, 0)
-    _judge_arguments(code, target.column)
+    _judge_arguments(code, target.column, networks=networks)
     code.give(_ALLOW)
     return code.assembled()
 
 
-def _judge_arguments(code: _Assembler, column: int) -> None:
+def _judge_arguments(code: _Assembler, column: int, *, networks: bool) -> None:
     """What depends on an argument. A rule decides about its call: calls that pass none of its tests are allowed."""
     with code.rule(CLONE[column]):
         code.give_if(0, _ANY_BIT, _NAMESPACE_FLAGS, _ERRNO | errno.EPERM)
     with code.rule(SOCKETPAIR[column]):
         code.give_if(0, _EQUAL, _AF_UNIX, _ALLOW)
         code.give(_ERRNO | errno.EPERM)
-    with code.rule(SENDTO[column]):  # an address, in either half of the pointer
-        for high in (False, True):
-            code.give_if(4, _AT_LEAST, 1, _ERRNO | errno.EPERM, high=high)
+    if networks:
+        with code.rule(SOCKET[column]):
+            for family in (_AF_UNIX, _AF_INET, _AF_INET6):
+                code.give_if(0, _EQUAL, family, _ALLOW)
+            code.give(_ERRNO | errno.EAFNOSUPPORT)
+    else:
+        with code.rule(SENDTO[column]):  # an address, in either half of the pointer
+            for high in (False, True):
+                code.give_if(4, _AT_LEAST, 1, _ERRNO | errno.EPERM, high=high)
     with code.rule(IOCTL[column]):  # what isatty() asks; file systems have others, which write the disk out
         for command in _TERMINAL_REFUSED:
             code.give_if(1, _EQUAL, command, _ERRNO | errno.EPERM)
         code.give_if(1, _EQUAL, _TERMINAL, _ALLOW, mask=_OF_A_FAMILY)
         code.give(_ERRNO | errno.ENOTTY)
     with code.rule(FCNTL[column]):
-        code.give_if(1, _EQUAL, _F_GETLK, _TRAP)  # see afm/sandbox/inside/harden.py
+        if not networks:
+            code.give_if(1, _EQUAL, _F_GETLK, _TRAP)  # see afm/sandbox/inside/harden.py
         for command in (*_F_OFD_LOCKS, *_F_SET_HINTS):
             code.give_if(1, _EQUAL, command, _ERRNO | errno.EINVAL)
         for command in (_F_SETLEASE, _F_NOTIFY):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from verl_ext.kept_episodes import episodes_file
 needs("verl", "uvicorn")
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).resolve().parents[2]
 AGENT = {"extends": "math", "prompt": "", "question_format": "{question}"}
 ROW = {
     "uid": "u1",
@@ -68,51 +70,60 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> 
     return folder
 
 
-@pytest.fixture(scope="module")
-def servers(model_dir: Path, tokenizer: Any) -> Any:
+def cpu_server(model: Path, tokenizer: Any, *, response: int) -> Any:
     """The CPU rollout server of a run, in this process."""
     from verl_ext.rollout_cpu import CpuServer
 
     rollout = SimpleNamespace(
-        engine_kwargs={}, response_length=200, prompt_length=64, ignore_eos=False, max_num_seqs=8, seed=0
+        engine_kwargs={}, response_length=response, prompt_length=64, ignore_eos=False, max_num_seqs=8, seed=0
     )
-    model = SimpleNamespace(local_path=str(model_dir), path=str(model_dir), tokenizer=tokenizer)
-    return CpuServer(rollout, model)
+    return CpuServer(rollout, SimpleNamespace(local_path=str(model), path=str(model), tokenizer=tokenizer))
 
 
-@pytest.fixture
-def make_loop(tmp_path: Path, model_dir: Path, servers: Any, tokenizer: Any) -> Callable[..., Any]:
+def loop_of(
+    settings: Path, servers: Any, tokenizer: Any, model: Path, *, own: bool = False, response: int = 200
+) -> Any:
+    """An agent loop as verl makes it."""
     from omegaconf import OmegaConf
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
     from verl_ext import agent_loop, harness_loop
 
-    def make(program: str = "", own_loop: bool = False, output_dir: Path = tmp_path, **more: Any) -> Any:
+    agent_loop.surroundings.cache_clear()
+    harness_loop._RUNNERS.clear()
+    rollout = {"name": "afm_cpu", "prompt_length": 64, "response_length": response, "n": 8}
+    rollout |= {"max_model_len": None, "agent": {"num_workers": 1}}
+    actor = {"rollout": rollout, "model": {"path": str(model)}}
+    config = OmegaConf.create({"actor_rollout_ref": actor, "data": {}, "trainer": {"nnodes": 1}})
+    kind = agent_loop.AfmAgentLoop if own else harness_loop.HarnessAgentLoop
+    return kind(
+        trainer_config=DictConfigWrap(config),
+        server_manager=servers,
+        tokenizer=tokenizer,
+        processor=None,
+        dataset_cls=RLHFDataset,
+        data_config=DictConfigWrap(config.data),
+        settings=str(settings),
+    )
+
+
+@pytest.fixture(scope="module")
+def servers(model_dir: Path, tokenizer: Any) -> Any:
+    return cpu_server(model_dir, tokenizer, response=200)
+
+
+@pytest.fixture
+def make_loop(tmp_path: Path, model_dir: Path, servers: Any, tokenizer: Any) -> Callable[..., Any]:
+    def make(program: str = "", **more: Any) -> Any:
         (tmp_path / "agent.yaml").write_text(yaml.safe_dump(AGENT))
         (tmp_path / "program.py").write_text(CLIENT + textwrap.dedent(program))
-        settings = {"agent": str(tmp_path / "agent.yaml"), "output_dir": str(output_dir)}
-        if not own_loop:
-            harness = {"command": ["python", "program.py"], "timeout_s": 60, "retries": 0}
-            settings["harness"] = harness | more.pop("harness", {})
+        harness = {"command": ["python", "program.py"], "timeout_s": 60, "retries": 0}
+        settings = {"agent": str(tmp_path / "agent.yaml"), "output_dir": str(tmp_path)}
+        settings["harness"] = harness | more.pop("harness", {})
         path = tmp_path / "settings.yaml"
         path.write_text(yaml.safe_dump(settings | more))
-        agent_loop.surroundings.cache_clear()
-        harness_loop._RUNNERS.clear()
-        rollout = {"name": "afm_cpu", "prompt_length": 64, "response_length": 200, "n": 8}
-        rollout |= {"max_model_len": None, "agent": {"num_workers": 1}}
-        actor = {"rollout": rollout, "model": {"path": str(model_dir)}}
-        config = OmegaConf.create({"actor_rollout_ref": actor, "data": {}, "trainer": {"nnodes": 1}})
-        kind = agent_loop.AfmAgentLoop if own_loop else harness_loop.HarnessAgentLoop
-        return kind(
-            trainer_config=DictConfigWrap(config),
-            server_manager=servers,
-            tokenizer=tokenizer,
-            processor=None,
-            dataset_cls=RLHFDataset,
-            data_config=DictConfigWrap(config.data),
-            settings=str(path),
-        )
+        return loop_of(path, servers, tokenizer, model_dir)
 
     return make
 
@@ -152,10 +163,9 @@ async def test_a_program_is_trained_on_what_its_model_sampled(
     ]
     assert (got["agent_tokens"], got["answered"], got["harness_retries"]) == (sum(mask), 1, 0)
     [record] = read_records(episodes_file(tmp_path, 4))
-    assert record.provenance["trajectories"] == [
-        {"name": "0", "reason": "first", "parent": "", "turns": 2, "agent_tokens": sum(mask),
-         "response_tokens": len(mask)}
-    ]  # fmt: skip
+    [trajectory] = record.provenance["trajectories"]
+    assert [trajectory[key] for key in ("name", "reason", "parent", "turns")] == ["0", "first", "", 2]
+    assert [message["role"] for message in trajectory["messages"]] == ["user", "assistant"] * 2
 
 
 async def test_each_history_is_a_sequence_of_the_same_episode(play: Any) -> None:
@@ -280,3 +290,174 @@ def test_each_episode_counts_once_in_its_group() -> None:
     expected = [1.1547, -0.57735, 0.70711, 1.1547, -0.70711, 1.1547, -0.57735]
     for values, advantage in zip(done.batch["advantages"].tolist(), expected, strict=True):
         assert values == pytest.approx([advantage, 0.0, advantage], abs=1e-4)
+
+
+async def test_our_agent_as_an_outside_program_gives_the_same_samples_and_advantages(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A model that half knows a sum, so that episodes differ; 4 of a known and 4 of an unknown sum.
+
+    Tokens, masks, log-probabilities, rewards and advantages are compared bit by bit.
+    """
+    from outside_agent import __file__ as program
+    from reciting import learn_by_heart
+    from reciting_agent import recited
+    from transformers import AutoTokenizer
+
+    from afm.models.tiny import create_tiny_model, train_tokenizer
+    from verl_ext import agent_loop
+
+    model, pairs = tmp_path_factory.mktemp("agent"), ((12, 13), (7, 5))
+    train_tokenizer(
+        ["".join(text for text, _ in recited(*pair)) for pair in pairs] * 5, model, vocab_size=320
+    )
+    create_tiny_model(model, model, hidden_size=48, layers=1, heads=2, mlp=96)
+    learn_by_heart(model, [recited(*pairs[0])], loss=0.005)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    limits = {"max_turns": 2, "max_turn_tokens": 60, "max_response_tokens": 400}
+    (tmp_path / "agent.yaml").write_text(yaml.safe_dump(AGENT | {"limits": limits}))
+    entry = {"class_name": "calculator.Calculator", "tool_schema": {"function": {"name": "code"}}}
+    (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
+    (tmp_path / "calculator.py").write_text((ROOT / "tests/shared/calculator.py").read_text())
+    common = {"agent": str(tmp_path / "agent.yaml"), "rewards": {"formula": "correct"}, "seed": 3}
+    command = ["python", program, str(tmp_path / "agent.yaml"), str(tmp_path / "tools.yaml")]
+    ways = {
+        "own": common | {"tools": str(tmp_path / "tools.yaml")},
+        "outside": common | {"harness": {"command": command, "retries": 0, "timeout_s": 600}},
+    }
+    rows = [
+        ROW
+        | {"uid": f"u{first}", "session_id": number, "reward_model": {"ground_truth": str(first + second)}}
+        | {"extra_info": {"index": f"q{first}", "question": f"{first}+{second}?"}}
+        for first, second in pairs
+        for number in range(4)
+    ]
+    server = cpu_server(model, tokenizer, response=400)
+    played: dict[str, list[Any]] = {}
+    for name, settings in ways.items():
+        agent_loop._DRAWS.clear()
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        loop = loop_of(path, server, tokenizer, model, own=name == "own", response=400)
+        outputs = [await loop.run(dict(SAMPLING), **row) for row in rows]
+        played[name] = [output[0] if isinstance(output, list) else output for output in outputs]
+        assert [output.extra_fields["abstained"] for output in played[name]] == [""] * len(rows)
+    own, outside = played["own"], played["outside"]
+    for ours, theirs in zip(own, outside, strict=True):
+        assert tokenizer.decode(theirs.response_ids) == tokenizer.decode(ours.response_ids)
+        assert (theirs.prompt_ids, theirs.response_ids) == (ours.prompt_ids, ours.response_ids)
+        assert theirs.response_mask == ours.response_mask
+        assert theirs.response_logprobs == ours.response_logprobs
+        assert theirs.reward_score == ours.reward_score
+        assert facts(theirs)["token_drift"] == facts(ours)["token_drift"] == 0
+    assert {output.reward_score for output in own} == {0.0, 1.0}
+    assert len({tuple(output.response_ids) for output in own}) > 4
+    assert any(0 in output.response_mask for output in own)  # a tool was called
+    advantages = [advantages_of(outputs, rows) for outputs in (own, outside)]
+    assert advantages[0] == advantages[1]
+    assert any(advantages[0])
+
+
+def advantages_of(outputs: list[Any], rows: list[dict[str, Any]]) -> list[float]:
+    """Of the first token of each sample, by verl's GRPO."""
+    import numpy as np
+    import torch
+    from verl import DataProto
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    rewards = torch.tensor([[output.reward_score] for output in outputs])
+    tensors = {"token_level_rewards": rewards, "response_mask": torch.ones(len(outputs), 1)}
+    uids = np.array([row["uid"] for row in rows], dtype=object)
+    data = DataProto.from_dict(tensors, non_tensors={"uid": uids})
+    keys = [f"{row['uid']}_{row['session_id']}_0" for row in rows]
+    done = compute_advantage_for_multi_trajectories(data, keys, "grpo", num_repeat=4)
+    values: list[float] = done.batch["advantages"][:, 0].tolist()
+    return values
+
+
+async def test_an_evaluation_plays_the_same_program(tmp_path: Path, model_dir: Path) -> None:
+    """The first question is answered; the program fails at the second, which has no score and is no 0."""
+    from afm.evaluation.config import load_config
+    from afm.evaluation.job import run_job
+    from afm.trajectory.io import read_records as records_of
+
+    (tmp_path / "agent.yaml").write_text(yaml.safe_dump(AGENT))
+    program = (
+        "ask(user(task['question']))\nif task['question'] == '2+2?': raise SystemExit('lost')\nprint(25)"
+    )
+    (tmp_path / "program.py").write_text(CLIENT + program)
+    rows = [
+        {"question": f"{a}+{b}?", "ground_truth": str(a + b), "id": f"q{a}"} for a, b in ((12, 13), (2, 2))
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "name": "sums", "agent": "agent.yaml", "model": str(model_dir), "data": str(tmp_path / "tasks.jsonl"),
+        "data_source": "mini_math", "output_dir": str(tmp_path / "out"), "max_failed_share": 1.0, "retries": 0,
+        "harness": {"command": ["python", "program.py"], "retries": 0},
+        "sampling": {"max_new_tokens": 8},
+    }  # fmt: skip
+    (tmp_path / "eval.yaml").write_text(yaml.safe_dump(config))
+    metrics = await run_job(load_config(tmp_path / "eval.yaml"))
+    records = {record.id: record for record in records_of(tmp_path / "out/episodes.jsonl")}
+    solved, failed = records["q12#0"], records["q2#0"]
+    assert (solved.answer, solved.verdict.score, solved.cost.generations) == ("25", 1.0, 1)
+    assert solved.provenance["trajectories"][0]["messages"][0]["content"] == "12+13?"
+    assert (failed.verdict, failed.error) == (
+        None,
+        "RefusedError: harness: the program ended with status 1: lost",
+    )
+    assert metrics.model_dump()  # written, with the failure counted
+
+
+@pytest.mark.proof
+@pytest.mark.sandbox
+@pytest.mark.parametrize("sandbox", [False, True])
+def test_two_steps_of_afm_rl_train_the_model_behind_a_bare_program(
+    tmp_path: Path, model_dir: Path, sandbox: bool
+) -> None:
+    """The recipe's own program with the package `openai`; in the jail one that needs no package.
+
+    A random model solves nothing, so it is paid for ending early. Half of the episodes have two trajectories in the jail.
+    """
+    from safetensors.torch import load_file
+
+    from afm.agents import load_agent
+    from afm.datasets import Task
+    from afm.datasets.rl_files import write_rl
+    from verl_ext.launcher import run_rl
+    from verl_ext.metrics import read_metrics
+
+    agent = load_agent(str(ROOT / "configs/tiny/agents/math.yaml"))
+    tasks = [
+        Task(id=f"q{a}", question=f"{a}+1?", ground_truth=str(a + 1), data_source="mini_math")
+        for a in range(8)
+    ]
+    write_rl(tasks, agent, tmp_path / "rl.parquet")
+    overrides = [
+        f"model={model_dir}", f"train_files={tmp_path}/rl.parquet", f"output_dir={tmp_path}/run",
+        "rewards={formula: overlong, overlong: {max_tokens: 160, buffer_tokens: 160}}",
+        "verl.data.train_batch_size=2", "verl.algorithm.filter_groups.enable=false",
+        "verl.actor_rollout_ref.actor.ppo_mini_batch_size=2", "verl.actor_rollout_ref.rollout.n=4",
+        "verl.trainer.total_training_steps=2", "verl.trainer.save_freq=2",
+    ]  # fmt: skip
+    if sandbox:
+        program = (
+            TWO_TURNS + "if len(said['content'] or '') % 2: ask(user('another conversation'))\nprint(25)\n"
+        )
+        (tmp_path / "program.py").write_text(CLIENT + program)
+        overrides += [
+            f"harness.command=[python, {tmp_path}/program.py]", "harness.sandbox=true", "harness.credit=by_turn",
+        ]  # fmt: skip
+    assert run_rl(ROOT / "configs/tiny/rl/math_harness.yaml", overrides) == 0
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert (row["token_drift"], row["abstained_samples"], row["failed_episodes"]) == (0, 0, 0)
+        counts = [row[f"program_{name}"] for name in ("timeouts", "crashes", "floods", "silences", "retries")]
+        assert counts == [0] * 5
+        assert (row["trajectories"] > 1) is sandbox
+        assert row["probs_diff_max"] < 1e-3
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (model_dir, tmp_path / "run/model")
+    )
+    assert any((before[name] != after[name]).any() for name in before)

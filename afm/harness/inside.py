@@ -1,0 +1,120 @@
+"""Runs a harness's program inside the jail, between the gateway's Unix socket and a port of the jail's own loopback.
+
+The host passes this text to the sandbox as the program of a run (:mod:`afm.harness.jail`), with an order as JSON on
+standard input. It imports the standard library alone. What the program left is printed as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import IO
+
+CHUNK = 1 << 16
+
+
+def pump(source: socket.socket, target: socket.socket) -> None:
+    """Copy what comes until either side ends."""
+    try:
+        while True:
+            data = source.recv(CHUNK)
+            if not data:
+                break
+            target.sendall(data)
+    except OSError:
+        pass
+    for end, how in ((target, socket.SHUT_WR), (source, socket.SHUT_RD)):
+        with contextlib.suppress(OSError):
+            end.shutdown(how)
+
+
+def forward(listener: socket.socket, path: str) -> None:
+    """Connect each client with the gateway."""
+    while True:
+        client = listener.accept()[0]
+        gateway = socket.socket(socket.AF_UNIX)
+        gateway.connect(path)
+        for pair in ((client, gateway), (gateway, client)):
+            threading.Thread(target=pump, args=pair, daemon=True).start()
+
+
+class Output:
+    """Reads a pipe to its end and keeps its beginning; one that is too long ends the program."""
+
+    def __init__(self, pipe: IO[bytes], limit: int, process: subprocess.Popen[bytes]) -> None:
+        self.data, self.cut = bytearray(), False
+        self._pipe, self._limit, self._process = pipe, limit, process
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while True:
+            chunk = os.read(self._pipe.fileno(), CHUNK)
+            if not chunk:
+                return
+            room = self._limit - len(self.data)
+            self.data += chunk[:room]
+            if len(chunk) > room and not self.cut:
+                self.cut = True
+                self._process.kill()
+
+    def text(self) -> str:
+        """What was read; what a forked process still writes is not waited for."""
+        self._thread.join(1.0)
+        return self.data.decode("utf-8", "replace")
+
+
+def feed(pipe: IO[bytes], data: bytes) -> None:
+    """Write the task; a program need not read it."""
+    try:
+        pipe.write(data)
+        pipe.close()
+    except OSError:
+        pass
+
+
+def main() -> None:
+    """Start the program, wait for it, and print how it ended."""
+    order = json.load(sys.stdin)
+    listener = socket.create_server(("127.0.0.1", order["port"]))
+    threading.Thread(target=forward, args=(listener, order["socket"]), daemon=True).start()
+    os.mkdir("/tmp/work")  # noqa: PTH102
+    with open(order["task_file"], "w", encoding="utf-8") as file:  # noqa: PTH123
+        file.write(order["task"])
+    first, *rest = order["words"]
+    words = [sys.executable if first in ("python", "python3") else first, *rest]
+    imports = os.pathsep.join(entry for entry in sys.path if entry and entry != "/tmp")
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/tmp/work",
+        env={**os.environ, "PYTHONPATH": imports, **order["env"]},
+    )
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    outputs = [Output(pipe, order["limit"], process) for pipe in (process.stdout, process.stderr)]
+    threading.Thread(target=feed, args=(process.stdin, order["task"].encode()), daemon=True).start()
+    status = process.wait()
+    verdict = None
+    if os.path.isfile(order["verdict_file"]):  # noqa: PTH113
+        with open(order["verdict_file"], encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            verdict = file.read(order["limit"])
+    stdout, stderr = (output.text() for output in outputs)
+    cut = any(output.cut for output in outputs)
+    json.dump(
+        {"status": status, "stdout": stdout, "stderr": stderr, "cut": cut, "verdict": verdict}, sys.stdout
+    )
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

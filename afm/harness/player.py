@@ -1,0 +1,116 @@
+"""A program as the player of an evaluation: the same episodes as in training, with records in place of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from afm.agents import AgentSpec
+from afm.datasets import Task
+from afm.errors import RefusedError
+from afm.harness.episode import HarnessEpisode, HarnessRunner, answer_segments, judge
+from afm.harness.history import Sampled
+from afm.harness.rendering import ChatRenderer
+from afm.harness.sessions import Session, SessionLimits
+from afm.harness.settings import HarnessSettings, Judge
+from afm.models.base import SamplingParams, TokenModel
+from afm.rewards import Reward
+from afm.trajectory.record import Cost, Record, StopReason
+
+Messages = Callable[[AgentSpec, str, Any], Sequence[dict[str, str]]]
+"""Makes the agent's prompt from a question and the row's own prompt."""
+
+
+class HarnessPlayer:
+    """Plays tasks with a program that asks ``model`` through the gateway.
+
+    Args:
+        spec: In which form the program's answers are judged.
+        reward: Judges where the program does not judge itself.
+        sampling: Of every generation.
+        messages: Makes the prompt that a program is shown with its task.
+    """
+
+    keeps_format = False
+
+    def __init__(
+        self,
+        settings: HarnessSettings,
+        spec: AgentSpec,
+        model: TokenModel,
+        reward: Reward,
+        sampling: SamplingParams,
+        messages: Messages,
+    ) -> None:
+        self._runner = HarnessRunner(settings)
+        self._settings, self._spec, self._model, self._reward = settings, spec, model, reward
+        self._sampling, self._messages = sampling, messages
+        self._renderer = ChatRenderer(model.tokenizer)
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return self._model.name
+
+    async def play(self, episode: str, task: Task, seed: int) -> Record:
+        """One episode, judged where the program judges itself.
+
+        Raises:
+            RefusedError: The program failed in every attempt. The episode has no score.
+            EngineError: The engine failed.
+        """
+        messages = self._messages(self._spec, task.question, task.prompt)
+        played = await self._runner.play(task, messages, self._open, seed)
+        if played.failure:
+            raise RefusedError(f"harness: {played.failure}")
+        verdict = None
+        if self._settings.reward is Judge.HARNESS:
+            verdict = await judge(played, self._settings, self._spec, task, self._reward)
+        return Record(
+            id=episode,
+            agent=self._spec.name,
+            agent_digest=self._spec.digest,
+            question=task.question,
+            segments=answer_segments(played.answer, self._spec),
+            ground_truth=task.ground_truth,
+            data_source=task.data_source,
+            model=self.name,
+            seed=seed,
+            stop=StopReason.END_OF_TEXT if played.answer is None else StopReason.ANSWER,
+            verdict=verdict,
+            cost=cost_of(played),
+            provenance={"trajectories": [*map(describe, played.trajectories)]},
+        )
+
+    async def close(self) -> None:
+        """Stop the gateway; the model belongs to the caller."""
+        await self._runner.close()
+
+    def _open(self, key: str, seed: int) -> Session:
+        limits = SessionLimits(max_tokens=self._model.context_tokens)
+        return Session(key, self._model, self._renderer, limits=limits, sampling=self._sampling, seed=seed)
+
+
+def cost_of(episode: HarnessEpisode) -> Cost:
+    """Tokens and time of an episode; tokens that trajectories share count once."""
+    prompts = sum(len(trajectory.prompt_ids) for trajectory in episode.trajectories)
+    return Cost(
+        prompt_tokens=prompts,
+        agent_tokens=episode.agent_tokens,
+        observation_tokens=episode.response_tokens - episode.agent_tokens,
+        generations=sum(episode.turns),
+        wall_seconds=episode.seconds,
+    )
+
+
+def describe(trajectory: Sampled) -> dict[str, Any]:
+    """A trajectory in a record's provenance, with its chat."""
+    return {
+        "name": trajectory.name,
+        "reason": trajectory.reason.value,
+        "parent": trajectory.parent,
+        "turns": len(trajectory.turns),
+        "agent_tokens": sum(trajectory.response_mask),
+        "response_tokens": len(trajectory.response_ids),
+        "messages": [dict(message) for message in trajectory.messages],
+    }
