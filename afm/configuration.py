@@ -156,14 +156,15 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
     for override in overrides:
         if override.startswith("--"):
             raise UsageError(f"{_flag(override)}; `--help` lists the options")
-        key, equals, text = override.partition("=")
-        if not equals or not key.strip():
+        key, (_, equals, text) = override_key(override), override.partition("=")
+        if not equals or not key:
             raise UsageError(f"override {override!r}: expected key=value, for example seed=1")
         try:
             value = parse_yaml(text)
         except (yaml.YAMLError, ConfigError) as error:
-            raise UsageError(f"override {override!r}: the value is no YAML: {error}") from None
-        *parents, last = key.strip().split(".")
+            why = " ".join(str(error).split())
+            raise UsageError(f"override {override!r}: the value is no YAML: {why}") from None
+        *parents, last = key.split(".")
         level = data
         for parent in parents:
             inner = level.get(parent)
@@ -196,8 +197,21 @@ def read_in_place(data: dict[str, Any], key: str, overrides: Sequence[str]) -> N
 
 
 def override_key(override: str) -> str:
-    """The dotted key of a ``key=value`` pair."""
-    return override.partition("=")[0].strip()
+    """The dotted key of a ``key=value`` pair.
+
+    Raises:
+        UsageError: The pair is written as for Hydra, with a sign that adds or deletes a key.
+    """
+    key = override.partition("=")[0]
+    if (sign := re.match(r"\s*(\++|~)", key)) and sign[1] != "~":
+        raise UsageError(
+            f"override {override!r}: no sign is needed to add a key; write {override.strip().lstrip('+')}"
+        )
+    if sign:
+        raise UsageError(
+            f"override {override!r}: a key is not deleted by a sign; set it to null: {key.strip()[1:]}=null"
+        )
+    return key.strip()
 
 
 def validated(

@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,6 +18,7 @@ from afm.agents import AgentSpec, PromptMode, PromptSource
 from afm.configuration import apply_overrides, override_key, read_extended
 from afm.errors import ConfigError, MissingExtraError, UsageError, suggestion
 from afm.presets import take_preset
+from llamafactory_patch.conversations import TEMPLATE as AGENT_FLAN
 from llamafactory_patch.settings import SftSettings, split_config
 
 
@@ -152,6 +154,8 @@ def _check_keys(config: Mapping[str, Any], config_path: str | Path, overrides: S
         kind = known.get(key)
         if key in _SCRIPT_VARIABLES and key not in known:
             fault = f"{key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
+        elif key == "template" and isinstance(value, str) and value not in template_names():
+            fault = f"template: got {value!r}, expected a template of LLaMA-Factory; {suggestion(value, template_names())}"
         elif key not in known:
             close = suggestion(key, [*known, *SftSettings.model_fields])
             hint = close if close.startswith("did you mean") else "see LLaMA-Factory's training arguments"
@@ -232,6 +236,17 @@ class KeyKind:
 
 
 @cache
+def template_names() -> tuple[str, ...]:
+    """The chat templates: those that LLaMA-Factory registers, by its source text, and ours.
+
+    Raises:
+        MissingExtraError: LLaMA-Factory is not installed.
+    """
+    [source] = _engine_files({"llamafactory": ("data/template.py",)})
+    return (AGENT_FLAN, *re.findall(r'^    name="([^"]+)",$', source.read_text("utf-8"), re.MULTILINE))
+
+
+@cache
 def engine_keys() -> Mapping[str, KeyKind | None]:
     """Keys that LLaMA-Factory understands, each with its kind if that is a plain one.
 
@@ -240,13 +255,19 @@ def engine_keys() -> Mapping[str, KeyKind | None]:
     Raises:
         MissingExtraError: LLaMA-Factory or transformers is not installed.
     """
+    files = _engine_files(_SOURCES)
+    return dict(field for file in files for field in _fields(ast.parse(file.read_text("utf-8"))))
+
+
+def _engine_files(sources: Mapping[str, Sequence[str]]) -> list[Path]:
+    """Files of packages, which are found without being imported."""
     files = []
-    for package, names in _SOURCES.items():
+    for package, names in sources.items():
         spec = find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise MissingExtraError(package, "sft")
         files += [Path(spec.submodule_search_locations[0]) / name for name in names]
-    return dict(field for file in files for field in _fields(ast.parse(file.read_text("utf-8"))))
+    return files
 
 
 def _fields(tree: ast.Module) -> Iterator[tuple[str, KeyKind | None]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from afm.errors import ConfigError
-from afm.findings import Finding, Level, Report
+from afm.findings import Finding, Level, Report, has_gpu
 from afm.memory_arithmetic import (
     GIB,
     Hardware,
@@ -150,9 +150,10 @@ def _engine_packages(job: SftJob) -> Iterator[Finding]:
         try:
             yield Finding(Level.OK, package, f"{metadata.version(package)} is installed")
         except metadata.PackageNotFoundError:
-            yield Finding(
-                Level.ERROR, package, f"{package}: not installed; pip install {package}, or leave {key} out"
-            )
+            here = has_gpu()
+            place = "not installed" if here else "not installed here; the machine with GPUs needs it"
+            advice = f"pip install {package}, or leave {key} out"
+            yield Finding(Level.ERROR if here else Level.WARNING, package, f"{package}: {place}; {advice}")
     settings = job.config.get("deepspeed")
     if isinstance(settings, str) and settings:
         try:

@@ -59,6 +59,12 @@ _LOG_TAIL = 1 << 16
 """Bytes at the log's end in which a reason is looked for."""
 
 
+_REFUSED = (
+    "error: the Ray cluster {} rejected the token; expected the token that its head was started with; set RAY_AUTH_MODE=token "
+    "and RAY_AUTH_TOKEN_PATH to a copy of the head's file (docs/tutorials/nodes.md)"
+)
+
+
 def run_rl(config_path: str | Path, overrides: Sequence[str] = (), *, dry_run: bool = False) -> int:
     """Train as a YAML says, from the last checkpoint if there is one; returns the trainer's exit status.
 
@@ -260,6 +266,9 @@ class Run:
         lost = read_loss(self._out) or (
             None if verdict else loss_in_log(tail, node_of_trainer(self._out)) or killed(status)
         )
+        if "ray.exceptions.AuthenticationError" in tail:
+            print(_REFUSED.format(self._settings.ray_address), file=sys.stderr)
+            return
         if lost is not None:
             print(f"{lost}; {self._goes_on(lost)}", file=sys.stderr)
             return

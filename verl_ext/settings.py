@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -207,6 +208,15 @@ class RlSettings(EpisodeSettings):
     dataclasses that verl's YAML leaves out. ``trainer.total_training_steps`` cannot exceed what
     ``trainer.total_epochs`` yield. ``trainer.resume_mode`` is always ``auto``."""
 
+    @field_validator("ray_address")
+    @classmethod
+    def _host_and_port(cls, value: str | None) -> str | None:
+        if value not in (None, "auto") and not re.fullmatch(
+            r"(\w+://)?(\[\S+\]|[^\s:/]+):\d{1,5}", value or ""
+        ):
+            raise ValueError("HOST:PORT of the cluster's head, for example 10.0.0.1:6379")
+        return value
+
     @field_validator("train_files", "val_files", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
@@ -244,7 +254,7 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
             raise UsageError(
                 f"override {override!r}: {key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
             )
-        if key.lstrip("+").partition(".")[0] in _SECTIONS_OF_VERL:
+        if key.partition(".")[0] in _SECTIONS_OF_VERL:
             raise UsageError(f"override {override!r}: a key of verl's; write verl.{override}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -60,8 +61,25 @@ def overrides_argument(text: str) -> Any:
     return typer.Argument(metavar="[KEY=VALUE]...", help=text, show_default=False)
 
 
-RecordsArgument = Annotated[Path, file_argument("Trajectory JSONL.", callback=rows_file)]
-TasksArgument = Annotated[Path, file_argument("Tasks as JSONL, CSV or parquet.", callback=rows_file)]
+def lines_file(*read_by_name: str) -> Callable[..., Any]:
+    """A check that also refuses a file of anything but JSON lines; the command itself reads files with these endings."""
+
+    def check(value: Path | list[Path] | None) -> Path | list[Path] | None:
+        from afm.trajectory.io import refuse_other_content
+
+        rows_file(value)
+        for path in value if isinstance(value, list) else [value] if value else []:
+            if path.suffix not in read_by_name:
+                refuse_other_content(path)
+        return value
+
+    return check
+
+
+RecordsArgument = Annotated[Path, file_argument("Trajectory JSONL.", callback=lines_file())]
+TasksArgument = Annotated[
+    Path, file_argument("Tasks as JSONL, CSV or parquet.", callback=lines_file(".csv", ".tsv", ".parquet"))
+]
 CallReadersOption = Annotated[
     Path | None,
     file_option("Tools YAML whose classes check the calls [default: the shipped tools, by name]."),
@@ -114,6 +132,8 @@ def model_option(model: str) -> str:
     """The address that ``--model`` names, or the folder once it is known to hold a model."""
     from afm.agents import holds_model, model_folder
 
+    if re.match(r"(?!https?:)\w+://", model):
+        raise UsageError(f"--model {model}: expected a model's folder, a run, or http://HOST:PORT/v1")
     if "://" not in model and not holds_model(model_folder(model)):
         what = "holds no model (config.json)" if Path(model).is_dir() else "no such folder"
         if model.endswith(".gguf"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import TrustOption, agent_option, file_argument, file_option, rows_file
+from afm.cli.options import TrustOption, agent_option, file_argument, file_option, lines_file
 from afm.errors import AfmError, DataError, RepeatedErrors, UsageError, suggestion
 from afm.terminal import plain
 
@@ -63,7 +63,7 @@ def reward(
         )
     if scorer:
         raise UsageError("--scorer goes with --attack: afm reward --attack --scorer NAME")
-    rows_file(file)
+    lines_file()(file)
     counts = asyncio.run(_judge_file(file, agent, rewards, as_json))
     if not counts:
         raise DataError("holds no rows", path=str(file))

@@ -18,7 +18,7 @@ from afm.cli.options import (
     agent_option,
     file_argument,
     file_option,
-    rows_file,
+    lines_file,
 )
 from afm.errors import DataError, UsageError, suggestion
 
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 _DEFAULT_AGENT = "math"
 
-_FilesArgument = Annotated[list[Path], file_argument("Trajectory JSONL, plain or .gz.", callback=rows_file)]
+_FilesArgument = Annotated[
+    list[Path], file_argument("Trajectory JSONL, plain or .gz.", callback=lines_file(".gz"))
+]
+_PlainFilesArgument = Annotated[list[Path], file_argument("Trajectory JSONL.", callback=lines_file())]
 _ConfigOption = Annotated[
     Path | None,
     file_option(
@@ -153,7 +156,7 @@ FUNNEL_FILE = "funnel.json"
 
 
 def stats(
-    files: _FilesArgument,
+    files: _PlainFilesArgument,
     out: Annotated[Path | None, typer.Option(help="Page to write, for example report.html.")] = None,
     agent: Annotated[
         str | None, typer.Option(help="Agent of the trajectories [default: the agent that each row names].")
@@ -325,7 +328,7 @@ def _show_kinds(summary: NegativeSummary, view: ProgressView) -> None:
 
 
 def merge(
-    log: Annotated[Path, file_argument("Log of `afm serve gateway`.", callback=rows_file)],
+    log: Annotated[Path, file_argument("Log of `afm serve gateway`.", callback=lines_file())],
     team: Annotated[
         Path,
         typer.Option(

@@ -245,6 +245,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     )
 }
 
+READ_AS_PUBLISHED = {name: Benchmark(name, None, 0, prepared=False) for name in ("glaive", "t_eval")}
+"""Sets of the same list that AFM was not evaluated on."""
+
 _OUR_PROTOCOL = (
     "suggested answers: never the answer, published the third one and at a limit the last one; say protocol=published",
     "full context: ends the episode, published its history is trimmed and it goes on",

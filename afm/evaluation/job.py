@@ -23,7 +23,7 @@ from afm.datasets.row_files import SUFFIXES, data_files, published_rows
 from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear
 from afm.errors import DataError
 from afm.evaluation.agents import RowAgents, content_of, with_judge_text
-from afm.evaluation.benchmarks import BENCHMARKS
+from afm.evaluation.benchmarks import BENCHMARKS, READ_AS_PUBLISHED
 from afm.evaluation.best_of import choose
 from afm.evaluation.config import CONFIG_FILE, EvalConfig, dump_config
 from afm.evaluation.judging import agree
@@ -291,8 +291,9 @@ def load_tasks(config: EvalConfig) -> list[Task]:
 
 def _files(config: EvalConfig) -> list[Path]:
     for place in config.data:
-        if config.benchmark is not None and not place.exists():
-            raise BENCHMARKS[config.benchmark].missing(place)
+        name = config.benchmark or place.stem
+        if name in BENCHMARKS | READ_AS_PUBLISHED and not place.exists():
+            raise (BENCHMARKS | READ_AS_PUBLISHED)[name].missing(place)
     return [file for place in config.data for file in task_files(place)]
 
 

@@ -160,7 +160,10 @@ class Cassette:
                 with self._connection:
                     yield self._connection
             except sqlite3.DatabaseError as error:
-                raise ConfigError(f"{self._path}: cannot be used as a cassette: {error}") from error
+                raise ConfigError(
+                    f"{self._path}: cannot be used as a cassette: {error}; expected the file that `cassette` of a tools YAML "
+                    "names, or a new path"
+                ) from error
 
     def _cleaned(self, text: str) -> str:
         # A secret may be there as it is, or only once blanks and line ends are as those of others.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -157,6 +158,46 @@ def load_advantages(episodes: Path) -> Mapping[str, Any]:
 
 _BLANK, _SEPARATOR = re.compile(r"\s*"), re.compile(r"[\s,]*")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_OTHER_CONTENT = {
+    b"\x1f\x8b": "a file packed with gzip, expected rows as text; unpack it: gunzip -c FILE > ROWS.jsonl",
+    b"\x28\xb5\x2f\xfd": "a file packed with zstd, expected rows as text; unpack it: zstd -dc FILE > ROWS.jsonl",
+    b"PK\x03\x04": "a zip archive, expected rows as text; unpack it: unzip FILE, or save the spreadsheet as CSV",
+    b"PAR1": "a parquet file, expected rows as text; questions in it are read by afm data prepare tasks FILE -o TASKS.jsonl",
+    b"\xff\xfe": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8 FILE > ROWS.jsonl",
+    b"\xfe\xff": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8 FILE > ROWS.jsonl",
+}
+"""First bytes of files that hold no JSON as text, and what to do with them."""
+_OVER_LINES = (
+    "a JSON object over several lines, expected one JSON value a line; write it so: jq -c . FILE > ROWS.jsonl"
+)
+_TABLE = (
+    "a table (CSV), expected one JSON object a line; questions in a file that ends in .csv are read by "
+    "afm data prepare tasks QUESTIONS.csv -o TASKS.jsonl"
+)
+_HEADER = re.compile(rb'("[^"]*"|[A-Za-z_][^{\[:"]*)[,;\t][^{\[]*\Z')
+
+
+def refuse_other_content(path: Path) -> None:
+    """Name what a file is that cannot hold rows of JSON, by its first bytes and its first line.
+
+    Raises:
+        DataError: It is packed, UTF-16, a table, or one object over several lines.
+    """
+    try:
+        with path.open("rb") as file:
+            line = file.readline(_BLOCK_CHARS)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
+    text = line.removeprefix(BOM_UTF8).strip()
+    got = next((what for head, what in _OTHER_CONTENT.items() if line.startswith(head)), None)
+    if got is None and text == b"{":
+        got = _OVER_LINES
+    if got is None and _HEADER.match(text):
+        got = _TABLE
+    if got is not None:
+        raise DataError(f"got {got.replace('FILE', shlex.quote(str(path)), 1)}", path=str(path), line=1)
+
+
 _DECODER = json.JSONDecoder()
 _BLOCK_CHARS = 1 << 16
 _LONGEST_WORD = 16
@@ -177,6 +218,7 @@ def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
         DataError: The file cannot be read.
     """
     path = Path(path)
+    refuse_other_content(path)
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
             text = _ArrayText(file)

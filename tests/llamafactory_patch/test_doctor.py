@@ -7,8 +7,10 @@ from extras import needs
 from typer.testing import CliRunner
 
 from afm.errors import ConfigError
+from afm.findings import Level, package_version
 from afm.memory_arithmetic import Hardware, hardware_from
-from llamafactory_patch.doctor import diagnose
+from llamafactory_patch.config import resolve
+from llamafactory_patch.doctor import _engine_packages, diagnose
 
 needs("llamafactory")
 
@@ -42,6 +44,21 @@ def by_subject(findings):
 
 def texts_of(findings, level):
     return [finding.text for finding in findings if finding.level == level]
+
+
+def test_packages_for_gpus_are_a_warning_on_a_machine_without_one(monkeypatch, tmp_path):
+    if package_version("liger-kernel"):
+        pytest.skip("liger-kernel is installed")
+    job = resolve(CONFIGS / "tiny/sft/math.yaml", ["enable_liger_kernel=true", f"output_dir={tmp_path}"])
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi there
+    [here] = _engine_packages(job)
+    assert (here.level, here.subject) == (Level.WARNING, "liger-kernel")
+    assert "the machine with GPUs needs it; pip install liger-kernel" in here.text
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho GPU 0\n", encoding="utf-8")
+    smi.chmod(0o755)
+    [there] = _engine_packages(job)
+    assert there.level is Level.ERROR
 
 
 def test_a_sound_recipe_has_no_error(data):

@@ -83,6 +83,21 @@ def test_the_log_tells_of_a_trainer_that_died_or_was_killed_in_this_start(
     )
 
 
+def test_a_token_that_the_cluster_rejects_is_one_line_with_the_next_step(
+    explained: Callable[..., str], tmp_path: Path
+) -> None:
+    refusal = (
+        "ray.exceptions.AuthenticationError: InvalidAuthToken: the token is wrong. Ensure that the token ..."
+    )
+    (tmp_path / LOG_FILE).write_text(f"Traceback (most recent call last):\n  File ...\n{refusal}\n")
+    message = explained()
+    assert message.startswith(
+        "error: the Ray cluster None rejected the token; expected the token that its head"
+    )
+    assert "RAY_AUTH_TOKEN_PATH" in message
+    assert message.count("\n") == 1
+
+
 def test_a_run_with_fewer_steps_than_asked_for_says_so_in_one_line(run: Run, tmp_path: Path) -> None:
     checkpoint(tmp_path, 4)
     metrics(tmp_path, 1, 2, 3, 4, 5)

@@ -28,6 +28,7 @@ from afm.evaluation.viewer.episodes import (
     verdict_word,
 )
 from afm.sqlite import write_ahead
+from afm.trajectory.io import refuse_other_content
 
 _MAX_FIRST_LINE = 64 << 20
 _KEYS = {"id", "agent", "segments"}
@@ -46,6 +47,7 @@ def episode_files(path: Path) -> list[Path]:
             "no such file or folder; expected episodes as JSONL, or a run's folder", path=str(path)
         )
     if path.stat().st_size and not _begins_with_episode(path):
+        refuse_other_content(path)
         raise DataError(
             "its first line is no episode; expected trajectory JSONL (`afm convert` reads other formats)",
             path=str(path),
