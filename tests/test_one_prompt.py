@@ -80,6 +80,16 @@ def model(tmp_path_factory, qwen_folder):
     return folder
 
 
+@pytest.fixture(scope="module")
+def server(model):
+    """Knows the prompts that a test gives it. Loading its tokenizer takes seconds, so all tests share it."""
+    import oracle
+
+    server = oracle.OracleServer(model).start()
+    yield server
+    server.stop()
+
+
 def sft_ids(folder, model, rows, prompt, monkeypatch):
     """Token ids before the first that is trained on."""
     from llamafactory_patch.engine import load_engine, parse_arguments
@@ -148,9 +158,8 @@ class Servers:
         return SimpleNamespace(token_ids=self.said, extra_fields={}, **facts)
 
 
-async def evaluated(folder, model, rows, prompt, known):
+async def evaluated(folder, server, model, rows, prompt, known):
     """How many prompts `afm eval` asks that are none of ``known``, and whether it asked all of these."""
-    import oracle
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -160,17 +169,11 @@ async def evaluated(folder, model, rows, prompt, known):
     data = folder / "eval.parquet"
     columns = [{"question": None, **rl} for rl, _ in rows.values()]
     pq.write_table(pa.Table.from_pylist(columns), data)
-    server = oracle.OracleServer(model).start()
-    server.replies = {tuple(ids): REPLY for ids in known}
+    server.replies, server.unknown, server._said = {tuple(ids): REPLY for ids in known}, 0, {}
     words = [f"model={server.url}", "model.name=oracle", f"model.tokenizer={model}", f"prompt={prompt}"]
-    try:
-        out = folder / f"eval {Path(prompt).stem}"
-        config = load_config(
-            ROOT / "configs/eval/math500.yaml", [*words, f"data={data}", f"output_dir={out}"]
-        )
-        await run_job(config.model_copy(update={"benchmark": None, "rounds": 1}))
-    finally:
-        server.stop()
+    out = folder / f"eval {Path(prompt).stem}"
+    config = load_config(ROOT / "configs/eval/math500.yaml", [*words, f"data={data}", f"output_dir={out}"])
+    await run_job(config.model_copy(update={"benchmark": None, "rounds": 1}))
     return server.unknown, set(server._said) == set(server.replies)
 
 
@@ -179,7 +182,7 @@ async def evaluated(folder, model, rows, prompt, known):
     [("own", "written"), ("row", "written"), ("file", "written"), ("row", "real"), ("file", "raw")],
 )
 async def test_a_question_has_one_prompt_in_sft_rl_and_evaluation(
-    tmp_path, model, shared, monkeypatch, prompt, layout
+    tmp_path, model, server, shared, monkeypatch, prompt, layout
 ):
     rows = real(shared) if layout == "real" else {"written": written, "raw": raw}[layout]()
     file = tmp_path / "prompt.txt"
@@ -188,7 +191,7 @@ async def test_a_question_has_one_prompt_in_sft_rl_and_evaluation(
     trained = sft_ids(tmp_path, model, rows, value, monkeypatch)
     sampled = await rl_ids(tmp_path, model, rows, value)
     assert sampled == trained
-    assert await evaluated(tmp_path, model, rows, value, trained.values()) == (0, True)
+    assert await evaluated(tmp_path, server, model, rows, value, trained.values()) == (0, True)
     texts = {name: tokenizer_of(model).decode(ids) for name, ids in trained.items()}
     for name, (rl, _) in rows.items():
         said = rl["prompt"][-1]["content"]
