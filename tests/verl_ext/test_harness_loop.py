@@ -438,6 +438,8 @@ def test_two_steps_of_afm_rl_train_the_model_behind_a_bare_program(
         "rewards={formula: overlong, overlong: {max_tokens: 160, buffer_tokens: 160}}",
         "verl.data.train_batch_size=2", "verl.algorithm.filter_groups.enable=false",
         "verl.actor_rollout_ref.actor.ppo_mini_batch_size=2", "verl.actor_rollout_ref.rollout.n=4",
+        "verl.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        "verl.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
         "verl.trainer.total_training_steps=2", "verl.trainer.save_freq=2",
     ]  # fmt: skip
     if sandbox:
