@@ -58,10 +58,9 @@ def test_every_turn_of_a_conversation_is_masked(pipeline, data_dir, qwen, tiny):
     assert last_only.trained() == ["<answer>43</answer><|im_end|>"]
 
 
-@pytest.mark.slow
-def test_packed_sequences_keep_their_masks(pipeline, data_dir, qwen):
+def test_packed_sequences_keep_their_masks(pipeline, data_dir, tiny):
     rows = alpaca(*(f"{CALL}{JOINTS['tight']}<answer>{n}</answer>" for n in range(6)))
-    built = pipeline(qwen, data_dir(rows), neat_packing=True)
+    built = pipeline(tiny, data_dir(rows), neat_packing=True)
     assert len(built.rows) < 6
     trained = "".join(built.trained()).split("<|im_end|>")
     assert sorted(trained) == ["", *(f"{CALL}<answer>{n}</answer>" for n in range(6))]
