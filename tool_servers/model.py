@@ -1,23 +1,32 @@
 """Completions of a model in this process, on a CPU or one GPU, as vLLM answers them when it is asked for token ids.
 
-``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``; errors in the form that OpenAI's clients read.
+``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions`` (streaming, tools, ``n``, log-probabilities); errors in
+the form that OpenAI's clients read.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from afm.errors import AfmError, ConfigError, EngineError
+from afm.harness import ModelRequest, RequestRefusedError, Session
+from afm.harness.chat_api import AnswerStream, ChatBody
+from afm.harness.rendering import renderer_of
+from afm.harness.server import stream_answer
 from afm.models import FinishReason, Generation, SamplingParams, TokenModel, load_model
 from tool_servers.shared.command import Launch, NotSetUpError, ServerSettings
 from tool_servers.shared.endpoint import Endpoint, RefusalError, closing
@@ -27,6 +36,8 @@ _MAX_BYTES = 16 << 20
 _BODY_S = 30.0
 _LIMITS = ServerSettings(max_parallel=4096, finish_s=5.0)
 """The engine makes batches of whatever comes."""
+_CHAT_TOKENS = 1024
+"""Of a reply, unless the request has another limit."""
 _FINISH = {
     FinishReason.STOP: "stop",
     FinishReason.END_OF_TEXT: "stop",
@@ -73,35 +84,23 @@ class CompletionRequest(_Sampled):
         return model.encode(self.prompt) if isinstance(self.prompt, str) else self.prompt
 
 
-class ChatTurn(BaseModel):
-    """One turn of a chat."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    role: str
-    content: str
-
-
-class ChatRequest(_Sampled):
-    """A chat, rendered by the model's own template."""
-
-    messages: list[ChatTurn] = Field(min_length=1)
-    max_tokens: int = Field(default=1024, ge=1)
-
-    def prompt_ids(self, model: TokenModel) -> list[int]:
-        """What the model continues."""
-        return list(model.encode_prompt([turn.model_dump() for turn in self.messages]))
-
-
-_Prompt = tuple[CompletionRequest | ChatRequest, list[int]]
-"""A request, and the ids of what the model continues."""
-
-
 class _OpenAIEndpoint(Endpoint):
     no_key = "the key is missing or wrong"
 
     def error_body(self, refusal: RefusalError) -> dict[str, Any]:
         return {"error": {"message": str(refusal), "type": refusal.kind, "code": refusal.status}}
+
+
+class _Streamed(Response):
+    """A reply while it is sampled."""
+
+    def __init__(self, session: Session, request: ModelRequest, events: AnswerStream) -> None:
+        super().__init__()
+        self._work = session, request, events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it; a client that leaves ends the generation."""
+        await stream_answer(*self._work, receive, send)
 
 
 class ModelServer:
@@ -113,6 +112,7 @@ class ModelServer:
 
     def __init__(self, model: TokenModel, key: str | None = None) -> None:
         self._model = model
+        self._renderer = renderer_of(model)
         self._endpoint = _OpenAIEndpoint("model", _LIMITS, token=key, max_bytes=_MAX_BYTES, body_s=_BODY_S)
         self._trouble = ""
 
@@ -121,10 +121,8 @@ class ModelServer:
         endpoint = self._endpoint
         return endpoint.app(
             endpoint.get("/v1/models", self._models),
-            endpoint.post(
-                "/v1/completions", self._parser(CompletionRequest), self._generated(self._completion)
-            ),
-            endpoint.post("/v1/chat/completions", self._parser(ChatRequest), self._generated(self._reply)),
+            endpoint.post("/v1/completions", self._parse, self._complete),
+            endpoint.post("/v1/chat/completions", self._parse_chat, self._chat),
             life=closing(self._model.close),
             trouble=self._last_trouble,
         )
@@ -136,43 +134,57 @@ class ModelServer:
         row = {"id": self._model.name, "object": "model", "max_model_len": self._model.context_tokens}
         return JSONResponse({"object": "list", "data": [row]})
 
-    def _parser(
-        self, kind: type[CompletionRequest] | type[ChatRequest]
-    ) -> Callable[[Request, bytes], _Prompt]:
-        def parse(_: Request, body: bytes) -> _Prompt:
-            request = kind.model_validate_json(body)
-            if request.model != self._model.name:
-                message = f"model {request.model!r} is not served; {self._model.name!r} is"
-                raise RefusalError(404, "model", message)
-            try:
-                return request, request.prompt_ids(self._model)
-            except AfmError as error:
-                raise RefusalError(400, "request", str(error)) from None
+    def _parse(self, _: Request, body: bytes) -> tuple[CompletionRequest, list[int]]:
+        request = CompletionRequest.model_validate_json(body)
+        self._check_name(request.model)
+        try:
+            return request, request.prompt_ids(self._model)
+        except AfmError as error:
+            raise RefusalError(400, "request", str(error)) from None
 
-        return parse
+    def _parse_chat(self, _: Request, body: bytes) -> ChatBody:
+        request = ChatBody.model_validate_json(body)
+        self._check_name(request.model)
+        return request
 
-    def _generated(
-        self, choice: Callable[[tuple[str, ...], Generation], dict[str, Any]]
-    ) -> Callable[[_Prompt], Awaitable[dict[str, Any]]]:
-        async def generate(prompt: _Prompt) -> dict[str, Any]:
-            request, ids = prompt
-            scored: dict[str, Any] = {}
-            try:
-                if isinstance(request, CompletionRequest) and request.prompt_logprobs is not None:
-                    scored = await self._scored(ids)
-                generation = await self._model.generate(ids, request.params())
-            except EngineError as error:
-                full = len(ids) >= self._model.context_tokens
-                self._trouble = "" if full else str(error)
-                raise RefusalError(400 if full else 503, "engine", str(error)) from None
-            except AfmError as error:
-                raise RefusalError(400, "request", str(error)) from None
-            self._trouble = ""
-            return self._answer(
-                choice(request.stop, generation) | scored, len(ids), len(generation.token_ids)
-            )
+    def _check_name(self, name: str) -> None:
+        if name != self._model.name:
+            raise RefusalError(404, "model", f"model {name!r} is not served; {self._model.name!r} is")
 
-        return generate
+    async def _complete(self, prompt: tuple[CompletionRequest, list[int]]) -> dict[str, Any]:
+        request, ids = prompt
+        with self._failures(len(ids)):
+            scored = {} if request.prompt_logprobs is None else await self._scored(ids)
+            generation = await self._model.generate(ids, request.params())
+        return self._answer(
+            self._completion(request.stop, generation) | scored, len(ids), len(generation.token_ids)
+        )
+
+    async def _chat(self, body: ChatBody) -> Response | dict[str, Any]:
+        """A reply; every request is a conversation of its own."""
+        identity, decode = f"chatcmpl-{uuid4().hex}", self._model.decode
+        session = Session(identity, self._model, self._renderer)
+        with self._failures(0):
+            asked = body.request()
+            asked = replace(asked, max_tokens=asked.max_tokens or _CHAT_TOKENS)
+            if body.stream:
+                return _Streamed(session, asked, body.events(identity, self._model.name, decode))
+            return body.answer(identity, await session.ask(asked), decode)
+
+    @contextmanager
+    def _failures(self, prompt_tokens: int) -> Iterator[None]:
+        """Errors as refusals; a failure of the engine shows in ``/health`` until it answers again."""
+        try:
+            yield
+        except EngineError as error:
+            full = prompt_tokens >= self._model.context_tokens
+            self._trouble = "" if full else str(error)
+            raise RefusalError(400 if full else 503, "engine", str(error)) from None
+        except RequestRefusedError as error:
+            raise RefusalError(error.status, error.code, str(error)) from None
+        except AfmError as error:
+            raise RefusalError(400, "request", str(error)) from None
+        self._trouble = ""
 
     async def _scored(self, ids: list[int]) -> dict[str, Any]:
         """The prompt's log-probabilities in vLLM's form, with ``None`` for the first token."""
@@ -199,16 +211,9 @@ class ModelServer:
             },
         }
 
-    def _reply(self, stops: tuple[str, ...], generation: Generation) -> dict[str, Any]:
-        """A reply without the stop string that ended it."""
-        text = self._model.decode(list(generation.token_ids))
-        end = min((text.find(stop) for stop in stops if stop in text), default=len(text))
-        message = {"role": "assistant", "content": text[:end]}
-        return {"index": 0, "message": message, "finish_reason": _FINISH[generation.finish]}
-
     def _answer(self, choice: dict[str, Any], prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
         return {
-            "object": "chat.completion" if "message" in choice else "text_completion",
+            "object": "text_completion",
             "created": int(time.time()),
             "model": self._model.name,
             "choices": [choice],

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -237,6 +237,10 @@ class History:
         """Keep what was sampled for a request at its place."""
         turn = Turn(place.parent, place.context, choice, call, self._why(request, place), request)
         (self._roots if place.parent is None else place.parent.children).append(turn)
+        if (
+            place.parent is not None
+        ):  # only the last request of a path is shown, and each holds the whole history
+            place.parent.request = replace(place.parent.request, messages=(), tools=())
         if request.prompt is not None:
             prompt = request.prompt
             turn.text = prompt if isinstance(prompt, str) else self._decode(list(prompt))

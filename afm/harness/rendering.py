@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from afm.errors import ConfigError, DataError
+from afm.models.base import TokenModel
 from afm.models.tokenizer import ChatTokenizer
 
 _TOOLS = (
@@ -117,6 +118,14 @@ class ChatRenderer:
             blocks = [f"<tool_call>\n{text}\n</tool_call>" for text in written]
             row["content"] = "\n".join(filter(None, [row["content"], *blocks]))
         return row
+
+
+def renderer_of(model: TokenModel) -> ChatRenderer | None:
+    """The chat template of a model; ``None`` for one without."""
+    codec = model.codec
+    if not isinstance(codec, ChatTokenizer) or not codec.backend.chat_template:
+        return None
+    return ChatRenderer(codec)
 
 
 def _decoded(call: Mapping[str, Any]) -> dict[str, Any]:

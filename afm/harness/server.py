@@ -30,7 +30,7 @@ from pydantic import BaseModel, ValidationError
 
 from afm.endpoints.chat import EndpointSettings
 from afm.endpoints.connections import Connections, base_url
-from afm.errors import DataError, EngineError, MissingExtraError
+from afm.errors import AfmError, EngineError, MissingExtraError
 from afm.harness.chat_api import AnswerStream, ChatBody, CompletionBody, event
 from afm.harness.history import Sampled
 from afm.harness.messages_api import MessagesBody
@@ -91,10 +91,10 @@ class HarnessApp:
             await _answer(send, _error(error.code, str(error)), error.status)
         except ValidationError as error:
             await _answer(send, _error("request", first_mistake(error)), 400)
-        except DataError as error:
-            await _answer(send, _error("request", error.message), 400)
         except EngineError as error:
             await _answer(send, _error("engine", str(error)), 502)
+        except AfmError as error:
+            await _answer(send, _error("request", str(error)), 400)
 
     def forget(self, key: str) -> Session:
         """Serve a session no longer."""
@@ -173,6 +173,18 @@ def _end_with(session: Session, reward: float) -> dict[str, Any]:
     return {"reward": reward}
 
 
+async def stream_answer(
+    session: Session, request: ModelRequest, events: AnswerStream, receive: Receive, send: Send
+) -> None:
+    """Answer a request outside of :class:`HarnessApp` in server-sent events; a client that leaves ends its generation."""
+    try:
+        await _while_connected(receive, _streamed(session, request, events, send))
+    except RequestRefusedError as error:
+        await _answer(send, _error(error.code, str(error)), error.status)
+    except EngineError as error:
+        await _answer(send, _error("engine", str(error)), 503)
+
+
 async def _streamed(
     session: Session, request: ModelRequest, events: AnswerStream, send: Send
 ) -> ModelReply | None:
@@ -195,7 +207,7 @@ async def _streamed(
                 piece = await pieces.get()
         try:
             reply = work.result()
-        except (EngineError, RequestRefusedError, DataError) as error:
+        except AfmError as error:
             await _send_piece(send, event(_error("engine", str(error)), "error"), more=False)
             return None
         await _send_piece(send, events.end(reply), more=False)

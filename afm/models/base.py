@@ -144,6 +144,11 @@ class TokenModel(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, context_tokens={self.context_tokens})"
 
+    @property
+    def codec(self) -> Codec:
+        """The model's tokenizer."""
+        return self._codec
+
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` alone."""
         return self._codec.encode(text)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from extras import LazyPackage
+from loopback import LoopbackServer
 from recording_model import wrong_tokens
 
 from afm.harness import Branch, HarnessServer, Session
@@ -227,6 +228,7 @@ async def test_anthropics_messages_give_one_trajectory(server, opened, recording
         ("responses", {"input": "x", "previous_response_id": "resp_1"}, 400, "gave no response 'resp_1'"),
         ("messages", {"messages": USER, "max_tokens": 0}, 400, "max_tokens: Input should be greater"),
         ("completions", {"prompt": "x", "echo": True}, 400, "echo: got true"),
+        ("completions", {"prompt": "x", "stop": [""]}, 400, "stop contains an empty string"),
         ("images", {}, 404, "expected POST chat/completions"),
         ("embeddings", {"input": "x"}, 404, "no embeddings behind this server"),
         ("reward", {"reward": "much"}, 400, "reward: Input should be a valid number"),
@@ -320,6 +322,23 @@ async def test_a_unix_socket_serves_the_same_sessions(opened, recording, tmp_pat
             answer = await client.post(f"{url}/chat/completions", json={"messages": USER})
             assert (await client.get(f"{url}/models")).json()["data"][0]["id"] == "tiny"
     assert answer.json()["choices"][0]["message"]["content"] == "One."
+
+
+async def test_embeddings_are_passed_on_as_they_are(opened, recording) -> None:
+    async def embed(scope, receive, send):
+        body = scope["path"].encode() + (await receive())["body"]
+        head = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 429, "headers": head})
+        await send({"type": "http.response.body", "body": body})
+
+    upstream = LoopbackServer(embed, lifespan="off").start()
+    try:
+        async with HarnessServer(embeddings=upstream.origin) as server, httpx.AsyncClient() as client:
+            url = server.open(opened(recording()))
+            answer = await client.post(f"{url}/embeddings", json={"input": "x"})
+    finally:
+        upstream.stop()
+    assert (answer.status_code, answer.text) == (429, '/v1/embeddings{"input":"x"}')
 
 
 async def test_the_script_of_the_page_is_trained_as_one_trajectory(connect, recording, tmp_path) -> None:

@@ -16,7 +16,6 @@ class RecordingModel(TokenModel):
 
     def __init__(self, codec: ChatTokenizer, texts: Sequence[str] = (), *, seed: int = 0) -> None:
         super().__init__(codec, name="tiny", context_tokens=100_000)
-        self.codec = codec
         self.texts = list(texts)
         self.sampled: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self.params: list[SamplingParams] = []
@@ -32,6 +31,7 @@ class RecordingModel(TokenModel):
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, on_token: Callable[[int], None]
     ) -> Generation:
+        params.check()
         self.params.append(params)
         ids, finish = self._next(params)
         self.begun += 1

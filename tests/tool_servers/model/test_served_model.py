@@ -326,6 +326,9 @@ async def test_a_chat_is_answered_in_the_models_own_template_with_its_usage(fold
         stop = whole[3:5]
         stopped = (await client.post("/v1/chat/completions", json=asked | {"stop": [stop]})).json()
         refused = await client.post("/v1/chat/completions", json=asked | {"messages": []})
+        stream = await client.post("/v1/chat/completions", json=asked | {"stream": True})
+        long = {"messages": [{"role": "user", "content": "12 " * 9000}], "stream": True}
+        full = await client.post("/v1/chat/completions", json=asked | long)
 
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": whole}
     tokens = {"prompt_tokens": len(ids), "completion_tokens": len(said.token_ids)}
@@ -333,3 +336,7 @@ async def test_a_chat_is_answered_in_the_models_own_template_with_its_usage(fold
     assert stopped["choices"][0]["message"]["content"] == whole[: whole.find(stop)]
     assert stopped["choices"][0]["finish_reason"] == "stop"
     assert (refused.status_code, refused.json()["error"]["message"][:8]) == (400, "messages")
+    assert (full.status_code, full.json()["error"]["code"]) == (400, "context_length_exceeded")
+    chunks = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == whole
+    assert stream.text.endswith("data: [DONE]\n\n")
