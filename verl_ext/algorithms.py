@@ -46,7 +46,7 @@ SHAPED = ("reward", "score", "overlong")
 """Those that hold the overlong penalty: they differ between answers that are equally wrong."""
 
 CREDIT = "harness_credit"
-"""Key below ``trainer.afm``: how the program of a run shares the credit of an episode."""
+"""Key below ``trainer``: how the program of a run shares the credit of an episode."""
 _BY_EPISODE = ("grpo", "gae", REVERSE_KL)
 """Estimators that verl gives one sequence of each episode, or that compare no episodes."""
 _KL = tuple(name + end for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))
@@ -114,7 +114,7 @@ def choice_findings(config: Any) -> Iterator[Finding]:
         words = [word or "null" for word in known]
         yield Finding(Level.ERROR, "algorithm", f"verl.{key}: got {value!r}; {suggestion(str(value), words)}")
     yield from lora_findings(config)
-    credit = OmegaConf.select(config, f"trainer.afm.{CREDIT}")
+    credit = OmegaConf.select(config, f"trainer.{CREDIT}")
     if credit is not None and config.algorithm.adv_estimator not in _BY_EPISODE:
         text = f"verl.{ESTIMATOR}: {config.algorithm.adv_estimator} would count each trajectory of an episode as an episode"
         yield Finding(Level.ERROR, "algorithm", f"{text}; with a harness say {' or '.join(_BY_EPISODE)}")

@@ -64,7 +64,7 @@ def base_overrides(settings: RlSettings) -> Flat:
         if settings.agents:
             values["+data.curriculum.settings"] = str(out / SETTINGS_FILE)
     if settings.harness is not None:
-        values[f"+trainer.afm.{CREDIT}"] = settings.harness.credit.value
+        values[f"+trainer.{CREDIT}"] = settings.harness.credit.value
     if settings.teacher is not None:
         values["algorithm.adv_estimator"] = REVERSE_KL
         values["+algorithm.teacher_clip"] = settings.teacher.clip

@@ -301,7 +301,7 @@ def complete_advantages(original: Any) -> Any:
         if self.config.algorithm.adv_estimator == REVERSE_KL:
             computed, teacher = write_reverse_kl(transfer_queue, computed, self.config.algorithm.teacher_clip)
             metrics.update(teacher)
-        elif (self.config.trainer.get("afm") or {}).get(CREDIT) == Credit.BY_TURN:
+        elif self.config.trainer.get(CREDIT) == Credit.BY_TURN:
             computed = share_advantages(transfer_queue, computed)
         options = self.config.trainer.v1.sampler.get("sampler_kwargs") or {}
         if folder := options.get("output_dir"):

@@ -463,3 +463,19 @@ def test_two_steps_of_afm_rl_train_the_model_behind_a_bare_program(
         load_file(folder / "model.safetensors") for folder in (model_dir, tmp_path / "run/model")
     )
     assert any((before[name] != after[name]).any() for name in before)
+
+
+def test_a_recipe_with_a_harness_composes_for_estimators_that_count_episodes(model_dir: Path) -> None:
+    """The watch over the run's processes reads its section whole: nothing else may be in it."""
+    from verl_ext.command import command
+    from verl_ext.ray_watch import RayWatch
+    from verl_ext.settings import load_settings
+
+    recipe = ROOT / "configs/tiny/rl/math_harness.yaml"
+    settings = load_settings(recipe, [f"model={model_dir}", "harness.credit=by_turn"])
+    _, config = command(settings, "/tmp/ray")
+    RayWatch(Path("/nowhere"), **config.trainer.afm)
+    assert config.trainer.harness_credit == "by_turn"
+    sequences = load_settings(recipe, [f"model={model_dir}", "verl.algorithm.adv_estimator=rloo"])
+    with pytest.raises(ConfigError, match=r"rloo would count each trajectory.*say grpo or gae"):
+        command(sequences, "/tmp/ray")
