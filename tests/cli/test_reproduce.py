@@ -138,10 +138,10 @@ def test_what_no_stage_makes_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_pat
     model, data = tmp_path / "model", tmp_path / "data.jsonl"
     check = [str(ROOT / "configs/tiny/eval/nq.yaml"), f"model.path={model}", f"data={data}"]
     monkeypatch.setenv("WIKI_RAG_SERVER_URL", "http://127.0.0.1:9")
-    alone = list(_errors(check, []))
+    alone = list(_errors(Path(sys.executable), check, []))
     assert any(str(model) in text for text in alone)
     assert any(str(data) in text for text in alone)
-    [rest] = _errors(check, [model / "config.json", data])
+    [rest] = _errors(Path(sys.executable), check, [model / "config.json", data])
     assert "no server answers at http://127.0.0.1:9" in rest
 
 

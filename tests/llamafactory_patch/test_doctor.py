@@ -138,7 +138,7 @@ def test_data_that_only_llamafactory_can_read_is_told(write_set):
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("template=qwn", "LLaMA-Factory has no 'qwn'; did you mean 'qwen'?"),
+        ("template=qwn", "got 'qwn', expected a template of LLaMA-Factory; did you mean 'qwen'?"),
         ("roles_without_loss=plann", "did you mean 'plan'?"),
         ("use_badam=true", "badam"),
     ],

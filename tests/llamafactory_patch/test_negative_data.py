@@ -10,7 +10,6 @@ from afm.datasets.negative_samples import DirectAnswer, NegativeKind, SampleMake
 from afm.datasets.negative_set import NegativeSources, write_negative
 from afm.trajectory.record import Record
 from afm.trajectory.tags import Author, Segment
-from llamafactory_patch.reading import REPORT_FILE
 
 MATH = load_agent("math")
 PLAN = "<plan>P.</plan><think>T.</think><code>```py\nprint(42)\n```</code>"
@@ -56,4 +55,4 @@ def test_every_kind_is_trained_on_what_the_agent_wrote_and_its_prompt_declares_t
         kind = row["extra_info"]["kind"]
         assert (MATH.system_prompt() in masked) is kind.startswith("present")
         assert (without_tools(MATH).system_prompt() in masked) is (kind == "absent_needed")
-    assert not (folder / "out" / REPORT_FILE).exists()
+    assert not (folder / "out/bad_rows.jsonl").exists()

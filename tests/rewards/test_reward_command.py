@@ -74,7 +74,8 @@ def test_a_bad_row_is_named_and_the_rest_is_judged(line: str, message: str, tmp_
     [complaint] = [text for text in done.stdout.splitlines() if "some rows.jsonl:2: " in text]
     assert message in complaint
     assert "3 rows: 1 bad, 2 correct" in done.stdout
-    assert json.loads(run(tmp_path, [line], "--json").stdout)["error"]
+    rows = run(tmp_path, [row("204"), line], "--json").stdout.splitlines()
+    assert json.loads(rows[1])["error"]
 
 
 def test_an_abstention_is_no_score_and_no_success(tmp_path: Path) -> None:
