@@ -13,6 +13,7 @@ from typing import Any
 
 from afm.errors import suggestion
 from afm.findings import Finding, Level
+from afm.harness.credit import Credit
 from verl_ext.teacher import REVERSE_KL
 
 CPU_ENGINE = "afm_cpu"
@@ -118,6 +119,9 @@ def choice_findings(config: Any) -> Iterator[Finding]:
     if credit is not None and config.algorithm.adv_estimator not in _BY_EPISODE:
         text = f"verl.{ESTIMATOR}: {config.algorithm.adv_estimator} would count each trajectory of an episode as an episode"
         yield Finding(Level.ERROR, "algorithm", f"{text}; with a harness say {' or '.join(_BY_EPISODE)}")
+    if credit == Credit.BY_TURN and config.algorithm.adv_estimator in ("gae", REVERSE_KL):
+        text = f"harness.credit: by_turn divides grpo's one advantage of an episode; {config.algorithm.adv_estimator} has one a token"
+        yield Finding(Level.ERROR, "algorithm", f"{text}; say all or last")
 
 
 def lora_findings(config: Any) -> Iterator[Finding]:
