@@ -6,7 +6,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,15 @@ settings.load_profile("busy machine")
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FOLDER = Path(os.environ.get("AFM_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _environment() -> Iterator[None]:
+    """Each file gives the environment back: Ray, for one, writes into it that this machine has no GPU."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,14 +26,11 @@ def queue() -> Iterator[Any]:
 
     options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
     with tempfile.TemporaryDirectory(prefix="afm-rl-", ignore_cleanup_errors=True) as folder:
-        environment = dict(os.environ)  # Ray writes into it, also that there is no GPU
         ray.init(address="local", num_cpus=4, _temp_dir=folder, **options)
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
         yield tq
         tq.close()
         ray.shutdown()
-        os.environ.clear()
-        os.environ.update(environment)
 
 
 @pytest.fixture
