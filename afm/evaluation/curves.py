@@ -244,12 +244,7 @@ def score_curves(stages: Sequence[StageResult]) -> Iterator[Curve]:
     for stage in shown:
         if stage.metrics.pass_at_k:
             yield _rounds(stage, alone=len(stages) == 1)
-    budgets = tuple(
-        Series(stage.name, stage.scan.tokens, stage.scan.solved)
-        for stage in shown
-        if stage.scan is not None and len(stage.scan.tokens) > 1
-    )
-    if budgets:
+    if budgets := _budgets(shown):
         yield Curve(
             "Solved within a budget",
             "tokens of an episode, agent and observed",
@@ -257,7 +252,7 @@ def score_curves(stages: Sequence[StageResult]) -> Iterator[Curve]:
             "Share of the scored episodes that passed with at most this many tokens. It ends at the share that passed at all.",
             "scored episodes solved",
             y_share=True,
-            x_from_zero=True,
+            stepped=True,
         )
     money = tuple(line for stage in shown if (line := _money(stage)) is not None)
     points = tuple(point for stage in shown if (point := _point(stage)) is not None)
@@ -269,6 +264,19 @@ def score_curves(stages: Sequence[StageResult]) -> Iterator[Curve]:
         yield replace(costs, series=money, caption=caption, x_whole=False)
     elif len(points) > 1:
         yield replace(_COSTS, series=points)
+
+
+def _budgets(stages: Sequence[StageResult]) -> tuple[Series, ...]:
+    """What each stage solves within a budget, all over the same budgets: 0 below its cheapest, the same above its dearest."""
+    known = [(stage.name, stage.scan) for stage in stages if stage.scan and len(stage.scan.tokens) > 1]
+    if not known:
+        return ()
+    low = min(scan.tokens[0] for _, scan in known)
+    high = max(scan.tokens[-1] for _, scan in known)
+    low, high = max(0.0, low - 0.05 * (high - low)), high + 0.05 * (high - low)
+    return tuple(
+        Series(name, (low, *scan.tokens, high), (0.0, *scan.solved, scan.solved[-1])) for name, scan in known
+    )
 
 
 _COSTS = Curve(

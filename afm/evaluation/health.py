@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from afm.evaluation.curves import metric, rl_metrics, training_rows
@@ -33,7 +34,9 @@ class Aspect:
 
     Attributes:
         alarms: Steps and messages of the alarms about it.
-        status: Bad after an alarm, good without one. Counts that should stay 0 warn; others have no status.
+        status: Bad after an alarm, good without one. A mean that fell and counts that should stay 0 warn; others have no status.
+        share: Whether the values are shares.
+        fell: Whether it should stay or rise, and fell.
     """
 
     name: str
@@ -44,12 +47,16 @@ class Aspect:
     high: float
     alarms: tuple[str, ...] = ()
     status: Status = Status.NONE
+    share: bool = False
+    fell: bool = False
 
     @property
     def verdict(self) -> str:
         """The status in words."""
         if self.alarms:
             return plural(len(self.alarms), "alarm")
+        if self.fell:
+            return "fell"
         return {Status.GOOD: "ok", Status.WARN: "look", Status.BAD: "fault", Status.NONE: "–"}[self.status]
 
 
@@ -69,6 +76,8 @@ class _Watched:
     Attributes:
         alarm: The alarm that is about it, if any.
         nonzero: Its status when a step had more than 0; without one, 0 is not what is expected.
+        share: Whether its values are shares.
+        rises: Whether it should stay or rise.
     """
 
     name: str
@@ -77,6 +86,8 @@ class _Watched:
     alarm: str = ""
     over: str = ""
     nonzero: Status | None = None
+    share: bool = False
+    rises: bool = False
 
     def value(self, row: Row) -> float | None:
         """Of one step."""
@@ -88,23 +99,25 @@ class _Watched:
 
 
 _WATCHED = (
-    _Watched("Reward", "should rise; with format or length falling it is suspect", "reward", "reward_hacking"),
-    _Watched("Format valid", "share of the episodes; should stay or rise", "format", "reward_hacking"),
+    _Watched("Reward", "should rise; suspect if format or length falls meanwhile", "reward", "reward_hacking", rises=True),
+    _Watched("Format valid", "episodes in a valid format; should stay or rise", "format", "reward_hacking", share=True, rises=True),
     _Watched("Entropy", "nats per token; near zero the policy no longer explores", "entropy", "entropy_collapse"),
-    _Watched("Mismatch", "KL between rollout engine and trainer; small", "mismatch_kl", "mismatch"),
-    _Watched("Token drift", "trained tokens that differ from the sampled ones; always 0", "token_drift", nonzero=Status.BAD),
-    _Watched("Failed calls", "share of the tool calls", "tool_failures", "failed_tools", "tool_calls"),
-    _Watched("Groups alike", "share without a signal", "groups_alike", "no_signal", "groups_generated"),
-    _Watched("Discarded", "share of the agent's tokens, in groups not trained on", "unused_share"),
-    _Watched("Cut short", "share of the episodes that a limit ended", "cut_short"),
-    _Watched("No score", "samples that the reward abstained from", "abstained_samples", nonzero=Status.WARN),
+    _Watched("Mismatch", "KL between rollout engine and trainer, nats per token; an estimate, so it may be below 0", "mismatch_kl", "mismatch"),
+    _Watched("Token drift", "trained tokens that differ from the sampled ones; should be 0", "token_drift", nonzero=Status.BAD),
+    _Watched("Failed calls", "tool calls that failed", "tool_failures", "failed_tools", "tool_calls", share=True),
+    _Watched("Groups alike", "groups whose samples all score the same, which teach nothing", "groups_alike", "no_signal", "groups_generated", share=True),
+    _Watched("Discarded", "the agent's tokens in groups that were not trained on", "unused_share", share=True),
+    _Watched("Cut short", "episodes that a limit ended", "cut_short", share=True),
+    _Watched("No score", "samples that the reward gave no score", "abstained_samples", nonzero=Status.WARN),
     _Watched("Failed", "episodes that ended with an error (failures.jsonl)", "failed_episodes", nonzero=Status.WARN),
-    _Watched("Long tail", "slowest episode over the mean one", "slowest_episode_seconds", "long_tail", "episode_seconds"),
-    _Watched("Clipped tokens", "share of the trained tokens", "clip_fraction"),
+    _Watched("Long tail", "time of the slowest episode, as a multiple of the mean", "slowest_episode_seconds", "long_tail", "episode_seconds"),
+    _Watched("Clipped tokens", "trained tokens whose update the clip limited", "clip_fraction", share=True),
     _Watched("Gradient norm", "before clipping; jumps are a warning", "grad_norm"),
-    _Watched("Seconds a step", "wall time", "seconds"),
-    _Watched("Rollout", "share of a step's time", "rollout_seconds", over="seconds"),
+    _Watched("Seconds per step", "wall time", "seconds"),
+    _Watched("Rollout", "part of a step's time", "rollout_seconds", over="seconds", share=True),
 )  # fmt: skip
+_FALL = 0.05
+"""A fall of a mean by less than this is noise."""
 
 
 def _aspect(watched: _Watched, rows: Sequence[Row], alarms: Mapping[str, tuple[str, ...]]) -> Aspect | None:
@@ -113,12 +126,16 @@ def _aspect(watched: _Watched, rows: Sequence[Row], alarms: Mapping[str, tuple[s
         return None
     ends = values[0], values[-1], min(values), max(values)
     messages = alarms.get(watched.alarm, ())
+    quarter = max(1, len(values) // 4)
+    fell = watched.rises and mean(values[:quarter]) - mean(values[-quarter:]) > _FALL
     status = Status.GOOD if watched.alarm or watched.nonzero else Status.NONE
     if messages:
         status = Status.BAD
     elif watched.nonzero and max(values) > 0:
         status = watched.nonzero
-    return Aspect(watched.name, watched.meaning, *ends, messages, status)
+    elif fell:
+        status = Status.WARN
+    return Aspect(watched.name, watched.meaning, *ends, messages, status, watched.share, fell)
 
 
 def _alarms(file: Path) -> dict[str, tuple[str, ...]]:

@@ -177,6 +177,7 @@ class Curve:
         y_log: Whether the vertical axis is logarithmic; every value is then above 0.
         y_reach: How far up the vertical axis goes at least.
         x_from_zero: Whether the horizontal axis includes zero.
+        stepped: Whether a value holds until the next one, so that the line has steps and no slopes.
         x_whole: Whether the horizontal axis has ticks at whole numbers only.
     """
 
@@ -189,6 +190,7 @@ class Curve:
     y_log: bool = False
     y_reach: float = 0.0
     x_from_zero: bool = False
+    stepped: bool = False
     x_whole: bool = True
 
 
@@ -216,6 +218,8 @@ _DARK = _Theme(PALETTE["soft"].dark, PALETTE["line"].dark, tuple(colour.dark for
 _SIZE_INCHES = (4.2, 2.6)
 _DPI = 200
 _SMOOTH_FROM = 60
+_TICKS = [1, 2, 2.5, 5, 10]
+"""Ticks are these times a power of ten apart."""
 
 
 def draw(curve: Curve) -> DrawnCurve:
@@ -252,8 +256,8 @@ def _png(curve: Curve, theme: _Theme) -> str:
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     axes = figure.add_subplot()
     for number, line in enumerate(curve.series):
-        _plot(axes, line, theme.lines[number % len(theme.lines)])
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=curve.x_whole, steps=[1, 2, 2.5, 5, 10]))
+        _plot(axes, line, theme.lines[number % len(theme.lines)], stepped=curve.stepped)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=curve.x_whole, steps=_TICKS))
     if not curve.x_whole:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     _scale(axes, curve)
@@ -264,8 +268,11 @@ def _png(curve: Curve, theme: _Theme) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _plot(axes: Any, line: Series, colour: str) -> None:
+def _plot(axes: Any, line: Series, colour: str, *, stepped: bool) -> None:
     """A short series as a line with its points, a long one faint behind its running mean; points with their bars."""
+    if stepped:
+        axes.step(line.x, line.y, where="post", linewidth=1.9, color=colour, label=line.label)
+        return
     if line.points:
         ends = zip(line.y, line.low or line.y, line.high or line.y, strict=True)
         reach = [(max(0.0, y - low), max(0.0, high - y)) for y, low, high in ends]
@@ -301,7 +308,7 @@ def _scale(axes: Any, curve: Curve) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.minorticks_off()
         return
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=_TICKS))
     if curve.y_share:
         axes.set_ylim(0, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
@@ -314,6 +321,7 @@ def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
     axes.set_xlabel(curve.x_label, color=theme.text, fontsize=10)
     axes.set_ylabel(curve.y_label, color=theme.text, fontsize=10)
     axes.tick_params(colors=theme.text, labelsize=10, length=0)
+    axes.tick_params(axis="x", pad=7)  # the first label stays clear of the vertical axis's lowest
     axes.grid(axis="y", color=theme.grid, linewidth=1)
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup, escape
 from pydantic import BaseModel
 
 from afm.evaluation.failures import Example, Failure, FailureGroup
@@ -20,6 +21,7 @@ from afm.evaluation.wording import (
     cut,
     difference_words,
     dollars,
+    figure,
     headline,
     metric_lines,
     number,
@@ -35,7 +37,7 @@ from afm.trajectory.record import Record
 
 def _html(run: ReportInput) -> str:
     story = run.tool_story and tuple(run.stage(name) for name in run.tool_story)
-    text: str = template("report.html.j2", **_FILTERS).render(
+    text: str = template("report.html.j2", **_FILTERS | _HTML_FILTERS).render(
         run=run,
         **_shared(run),
         story=story,
@@ -127,6 +129,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "percent": percent,
     "points": points,
     "number": number,
+    "figure": figure,
     "dollars": dollars,
     "lines": metric_lines,
     "sentence": lambda line: line[:1].upper() + line[1:],
@@ -141,6 +144,18 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "address": InMarkdown,
 }
 
+
+def _unbroken(value: float | None) -> str:
+    """A share whose sign stays on its line."""
+    return percent(value).replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def _breakable(text: str) -> str:
+    """Text whose paths may break after a slash."""
+    return escape(text).replace("/", Markup("/<wbr>"))
+
+
+_HTML_FILTERS: dict[str, Callable[..., Any]] = {"percent": _unbroken, "breakable": _breakable}
 
 _SHOWN = 400
 

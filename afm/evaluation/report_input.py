@@ -233,7 +233,7 @@ def _each(label: str, values: Sequence[tuple[str, str]]) -> Iterator[Fact]:
     for name, value in values:
         stages.setdefault(value, []).append(name)
     shared = next(iter(stages))
-    listed = "; ".join(f"{', '.join(names)}: {value or 'none'}" for value, names in stages.items())
+    listed = ";\n".join(f"{', '.join(names)}: {value or 'none'}" for value, names in stages.items())
     if len(stages) > 1 or shared:
         yield Fact(label, listed if len(stages) > 1 else shared)
 

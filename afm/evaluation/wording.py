@@ -33,10 +33,17 @@ def number(value: float | None) -> str:
     if value is None:
         return "–"
     if 0 < abs(value) < 0.1:
-        return f"{value:.2g}"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+        text = f"{value:.2g}"
+    elif abs(value) >= 100:
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return f"−{text[1:]}" if value < 0 else text
+
+
+def figure(value: float | None, share: bool) -> str:
+    """A share as percent, any other value as a number."""
+    return percent(value) if share else number(value)
 
 
 def metric_lines(metrics: Metrics) -> Iterator[str]:
@@ -57,8 +64,8 @@ def metric_lines(metrics: Metrics) -> Iterator[str]:
     yield from (f"agent {name}: {_agent_words(part)}" for name, part in metrics.by_agent.items())
     for field, scores in ({"source": metrics.by_source} | metrics.by_group).items():
         if scores:
-            listed = (f"{name} {ours(score)}" for name, score in scores.items())
-            yield f"by {field}: {'; '.join(listed)}"
+            listed = (f"{name}: {ours(score)}" for name, score in scores.items())
+            yield f"by {field}, {'; '.join(listed)}"
 
 
 _AGENT_H = {
@@ -77,7 +84,7 @@ def judged_lines(metrics: Metrics) -> Iterator[str]:
         oracle = metrics.pass_at_k_intervals.get(k)
         chance = metrics.pass_at_1.value if metrics.pass_at_1 else None
         yield (
-            f"beside pass@{k} {ours(oracle) if oracle else '–'}, a choice by lot {percent(chance)}, "
+            f"for comparison: pass@{k} {ours(oracle) if oracle else '–'}, a random choice {percent(chance)}, "
             f"majority of {metrics.rounds} {percent(metrics.majority)}"
         )
     yield from (f"judges: {_agreement_words(pair)}" for pair in metrics.agreement)

@@ -1,8 +1,11 @@
 import json
 import math
 
-from afm.evaluation.curves import read_curves
+from afm.evaluation.curves import read_curves, score_curves
+from afm.evaluation.failures import Scan
+from afm.evaluation.metrics import summarise
 from afm.evaluation.page import Curve, Series, draw
+from afm.evaluation.report_input import StageResult
 
 
 def curves_of(folder, name, *rows, tail=""):
@@ -81,4 +84,16 @@ def test_a_training_of_several_agents_has_a_curve_for_each(tmp_path) -> None:
     assert curve.series == (
         Series("code", (1.0, 2.0), (0.0, 0.25)),
         Series("math", (1.0, 2.0), (0.5, 0.75)),
+    )
+
+
+def test_stages_are_compared_over_the_same_budgets(record) -> None:
+    metrics = summarise([record("a", 1.0)])
+    scans = Scan((), (40.0, 60.0), (0.1, 0.5)), Scan((), (60.0, 80.0), (0.25, 0.75))
+    stages = [StageResult(name, metrics, scan=scan) for name, scan in zip("ab", scans, strict=True)]
+    curve = next(curve for curve in score_curves(stages) if curve.title == "Solved within a budget")
+    assert curve.stepped
+    assert curve.series == (
+        Series("a", (38.0, 40.0, 60.0, 82.0), (0.0, 0.1, 0.5, 0.5)),
+        Series("b", (38.0, 60.0, 80.0, 82.0), (0.0, 0.25, 0.75, 0.75)),
     )

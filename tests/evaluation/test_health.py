@@ -22,7 +22,7 @@ def rl_run(tmp_path):
 
 def test_each_aspect_has_its_course_and_its_alarms(rl_run):
     found = {aspect.name: aspect for aspect in read_health(rl_run)}
-    assert list(found) == ["Reward", "Token drift", "Failed calls", "Seconds a step", "Rollout"]
+    assert list(found) == ["Reward", "Token drift", "Failed calls", "Seconds per step", "Rollout"]
     failed = found["Failed calls"]
     assert (failed.first, failed.last, failed.low, failed.high) == (0.25, 0.0, 0.0, 0.25)
     assert failed.alarms == ("step 1: <b>25%</b> fail",) * 4
@@ -33,7 +33,22 @@ def test_each_aspect_has_its_course_and_its_alarms(rl_run):
 def test_the_output_folder_of_a_run_alone_has_a_page(rl_run):
     page = write_run_report(rl_run, rl_run / "report.html").read_text("utf-8")
     assert "Reward: 0.20 at the first step, 0.60 at the last." in page
-    assert "Health of the reinforcement learning" in page
+    assert "Health of reinforcement learning" in page
     assert "&lt;b&gt;25%&lt;/b&gt; fail" in page
     assert "1 more in alarms.jsonl" in page
     assert page.count("<figure>") == 2  # reward, seconds
+
+
+@pytest.mark.parametrize(
+    ("rewards", "verdict"),
+    [
+        ((0.5, 0.6, 0.4, 0.46), "ok"),
+        ((0.5, 0.6, 0.4, 0.44), "fell"),
+        ((0.2, 0.8, 0.9, 0.9, 0.9, 0.9, 0.9, 0.4), "ok"),  # quarters: .5 and .65
+    ],
+)
+def test_a_reward_that_fell_is_not_called_ok(tmp_path, rewards, verdict):
+    rows = [{"step": step, "reward": reward} for step, reward in enumerate(rewards, start=1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    (reward,) = read_health(tmp_path)
+    assert reward.verdict == verdict

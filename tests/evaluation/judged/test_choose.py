@@ -190,7 +190,7 @@ def test_the_command_chooses_and_the_report_shows_it_beside_the_oracle(finished,
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "best-of-3 (list) by test-judge: 100.0 %" in done.output
-    assert "beside pass@3 100.0 %" in done.output
+    assert "for comparison: pass@3 100.0 %" in done.output
     found = json.loads((folder / "metrics.json").read_text())["best_of"]
     methods = [(one["method"], one["k"]) for one in found]
     assert methods == [("list", 2), ("list", 3), ("score", 2), ("score", 3)]
