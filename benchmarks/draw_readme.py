@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/draw_readme.py --out docs/images
 
-`quickstart.svg` is for wide screens, `quickstart_narrow.svg` for narrow ones. Both follow the reader's light or dark mode.
+`quickstart.svg` is for wide screens, `quickstart_narrow.svg` for narrow ones, which show it larger than it is drawn so
+that its words can be read. Both follow the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from afm.agents import RoleKind, load_agent
 from afm.trajectory import parse
 
 RECORD = Path(__file__).with_name("quickstart_record.json")
+SANS, CODE = 7.4, 7.9
+"""Mean width of a character of each font."""
+COLUMN = 98
 # The colours of `afm view`.
 STYLE = """
   svg { --ink: #1c2330; --soft: #5b6675; --line: #dfe3e9; --page: #fff; --agent: #2458d3; --tool: #f1f3f5; }
@@ -63,10 +67,8 @@ def scores(record: dict[str, Any], left: float, top: float, width: float, height
         yield text(x + side, level(share) + 9, f"{share:.2f}".lstrip("0"), "large middle")
     for x, word in ((before, "after SFT"), (after, "after RL")):
         yield text(x, level(0) + 22, word, "middle")
-    seeds = " and ".join(str(seed["seed"]) for seed in others)
-    yield text(
-        left + 34, level(0) + 46, f"Blue: seed {first['seed']}. Grey: seeds {seeds}. 2 CPU cores.", "soft"
-    )
+    seeds = ", ".join(str(seed["seed"]) for seed in others)
+    yield text(left, level(0) + 46, f"Blue: seed {first['seed']}. Grey: seeds {seeds}. 2 CPU cores.", "soft")
 
 
 def episode(record: dict[str, Any], left: float, top: float, width: float) -> Iterator[str]:
@@ -74,7 +76,7 @@ def episode(record: dict[str, Any], left: float, top: float, width: float) -> It
     shown = record["episode"]
     yield text(left, top + 18, shown["title"], "title")
     y = top + 44
-    for words in wrapped(shown["question"], int(width / 7.4)):
+    for words in wrapped(shown["question"], int(width / SANS)):
         yield text(left, y, words)
         y += 19
     y += 6
@@ -86,8 +88,10 @@ def episode(record: dict[str, Any], left: float, top: float, width: float) -> It
             yield f'<rect x="{left - 8:g}" y="{y - 17:g}" width="{width + 8:g}" height="25" rx="4" fill="var(--tool)"/>'
             yield text(left + width - 8, y, "from the sandbox: no loss", "soft end")
         yield text(left, y, step.role, "code soft" if environment else "code role")
-        yield text(left + 100, y, content, "code")
-        y += 27
+        for words in wrapped(content, int((width - COLUMN) / CODE)):
+            yield text(left + COLUMN, y, words, "code")
+            y += 20
+        y += 7
 
 
 def wrapped(words: str, most: int) -> Iterator[str]:
@@ -104,16 +108,18 @@ def wrapped(words: str, most: int) -> Iterator[str]:
 
 def picture(record: dict[str, Any], *, narrow: bool) -> str:
     """The whole SVG."""
-    width, height = (390, 640) if narrow else (880, 330)
+    width, height = (330, 632) if narrow else (880, 330)
     if narrow:
-        parts = [*scores(record, 14, 10, 362, 310), *episode(record, 14, 335, 362)]
+        parts = [*scores(record, 14, 10, 302, 290), *episode(record, 14, 338, 302)]
     else:
         parts = [*scores(record, 20, 12, 370, 310), *episode(record, 450, 12, 410)]
+    shown = 1.4 if narrow else 1  # a screen narrower than this shows it as wide as it is
+    size = f'width="{shown * width:g}" height="{shown * height:g}"'
     seeds = record["seeds"][0]
     title = f"Right answers rise from {seeds['after_sft']:.2f} after SFT to {seeds['after_rl']:.2f} after RL"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {size} role="img">',
             f"<title>{title}</title>",
             f"<style>{STYLE}</style>",
             f'<rect width="{width}" height="{height}" rx="8" fill="var(--page)"/>',
