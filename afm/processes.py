@@ -11,11 +11,42 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from afm.errors import ConfigError
+
 PARENT_VARIABLE = "AFM_PARENT_PROCESS"
 """Set in a child's environment: the id of the process it must not outlive."""
 
+_USUAL = (
+    *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
+    *("LANG", "LC_ALL", "LC_CTYPE"),
+    *("PYTHONPATH", "VIRTUAL_ENV"),
+    # Bounds that were set for this process hold for what it starts.
+    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+)
 _PR_SET_PDEATHSIG = 1
 _MAX_LINE_BYTES = 1_000_000
+
+
+def program_environment(names: Sequence[str], whose: str) -> dict[str, str]:
+    """What a program of others gets of this process's environment: the usual variables, which hold no keys, and ``names``.
+
+    Args:
+        names: Further variables, named in a YAML.
+        whose: Of which program, for errors.
+
+    Raises:
+        ConfigError: One of ``names`` is not set.
+    """
+    usual = {name: os.environ[name] for name in _USUAL if name in os.environ}
+    return usual | named_environment(names, whose)
+
+
+def named_environment(names: Sequence[str], whose: str) -> dict[str, str]:
+    """These variables alone, as :func:`program_environment` has them."""
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise ConfigError(f"environment variables of {whose} are not set: {', '.join(missing)}")
+    return {name: os.environ[name] for name in names}
 
 
 def tied_environment() -> dict[str, str]:

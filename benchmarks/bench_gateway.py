@@ -1,11 +1,13 @@
-"""Requests a second through the two gateways, against a direct connection to the same endpoint.
+"""Requests a second through the two gateways, against a direct connection to the same endpoint, and LiteLLM's proxy.
 
-    .venv/bin/python benchmarks/bench_gateway.py --out gateway.json
+    .venv/bin/python benchmarks/bench_gateway.py --litellm VENV/bin/litellm --out gateway.json
 
 `direct` is an endpoint that answers at once, `recording` is `afm serve gateway` in front of it, and `sessions` is the
-gateway of harnesses with a model that answers at once in its process. They take turns. Each client keeps its connection
-and asks again as soon as it has its answer. Every answer is checked. Afterwards many sessions are held at the same time:
-each sends its turns over a connection of its own, and its trajectory is checked token by token.
+gateway of harnesses with a model that answers at once in its process. `litellm` is LiteLLM's proxy with one worker, from
+a virtual environment of its own (`pip install 'litellm[proxy]'`). They take turns. Each client keeps its connection and
+asks again as soon as it has its answer. Every answer is checked. `first_ms` is the time to the first text of a stream.
+Afterwards many sessions are held at the same time: each sends its turns over a connection of its own, and its trajectory
+is checked token by token. Read `processor_ms`, a request's processor time in the server, where other jobs run.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -25,9 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 from timing import environment, report
 
 REPLY = "The mill stands at the river Ilm."
+FIRST_WORD = b"The"
 MESSAGES = [
     {"role": "system", "content": "You answer questions about an old town, briefly. " * 8},
     {"role": "user", "content": "Where is the mill? " * 10},
@@ -55,11 +60,28 @@ class Connection:
     async def __aexit__(self, *about: object) -> None:
         self._writer.close()
 
-    async def post(self, path: str, body: Any) -> Any:
-        """The answer; an error where its status is not 200."""
+    def _send(self, path: str, body: Any) -> None:
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         self._writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+
+    async def first_text(self, path: str, body: Any) -> float:
+        """Seconds until a stream shows the first word of the reply; the stream is read to its end."""
+        begun, first = time.perf_counter(), 0.0
+        self._send(path, {**body, "stream": True})
+        data = b""
+        while not data.endswith(b"\r\n0\r\n\r\n"):
+            piece = await self._reader.read(1 << 16)
+            assert piece, data.decode()
+            data += piece
+            if not first and FIRST_WORD in data:
+                first = time.perf_counter() - begun
+        assert first, data.decode()
+        return first
+
+    async def post(self, path: str, body: Any) -> Any:
+        """The answer; an error where its status is not 200."""
+        self._send(path, body)
         head_bytes = await self._reader.readuntil(b"\r\n\r\n")
         lines = head_bytes.decode("latin-1").lower().split("\r\n")
         size = next(int(line.partition(":")[2]) for line in lines if line.startswith("content-length"))
@@ -69,8 +91,22 @@ class Connection:
         return json.loads(answer)
 
 
+def streamed() -> bytes:
+    """The reply as a stream of OpenAI's, a chunk a word."""
+    about = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "tiny"}
+    deltas = [{"role": "assistant", "content": ""}, *({"content": f"{word} "} for word in REPLY.split())]
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
+    events = [json.dumps({**about, "choices": [choice]}) for choice in choices]
+    chunks = [f"data: {event}\n\n" for event in (*events, "[DONE]")]
+    body = "".join(f"{len(chunk):x}\r\n{chunk}\r\n" for chunk in chunks)
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return f"{head}{body}0\r\n\r\n".encode()
+
+
 async def endpoint() -> None:
     """Answers every request with the same reply."""
+    stream = streamed()
     body = json.dumps(ANSWER).encode()
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     answer = head.encode() + body
@@ -80,8 +116,8 @@ async def endpoint() -> None:
             while True:
                 lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
                 size = [int(line[15:]) for line in lines if line.startswith("content-length:")]
-                await reader.readexactly(sum(size))
-                writer.write(answer)
+                asked = await reader.readexactly(sum(size))
+                writer.write(stream if b'"stream": true' in asked or b'"stream":true' in asked else answer)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=2048)
     print(f"listening on http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
@@ -95,13 +131,20 @@ async def sessions(folder: Path) -> None:
     from afm.models.tiny import train_tokenizer
     from afm.models.tokenizer import ChatTokenizer
 
-    train_tokenizer([REPLY] * 50, folder, vocab_size=400)
+    texts = [REPLY, *(message["content"] for message in MESSAGES)]
+    train_tokenizer(texts * 50, folder, vocab_size=400)
     codec = ChatTokenizer.load(folder)
     said = (*codec.encode(REPLY), codec.end_id)
 
     class Instant(TokenModel):
         async def generate(self, prompt_ids: Sequence[int], params: Any) -> Generation:
             return Generation(said, (-1.0,) * len(said), FinishReason.END_OF_TEXT)
+
+        async def stream(self, prompt_ids: Sequence[int], params: Any, on_token: Any) -> Generation:
+            for token in said:
+                on_token(token)
+                await asyncio.sleep(0)
+            return await self.generate(prompt_ids, params)
 
         async def close(self) -> None: ...
 
@@ -151,6 +194,46 @@ def process(words: Sequence[str]) -> Iterator[tuple[psutil.Process, int, Any]]:
         begun.wait()
 
 
+@contextlib.contextmanager
+def litellm(program: str, url: str, folder: Path) -> Iterator[tuple[psutil.Process, int, Any]]:
+    """LiteLLM's proxy in front of the endpoint."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    model = {"model": "openai/tiny", "api_base": url, "api_key": "none"}
+    settings = folder / "litellm.yaml"
+    settings.write_text(yaml.safe_dump({"model_list": [{"model_name": "tiny", "litellm_params": model}]}))
+    words = [program, "--config", str(settings), "--host", "127.0.0.1", "--port", str(port)]
+    own = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "PYTHONPATH": ""}
+    with (folder / "litellm.log").open("wb") as log:
+        begun = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | own)
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            time.sleep(0.2)
+        yield psutil.Process(begun.pid), port, begun
+    finally:
+        begun.kill()
+        begun.wait()
+
+
+def path_of(name: str, session: str) -> str:
+    """Where a server answers chats."""
+    return f"/s/{session}/v1/chat/completions" if name == "sessions" else "/v1/chat/completions"
+
+
+async def first_texts(name: str, port: int, seconds: float) -> list[float]:
+    """Seconds to the first text of streams, one after the other."""
+    took: list[float] = []
+    end = time.perf_counter() + seconds
+    async with Connection(port) as connection:
+        while time.perf_counter() < end:
+            path = path_of(name, f"first-{len(took)}-{end}")
+            took.append(await connection.first_text(path, {"model": "tiny", "messages": MESSAGES}))
+    return took
+
+
 async def rate(name: str, port: int, clients: int, seconds: float) -> tuple[int, list[float]]:
     """Requests that were answered, and the seconds that each took."""
     took: list[float] = []
@@ -160,9 +243,7 @@ async def rate(name: str, port: int, clients: int, seconds: float) -> tuple[int,
         async with Connection(port) as connection:
             round_number = 0
             while (begun := time.perf_counter()) < end:
-                path = "/v1/chat/completions"
-                if name == "sessions":
-                    path = f"/s/rate-{clients}-{number}-{round_number}{path}"
+                path = path_of(name, f"rate-{clients}-{number}-{round_number}-{end}")
                 round_number += 1
                 body = {"model": "tiny", "messages": MESSAGES}
                 answer = await connection.post(path, body)
@@ -192,8 +273,10 @@ async def held(port: int, count: int, turns: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def servers(folder: Path) -> AsyncIterator[dict[str, tuple[psutil.Process, int, Any]]]:
-    """All three."""
+async def servers(
+    folder: Path, program: str | None
+) -> AsyncIterator[dict[str, tuple[psutil.Process, int, Any]]]:
+    """All of them; LiteLLM's where its program is named."""
     with contextlib.ExitStack() as stack:
         running = {"direct": stack.enter_context(process([__file__, "--serve", "endpoint"]))}
         url = f"http://127.0.0.1:{running['direct'][1]}/v1"
@@ -202,6 +285,8 @@ async def servers(folder: Path) -> AsyncIterator[dict[str, tuple[psutil.Process,
         running["sessions"] = stack.enter_context(
             process([__file__, "--serve", "sessions", "--folder", str(folder)])
         )
+        if program is not None:
+            running["litellm"] = stack.enter_context(litellm(program, url, folder))
         yield running
 
 
@@ -212,10 +297,13 @@ def processor_s(server: psutil.Process) -> float:
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    async with servers(folder) as running:
+    async with servers(folder, options.litellm) as running:
+        figures = ("rate", "p50_ms", "processor_ms", "first_ms")
         samples: dict[str, dict[str, list[float]]] = {
-            name: {"rate": [], "p50_ms": [], "processor_ms": []} for name in running
+            name: {figure: [] for figure in figures} for name in running
         }
+        for name, (_, port, _) in running.items():
+            await rate(name, port, 2, options.seconds / 4)
         for _ in range(options.rounds):
             for name, (server, port, _) in running.items():
                 begun = processor_s(server)
@@ -224,11 +312,16 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 samples[name]["processor_ms"].append(1000 * (processor_s(server) - begun) / count)
                 _, took = await rate(name, port, 1, options.seconds / 2)
                 samples[name]["p50_ms"].append(1000 * statistics.median(took))
+                took = await first_texts(name, port, options.seconds / 4)
+                samples[name]["first_ms"].append(1000 * statistics.median(took))
         for name, rows in samples.items():
             results[name] = {key: round(statistics.median(values), 3) for key, values in rows.items()}
-        for name in ("recording", "sessions"):
-            results[name]["rate_of_direct"] = round(results[name]["rate"] / results["direct"]["rate"], 3)
-            results[name]["p50_more_ms"] = round(results[name]["p50_ms"] - results["direct"]["p50_ms"], 3)
+        direct = results["direct"]
+        for name in running.keys() - {"direct"}:
+            results[name]["rate_of_direct"] = round(results[name]["rate"] / direct["rate"], 3)
+            for figure in ("p50", "first"):
+                more = results[name][f"{figure}_ms"] - direct[f"{figure}_ms"]
+                results[name][f"{figure}_more_ms"] = round(more, 3)
         _, port, served = running["sessions"]
         begun_s = time.perf_counter()
         requests = await held(port, options.sessions, 3)
@@ -246,6 +339,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--sessions", type=int, default=1_000)
+    parser.add_argument("--litellm", metavar="PROGRAM", help="LiteLLM's, in an environment of its own")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--serve", choices=["endpoint", "sessions"])
     parser.add_argument("--folder", type=Path)
@@ -258,7 +352,10 @@ def main() -> None:
         options.rounds, options.seconds, options.sessions = 1, 0.5, 20
     with tempfile.TemporaryDirectory() as name:
         results = asyncio.run(measure(options, Path(name)))
-    report({"results": results, "environment": environment(["uvicorn", "h11", "httpx"])}, options.out)
+    report(
+        {"results": results, "environment": environment(["uvicorn", "h11", "httptools", "httpx"])},
+        options.out,
+    )
 
 
 if __name__ == "__main__":

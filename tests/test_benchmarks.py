@@ -66,6 +66,19 @@ def test_masking_benchmark_checks_before_it_measures(smoke: Smoke) -> None:
 
 
 @pytest.mark.slow
+def test_gateway_benchmark_checks_every_trajectory_and_compares_with_a_direct_connection(
+    smoke: Smoke,
+) -> None:
+    pytest.importorskip("uvicorn")
+    results = smoke("bench_gateway")["results"]
+    assert (results["held"]["sessions"], results["held"]["requests"], results["held"]["wrong"]) == (20, 60, 0)
+    assert {"direct", "recording", "sessions", "held"} == results.keys()
+    for name in ("recording", "sessions"):
+        assert 0 < results[name]["rate_of_direct"] < 1
+        assert results[name]["first_ms"] > 0
+
+
+@pytest.mark.slow
 def test_duplicates_benchmark_finds_what_it_planted(smoke: Smoke) -> None:
     pytest.importorskip("datasketch")
     found = smoke("bench_duplicates")["found"]

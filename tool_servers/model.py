@@ -78,6 +78,7 @@ class CompletionRequest(_Sampled):
     prompt: str | list[int]
     prompt_logprobs: int | None = Field(default=None, ge=0, le=0)
     """0 also returns the log-probability of each token of the prompt, as vLLM does; more candidates are not offered."""
+    response_format: dict[str, Any] | None = None
 
     def prompt_ids(self, model: TokenModel) -> list[int]:
         """What the model continues."""
@@ -137,6 +138,10 @@ class ModelServer:
     def _parse(self, _: Request, body: bytes) -> tuple[CompletionRequest, list[int]]:
         request = CompletionRequest.model_validate_json(body)
         self._check_name(request.model)
+        if (request.response_format or {}).get("type") not in (None, "text"):
+            raise RefusalError(
+                400, "request", "response_format: this engine does not constrain what it samples"
+            )
         try:
             return request, request.prompt_ids(self._model)
         except AfmError as error:

@@ -101,7 +101,7 @@ class EpisodeSettings(Settings):
     them."""
     harness: HarnessSettings | None = None
     """A program of your own is the agent: ``command``, ``reward``, ``credit``, ``timeout_s``, ``retries``,
-    ``concurrency``, ``max_output_bytes``, ``sandbox``. See docs/harness.md."""
+    ``concurrency``, ``max_output_bytes``, ``environment``, ``sandbox``. See docs/harness.md."""
     teacher: TeacherChoice | None = None
     """Distils from a teacher: the advantage of each token is the teacher's log-probability minus the student's, and
     rewards are only reported. Keys: ``model`` (folder or address), ``name``, ``clip``."""

@@ -132,7 +132,10 @@ class ChatBody(_OpenAIBody):
 
     def request(self) -> ModelRequest:
         """As :meth:`ApiBody.request`."""
-        check_format("response_format", (self.response_format or {}).get("type"))
+        wanted = self.response_format or {}
+        check_tool_choice(
+            self.tool_choice, [(tool.get("function") or {}).get("name") for tool in self.tools or ()]
+        )
         if self.top_logprobs:
             raise DataError(
                 f"top_logprobs: got {self.top_logprobs}, expected 0; only the sampled token's is known"
@@ -141,6 +144,7 @@ class ChatBody(_OpenAIBody):
             messages=[chat_message(message, number) for number, message in enumerate(self.messages)],
             tools=() if self.tool_choice == "none" else tuple(self.tools or ()),
             max_tokens=self.max_completion_tokens or self.max_tokens,
+            json_schema=json_schema("response_format", wanted, wanted.get("json_schema") or {}),
             **self.sampling(),
         )
 
@@ -286,17 +290,48 @@ def _usage_event(body: _OpenAIBody, about: Mapping[str, Any], reply: ModelReply)
     return [event({**about, "choices": [], "usage": usage(reply)})] if body.include_usage else []
 
 
-def check_format(name: str, kind: Any) -> None:
-    """Refuse a format that the engine would have to keep to.
+def json_schema(name: str, wanted: Mapping[str, Any], holder: Mapping[str, Any]) -> str | None:
+    """The JSON schema that a request's format asks for, as text; ``None`` for free text.
+
+    Args:
+        holder: Has ``schema``, where the type is ``json_schema``.
 
     Raises:
-        DataError: It is no free text.
+        DataError: It is another format, or has no schema.
     """
-    if kind not in (None, "text"):
-        raise DataError(
-            f"{name}: got {kind!r}, expected text; the engine does not constrain what it samples, so that what is "
-            "trained is what the model itself says. Ask for JSON in a message, or for a tool call"
-        )
+    match wanted.get("type"):
+        case None | "text":
+            return None
+        case "json_object":
+            return '{"type": "object"}'
+        case "json_schema" if isinstance(holder.get("schema"), dict):
+            return json.dumps(holder["schema"], ensure_ascii=False)
+        case kind:
+            raise DataError(f"{name}: got {kind!r}, expected text, json_object, or json_schema with a schema")
+
+
+def check_tool_choice(choice: Any, names: Sequence[Any]) -> None:
+    """Refuse a choice that no reply can fulfil. Others than ``none`` are ``auto``: the model may call or not.
+
+    Raises:
+        DataError: It is no choice, or of a tool that is not offered.
+    """
+    match choice:
+        case None | "none" | "auto":
+            return
+        case "required" if names:
+            return
+        case {"type": "function"} | {"type": "allowed_tools"}:
+            name = (choice.get("function") or choice).get("name")
+            if name is None or name in names:
+                return
+        case _:
+            pass
+    offered = ", ".join(map(str, names)) or "no tool"
+    raise DataError(
+        f"tool_choice: got {json.dumps(choice)}, expected none, auto, or required or a function of the "
+        f"request's tools ({offered})"
+    )
 
 
 def chat_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:

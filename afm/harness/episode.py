@@ -1,6 +1,7 @@
 """One episode of a harness: its program runs against a session of the gateway, and says what it found.
 
-A program gets the task on standard input, as one JSON object, and the same in a file. Its environment holds:
+A program gets the task on standard input, as one JSON object, and the same in a file. Its environment holds what
+:func:`afm.processes.program_environment` gives to programs of others, and:
 
 ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``
     The episode's own address, ``http://HOST:PORT/s/KEY/v1``, and its key.
@@ -42,6 +43,7 @@ from afm.harness.server import HarnessServer
 from afm.harness.sessions import Session
 from afm.harness.settings import HarnessSettings, Judge
 from afm.models.base import FinishReason
+from afm.processes import named_environment, program_environment
 from afm.rewards import Reward, Sample
 from afm.seeds import derive_seed
 from afm.trajectory import author_segments
@@ -155,7 +157,7 @@ class HarnessRunner:
     async def play(
         self, task: Task, messages: Sequence[Mapping[str, str]], open_session: OpenSession, seed: int
     ) -> HarnessEpisode:
-        """One episode: an attempt, and others where the program hung, crashed or asked nothing.
+        """One episode: an attempt, and others where the program hung, crashed or asked nothing, or a generation broke off.
 
         Args:
             messages: The agent's prompt, for programs that want it.
@@ -179,11 +181,11 @@ class HarnessRunner:
                 ends[NEVER_ASKED if silent else run.end] += 1
                 left_behind += run.left_behind
                 failure = "the program asked the model nothing" if silent else run.failure
+                if any(turn.finish is FinishReason.ABORTED for each in trajectories for turn in each.turns):
+                    failure = "the engine broke off a generation"
                 if not failure:
                     break
         verdict, fault = _own_verdict(run, session)
-        if any(turn.finish is FinishReason.ABORTED for each in trajectories for turn in each.turns):
-            fault = "the engine broke off a generation"
         return HarnessEpisode(
             trajectories,
             verdict,
@@ -212,18 +214,21 @@ class HarnessRunner:
         url, given = server.open(session), describe_task(task, messages, seed)
         try:
             if self._jail is not None:
-                inside = environment(session, url.replace(server.origin, ORIGIN, 1))
+                inside = named_environment(self.settings.environment, "harness") | environment(
+                    session, url.replace(server.origin, ORIGIN, 1)
+                )
                 return await self._jail.run_program(inside, given)
             with TemporaryDirectory(prefix="afm-harness-", ignore_cleanup_errors=True) as place:
                 folder = Path(place)
                 work, verdict, file = folder / "work", folder / "verdict.json", folder / "task.json"
                 work.mkdir()
                 file.write_bytes(given)
+                env = program_environment(self.settings.environment, "harness") | environment(session, url)
                 return await run_program(
                     self.settings.words,
                     episode=session.key,
                     folder=work,
-                    env=environment(session, url) | {"AFM_TASK": str(file), "AFM_VERDICT": str(verdict)},
+                    env=env | {"AFM_TASK": str(file), "AFM_VERDICT": str(verdict)},
                     stdin=given,
                     timeout_s=self.settings.timeout_s,
                     max_output_bytes=self.settings.max_output_bytes,

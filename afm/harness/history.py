@@ -131,15 +131,14 @@ class Place:
         context: New ids behind that, or all of them.
         messages: Of the chat, up to that turn.
         known: There is one, but the template cannot continue it.
+        digest: Of the whole chat.
     """
 
     parent: Turn | None
     context: tuple[int, ...]
     messages: int = 0
     known: bool = False
-
-
-OnText = Callable[[int, str], None]
+    digest: bytes = b""
 
 
 class History:
@@ -175,22 +174,28 @@ class History:
             raise RequestRefusedError(
                 400, "chat", "this session takes completions only: it has no chat template"
             )
-        parent, at = self._known(request)
+        chain = _chain(request.tools, request.messages)
+        parent, at = self._known(request.messages, chain)
         if parent is not None:
             ids = parent.generation.token_ids
             new = self._renderer.new_ids(
                 request.messages, request.tools, sampled=at - 1, last_id=ids[-1] if ids else None
             )
             if new is not None:
-                return Place(parent, tuple(new), at)
+                return Place(parent, tuple(new), at, digest=chain[-1])
         context = tuple(self._renderer.prompt_ids(request.messages, request.tools))
-        return Place(None, context, known=parent is not None)
+        return Place(None, context, known=parent is not None, digest=chain[-1])
 
-    def _known(self, request: ModelRequest) -> tuple[Turn | None, int]:
-        """The sampled turn that ends the longest known beginning of a chat, and the number of messages up to it."""
-        chain = _chain(request.tools, request.messages)
-        for at in range(len(request.messages), 0, -1):
-            message = request.messages[at - 1]
+    def _known(
+        self, messages: Sequence[Mapping[str, Any]], chain: Sequence[bytes]
+    ) -> tuple[Turn | None, int]:
+        """The sampled turn that ends the longest known beginning of a chat, and the number of messages up to it.
+
+        Args:
+            chain: The digest of each beginning.
+        """
+        for at in range(len(messages), 0, -1):
+            message = messages[at - 1]
             if message.get("role") == "assistant" and (turns := self._index.get(chain[at])):
                 calls = [call.get("id") for call in message.get("tool_calls") or ()]
                 same = [turn for turn in turns if [call.id for call in turn.choice.calls] == calls]
@@ -246,12 +251,11 @@ class History:
             turn.text = prompt if isinstance(prompt, str) else self._decode(list(prompt))
             self._texts.append(turn)
             return
-        before = _chain(request.tools, request.messages)[-1]
         # A client may put back the stop string that its reply lacked, as smolagents does.
         forms = {choice.text.strip()} if choice.calls else {choice.text.strip(), choice.raw_text.strip()}
         for text in forms:
             said = _canonical({**choice.message, "content": text})
-            self._index.setdefault(_digest(before, said), []).append(turn)
+            self._index.setdefault(_digest(place.digest, said), []).append(turn)
 
     def trajectories(self) -> list[Sampled]:
         """What was sampled so far. Each sampled token is trained in one trajectory, the first that holds it."""

@@ -90,7 +90,7 @@ async def run_program(
     Args:
         episode: Unique; marks the processes.
         folder: Its working folder.
-        env: Added to this process's own environment.
+        env: The whole of its environment; only the mark is added.
         verdict_file: Read when the program has ended.
 
     Raises:
@@ -141,7 +141,7 @@ def _start(
             stdout=out,
             stderr=err,
             cwd=folder,
-            env={**os.environ, **env},
+            env=dict(env),
             start_new_session=True,
         )
     except OSError as error:

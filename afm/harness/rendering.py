@@ -69,8 +69,7 @@ class ChatRenderer:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
         """Ids of :meth:`text`."""
-        ids: list[int] = self._tokenizer.backend.encode(self.text(messages, tools), add_special_tokens=False)
-        return ids
+        return self._tokenizer.encode_rendered(self.text(messages, tools))
 
     def new_ids(
         self,

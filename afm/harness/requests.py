@@ -33,6 +33,7 @@ class ModelRequest:
         prompt: Text or token ids.
         n: Replies.
         max_tokens: Of a reply; ``None``: as many as fit.
+        json_schema: A JSON schema as text, which the reply must keep to; ``None`` for free text.
     """
 
     messages: Sequence[Mapping[str, Any]] = ()
@@ -45,6 +46,7 @@ class ModelRequest:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    json_schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,15 @@ from typing import Any, Self
 from pydantic import Field, PrivateAttr, field_validator
 
 from afm.errors import DataError
-from afm.harness.chat_api import AnswerStream, Decode, SamplingBody, chat_message, check_format, event
+from afm.harness.chat_api import (
+    AnswerStream,
+    Decode,
+    SamplingBody,
+    chat_message,
+    check_tool_choice,
+    event,
+    json_schema,
+)
 from afm.harness.requests import ModelChoice, ModelReply, ModelRequest
 from afm.models.base import FinishReason
 from afm.trajectory.chat import chat_of_items
@@ -48,12 +56,14 @@ class ResponsesBody(SamplingBody):
 
     def request(self) -> ModelRequest:
         """As :meth:`~afm.harness.chat_api.ApiBody.request`."""
-        check_format("text.format", ((self.text or {}).get("format") or {}).get("type"))
+        check_tool_choice(self.tool_choice, [tool.get("name") for tool in self.tools or ()])
+        wanted = (self.text or {}).get("format") or {}
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return ModelRequest(
             messages=[*first, *self.messages],
             tools=() if self.tool_choice == "none" else tuple(map(_function, self.tools or ())),
             max_tokens=self.max_output_tokens,
+            json_schema=json_schema("text.format", wanted, wanted),
             **self.sampling(),
         )
 

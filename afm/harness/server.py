@@ -179,6 +179,8 @@ async def stream_answer(
     """Answer a request outside of :class:`HarnessApp` in server-sent events; a client that leaves ends its generation."""
     try:
         await _while_connected(receive, _streamed(session, request, events, send))
+    except _GoneError:
+        return
     except RequestRefusedError as error:
         await _answer(send, _error(error.code, str(error)), error.status)
     except EngineError as error:
@@ -197,9 +199,9 @@ async def _streamed(
         if piece is None:
             work.result()
         await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-        await _send_piece(send, events.begin())
+        begun = events.begin()
         while piece is not None:
-            written = events.text(*piece)
+            written, begun = begun + events.text(*piece), b""
             while not pieces.empty() and (piece := pieces.get_nowait()) is not None:
                 written += events.text(*piece)
             await _send_piece(send, written)
@@ -359,15 +361,26 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _while_connected(receive: Receive, work: Any) -> None:
-    """Do the work, unless the client leaves."""
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(receive())
-    try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-    finally:
-        watcher.cancel()
-        if not task.done():
+    """Do the work, unless the client leaves: then it is cancelled.
+
+    Raises:
+        _GoneError: The client has left.
+    """
+    task, watcher = asyncio.current_task(), asyncio.ensure_future(receive())
+    working = True
+    assert task is not None, "a request is served in a task"
+
+    def leave(event: asyncio.Future[Any]) -> None:
+        if working and not event.cancelled():
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+
+    watcher.add_done_callback(leave)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if watcher.done() and not task.uncancel():
+            raise _GoneError from None
+        raise
+    finally:
+        working = False
+        watcher.cancel()

@@ -25,7 +25,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from afm.errors import DataError, EngineError
+from afm.errors import DataError, EngineError, RefusedError
 from afm.harness.history import History, Sampled
 from afm.harness.rendering import ChatRenderer
 from afm.harness.requests import ModelChoice, ModelReply, ModelRequest, ReplyCall, RequestRefusedError
@@ -74,7 +74,6 @@ class Session:
         calls: Requests that were taken.
         refused: Requests that were not, by code.
         cancelled: Requests whose program left.
-        error: The last failure of the engine, for the owner; the program gets status 502.
         reward: What the program itself reported (``POST .../reward``).
         ended: No further request is answered.
     """
@@ -98,7 +97,8 @@ class Session:
         self._running: set[asyncio.Task[Generation]] = set()
         self.calls = self.cancelled = 0
         self.refused: Counter[str] = Counter()
-        self.error: EngineError | None = None
+        self._unanswered: dict[tuple[tuple[int, ...], int], list[_Ticket]] = {}
+        """Requests that got no answer, by prompt and ``n``: each that comes again is the same one."""
         self.reward: float | None = None
         self.ended = False
 
@@ -121,12 +121,18 @@ class Session:
         except DataError as error:
             self.refused["request"] += 1
             raise RequestRefusedError(400, "request", error.message) from None
-        except EngineError as error:
-            self.error = error
-            raise
+        except RefusedError as error:
+            self.refused["engine"] += 1
+            raise RequestRefusedError(400, "engine", str(error)) from error
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+
+    @property
+    def error(self) -> EngineError | None:
+        """A failure of the engine behind a request that was not answered later; the program got status 502."""
+        tickets = (ticket for waiting in self._unanswered.values() for ticket in waiting)
+        return next((ticket.error for ticket in tickets if ticket.error is not None), None)
 
     def trajectories(self) -> list[Sampled]:
         """What was sampled so far. Each sampled token is trained in one trajectory, the first that holds it."""
@@ -148,9 +154,11 @@ class Session:
         before = [] if place.parent is None else place.parent.ids()
         prompt = (*before, *place.context)
         params = self._params(request, len(prompt))
-        call, self.calls = self.calls, self.calls + 1
+        same = (prompt, request.n)
+        waiting = self._unanswered.get(same) if self._unanswered else None
+        ticket = waiting.pop() if waiting else self._next_ticket(request)
         feeds = [_Feed(self.model.decode, request, number, on_text) for number in range(request.n)]
-        seeded = [replace(params, seed=self._next_seed(request, number)) for number in range(request.n)]
+        seeded = [replace(params, seed=seed) for seed in ticket.seeds]
         work = [self._generate(prompt, *each) for each in zip(seeded, feeds, strict=True)]
         try:
             async with asyncio.timeout(self._seconds_left()) as timer:
@@ -159,21 +167,22 @@ class Session:
             if timer.expired():
                 raise self._over() from None
             raise
+        except (EngineError, asyncio.CancelledError) as error:
+            failure = error if isinstance(error, EngineError) else ticket.error
+            self._unanswered.setdefault(same, []).append(replace(ticket, error=failure))
+            raise
         if self.ended:
             raise self._over()
         choices = []
         for number, generation in enumerate(generations):
-            choices.append(self._choice(request, generation, call, number))
+            choices.append(self._choice(request, generation, ticket.call, number))
             feeds[number].finish(choices[-1].text)
-            self._history.add(request, place, choices[-1], call)
-        return ModelReply(call, self.model.name, prompt, tuple(choices))
+            self._history.add(request, place, choices[-1], ticket.call)
+        return ModelReply(ticket.call, self.model.name, prompt, tuple(choices))
 
     def _check_open(self) -> None:
         if self.ended or ((left := self._seconds_left()) is not None and left <= 0):
             raise self._over()
-        if self._limits.max_calls is not None and self.calls >= self._limits.max_calls:
-            message = f"the session has answered {self.calls} requests, which is its limit"
-            raise RequestRefusedError(400, "max_calls", message)
 
     def _over(self) -> RequestRefusedError:
         self.ended = True
@@ -189,6 +198,11 @@ class Session:
         if room < 1:
             message = f"the prompt has {prompt_tokens} tokens; a sequence may have {most}, prompt and response together"
             raise RequestRefusedError(400, "context_length_exceeded", message)
+        if request.json_schema is not None and not self.model.constrains:
+            raise DataError(
+                f"the request asks for JSON of a schema, and {self.model.name} does not constrain what it samples: in "
+                "training, that would not be what the model itself says. Ask for JSON in a message, or for a tool call"
+            )
         own = self._sampling
         limits = [room, *(value for value in (request.max_tokens, own and own.max_new_tokens) if value)]
         source = own or request
@@ -198,13 +212,20 @@ class Session:
             top_p=source.top_p,
             top_k=source.top_k,
             stop=request.stop,
+            json_schema=request.json_schema,
         )
 
-    def _next_seed(self, request: ModelRequest, number: int) -> int | None:
-        index, self._generations = self._generations, self._generations + 1
+    def _next_ticket(self, request: ModelRequest) -> _Ticket:
+        if self._limits.max_calls is not None and self.calls >= self._limits.max_calls:
+            message = f"the session has answered {self.calls} requests, which is its limit"
+            raise RequestRefusedError(400, "max_calls", message)
+        call, self.calls = self.calls, self.calls + 1
+        first, self._generations = self._generations, self._generations + request.n
         if self._seed is not None:
-            return generation_seed(self._seed, index)
-        return None if request.seed is None else request.seed + number
+            own = self._seed
+            return _Ticket(call, tuple(generation_seed(own, first + number) for number in range(request.n)))
+        seed = request.seed
+        return _Ticket(call, tuple(None if seed is None else seed + number for number in range(request.n)))
 
     async def _generate(self, prompt: Sequence[int], params: SamplingParams, feed: _Feed) -> Generation:
         """One generation. It is a task of its own: one that cannot be cancelled is waited for at the session's end."""
@@ -223,17 +244,29 @@ class Session:
                 raise self._over() from None
             raise
 
-    def _shown(self, request: ModelRequest, generation: Generation) -> tuple[str, tuple[TextCall, ...]]:
-        text = until_stop(self.model.decode(generation.token_ids), request.stop)
-        return split_calls(text) if request.tools else (text, ())
-
     def _choice(self, request: ModelRequest, generation: Generation, call: int, number: int) -> ModelChoice:
-        text, found = self._shown(request, generation)
+        raw, found = self.model.decode(generation.token_ids), tuple[TextCall, ...]()
+        text = until_stop(raw, request.stop)
+        if request.tools:
+            text, found = split_calls(text)
         calls = tuple(
             ReplyCall(f"c{derive_seed(self.key, call, number, place):08x}", made.name, made.arguments)
             for place, made in enumerate(found)
         )
-        return ModelChoice(text, self.model.decode(generation.token_ids), calls, generation)
+        return ModelChoice(text, raw, calls, generation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """A request's number in its session, and the seeds of its generations. It keeps both when it is sent again.
+
+    Attributes:
+        error: Why the engine has not answered it.
+    """
+
+    call: int
+    seeds: tuple[int | None, ...]
+    error: EngineError | None = None
 
 
 class _Feed:
@@ -266,6 +299,8 @@ class _Feed:
 
 async def _all(work: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
     """The results of all, none of which continues alone when another fails."""
+    if len(work) == 1:
+        return [await work[0]]
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

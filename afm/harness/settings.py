@@ -12,8 +12,10 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from afm.configuration import Settings
+from afm.errors import ConfigError
 from afm.findings import Finding, Level
 from afm.harness.credit import Credit
+from afm.processes import named_environment
 from afm.sandbox import SandboxSettings
 
 _PYTHON = ("python", "python3")
@@ -49,6 +51,10 @@ class HarnessSettings(Settings):
     """Programs at the same time in each process that runs episodes."""
     max_output_bytes: int = Field(default=1 << 20, gt=0, le=1 << 30)
     """Bytes of standard output or error after which a program is killed."""
+    environment: tuple[str, ...] = ()
+    """Names of environment variables that the program gets in addition to the usual ones, such as ``PATH``, ``HOME``
+    and ``LANG``; in the sandbox these alone. Other variables, with the keys of ``afm``'s own services, are not passed
+    on."""
     sandbox: bool | SandboxSettings = False
     """``true`` runs the program in a bubblewrap jail that reaches the gateway and nothing else. A mapping has the
     sandbox's own keys, for example ``{python: /opt/python/bin/python3, binds: [/opt/data]}``."""
@@ -89,6 +95,10 @@ def program_finding(settings: HarnessSettings) -> Finding:
     if missing:
         text = f"harness.command: {missing[0]} does not exist; give a path from the YAML's folder, or an absolute one"
         return Finding(Level.ERROR, "harness", text)
+    try:
+        named_environment(settings.environment, "harness")
+    except ConfigError as error:
+        return Finding(Level.ERROR, "harness", f"harness.environment: {error}")
     where = "in the sandbox" if settings.sandbox else "as a process of this user"
     return Finding(Level.OK, "harness", f"{' '.join(settings.words)}, {where}")
 

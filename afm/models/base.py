@@ -44,6 +44,7 @@ class SamplingParams:
         top_k: Number of candidates; 0 switches it off.
         stop: Strings that end the generation once completed; they stay in the output.
         seed: Makes this generation reproducible, whatever else is in the batch.
+        json_schema: A JSON schema as text, which the generation must keep to; for models that constrain alone.
     """
 
     max_new_tokens: int
@@ -52,6 +53,7 @@ class SamplingParams:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    json_schema: str | None = None
 
     def check(self) -> None:
         """Refuse values that mean nothing.
@@ -133,6 +135,8 @@ class TokenModel(ABC):
     """Whether cancelling :meth:`generate` ends the generation; otherwise a limit on time waits for it."""
     token_exact = True
     """Whether ids are those that the model reads and samples; otherwise they only stand for its text."""
+    constrains = False
+    """Whether it keeps to ``json_schema`` of :class:`SamplingParams`."""
     folder: Path | None = None
     """Folder of the model, or of a served one's tokenizer, with the records of its training."""
 

@@ -46,6 +46,9 @@ class OpenAIModel(TokenModel):
         endpoint: How the servers are asked; paces do not apply.
     """
 
+    constrains = True
+    """By the server: vLLM and SGLang do, `afm serve model` refuses."""
+
     def __init__(
         self,
         url: str,
@@ -249,6 +252,10 @@ def _request(name: str, prompt_ids: Sequence[int], params: SamplingParams) -> di
     }
     if params.seed is not None:
         body["seed"] = params.seed
+    if params.json_schema is not None:
+        schema = {"name": "reply", "schema": json.loads(params.json_schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        body["json_schema"] = params.json_schema  # SGLang's word for it
     return body
 
 

@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError, model_validator
 from afm.configuration import Settings, validated, without_password
 from afm.endpoints.connections import bearer
 from afm.errors import ConfigError, MissingExtraError
+from afm.processes import program_environment
 from afm.tools.base import ToolContext, ToolResult
 
 _START_S = 60.0
@@ -214,10 +215,7 @@ async def _client(server: McpServer, stack: AsyncExitStack) -> Any:
     from afm.tools.mcp_transport import bounded_client, program
 
     if server.url is None:
-        missing = [name for name in server.environment if name not in os.environ]
-        if missing:
-            raise ConfigError(f"environment variables of the MCP server are not set: {', '.join(missing)}")
-        environment = {name: os.environ[name] for name in server.environment}
+        environment = program_environment(server.environment, "the MCP server")
         return Client(program(server.command, environment, server.max_bytes))
     headers = {}
     if server.token_variable is not None:

@@ -36,17 +36,17 @@ async def program(
 ) -> AsyncIterator[_Streams]:
     """Start a server's program and speak with it, one line of JSON a message; its error output is this process's.
 
+    ``environment`` is the whole of its environment.
+
     The connection ends when the program does, or when it writes a line of more than ``max_bytes``. Leaving closes the
     program's input, waits a moment for it to exit and then kills it with all it has started.
 
     Raises:
         OSError: The program cannot be started.
     """
-    from mcp.client.stdio import get_default_environment
-
     process = await anyio.open_process(
         command,
-        env=get_default_environment() | environment,
+        env=environment,
         stderr=sys.stderr,
         start_new_session=True,
     )

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recording_model import RecordingModel, wrong_tokens
 
+from afm.errors import EngineError, RefusedError
 from afm.harness import Branch, ChatRenderer, ModelRequest, RequestRefusedError, Session, SessionLimits
 from afm.models.tokenizer import ChatTokenizer
 
@@ -305,3 +306,67 @@ async def test_a_session_that_ends_keeps_what_had_ended_and_waits_for_what_canno
             await running
         assert [turn.call for turn in trajectory.turns] == [0]
         assert (model.cancelled, len(model.sampled)) == ((1, 1) if cancellable else (0, 2))
+
+
+async def test_a_request_that_is_sent_again_after_a_failure_is_the_same_request(recording, opened) -> None:
+    """It keeps its number and its seed, so that an engine that came back samples what it would have sampled."""
+    undisturbed, model = recording("One.", "Two."), recording("One.", "Two.")
+    session = opened(undisturbed, seed=7)
+    await chat(session, [*await chat(session, [user("First?")]), user("Second?")])
+
+    session = opened(model, seed=7, limits=SessionLimits(max_calls=2))
+    history = await chat(session, [user("First?")])
+    again = [*history, user("Second?")]
+    model.failures += [EngineError("gone"), EngineError("still gone")]
+    for told in ("gone", "still gone"):
+        with pytest.raises(EngineError, match=told):
+            await chat(session, again)
+        assert told in str(session.error)
+    model.hold.clear()
+    left = asyncio.create_task(chat(session, again))
+    await model.waiting.wait()
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    assert "still gone" in str(session.error)
+    model.hold.set()
+    model.texts.append("Two.")
+    await chat(session, again)
+
+    assert session.error is None
+    [trajectory] = session.trajectories()
+    assert [turn.call for turn in trajectory.turns] == [0, 1]
+    seeds = [params.seed for params in undisturbed.params]
+    assert [params.seed for params in model.params] == [seeds[0], *[seeds[1]] * 4]
+    assert wrong_tokens(session, model) == 0
+
+
+async def test_the_same_request_twice_at_once_is_two_requests(recording, opened) -> None:
+    model = recording("One.", "Two.")
+    session = opened(model, seed=7)
+    model.failures += [EngineError("gone"), EngineError("gone")]
+    for _ in range(2):
+        await asyncio.gather(*(chat(session, [user("?")]) for _ in range(2)), return_exceptions=True)
+    first, second, *again = [params.seed for params in model.params]
+    assert first != second
+    assert {first, second} == set(again)
+    assert (session.error, session.calls, reasons(session)) == (None, 2, [Branch.FIRST, Branch.FORK])
+
+
+async def test_json_of_a_schema_is_for_models_that_constrain(recording, opened) -> None:
+    model = recording("{}")
+    wish = ModelRequest(messages=[user("?")], json_schema='{"type": "object"}')
+    with pytest.raises(RequestRefusedError, match="tiny does not constrain what it samples"):
+        await opened(model).ask(wish)
+    model.constrains = True
+    await opened(model).ask(wish)
+    assert [params.json_schema for params in model.params] == ['{"type": "object"}']
+
+
+async def test_what_an_engine_refuses_is_not_asked_again(recording, opened) -> None:
+    model = recording()
+    session = opened(model)
+    model.failures.append(RefusedError("no such format"))
+    with pytest.raises(RequestRefusedError, match="no such format") as refusal:
+        await chat(session, [user("?")])
+    assert (refusal.value.status, refusal.value.code) == (400, "engine")
+    assert isinstance(session.error, RefusedError)

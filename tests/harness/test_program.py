@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from afm.datasets import Task
 from afm.errors import ConfigError
+from afm.harness.episode import HarnessRunner
 from afm.harness.program import ProgramEnd, ProgramRun, _marked, run_program
+from afm.harness.sessions import Session
+from afm.harness.settings import HarnessSettings, program_finding
+from afm.models.base import FinishReason, Generation, SamplingParams, ScriptedModel
 
 WELL = """
 import json, os, sys
@@ -21,6 +30,13 @@ print("thinking", file=sys.stderr)
 print(task["question"], os.environ["OPENAI_BASE_URL"])
 open(os.environ["AFM_VERDICT"], "w").write('{"score": 0.5}')
 """
+ASKS = """
+import json, os, urllib.request
+def ask(text):
+    body = json.dumps({"prompt": text}).encode()
+    urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/completions", body))
+"""
+TASK = Task(id="q", question="12+13?", data_source="mini_math", ground_truth="25")
 FORKS = """
 import os, time
 for leaves in (False, True):
@@ -51,6 +67,70 @@ async def test_a_program_reads_its_task_and_leaves_answer_and_verdict(tmp_path: 
     assert (ended.end, ended.status, ended.left_behind) == (ProgramEnd.DONE, 0, 0)
     assert ended.stdout == "12+13? http://127.0.0.1:1/v1\n"
     assert (ended.stderr, ended.verdict, ended.failure) == ("thinking\n", '{"score": 0.5}', "")
+
+
+async def test_a_program_gets_the_usual_environment_and_what_the_recipe_names_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_ORG_ID", "HF_TOKEN", "WANDB_API_KEY", "SEARCH_KEY"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "agent.py").write_text(
+        f"{ASKS}ask('x')\n"
+        "print(json.dumps({name: value for name, value in os.environ.items() if name != 'LC_CTYPE'}))\n"
+    )
+    settings = HarnessSettings(
+        command=("python", str(tmp_path / "agent.py")), retries=0, environment=("SEARCH_KEY",)
+    )
+    runner = HarnessRunner(settings)
+    try:
+        played = await runner.play(
+            TASK, [], lambda key, seed: Session(key, ScriptedModel(lambda text: "a"), None), 1
+        )
+        assert played.answer is not None, played.failure
+        seen = json.loads(played.answer)
+        assert [name for name, value in seen.items() if value == "secret"] == ["SEARCH_KEY"]
+        assert (seen["PATH"], seen["OMP_NUM_THREADS"]) == (os.environ["PATH"], "1")
+        own = {"OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"}
+        assert own | {"AFM_MODEL", "AFM_TASK", "AFM_VERDICT", "AFM_EPISODE"} <= seen.keys()
+
+        monkeypatch.delenv("SEARCH_KEY")
+        assert "harness.environment: environment variables of harness are not set: SEARCH_KEY" in str(
+            program_finding(settings)
+        )
+        with pytest.raises(ConfigError, match="not set: SEARCH_KEY"):
+            await runner.play(
+                TASK, [], lambda key, seed: Session(key, ScriptedModel(lambda text: "a"), None), 1
+            )
+    finally:
+        await runner.close()
+
+
+class _Aborting(ScriptedModel):
+    """Breaks its first generation off, as an engine that is put to sleep does."""
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        generation = await super().generate(prompt_ids, params)
+        first = len(self.params) == 1
+        return replace(generation, finish=FinishReason.ABORTED) if first else generation
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_an_episode_with_a_generation_that_broke_off_is_tried_again(
+    tmp_path: Path, retries: int
+) -> None:
+    (tmp_path / "agent.py").write_text(ASKS + "ask('x')\nprint(25)\n")
+    runner = HarnessRunner(
+        HarnessSettings(command=("python", "-S", str(tmp_path / "agent.py")), retries=retries)
+    )
+    model = _Aborting(lambda text: "a")
+    try:
+        played = await runner.play(TASK, [], lambda key, seed: Session(key, model, None, seed=seed), 1)
+    finally:
+        await runner.close()
+    assert played.failure == ("" if retries else "the engine broke off a generation")
+    assert dict(played.ends) == {"done": 1 + retries}
+    assert len({params.seed for params in model.params}) == 1 + retries
 
 
 async def test_a_crash_and_a_flood_are_no_episodes(tmp_path: Path) -> None:

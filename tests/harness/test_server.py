@@ -216,6 +216,24 @@ async def test_anthropics_messages_give_one_trajectory(server, opened, recording
             400,
             "does not constrain",
         ),
+        (
+            "chat/completions",
+            {"messages": USER, "response_format": {"type": "json_schema"}},
+            400,
+            "response_format: got 'json_schema', expected text, json_object, or json_schema with a schema",
+        ),
+        ("responses", {"input": "x", "text": {"format": {"type": "xml"}}}, 400, "text.format: got 'xml'"),
+        ("chat/completions", {"messages": USER, "tool_choice": "required"}, 400, "tools (no tool)"),
+        (
+            "chat/completions",
+            {
+                "messages": USER,
+                "tools": [SEARCH],
+                "tool_choice": {"type": "function", "function": {"name": "x"}},
+            },
+            400,
+            "a function of the request's tools (search)",
+        ),
         ("chat/completions", {"messages": USER, "top_logprobs": 3, "logprobs": True}, 400, "expected 0"),
         (
             "chat/completions",
@@ -243,6 +261,29 @@ async def test_what_cannot_be_answered_is_refused_with_a_reason(
             answer = await client.post(f"{url}/{path}", json=body | {"stream": stream})
             assert answer.status_code == status
             assert words in answer.json()["error"]["message"]
+
+
+async def test_a_schema_reaches_a_model_that_constrains_and_a_required_call_is_left_to_the_model(
+    connect, recording
+) -> None:
+    """As smolagents sends it: a model that does not call is answered as it spoke."""
+    model = recording('{"a": 1}', '{"a": 2}', "No call.")
+    model.constrains = True
+    _, client = connect(model)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    named = {"name": "reply", "schema": schema}
+    await client.chat.completions.create(
+        model="tiny", messages=USER, response_format={"type": "json_schema", "json_schema": named}
+    )
+    await client.responses.create(
+        model="tiny", input="x", text={"format": {"type": "json_schema", **named, "strict": True}}
+    )
+    answer = await client.chat.completions.create(
+        model="tiny", messages=USER, tools=[SEARCH], tool_choice="required"
+    )
+    assert answer.choices[0].message.content == "No call."
+    got = [params.json_schema for params in model.params]
+    assert [text and json.loads(text) for text in got] == [schema, schema, None]
 
 
 async def test_a_client_that_leaves_ends_its_generation_and_the_session_continues(connect, recording) -> None:

@@ -161,6 +161,17 @@ async def test_a_busy_server_is_asked_again(model, server):
     assert len(server.requests) == 3
 
 
+async def test_a_schema_is_passed_on_in_the_words_of_both_servers(model, server):
+    schema = '{"type": "object"}'
+    for wanted in (None, schema):
+        await model.generate([5], SamplingParams(1, json_schema=wanted))
+    free, bound = server.requests
+    assert not {"response_format", "json_schema"} & free.keys()
+    named = {"name": "reply", "schema": {"type": "object"}}
+    assert bound["response_format"] == {"type": "json_schema", "json_schema": named}
+    assert bound["json_schema"] == schema
+
+
 def choice(**parts):
     return JSONResponse({"choices": [{"finish_reason": "length", **parts}]})
 

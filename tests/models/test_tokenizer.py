@@ -23,6 +23,16 @@ def test_end_tokens_are_rendered_as_nothing_and_others_as_themselves(tokenizer):
     assert tokenizer.end_id == 2
 
 
+def test_a_rendered_chat_has_the_ids_of_the_tokenizer_whatever_its_file_cuts_off(tiny_dir):
+    tokenizer = ChatTokenizer.load(tiny_dir)
+    text = "<|im_start|>user\nZo\u00eb kauft \u5317\u4eac \U0001f642 12.5  x\ty <|im_end|>\n" * 9
+    expected = tokenizer.backend.encode(text, add_special_tokens=False)
+    backend = tokenizer.backend.backend_tokenizer
+    backend.enable_truncation(max_length=5)
+    backend.enable_padding(length=1000)
+    assert tokenizer.encode_rendered(text) == expected
+
+
 def test_the_generation_config_may_name_more_end_tokens(tiny_dir, tmp_path):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
     assert generation_end_ids(tmp_path) == {0, 2}

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
+from afm.errors import EngineError
 from afm.harness import Session
 from afm.models import FinishReason, Generation, SamplingParams, TokenModel
 from afm.models.tokenizer import ChatTokenizer
@@ -23,6 +24,8 @@ class RecordingModel(TokenModel):
         self.hold.set()
         self.waiting = asyncio.Event()
         self.begun = self.cancelled = 0
+        self.failures: list[EngineError] = []
+        """Raised in turn, each in place of a generation."""
         self._random = random.Random(seed)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
@@ -33,6 +36,8 @@ class RecordingModel(TokenModel):
     ) -> Generation:
         params.check()
         self.params.append(params)
+        if self.failures:
+            raise self.failures.pop(0)
         ids, finish = self._next(params)
         self.begun += 1
         try:

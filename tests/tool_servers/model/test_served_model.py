@@ -152,6 +152,8 @@ def test_requests_are_answered_as_vllm_answers_them(folder: Path) -> None:
             assert answer(model="other").status_code == 404
             wrong = answer(max_tokens=0)
             assert (wrong.status_code, "max_tokens" in wrong.json()["error"]["message"]) == (400, True)
+            constrained = answer(response_format={"type": "json_object"})
+            assert (constrained.status_code, "does not constrain" in constrained.text) == (400, True)
             assert (answer(prompt=[5] * 5000).status_code, client.get("/health").status_code) == (400, 200)
         assert httpx.post(f"{server.url}/v1/completions", json=ask).status_code == 401
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
