@@ -250,9 +250,11 @@ def _engine(settings: RlSettings, config: Any, report: Report) -> None:
 def _validated(config: Any, *, with_critic: bool) -> bool:
     from contextlib import redirect_stdout
     from io import StringIO
+    from warnings import catch_warnings, simplefilter
 
     try:
-        with redirect_stdout(StringIO()):
+        with redirect_stdout(StringIO()), catch_warnings():
+            simplefilter("ignore")  # verl remarks that grpo has no critic
             from omegaconf import OmegaConf
             from verl.trainer.ppo.utils import need_critic, need_reference_policy
             from verl.utils.config import validate_config
