@@ -18,6 +18,12 @@ PORT=${PORT:-6379}
 fail() { echo "error: $1" >&2; exit "${2:-1}"; }
 answers() { timeout 5 bash -c "exec 3<>/dev/tcp/${1%:*}/${1##*:}" 2>/dev/null; }
 is_address() { [[ $1 =~ ^[^:/]+:[0-9]+$ ]] || fail "$2=$1: expected HOST:PORT, for example $2=10.0.0.1:6379" 2; }
+has_token() { [[ -s $RAY_AUTH_TOKEN_PATH ]] || fail "$RAY_AUTH_TOKEN_PATH is missing: copy the token file of the head"; }
+# Whether what `ray status` printed is a rejected token, which `ray start` would try for minutes.
+refused() {
+    [[ $1 != *AuthenticationError* ]] ||
+        fail "the cluster at $HEAD rejected the token in $RAY_AUTH_TOKEN_PATH; copy the token file of its head there"
+}
 is_ours() { python -c 'import socket, sys; socket.socket().bind((sys.argv[1], 0))' "$1" 2>/dev/null; }
 
 command=${1:-}
@@ -43,20 +49,27 @@ head)
 node)
     [[ -n ${HEAD:-} ]] || fail "HEAD: set it to the address of the head, for example HEAD=10.0.0.1:6379"
     is_address "$HEAD" HEAD
-    [[ -s $RAY_AUTH_TOKEN_PATH ]] || fail "$RAY_AUTH_TOKEN_PATH is missing: copy the token file of the head"
+    has_token
     answers "$HEAD" || fail "HEAD=$HEAD: nothing answers there within 5 s; start the head first, and open its port to this node"
+    refused "$(ray status --address "$HEAD" 2>&1 || true)"
     exec ray start --address "$HEAD" --block ${NODE_IP:+--node-ip-address "$NODE_IP"} "${@:2}"
     ;;
 status)
     HEAD=${HEAD:-127.0.0.1:$PORT}
     is_address "$HEAD" HEAD
     answers "$HEAD" || fail "no cluster answers at $HEAD; start one: NODE_IP=10.0.0.1 train/ray_cluster.sh head"
-    exec ray status --address "$HEAD"
+    has_token
+    text=$(ray status --address "$HEAD" 2>&1) && echo "$text" && exit 0
+    refused "$text"
+    fail "ray status failed: $(tail -n 1 <<<"$text")"
     ;;
 wait)
     [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || fail "wait ${2:-}: how many nodes to wait for? For example: train/ray_cluster.sh wait 8" 2
+    HEAD=${HEAD:-127.0.0.1:$PORT}
     for ((joined = 0; SECONDS <= ${WAIT_S:-600}; )); do
-        joined=$(ray status --address "${HEAD:-127.0.0.1:$PORT}" 2>/dev/null | grep -c '^ 1 node_' || true)
+        text=$(ray status --address "$HEAD" 2>&1 || true)
+        refused "$text"
+        joined=$(grep -c '^ 1 node_' <<<"$text" || true)
         ((joined < $2)) || { echo "$joined of $2 nodes have joined" && exit 0; }
         sleep 5
     done

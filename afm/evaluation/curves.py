@@ -268,11 +268,11 @@ def score_curves(stages: Sequence[StageResult]) -> Iterator[Curve]:
 
 def _budgets(stages: Sequence[StageResult]) -> tuple[Series, ...]:
     """What each stage solves within a budget, all over the same budgets: 0 below its cheapest, the same above its dearest."""
-    known = [(stage.name, stage.scan) for stage in stages if stage.scan and len(stage.scan.tokens) > 1]
-    if not known:
+    known = [(stage.name, stage.scan) for stage in stages if stage.scan and stage.scan.tokens]
+    budgets = [tokens for _, scan in known for tokens in scan.tokens]
+    low, high = min(budgets, default=0.0), max(budgets, default=0.0)
+    if low == high:
         return ()
-    low = min(scan.tokens[0] for _, scan in known)
-    high = max(scan.tokens[-1] for _, scan in known)
     low, high = max(0.0, low - 0.05 * (high - low)), high + 0.05 * (high - low)
     return tuple(
         Series(name, (low, *scan.tokens, high), (0.0, *scan.solved, scan.solved[-1])) for name, scan in known

@@ -89,11 +89,11 @@ def test_a_training_of_several_agents_has_a_curve_for_each(tmp_path) -> None:
 
 def test_stages_are_compared_over_the_same_budgets(record) -> None:
     metrics = summarise([record("a", 1.0)])
-    scans = Scan((), (40.0, 60.0), (0.1, 0.5)), Scan((), (60.0, 80.0), (0.25, 0.75))
+    scans = Scan((), (40.0, 60.0), (0.1, 0.5)), Scan((), (80.0,), (0.75,))
     stages = [StageResult(name, metrics, scan=scan) for name, scan in zip("ab", scans, strict=True)]
     curve = next(curve for curve in score_curves(stages) if curve.title == "Solved within a budget")
     assert curve.stepped
     assert curve.series == (
         Series("a", (38.0, 40.0, 60.0, 82.0), (0.0, 0.1, 0.5, 0.5)),
-        Series("b", (38.0, 60.0, 80.0, 82.0), (0.0, 0.25, 0.75, 0.75)),
+        Series("b", (38.0, 80.0, 82.0), (0.0, 0.75, 0.75)),
     )

@@ -236,3 +236,24 @@ def test_the_cluster_script_names_a_port_in_use_and_a_head_that_is_not_there(tmp
     token.write_text("0" * 64)
     node = run_script(CLUSTER, programs, "node", HEAD=f"127.0.0.1:{port}", RAY_AUTH_TOKEN_PATH=str(token))
     assert node.stderr.startswith(f"error: HEAD=127.0.0.1:{port}: nothing answers there")
+
+
+@pytest.mark.parametrize("words", [["node"], ["status"], ["wait", "2"]])
+def test_the_cluster_script_says_in_one_line_that_the_token_is_wrong(
+    tmp_path: Path, words: list[str]
+) -> None:
+    token, ray = tmp_path / "token", tmp_path / "ray"
+    token.write_text("0" * 64)
+    # What Ray 2.60 prints, shortened. Its `start` repeats a warning for minutes.
+    ray.write_text(
+        "#!/bin/sh\n[ $1 = status ] || exit 3\necho 'Traceback (most recent call last):' >&2\n"
+        "echo 'ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing' >&2\nexit 1\n"
+    )
+    ray.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        result = run_script(CLUSTER, tmp_path, *words, HEAD=address, RAY_AUTH_TOKEN_PATH=str(token))
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"error: the cluster at {address} rejected the token in {token}; copy the token file of its head there\n"
+    )
