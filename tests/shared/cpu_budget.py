@@ -41,13 +41,18 @@ def excesses(
     return lines
 
 
-def heaviest_files(costs: dict[str, float], count: int = 10) -> list[str]:
-    """The files that cost most, a line each."""
-    files: dict[str, float] = defaultdict(float)
+def longest_files(costs: dict[str, float], seconds: dict[str, float], count: int = 20) -> list[str]:
+    """The files that took longest, a line each: seconds by the clock, and of the processor.
+
+    Where the first is far above the second, its tests wait.
+    """
+    files: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for test, cost in costs.items():
-        files[test.partition("::")[0]] += cost
-    ranking = sorted(files.items(), key=lambda entry: -entry[1])
-    return [f"{cost:7.1f} {name}" for name, cost in ranking[:count]]
+        file = files[test.partition("::")[0]]
+        file[0] += seconds[test]
+        file[1] += cost
+    ranking = sorted(files.items(), key=lambda entry: -entry[1][0])
+    return [f"{wall:7.1f} s, {cpu:6.1f} of CPU  {name}" for name, (wall, cpu) in ranking[:count]]
 
 
 class CpuBudget:
@@ -58,6 +63,7 @@ class CpuBudget:
         self._limits, self._total_limit = limits, total_limit
         self._mark = 0.0
         self._costs: dict[str, float] = defaultdict(float)
+        self._seconds: dict[str, float] = defaultdict(float)
         self._slow: set[str] = set()
 
     def pytest_runtest_logstart(self) -> None:
@@ -76,6 +82,7 @@ class CpuBudget:
         if "proof" in report.keywords:
             return
         self._costs[report.nodeid] += sum(cost for name, cost in report.user_properties if name == PROPERTY)
+        self._seconds[report.nodeid] += report.duration
         if "slow" in report.keywords:
             self._slow.add(report.nodeid)
 
@@ -87,7 +94,7 @@ class CpuBudget:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         total = sum(self._costs.values())
         terminalreporter.section(f"CPU time of the tests: {total:.0f} of {self._total_limit:.0f} s")
-        for line in heaviest_files(self._costs) + self._excesses():
+        for line in longest_files(self._costs, self._seconds) + self._excesses():
             terminalreporter.write_line(line)
 
     def _excesses(self) -> list[str]:
