@@ -152,6 +152,8 @@ async def sessions(folder: Path) -> None:
 
     class Opening(dict[str, Session]):
         def get(self, key: str, default: Any = None) -> Session:
+            if not key.startswith("held"):  # of one request; an episode's session is forgotten when it ends
+                return Session(key, model, renderer)
             if key not in self:
                 self[key] = Session(key, model, renderer)
             return self[key]
@@ -170,8 +172,9 @@ async def sessions(folder: Path) -> None:
         opened = server.app.sessions = Opening()
         print(f"listening on {server.origin}", flush=True)
         while await asyncio.to_thread(sys.stdin.readline):
-            kept = {key: session for key, session in opened.items() if key.startswith("held")}
-            print(json.dumps({"sessions": len(kept), "wrong": sum(map(wrong, kept.values()))}), flush=True)
+            print(
+                json.dumps({"sessions": len(opened), "wrong": sum(map(wrong, opened.values()))}), flush=True
+            )
 
 
 @contextlib.contextmanager
@@ -203,14 +206,21 @@ def litellm(program: str, url: str, folder: Path) -> Iterator[tuple[psutil.Proce
     settings = folder / "litellm.yaml"
     settings.write_text(yaml.safe_dump({"model_list": [{"model_name": "tiny", "litellm_params": model}]}))
     words = [program, "--config", str(settings), "--host", "127.0.0.1", "--port", str(port)]
-    own = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "PYTHONPATH": ""}
+    own = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+        "LITELLM_LOG": "ERROR",
+        "PYTHONPATH": "",
+    }
     with (folder / "litellm.log").open("wb") as log:
         begun = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | own)
     try:
-        for _ in range(600):
+        for _ in range(1500):
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", port)).close()
                 break
+            if begun.poll() is not None:
+                raise SystemExit(f"{program} ended: {(folder / 'litellm.log').read_text()[-1000:]}")
             time.sleep(0.2)
         yield psutil.Process(begun.pid), port, begun
     finally:

@@ -78,6 +78,18 @@ def test_gateway_benchmark_checks_every_trajectory_and_compares_with_a_direct_co
         assert results[name]["first_ms"] > 0
 
 
+@pytest.mark.proof
+def test_no_trajectory_of_a_program_is_lost_or_mixed_up_when_programs_engine_and_gateway_are_killed(
+    tmp_path: Path,
+) -> None:
+    words = [str(FOLDER / "kill_harness.py"), "--smoke", "--out", str(tmp_path / "result.json")]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    assert not any(result["wrong"].values())
+    assert result["disturbance"]["programs_killed"] == 4
+
+
 @pytest.mark.slow
 def test_duplicates_benchmark_finds_what_it_planted(smoke: Smoke) -> None:
     pytest.importorskip("datasketch")

@@ -370,3 +370,27 @@ async def test_what_an_engine_refuses_is_not_asked_again(recording, opened) -> N
         await chat(session, [user("?")])
     assert (refusal.value.status, refusal.value.code) == (400, "engine")
     assert isinstance(session.error, RefusedError)
+
+
+async def test_an_end_token_that_was_sampled_is_not_written_twice_and_a_missing_one_is(
+    recording, opened, codec
+) -> None:
+    model = recording("One.", "Two.", "Three.")
+    session = opened(model)
+    history = await chat(session, [user("First?")])
+    history = await chat(session, [*history, user("Second?")], max_tokens=2)  # cut off before its end token
+    before = [*history, user("Third?")]
+    await chat(session, before)
+    read, _ = model.sampled[-1]
+    assert list(read) == ChatRenderer(codec).prompt_ids(before)
+    assert wrong_tokens(session, model) == 0
+
+
+async def test_of_two_equal_replies_the_one_with_the_ids_of_the_calls_continues(recording, opened) -> None:
+    model = recording(CALL, CALL, "Seen.")
+    session = opened(model)
+    reply = await session.ask(ModelRequest(messages=[user("?")], tools=[SEARCH], n=2))
+    said = reply.choices[0].message
+    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "A river."}
+    await chat(session, [user("?"), said, result], tools=[SEARCH])
+    assert [len(trajectory.turns) for trajectory in session.trajectories()] == [2, 1]

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from afm.datasets import Task
-from afm.errors import ConfigError
+from afm.errors import ConfigError, EngineError
 from afm.harness.episode import HarnessRunner
 from afm.harness.program import ProgramEnd, ProgramRun, _marked, run_program
 from afm.harness.sessions import Session
@@ -131,6 +131,39 @@ async def test_an_episode_with_a_generation_that_broke_off_is_tried_again(
     assert played.failure == ("" if retries else "the engine broke off a generation")
     assert dict(played.ends) == {"done": 1 + retries}
     assert len({params.seed for params in model.params}) == 1 + retries
+
+
+class _Failing(ScriptedModel):
+    """Fails at first, as an engine that starts again does."""
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        generation = await super().generate(prompt_ids, params)
+        if len(self.params) == 1:
+            raise EngineError("gone")
+        return generation
+
+
+@pytest.mark.parametrize("asks", [1, 2])
+async def test_an_engine_that_failed_is_to_blame_unless_the_program_got_its_answer(
+    tmp_path: Path, asks: int
+) -> None:
+    """A program that goes on without its answer has no result of its own."""
+    swallow = "try:\n    ask('x')\nexcept OSError:\n    pass\n"
+    (tmp_path / "agent.py").write_text(ASKS + swallow * asks + "print(25)\n")
+    runner = HarnessRunner(HarnessSettings(command=("python", "-S", str(tmp_path / "agent.py"))))
+    model = _Failing(lambda text: "a")
+    playing = runner.play(TASK, [], lambda key, seed: Session(key, model, None, seed=seed), 1)
+    try:
+        if asks == 1:
+            with pytest.raises(EngineError, match="gone"):
+                await playing
+            return
+        played = await playing
+    finally:
+        await runner.close()
+    assert (played.failure, played.answer, played.turns) == ("", "25", [1])
+    first, second = [params.seed for params in model.params]
+    assert first == second
 
 
 async def test_a_crash_and_a_flood_are_no_episodes(tmp_path: Path) -> None:

@@ -355,6 +355,18 @@ async def test_many_sessions_at_once_do_not_mix(server, recording, codec) -> Non
         assert wrong_tokens(session, model) == 0
 
 
+async def test_a_session_that_ended_leaves_nothing_to_the_next_of_its_key(server, opened, recording) -> None:
+    async with httpx.AsyncClient() as client:
+        url = server.open(opened(recording("One.")))
+        first = (await client.post(f"{url}/responses", json={"input": "x"})).json()["id"]
+        await server.end("key")
+        assert (await client.post(f"{url}/responses", json={"input": "x"})).status_code == 404
+        server.open(opened(recording("Two.")))
+        again = {"input": "y", "previous_response_id": first}
+        answer = await client.post(f"{url}/responses", json=again)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "previous_response_id")
+
+
 async def test_a_unix_socket_serves_the_same_sessions(opened, recording, tmp_path) -> None:
     path = tmp_path / "gateway.sock"
     async with HarnessServer(host=None, unix_socket=path) as server:

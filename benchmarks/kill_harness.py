@@ -1,0 +1,328 @@
+"""64 episodes of a program at once, with SIGKILL for programs, the engine and the gateway: no trajectory lost or mixed up.
+
+    .venv/bin/python benchmarks/kill_harness.py --out kill_harness.json
+
+`afm eval` plays every question with a bare program of three turns, all at the same time, and asks `tool_servers model`
+with a tiny random model. When some episodes have ended, SIGKILL comes to programs, then to the engine, which starts again
+at the same address, then to the process with the gateway. The same command continues until it ends well, and programs are
+killed once more. Each program gives the digest of all that it sent and got as its answer. Compared are:
+
+- every episode once, and those that had ended before a kill unchanged, byte for byte;
+- the recorded chat with the digest of the program, and with the episode's own question;
+- the recorded chat with what the same model in this process samples for the episode's seed, undisturbed. Only an episode
+  whose program was killed may be that of the second attempt's seed instead;
+- processes of programs that outlived the gateway.
+
+Exit status 1 when anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from timing import environment, report
+
+PROGRAM = '''
+import hashlib, json, os, sys, time, urllib.error, urllib.request
+task = json.load(sys.stdin)
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+def ask(messages):
+    """As OpenAI's client: a failure of the server is tried again."""
+    body = json.dumps({"model": os.environ["AFM_MODEL"], "messages": messages, "max_tokens": 12}).encode()
+    for attempt in range(3):
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, body)) as reply:
+                return json.load(reply)["choices"][0]["message"]
+        except urllib.error.HTTPError as error:
+            if error.code < 500 or attempt == 2:
+                raise
+            time.sleep(0.5)
+history = []
+for turn in range(3):
+    history.append({"role": "user", "content": f"{task['question']} turn {turn}"})
+    history.append(ask(history))
+    time.sleep(int(task["id"][1:]) % 32 * 0.2)  # so that they end one after the other
+said = json.dumps([[message["role"], message["content"]] for message in history])
+with open(os.environ["AFM_VERDICT"], "w") as file:
+    json.dump({"answer": hashlib.sha256(said.encode()).hexdigest(), "score": 1.0}, file)
+'''
+TURNS, TOKENS = 3, 12
+MOST_STARTS = 6
+MARK = b"AFM_EPISODE="
+
+
+class Engine:
+    """The CPU engine's server of a tiny random model; always at the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self._port = taken.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        words = [
+            "-m",
+            "tool_servers",
+            "model",
+            f"--port={self._port}",
+            f"--model={self._folder}",
+            "--name=tiny",
+        ]
+        with self._folder.with_suffix(".log").open("ab") as log:
+            self._process = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
+        until(self._answers, "the engine did not start")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _answers(self) -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/v1/models").status_code == 200
+        return False
+
+
+class Evaluation:
+    """One output folder of `afm eval`, and its process."""
+
+    def __init__(self, folder: Path, name: str, config: Path) -> None:
+        self.out, self._config = folder / name, config
+        self._log = folder / f"{name}.log"
+
+    def start(self) -> None:
+        """The same command, however often."""
+        words = ["-m", "afm.cli.main", "eval", str(self._config), f"output_dir={self.out}"]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
+
+    def ended(self) -> int:
+        """Episodes with a line of their own."""
+        return len(self.lines())
+
+    def lines(self) -> dict[str, bytes]:
+        """Finished episodes by id; one that is there twice ends the benchmark."""
+        file, found = self.out / "episodes.jsonl", dict[str, bytes]()
+        for line in file.read_bytes().splitlines(keepends=True) if file.exists() else ():
+            if line.endswith(b"\n"):
+                row = json.loads(line)
+                if row["id"] in found:
+                    raise SystemExit(f"{file}: episode {row['id']} is there twice")
+                if not row.get("error"):
+                    found[row["id"]] = line
+        return found
+
+    def chats(self) -> dict[str, list[str]]:
+        """The words of each finished episode, by its question's id."""
+        rows = {name.partition("#")[0]: json.loads(line) for name, line in self.lines().items()}
+        return {
+            name: [message["content"] for message in row["provenance"]["trajectories"][0]["messages"]]
+            for name, row in rows.items()
+        }
+
+    def failure(self) -> str:
+        """The end of its log."""
+        return self._log.read_text(encoding="utf-8", errors="replace")[-1500:]
+
+
+def until(done: Callable[[], bool], failure: str, seconds: float = 900.0) -> None:
+    """Wait; an error when it takes too long."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            raise SystemExit(failure)
+        time.sleep(0.05)
+
+
+def programs() -> Iterator[tuple[int, str]]:
+    """Processes of programs that run now, with the question of each."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if MARK in Path(entry.path, "environ").read_bytes():
+                    task = Path(entry.path, "cwd").resolve().parent / "task.json"
+                    yield int(entry.name), json.loads(task.read_text(encoding="utf-8"))["id"]
+
+
+def kill_programs(kills: int) -> dict[int, str]:
+    """SIGKILL for so many programs that run now; which, and their questions."""
+    victims = dict(list(programs())[:kills])
+    for process in victims:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return victims
+
+
+def disturb(evaluation: Evaluation, engine: Engine, count: int, kills: int) -> dict[str, Any]:
+    """Kill programs, engine and gateway; what each kill met."""
+    evaluation.start()
+    until(lambda: evaluation.ended() >= count // 8, "no episode ended: " + evaluation.failure())
+    victims = kill_programs(kills)
+    before_engine = evaluation.lines()
+    engine.kill()
+    time.sleep(1.0)
+    engine.start()
+    until(
+        lambda: evaluation.ended() > len(before_engine) or evaluation.process.poll() is not None,
+        "nothing ended after the engine came back",
+    )
+    before_gateway, at_work = evaluation.lines(), dict(programs())
+    had_ended = evaluation.process.poll()
+    evaluation.process.kill()
+    evaluation.process.wait()
+    time.sleep(1.0)
+    outlived = len(set(at_work) & dict(programs()).keys())
+    starts = 1
+    while evaluation.ended() < count or evaluation.process.returncode:
+        if starts == MOST_STARTS:
+            raise SystemExit("the evaluation never ended well: " + evaluation.failure())
+        starts += 1
+        evaluation.start()
+        if starts == 2:
+            until(lambda: len(dict(programs())) >= kills, "no programs after the gateway came back")
+            victims |= kill_programs(kills)
+        evaluation.process.wait()
+    after = evaluation.lines()
+    return {
+        "episodes_before_engine": len(before_engine),
+        "episodes_before_gateway": len(before_gateway),
+        "programs_killed": len(victims),
+        "programs_at_gateways_end": len(at_work),
+        "gateway_had_ended": had_ended,
+        "programs_outlived_gateway": outlived,
+        "starts": starts,
+        "changed": sum(after.get(name) != line for name, line in before_gateway.items()),
+        "questions_killed": sorted(victims.values()),
+    }
+
+
+def faults(evaluation: Evaluation, count: int) -> dict[str, int]:
+    """What is wrong with the recorded chats by themselves."""
+    wrong = {"lost": count, "mixed_up": 0, "not_what_the_program_saw": 0, "turns": 0}
+    for name, line in evaluation.lines().items():
+        row, question = json.loads(line), name.partition("#")[0]
+        trajectories = row["provenance"]["trajectories"]
+        wrong["lost"] -= 1
+        wrong["turns"] += [each["turns"] for each in trajectories] != [TURNS]
+        messages = trajectories[0]["messages"]
+        asked = [message["content"] for message in messages if message["role"] == "user"]
+        wrong["mixed_up"] += asked != [f"{question}: 1+1? turn {turn}" for turn in range(TURNS)]
+        said = json.dumps([[message["role"], message["content"]] for message in messages])
+        digest = hashlib.sha256(said.encode()).hexdigest()
+        wrong["not_what_the_program_saw"] += digest not in json.dumps(row["segments"])
+    return wrong
+
+
+async def undisturbed(folder: Path, names: Sequence[str], attempt: int) -> dict[str, list[str]]:
+    """What programs that nobody kills say and hear, with the same model in this process."""
+    from afm.harness import ChatRenderer, ModelRequest, Session
+    from afm.models import SamplingParams, load_model
+    from afm.seeds import derive_seed, episode_seed
+
+    model = load_model(str(folder / "model"), threads=1)
+    renderer = ChatRenderer(model.tokenizer)
+
+    async def play(name: str) -> list[str]:
+        seed = episode_seed(0, name, 0)
+        seed = derive_seed(f"{seed}/attempt {attempt}", bits=53) if attempt else seed
+        session = Session(name, model, renderer, sampling=SamplingParams(TOKENS), seed=seed)
+        history: list[dict[str, Any]] = []
+        for turn in range(TURNS):
+            history.append({"role": "user", "content": f"{name}: 1+1? turn {turn}"})
+            history.append((await session.ask(ModelRequest(messages=history))).choices[0].message)
+        return [message["content"] for message in history]
+
+    chats = await asyncio.gather(*map(play, names))
+    await model.close()
+    return dict(zip(names, chats, strict=True))
+
+
+def prepared(folder: Path, url: str, count: int) -> Path:
+    """Questions, program and settings."""
+    (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
+    rows = [
+        {"id": f"q{number}", "question": f"q{number}: 1+1?", "ground_truth": "2"} for number in range(count)
+    ]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    config = {
+        "name": "kills", "agent": "math", "data": str(folder / "tasks.jsonl"), "data_source": "mini_math",
+        "model": {"path": url, "tokenizer": str(folder / "model")}, "parallel": count, "output_dir": "unused",
+        "max_failed_share": 1.0, "sampling": {"max_new_tokens": TOKENS, "temperature": 1.0},
+        "harness": {
+            "command": ["python", str(folder / "program.py")], "concurrency": count, "reward": "harness",
+            "timeout_s": 300,
+        },
+    }  # fmt: skip
+    (folder / "eval.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return folder / "eval.yaml"
+
+
+def main() -> int:
+    """Exit status 1 when something is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--kills", type=int, default=6, help="programs to kill")
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.smoke:
+        options.episodes, options.kills = 12, 2
+    count = options.episodes
+    from afm.models.tiny import create_tiny_model, train_tokenizer
+
+    with tempfile.TemporaryDirectory(prefix="kill_harness") as name:
+        folder = Path(name)
+        train_tokenizer(["Tom has 12 apples and 3 pears."] * 50, folder / "tokenizer", vocab_size=300)
+        create_tiny_model(folder / "tokenizer", folder / "model", seed=0, hidden_size=32, layers=1)
+        engine = Engine(folder / "model")
+        config = prepared(folder, engine.url, count)
+        try:
+            engine.start()
+            evaluation = Evaluation(folder, "played", config)
+            told = disturb(evaluation, engine, count, options.kills)
+        finally:
+            engine.kill()
+        chats, killed = evaluation.chats(), set(told.pop("questions_killed"))
+        first, second = (asyncio.run(undisturbed(folder, [*chats], attempt)) for attempt in range(2))
+        again = {name for name, chat in chats.items() if chat != first[name]}
+        wrong = faults(evaluation, count) | {
+            "changed": told.pop("changed"),
+            "other_than_undisturbed": len(again - killed)
+            + sum(chats[name] != second[name] for name in again),
+            "outlived": told.pop("programs_outlived_gateway"),
+        }
+    found = {
+        "environment": environment(["httpx", "uvicorn"]),
+        "episodes": count,
+        "disturbance": told,
+        "second_attempts": len(again),
+        "wrong": wrong,
+    }
+    report(found, options.out)
+    return 1 if any(wrong.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
