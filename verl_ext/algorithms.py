@@ -13,7 +13,7 @@ from typing import Any
 
 from afm.errors import suggestion
 from afm.findings import Finding, Level
-from afm.harness.credit import Credit
+from afm.harness.credit import Credit, MemberCredit
 from verl_ext.teacher import REVERSE_KL
 
 CPU_ENGINE = "afm_cpu"
@@ -48,6 +48,8 @@ SHAPED = ("reward", "score", "overlong")
 
 CREDIT = "harness_credit"
 """Key below ``trainer``: how the program of a run shares the credit of an episode."""
+BY_MEMBER = "harness_by_member"
+"""Key below ``trainer``: whose advantage a member of a team gets."""
 _BY_EPISODE = ("grpo", "gae", REVERSE_KL)
 """Estimators that verl gives one sequence of each episode, or that compare no episodes."""
 _KL = tuple(name + end for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))
@@ -122,6 +124,13 @@ def choice_findings(config: Any) -> Iterator[Finding]:
     if credit == Credit.BY_TURN and config.algorithm.adv_estimator in ("gae", REVERSE_KL):
         text = f"harness.credit: by_turn divides grpo's one advantage of an episode; {config.algorithm.adv_estimator} has one a token"
         yield Finding(Level.ERROR, "algorithm", f"{text}; say all or last")
+    by_member = OmegaConf.select(config, f"trainer.{BY_MEMBER}") or MemberCredit.SHARED
+    if by_member != MemberCredit.SHARED and config.algorithm.adv_estimator != "grpo":
+        text = f"harness.by_member: {by_member} compares the episodes of a question, {config.algorithm.adv_estimator} does not"
+        yield Finding(Level.ERROR, "algorithm", f"{text}; say shared, or verl.{ESTIMATOR}=grpo")
+    if by_member != MemberCredit.SHARED and config.actor_rollout_ref.rollout.n < 2:
+        text = f"harness.by_member: {by_member} compares the episodes of a question, of which there is one"
+        yield Finding(Level.ERROR, "algorithm", f"{text}; set verl.actor_rollout_ref.rollout.n to 2 or more")
 
 
 def lora_findings(config: Any) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any
 
 from afm.errors import ConfigError, MissingExtraError, suggestion
-from verl_ext.algorithms import CPU_ENGINE, CREDIT
+from verl_ext.algorithms import BY_MEMBER, CPU_ENGINE, CREDIT
 from verl_ext.checkpoints import CHECKPOINT_DIR
 from verl_ext.engines import ENGINE, cpu_defaults
 from verl_ext.group_guard import SAMPLER
@@ -65,6 +65,7 @@ def base_overrides(settings: RlSettings) -> Flat:
             values["+data.curriculum.settings"] = str(out / SETTINGS_FILE)
     if settings.harness is not None:
         values[f"+trainer.{CREDIT}"] = settings.harness.credit.value
+        values[f"+trainer.{BY_MEMBER}"] = settings.harness.by_member.value
     if settings.teacher is not None:
         values["algorithm.adv_estimator"] = REVERSE_KL
         values["+algorithm.teacher_clip"] = settings.teacher.clip

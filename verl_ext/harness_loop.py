@@ -8,6 +8,7 @@ counts each episode once (:mod:`afm.harness.credit` has the formulas). Our sampl
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +16,12 @@ from weakref import WeakKeyDictionary
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
+from afm.agents import AgentSpec
 from afm.datasets import Task
+from afm.distill.team_policy import runner_of
 from afm.harness import ChatRenderer, Sampled, Session, SessionLimits
-from afm.harness.credit import Credit, shares
-from afm.harness.episode import HarnessEpisode, HarnessRunner, judge
+from afm.harness.credit import Credit, MemberCredit, shares
+from afm.harness.episode import HarnessEpisode, HarnessRunner, judge, member_verdicts
 from afm.harness.player import describe
 from afm.harness.settings import HarnessSettings
 from afm.models.base import FinishReason
@@ -36,14 +39,14 @@ from verl_ext.agent_loop import (
 from verl_ext.group_guard import DRIFT, refuse_non_finite
 from verl_ext.metrics import validating
 from verl_ext.settings import unfinished
-from verl_ext.training_sample import LOGGED, SHARE, ServerModel, training_sample, unscored_sample
+from verl_ext.training_sample import LOGGED, MEMBER, SHARE, ServerModel, training_sample, unscored_sample
 
 _RUNNERS: WeakKeyDictionary[asyncio.AbstractEventLoop, HarnessRunner] = WeakKeyDictionary()
 """The gateway of this process, by its event loop."""
 
 
 class HarnessAgentLoop(AfmAgentLoop):
-    """Runs the user's program for one episode; verl makes an instance for each."""
+    """Runs the user's program or team for one episode; verl makes an instance for each."""
 
     async def _run(
         self, shared: Surroundings, task: Task, sampling_params: Mapping[str, Any], row: Mapping[str, Any]
@@ -62,7 +65,7 @@ class HarnessAgentLoop(AfmAgentLoop):
 
         messages = shared.route.prompt.messages(spec, task.question, task.prompt)
         seed = episode_seed(shared.settings.seed, task, row)
-        episode = await _runner(settings).play(task, messages, open_session, seed)
+        episode = await _runner(settings, spec).play(task, messages, open_session, seed)
         if not episode.trajectories:
             token = self.tokenizer.eos_token_id
             return unscored_sample(f"harness: {episode.failure}", row, token=token, more=episode.facts)
@@ -70,20 +73,16 @@ class HarnessAgentLoop(AfmAgentLoop):
         played = [as_episode(episode, each, model) for each in episode.trajectories]
         begun = time.perf_counter()
         verdict = await self._verdict_of(shared, task, episode, played[episode.last])
+        wanted = settings.by_member is MemberCredit.OWN and not verdict.abstained
+        own = await member_verdicts(episode, spec, task, shared.reward) if wanted else {}
         seconds = time.perf_counter() - begun
         refuse_non_finite(
-            {**verdict.parts, "score": verdict.score},
+            {**verdict.parts, "score": verdict.score, **own},
             data_source=task.data_source,
             episode=f"{episode_name(row)} (question {task.id})",
         )
-        self._keep(
-            shared,
-            task,
-            played[episode.last],
-            verdict,
-            row,
-            trajectories=[*map(describe, episode.trajectories)],
-        )
+        chats = [*map(describe, episode.trajectories)]
+        self._keep(shared, task, played[episode.last], verdict, row, trajectories=chats)
         samples = [
             training_sample(
                 each,
@@ -97,7 +96,7 @@ class HarnessAgentLoop(AfmAgentLoop):
             )
             for each in played
         ]
-        samples = share_out(episode, samples, settings.credit)
+        samples = share_out(episode, samples, settings.credit, own)
         for sample in samples:
             await self._add_teacher(shared, sample)
         return samples
@@ -146,10 +145,18 @@ def segments_of(trajectory: Sampled, model: ServerModel) -> tuple[Segment, ...]:
     return tuple(segment for segment in segments if segment.text)
 
 
+def member_part(
+    episode: HarnessEpisode, member: str, score: float, own: Mapping[str, float]
+) -> dict[str, Any]:
+    """What :func:`~verl_ext.training_sample.share_advantages` has to know of a member's part of an episode."""
+    words = hashlib.sha256(repr(episode.said_by(member)).encode()).hexdigest()
+    return {"member": member, "score": score, "own": own.get(member, score), "words": words}
+
+
 def share_out(
-    episode: HarnessEpisode, samples: Sequence[AgentLoopOutput], credit: Credit
+    episode: HarnessEpisode, samples: Sequence[AgentLoopOutput], credit: Credit, own: Mapping[str, float]
 ) -> list[AgentLoopOutput]:
-    """The samples that are trained, each with its share in the episode's advantage.
+    """The samples that are trained, each with its share in the episode's advantage, and its member's part.
 
     All have the same facts: those of the whole episode. verl takes the facts of an episode's last sample for all of them.
     """
@@ -168,6 +175,8 @@ def share_out(
         if credit is Credit.LAST and any(sample.response_mask):  # an abstained one has no loss
             sample.response_mask = _all_turns(episode.trajectories[number], len(sample.response_ids))
         sample.extra_fields |= {LOGGED: dict(total), SHARE: share}
+        if member := episode.trajectories[number].member:
+            sample.extra_fields[MEMBER] = member_part(episode, member, sample.reward_score, own)
         kept.append(sample)
     return kept
 
@@ -189,8 +198,8 @@ def _stop(episode: HarnessEpisode, trajectory: Sampled) -> StopReason:
     return StopReason.RESPONSE_TOKENS if cut else StopReason.END_OF_TEXT
 
 
-def _runner(settings: HarnessSettings) -> HarnessRunner:
+def _runner(settings: HarnessSettings, spec: AgentSpec) -> HarnessRunner:
     loop = asyncio.get_running_loop()
     if loop not in _RUNNERS:
-        _RUNNERS[loop] = HarnessRunner(settings)
+        _RUNNERS[loop] = runner_of(settings, spec)
     return _RUNNERS[loop]

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from afm.harness.credit import Credit
 from verl_ext import sync_patches
 from verl_ext.algorithms import CPU_ENGINE, CREDIT
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, begin_checkpoint, stored_world_size
@@ -301,8 +300,8 @@ def complete_advantages(original: Any) -> Any:
         if self.config.algorithm.adv_estimator == REVERSE_KL:
             computed, teacher = write_reverse_kl(transfer_queue, computed, self.config.algorithm.teacher_clip)
             metrics.update(teacher)
-        elif self.config.trainer.get(CREDIT) == Credit.BY_TURN:
-            computed = share_advantages(transfer_queue, computed)
+        elif CREDIT in self.config.trainer:
+            computed = share_advantages(transfer_queue, computed, self.config)
         options = self.config.trainer.v1.sampler.get("sampler_kwargs") or {}
         if folder := options.get("output_dir"):
             keep_advantages(transfer_queue, batch, Path(folder), self.global_steps)

@@ -100,8 +100,9 @@ class EpisodeSettings(Settings):
     them), ``void`` (no call, no answer), ``failed`` (a tool or the engine failed). A validation counts all of
     them."""
     harness: HarnessSettings | None = None
-    """A program of your own is the agent: ``command``, ``reward``, ``credit``, ``timeout_s``, ``retries``,
-    ``concurrency``, ``max_output_bytes``, ``environment``, ``sandbox``. See docs/harness.md."""
+    """A program of your own, or a team, is the agent: ``command`` or ``team``, ``reward``, ``credit``, ``by_member``,
+    ``timeout_s``, ``retries``, ``concurrency``, ``max_output_bytes``, ``environment``, ``sandbox``. See
+    docs/harness.md."""
     teacher: TeacherChoice | None = None
     """Distils from a teacher: the advantage of each token is the teacher's log-probability minus the student's, and
     rewards are only reported. Keys: ``model`` (folder or address), ``name``, ``clip``."""

@@ -13,11 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from afm.errors import EngineError
+from afm.harness.credit import Credit, MemberCredit, MemberPart, member_advantages
 from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
 from afm.models.tokenizer import ChatTokenizer, stop_length
 from afm.rollout import Episode
 from afm.trajectory.record import StopReason, Verdict
-from verl_ext.algorithms import CPU_ENGINE
+from verl_ext.algorithms import BY_MEMBER, CPU_ENGINE, CREDIT
 from verl_ext.curriculum import QUESTION
 from verl_ext.group_guard import ABSTAINED, AGENT, DRIFT, FAILED, SOURCE
 from verl_ext.ray_watch import report_engine_error
@@ -188,6 +189,8 @@ LOGGED = "reward_extra_info"
 """Where verl looks for what is logged of a sample."""
 SHARE = "credit"
 """Key of a sample of a harness: its share in its episode's advantage."""
+MEMBER = "member"
+"""Key of a sample of a team: whose it is, with what :class:`~afm.harness.credit.MemberPart` holds."""
 _ERROR_CHARACTERS = 500
 """Of an error that travels with its sample; ``failures.jsonl`` has it whole."""
 
@@ -248,6 +251,7 @@ def training_sample(
             ABSTAINED: verdict.evidence if verdict.abstained else "",
             FAILED: "",
             SHARE: 1.0,
+            MEMBER: {},
         },
     )
 
@@ -299,27 +303,42 @@ def unscored_sample(
             ABSTAINED: evidence,
             FAILED: "",
             SHARE: 1.0,
+            MEMBER: {},
         },
     )
 
 
-def share_advantages(queue: Any, batch: Any) -> Any:
-    """Multiply the advantages of a batch in verl's transfer queue by the share of each sequence (:data:`SHARE`).
+def share_advantages(queue: Any, batch: Any, config: Any) -> Any:
+    """Give each sequence of a batch in verl's transfer queue its member's advantage and its share (:data:`SHARE`).
+
+    Args:
+        config: verl's, with ``trainer.harness_credit`` and ``trainer.harness_by_member``.
 
     Returns:
         The batch as the queue has it now.
     """
+    by_member = MemberCredit(config.trainer.get(BY_MEMBER, MemberCredit.SHARED))
+    if by_member is MemberCredit.SHARED and config.trainer[CREDIT] != Credit.BY_TURN:
+        return batch
+    by_std = bool(config.algorithm.get("norm_adv_by_std_in_grpo", True))
     import torch
     from tensordict import TensorDict
 
-    data = queue.kv_batch_get(
-        keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages", "extra_fields"]
-    )
+    told_apart = by_member is not MemberCredit.SHARED
+    fields = ["advantages", "extra_fields", *(["response_mask"] if told_apart else [])]
+    data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     extras = [getattr(extra, "data", extra) for extra in data["extra_fields"]]
-    shared = [
-        values * float(extra.get(SHARE, 1.0))
-        for values, extra in zip(data["advantages"].unbind(), extras, strict=True)
-    ]
+    values = [*data["advantages"].unbind()]
+    parts = {
+        place: MemberPart(question=key.rsplit("_", 2)[0], episode=key.rpartition("_")[0], **extra[MEMBER])
+        for place, (key, extra) in enumerate(zip(batch.keys, extras, strict=True))
+        if told_apart and extra.get(MEMBER)
+    }
+    for place, advantage in zip(
+        parts, member_advantages([*parts.values()], by_member, by_std=by_std), strict=True
+    ):
+        values[place] = data["response_mask"][place].to(values[place].dtype) * advantage
+    shared = [value * float(extra.get(SHARE, 1.0)) for value, extra in zip(values, extras, strict=True)]
     nested = torch.nested.as_nested_tensor(shared, layout=torch.jagged)
     output = TensorDict({"advantages": nested, "returns": nested}, batch_size=len(batch))
     return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=output)

@@ -204,6 +204,7 @@ def _dry_run(settings: EvalConfig) -> None:
 
 
 def _run(settings: EvalConfig) -> Metrics:
+    from afm.distill.team_policy import player_of
     from afm.evaluation.job import run_job
 
     view = ProgressView(sys.stderr)
@@ -212,7 +213,7 @@ def _run(settings: EvalConfig) -> Metrics:
         view.update(f"{settings.name}, {what}", done, total)
 
     show = partial(view.update, f"{settings.name}, episodes")
-    job = run_job(settings, open_team=open_team, on_progress=show, on_verdict=judged)
+    job = run_job(settings, open_team=open_team, open_harness=player_of, on_progress=show, on_verdict=judged)
     return _resumable(job, settings.output_dir)
 
 
@@ -364,15 +365,16 @@ def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | OwnTeam | Scripted
     from afm.distill.program_team import ProgramTeam
     from afm.distill.scripted_teams import scripted_team
     from afm.distill.team_player import open_team as open_file
+    from afm.distill.team_policy import TrainedTeam
 
     choice = config.team
     if choice is None:
         raise ConfigError("this evaluation has a model and no team")
     if choice.file != SCRIPTED:
         team = open_file(choice.file, spec, choice.changes, config.seed)
-        if isinstance(team, ProgramTeam):
+        if isinstance(team, (ProgramTeam, TrainedTeam)):
             raise ConfigError(
-                f"team: {choice.file} is a program; give its section `harness` and `model` in its place"
+                f"team: {choice.file} has a harness; give its section `harness` and `model` in its place"
             )
         return team
     if choice.changes:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from pydantic import Field, ValidationError
 
@@ -53,6 +53,8 @@ DECLINED = "declined"
 PART, THOUGHT, INTENT = "part", "thought", "intent"
 """Keys and values of ``meta``: a message with ``part: thought`` is what its member thought before it acted; ``intent`` is
 what a message or tool call was meant for."""
+CHECKED, ACCEPTED = "checked", "accepted"
+"""Keys of ``meta`` of a verifier's message: the suggested answer, and whether it passed."""
 
 TOKENS, ESTIMATED = "tokens", "estimated"
 """Key and value of ``meta``: the server of a call reported no usage, so its tokens are estimated from the text's length."""
@@ -128,12 +130,25 @@ class EventLog(Journal):
         return Recorder(self, task, position, tools, attempt=attempt, hidden=hidden)
 
 
+class EventSink(Protocol):
+    """Takes the events of an attempt."""
+
+    @property
+    def spent(self) -> Spent:
+        """What all of its attempts have cost."""
+        ...
+
+    def write(self, event: Event) -> None:
+        """Take one."""
+        ...
+
+
 class Recorder:
     """One attempt's pen: a team says, does and finishes things through it, and everything is logged."""
 
     def __init__(
         self,
-        log: EventLog,
+        log: EventSink,
         task: Task,
         position: int,
         tools: Mapping[str, Tool],

@@ -32,7 +32,8 @@ class ProgramTeamSettings(Settings):
     """The file of a team that is a program."""
 
     harness: HarnessSettings
-    """The program, as in ``afm rl``. ``reward`` and ``credit`` have no effect here."""
+    """The program or the team, as in ``afm rl``. ``reward``, ``credit`` and ``by_member`` have no effect here. A team
+    has ``roles`` of its own."""
     model: str
     """Folder of the model that answers the program, or address of a server that returns token ids."""
     tokenizer: str | None = None
@@ -48,6 +49,10 @@ class ProgramTeamSettings(Settings):
     roles: RoleMap = RoleMap(messages={})
     """Which role of the agent ``model`` plays, for words outside of the agent's tags. The default is the agent's
     only thought role. Text in a tag plays that tag's role."""
+
+    def open_model(self) -> TokenModel:
+        """The model; the caller closes it."""
+        return load_model(self.model, name=self.name, tokenizer=self.tokenizer)
 
 
 class ProgramTeam:
@@ -103,8 +108,7 @@ class ProgramTeam:
 
     def _opened(self) -> TokenModel:
         if self._model is None:
-            settings = self.settings
-            self._model = load_model(settings.model, name=settings.name, tokenizer=settings.tokenizer)
+            self._model = self.settings.open_model()
         return self._model
 
 

@@ -35,6 +35,7 @@ from afm.distill.model_team.settings import anchored
 from afm.distill.model_team.team import ModelTeam, load_team
 from afm.distill.program_team import ProgramTeam, ProgramTeamSettings
 from afm.distill.run import TeamWithRoles
+from afm.distill.team_policy import TrainedTeam
 from afm.errors import AfmError, ConfigError, EngineError, RefusedError, SandboxUnavailableError, ToolError
 from afm.harness.settings import anchor_harness
 from afm.plugins import import_module_of, own_code_error
@@ -104,8 +105,8 @@ class OwnTeam:
 
 def open_team(
     path: str | Path, spec: AgentSpec | None = None, overrides: Sequence[str] = (), seed: int = 0
-) -> ModelTeam | OwnTeam | ProgramTeam:
-    """The team of a YAML: the user's own where it has ``class_name``, a program with ``harness``, else one of models.
+) -> ModelTeam | OwnTeam | ProgramTeam | TrainedTeam:
+    """The team of a YAML: the user's own with ``class_name``, a program or trained team with ``harness``, else of models.
 
     Args:
         spec: Whose trajectories its work becomes; by default the file's ``agent``.
@@ -119,7 +120,8 @@ def open_team(
     if "harness" in data:
         apply_overrides(data, overrides)
         program = validated(ProgramTeamSettings, data, str(file), overrides=overrides)
-        return ProgramTeam(program, spec or load_agent(program.agent), seed)
+        kind = ProgramTeam if program.harness.team is None else TrainedTeam
+        return kind(program, spec or load_agent(program.agent), seed)
     if "class_name" not in data:
         return load_team(file, spec, overrides)
     apply_overrides(data, overrides)

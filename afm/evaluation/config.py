@@ -141,7 +141,7 @@ class EvalConfig(Settings):
     """A team in place of a model. The file alone is short for ``{file: ...}``. Sampling and limits are then
     those of its file."""
     harness: HarnessSettings | None = None
-    """A program of your own asks the model in place of the agent's loop, as in ``afm rl``. See docs/harness.md."""
+    """A program of your own, or a team, asks the model in place of the agent's loop, as in ``afm rl``. See docs/harness.md."""
     tools: Path | dict[str, Any] | None = None
     """Path of a tools YAML, or its content."""
     rewards: Path | dict[str, Any] | None = None

@@ -129,6 +129,7 @@ async def run_job(
     config: EvalConfig,
     *,
     open_team: OpenTeam | None = None,
+    open_harness: Callable[..., HarnessPlayer] = HarnessPlayer,
     on_progress: OnProgress | None = None,
     on_verdict: OnVerdict | None = None,
 ) -> Metrics:
@@ -136,6 +137,7 @@ async def run_job(
 
     Args:
         open_team: Needed where a team answers.
+        open_harness: Makes the player of ``harness``, with the arguments of :class:`HarnessPlayer`; needed where that is a team.
 
     Raises:
         ConfigError: Settings of agent, model, tools or rewards are wrong.
@@ -159,7 +161,7 @@ async def run_job(
         if config.harness is not None and model is not None:
             prompt = agents.prompts[first.name]
             reward = agents.rewards[first.name]
-            player = HarnessPlayer(
+            player = open_harness(
                 config.harness, first.declared, model, reward, conditions.sampling, prompt.messages
             )
             opened.push_async_callback(player.close)

@@ -23,10 +23,11 @@ import asyncio
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
@@ -36,6 +37,7 @@ from pydantic import Field, ValidationError, field_validator
 from afm.agents import AgentSpec
 from afm.configuration import Settings
 from afm.datasets import Task
+from afm.harness.credit import MemberCredit
 from afm.harness.history import Sampled
 from afm.harness.jail import ORIGIN, HarnessJail
 from afm.harness.program import ProgramEnd, ProgramRun, run_program
@@ -69,14 +71,26 @@ class OwnVerdict(Settings):
     """Further numbers that become metrics; ``correct`` says whether the question is solved (default: ``score``)."""
     evidence: str = ""
     """Why, in words."""
+    members: dict[str, float] = Field(default_factory=dict)
+    """Own verdicts of members of a team, by name (``by_member: own``)."""
 
-    @field_validator("score", "parts")
+    @field_validator("score", "parts", "members")
     @classmethod
     def _finite(cls, value: Any) -> Any:
         numbers = value.values() if isinstance(value, dict) else [value]
         if any(number is not None and not math.isfinite(number) for number in numbers):
             raise ValueError("a finite number")
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An answer that a member of a team suggested, and what another one made of it."""
+
+    author: str
+    answer: str
+    checker: str
+    accepted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +105,7 @@ class HarnessEpisode:
         ends: How often its attempts ended in which way.
         left_behind: Processes that outlived their program.
         seconds: Of all attempts.
+        claims: Of a team.
     """
 
     trajectories: tuple[Sampled, ...]
@@ -100,6 +115,7 @@ class HarnessEpisode:
     ends: Mapping[str, int] = field(default_factory=dict)
     left_behind: int = 0
     seconds: float = 0.0
+    claims: tuple[Claim, ...] = ()
 
     @property
     def agent_tokens(self) -> int:
@@ -121,6 +137,16 @@ class HarnessEpisode:
         """Index of the trajectory with the episode's last generation."""
         calls = [trajectory.turns[-1].call for trajectory in self.trajectories]
         return max(range(len(calls)), key=calls.__getitem__)
+
+    def said_by(self, member: str) -> list[tuple[int, ...]]:
+        """What a member's model sampled, by turn, each once."""
+        return [
+            trajectory.response_ids[turn.begin : turn.end]
+            for trajectory in self.trajectories
+            if trajectory.member == member
+            for turn in trajectory.turns
+            if turn.trained
+        ]
 
     @property
     def facts(self) -> dict[str, float]:
@@ -284,22 +310,58 @@ async def judge(
     """The score of an episode, or the reason for its absence; an episode that failed never scores 0."""
     if episode.failure:
         return Verdict(score=None, evidence=f"harness: {episode.failure}")
+    if fault := _no_member_credit(episode, settings):
+        return Verdict(score=None, evidence=f"harness: by_member: {settings.by_member}: {fault}")
     if settings.reward is Judge.HARNESS:
         own = episode.verdict
         if own.score is None:
             return Verdict(score=None, evidence="harness: the program gave no score (AFM_VERDICT)")
         parts = {"correct": own.score, "format": 1.0} | own.parts
         return Verdict(score=own.score, parts=parts, evidence=own.evidence)
-    sample = Sample.of(
+    return await reward.score(_sample(episode, episode.answer, spec, task))
+
+
+def _no_member_credit(episode: HarnessEpisode, settings: HarnessSettings) -> str:
+    """Why ``by_member`` cannot be applied to an episode; empty when it can."""
+    if settings.by_member is MemberCredit.SHARED:
+        return ""
+    if not all(trajectory.member for trajectory in episode.trajectories):
+        return "a request named no member; ask ADDRESS/s/KEY/agent/NAME/v1 in place of ADDRESS/s/KEY/v1"
+    if settings.by_member is MemberCredit.OWN and settings.command and not episode.verdict.members:
+        return "the program gave no `members` (AFM_VERDICT)"
+    return ""
+
+
+async def member_verdicts(
+    episode: HarnessEpisode, spec: AgentSpec, task: Task, reward: Reward
+) -> dict[str, float]:
+    """The own verdict of each member that has one.
+
+    A program gives them (``members`` of its verdict file). In a team they come from its suggested answers, of which
+    ``c`` is the scorer's ``correct`` (``score`` without it). The writer has the mean of ``c``. The verifier has the mean
+    of ``c`` for an answer that it accepted, and of ``1 - c`` for one that it refused.
+    """
+    verdicts: dict[str, list[float]] = defaultdict(list)
+    for claim in episode.claims:
+        verdict = await reward.score(_sample(episode, claim.answer, spec, task))
+        if verdict.score is None:
+            continue
+        correct = verdict.parts.get("correct", verdict.score)
+        verdicts[claim.author].append(correct)
+        verdicts[claim.checker].append(correct if claim.accepted else 1 - correct)
+    return {member: fmean(values) for member, values in verdicts.items()} | episode.verdict.members
+
+
+def _sample(episode: HarnessEpisode, answer: str | None, spec: AgentSpec, task: Task) -> Sample:
+    return Sample.of(
         spec,
         task,
-        answer_segments(episode.answer, spec),
+        answer_segments(answer, spec),
         agent_tokens=episode.agent_tokens,
         response_tokens=episode.response_tokens,
         extra_info=task.extra_info,
         answer_alone=True,
     )
-    return await reward.score(sample)
 
 
 def answer_segments(answer: str | None, spec: AgentSpec) -> tuple[Segment, ...]:

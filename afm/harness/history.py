@@ -67,6 +67,7 @@ class Sampled:
         turns: The sampled turns, in order.
         messages: The chat, replies included; ``prompt`` and ``completion`` of the last request for completions.
         tools: That the chat offered.
+        member: Whose conversation it is, of a team.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Sampled:
     turns: tuple[SampledTurn, ...]
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    member: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -169,12 +171,12 @@ class History:
             DataError: The template refuses the chat.
         """
         if request.prompt is not None:
-            return self._place_of_text(request.prompt)
+            return self._place_of_text(request.prompt, request.member)
         if self._renderer is None:
             raise RequestRefusedError(
                 400, "chat", "this session takes completions only: it has no chat template"
             )
-        chain = _chain(request.tools, request.messages)
+        chain = _chain(request)
         parent, at = self._known(request.messages, chain)
         if parent is not None:
             ids = parent.generation.token_ids
@@ -202,11 +204,11 @@ class History:
                 return (same or turns)[-1], at
         return None, 0
 
-    def _place_of_text(self, prompt: str | Sequence[int]) -> Place:
+    def _place_of_text(self, prompt: str | Sequence[int], member: str) -> Place:
         """A text continues the longest known one that it begins with; ids likewise."""
         best, length = None, 0
         for turn in self._texts:
-            known = turn.beginning_of(prompt)
+            known = turn.beginning_of(prompt) if turn.request.member == member else 0
             if known > length:
                 best, length = turn, known
         rest = prompt[length:]
@@ -222,10 +224,11 @@ class History:
         if not self._roots:
             return Branch.FIRST
         siblings = self._roots if place.parent is None else place.parent.children
-        if any(turn.context == place.context for turn in siblings):
+        own = [turn for turn in siblings if turn.request.member == request.member]
+        if any(turn.context == place.context for turn in own):
             return Branch.FORK
         if request.prompt is not None:
-            begun = any(place.context[: len(root.context)] == root.context for root in self._roots)
+            begun = any(place.context[: len(root.context)] == root.context for root in own)
             return Branch.FORK if place.parent else Branch.EDITED if begun else Branch.NEW
         return self._rewritten(request, place)
 
@@ -235,7 +238,11 @@ class History:
             message.get("role") != "assistant" for message in request.messages[place.messages :]
         ):
             return Branch.FORK
-        leaves = [leaf for leaf in _leaves(self._roots) if leaf.request.prompt is None]
+        leaves = [
+            leaf
+            for leaf in _leaves(self._roots)
+            if leaf.request.prompt is None and leaf.request.member == request.member
+        ]
         return _compared(request, leaves)
 
     def add(self, request: ModelRequest, place: Place, choice: ModelChoice, call: int) -> None:
@@ -311,6 +318,7 @@ def _sampled(name: str, leaf: Turn, named: Mapping[Turn, str]) -> Sampled:
         turns=tuple(turns),
         messages=_conversation(leaf),
         tools=tuple(leaf.request.tools),
+        member=leaf.request.member,
     )
 
 
@@ -344,10 +352,10 @@ def _compared(request: ModelRequest, leaves: Sequence[Turn]) -> Branch:
     return reason
 
 
-def _chain(tools: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """A digest of each beginning of a chat, the empty one first."""
-    chain = [_digest(b"", json.dumps(list(tools), sort_keys=True))]
-    for message in messages:
+def _chain(request: ModelRequest) -> list[bytes]:
+    """A digest of each beginning of a member's chat, the empty one first."""
+    chain = [_digest(request.member.encode(), json.dumps(list(request.tools), sort_keys=True))]
+    for message in request.messages:
         chain.append(_digest(chain[-1], _canonical(message)))
     return chain
 

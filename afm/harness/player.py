@@ -28,6 +28,7 @@ class HarnessPlayer:
         spec: In which form the program's answers are judged.
         reward: Judges where the program does not judge itself.
         sampling: Of every generation.
+        runner: Plays; by default the settings' program.
         messages: Makes the prompt that a program is shown with its task.
     """
 
@@ -41,8 +42,9 @@ class HarnessPlayer:
         reward: Reward,
         sampling: SamplingParams,
         messages: Messages,
+        runner: HarnessRunner | None = None,
     ) -> None:
-        self._runner = HarnessRunner(settings)
+        self._runner = runner or HarnessRunner(settings)
         self._settings, self._spec, self._model, self._reward = settings, spec, model, reward
         self._sampling, self._messages = sampling, messages
         self._renderer = ChatRenderer(model.tokenizer)
@@ -66,7 +68,7 @@ class HarnessPlayer:
         verdict = None
         if self._settings.reward is Judge.HARNESS:
             verdict = await judge(played, self._settings, self._spec, task, self._reward)
-        return Record(
+        record = Record(
             id=episode,
             agent=self._spec.name,
             agent_digest=self._spec.digest,
@@ -81,6 +83,11 @@ class HarnessPlayer:
             cost=cost_of(played),
             provenance={"trajectories": [*map(describe, played.trajectories)]},
         )
+        return self._complete(record, played)
+
+    def _complete(self, record: Record, episode: HarnessEpisode) -> Record:
+        """The record with what else is known of the episode."""
+        return record
 
     async def close(self) -> None:
         """Stop the gateway; the model belongs to the caller."""
@@ -107,6 +114,7 @@ def describe(trajectory: Sampled) -> dict[str, Any]:
     """A trajectory in a record's provenance, with its chat."""
     return {
         "name": trajectory.name,
+        **({"member": trajectory.member} if trajectory.member else {}),
         "reason": trajectory.reason.value,
         "parent": trajectory.parent,
         "turns": len(trajectory.turns),

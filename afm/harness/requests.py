@@ -34,6 +34,7 @@ class ModelRequest:
         n: Replies.
         max_tokens: Of a reply; ``None``: as many as fit.
         json_schema: A JSON schema as text, which the reply must keep to; ``None`` for free text.
+        member: Who asks, of a team; a conversation is one member's.
     """
 
     messages: Sequence[Mapping[str, Any]] = ()
@@ -47,6 +48,7 @@ class ModelRequest:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     json_schema: str | None = None
+    member: str = ""
 
 
 @dataclass(frozen=True, slots=True)

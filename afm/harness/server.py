@@ -8,6 +8,8 @@
 | ``POST reward`` with ``{"reward": NUMBER}`` | ends the session; :attr:`Session.reward` has the number |
 | ``GET models`` | the session's one model |
 
+A team asks below ``/s/KEY/agent/NAME/v1``, each member by its name.
+
 Errors have the form that OpenAI's clients read. None has a status that they try again, but for a failure of the engine.
 """
 
@@ -20,6 +22,7 @@ import math
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, unquote
@@ -41,7 +44,7 @@ from afm.harness.sessions import Session
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-_PATH = re.compile(r"/(?:s/(?P<key>[^/]+)/)?(?:v1/)?(?P<path>[a-z/_]+)\Z")
+_PATH = re.compile(r"/(?:s/(?P<key>[^/]+)/)?(?:agent/(?P<member>[^/]+)/)?(?:v1/)?(?P<path>[a-z/_]+)\Z")
 _MAX_BODY_BYTES = 64 << 20
 _BACKLOG = 2048
 _JSON = [(b"content-type", b"application/json")]
@@ -76,14 +79,14 @@ class HarnessApp:
         if scope["type"] != "http":
             return
         try:
-            session, path = self._find(scope)
+            session, path, member = self._find(scope)
             if scope["method"] == "GET" and path == "models":
                 await _answer(send, _models(session))
             elif scope["method"] != "POST" or path not in self._paths:
                 expected = ", ".join(f"POST {name}" for name in self._paths)
                 raise RequestRefusedError(404, "path", f"{scope['method']} {path}: expected {expected}")
             else:
-                work = self._post(session, path, await _body(receive), send)
+                work = self._post(session, path, await _body(receive), send, member)
                 await _while_connected(receive, work)
         except _GoneError:
             return
@@ -102,7 +105,7 @@ class HarnessApp:
             del self._stored[place]
         return self.sessions.pop(key)
 
-    def _find(self, scope: Scope) -> tuple[Session, str]:
+    def _find(self, scope: Scope) -> tuple[Session, str, str]:
         raw = scope["raw_path"].decode("latin-1")
         match = _PATH.match(raw)
         if match is None:
@@ -113,9 +116,9 @@ class HarnessApp:
         session = self.sessions.get(key)
         if session is None:
             raise RequestRefusedError(404, "session", "no session of this key; it may be over")
-        return session, match["path"]
+        return session, match["path"], unquote(match["member"] or "")
 
-    async def _post(self, session: Session, path: str, body: bytes, send: Send) -> None:
+    async def _post(self, session: Session, path: str, body: bytes, send: Send, member: str) -> None:
         if path == "reward":
             await _answer(send, _end_with(session, _Verdict.model_validate_json(body).reward))
             return
@@ -125,7 +128,10 @@ class HarnessApp:
         asked = self._bodies[path].model_validate_json(body)
         if isinstance(asked, ResponsesBody) and asked.previous_response_id is not None:
             asked.after(self._earlier(session, asked.previous_response_id))
-        request, identity = asked.request(), f"{_IDENTITIES.get(path, '')}{uuid4().hex}"
+        request, identity = (
+            replace(asked.request(), member=member),
+            f"{_IDENTITIES.get(path, '')}{uuid4().hex}",
+        )
         decode = session.model.decode
         if asked.stream:
             events = asked.events(identity, session.model.name, decode)

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from afm.configuration import Settings
 from afm.errors import ConfigError
 from afm.findings import Finding, Level
-from afm.harness.credit import Credit
+from afm.harness.credit import Credit, MemberCredit
 from afm.processes import named_environment
 from afm.sandbox import SandboxSettings
 
@@ -32,16 +32,21 @@ class Judge(StrEnum):
 
 
 class HarnessSettings(Settings):
-    """A program of the user's own that is the agent: it asks the model through the gateway, as often as it likes."""
+    """A program, or a team, that is the agent: it asks the model through the gateway, as often as it likes."""
 
-    command: tuple[str, ...] = Field(min_length=1)
+    command: tuple[str, ...] = ()
     """Program and arguments, started once for each episode. ``python`` is the Python that runs ``afm``. Words
     that name a file in the YAML's folder become its path."""
+    team: Path | None = None
+    """In place of ``command``: a team's YAML (``configs/distill``). The model that is trained answers every member."""
     reward: Judge = Judge.DATA_SOURCE
     """``data_source`` judges the final answer by the scorer of the row's data source. ``harness`` takes the
     program's own ``score``."""
     credit: Credit = Credit.ALL
     """How an episode's advantage is shared over its trajectories: ``all``, ``last`` or ``by_turn``."""
+    by_member: MemberCredit = MemberCredit.SHARED
+    """Whose advantage a team's member gets: ``shared`` (the episode's), ``own`` (of its own verdict) or
+    ``difference`` (against the episodes in which it said something else)."""
     timeout_s: float = Field(default=120.0, gt=0, le=86_400)
     """Seconds for a program. Then it is killed with everything that it started."""
     retries: int = Field(default=1, ge=0)
@@ -66,6 +71,16 @@ class HarnessSettings(Settings):
             raise ValueError(f"a list of words, for example {value.split()}")
         return value
 
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if bool(self.command) == (self.team is not None):
+            raise ValueError(
+                "either a program or a team is the agent; give exactly one of `command` and `team`"
+            )
+        if self.team is not None and self.sandbox:
+            raise ValueError("sandbox: not for a team, whose tools have a sandbox of their own")
+        return self
+
     @property
     def words(self) -> tuple[str, ...]:
         """The command with the Python of this process."""
@@ -86,7 +101,13 @@ def fault_of_harness(config: Any) -> str | None:
 
 
 def program_finding(settings: HarnessSettings) -> Finding:
-    """Whether the program and the files that its command names are there."""
+    """Whether the program and the files that its command names are there, or the team's file."""
+    if settings.team is not None:
+        if settings.team.is_file():
+            return Finding(Level.OK, "harness", f"the team of {settings.team}")
+        return Finding(
+            Level.ERROR, "harness", f"harness.team: {settings.team} does not exist; give a team's YAML"
+        )
     first, *rest = settings.words
     if not settings.sandbox and shutil.which(first) is None:
         text = f"harness.command: {first!r} is no program here; install it, or give its path"
@@ -104,11 +125,14 @@ def program_finding(settings: HarnessSettings) -> Finding:
 
 
 def anchor_harness(data: Mapping[str, Any], folder: Path) -> None:
-    """Make the words of ``harness.command`` that name a file in a YAML's folder absolute, in place."""
+    """Make ``harness.team``, and the words of ``harness.command`` that name a file, absolute from a YAML's folder, in place."""
     section = data.get("harness")
-    command = section.get("command") if isinstance(section, dict) else None
-    if isinstance(section, dict) and isinstance(command, list):
+    if not isinstance(section, dict):
+        return
+    if isinstance(command := section.get("command"), list):
         section["command"] = [_anchored(word, folder) for word in command]
+    if isinstance(team := section.get("team"), str):
+        section["team"] = str((folder / team).resolve())
 
 
 def _anchored(word: Any, folder: Path) -> Any:

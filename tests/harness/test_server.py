@@ -367,6 +367,26 @@ async def test_a_session_that_ended_leaves_nothing_to_the_next_of_its_key(server
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "previous_response_id")
 
 
+async def test_a_conversation_is_one_members(connect, recording) -> None:
+    """Planner and writer are asked the same and say the same; each continues its own conversation."""
+    model = recording("Ilm.", "Ilm.", "A.", "B.")
+    session, client = connect(model)
+    url = str(client.base_url)
+    members = [
+        client.with_options(base_url=url.replace("/v1", f"/agent/{name}/v1")) for name in ("planner", "a%20b")
+    ]
+    history = {}
+    for _ in range(2):
+        for member in members:
+            before = history.get(member, USER)
+            answer = await member.chat.completions.create(model="tiny", messages=before)
+            said = answer.choices[0].message.model_dump(exclude_none=True)
+            history[member] = [*before, said, {"role": "user", "content": "And?"}]
+    played = [(each.member, each.reason, len(each.turns)) for each in session.trajectories()]
+    assert played == [("planner", Branch.FIRST, 2), ("a b", Branch.NEW, 2)]
+    assert wrong_tokens(session, model) == 0
+
+
 async def test_a_unix_socket_serves_the_same_sessions(opened, recording, tmp_path) -> None:
     path = tmp_path / "gateway.sock"
     async with HarnessServer(host=None, unix_socket=path) as server:

@@ -99,7 +99,9 @@ def test_ray_is_asked_who_died_and_who_has_no_place(tmp_path: Path) -> None:
     import tempfile
 
     variables = os.environ | {"PYTHONPATH": str(ROOT), "RAY_enable_worker_prestart": "0"}
-    variables.pop("CUDA_VISIBLE_DEVICES", None)  # where it names none, Ray gives no actor the slot asked for below
+    variables.pop(
+        "CUDA_VISIBLE_DEVICES", None
+    )  # where it names none, Ray gives no actor the slot asked for below
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="afm-rl-") as scratch:
         words = [sys.executable, "-c", KILLED_ACTORS, scratch, str(tmp_path)]
         result = subprocess.run(words, env=variables, capture_output=True, text=True)

@@ -205,6 +205,43 @@ async def test_a_program_judges_itself_where_the_recipe_says_so(play: Any) -> No
         assert set(output.response_mask) == {0}
 
 
+MEMBERS = """
+url = os.environ["OPENAI_BASE_URL"]
+for name in ("planner", "writer", "planner"):
+    os.environ["OPENAI_BASE_URL"] = url.replace("/v1", f"/agent/{name}/v1")
+    ask(user(task["question"]), user(name))
+open(os.environ["AFM_VERDICT"], "w").write('{"answer": "25", "members": {"writer": 0.5}}')
+"""
+
+
+async def test_a_programs_members_have_their_own_part(play: Any) -> None:
+    """The planner has no verdict of its own, so that it has the episode's; both of its conversations are one part."""
+    outputs = await play(MEMBERS, harness={"by_member": "own"})
+    parts = [output.extra_fields["member"] for output in outputs]
+    assert [(part["member"], part["score"], part["own"]) for part in parts] == [
+        ("planner", 1, 1),
+        ("writer", 1, 0.5),
+        ("planner", 1, 1),
+    ]
+    assert parts[0] == parts[2]
+    assert parts[0]["words"] != parts[1]["words"]
+
+
+@pytest.mark.parametrize(
+    ("program", "by_member", "told"),
+    [
+        (MEMBERS.replace('"members": {"writer": 0.5}', '"parts": {}'), "own", "gave no `members`"),
+        (TWO_TURNS, "difference", "named no member"),
+    ],
+)
+async def test_credit_that_cannot_be_had_has_no_score_and_says_why(
+    play: Any, program: str, by_member: str, told: str
+) -> None:
+    outputs = await play(program, harness={"by_member": by_member})
+    assert all(told in output.extra_fields["abstained"] for output in outputs)
+    assert all(set(output.response_mask) == {0} for output in outputs)
+
+
 @pytest.mark.parametrize(
     ("program", "fact", "told"),
     [
@@ -482,3 +519,9 @@ def test_a_recipe_with_a_harness_composes_for_estimators_that_count_episodes(mod
     by_token = ["verl.algorithm.adv_estimator=gae", "harness.credit=by_turn"]
     with pytest.raises(ConfigError, match=r"by_turn divides grpo's one advantage.*say all or last"):
         command(load_settings(recipe, [f"model={model_dir}", *by_token]), "/tmp/ray")
+    for words in (
+        ["harness.by_member=own", by_token[0]],
+        ["harness.by_member=own", "verl.actor_rollout_ref.rollout.n=1"],
+    ):
+        with pytest.raises(ConfigError, match=r"harness\.by_member: own compares the episodes of a question"):
+            command(load_settings(recipe, [f"model={model_dir}", *words]), "/tmp/ray")

@@ -173,6 +173,13 @@ def test_an_episode_with_an_abstention_leaves_with_all_of_its_sequences(
     assert metrics["groups/abstained_samples"] == 1
 
 
+def credit_config(credit: str, by_member: str = "shared") -> Any:
+    from omegaconf import OmegaConf
+
+    trainer = {"harness_credit": credit, "harness_by_member": by_member}
+    return OmegaConf.create({"trainer": trainer, "algorithm": {}})
+
+
 def test_shares_of_an_episode_are_multiplied_into_its_advantages(queue: Any, put: Any) -> None:
     """By turn, 3 and 1 of 4: advantages 2 become 1.5 and 0.5."""
     import torch
@@ -188,10 +195,59 @@ def test_shares_of_an_episode_are_multiplied_into_its_advantages(queue: Any, put
     keys = ["u_0_0", "u_0_1", "pad_0_0"]
     tags: list[dict[str, Any]] = [{}] * 3
     queue.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags)
-    share_advantages(queue, KVBatchMeta(keys=keys, tags=tags, partition_id="train"))
+    share_advantages(queue, KVBatchMeta(keys=keys, tags=tags, partition_id="train"), credit_config("by_turn"))
     data = queue.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages", "returns"])
     got = [[row.tolist() for row in data[name].unbind()] for name in ("advantages", "returns")]
     assert got == [[[1.5, 0.0, 1.5], [0.5], [2.0, 0.0]]] * 2
+
+
+def test_a_member_of_a_team_gets_its_own_advantage_in_its_group(queue: Any) -> None:
+    """Two episodes scored 1 and 0, std 0.70711; the planner says the same in both, the verifier judged 0 and 1.
+
+    difference: planner 0, verifier (1 - 0) / 0.70711 and its opposite. own: planner (1 - 1/2) / 0.70711, verifier (0 - 1/2).
+    The verifier of the first episode has two sequences with shares of 1/2. A filler has no member.
+    """
+    import torch
+    from transfer_queue import KVBatchMeta
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    from afm.harness.credit import MemberCredit
+    from verl_ext.training_sample import share_advantages
+
+    def extra(member: str, score: float, own: float, words: str, share: float = 1.0) -> dict[str, Any]:
+        return {"credit": share, "member": {"member": member, "score": score, "own": own, "words": words}}
+
+    extras = {
+        "u_0_0": extra("planner", 1, 1, "a"),
+        "u_0_1": extra("verifier", 1, 0, "x", 0.5),
+        "u_0_2": extra("verifier", 1, 0, "x", 0.5),
+        "u_1_0": extra("planner", 0, 0, "a"),
+        "u_1_1": extra("verifier", 0, 1, "y"),
+        "f_0_0": {"credit": 1.0, "member": {}},
+    }
+    rows = [
+        {
+            "advantages": torch.tensor([9.0, 0.0, 9.0]),
+            "response_mask": torch.tensor([1, 0, 1]),
+            "extra_fields": each,
+        }
+        for each in extras.values()
+    ]
+    keys, tags = [*extras], [dict[str, Any]() for _ in extras]
+    unit = 1 / 0.70711
+    expected = {
+        MemberCredit.DIFFERENCE: [0, unit / 2, unit / 2, 0, -unit, 9],
+        MemberCredit.OWN: [unit / 2, -unit / 4, -unit / 4, -unit / 2, unit / 2, 9],
+    }
+    for credit, values in expected.items():
+        queue.kv_batch_put(
+            keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags
+        )
+        config = credit_config("all", credit.value)
+        share_advantages(queue, KVBatchMeta(keys=keys, tags=tags, partition_id="train"), config)
+        data = queue.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])
+        for row, value in zip(data["advantages"].unbind(), values, strict=True):
+            assert row.tolist() == pytest.approx([value, 0, value], abs=1e-4)
 
 
 def test_samples_without_a_score_leave_their_group(put: Any, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -265,29 +266,18 @@ class NoUsableReplyError(EngineError):
     """A member's model said nothing that can be used, however often it was asked."""
 
 
-class MemberModels:
-    """Asks the models of a team's members: within rate and budget, again when a request fails, every request logged.
+class MemberVoices(ABC):
+    """Asks a team's members, again where a reply cannot be used.
 
     Args:
         prompts: The templates of each member.
         asks: How often a member is asked when its replies cannot be used.
-
-    Raises:
-        ConfigError: An endpoint has no address, or a model no name, in the file and in the environment.
     """
 
     def __init__(self, settings: TeacherSettings, prompts: Mapping[str, Prompt], asks: int) -> None:
         self._models, self._members = settings.models, settings.all_members
         self._prompts = prompts
         self._asks = asks
-        environment = load_settings()
-        self._default_name = environment.teacher_model_name
-        budget = Budget(settings.budget, _ADVICE)
-        self._servers = {
-            name: _server(name, endpoint, environment.teacher_base_url, budget)
-            for name, endpoint in settings.endpoints.items()
-        }
-        self.names = {key: self._name_of(key, model) for key, model in settings.models.items()}
 
     async def ask(
         self,
@@ -324,6 +314,29 @@ class MemberModels:
         raise NoUsableReplyError(
             f"{member}: no usable reply in {self._asks} attempts, the last one: {complaint}"
         )
+
+    @abstractmethod
+    async def _reply(self, recorder: Recorder, member: str, system: str, user: str) -> str:
+        """What a member's model says."""
+
+
+class MemberModels(MemberVoices):
+    """Members with models behind servers: within rate and budget, again when a request fails, every request logged.
+
+    Raises:
+        ConfigError: An endpoint has no address, or a model no name, in the file and in the environment.
+    """
+
+    def __init__(self, settings: TeacherSettings, prompts: Mapping[str, Prompt], asks: int) -> None:
+        super().__init__(settings, prompts, asks)
+        environment = load_settings()
+        self._default_name = environment.teacher_model_name
+        budget = Budget(settings.budget, _ADVICE)
+        self._servers = {
+            name: _server(name, endpoint, environment.teacher_base_url, budget)
+            for name, endpoint in settings.endpoints.items()
+        }
+        self.names = {key: self._name_of(key, model) for key, model in settings.models.items()}
 
     async def close(self) -> None:
         """Close the connections."""
@@ -377,15 +390,11 @@ def _record(recorder: Recorder, member: str, model: str, report: CallReport) -> 
 
 
 def _request(name: str, model: TeamModel, system: str, user: str) -> dict[str, Any]:
-    """System and user alone, in this order: servers whose chat template insists on turns accept it."""
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-    if not model.system_role:
-        messages = [{"role": "user", "content": f"{system}\n\n{user}"}]
     body = {
         "model": name,
         "temperature": model.temperature,
         "max_tokens": model.max_tokens,
         **model.request,
-        "messages": messages,
+        "messages": model.messages(system, user),
     }
     return {key: value for key, value in body.items() if value is not None}

@@ -41,6 +41,12 @@ class TeamModel(Settings):
     price: TokenPrice | None = None
     """Needed for a budget in money."""
 
+    def messages(self, system: str, user: str) -> list[dict[str, str]]:
+        """System and user alone, in this order: servers whose chat template insists on turns accept it."""
+        if not self.system_role:
+            return [{"role": "user", "content": f"{system}\n\n{user}"}]
+        return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
     @field_validator("request")
     @classmethod
     def _one_reply(cls, fields: dict[str, Any]) -> dict[str, Any]:

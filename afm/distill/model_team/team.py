@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from afm.agents import AgentSpec, load_agent
-from afm.distill.event_log import INTENT, PART, THOUGHT, Recorder
+from afm.distill.event_log import ACCEPTED, CHECKED, INTENT, PART, THOUGHT, Recorder
 from afm.distill.merge import RoleMap
 from afm.distill.model_team.members import (
     Check,
     MemberModels,
+    MemberVoices,
     PlanReply,
     Prompt,
     Reflection,
@@ -126,25 +127,26 @@ class ModelTeam:
 
     Args:
         label: The team's file, for errors.
+        served: ``False`` for a team whose members are all answered by one model: its servers are not asked.
 
     Raises:
         ConfigError: A prompt cannot be read, a tool agent has a tool that the agent lacks, an address is missing.
     """
 
-    def __init__(self, settings: TeamSettings, spec: AgentSpec, label: str = "team") -> None:
+    def __init__(self, settings: TeamSettings, spec: AgentSpec, label: str = "team", served: bool = True):
         self.settings = settings
         self.spec = spec
         self.roles: RoleMap = settings.roles.checked(spec)
         self._label = label
         self._check_tools()
-        self._prompts = {
+        self.prompts = {
             name: read_prompt(
                 name if name in Members.model_fields else _TOOL_AGENT_PROMPT, member.prompt, member.says
             )
             for name, member in settings.all_members.items()
         }
-        self._digest = _digest(settings, self._prompts)
-        self.models = MemberModels(settings, self._prompts, settings.limits.asks)
+        self._digest = _digest(settings, self.prompts)
+        self._models = MemberModels(settings, self.prompts, settings.limits.asks) if served else None
         self.agents = [
             {"name": name, "purpose": agent.purpose or ", ".join(agent.tools)}
             for name, agent in settings.tool_agents.items()
@@ -163,21 +165,22 @@ class ModelTeam:
         return all(self.settings.models[member.model].price is not None for member in members)
 
     def model_of(self, member: str) -> str:
-        """What its server calls a member's model."""
-        return self.models.names[self.settings.all_members[member].model]
+        """What its server calls a member's model; empty for a team that is not served."""
+        return self._models.names[self.settings.all_members[member].model] if self._models else ""
 
-    async def solve(self, recorder: Recorder) -> None:
-        """Plan, work, suggest and check until an answer is accepted or the limits are reached.
+    async def solve(self, recorder: Recorder, voices: MemberVoices | None = None) -> None:
+        """Plan, work, suggest and check until an answer is accepted or the limits are reached; ``voices`` replace servers.
 
         Raises:
             EngineError: A model failed for good.
             BudgetSpentError: The run has nothing left.
         """
-        await _Attempt(self, recorder).run()
+        await _Attempt(self, recorder, voices or cast("MemberModels", self._models)).run()
 
     async def close(self) -> None:
         """Close the connections to the models."""
-        await self.models.close()
+        if self._models is not None:
+            await self._models.close()
 
     def tool_agent(self, named: str) -> str:
         """The tool agent of that name, else the first one."""
@@ -198,7 +201,7 @@ class ModelTeam:
 
     def message(self, member: str, view: Mapping[str, Any]) -> str:
         """What of a reply goes into the trajectory."""
-        return self._prompts[member].fill("says", view)
+        return self.prompts[member].fill("says", view)
 
     def _check_tools(self) -> None:
         known = set(self.spec.tool_roles.values())
@@ -218,8 +221,8 @@ class _NoAnswerError(Exception):
 class _Attempt:
     """One task's way through the loop."""
 
-    def __init__(self, team: ModelTeam, recorder: Recorder) -> None:
-        self._team = team
+    def __init__(self, team: ModelTeam, recorder: Recorder, models: MemberVoices) -> None:
+        self._team, self._models = team, models
         self._pen = recorder
         self._limits = team.settings.limits
         self._memory = Memory(recorder.task.question, self._limits.shown_results)
@@ -329,7 +332,7 @@ class _Attempt:
             return ""
 
         view = {"goal": step.goal, "tools": self._team.tools_of(agent), "calls_left": left}
-        return await self._team.models.ask(self._pen, agent, ToolAgentReply, self._view(view), problem)
+        return await self._models.ask(self._pen, agent, ToolAgentReply, self._view(view), problem)
 
     async def _call(self, agent: str, step: SubTask, action: ToolAgentReply) -> None:
         """A tool call, with what the members will see of its result."""
@@ -354,11 +357,12 @@ class _Attempt:
     async def _ask(self, member: str, kind: type[ReplyT], view: Mapping[str, Any]) -> ReplyT:
         """Ask a member, and log what it thought and said."""
         whole = self._view(view)
-        reply = await self._team.models.ask(self._pen, member, kind, whole)
+        reply = await self._models.ask(self._pen, member, kind, whole)
         self._think(member, reply.thought)
         accepted = isinstance(reply, Check) and reply.score >= self._team.settings.accept_score
+        checked = {CHECKED: view["answer"], ACCEPTED: accepted} if isinstance(reply, Check) else {}
         said = self._team.message(member, {**whole, "reply": reply, "accepted": accepted})
-        self._pen.say(member, self._plain(said), meta={INTENT: self._memory.question})
+        self._pen.say(member, self._plain(said), meta={INTENT: self._memory.question, **checked})
         return reply
 
     def _think(self, member: str, thought: str) -> None:
