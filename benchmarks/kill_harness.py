@@ -64,6 +64,8 @@ with open(os.environ["AFM_VERDICT"], "w") as file:
 '''
 TURNS, TOKENS = 3, 12
 MOST_STARTS = 6
+DEAD_WITHIN_S = 20.0
+"""A machine with other jobs needs time to end processes."""
 MARK = b"AFM_EPISODE="
 
 
@@ -183,15 +185,19 @@ def disturb(evaluation: Evaluation, engine: Engine, count: int, kills: int) -> d
     time.sleep(1.0)
     engine.start()
     until(
-        lambda: evaluation.ended() > len(before_engine) or evaluation.process.poll() is not None,
+        # Episodes that waited for the engine have to be among the finished ones.
+        lambda: (
+            evaluation.ended() >= len(before_engine) + count // 4 or evaluation.process.poll() is not None
+        ),
         "nothing ended after the engine came back",
     )
     before_gateway, at_work = evaluation.lines(), dict(programs())
     had_ended = evaluation.process.poll()
     evaluation.process.kill()
     evaluation.process.wait()
-    time.sleep(1.0)
-    outlived = len(set(at_work) & dict(programs()).keys())
+    end = time.monotonic() + DEAD_WITHIN_S
+    while (outlived := set(at_work) & dict(programs()).keys()) and time.monotonic() < end:
+        time.sleep(0.1)
     starts = 1
     while evaluation.ended() < count or evaluation.process.returncode:
         if starts == MOST_STARTS:
@@ -209,7 +215,7 @@ def disturb(evaluation: Evaluation, engine: Engine, count: int, kills: int) -> d
         "programs_killed": len(victims),
         "programs_at_gateways_end": len(at_work),
         "gateway_had_ended": had_ended,
-        "programs_outlived_gateway": outlived,
+        "programs_outlived_gateway": len(outlived),
         "starts": starts,
         "changed": sum(after.get(name) != line for name, line in before_gateway.items()),
         "questions_killed": sorted(victims.values()),
