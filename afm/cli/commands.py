@@ -203,6 +203,7 @@ def _print_usage_error(error: Any) -> None:
     text = re.sub(r"^'([^']+)'", r"\1", text.replace(". Did ", "; did ").replace("Value error, ", ""))
     if parameter and text.find(": Input should ") > 0 and (values := _typed_values(parameter.opts)):
         text = text.replace(": Input should ", f" {values[-1]}: should ")
+    text = re.sub(r", unable to parse string as (a|an) \w+", "", text)
     meaning = (getattr(parameter, "help", None) or "").replace("\\[", "[")
     meaning = re.split(r"\. |\.$| \[default", meaning, maxsplit=1)[0]
     meaning = meaning if meaning[1:2].isupper() else meaning[:1].lower() + meaning[1:]

@@ -179,6 +179,8 @@ def prepare_rl(
     from afm.datasets.hub_sets import Validation
     from afm.datasets.rl_files import write_rl
 
+    if out.suffix != ".parquet":
+        raise UsageError(f"--out {out}: expected a file that ends in .parquet")
     held_out = None if validation is None else Validation(rows=validation)
     if held_out is not None and out.name == f"{held_out.name}.parquet":
         raise UsageError(f"--out {out}: --validation writes that file; choose another name")

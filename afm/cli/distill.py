@@ -209,7 +209,7 @@ def queries(
     ] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Select questions for reinforcement learning: drop those that a model answers too often already.
+    """Select questions for reinforcement learning: drop those that a model already answers too often.
 
     The command samples answers and keeps a question by the share of right ones. It writes samples.jsonl, kept.jsonl and
     dropped.jsonl into output_dir. A server (http://HOST:PORT/v1, key in AFM_MODEL_API_KEY) answers by chat completions, or

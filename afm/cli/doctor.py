@@ -49,9 +49,9 @@ def doctor(
 ) -> None:
     """Check this computer, a training, an evaluation or a file of tools, and say what would fail and what to do.
 
-    For a training it checks arguments, every row, trackers, lengths, steps, disk and GPU memory, for reinforcement learning
-    also tools, servers, judge and cost. For an evaluation it checks model or endpoint, tools, data, judge and output_dir.
-    The exit status is 1 if anything would fail.
+    For a training it checks arguments, every row, trackers, lengths, steps, disk and GPU memory. For reinforcement learning
+    it also checks tools, servers, judge and cost. For an evaluation it checks model or endpoint, tools, data, judge and
+    output_dir. The exit status is 1 if anything would fail.
     """
     if config is None:
         from afm.cli.doctor_machine import diagnose_machine

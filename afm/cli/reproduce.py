@@ -44,8 +44,8 @@ _SizeOption = Annotated[
     str,
     typer.Option(
         envvar="SIZE",
-        help="Size of the model: 3b, 7b or 32b, of svamp and gsm8k 135m (on a CPU) or 1.5b "
-        "[default: 7b, of svamp and gsm8k 135m].",
+        help="Size of the model: 3b, 7b or 32b, but 135m (on a CPU) or 1.5b for svamp and gsm8k "
+        "[default: 7b, but 135m for svamp and gsm8k].",
     ),
 ]
 _BenchmarksOption = Annotated[
@@ -91,7 +91,7 @@ def reproduce(
 ) -> None:
     """Reproduce AFM: download an agent's published data, prepare it, SFT, RL, evaluate, report.
 
-    svamp and gsm8k begin with a model that was trained for no agent, and compare it with its SFT and its RL.
+    svamp and gsm8k start from a general model, and compare it before SFT, after SFT and after RL.
 
     Whatever is missing is listed before the first stage starts, with exit status 1. If interrupted, run the same command
     again to resume.

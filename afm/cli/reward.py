@@ -118,11 +118,12 @@ def _sample(line: str, agent: str) -> Sample:
     from afm.rewards import Sample
     from afm.rewards.base import ResponseRow
     from afm.trajectory import author_segments
+    from afm.trajectory.io import json_fault
 
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"no JSON: {error}; expected one JSON object per line") from None
+        raise DataError(f"no JSON: {json_fault(error)}; expected one JSON object per line") from None
     if not isinstance(data, dict):
         raise DataError(f"got {type(data).__name__}, expected an object")
     if missing := [

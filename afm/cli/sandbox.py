@@ -127,6 +127,8 @@ def install(
     from afm.sandbox.interpreter import install as install_packages
 
     found = find_interpreter(SandboxSettings(python=python or None), Identity.for_process())
+    if any(not name.strip() for name in packages or []):
+        raise UsageError("PACKAGES: got an empty name, expected names such as numpy or scipy==1.15")
     names = packages or [name for group in WARM for name in group]
     if missing and not (names := [name for name in names if not found.has(name)]):
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -117,6 +118,8 @@ def _plan(config: Path | None, rewards: Path | None, min_score: float | None) ->
 
     if config is not None:
         return load_plan(config)
+    if min_score is not None and not isfinite(min_score):
+        raise UsageError(f"--min-score {min_score}: expected a finite number, for example 0.5")
     quality = {"min_score": 1.0 if min_score is None else min_score, "reward": rewards}
     return FilterPlan.model_validate({"stages": [{"format": {}}, {"quality": quality}]})
 

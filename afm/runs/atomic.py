@@ -63,8 +63,14 @@ def _removed(path: Path) -> Iterator[Path]:
             left.unlink(missing_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
+    if path.is_dir():
+        raise DataError("is a folder; expected the name of a file", path=str(path))
     try:
         yield temporary
+    except OSError as error:
+        if str(error.filename) == str(temporary):
+            error.filename = str(path)  # the name that the user knows
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -239,7 +239,9 @@ def _line_item(text: str, path: Path, line: int) -> Any:
     except DataError as error:
         return DataError(error.message, path=str(path), line=line)
     except (ValueError, RecursionError) as error:
-        return DataError(f"no JSON: {error}; expected one JSON value a line", path=str(path), line=line)
+        return DataError(
+            f"no JSON: {json_fault(error)}; expected one JSON value a line", path=str(path), line=line
+        )
 
 
 def _unicode(item: Any, text: str) -> Any:
@@ -319,6 +321,13 @@ class _ArrayText:
         return bool(more)
 
 
+def json_fault(error: ValueError | RecursionError) -> str:
+    """Why text is no JSON, without words about Python."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return "a number with more than 4,300 digits" if "limit (4300 digits)" in str(error) else str(error)
+
+
 def _array_items(text: _ArrayText, path: Path) -> Iterator[tuple[int, Any]]:
     def broken(message: str) -> tuple[int, DataError]:
         return text.line, BrokenArrayError(message, path=str(path), line=text.line)
@@ -330,7 +339,7 @@ def _array_items(text: _ArrayText, path: Path) -> Iterator[tuple[int, Any]]:
         except DataError as error:
             yield line, DataError(error.message, path=str(path), line=line)
         except (ValueError, RecursionError) as error:
-            yield broken(f"no JSON from here on: {error}")
+            yield broken(f"no JSON from here on: {json_fault(error)}")
             return
     if not following:
         yield broken("the JSON array is never closed")

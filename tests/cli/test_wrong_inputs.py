@@ -158,6 +158,35 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ),
     ("data distill {T}/tasks.jsonl --output-dir {T}/d budget.usd=3", 2, ("'budget.usd=3'", "--team FILE")),
     ("data filter {T}/good.jsonl -o {T}/good.jsonl", 2, ("--output-dir {T}/good.jsonl", "expected a folder")),
+    # Values and files that an earlier version let through, or rejected in Python's words.
+    ("data prepare rl {T}/tasks.jsonl --out {T}/o.csv", 2, ("o.csv", "a file that ends in .parquet")),
+    ("data filter {T}/good.jsonl -o {T}/nan --min-score nan", 2, ("--min-score nan", "a finite number")),
+    ("sandbox install ''", 2, ("PACKAGES: got an empty name", "numpy")),
+    ("view {T}/none_yet --bundle {T}/b", 1, ("none_yet: no episodes and no logs to share",)),
+    (
+        "convert {T}/good.jsonl --to coa -o {T}/model",
+        1,
+        ("{T}/model: is a folder; expected the name of a file",),
+    ),
+    ("convert {T}/good.jsonl --to coa -o /proc/o.jsonl", 1, ("/proc/o.jsonl: No such file or directory",)),
+    ("validate {T}/deep.jsonl", 1, ("deep.jsonl:1: no JSON from here on: nested too deeply",)),
+    ("reward {T}/deep.jsonl", 1, ("deep.jsonl:1: no JSON: nested too deeply",)),
+    ("validate {T}/digits.jsonl", 1, ("digits.jsonl:1: no JSON: a number with more than 4,300 digits",)),
+    (f"eval {EVAL} model=m sampling.temperature=hot", 2, ("got 'hot' (str), expected a valid number",)),
+    (f"eval {EVAL} model=m rounds=0", 2, ("rounds: got 0 (int), expected greater than or equal to 1",)),
+    (f"sft {SFT} cutoff_len=-5", 2, ("cutoff_len: got -5, expected a whole number above 0",)),
+    ("quickstart --seed x", 2, ("--seed x: should be a valid integer;", "afm quickstart --help")),
+    ("quickstart --output-dir {T}/good.jsonl", 1, ("File exists", "choose another --output-dir")),
+    ("eval {T}/tab.yaml", 1, ("{T}/tab.yaml: cannot be read as YAML", "line 2")),
+    ("eval {T}/twice.yaml", 1, ("{T}/twice.yaml: line 2: key 'model' is set twice",)),
+    ("eval {T}/list.yaml", 1, ("{T}/list.yaml: got list, expected a mapping of evaluation settings",)),
+    (
+        "data prepare tasks {T}/latin.csv --out {T}/o.jsonl",
+        1,
+        ("latin.csv:2: not UTF-8", "iconv -f WINDOWS-1252"),
+    ),
+    ("import 'a b/c' -o {T}/im", 1, ("a b/c: not found; expected a model's folder",)),
+    ("reproduce svamp --size 7b", 2, ("svamp is published in other sizes; expected 135m or 1.5b",)),
     # A YAML of another kind: status 1, with the command for it.
     (
         f"eval {SFT}",
@@ -363,6 +392,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "prose.jsonl": "hello\nworld\n" * 6,
         "empty.jsonl": "",
         "empty.yaml": "",
+        "tab.yaml": "data:\n\t- a\n",
+        "twice.yaml": "model: a\nmodel: b\n",
+        "list.yaml": "- 1\n",
+        "deep.jsonl": "[" * 100_000 + "\n",
+        "digits.jsonl": f'{{"id": {"9" * 5000}}}\n',
         "broken.yaml": "a: [1\n",
     }
     for name, content in files.items():
@@ -372,7 +406,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "indented.jsonl").write_text(f"{json.dumps(record, indent=2)}\n" * 2, encoding="utf-8")
     (folder / "table.jsonl").write_text("question,answer\n1+1?,2\n", encoding="utf-8")
     (folder / "zip.jsonl").write_bytes(b"PK\x03\x04")
+    (folder / "latin.csv").write_text("question,answer\nWie heißt du?,Tom\n", encoding="latin-1")
     (folder / "model").mkdir()
+    (folder / "none_yet").mkdir()
     return folder
 
 
@@ -434,7 +470,7 @@ def test_addresses_of_clusters_are_accepted(address: str) -> None:
 def test_the_table_is_long_and_covers_every_command() -> None:
     from afm.cli.commands import command
 
-    assert len(TABLE) >= 110
+    assert len(TABLE) >= 130
     tried = {row[0].split()[0] for row in TABLE}
     assert set(command().commands) <= tried
 

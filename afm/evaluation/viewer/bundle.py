@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from afm.errors import UsageError
+from afm.errors import DataError, UsageError
 from afm.evaluation.viewer.episodes import episode_view, read_episode
 from afm.evaluation.viewer.index import NAMED, EpisodeIndex
 from afm.evaluation.viewer.query import Filters, file_rows, listing, place_of
@@ -43,7 +43,7 @@ def write_bundle(
 
     Raises:
         UsageError: ``out`` holds other files, or is the run itself.
-        DataError: A file changed since it was indexed.
+        DataError: There is nothing to write, or a file changed since it was indexed.
     """
     _check(index, out)
     for old in out.glob("data/*.js"):
@@ -51,10 +51,14 @@ def write_bundle(
     hide_all = _Hider(hide)
     root = index.path if index.path.is_dir() else index.path.parent
     run_files = RunFiles(root, hide=hide_all.text)
-    (out / "data").mkdir(parents=True, exist_ok=True)
     with closing(index.connect()) as connection:
         table = run_files.table(file_rows(connection))
         chosen, left_out = _choose(connection, table, max_episodes)
+        if not chosen and not run_files.logs():
+            raise DataError(
+                "no episodes and no logs to share; expected the folder of a run", path=str(index.path)
+            )
+        (out / "data").mkdir(parents=True, exist_ok=True)
         has_tokens = False
         for number in range(0, len(chosen), _CHUNK):
             views = {}
