@@ -77,6 +77,18 @@ class SamplingBody(BaseModel):
     seed: int | None = None
     stream: bool = False
 
+    @property
+    def continues(self) -> str | None:
+        """The id of the reply that a request continues without its history, for protocols that have them."""
+        return None
+
+    def after(self, earlier: ModelRequest) -> None:
+        """Continue what the server keeps of the reply that :attr:`continues` names."""
+
+    def kept(self, request: ModelRequest, reply: ModelReply) -> ModelRequest | None:
+        """What the server keeps, so that its reply can be continued."""
+        return None
+
     def sampling(self) -> dict[str, Any]:
         """The fields of a :class:`ModelRequest` that say how to sample."""
         return {
@@ -114,6 +126,12 @@ class _OpenAIBody(SamplingBody):
         """Whether a stream ends with the counts of tokens."""
         return bool((self.stream_options or {}).get("include_usage"))
 
+    def stop_reason(self, choice: ModelChoice) -> str | None:
+        """The stop string that ended a choice, as vLLM says it."""
+        if choice.generation.finish is not FinishReason.STOP:
+            return None
+        return next((stop for stop in self.stop if stop in choice.raw_text), None)
+
     def ids_of(self, choice: ModelChoice) -> dict[str, Any]:
         """A choice's ids, where they are asked for."""
         return {"token_ids": list(choice.generation.token_ids)} if self.return_token_ids else {}
@@ -129,6 +147,8 @@ class ChatBody(_OpenAIBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
+    continue_final_message: bool = False
+    """As vLLM has it: the last message is a reply that is not over."""
 
     def request(self) -> ModelRequest:
         """As :meth:`ApiBody.request`."""
@@ -145,6 +165,7 @@ class ChatBody(_OpenAIBody):
             tools=() if self.tool_choice == "none" else tuple(self.tools or ()),
             max_tokens=self.max_completion_tokens or self.max_tokens,
             json_schema=json_schema("response_format", wanted, wanted.get("json_schema") or {}),
+            continued=self.continue_final_message,
             **self.sampling(),
         )
 
@@ -156,6 +177,7 @@ class ChatBody(_OpenAIBody):
                 "message": choice.message,
                 "logprobs": self.logprobs_of(choice, decode),
                 "finish_reason": finish_reason(choice),
+                "stop_reason": self.stop_reason(choice),
             }
             | self.ids_of(choice)
             for number, choice in enumerate(reply.choices)
@@ -199,6 +221,7 @@ class _ChatStream:
                 yield self._chunk(number, {"tool_calls": [{"index": place, **call}]})
             last = {
                 "finish_reason": finish_reason(choice),
+                "stop_reason": self._body.stop_reason(choice),
                 "logprobs": self._body.logprobs_of(choice, self._decode),
             }
             yield self._chunk(number, {}, **last, **self._body.ids_of(choice))
@@ -252,10 +275,9 @@ class CompletionBody(_OpenAIBody):
     def facts(self, choice: ModelChoice, decode: Decode) -> dict[str, Any]:
         """Why it ended, ids and log-probabilities, as vLLM has them."""
         sampled = choice.generation
-        stopped = next((stop for stop in self.stop if stop in choice.raw_text), None)
         facts: dict[str, Any] = {
             "finish_reason": finish_reason(choice),
-            "stop_reason": stopped if sampled.finish is FinishReason.STOP else None,
+            "stop_reason": self.stop_reason(choice),
             "logprobs": None,
         }
         if self.logprobs is not None:

@@ -178,6 +178,11 @@ class History:
             )
         chain = _chain(request)
         parent, at = self._known(request.messages, chain)
+        if request.continued:
+            if parent is None or at != len(request.messages):
+                message = "continue_final_message: the last message is no reply of this session, and others have no ids"
+                raise RequestRefusedError(400, "request", message)
+            return Place(parent, (), at, digest=chain[-2])
         if parent is not None:
             ids = parent.generation.token_ids
             new = self._renderer.new_ids(
@@ -259,9 +264,10 @@ class History:
             self._texts.append(turn)
             return
         # A client may put back the stop string that its reply lacked, as smolagents does.
-        forms = {choice.text.strip()} if choice.calls else {choice.text.strip(), choice.raw_text.strip()}
+        forms = {choice.text} if choice.calls else {choice.text, choice.raw_text}
+        begun = str(request.messages[-1].get("content") or "") if request.continued else ""
         for text in forms:
-            said = _canonical({**choice.message, "content": text})
+            said = _canonical({**choice.message, "content": begun + text})
             self._index.setdefault(_digest(place.digest, said), []).append(turn)
 
     def trajectories(self) -> list[Sampled]:
@@ -323,8 +329,12 @@ def _sampled(name: str, leaf: Turn, named: Mapping[Turn, str]) -> Sampled:
 
 
 def _conversation(leaf: Turn) -> tuple[Mapping[str, Any], ...]:
+    *messages, last = (*leaf.request.messages, leaf.choice.message)
+    if leaf.request.continued:
+        begun = messages.pop()
+        last = {**last, "content": f"{begun.get('content') or ''}{last['content'] or ''}"}
     if leaf.request.prompt is None:
-        return (*leaf.request.messages, leaf.choice.message)
+        return (*messages, last)
     return ({"prompt": leaf.text, "completion": leaf.choice.raw_text},)
 
 

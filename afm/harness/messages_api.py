@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, field_validator
 
 from afm.errors import DataError
 from afm.harness.chat_api import AnswerStream, Decode, SamplingBody, chat_message, event
@@ -14,6 +15,13 @@ from afm.harness.requests import ModelChoice, ModelReply, ModelRequest
 from afm.models.base import FinishReason
 
 _THOUGHTS = ("thinking", "redacted_thinking")
+
+
+class Thread(BaseModel):
+    """A conversation that the server holds: clients send only what is new."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
 
 
 class MessagesBody(SamplingBody):
@@ -25,21 +33,51 @@ class MessagesBody(SamplingBody):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     stop_sequences: tuple[str, ...] = ()
+    thread: Thread | None = None
+    mcp_servers: list[Any] | None = None
+    compaction: dict[str, Any] | None = None
+    _thread: ModelRequest | None = PrivateAttr(default=None)
 
     @field_validator("stop_sequences", mode="before")
     @classmethod
     def _listed(cls, stop: Any) -> Any:
         return stop or ()
 
+    @property
+    def continues(self) -> str | None:
+        """The reply of the same thread that it continues."""
+        return self.thread.previous_message_id if self.thread is not None else None
+
+    def after(self, thread: ModelRequest) -> None:
+        """Continue a thread, whose system prompt and tools stay."""
+        self._thread = thread
+
+    def kept(self, request: ModelRequest, reply: ModelReply) -> ModelRequest | None:
+        """What a thread's next request continues."""
+        if self.thread is None:
+            return None
+        return replace(
+            request, messages=[*request.messages, reply.choices[0].message], tools=self._declared()
+        )
+
+    def _declared(self) -> tuple[Mapping[str, Any], ...]:
+        if self._thread is not None:
+            return tuple(self._thread.tools)
+        return tuple(map(_function, self.tools or ()))
+
     def request(self) -> ModelRequest:
         """As :meth:`~afm.harness.chat_api.ApiBody.request`."""
+        for name in ("mcp_servers", "compaction"):
+            if getattr(self, name):
+                raise DataError(f"{name}: expected none; the program itself connects and summarises here")
         rows: list[Mapping[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for message in self.messages:
             rows += _chat(message)
+        before = self._thread.messages if self._thread is not None else ()
         offered = (self.tool_choice or {}).get("type") != "none"
         return ModelRequest(
-            messages=[chat_message(row, number) for number, row in enumerate(rows)],
-            tools=tuple(map(_function, self.tools or ())) if offered else (),
+            messages=[*before, *(chat_message(row, number) for number, row in enumerate(rows))],
+            tools=self._declared() if offered else (),
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
             **self.sampling(),
@@ -66,7 +104,7 @@ class MessagesBody(SamplingBody):
     def about(self, identity: str, model: str) -> dict[str, Any]:
         """A message without content."""
         return {
-            "id": f"msg_{identity}",
+            "id": identity,
             "type": "message",
             "role": "assistant",
             "model": model,

@@ -33,6 +33,7 @@ class ModelRequest:
         prompt: Text or token ids.
         n: Replies.
         max_tokens: Of a reply; ``None``: as many as fit.
+        continued: The last message is a reply of the assistant that is not over.
         json_schema: A JSON schema as text, which the reply must keep to; ``None`` for free text.
         member: Who asks, of a team; a conversation is one member's.
     """
@@ -49,6 +50,7 @@ class ModelRequest:
     seed: int | None = None
     json_schema: str | None = None
     member: str = ""
+    continued: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from pydantic import Field, PrivateAttr, field_validator
 
@@ -33,6 +33,8 @@ class ResponsesBody(SamplingBody):
     max_output_tokens: int | None = Field(default=None, ge=1)
     previous_response_id: str | None = None
     text: dict[str, Any] | None = None
+    conversation: Any = None
+    prompt: Any = None
     _earlier: Sequence[Mapping[str, Any]] = PrivateAttr(default=())
 
     @field_validator("stream", mode="before")
@@ -40,10 +42,18 @@ class ResponsesBody(SamplingBody):
     def _default(cls, value: Any) -> Any:
         return bool(value)
 
-    def after(self, messages: Sequence[Mapping[str, Any]]) -> Self:
-        """The same, behind the messages up to ``previous_response_id``, which the server keeps."""
-        self._earlier = messages
-        return self
+    @property
+    def continues(self) -> str | None:
+        """The response that it continues."""
+        return self.previous_response_id
+
+    def after(self, earlier: ModelRequest) -> None:
+        """Continue the messages up to ``previous_response_id``, which the server keeps."""
+        self._earlier = earlier.messages
+
+    def kept(self, request: ModelRequest, reply: ModelReply) -> ModelRequest:
+        """What a next request continues, without instructions and tools: each request has its own."""
+        return ModelRequest(messages=[*self.messages, reply.choices[0].message])
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -56,6 +66,9 @@ class ResponsesBody(SamplingBody):
 
     def request(self) -> ModelRequest:
         """As :meth:`~afm.harness.chat_api.ApiBody.request`."""
+        for name in ("conversation", "prompt"):
+            if getattr(self, name) is not None:
+                raise DataError(f"{name}: expected none, nothing is stored at OpenAI; send it as input")
         check_tool_choice(self.tool_choice, [tool.get("name") for tool in self.tools or ()])
         wanted = (self.text or {}).get("format") or {}
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []

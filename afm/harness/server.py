@@ -21,7 +21,6 @@ import json
 import math
 import re
 import socket
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -49,7 +48,12 @@ _MAX_BODY_BYTES = 64 << 20
 _BACKLOG = 2048
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-_IDENTITIES = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "responses": "resp_"}
+_IDENTITIES = {
+    "chat/completions": "chatcmpl-",
+    "completions": "cmpl-",
+    "responses": "resp_",
+    "messages": "msg_",
+}
 
 
 class HarnessApp:
@@ -62,8 +66,8 @@ class HarnessApp:
 
     def __init__(self, embeddings: str | None = None) -> None:
         self.sessions: dict[str, Session] = {}
-        self._stored: dict[tuple[str, str], Sequence[Mapping[str, Any]]] = {}
-        """The messages of a session's responses, for ``previous_response_id``."""
+        self._stored: dict[tuple[str, str], ModelRequest] = {}
+        """Conversations of a session up to a reply, for clients that continue it by its id."""
         self._bodies: dict[str, type[ChatBody | CompletionBody | ResponsesBody | MessagesBody]] = {
             "chat/completions": ChatBody,
             "completions": CompletionBody,
@@ -126,8 +130,8 @@ class HarnessApp:
             await self._pass_on(body, send)
             return
         asked = self._bodies[path].model_validate_json(body)
-        if isinstance(asked, ResponsesBody) and asked.previous_response_id is not None:
-            asked.after(self._earlier(session, asked.previous_response_id))
+        if asked.continues is not None:
+            asked.after(self._earlier(session, path, asked.continues))
         request, identity = (
             replace(asked.request(), member=member),
             f"{_IDENTITIES.get(path, '')}{uuid4().hex}",
@@ -139,8 +143,8 @@ class HarnessApp:
         else:
             reply = await session.ask(request)
             await _answer(send, asked.answer(identity, reply, decode))
-        if isinstance(asked, ResponsesBody) and reply is not None:
-            self._stored[session.key, identity] = [*asked.messages, reply.choices[0].message]
+        if reply is not None and (kept := asked.kept(request, reply)) is not None:
+            self._stored[session.key, identity] = kept
 
     async def _pass_on(self, body: bytes, send: Send) -> None:
         if self._embeddings is None:
@@ -163,13 +167,13 @@ class HarnessApp:
         if self._connections is not None:
             await self._connections.close()
 
-    def _earlier(self, session: Session, identity: str) -> Sequence[Mapping[str, Any]]:
+    def _earlier(self, session: Session, path: str, identity: str) -> ModelRequest:
         try:
             return self._stored[session.key, identity]
         except KeyError:
-            raise RequestRefusedError(
-                400, "previous_response_id", f"this session gave no response {identity[:80]!r}"
-            ) from None
+            # Anthropic's client then sends its whole history in a new thread.
+            lost = (404, "thread_not_found") if path == "messages" else (400, "previous_response_id")
+            raise RequestRefusedError(*lost, f"this session gave no response {identity[:80]!r}") from None
 
 
 def _end_with(session: Session, reward: float) -> dict[str, Any]:
@@ -341,7 +345,8 @@ def first_mistake(error: ValidationError) -> str:
 
 def _error(code: str, message: str) -> dict[str, Any]:
     """In the form that clients of OpenAI and of Anthropic read."""
-    return {"type": "error", "error": {"message": message, "type": "invalid_request_error", "code": code}}
+    fault = {"message": message, "type": "invalid_request_error", "code": code}
+    return {"type": "error", "error": {**fault, "details": {"error_code": code}}}
 
 
 async def _answer(send: Send, content: Any, status: int = 200) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 from recording_model import RecordingModel
@@ -13,10 +14,15 @@ from afm.models.tokenizer import ChatTokenizer
 
 
 @pytest.fixture(scope="session")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(["Tom has 12 apples and 3 pears."] * 50, folder, vocab_size=300)
-    return ChatTokenizer.load(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def codec(tokenizer_folder: Path) -> ChatTokenizer:
+    return ChatTokenizer.load(tokenizer_folder)
 
 
 @pytest.fixture

@@ -181,6 +181,26 @@ async def test_a_reply_is_known_again_without_its_blanks_with_its_stop_string_an
     assert wrong_tokens(session, model) == 0
 
 
+async def test_a_reply_that_is_not_over_is_continued_by_its_ids(recording, opened) -> None:
+    model = recording("One<a> or", " and two<a>", " and three.", "Four.")
+    session = opened(model)
+    history = await chat(session, [user("Count.")], stop=("<a>",))
+    for text in ("One<a>", "One<a> and two<a>"):
+        history = [user("Count."), {"role": "assistant", "content": text}]
+        reply = await session.ask(ModelRequest(messages=history, stop=("<a>",), continued=True))
+    assert reply.choices[0].text == " and three."
+    history[-1]["content"] += reply.choices[0].text
+    await chat(session, [*history, user("More.")])
+
+    [trajectory] = session.trajectories()
+    ends = [(turn.begin, turn.end) for turn in trajectory.turns]
+    assert ends[0][1] == ends[1][0] < ends[1][1] == ends[2][0] < ends[2][1] < ends[3][0]
+    assert wrong_tokens(session, model) == 0
+    unknown = [user("Count."), {"role": "assistant", "content": "Zero"}]
+    with pytest.raises(RequestRefusedError, match="no reply of this session"):
+        await session.ask(ModelRequest(messages=unknown, continued=True))
+
+
 async def test_a_text_continues_by_what_it_begins_with_and_ids_by_ids(recording, opened, codec) -> None:
     model = recording("One.", " Two.", " Three.", " Four.")
     session = opened(model)

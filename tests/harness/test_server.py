@@ -150,6 +150,13 @@ async def test_the_responses_api_gives_one_trajectory(connect, recording, stream
     assert wrong_tokens(session, model) == 0
 
 
+LOST = {
+    "messages": USER,
+    "max_tokens": 9,
+    "thread": {"type": "continue", "previous_message_id": "msg_1"},
+}
+
+
 def events_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
@@ -176,21 +183,25 @@ def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_anthropics_messages_give_one_trajectory(server, opened, recording, stream) -> None:
+@pytest.mark.parametrize("held", [False, True])
+async def test_anthropics_messages_give_one_trajectory(server, opened, recording, stream, held) -> None:
+    """The history comes with each request, or is held by the server as a thread with its prompt and tools."""
     model = recording(f"Let me see.\n{CALL}", "At the Ilm.")
     session = opened(model)
     server.open(session)
     tools = [{"name": "search", "description": "Looks up.", "input_schema": PARAMETERS}]
     client = httpx.AsyncClient(base_url=server.origin, headers={"x-api-key": "key"})
 
-    async def ask(messages):
-        body = {"model": "tiny", "max_tokens": 200, "system": "Be brief.", "tools": tools, "stream": stream}
-        answer = await client.post("/v1/messages", json=body | {"messages": messages})
+    whole = {"system": "Be brief.", "tools": tools}
+
+    async def ask(messages, **more):
+        body = {"model": "tiny", "max_tokens": 200, "stream": stream, "messages": messages}
+        answer = await client.post("/v1/messages", json=body | more)
         assert answer.status_code == 200, answer.text
         return put_together(events_of(answer.text)) if stream else answer.json()
 
     async with client:
-        first = await ask(USER)
+        first = await ask(USER, **whole, **({"thread": {"type": "create"}} if held else {}))
         text, call = first["content"]
         assert (text["text"], call["name"], call["input"]) == ("Let me see.", "search", {"query": "Ilm"})
         assert first["stop_reason"] == "tool_use"
@@ -199,8 +210,11 @@ async def test_anthropics_messages_give_one_trajectory(server, opened, recording
             "tool_use_id": call["id"],
             "content": [{"type": "text", "text": "A river."}],
         }
-        history = [*USER, {"role": "assistant", "content": first["content"]}]
-        last = await ask([*history, {"role": "user", "content": [result]}])
+        new = [{"role": "user", "content": [result]}]
+        if held:
+            last = await ask(new, thread={"type": "continue", "previous_message_id": first["id"]})
+        else:
+            last = await ask([*USER, {"role": "assistant", "content": first["content"]}, *new], **whole)
     assert (last["content"][0]["text"], last["stop_reason"]) == ("At the Ilm.", "end_turn")
     assert len(session.trajectories()) == 1
     assert wrong_tokens(session, model) == 0
@@ -245,6 +259,14 @@ async def test_anthropics_messages_give_one_trajectory(server, opened, recording
         ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, 400, "hosted tools do not run here"),
         ("responses", {"input": "x", "previous_response_id": "resp_1"}, 400, "gave no response 'resp_1'"),
         ("messages", {"messages": USER, "max_tokens": 0}, 400, "max_tokens: Input should be greater"),
+        ("responses", {"input": "x", "conversation": "conv_1"}, 400, "nothing is stored at OpenAI"),
+        ("messages", LOST, 404, "gave no response 'msg_1'"),
+        (
+            "messages",
+            {"messages": USER, "max_tokens": 9, "mcp_servers": [{}]},
+            400,
+            "mcp_servers: expected none",
+        ),
         ("completions", {"prompt": "x", "echo": True}, 400, "echo: got true"),
         ("completions", {"prompt": "x", "stop": [""]}, 400, "stop contains an empty string"),
         ("images", {}, 404, "expected POST chat/completions"),

@@ -5,20 +5,37 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from afm.errors import EngineError
 from afm.harness import Session
 from afm.models import FinishReason, Generation, SamplingParams, TokenModel
+from afm.models.base import StreamingModel
 from afm.models.tokenizer import ChatTokenizer
+
+MOST_OF_ENGINE = 16
+"""Tokens that an engine samples for one reply: a random one seldom ends by itself."""
 
 
 class RecordingModel(TokenModel):
-    """Says texts in turn, or random ids of its vocabulary when they are used up, token by token."""
+    """Says texts in turn, token by token; where there is none, a real engine samples, or random ids are said.
 
-    def __init__(self, codec: ChatTokenizer, texts: Sequence[str] = (), *, seed: int = 0) -> None:
+    Args:
+        texts: ``None`` among them leaves that reply to the engine.
+    """
+
+    def __init__(
+        self,
+        codec: ChatTokenizer,
+        texts: Sequence[str | None] = (),
+        *,
+        seed: int = 0,
+        engine: StreamingModel | None = None,
+    ) -> None:
         super().__init__(codec, name="tiny", context_tokens=100_000)
         self.texts = list(texts)
         self.sampled: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self.logprobs: list[tuple[float, ...]] = []
         self.params: list[SamplingParams] = []
         self.hold = asyncio.Event()
         self.hold.set()
@@ -26,6 +43,7 @@ class RecordingModel(TokenModel):
         self.begun = self.cancelled = 0
         self.failures: list[EngineError] = []
         """Raised in turn, each in place of a generation."""
+        self._engine = engine
         self._random = random.Random(seed)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
@@ -38,7 +56,13 @@ class RecordingModel(TokenModel):
         self.params.append(params)
         if self.failures:
             raise self.failures.pop(0)
-        ids, finish = self._next(params)
+        text = self.texts.pop(0) if self.texts else None
+        if text is None and self._engine is not None:
+            short = replace(params, max_new_tokens=min(params.max_new_tokens, MOST_OF_ENGINE))
+            generation = await self._engine.stream(prompt_ids, short, on_token)
+            self._keep(prompt_ids, generation)
+            return generation
+        ids, finish = self._next(text, params)
         self.begun += 1
         try:
             for token in ids:
@@ -49,12 +73,17 @@ class RecordingModel(TokenModel):
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        self.sampled.append((tuple(prompt_ids), ids))
-        return Generation(ids, tuple(-token / 1000 for token in ids), finish)
+        generation = Generation(ids, tuple(-token / 1000 for token in ids), finish)
+        self._keep(prompt_ids, generation)
+        return generation
 
-    def _next(self, params: SamplingParams) -> tuple[tuple[int, ...], FinishReason]:
-        if self.texts:
-            ids = [*self.codec.encode(self.texts.pop(0)), self.codec.end_id]
+    def _keep(self, prompt_ids: Sequence[int], generation: Generation) -> None:
+        self.sampled.append((tuple(prompt_ids), generation.token_ids))
+        self.logprobs.append(generation.logprobs)
+
+    def _next(self, text: str | None, params: SamplingParams) -> tuple[tuple[int, ...], FinishReason]:
+        if text is not None:
+            ids = [*self.codec.encode(text), self.codec.end_id]
         else:
             ids = [self._random.randrange(self.codec.size) for _ in range(self._random.randrange(1, 6))]
             if self.codec.end_id in ids:
@@ -71,7 +100,8 @@ class RecordingModel(TokenModel):
 
 def wrong_tokens(session: Session, model: RecordingModel) -> int:
     """Trained tokens of a session that were not sampled behind what is in front of them, or not trained once."""
-    left = list(model.sampled)
+    sampled = [(*pair, logprobs) for pair, logprobs in zip(model.sampled, model.logprobs, strict=True)]
+    left = list(sampled)
     wrong = 0
     for trajectory in session.trajectories():
         assert len(trajectory.response_ids) == len(trajectory.response_mask) == len(trajectory.logprobs)
@@ -79,14 +109,13 @@ def wrong_tokens(session: Session, model: RecordingModel) -> int:
         begin = len(trajectory.prompt_ids)
         inside = [0] * len(trajectory.response_ids)
         for turn in trajectory.turns:
-            ids = trajectory.response_ids[turn.begin : turn.end]
-            inside[turn.begin : turn.end] = [int(turn.trained)] * len(ids)
-            logprobs = trajectory.logprobs[turn.begin : turn.end]
-            wrong += sum(value != -token / 1000 for token, value in zip(ids, logprobs, strict=True))
-            if turn.trained:
-                sampled = (sequence[: begin + turn.begin], ids)
-                wrong += 0 if sampled in left else len(ids)
-                if sampled in left:
-                    left.remove(sampled)
+            place = slice(turn.begin, turn.end)
+            ids = trajectory.response_ids[place]
+            inside[place] = [int(turn.trained)] * len(ids)
+            known = (sequence[: begin + turn.begin], ids, trajectory.logprobs[place])
+            among = left if turn.trained else sampled
+            wrong += 0 if known in among else len(ids)
+            if turn.trained and known in left:
+                left.remove(known)
         wrong += sum(a != b for a, b in zip(inside, trajectory.response_mask, strict=True))
-    return wrong + sum(len(ids) for _, ids in left)
+    return wrong + sum(len(ids) for _, ids, _ in left)

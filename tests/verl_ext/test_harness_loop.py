@@ -81,7 +81,13 @@ def cpu_server(model: Path, tokenizer: Any, *, response: int) -> Any:
 
 
 def loop_of(
-    settings: Path, servers: Any, tokenizer: Any, model: Path, *, own: bool = False, response: int = 200
+    settings: Path,
+    servers: Any,
+    tokenizer: Any,
+    model: Path,
+    *,
+    kind: str = "HarnessAgentLoop",
+    response: int = 200,
 ) -> Any:
     """An agent loop as verl makes it."""
     from omegaconf import OmegaConf
@@ -96,8 +102,8 @@ def loop_of(
     rollout |= {"max_model_len": None, "agent": {"num_workers": 1}}
     actor = {"rollout": rollout, "model": {"path": str(model)}}
     config = OmegaConf.create({"actor_rollout_ref": actor, "data": {}, "trainer": {"nnodes": 1}})
-    kind = agent_loop.AfmAgentLoop if own else harness_loop.HarnessAgentLoop
-    return kind(
+    kinds = {"HarnessAgentLoop": harness_loop.HarnessAgentLoop, "AfmAgentLoop": agent_loop.AfmAgentLoop}
+    return (kinds | {"in turns": loop_in_turns(agent_loop.AfmAgentLoop)})[kind](
         trainer_config=DictConfigWrap(config),
         server_manager=servers,
         tokenizer=tokenizer,
@@ -106,6 +112,32 @@ def loop_of(
         data_config=DictConfigWrap(config.data),
         settings=str(settings),
     )
+
+
+def loop_in_turns(loop: type) -> type:
+    """Our loop with its observations as turns of the role ``tool``, which it cannot write itself; the gateway's renderer does."""
+    from afm.harness import ChatRenderer
+    from verl_ext.training_sample import ServerModel
+
+    class TurnsModel(ServerModel):
+        def encode(self, text: str) -> list[int]:
+            content = text.removeprefix("\n<observation>\n").removesuffix("\n</observation>\n")
+            chat = [
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "content": "a"},
+                {"role": "tool", "content": content},
+            ]
+            ids = ChatRenderer(self.tokenizer).new_ids(chat, (), sampled=1, last_id=None)
+            assert ids is not None
+            return ids
+
+    class LoopInTurns(loop):
+        def _model(self, codec: Any, request: str) -> Any:
+            model = super()._model(codec, request)
+            model.__class__ = TurnsModel
+            return model
+
+    return LoopInTurns
 
 
 @pytest.fixture(scope="module")
@@ -329,57 +361,81 @@ def test_each_episode_counts_once_in_its_group() -> None:
         assert values == pytest.approx([advantage, 0.0, advantage], abs=1e-4)
 
 
+@pytest.fixture(scope="module")
+def guessing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that half knows a sum, with its observation in tags and as a turn, so that episodes differ."""
+    from reciting import learn_by_heart
+    from reciting_agent import recited
+
+    from afm.models.tiny import create_tiny_model, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("agent")
+    in_tags = [recited(*pair) for pair in SUMS]
+    in_turns = [
+        [(turn_of(text), False) if "<observation>" in text else (text, own) for text, own in pieces]
+        for pieces in in_tags
+    ]
+    texts = ["".join(text for text, _ in pieces) for pieces in in_tags + in_turns]
+    train_tokenizer(texts * 5, folder, vocab_size=320)
+    create_tiny_model(folder, folder, hidden_size=48, layers=1, heads=2, mlp=96)
+    learn_by_heart(folder, [in_tags[0], in_turns[0]], loss=0.005)
+    limits = {"max_turns": 2, "max_turn_tokens": 60, "max_response_tokens": 400}
+    (folder / "math.yaml").write_text(yaml.safe_dump(AGENT | {"limits": limits}))
+    entry = {"class_name": "calculator.Calculator", "tool_schema": {"function": {"name": "code"}}}
+    (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
+    (folder / "calculator.py").write_text((ROOT / "tests/shared/calculator.py").read_text())
+    return folder
+
+
+SUMS = ((12, 13), (7, 5))
+"""A known and an unknown one."""
+
+
+def turn_of(observation: str) -> str:
+    content = observation.split("\n")[2]
+    return f"<|im_end|>\n<|im_start|>tool\n{content}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("protocol", ["completions"])
 async def test_our_agent_as_an_outside_program_gives_the_same_samples_and_advantages(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    tmp_path: Path, guessing: Path, protocol: str
 ) -> None:
-    """A model that half knows a sum, so that episodes differ; 4 of a known and 4 of an unknown sum.
+    """4 episodes of a known and 4 of an unknown sum.
 
     Tokens, masks, log-probabilities, rewards and advantages are compared bit by bit.
     """
     from outside_agent import __file__ as program
-    from reciting import learn_by_heart
-    from reciting_agent import recited
     from transformers import AutoTokenizer
 
-    from afm.models.tiny import create_tiny_model, train_tokenizer
     from verl_ext import agent_loop
 
-    model, pairs = tmp_path_factory.mktemp("agent"), ((12, 13), (7, 5))
-    train_tokenizer(
-        ["".join(text for text, _ in recited(*pair)) for pair in pairs] * 5, model, vocab_size=320
-    )
-    create_tiny_model(model, model, hidden_size=48, layers=1, heads=2, mlp=96)
-    learn_by_heart(model, [recited(*pairs[0])], loss=0.005)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    limits = {"max_turns": 2, "max_turn_tokens": 60, "max_response_tokens": 400}
-    (tmp_path / "agent.yaml").write_text(yaml.safe_dump(AGENT | {"limits": limits}))
-    entry = {"class_name": "calculator.Calculator", "tool_schema": {"function": {"name": "code"}}}
-    (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
-    (tmp_path / "calculator.py").write_text((ROOT / "tests/shared/calculator.py").read_text())
-    common = {"agent": str(tmp_path / "agent.yaml"), "rewards": {"formula": "correct"}, "seed": 3}
-    command = ["python", program, str(tmp_path / "agent.yaml"), str(tmp_path / "tools.yaml")]
+    tokenizer = AutoTokenizer.from_pretrained(guessing)
+    agent, tools = str(guessing / "math.yaml"), str(guessing / "tools.yaml")
+    common = {"agent": agent, "rewards": {"formula": "correct"}, "seed": 3}
+    command = ["python", program, agent, tools, protocol]
+    own_kind = "AfmAgentLoop" if protocol == "completions" else "in turns"
     ways = {
-        "own": common | {"tools": str(tmp_path / "tools.yaml")},
-        "outside": common | {"harness": {"command": command, "retries": 0, "timeout_s": 600}},
+        own_kind: common | {"tools": tools},
+        "HarnessAgentLoop": common | {"harness": {"command": command, "retries": 0, "timeout_s": 600}},
     }
     rows = [
         ROW
         | {"uid": f"u{first}", "session_id": number, "reward_model": {"ground_truth": str(first + second)}}
         | {"extra_info": {"index": f"q{first}", "question": f"{first}+{second}?"}}
-        for first, second in pairs
+        for first, second in SUMS
         for number in range(4)
     ]
-    server = cpu_server(model, tokenizer, response=400)
+    server = cpu_server(guessing, tokenizer, response=400)
     played: dict[str, list[Any]] = {}
-    for name, settings in ways.items():
+    for kind, settings in ways.items():
         agent_loop._DRAWS.clear()
-        path = tmp_path / f"{name}.yaml"
+        path = tmp_path / "settings.yaml"
         path.write_text(yaml.safe_dump(settings))
-        loop = loop_of(path, server, tokenizer, model, own=name == "own", response=400)
+        loop = loop_of(path, server, tokenizer, guessing, kind=kind, response=400)
         outputs = [await loop.run(dict(SAMPLING), **row) for row in rows]
-        played[name] = [output[0] if isinstance(output, list) else output for output in outputs]
-        assert [output.extra_fields["abstained"] for output in played[name]] == [""] * len(rows)
-    own, outside = played["own"], played["outside"]
+        played[kind] = [output[0] if isinstance(output, list) else output for output in outputs]
+        assert [output.extra_fields["abstained"] for output in played[kind]] == [""] * len(rows)
+    own, outside = played[own_kind], played["HarnessAgentLoop"]
     for ours, theirs in zip(own, outside, strict=True):
         assert tokenizer.decode(theirs.response_ids) == tokenizer.decode(ours.response_ids)
         assert (theirs.prompt_ids, theirs.response_ids) == (ours.prompt_ids, ours.response_ids)
@@ -387,9 +443,15 @@ async def test_our_agent_as_an_outside_program_gives_the_same_samples_and_advant
         assert theirs.response_logprobs == ours.response_logprobs
         assert theirs.reward_score == ours.reward_score
         assert facts(theirs)["token_drift"] == facts(ours)["token_drift"] == 0
+        assert facts(theirs)["trajectories"] == 1
     assert {output.reward_score for output in own} == {0.0, 1.0}
     assert len({tuple(output.response_ids) for output in own}) > 4
-    assert any(0 in output.response_mask for output in own)  # a tool was called
+    observed = [output for output in own if 0 in output.response_mask]
+    assert observed  # a tool was called
+    assert all(
+        ("<|im_start|>tool" in tokenizer.decode(each.response_ids)) is (protocol == "chat")
+        for each in observed
+    )
     advantages = [advantages_of(outputs, rows) for outputs in (own, outside)]
     assert advantages[0] == advantages[1]
     assert any(advantages[0])
