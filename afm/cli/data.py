@@ -125,7 +125,9 @@ def prepare_sft(
     records: RecordsArgument,
     output_dir: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
     agent: AgentOption = "math",
-    name: Annotated[str, typer.Option(help="Name of the data set for LLaMA-Factory.")] = "math_agent_sft",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the data set for LLaMA-Factory [default: AGENT_sft].")
+    ] = None,
     tools: CallReadersOption = None,
     trust: TrustOption = False,
 ) -> None:
@@ -137,6 +139,7 @@ def prepare_sft(
     from afm.tools.registry import readers_of
 
     spec, readers, rows_read = agent_option(agent), readers_of(tools), _Records(records)
+    name = name or f"{spec.name}_sft"
     try:
         rows = write_sft(rows_read, spec, output_dir, name=name, inputs=[records], readers=readers)
     except DataError as error:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -51,7 +52,8 @@ def report(
     """
     for folder in run_dirs:
         if not folder.is_dir():
-            raise UsageError(f"{folder}: no such folder; expected the output_dir of a run or an evaluation")
+            what = "is a file, `afm view` shows it" if folder.exists() else "no such folder"
+            raise UsageError(f"{folder}: {what}; expected the output_dir of a run or an evaluation")
     if anyway and len(run_dirs) < 2:
         raise UsageError("--anyway goes with several runs: afm report BEFORE AFTER --anyway")
     if out is not None and out.suffix in {".md", ".json"}:
@@ -106,6 +108,10 @@ def view(
     """
     from afm.evaluation.viewer import EpisodeIndex
 
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder; expected episodes as JSONL, or a run's folder")
+    if path.is_file() and not path.stat().st_size:
+        print(f"{path} is empty; the page shows what a job writes to it", file=sys.stderr)
     episodes = EpisodeIndex(path, index or _place(path.resolve()))
     if bundle is not None:
         page = _write_bundle(episodes, bundle, bundle_episodes)

@@ -39,7 +39,7 @@ def test_from_a_world_to_training_files(tmp_path, monkeypatch):
     assert load_records(folder / "good/kept.jsonl") == kept
 
     run("prepare", "sft", folder / "good/kept.jsonl", "--output-dir", folder / "sft")
-    rows = json.loads((folder / "sft/math_agent_sft.json").read_text())
+    rows = json.loads((folder / "sft/math_sft.json").read_text())
     assert [row["output"] for row in rows] == [record.text for record in kept]
 
     run("prepare", "rl", folder / "world/rl.jsonl", "-o", folder / "rl.parquet", "--split", "rl")

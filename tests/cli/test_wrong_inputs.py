@@ -368,7 +368,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ),
     ("data queries configs/queries/qa.yaml", 1, ("tasks: missing, but required", "give tasks=VALUE")),
     ("report {T}/model", 1, ("{T}/model holds nothing to report", "expected episodes.jsonl")),
-    ("view {T}/none", 1, ("{T}/none: no such file or folder", "expected episodes as JSONL")),
+    ("view {T}/none", 2, ("{T}/none: no such file or folder", "expected episodes as JSONL")),
     (
         "data world --output-dir {T}/good.jsonl",
         1,

@@ -218,13 +218,19 @@ def question_in(text: str, spec: AgentSpec) -> str:
     return text[len(before) : len(text) - len(after)] if fits else text
 
 
+_SAME_TOOL = {"python_interpreter": CODE_TOOL, "visit_webpage": "crawl_page"}
+"""Tools of smolagents, and what does the same here."""
+
+
 def tag_of(tool: str, spec: AgentSpec) -> str:
     """The role that calls ``tool``, which may also be the role's own name. An unknown tool is an error."""
     for tag, name in spec.tool_roles.items():
         if tool in (name, tag):
             return tag
     known = suggestion(tool, spec.tool_roles) if spec.tool_roles else "it has no tools"
-    ours = next(iter(spec.tool_roles.values()), "")
+    first = next(iter(spec.tool_roles.values()), "")
+    ours = _SAME_TOOL.get(tool, first)
+    ours = ours if ours in spec.tool_roles.values() else first
     advice = f"; rename it, for example --tool {tool}={ours}, drop its calls with --tool {tool}=, or give the agent a role for it"
     raise DataError(f"agent {spec.name!r} has no tool {tool!r}; {known}{advice}")
 
