@@ -222,7 +222,7 @@ async def _streamed(
         except AfmError as error:
             await _send_piece(send, event(_error("engine", str(error)), "error"), more=False)
             return None
-        await _send_piece(send, events.end(reply), more=False)
+        await _send_piece(send, begun + events.end(reply), more=False)
         return reply
     finally:
         work.cancel()

@@ -221,6 +221,32 @@ async def test_anthropics_messages_give_one_trajectory(server, opened, recording
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "first"),
+    [
+        ("chat/completions", {"messages": USER, "tools": [SEARCH]}, '"role": "assistant"'),
+        (
+            "responses",
+            {"input": "x", "tools": [{"type": "function", **SEARCH["function"]}]},
+            "response.created",
+        ),
+        (
+            "messages",
+            {"messages": USER, "max_tokens": 99, "tools": [{"name": "search", "input_schema": PARAMETERS}]},
+            "message_start",
+        ),
+    ],
+)
+async def test_a_stream_of_calls_alone_begins_as_every_other(
+    server, opened, recording, path, body, first
+) -> None:
+    url = server.open(opened(recording(CALL)))
+    async with httpx.AsyncClient() as client:
+        answer = await client.post(f"{url}/{path}", json=body | {"stream": True})
+    assert first in answer.text.partition("\n\n")[0]
+    assert "search" in answer.text
+
+
+@pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
         ("chat/completions", {"messages": []}, 400, "messages: List should have at least 1 item"),
