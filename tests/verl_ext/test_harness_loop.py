@@ -396,7 +396,7 @@ def turn_of(observation: str) -> str:
     return f"<|im_end|>\n<|im_start|>tool\n{content}<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("protocol", ["completions"])
+@pytest.mark.parametrize("protocol", ["completions", "chat"])
 async def test_our_agent_as_an_outside_program_gives_the_same_samples_and_advantages(
     tmp_path: Path, guessing: Path, protocol: str
 ) -> None:
