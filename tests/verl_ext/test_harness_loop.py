@@ -259,6 +259,26 @@ async def test_a_programs_members_have_their_own_part(play: Any) -> None:
     assert parts[0]["words"] != parts[1]["words"]
 
 
+async def test_a_teams_conversations_are_sequences_of_its_members(play: Any, tmp_path: Path) -> None:
+    """A random model says nothing that can be used: the planner is asked three times, then the team gives up."""
+    (tmp_path / "short.yaml").write_text("system: Plan.\nuser: '{{ question }}'\n")
+    planner = {"model": "strong", "prompt": "short.yaml"}
+    entry = {"class_name": "calculator.Calculator", "tool_schema": {"function": {"name": "code"}}}
+    (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
+    (tmp_path / "calculator.py").write_text((ROOT / "tests/shared/calculator.py").read_text())
+    shipped = {"extends": str(ROOT / "configs/distill/math.yaml"), "members": {"planner": planner}}
+    shipped |= {"models": {"strong": {"max_tokens": 16}}, "tools": "tools.yaml"}
+    (tmp_path / "team.yaml").write_text(yaml.safe_dump(shipped))
+    harness = {"command": [], "team": "team.yaml", "by_member": "difference", "timeout_s": 3600}
+    outputs = await play("", harness=harness)
+    assert [output.extra_fields["member"]["member"] for output in outputs] == ["planner"] * 3
+    assert all(set(output.response_mask) == {1} for output in outputs)
+    assert {output.reward_score for output in outputs} == {0.0}
+    got = facts(outputs[0])
+    assert (got["trajectories"], got["token_drift"], got["answered"]) == (3, 0, 0)
+    assert outputs[0].extra_fields["abstained"] == ""
+
+
 @pytest.mark.parametrize(
     ("program", "by_member", "told"),
     [
@@ -558,6 +578,51 @@ def test_two_steps_of_afm_rl_train_the_model_behind_a_bare_program(
         assert counts == [0] * 5
         assert (row["trajectories"] > 1) is sandbox
         assert row["probs_diff_max"] < 1e-3
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (model_dir, tmp_path / "run/model")
+    )
+    assert any((before[name] != after[name]).any() for name in before)
+
+
+@pytest.mark.proof
+@pytest.mark.sandbox
+def test_two_steps_of_afm_rl_train_a_team(tmp_path: Path, model_dir: Path) -> None:
+    """No reply of a random model can be used: the planner is asked three times, in a conversation each.
+
+    The score is the overlong part alone. In each episode the planner says something else, so that it is trained.
+    """
+    from safetensors.torch import load_file
+
+    from afm.agents import load_agent
+    from afm.datasets import Task
+    from afm.datasets.rl_files import write_rl
+    from verl_ext.launcher import run_rl
+    from verl_ext.metrics import read_metrics
+
+    agent = load_agent(str(ROOT / "configs/tiny/agents/math.yaml"))
+    tasks = [
+        Task(id=f"q{a}", question=f"{a}+1?", ground_truth=str(a + 1), data_source="mini_math")
+        for a in range(8)
+    ]
+    write_rl(tasks, agent, tmp_path / "rl.parquet")
+    overrides = [
+        f"model={model_dir}", f"train_files={tmp_path}/rl.parquet", f"output_dir={tmp_path}/run",
+        "rewards={formula: overlong, overlong: {max_tokens: 160, buffer_tokens: 160}}",
+        "limits.max_response_tokens=64", "episodes_per_step=4",
+        "verl.data.train_batch_size=2", "verl.algorithm.filter_groups.enable=false",
+        "verl.actor_rollout_ref.actor.ppo_mini_batch_size=2", "verl.actor_rollout_ref.rollout.n=2",
+        "verl.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        "verl.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+        "verl.trainer.total_training_steps=2", "verl.trainer.save_freq=2",
+    ]  # fmt: skip
+    assert run_rl(ROOT / "configs/tiny/rl/math_team.yaml", overrides) == 0
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert (row["token_drift"], row["abstained_samples"], row["failed_episodes"]) == (0, 0, 0)
+        assert row["trajectories"] == 3
+    record = next(iter(read_records(episodes_file(tmp_path / "run", 1))))
+    assert [each["member"] for each in record.provenance["trajectories"]] == ["planner"] * 3
     before, after = (
         load_file(folder / "model.safetensors") for folder in (model_dir, tmp_path / "run/model")
     )
