@@ -611,8 +611,8 @@ def test_two_steps_of_afm_rl_train_a_team(tmp_path: Path, model_dir: Path) -> No
         "limits.max_response_tokens=64", "episodes_per_step=4",
         "verl.data.train_batch_size=2", "verl.algorithm.filter_groups.enable=false",
         "verl.actor_rollout_ref.actor.ppo_mini_batch_size=2", "verl.actor_rollout_ref.rollout.n=2",
-        "verl.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
-        "verl.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+        "verl.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+        "verl.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
         "verl.trainer.total_training_steps=2", "verl.trainer.save_freq=2",
     ]  # fmt: skip
     assert run_rl(ROOT / "configs/tiny/rl/math_team.yaml", overrides) == 0
