@@ -82,7 +82,7 @@ async def test_an_evaluation_without_tools_counts_them_and_the_report_says_so(tm
     manifest = read_manifest(out / "manifest.json")
     assert (manifest.spec, manifest.agents.originals) == (BARE, {BARE.name: MATH})
     page = write_run_report(out, tmp_path / "page.html").read_text()
-    assert '<td data-label="Invented tool">50.0 %</td>' in page
+    assert '<td data-label="Invented tool">50.0\xa0%</td>' in page
     assert said[1:] in page
     (out / "metrics.json").unlink()  # the same rates in an unfinished run and in a resumed one
     assert said[1:] in write_run_report(out, tmp_path / "page.html").read_text()
