@@ -59,7 +59,6 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("team")
     entry = {"class_name": "calculator.Calculator", "tool_schema": {"function": {"name": "code"}}}
     (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
-    (folder / "calculator.py").write_text((ROOT / "tests/shared/calculator.py").read_text())
     file = folder / "team.yaml"
     shipped = {"extends": str(ROOT / "configs/distill/math.yaml"), "tools": "tools.yaml"}
     file.write_text(yaml.safe_dump(shipped))

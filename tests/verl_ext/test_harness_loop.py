@@ -265,7 +265,6 @@ async def test_a_teams_conversations_are_sequences_of_its_members(play: Any, tmp
     planner = {"model": "strong", "prompt": "short.yaml"}
     entry = {"class_name": "calculator.Calculator", "tool_schema": {"function": {"name": "code"}}}
     (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
-    (tmp_path / "calculator.py").write_text((ROOT / "tests/shared/calculator.py").read_text())
     shipped = {"extends": str(ROOT / "configs/distill/math.yaml"), "members": {"planner": planner}}
     shipped |= {"models": {"strong": {"max_tokens": 16}}, "tools": "tools.yaml"}
     (tmp_path / "team.yaml").write_text(yaml.safe_dump(shipped))
@@ -403,7 +402,6 @@ def guessing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "math.yaml").write_text(yaml.safe_dump(AGENT | {"limits": limits}))
     entry = {"class_name": "calculator.Calculator", "tool_schema": {"function": {"name": "code"}}}
     (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
-    (folder / "calculator.py").write_text((ROOT / "tests/shared/calculator.py").read_text())
     return folder
 
 
