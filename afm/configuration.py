@@ -68,6 +68,14 @@ def describe_yaml(path: Path) -> str:
     return "this is a YAML" if kind is None else f"this is {kind.name}; {kind.use_of(path)}"
 
 
+def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
+    """Where it is, what it is, and where that began."""
+    at, begun = error.problem_mark, error.context_mark
+    where = f"line {at.line + 1}, column {at.column + 1}: " if at else ""
+    since = f" {error.context} that begins in line {begun.line + 1}" if error.context and begun else ""
+    return f"{where}{error.problem}{since}"
+
+
 def _refuse_other_kind(path: Path, data: Mapping[str, Any], what: str) -> None:
     """Name the command for a file of another kind. A key that only one kind has decides the kind."""
     expected = next((kind for kind in FILE_KINDS if what in kind.content), None)
@@ -101,7 +109,7 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
-        why = " ".join(str(error).split())
+        why = _yaml_fault(error) if isinstance(error, yaml.MarkedYAMLError) else " ".join(str(error).split())
         raise ConfigError(f"{path}: cannot be read as YAML: {why}; expected {what}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         got = "nothing" if data is None else type(data).__name__

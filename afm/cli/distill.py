@@ -119,7 +119,9 @@ async def _distill(
 
     tasks = list(read_tasks(file))
     if not tasks:
-        raise DataError("holds no questions, only the names of its columns", path=str(file))
+        raise DataError(
+            "holds no questions, only the names of its columns; add a row for each question", path=str(file)
+        )
     async with opened as (team, spec, tools):
         return await run(
             tasks,
