@@ -117,6 +117,13 @@ def choice_findings(config: Any) -> Iterator[Finding]:
         words = [word or "null" for word in known]
         yield Finding(Level.ERROR, "algorithm", f"verl.{key}: got {value!r}; {suggestion(str(value), words)}")
     yield from lora_findings(config)
+    if OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode") and (
+        config.actor_rollout_ref.rollout.name == "sglang"
+    ):
+        text = "verl.algorithm.rollout_correction.bypass_mode: nothing is left that compares SGLang's weights with the trainer's"
+        yield Finding(
+            Level.ERROR, "algorithm", f"{text}; leave it out, so that the alarm `mismatch` can look"
+        )
     credit = OmegaConf.select(config, f"trainer.{CREDIT}")
     if credit is not None and config.algorithm.adv_estimator not in _BY_EPISODE:
         text = f"verl.{ESTIMATOR}: {config.algorithm.adv_estimator} would count each trajectory of an episode as an episode"

@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 import yaml  # noqa: E402
 
 from afm.configuration import read_extended  # noqa: E402
+from verl_ext.algorithms import choice_findings  # noqa: E402
 from verl_ext.compose import compose, overrides_of  # noqa: E402
 from verl_ext.settings import load_settings  # noqa: E402
 
@@ -234,3 +235,12 @@ def test_gae_passes_over_observations() -> None:
     values = [[0.2, 77.0, 0.6], [0.1, 0.4, 77.0]]
     _, returns = gae(values, [[0, 0, 1.0], [0, 0.0, 0]], 0.9, 0.5)
     assert (returns * MASK)[0].tolist() == pytest.approx([0.2 + 0.52, 0, 1.0])
+
+
+def test_probabilities_of_sglang_must_be_compared() -> None:
+    """Nothing else shows there whether the trainer's weights arrive."""
+    bypass = "{verl: {algorithm: {rollout_correction: {bypass_mode: true}}}}"
+    config = composed(laid_over=bypass).copy()
+    assert not [*choice_findings(config)]
+    config.actor_rollout_ref.rollout.name = "sglang"
+    assert ["bypass_mode" in finding.text for finding in choice_findings(config)] == [True]
