@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import shutil
 import signal
 import stat
@@ -26,7 +27,8 @@ from afm.sandbox.run import Capture, memory_file, open_pipe
 MARK = "AFM_EPISODE"
 """Variable that names the episode; every process of a program has it."""
 TAIL_CHARACTERS = 4096
-_ROUNDS = 5
+_KILL_S = 10.0
+"""How long killed processes may take to end."""
 
 
 class ProgramEnd(StrEnum):
@@ -197,18 +199,31 @@ def _tied() -> tuple[str, ...]:
 
 
 def _kill(leader: subprocess.Popen[bytes], episode: str) -> None:
-    """Kill the session of a program, then what left it; a process may be forked while we look, so we look again."""
+    """Kill the program's session and every process that left it; return when all of them have ended.
+
+    A killed process takes a while to end on a busy machine, so each one is awaited. A process may be forked during the
+    search, so the search is repeated until it finds none.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader.pid, signal.SIGKILL)
     leader.wait()
-    for _ in range(_ROUNDS):
-        marked = _marked(episode)
-        if not marked:
-            return
+    deadline = time.monotonic() + _KILL_S
+    while (marked := _marked(episode)) and time.monotonic() < deadline:
         for process in marked:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.01)
+            _end(process, deadline)
+
+
+def _end(process: int, deadline: float) -> None:
+    """Kill a process and wait until it has ended, at most until ``deadline`` (of ``time.monotonic``)."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        pidfd = os.pidfd_open(process)
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            ended = select.poll()  # select() takes no descriptor above 1,023
+            ended.register(pidfd, select.POLLIN)
+            ended.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        finally:
+            os.close(pidfd)
 
 
 def _marked(episode: str) -> list[int]:
