@@ -1,0 +1,85 @@
+"""The distractors of examples/svamp: what is added, what stays, and what is never added."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "examples/svamp/distractors.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("distractors", SCRIPT)
+    assert spec
+    assert spec.loader
+    module = sys.modules["distractors"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_statement_is_about_one_person_and_one_number(script: ModuleType) -> None:
+    question = (
+        "Tom has 7 red kites. She sold 9 pens. Tom has 24. Mary had 3 cents. Ann gave Bob 4 pens. Eve has more than 8 pens."
+        " The has 5 cups. How many kites has Tom?"
+    )
+    assert [(found.name, found.rest, found.number) for found in script.statements([question])] == [
+        ("Tom", " has 7 red kites.", "7")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("Amy baked 5 pies. How many are left?", "Amy baked 5 pies. Amy has 7 red kites. How many are left?"),
+        (
+            "There were 5 pies. How many are left?",
+            "There were 5 pies. Tom has 7 red kites. How many are left?",
+        ),
+        ("Amy baked 7 pies. How many are left?", None),  # the same number
+        ("Amy saw 5 kites. How many are left?", None),  # the same things
+        ("If Amy has 5 pies, how many are left?", None),  # no place between two sentences
+    ],
+)
+def test_a_statement_is_added_where_it_does_not_matter(
+    script: ModuleType, question: str, expected: str | None
+) -> None:
+    candidates = list(script.statements(["Tom has 7 red kites. Amy saw 5 red kites. How many?"]))
+    assert script.variant(question, candidates, random.Random(0)) == expected
+
+
+def test_the_command_keeps_each_question_and_its_program(tmp_path: Path) -> None:
+    source, out = tmp_path / "train.jsonl", tmp_path / "more.jsonl"
+    rows = [
+        {
+            "id": "a",
+            "question": "Tom has 7 red kites. He sold 2. How many are left?",
+            "extra_info": {"program": "print(7-2)"},
+        },
+        {
+            "id": "b",
+            "question": "There were 5 pies. How many are left?",
+            "extra_info": {"program": "print(5)"},
+        },
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, str(SCRIPT), str(source), str(out), "--seed", "3"]
+    assert (
+        "questions: 2, variants: 1"
+        in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
+    first = out.read_text()
+    written = [json.loads(line) for line in first.splitlines()]
+    assert [row["id"] for row in written] == ["a", "b", "b-distractor"]
+    assert written[:2] == rows
+    assert written[2]["question"] == "There were 5 pies. Tom has 7 red kites. How many are left?"
+    assert written[2]["extra_info"] == rows[1]["extra_info"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert out.read_text() == first
