@@ -35,7 +35,7 @@ from afm.tools import Tool, load_tools
 from afm.trajectory.record import Verdict
 from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.failures import is_fatal, record_failure
-from verl_ext.group_guard import SAMPLER, refuse_non_finite
+from verl_ext.group_guard import SAMPLER
 from verl_ext.kept_episodes import keep, worth_keeping
 from verl_ext.metrics import validating
 from verl_ext.settings import EpisodeSettings, load_episode_settings, unfinished
@@ -165,11 +165,6 @@ class AfmAgentLoop(AgentLoopBase):
         self._check_length(episode, task)
         begun = time.perf_counter()
         verdict = await _verdict(shared, task, episode)
-        refuse_non_finite(
-            {**verdict.parts, "score": verdict.score},
-            data_source=task.data_source,
-            episode=f"{episode_name(row)} (question {task.id})",
-        )
         score_seconds = time.perf_counter() - begun
         self._keep(shared, task, episode, verdict, row)
         if not episode.response_ids:  # verl has no place for a response of no tokens

@@ -31,12 +31,11 @@ from afm.trajectory.tags import Author, Segment
 from verl_ext.agent_loop import (
     AfmAgentLoop,
     Surroundings,
-    episode_name,
     episode_seed,
     request_id,
     sampling_of,
 )
-from verl_ext.group_guard import DRIFT, refuse_non_finite
+from verl_ext.group_guard import DRIFT
 from verl_ext.metrics import validating
 from verl_ext.settings import unfinished
 from verl_ext.training_sample import LOGGED, MEMBER, SHARE, ServerModel, training_sample, unscored_sample
@@ -76,11 +75,6 @@ class HarnessAgentLoop(AfmAgentLoop):
         wanted = settings.by_member is MemberCredit.OWN and not verdict.abstained
         own = await member_verdicts(episode, spec, task, shared.reward) if wanted else {}
         seconds = time.perf_counter() - begun
-        refuse_non_finite(
-            {**verdict.parts, "score": verdict.score, **own},
-            data_source=task.data_source,
-            episode=f"{episode_name(row)} (question {task.id})",
-        )
         chats = [*map(describe, episode.trajectories)]
         self._keep(shared, task, played[episode.last], verdict, row, trajectories=chats)
         samples = [

@@ -30,7 +30,6 @@ from afm.tools.base import working_toward
 from afm.tools.registry import ToolsFile
 from afm.trajectory import author_segments
 from afm.trajectory.observation import neutralise
-from verl_ext.group_guard import refuse_non_finite
 
 
 class ToolSettings(Settings):
@@ -119,7 +118,7 @@ async def compute_score(
     """Score one response; every key but ``score`` becomes a metric.
 
     Raises:
-        RewardError: The reward abstained or is no finite number: verl then leaves the sample out, and never counts it as wrong.
+        RewardError: The reward abstained. verl then leaves the sample out and never counts it as wrong.
     """
     spec, reward = _judges(agent, rewards)
     info = dict(extra_info or {})
@@ -135,11 +134,6 @@ async def compute_score(
     )
     if verdict.score is None:
         raise RewardError(f"the reward abstained (data_source {data_source!r}): {verdict.evidence}")
-    refuse_non_finite(
-        {**verdict.parts, "score": verdict.score},
-        data_source=data_source,
-        episode=f"of question {info.get('index', info.get('question'))!r}",
-    )
     solved = verdict.parts.get("correct", 0.0) * verdict.parts.get("format", 0.0)
     return {"score": verdict.score, "acc": solved, **verdict.parts}
 

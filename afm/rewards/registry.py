@@ -8,11 +8,12 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import reprlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, SupportsFloat, cast
 
 from pydantic import Field, model_validator
 
@@ -255,12 +256,16 @@ class CombinedReward:
         return scorer_name(source, self._table)
 
     def _verdict(self, parts: Mapping[str, Part], seconds: float) -> Verdict:
-        known = {name: part.score for name, part in parts.items() if part.score is not None}
-        abstains = not self._formula.names <= set(known)
+        known = {name: float(part.score) for name, part in parts.items() if part.score is not None}
+        reasons = [part.evidence for part in parts.values() if part.evidence]
+        score = self._formula(known) if self._formula.names <= set(known) else None
+        if score is not None and not math.isfinite(score):
+            reasons.append(f"formula {self._formula.text!r} gives {score}, expected a finite number")
+            score = None
         return Verdict(
-            score=None if abstains else self._formula(known),
+            score=score,
             parts=known,
-            evidence=whole_characters("; ".join(part.evidence for part in parts.values() if part.evidence)),
+            evidence=whole_characters("; ".join(reasons)),
             seconds=seconds,
         )
 
@@ -282,29 +287,53 @@ _LOGGED: set[str] = set()
 """Faults of scorers that this process has logged; one with a bug fails on every row."""
 
 
-def _out_of_range(score: float) -> bool:
-    """Beyond rounding; a score that is no number is refused with the whole verdict."""
-    return math.isfinite(score) and not -1e-6 <= score <= 1 + 1e-6
-
-
 async def _part(name: str, judge: Judge, sample: Sample) -> Part:
-    """A part of the verdict; a fault of our code that a response triggers must not end the run."""
+    """Return a part of the verdict. A fault of the scorer that a response triggers abstains and does not end the run."""
+    error: Exception | None = None
     try:
         part = await judge(sample)
-        if not isinstance(part, Part):
-            raise TypeError(f"judge returned {type(part).__name__}, expected Part(score, why)")
-        if name == CORRECT and part.score is not None and _out_of_range(part.score):
-            raise ValueError(f"judge returned Part({part.score:g}), expected a score from 0 to 1")
+        fault = _wrong_part(name, judge, part)
     except AfmError:
         raise
-    except Exception as error:  # noqa: BLE001 - the border to what models write
-        fault = fault_of(error)
-        if fault not in _LOGGED:
-            _LOGGED.add(fault)
-            text = "%s of a %r row has no score: %s (logged once; the verdict of each row has it)"
-            _LOG.warning(text, name, sample.data_source, fault, exc_info=error)
-        return Part(None, f"{name}: {fault}")
-    return part
+    except Exception as raised:  # noqa: BLE001 - the border to what models write
+        error, fault = raised, fault_of(raised)
+    if not fault:
+        return part
+    if fault not in _LOGGED:
+        _LOGGED.add(fault)
+        text = "%s of a %r row has no score: %s (logged once; the verdict of each row has it)"
+        _LOG.warning(text, name, sample.data_source, fault, exc_info=error)
+    return Part(None, f"{name}: {fault}")
+
+
+def _wrong_part(name: str, judge: Judge, part: object) -> str:
+    """Describe what is wrong with the value that ``judge`` returned; empty for a valid part."""
+    if not isinstance(part, Part):
+        fault = f"{reprlib.repr(part)} ({type(part).__name__}), expected Part(score, why)"
+    elif not isinstance(part.evidence, str):
+        fault = (
+            f"the reason {reprlib.repr(part.evidence)} ({type(part.evidence).__name__}), expected a string"
+        )
+    elif part.score is not None and not _is_score(part.score, bounded=name == CORRECT):
+        expected = "a number from 0 to 1" if name == CORRECT else "a finite number"
+        kind = type(part.score).__name__
+        fault = f"the score {reprlib.repr(part.score)} ({kind}), expected {expected}, or None to abstain"
+    else:
+        return ""
+    code = getattr(judge, "__code__", None)
+    place = f"{Path(code.co_filename).name}:{code.co_firstlineno}: " if code else ""
+    return f"{place}{getattr(judge, '__qualname__', name)} returned {fault}"
+
+
+def _is_score(score: object, *, bounded: bool) -> bool:
+    """Whether ``score`` is a finite number and, if ``bounded``, from 0 to 1 except for rounding."""
+    if not isinstance(score, SupportsFloat):
+        return False
+    try:
+        number = float(score)
+    except OverflowError:
+        return False
+    return math.isfinite(number) and (not bounded or -1e-6 <= number <= 1 + 1e-6)
 
 
 async def check_format(sample: Sample) -> Part:

@@ -86,8 +86,8 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
         ("weekday_tool.py", "context.schema", "config['x']", r"from_config failed: weekday_tool.py:\d+: KeyError"),
         ("team.py", 'say("clerk"', 'sya("clerk"', r"the team 'team.WeekdayTeam', at task 'train-\d+', failed: team.py:\d+: Attr"),
         ("weekday_reward.py", "short = named", "long = named", r"no trajectory was kept.*weekday_reward.py:\d+: NameError"),
-        ("weekday_reward.py", "return Part(float(same),", "return float(same)  #", "judge returned float, expected Part"),
-        ("weekday_reward.py", "Part(float(same)", "Part(7 * float(same)", r"Part\(7\), expected a score from 0 to 1"),
+        ("weekday_reward.py", "return Part(float(same),", "return float(same)  #", r"\(float\), expected Part"),
+        ("weekday_reward.py", "Part(float(same)", "Part(7 * float(same)", r"weekday_reward.py:\d+: .* the score 7.0 \(float\), expected a number from 0 to 1"),
         ("rewards.yaml", "SameDay", "SameDy", "by_source.weekdays: 'weekday_reward.SameDy': expected a class"),
         ("questions/train.csv", ",weekdays", ",sundays", "task 'train-2': no reward for data_source 'sundays'"),
         ("questions/train.csv", ",weekdays", ",", "the row has no data_source, .* add a column"),
@@ -112,6 +112,7 @@ def test_a_fault_in_a_file_of_the_starter_is_one_line_with_the_place(
         for module in ("team", "weekday_tool", "weekday_reward"):
             sys.modules.pop(module, None)
     worked = any(
-        word in message for word in ("no trajectory", "Part", "failed: team", "NameError", "returned str")
+        word in message
+        for word in ("no trajectory", "Part", "the score", "failed: team", "NameError", "returned str")
     )
     assert Path("runs/team/events.jsonl").exists() == worked, "found only after the team had begun to work"

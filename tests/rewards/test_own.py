@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from answered import answered
 
 from afm.errors import ConfigError
 from afm.rewards import Sample, load_reward
+from afm.rewards.base import Part
 from afm.trajectory.record import Verdict
 
 pytestmark = pytest.mark.usefixtures("own")
@@ -73,3 +76,67 @@ async def test_what_is_no_scorer_is_explained(name: str, told: str) -> None:
         load_reward({"by_source": {"mirror": name}})
     with pytest.raises(ConfigError, match="is unknown"):
         load_reward({"by_source": {"mirror": "mirrored"}})
+
+
+RETURNS = """
+from afm.rewards.base import Part
+
+class Returns:
+    value = None
+
+    async def judge(self, sample):
+        return self.value
+
+    async def close(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "reported"),
+    [
+        (Part(float("nan")), "the score nan (float), expected a number from 0 to 1, or None to abstain"),
+        (Part(float("inf")), "the score inf (float), expected a number from 0 to 1"),
+        (Part(float("-inf")), "the score -inf (float), expected a number from 0 to 1"),
+        (Part(1.5), "the score 1.5 (float), expected a number from 0 to 1"),
+        (Part({"a": 1}), "the score {'a': 1} (dict), expected a number from 0 to 1"),  # type: ignore[arg-type]
+        (Part("1"), "the score '1' (str), expected a number from 0 to 1"),  # type: ignore[arg-type]
+        (Part(10**400), "(int), expected a number from 0 to 1"),
+        (Part(1.0, ["a", "b"]), "the reason ['a', 'b'] (list), expected a string"),  # type: ignore[arg-type]
+        ({"a": 1}, "{'a': 1} (dict), expected Part(score, why)"),
+        (1.0, "1.0 (float), expected Part(score, why)"),
+        (None, "None (NoneType), expected Part(score, why)"),
+    ],
+)
+async def test_a_scorer_that_returns_no_score_abstains_and_is_named_with_its_line(
+    value: object, reported: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "my_own_rewards.py").write_text(RETURNS, encoding="utf-8")
+    reward = load_reward({"by_source": {"mirror": "my_own_rewards.Returns"}, "formula": "correct + format"})
+    sys.modules["my_own_rewards"].Returns.value = value  # type: ignore[attr-defined]
+    verdict = await reward.score(sample("cba"))
+    assert (verdict.score, verdict.parts) == (None, {"format": 1.0})
+    assert verdict.evidence.startswith("correct: my_own_rewards.py:7: Returns.judge returned ")
+    assert reported in verdict.evidence
+    assert "my_own_rewards.py:7" in caplog.text
+
+
+async def test_numbers_of_other_types_are_scores(tmp_path: Path) -> None:
+    (tmp_path / "my_own_rewards.py").write_text(RETURNS, encoding="utf-8")
+    reward = load_reward({"by_source": {"mirror": "my_own_rewards.Returns"}, "formula": "correct"})
+    for score in (True, 1, Fraction(1), np.float32(1.0), 1 + 1e-9):
+        sys.modules["my_own_rewards"].Returns.value = Part(score)  # type: ignore[arg-type, attr-defined]
+        verdict = await reward.score(sample("cba"))
+        assert verdict.score == pytest.approx(1.0)
+        assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+async def test_a_formula_that_overflows_has_no_score() -> None:
+    huge = " * ".join(["1000000"] * 60)
+    reward = load_reward(
+        {"by_source": {"mirror": "my_own_rewards.Backwards"}, "formula": f"correct * {huge}"}
+    )
+    verdict = await reward.score(sample("cba"))
+    assert verdict.score is None
+    assert "formula" in verdict.evidence
+    assert "inf, expected a finite number" in verdict.evidence

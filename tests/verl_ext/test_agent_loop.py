@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import yaml
 from extras import needs
 
-from afm.errors import AfmError, DataError, EngineError, RewardError
+from afm.errors import AfmError, DataError, EngineError
 from afm.sandbox.slots import own_cores, share_cores
 from afm.trajectory import read_records
 from verl_ext.kept_episodes import episodes_file
@@ -191,12 +192,13 @@ async def test_a_sample_without_a_score_is_left_out_of_the_loss(play: Any, said:
         assert output.reward_score == 0.0
 
 
-async def test_a_reward_that_is_no_number_is_refused_and_named(play: Any, tmp_path: Path) -> None:
+async def test_a_reward_that_is_infinite_abstains(play: Any) -> None:
     rewards = {"by_source": {"mini_math": "endless_scorer.Endless"}}
-    told = r"episode 4/u1/2 \(question q7\) \(data_source 'mini_math'\) .*: correct = inf, score = nan; expected a number"
-    with pytest.raises(RewardError, match=told):
-        await play("<plan>p</plan><think>t</think><answer>1</answer>", rewards=rewards)
-    assert [row["error"] for row in failures(tmp_path)] == ["RewardError"]
+    output, _ = await play("<plan>p</plan><think>t</think><answer>1</answer>", rewards=rewards)
+    reported = r"endless_scorer.py:\d+: Endless.judge returned the score inf .* expected a number from 0 to 1"
+    assert re.search(reported, output.extra_fields["abstained"])
+    assert set(output.response_mask) == {0}
+    assert output.extra_fields["reward_extra_info"]["abstained"] == 1.0
 
 
 async def test_with_full_determinism_an_episode_asks_under_the_same_name_again(

@@ -22,10 +22,10 @@ async def test_an_answer_inside_an_observation_is_not_the_agents() -> None:
     assert result["score"] == 0.0
 
 
-async def test_a_reward_that_is_no_number_is_refused(tmp_path: Path) -> None:
+async def test_a_reward_that_is_infinite_gives_no_score(tmp_path: Path) -> None:
     rewards = tmp_path / "endless.yaml"
     rewards.write_text("by_source: {mini_math: endless_scorer.Endless}\n")
-    with pytest.raises(RewardError, match=r"question 'q1' \(data_source 'mini_math'\) .*: correct = inf"):
+    with pytest.raises(RewardError, match=r"abstained \(data_source 'mini_math'\): .* the score inf"):
         await compute_score("mini_math", RIGHT, "24", {"index": "q1"}, agent="math", rewards=str(rewards))
 
 
