@@ -27,6 +27,7 @@ from verl_ext.metrics import MetricsLog
 from verl_ext.ray_watch import TrainerPatience
 
 _SET_CHILD_SUBREAPER = 36
+_KILL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,12 @@ def adopt_orphans() -> None:
 
 
 def end(processes: Collection[Process], grace_s: float = 5.0) -> int:
-    """Ask ``processes`` to end, kill those that do not within ``grace_s``; returns how many were alive."""
+    """Ask ``processes`` to end, kill those that do not within ``grace_s``; returns how many were alive.
+
+    A busy machine may take seconds to end a killed process, whatever ``grace_s`` is, so the kill is awaited for longer.
+    """
     alive = [process for process in processes if process.alive]
-    for number, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, grace_s)):
+    for number, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
         for process in alive:
             _signal(process, number)
         alive_until = time.monotonic() + patience

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from extras import needs
 
 from afm.errors import ConfigError, EngineError, RewardError
+from verl_ext.processes import scratch_folder
 
 needs("verl")
 pytestmark = pytest.mark.slow
@@ -25,8 +25,8 @@ def queue() -> Iterator[Any]:
     from omegaconf import OmegaConf
 
     options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
-    with tempfile.TemporaryDirectory(prefix="afm-rl-", ignore_cleanup_errors=True) as folder:
-        ray.init(address="local", num_cpus=4, _temp_dir=folder, **options)
+    with scratch_folder() as folder:
+        ray.init(address="local", num_cpus=4, _temp_dir=str(folder), **options)
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
         yield tq
         tq.close()

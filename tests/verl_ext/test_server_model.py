@@ -215,7 +215,7 @@ async def test_no_generation_outlives_an_episode_that_ran_out_of_time(serve: Any
     done = []
 
     async def generation(ids: list[int]) -> Any:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.8)
         done.append(ids)
         return token_output(token_ids=ids, log_probs=[-0.5] * len(ids))
 
@@ -224,7 +224,7 @@ async def test_no_generation_outlives_an_episode_that_ran_out_of_time(serve: Any
             return await asyncio.shield(generation(prompt_ids))
 
     spec = load_agent("math")
-    limits = spec.limits.model_copy(update={"max_seconds": 0.1})
+    limits = spec.limits.model_copy(update={"max_seconds": 0.5})
     episode = serve(Servers(), context_tokens=500)
     played = await run_episode(spec, episode, CODE, "1 + 1", limits=limits, prompt_ids=[5, 6, 7])
     assert done == [[5, 6, 7]]
