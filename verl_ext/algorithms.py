@@ -7,8 +7,9 @@ merge into a recipe (``configs/rl/algorithms``), each with its formula and sourc
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from afm.errors import suggestion
@@ -18,6 +19,10 @@ from verl_ext.teacher import REVERSE_KL
 
 CPU_ENGINE = "afm_cpu"
 """Name of our rollout engine: ``actor_rollout_ref.rollout.name=afm_cpu``."""
+CRITIC_BUDGET = "ppo_infer_max_token_len_per_gpu"
+"""What verl 0.9.1 packs the critic's batches by (``trainer/ppo/v1/trainer_base.py``), always: neither ``use_dynamic_bsz``
+nor ``ppo_max_token_len_per_gpu`` is read there. A key of its data class that its YAML does not declare."""
+SPLIT = "ulysses_sequence_parallel_size"
 ESTIMATOR = "algorithm.adv_estimator"
 LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 GROUP_METRIC = "algorithm.filter_groups.metric"
@@ -103,6 +108,59 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
 """Key to its words; engines are those whose stop parameters :mod:`verl_ext.training_sample` knows."""
 
 
+Rules = Iterable[tuple[tuple[str, ...], Callable[[Any], bool], str]]
+"""Keys, what their values have to fulfil, and that in words."""
+
+
+def _real(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+_ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
+_SIZES = (
+    *(f"data.{key}" for key in ("max_prompt_length", "max_response_length", "train_batch_size")),
+    *(f"trainer.{key}" for key in ("nnodes", "n_gpus_per_node", "total_epochs")),
+    *(f"{_ACTOR}.{key}" for key in ("ppo_mini_batch_size", "ppo_epochs", "ppo_max_token_len_per_gpu")),
+    *(f"{part}.{SPLIT}" for part in (_ACTOR, f"{_ACTOR}.fsdp_config", "critic.fsdp")),
+    *(f"{_ROLLOUT}.{key}" for key in ("n", "max_num_seqs", "data_parallel_size")),
+    f"{_ROLLOUT}.tensor_model_parallel_size",
+    "critic.ppo_mini_batch_size",
+)
+_OPTIONAL_SIZES = (
+    *(f"{part}.ppo_micro_batch_size_per_gpu" for part in (_ACTOR, "critic")),
+    *(f"{part}.log_prob_micro_batch_size_per_gpu" for part in (_ROLLOUT, _REF)),
+    *(f"{part}.log_prob_max_token_len_per_gpu" for part in (_ROLLOUT, _REF)),
+    f"critic.{CRITIC_BUDGET}",
+    "trainer.total_training_steps",
+)
+_SHARE = (f"{_ROLLOUT}.gpu_memory_utilization",)
+_BOUND = ("algorithm.filter_groups.max_num_gen_batches",)
+_RATES = (f"{_ACTOR}.optim.lr", "critic.optim.lr")
+_SHARDS = (f"{_ACTOR}.fsdp_config.fsdp_size", f"{_REF}.fsdp_config.fsdp_size", "critic.fsdp.fsdp_size")
+
+
+def _positive(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+SIZE_RULES: Rules = (
+    (_SIZES, _positive, "a positive whole number"),
+    (_OPTIONAL_SIZES, lambda value: value is None or _positive(value), "a positive whole number, or null"),
+    (_SHARDS, lambda value: value == -1 or _positive(value), "a positive whole number, or -1 for all GPUs"),
+    (
+        ("trainer.critic_warmup",),
+        lambda value: type(value) is int and value >= 0,
+        "a whole number, 0 or above",
+    ),
+    (_SHARE, lambda value: _real(value) and 0 < value <= 1, "a share of a GPU's memory, at most 1"),
+)
+OTHER_RULES: Rules = (
+    (_RATES, lambda value: _real(value) and value >= 0, "a number, 0 or above"),
+    ((f"{_ROLLOUT}.temperature",), lambda value: _real(value) and value > 0, "a number above 0"),
+    (_BOUND, lambda value: type(value) is int, "a whole number (0: no bound)"),
+)
+
+
 def choice_findings(config: Any) -> Iterator[Finding]:
     """Words that verl does not know, each with what was probably meant; modules of the caller's own may add some."""
     from omegaconf import OmegaConf
@@ -151,3 +209,13 @@ def lora_findings(config: Any) -> Iterator[Finding]:
     if config.trainer.v1.trainer_mode == "separate_async" and not model.lora.merge:
         text = "trainer.v1.trainer_mode=separate_async never sends an adapter (verl issue 7495)"
         yield Finding(Level.ERROR, "lora", f"{text}; set verl.actor_rollout_ref.model.lora.merge=true")
+
+
+def number_findings(config: Any, rules: Rules) -> Iterator[Finding]:
+    """One finding for each key of ``rules`` whose value verl cannot take."""
+    from omegaconf import OmegaConf
+
+    for keys, accepts, expected in rules:
+        for key in keys:
+            if not accepts(value := OmegaConf.select(config, key)):
+                yield Finding(Level.ERROR, "batch", f"verl.{key}: got {value!r}, expected {expected}")

@@ -23,9 +23,9 @@ from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.judge_prompt import SCHEMA, Case, messages
 from afm.rewards.text_match import gold_answers
 from afm.settings import Environment
-from verl_ext.algorithms import SHAPED
+from verl_ext.algorithms import CRITIC_BUDGET, SHAPED
 from verl_ext.rows import Rows
-from verl_ext.sizes import CRITIC_BUDGET, RunSizes
+from verl_ext.sizes import RunSizes
 
 _CHARS_A_TOKEN = 4
 """Of English text, roughly; only to tell how many observations a response has room for."""

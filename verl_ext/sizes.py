@@ -6,20 +6,25 @@ verl finds these faults only when the trainer is up, or never.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from afm.findings import Finding, Level, refuse_errors
+from afm.harness.credit import Credit
 from afm.memory_arithmetic import Hardware, ModelShape
-from verl_ext.algorithms import choice_findings
+from verl_ext.algorithms import (
+    CREDIT,
+    CRITIC_BUDGET,
+    OTHER_RULES,
+    SIZE_RULES,
+    SPLIT,
+    choice_findings,
+    number_findings,
+)
 from verl_ext.engines import parameter_findings
 
-CRITIC_BUDGET = "ppo_infer_max_token_len_per_gpu"
-"""What verl 0.9.1 packs the critic's batches by (``trainer/ppo/v1/trainer_base.py``), always: neither ``use_dynamic_bsz``
-nor ``ppo_max_token_len_per_gpu`` is read there. A key of its data class that its YAML does not declare."""
 _CRITIC_BUDGET_DEFAULT = 32_768
-_SPLIT = "ulysses_sequence_parallel_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +147,13 @@ def sizes_of(config: Any, gpu_gib: float = 80.0) -> RunSizes:
     Raises:
         ConfigError: A size is no positive whole number, or the engines' share of memory no share.
     """
-    refuse_errors(_number_findings(config, _SIZE_RULES))
+    refuse_errors(number_findings(config, SIZE_RULES))
     parts, trainer, data = config.actor_rollout_ref, config.trainer, config.data
     actor, rollout = parts.actor, parts.rollout
     hardware = Hardware(trainer.nnodes, trainer.n_gpus_per_node, gpu_gib)
     longest = data.max_prompt_length + data.max_response_length
     # Of two keys the older one wins, unless it is 1 (verl/workers/config/actor.py:328).
-    split = actor[_SPLIT] if actor[_SPLIT] > 1 else actor.fsdp_config[_SPLIT]
+    split = actor[SPLIT] if actor[SPLIT] > 1 else actor.fsdp_config[SPLIT]
     packed = config.critic.get(CRITIC_BUDGET) or _CRITIC_BUDGET_DEFAULT
 
     def tokens(budget: int | None, micro_batch: int | None) -> int:
@@ -176,7 +181,7 @@ def sizes_of(config: Any, gpu_gib: float = 80.0) -> RunSizes:
         ahead=trainer.v1.trainer_mode != "sync",
         packed=bool(actor.use_dynamic_bsz),
         sequence_parallel=split,
-        critic_parallel=config.critic.fsdp[_SPLIT],
+        critic_parallel=config.critic.fsdp[SPLIT],
         log_prob_tokens=read(rollout),
         entropy_bonus=bool(actor.entropy_coeff),
         fused_logits=bool(parts.model.use_fused_kernels),
@@ -213,62 +218,6 @@ def _engine(rollout: Any, hardware: Hardware, *, separate: bool) -> RolloutEngin
     )
 
 
-_Rules = Iterable[tuple[tuple[str, ...], Callable[[Any], bool], str]]
-"""Keys, what their values have to fulfil, and that in words."""
-
-
-def _real(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-_ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
-_SIZES = (
-    *(f"data.{key}" for key in ("max_prompt_length", "max_response_length", "train_batch_size")),
-    *(f"trainer.{key}" for key in ("nnodes", "n_gpus_per_node", "total_epochs")),
-    *(f"{_ACTOR}.{key}" for key in ("ppo_mini_batch_size", "ppo_epochs", "ppo_max_token_len_per_gpu")),
-    *(f"{part}.{_SPLIT}" for part in (_ACTOR, f"{_ACTOR}.fsdp_config", "critic.fsdp")),
-    *(f"{_ROLLOUT}.{key}" for key in ("n", "max_num_seqs", "data_parallel_size")),
-    f"{_ROLLOUT}.tensor_model_parallel_size",
-)
-_OPTIONAL_SIZES = (
-    *(f"{part}.ppo_micro_batch_size_per_gpu" for part in (_ACTOR, "critic")),
-    *(f"{part}.log_prob_micro_batch_size_per_gpu" for part in (_ROLLOUT, _REF)),
-    *(f"{part}.log_prob_max_token_len_per_gpu" for part in (_ROLLOUT, _REF)),
-    f"critic.{CRITIC_BUDGET}",
-    "trainer.total_training_steps",
-)
-_SHARE = (f"{_ROLLOUT}.gpu_memory_utilization",)
-_BOUND = ("algorithm.filter_groups.max_num_gen_batches",)
-_RATES = (f"{_ACTOR}.optim.lr", "critic.optim.lr")
-_SHARDS = (f"{_ACTOR}.fsdp_config.fsdp_size", f"{_REF}.fsdp_config.fsdp_size", "critic.fsdp.fsdp_size")
-
-
-def _positive(value: Any) -> bool:
-    return type(value) is int and value > 0
-
-
-_SIZE_RULES: _Rules = (
-    (_SIZES, _positive, "a positive whole number"),
-    (_OPTIONAL_SIZES, lambda value: value is None or _positive(value), "a positive whole number, or null"),
-    (_SHARDS, lambda value: value == -1 or _positive(value), "a positive whole number, or -1 for all GPUs"),
-    (_SHARE, lambda value: _real(value) and 0 < value <= 1, "a share of a GPU's memory, at most 1"),
-)
-_OTHER_RULES: _Rules = (
-    (_RATES, lambda value: _real(value) and value >= 0, "a number, 0 or above"),
-    ((f"{_ROLLOUT}.temperature",), lambda value: _real(value) and value > 0, "a number above 0"),
-    (_BOUND, lambda value: type(value) is int, "a whole number (0: no bound)"),
-)
-
-
-def _number_findings(config: Any, rules: _Rules) -> Iterator[Finding]:
-    from omegaconf import OmegaConf
-
-    for keys, accepts, expected in rules:
-        for key in keys:
-            if not accepts(value := OmegaConf.select(config, key)):
-                yield Finding(Level.ERROR, "batch", f"verl.{key}: got {value!r}, expected {expected}")
-
-
 def check(config: Any) -> None:
     """Words and arithmetic that verl finds out about late or not at all.
 
@@ -282,7 +231,7 @@ def check(config: Any) -> None:
 
 def size_findings(config: Any, sizes: RunSizes, shape: ModelShape | None = None) -> Iterator[Finding]:
     """What does not divide or fit, in numbers, GPUs, batches and token budgets, and how it divides where all does."""
-    yield from _number_findings(config, _OTHER_RULES)
+    yield from number_findings(config, OTHER_RULES)
     packed, asked = sizes.packed, bool(config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz)
     if packed != asked:  # verl asserts it in a worker
         text = f"rollout.log_prob_use_dynamic_bsz is {asked}, actor.use_dynamic_bsz {packed}: verl wants the same"
@@ -309,23 +258,52 @@ def _batch_faults(config: Any, sizes: RunSizes) -> Iterator[str]:
     if mini * sizes.samples % ranks:
         yield f"mini batch of {mini} x {sizes.samples} samples does not divide by {ranks} data ranks"
     elif not sizes.packed:
-        for key, size, count in _micro_batches(config, sizes):
+        for key, size, (count, origin) in _micro_batches(config, sizes):
             if size is None or count % size:
-                yield f"{key} is {size}; expected a divisor of the {count} samples that a rank has there"
+                fitting = ", ".join(str(each) for each in range(1, count + 1) if not count % each)
+                yield f"verl.{key} is {size}; expected one of {fitting} (divisors of {count}): {origin}"
 
 
-def _micro_batches(config: Any, sizes: RunSizes) -> Iterator[tuple[str, int | None, int]]:
-    """Key, value and number of samples of every micro batch that is used."""
-    parts, critic = config.actor_rollout_ref, config.critic
-    per_step, per_mini = (count * sizes.samples // sizes.ranks for count in (sizes.batch, sizes.mini_batch))
+def _micro_batches(config: Any, sizes: RunSizes) -> Iterator[tuple[str, int | None, tuple[int, str]]]:
+    """Every micro batch that is used: key, value, and what it has to divide, as a number and in words."""
+    samples, ranks, parts, critic = sizes.samples, sizes.ranks, config.actor_rollout_ref, config.critic
     size, log_prob = "ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"
-    yield f"actor_rollout_ref.actor.{size}", parts.actor[size], per_mini
+
+    def share(key: str, prompts: int) -> tuple[int, str]:
+        text = f"a data rank has {key} x rollout.n / data ranks = {prompts} x {samples} / {ranks} samples"
+        return prompts * samples // ranks, text
+
+    several = config.trainer.get(CREDIT) not in (None, Credit.LAST)
+    per_step = _least_step(config, sizes) if several else share("data.train_batch_size", sizes.batch)
+    yield (
+        f"actor_rollout_ref.actor.{size}",
+        parts.actor[size],
+        share("actor.ppo_mini_batch_size", sizes.mini_batch),
+    )
     yield f"actor_rollout_ref.rollout.{log_prob}", parts.rollout[log_prob], per_step
     if sizes.reference:
         yield f"actor_rollout_ref.ref.{log_prob}", parts.ref[log_prob], per_step
     if config.algorithm.adv_estimator == "gae":
-        per_mini = critic.ppo_mini_batch_size * sizes.samples // sizes.ranks
-        yield f"critic.{size}", critic[size], per_mini
+        yield f"critic.{size}", critic[size], share("critic.ppo_mini_batch_size", critic.ppo_mini_batch_size)
+
+
+def _least_step(config: Any, sizes: RunSizes) -> tuple[int, str]:
+    """The samples of which each step of a harness has a multiple on a data rank.
+
+    Its episodes train any number of sequences. verl 0.9.1 adds empty ones up to a multiple of data ranks and mini batches
+    (``_get_required_batch_multiple``, trainer/ppo/v1/trainer_base.py:1589), then asserts that micro batches divide the sum
+    (``prepare_micro_batches``, workers/engine/utils.py:105).
+    """
+    multiples = {"data ranks": sizes.ranks}
+    if config.trainer.critic_warmup <= 1:  # else the first steps train the critic only
+        multiples["actor.ppo_mini_batch_size x rollout.n"] = sizes.mini_batch * sizes.samples
+    if has_critic(config):
+        multiples["critic.ppo_mini_batch_size x rollout.n"] = (
+            config.critic.ppo_mini_batch_size * sizes.samples
+        )
+    text = " and ".join(f"{value} ({key})" for key, value in multiples.items())
+    why = "an episode of a harness may train several sequences, and verl fills up a step to a multiple of"
+    return math.lcm(*multiples.values()) // sizes.ranks, f"{why} {text}, shared by {sizes.ranks} data ranks"
 
 
 def budget_faults(sizes: RunSizes) -> Iterator[str]:

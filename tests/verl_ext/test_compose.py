@@ -160,18 +160,20 @@ def changed(plain: Any) -> Callable[[Mapping[str, Any]], Any]:
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+REF = "actor_rollout_ref.ref"
+CRITIC = {"algorithm.adv_estimator": "gae", "critic.ppo_micro_batch_size_per_gpu": 1}
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("data.train_batch_size", 6, "must be a multiple"),
-        (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 12, "expected a divisor of the 32 samples"),
+        (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 12, r"expected one of 1, 2, 4, 8, 16, 32 \(divisors of 32\): a data rank has actor\.ppo_mini_batch_size x rollout\.n"),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 0, "got 0, expected a positive whole number, or null"),
         (f"{ACTOR}.fsdp_config.fsdp_size", 0, "got 0, expected a positive whole number, or -1 for all GPUs"),
         (f"{ACTOR}.fsdp_config.fsdp_size", None, "got None, expected a positive whole number, or -1"),
         ("trainer.n_gpus_per_node", 5, "does not divide by 5 data ranks"),
-        (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 48, "is 48; expected a divisor of the 64 samples"),
+        (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 48, r"is 48; expected one of .*, 64 \(divisors of 64\)"),
         ("data.train_batch_size", "many", "got 'many', expected a positive whole number"),
         (f"{ROLLOUT}.log_prob_use_dynamic_bsz", True, r"log_prob_use_dynamic_bsz is True, .* verl wants the same"),
         (f"{ROLLOUT}.gpu_memory_utilization", 1.5, "got 1.5, expected a share"),
@@ -192,6 +194,35 @@ def test_batch_arithmetic_is_checked_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         check(changed({key: value}))
+
+
+HARNESS = r"rollout\.log_prob_micro_batch_size_per_gpu is {}; expected one of {} \(divisors of {}\): .*"
+
+
+@pytest.mark.parametrize(
+    ("credit", "changes", "message"),
+    [
+        # Two mini batches a step, 4 prompts x 8 samples each. A branching program may make three of them.
+        ("all", {}, HARNESS.format(64, "1, 2, 4, 8, 16, 32", 32) + r"a multiple of 1 \(data ranks\) and 32 \(actor\.ppo_mini_batch_size x rollout\.n\)"),
+        ("by_turn", {"trainer.n_gpus_per_node": 2}, HARNESS.format(64, "1, 2, 4, 8, 16", 16) + "shared by 2 data ranks"),
+        ("last", {}, None),
+        ("all", {f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 32}, None),
+        ("all", {"algorithm.use_kl_in_reward": True, f"{REF}.log_prob_micro_batch_size_per_gpu": 64}, r"ref\.log_prob_micro"),
+        # A critic's mini batch of 64 samples, so 64 is the least; without the actor's updates only the critic's counts.
+        ("all", CRITIC | {"critic.ppo_mini_batch_size": 8}, None),
+        ("all", CRITIC | {"critic.ppo_mini_batch_size": 2, "trainer.critic_warmup": 3}, HARNESS.format(64, "1, 2, 4, 8, 16", 16)),
+    ],
+)  # fmt: skip
+def test_sizes_fit_any_number_of_sequences_that_a_program_may_make(
+    changed: Any, credit: str, changes: dict[str, Any], message: str | None
+) -> None:
+    config = changed({f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 64} | changes)
+    OmegaConf.update(config, "trainer.harness_credit", credit, force_add=True)
+    if message is None:
+        check(config)
+        return
+    with pytest.raises(ConfigError, match=message):
+        check(config)
 
 
 LENGTHS = {"data.max_prompt_length": 100, "data.max_response_length": 188}
