@@ -117,7 +117,7 @@ export TEACHER_MODEL_NAME="${TEACHER_MODEL_NAME:-}"
 # Key of the OpenAI-compatible endpoint that serves the agent's model.
 export AFM_MODEL_API_KEY="${AFM_MODEL_API_KEY:-}"
 
-# Import Python files beside a YAML even if another user wrote them or they were downloaded; --trust sets it.
+# Run code that was downloaded or belongs to another user: Python files and programs of a YAML; --trust sets it.
 export AFM_TRUST="${AFM_TRUST:-}"
 
 # Show the whole traceback of an error on the command line.

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from afm.errors import ConfigError, UsageError, suggestion
 from afm.file_kinds import FILE_KINDS, kind_of
+from afm.plugins import check_code_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -98,7 +99,8 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
     """The mapping in a YAML file; ``what`` names its content in errors.
 
     Raises:
-        ConfigError: The file is missing, is no YAML, holds no mapping with words as keys, or is of another kind.
+        ConfigError: The file is missing, is no YAML, holds no mapping with words as keys, or is of another kind. Or it
+            runs code that needs ``--trust`` (:mod:`afm.plugins`).
     """
     if path.suffix in _ROW_SUFFIXES and path.is_file():
         raise ConfigError(f"{path}: holds rows of data, expected a YAML of {what}; see afm list --help")
@@ -115,6 +117,7 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
         got = "nothing" if data is None else type(data).__name__
         raise ConfigError(f"{path}: got {got}, expected a mapping of {what}")
     _refuse_other_kind(path, data, what)
+    check_code_of(path, data)
     return data
 
 

@@ -1,7 +1,9 @@
-"""Python files of a user's own that a YAML names: imported from the YAML's folder, and only if the user wrote them.
+"""Code that comes with a YAML: the user's own Python files, and programs that the YAML starts.
 
-The rule: a file is imported if this user owns it and its folder, and no folder above it holds the manifest of
-``afm data download``. Everything else is refused until the command is repeated with ``--trust``.
+The rule: code runs without ``--trust`` if this user owns its file and its folder, and it was not downloaded.
+:func:`distrust` decides. :func:`import_module_of` applies the rule to Python files next to a YAML, and
+:func:`check_code_of` to every YAML with a key that starts a program or lets an engine load code. ``afm export`` and
+``afm rl`` apply it to checkpoints, which are pickles.
 """
 
 from __future__ import annotations
@@ -11,18 +13,35 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from afm.errors import ConfigError, OwnCodeError
 
 DOWNLOAD_MANIFEST = "download.manifest.json"
-"""What ``afm data download`` leaves in the folder that it fills."""
+"""Name of the manifest in a folder that ``afm data download`` fills."""
+_HUB_NOTES = Path(".cache/huggingface/download")
+"""Folder of the notes that ``hf download --local-dir`` writes, one for each file."""
+_HUB_CACHES = ("models--", "datasets--", "spaces--")
+"""How the folders of repositories in the Hub's cache begin."""
+_CODE_KEYS = {
+    "command": "starts a program",
+    "nsjail_path": "starts a program",
+    "python": "starts a program",
+    "trust_remote_code": "loads the code of a model's repository",
+    "verl": "can name code that verl loads",
+}
+"""Keys of YAMLs, at any depth, that run code, and what they do."""
 TRUST_VARIABLE = "AFM_TRUST"
 """Environment variable that ``--trust`` sets, so that worker processes know of it too."""
 
 _FRAMEWORK = frozenset({"afm", "llamafactory_patch", "tool_servers", "verl_ext"})
 """Packages that always come from the installation, even if the YAML is in a checkout of them."""
+
+_INSTALLATION = Path(__file__).resolve().parents[1]
+"""Where the framework is. Its owner runs code in this process anyway."""
 
 _FOLDERS: set[str] = set()
 """Folders from which files were imported."""
@@ -85,25 +104,19 @@ def _file_of(top: str, folder: Path | None) -> Path | None:
     if folder is None or not top or top in _FRAMEWORK:
         return None
     files = (folder / f"{top}.py", folder / top / "__init__.py")
-    return next((file.resolve() for file in files if file.is_file()), None)
+    return next((folder.resolve() / file.relative_to(folder) for file in files if file.is_file()), None)
 
 
 def _import_file(top: str, file: Path) -> None:
     """Import ``file`` as the module ``top``; it can then import files in its folder at any time."""
     if (loaded := sys.modules.get(top)) is not None:
         origin = getattr(loaded, "__file__", None)
-        if origin is not None and Path(origin).resolve() == file:
+        if origin is not None and Path(origin).resolve() == file.resolve():
             return
         raise ConfigError(f"the module name {top!r} is taken by {origin or 'Python'}; rename {file}")
     if top in sys.stdlib_module_names:
         raise ConfigError(f"{top!r} is a module of Python; rename {file}")
-    from afm.settings import load_settings  # costs each command 50 ms
-
-    if (reason := distrust(file)) and not load_settings().afm_trust:
-        raise ConfigError(
-            f"{file} is Python code and was not imported, because {reason}. Read the file. To run it, repeat the command "
-            f"with --trust (in Python: os.environ['{TRUST_VARIABLE}'] = '1')"
-        )
+    require_trust(f"{file} is Python code and was not imported", distrust(file))
     folder = str(file.parent.parent if file.name == "__init__.py" else file.parent)
     _FOLDERS.add(folder)
     if folder not in sys.path:
@@ -120,13 +133,73 @@ def _import_file(top: str, file: Path) -> None:
         raise
 
 
+def check_code_of(file: Path, data: Mapping[str, Any]) -> None:
+    """Refuse a YAML that runs code and is not this user's own, and a program of a download that it starts.
+
+    Raises:
+        ConfigError: Names the file, the key and the reason.
+    """
+    for at, key, value in _code_in(data):
+        words = value if isinstance(value, list) else [value]
+        programs = [file.parent / word for word in words if isinstance(word, str) and word]
+        reasons = [distrust(file), *map(_origin, filter(Path.is_file, programs))]
+        require_trust(f"{file}: {at} {_CODE_KEYS[key]}", next(filter(None, reasons), ""))
+
+
+def _code_in(data: Any, at: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Each setting that runs code: its path of keys, its key, its value."""
+    if isinstance(data, list):
+        for number, item in enumerate(data):
+            yield from _code_in(item, f"{at}[{number}]")
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            path = f"{at}.{key}" if at else str(key)
+            if key not in _CODE_KEYS or (key == "python" and not isinstance(value, str)):
+                yield from _code_in(value, path)
+            elif value:
+                yield path, key, value
+
+
+def require_trust(refusal: str, reason: str) -> None:
+    """Refuse to run code, unless there is no reason to or the user has given ``--trust``.
+
+    Args:
+        refusal: The file and what it does.
+        reason: From :func:`distrust`.
+
+    Raises:
+        ConfigError: The command runs without ``--trust``.
+    """
+    if not reason:
+        return
+    from afm.settings import load_settings  # costs each command 50 ms
+
+    if not load_settings().afm_trust:
+        raise ConfigError(
+            f"{refusal}: {reason}. Read the file. To run it, repeat the command with --trust (for commands without it, and "
+            f"in Python: {TRUST_VARIABLE}=1 in the environment)"
+        )
+
+
 def distrust(file: Path) -> str:
-    """Why ``file`` must not be imported without ``--trust``; empty where the user wrote it."""
-    for folder in file.resolve().parents:
-        if (folder / DOWNLOAD_MANIFEST).is_file():
-            return f"{folder} was filled by `afm data download`"
+    """Return why code in ``file`` must not run without ``--trust``; empty if it is the user's own."""
+    if reason := _origin(file):
+        return reason
     user = os.geteuid()
-    for path in (file, file.parent):
-        if (owner := path.stat().st_uid) != user:
+    for path in (file, file.parent, file.resolve().parent):
+        if (owner := path.stat().st_uid) != user and not path.resolve().is_relative_to(_INSTALLATION):
             return f"{path} belongs to another user (id {owner}, yours is {user})"
+    return ""
+
+
+def _origin(file: Path) -> str:
+    """Return that ``file`` was downloaded, with the sign of it; empty if there is no sign."""
+    for name in {file.absolute(), file.resolve()}:
+        for folder in name.parents:
+            note = _HUB_NOTES / name.relative_to(folder)
+            signs = [folder / DOWNLOAD_MANIFEST, folder / note.with_name(f"{note.name}.metadata")]
+            if folder.name.startswith(_HUB_CACHES):
+                signs.append(folder / "snapshots")
+            if sign := next((sign for sign in signs if sign.exists()), None):
+                return f"{file} was downloaded ({sign})"
     return ""

@@ -119,7 +119,7 @@ class Environment(BaseSettings):
     )
     afm_trust: bool = Field(
         default=False,
-        description="Import Python files beside a YAML even if another user wrote them or they were downloaded; --trust sets it.",
+        description="Run code that was downloaded or belongs to another user: Python files and programs of a YAML; --trust sets it.",
     )
     afm_traceback: bool = Field(
         default=False, description="Show the whole traceback of an error on the command line."

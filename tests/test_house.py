@@ -25,10 +25,11 @@ def figures() -> object:
 # 150 lines for requests that are sent again, the environment of programs and JSON of a schema;
 # 440 lines for teams as agents, with credit by member;
 # 100 lines for threads that the server holds, and replies that are continued;
-# 100 lines for reports that say what fell, and for wrong inputs in the user's words.
+# 100 lines for reports that say what fell, and for wrong inputs in the user's words;
+# 150 lines for the trust of downloaded programs and YAMLs, and for spans of the Responses API.
 WALLS = {
     "files": 358,
-    "lines": 84_600,
+    "lines": 84_750,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

@@ -2,13 +2,16 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from afm.configuration import read_extended, read_file
 from afm.errors import ConfigError
 from afm.plugins import import_module_of
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +51,9 @@ def test_a_package_beside_the_yaml_may_hold_the_class(tmp_path: Path) -> None:
 def test_a_downloaded_file_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "download.manifest.json", "{}")
     file = write(tmp_path, "set/plug_downloaded.py", "raise SystemExit('it ran')\n")
-    with pytest.raises(ConfigError, match=r"was not imported, because .* `afm data download`.* with --trust"):
+    with pytest.raises(
+        ConfigError, match=r"was not imported: .* was downloaded \(.*manifest.json\).* with --trust"
+    ):
         import_module_of("plug_downloaded.A", file.parent, "here")
     file.write_text("class A: ...\n")
     monkeypatch.setenv("AFM_TRUST", "1")
@@ -61,6 +66,93 @@ def test_a_file_of_another_user_needs_trust(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(ConfigError, match=rf"belongs to another user \(id {owner}, yours is {owner + 1}\)"):
         import_module_of("plug_foreign.A", tmp_path, "here")
+
+
+RUNS_CODE = [
+    ("harness: {command: [python, agent.py]}", "harness.command"),
+    ("harness: {command: [bash, -c, 'true']}", "harness.command"),
+    ("tools: [{config: {command: [uvx, server]}}]", r"tools\[0\].config.command"),
+    ("tools: [{config: {sandbox: {nsjail_path: ./nsjail}}}]", r"tools\[0\].config.sandbox.nsjail_path"),
+    ("sandbox: {python: ./python3}", "sandbox.python"),
+    ("trust_remote_code: true", "trust_remote_code"),
+    ("verl: {actor_rollout_ref: {model: {external_lib: agent}}}", "verl"),
+]
+"""Content of a YAML that starts a program or loads code, and the key that does."""
+
+
+def from_afm(folder: Path, name: str) -> Path:
+    write(folder, "download.manifest.json", "{}")
+    return write(folder, f"set/{name}")
+
+
+def from_hub_cache(folder: Path, name: str) -> Path:
+    """As `hf download` writes: the files are links to blobs."""
+    blob = write(folder, "models--org--name/blobs/0123")
+    file = folder / "models--org--name/snapshots/ab" / name
+    file.parent.mkdir(parents=True)
+    file.symlink_to(blob)
+    return file
+
+
+def from_hub_to_folder(folder: Path, name: str) -> Path:
+    """As `hf download --local-dir` writes: a note for each file."""
+    write(folder, f".cache/huggingface/download/set/{name}.metadata", "")
+    return write(folder, f"set/{name}")
+
+
+@pytest.mark.parametrize("download", [from_afm, from_hub_cache, from_hub_to_folder])
+def test_a_download_is_recognised_and_imported_once_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, download: Callable[[Path, str], Path]
+) -> None:
+    name = f"plug_{download.__name__}"
+    file = download(tmp_path, f"{name}.py")
+    with pytest.raises(ConfigError, match="was downloaded"):
+        import_module_of(f"{name}.A", file.parent, "here")
+    monkeypatch.setenv("AFM_TRUST", "1")
+    assert import_module_of(f"{name}.A", file.parent, "here").A
+
+
+@pytest.mark.parametrize(("text", "key"), RUNS_CODE)
+def test_a_downloaded_yaml_that_runs_code_needs_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, key: str
+) -> None:
+    file = write(tmp_path, "set/recipe.yaml", text)
+    assert read_file(file)
+    write(tmp_path, "download.manifest.json", "{}")
+    with pytest.raises(ConfigError, match=rf"recipe.yaml: {key} .* was downloaded .*--trust"):
+        read_file(file)
+    own = write(tmp_path.parent, f"{tmp_path.name}_own.yaml", f"extends: {file}\n")
+    with pytest.raises(ConfigError, match=rf"recipe.yaml: {key} "):
+        read_extended(own)
+    monkeypatch.setenv("AFM_TRUST", "1")
+    assert read_file(file)
+
+
+def test_a_yaml_of_another_user_that_runs_code_needs_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, "recipe.yaml", RUNS_CODE[0][0])
+    monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match=r"harness\.command starts a program: .* belongs to another user"):
+        read_file(file)
+    assert read_file(ROOT / "configs/tiny/rl/math_harness.yaml"), (
+        "whoever owns the framework runs code anyway"
+    )
+
+
+def test_an_own_yaml_may_not_run_a_downloaded_program(tmp_path: Path) -> None:
+    write(tmp_path, "download/download.manifest.json", "{}")
+    program = write(tmp_path, "download/agent.py")
+    for word in ("download/agent.py", str(program)):
+        file = write(tmp_path, "recipe.yaml", f"harness: {{command: [python, {word}]}}")
+        with pytest.raises(ConfigError, match=r"recipe.yaml: harness.command .*agent.py was downloaded"):
+            read_file(file)
+
+
+def test_a_downloaded_yaml_without_code_is_read(tmp_path: Path) -> None:
+    write(tmp_path, "download.manifest.json", "{}")
+    text = "roles: {python: {kind: tool}}\ntrust_remote_code: false\nverl: {}\ncommand: []\n"
+    assert read_file(write(tmp_path, "agent.yaml", text))
 
 
 @pytest.mark.parametrize(

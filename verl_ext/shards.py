@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.futures import Future
 
 from afm.errors import EngineError
+from afm.plugins import distrust, require_trust
 from verl_ext.checkpoints import LORA_FILE, SHARDS_FILE, TORCH_DTYPES, shard_file, stored_world_size
 from verl_ext.lora import matrix_of, parts_of_matrix, scale_of, served_name, with_adapter
 
@@ -128,7 +129,9 @@ def read_shards(folder: Path, kind: str) -> list[Any]:
 
     Raises:
         EngineError: A worker's file is missing.
+        ConfigError: The checkpoint, a pickle that can run code, needs ``--trust``.
     """
+    require_trust(f"{folder} holds pickles, which can run code", distrust(folder))
     size = stored_world_size(folder) or 0
     files = [shard_file(folder, kind, size, rank) for rank in range(size)]
     missing = [str(file) for file in files if not file.exists()]

@@ -96,7 +96,9 @@ def _trust(value: bool) -> bool:
 TrustOption = Annotated[
     bool,
     typer.Option(
-        "--trust", callback=_trust, help="Import Python files next to a YAML even if other users own them."
+        "--trust",
+        callback=_trust,
+        help="Run Python files and programs of a YAML that were downloaded or belong to another user.",
     ),
 ]
 

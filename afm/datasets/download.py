@@ -133,8 +133,9 @@ def run(planned: DownloadPlan, progress: Progress, *, lock: Path | None = None) 
         ConfigError: Another download is writing into the folder.
         OSError: The disk failed.
     """
-    failed, done = dict(planned.refused), []
+    failed, done = dict(planned.refused), list[PlannedSet]()
     with RunFolder(planned.out, "--output-dir").locked(name=None):
+        _write_manifest(planned.out, done)  # from the first byte on, code in here needs --trust
         for planned_set in planned.sets:
             if reason := _fetch_set(planned_set, progress, lock or planned.out / LOCK_FILE):
                 failed[planned_set.name] = reason

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from extras import needs
 
+from afm.datasets.download import plan, run
 from afm.datasets.hub_sets import read_hub_sets
 from afm.errors import ConfigError, UsageError
 
@@ -155,6 +156,17 @@ def test_a_connection_that_breaks_in_the_middle_is_gone_on_with(hub, download, t
     download("--only", "large")
     assert (tmp_path / "a folder/large/all.bin").read_bytes() == LARGE
     assert [start for _, start, _ in hub.sent] == [0, 10 << 20, 20 << 20]
+
+
+def test_an_interrupted_download_has_marked_its_folder(hub_here, sets, tmp_path):
+    """Without the manifest, code in the folder would count as the user's own."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(plan({"small": read_hub_sets(sets).sets["small"]}, tmp_path / "a folder"), interrupt)
+    assert json.loads((tmp_path / "a folder/download.manifest.json").read_text())["sets"] == {}
 
 
 def test_a_second_download_into_the_folder_is_kept_out(download, tmp_path):

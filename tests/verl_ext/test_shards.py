@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from extras import needs
 
-from afm.errors import EngineError
+from afm.errors import ConfigError, EngineError
 
 needs("verl")
 
@@ -97,7 +97,7 @@ def test_the_parts_of_all_workers_are_one_model(
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-def test_a_missing_part_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_part_is_named_and_a_downloaded_pickle_is_not_loaded(folder: Path, tmp_path: Path) -> None:
     import shutil
 
     from verl_ext.shards import read_shards
@@ -107,6 +107,9 @@ def test_a_missing_part_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"written by 2 workers, without .*optim_world_size_2_rank_1\.pt"):
         read_shards(tmp_path / "two", "optim")
     assert len(read_shards(tmp_path / "two", "model")) == 2
+    (tmp_path / "download.manifest.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"two holds pickles, which can run code: .* was downloaded"):
+        read_shards(tmp_path / "two", "model")
 
 
 def test_what_fsdp2_does_not_store_is_refused() -> None:

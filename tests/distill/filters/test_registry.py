@@ -41,6 +41,16 @@ def test_a_shipped_preset_suits_its_agent(name):
     assert [stage.name for stage in plan.stages if stage.name in published] == expected
 
 
+def test_the_filters_for_logs_of_your_own_judge_no_answer():
+    pytest.importorskip("numpy")
+    plan = load_plan(CONFIGS / "logs.yaml")
+
+    names = [stage.name for stage in build_stages(plan, load_agent(plan.agent))]
+
+    assert not {"quality", "correction", "reflection"} & set(names)
+    assert {"format", "secrets", "personal", "near_duplicates"} <= set(names)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
