@@ -45,7 +45,9 @@ def test_a_pattern_gets_the_question_expression_and_answer_of_a_task_and_calls_o
     [chat] = run._fill({"direct": [], "calculated": [pattern]}, calculated)
     assert [chat[0]["content"], chat[2]["content"]] == [TASK.question, "Observation:\n95"]
     assert chat[1]["loss"] is False
-    assert gain._CALL_ID.sub("ID", chat[1]["content"]) == "Calling tools:\n[{'id': 'ID', 'arguments': '57+38'}]"
+    assert (
+        gain._CALL_ID.sub("ID", chat[1]["content"]) == "Calling tools:\n[{'id': 'ID', 'arguments': '57+38'}]"
+    )
     assert "c0123abcd" not in chat[1]["content"]
 
 
