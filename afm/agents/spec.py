@@ -1,8 +1,8 @@
-"""The declaration of an agent: roles, what may follow what, tools, limits and prompt text.
+"""The declaration of an agent: roles, transitions, tools, limits and prompt text.
 
-Everything that depends on tag names is derived from an :class:`AgentSpec`: the system prompt, the
-parser, the stop strings, the validator, the format verdict, the masks and the rollout loop. No other
-module knows a tag name. Rules of the shipped agents: AFM paper (arXiv 2508.13167), section 3.
+Everything that depends on tag names is derived from an :class:`AgentSpec`: the system prompt, the parser, the stop
+strings, the validator, the format verdict, the masks and the rollout loop. No other module contains a tag name.
+The rules of the shipped agents come from the AFM paper (arXiv 2508.13167), section 3.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -21,22 +21,22 @@ from afm.configuration import Settings
 from afm.errors import suggestion
 
 START = "start"
-"""The pseudo role from which every trajectory begins, as a key of ``transitions``."""
+"""The key of ``transitions`` that lists the roles with which a trajectory may begin."""
 
 
 class RoleKind(StrEnum):
-    """What a role does in a trajectory."""
+    """The function of a role in a trajectory."""
 
     THOUGHT = "thought"
-    """Free reasoning; may precede other roles and does not count in ``transitions``."""
+    """Free reasoning. It may precede other roles and does not appear in ``transitions``."""
     TEXT = "text"
-    """A function the agent writes for itself: plan, reflection, double check and so on."""
+    """Text that the agent writes for itself, such as a plan, a reflection or a double check."""
     TOOL = "tool"
-    """Content is a tool's argument; the environment answers with an observation."""
+    """A tool call. The content is the tool's argument, and the environment answers with an observation."""
     OBSERVATION = "observation"
-    """Written by the environment only."""
+    """A tool's result. Only the environment writes it."""
     ANSWER = "answer"
-    """Ends the trajectory."""
+    """The final answer. It ends the trajectory."""
 
 
 class AnswerFormat(StrEnum):
@@ -51,17 +51,17 @@ def _is_pattern(value: str) -> str:
     try:
         groups = re.compile(value).groups
     except re.error as error:
-        raise ValueError(f"{value!r} is no regular expression: {error}") from None
+        raise ValueError(f"{value!r} is not a regular expression: {error}") from None
     if groups != 1:
         raise ValueError(f"{value!r} has {groups} groups, expected exactly one around the grade")
     return value
 
 
 class Grade(Settings):
-    """A grade that a role gives itself and what its value permits next.
+    """A grade that a role gives itself, and the roles that each grade permits next.
 
-    ``pattern`` has one group; every match in the content is a grade. One match in ``reject`` (letter
-    case aside) rejects. Without any match, or where a list is empty, the plain transitions hold.
+    ``pattern`` has one group, and every match in the content is a grade. The content is rejected if one of them is in
+    ``reject``, ignoring case. The plain transitions apply if the content holds no grade or the list is empty.
     """
 
     pattern: Annotated[str, AfterValidator(_is_pattern)]
@@ -70,7 +70,7 @@ class Grade(Settings):
     when_accepted: tuple[str, ...] = ()
 
     def rejects(self, content: str) -> bool | None:
-        """Whether ``content`` holds a grade that rejects; ``None`` when it holds no grade at all."""
+        """Return whether a grade in ``content`` rejects it, or ``None`` if it holds no grade."""
         grades = re.findall(self.pattern, content)
         if not grades:
             return None
@@ -96,17 +96,16 @@ class RoleSpec(Settings):
     max_count: int | None = Field(default=None, ge=1)
     """How often the role may occur."""
     grade: Grade | None = None
-    """A pattern that finds the role's grade of itself, and what a rejecting or accepting grade allows
-    next."""
+    """A pattern that finds the grade that the role gives itself, and the roles that each grade permits next."""
 
 
 class Limits(Settings):
-    """Bounds of one episode; ``None`` means unbounded. Tokens are counted after the prompt."""
+    """Limits of one episode. ``None`` means unlimited. Tokens are counted after the prompt."""
 
     max_turns: int | None = Field(default=None, ge=0)
     """Tool calls per episode."""
     max_agent_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that the model may sample per episode."""
+    """Tokens that the model samples per episode."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one generation, up to a tool call or the answer."""
     max_response_tokens: int | None = Field(default=None, ge=1)
@@ -116,16 +115,16 @@ class Limits(Settings):
     max_tool_seconds: float | None = Field(default=None, gt=0)
     """Time in tools, summed over all calls."""
     max_observation_chars: int = Field(default=16_000, ge=16)
-    """Longest observation. The middle of a longer one is cut out."""
+    """Longest observation, in characters. The middle of a longer one is removed."""
     duplicate_calls: Literal["notice", "execute"] = "notice"
-    """What a repeated call gets: a ``notice`` that it was answered before, or a new result (``execute``)."""
+    """Result of a repeated call: a ``notice`` that it was answered before, or a new result (``execute``)."""
 
     @classmethod
     def check_overrides(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """The same mapping, once each key is a limit and each value fits it; for pydantic's validators.
+        """Return ``value`` if each key is a limit and each value is valid. For pydantic's validators.
 
         Raises:
-            ValueError: One does not.
+            ValueError: A key is unknown or a value is invalid.
         """
         for key in value:
             if key not in cls.model_fields:
@@ -144,8 +143,8 @@ class AgentSpec(Settings):
     roles: dict[str, RoleSpec]
     """Maps each tag to its role, in the order of the prompt."""
     transitions: dict[str, tuple[str, ...]]
-    """What may follow what, thoughts aside; ``start`` is the beginning. An observation always follows a
-    tool. The word ``any`` in place of the table lets every role follow every other."""
+    """Maps each role to the roles that may follow it. ``start`` lists the first ones. Thoughts and observations do not
+    appear here. ``any`` in place of the table lets every role follow every other."""
     answer_format: AnswerFormat = AnswerFormat.TEXT
     """``text``, ``boxed`` or ``fence``."""
     answer_separator: str | None = None
@@ -157,16 +156,16 @@ class AgentSpec(Settings):
     rules: tuple[str, ...] = ()
     """Further rules, one per line."""
     limits: Limits = Limits()
-    """Bounds of an episode: see below."""
+    """Limits of an episode, listed below."""
 
     def __repr_args__(self) -> Iterable[tuple[str, Any]]:
-        """Name, roles and tools; :meth:`dump` has everything."""
+        """Return the name, roles and tools. :meth:`dump` returns everything."""
         return [("name", self.name), ("roles", list(self.roles)), ("tools", list(self.tool_roles.values()))]
 
     @model_validator(mode="before")
     @classmethod
     def _in_any_order(cls, data: Any) -> Any:
-        """Write out ``transitions: any``; what is wrong with the roles is found later."""
+        """Expand ``transitions: any``. :meth:`_check` finds faults in the roles later."""
         roles = data.get("roles") if isinstance(data, dict) else None
         if not isinstance(roles, dict) or data.get("transitions") != "any":
             return data
@@ -189,73 +188,83 @@ class AgentSpec(Settings):
                 raise ValueError(f"expected exactly one role of kind {kind.value!r}, got {list(tags)}")
         for tag, role in self.roles.items():
             if (role.kind is RoleKind.TOOL) != (role.tool is not None):
-                raise ValueError(f"role {tag!r}: `tool` is required for kind 'tool' and only there")
+                raise ValueError(f"role {tag!r}: `tool` is required for kind 'tool', forbidden for others")
             if role.needs_thought and (role.no_thought or not self.thought_roles):
                 raise ValueError(f"role {tag!r}: needs_thought needs a thought role and excludes no_thought")
         self._check_transitions()
         if "{question}" not in self.question_format:
-            raise ValueError("question_format lacks the placeholder {question}")
+            raise ValueError("question_format: the placeholder {question} is missing")
         return self
 
     def _check_transitions(self) -> None:
-        movable = {
-            tag
-            for tag, role in self.roles.items()
-            if role.kind in (RoleKind.TEXT, RoleKind.TOOL, RoleKind.ANSWER)
-        }
-        sources = (movable - {self.answer_role}) | {START}
-        if set(self.transitions) != sources:
-            missing = sorted(sources - set(self.transitions))
-            extra = sorted(set(self.transitions) - sources)
-            raise ValueError(f"transitions: missing {missing}, not expected {extra}")
-        grades = {
-            f"{tag}.grade": grade.when_rejected + grade.when_accepted
-            for tag, role in self.roles.items()
-            if (grade := role.grade)
-        }
-        for source, targets in {**self.transitions, **grades}.items():
-            if unknown := sorted(set(targets) - movable):
-                raise ValueError(f"transitions.{source}: {unknown} cannot follow; known: {sorted(movable)}")
+        movable = [*self._tags(RoleKind.TEXT), *self.tool_roles, self.answer_role]
+        sources = [START, *movable[:-1]]
+        for source in self.transitions:
+            if source not in sources:
+                raise ValueError(f"transitions.{source}: nothing follows it; {self._hint(source, sources)}")
+        if missing := [source for source in sources if source not in self.transitions]:
+            raise ValueError(f"transitions: missing {missing}, expected a list of followers for each role")
+        places = {f"transitions.{source}": (source, targets) for source, targets in self.transitions.items()}
+        for tag, role in self.roles.items():
+            if (grade := role.grade) is not None:
+                places[f"roles.{tag}.grade"] = (tag, grade.when_rejected + grade.when_accepted)
+        following: dict[str, set[str]] = {}
+        for place, (source, targets) in places.items():
+            for target in targets:
+                if target not in movable:
+                    raise ValueError(f"{place}: {target!r} cannot follow; {self._hint(target, movable)}")
+            following.setdefault(source, set()).update(targets)
+        reached = _reachable(START, following)
+        if self.answer_role not in reached:
+            leading = [tag for tag in movable if self.answer_role in _reachable(tag, following)]
+            raise ValueError(
+                f"transitions: no path leads from {START!r} to the answer role {self.answer_role!r}; "
+                f"let one of {leading} follow one of {[tag for tag in sources if tag in reached]}"
+            )
+
+    def _hint(self, tag: str, known: Iterable[str]) -> str:
+        role = self.roles.get(tag)
+        return f"it is of kind {role.kind.value!r}" if role else suggestion(tag, known)
 
     def _tags(self, kind: RoleKind) -> tuple[str, ...]:
         return tuple(tag for tag, role in self.roles.items() if role.kind is kind)
 
     @cached_property
     def answer_role(self) -> str:
-        """Tag whose closing ends the trajectory."""
+        """The tag of the final answer. Its closing tag ends the trajectory."""
         return self._tags(RoleKind.ANSWER)[0]
 
     @cached_property
     def observation_role(self) -> str | None:
-        """Tag the environment writes, ``None`` for an agent without tools."""
+        """The tag that the environment writes, or ``None`` for an agent without tools."""
         tags = self._tags(RoleKind.OBSERVATION)
         return tags[0] if tags else None
 
     @cached_property
     def thought_roles(self) -> tuple[str, ...]:
-        """Tags of free reasoning."""
+        """The tags of free reasoning."""
         return self._tags(RoleKind.THOUGHT)
 
     @cached_property
     def tool_roles(self) -> dict[str, str]:
-        """Tool tag to the name of the tool it calls."""
+        """Maps each tool tag to the name of the tool that it calls."""
         return {tag: role.tool for tag, role in self.roles.items() if role.tool is not None}
 
     @cached_property
     def stop_strings(self) -> tuple[str, ...]:
-        """Texts at which a generation pauses: closed tool calls, the answer, a forged observation."""
+        """The texts that stop a generation: closed tool calls, the closed answer, a forged observation."""
         closing = tuple(f"</{tag}>" for tag in (*self.tool_roles, self.answer_role))
         forged = (f"<{self.observation_role}>",) if self.observation_role else ()
         return closing + forged
 
     @cached_property
     def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 of the declaration; equal specs have equal digests."""
+        """The first 16 hex digits of the declaration's SHA-256. Equal specs have equal digests."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     def allowed_next(self, role: str, content: str = "") -> tuple[str, ...]:
-        """Roles that may follow ``role`` (thoughts aside), given the grade in its ``content``."""
+        """Return the roles, except thoughts, that may follow ``role`` given the grade in its ``content``."""
         targets = self.transitions.get(role, ())
         grade = self.roles[role].grade if role in self.roles else None
         if grade is None:
@@ -266,41 +275,44 @@ class AgentSpec(Settings):
         return (grade.when_rejected if rejected else grade.when_accepted) or targets
 
     def system_prompt(self) -> str:
-        """The instruction text, with the role list and the rules filled in."""
+        """Return the instruction text with the role list and the rules filled in."""
         text = self.prompt.replace("{roles}", roles_text(self))
         return text.replace("{rules}", rules_text(self)).strip()
 
     def user_message(self, question: str) -> str:
-        """The whole user turn: instruction, blank line, question (RL row layout of AFM)."""
+        """Return the whole user turn: instruction, blank line, question (the layout of AFM's RL rows)."""
         asked = self.question_format.replace("{question}", question)
         instruction = self.system_prompt()
         return f"{instruction}\n\n{asked}" if instruction else asked
 
     def prompt_messages(self, question: str) -> list[dict[str, str]]:
-        """Chat messages for one question: ``[{"role": "user", "content": ...}]``."""
+        """Return the chat messages for one question: ``[{"role": "user", "content": ...}]``."""
         return [{"role": "user", "content": self.user_message(question)}]
 
     def dump(self) -> dict[str, Any]:
-        """JSON-ready form that :func:`afm.agents.load_agent` reads back."""
+        """Return a JSON-ready form that :func:`afm.agents.load_agent` reads back."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
+def _reachable(role: str, following: Mapping[str, Iterable[str]]) -> set[str]:
+    """Return ``role`` and every role that transitions lead to from it."""
+    reached, open_roles = {role}, [role]
+    while open_roles:
+        new = set(following.get(open_roles.pop(), ())) - reached
+        reached |= new
+        open_roles += new
+    return reached
+
+
 def roles_text(spec: AgentSpec) -> str:
-    """A numbered list of the roles: tag, purpose, format, and who writes it."""
-    entries = [_role_entry(number, tag, spec) for number, tag in enumerate(spec.roles, start=1)]
-    return "\n".join(entries)
+    """Return a numbered list of the roles with tag, purpose, format and author."""
+    return "\n".join(_role_entry(number, tag, spec) for number, tag in enumerate(spec.roles, start=1))
 
 
 def rules_text(spec: AgentSpec) -> str:
-    """What may follow what, thoughts, counts, tool calls and the answer, one rule a line."""
-    rules = [
-        *_order_rules(spec),
-        *_thought_rules(spec),
-        *_count_rules(spec),
-        *_writing_rules(spec),
-        *_answer_rules(spec),
-        *spec.rules,
-    ]
+    """Return the rules of order, thoughts, counts, tool calls and the answer, one per line."""
+    sections = (_order_rules, _thought_rules, _count_rules, _writing_rules, _answer_rules)
+    rules = [*(rule for section in sections for rule in section(spec)), *spec.rules]
     return "\n".join(f"- {rule}" for rule in rules)
 
 
@@ -353,9 +365,9 @@ def _thought_rules(spec: AgentSpec) -> Iterable[str]:
     needing = [tag for tag, role in spec.roles.items() if role.needs_thought]
     without = [tag for tag, role in spec.roles.items() if role.no_thought]
     if needing:
-        yield f"Write one {thought} directly before every {_listed(needing)}; it does not count in the order above."
+        yield f"Write one {thought} directly before every {_joined(needing, 'and')}; it does not count in the order above."
     if without:
-        yield f"Write no {thought} before {_listed(without)}."
+        yield f"Write no {thought} before {_joined(without, 'and')}."
 
 
 def _count_rules(spec: AgentSpec) -> Iterable[str]:
@@ -379,10 +391,6 @@ def _answer_rules(spec: AgentSpec) -> Iterable[str]:
 
 def _either(tags: Iterable[str]) -> str:
     return _joined(tags, "or")
-
-
-def _listed(tags: Iterable[str]) -> str:
-    return _joined(tags, "and")
 
 
 def _joined(tags: Iterable[str], word: str) -> str:

@@ -111,13 +111,33 @@ def graded(pattern: str) -> dict[str, object]:
         ({"roles": ANSWER | {"start": {}}}, "reserved"),
         ({"roles": {"plan": {}}}, "exactly one role of kind 'answer'"),
         ({"roles": ANSWER | {"code": {"kind": "tool", "tool": "c"}}}, "'observation'"),
-        ({"roles": ANSWER | {"observation": {"kind": "observation", "tool": "c"}}}, "only there"),
+        (
+            {"roles": ANSWER | {"observation": {"kind": "observation", "tool": "c"}}},
+            "forbidden for others",
+        ),
         ({"roles": {"answer": {"kind": "answer", "needs_thought": True}}}, "needs_thought"),
         ({"transitions": {"start": ["answer"]}}, "missing ['tool']"),
-        ({"transitions": {"start": ["think"], "tool": []}}, "cannot follow"),
+        ({"transitions": {"start": ["think"], "tool": []}}, "'think' cannot follow; it is of kind 'thought'"),
+        (
+            {"transitions": {"start": ["tol", "answer"], "tool": []}},
+            "transitions.start: 'tol' cannot follow; did you mean 'tool'?",
+        ),
+        (
+            {"transitions": {"start": ["answer"], "tool": [], "toool": []}},
+            "transitions.toool: nothing follows it; did you mean 'tool'?",
+        ),
+        (
+            {"transitions": {"start": ["answer"], "tool": [], "answer": ["tool"]}},
+            "transitions.answer: nothing follows it; it is of kind 'answer'",
+        ),
+        (
+            {"transitions": {"start": ["tool"], "tool": ["tool"]}},
+            "no path leads from 'start' to the answer role 'answer'; "
+            "let one of ['answer'] follow one of ['start', 'tool']",
+        ),
         ({"question_format": "no placeholder"}, "placeholder"),
         ({"name": "Bad Name"}, "pattern"),
-        (graded("(["), "no regular expression"),
+        (graded("(["), "not a regular expression"),
         (graded("score"), "0 groups"),
     ],
 )
@@ -126,6 +146,20 @@ def test_contradictory_declarations_are_refused(changes: dict[str, object], mess
     with pytest.raises(ValidationError) as error:
         spec(**rest, **changes)
     assert message in str(error.value)
+
+
+PLANNED = {"plan": {}, "check": {"grade": {"pattern": r"(\d)", "reject": ["1"], "when_accepted": ["answer"]}}}
+
+
+def test_an_agent_that_can_never_answer_is_refused_with_the_missing_step() -> None:
+    """Only the grade of `check` leads to the answer, and nothing leads to `check`."""
+    parts = {"roles": ANSWER | PLANNED, "transitions": {"start": ["plan"], "plan": ["plan"], "check": []}}
+    with pytest.raises(
+        ValidationError, match=r"let one of \['check', 'answer'\] follow one of \['start', 'plan'\]"
+    ):
+        spec(**parts)
+    parts["transitions"] = {"start": ["plan"], "plan": ["check"], "check": []}
+    assert spec(**parts).allowed_next("check", "2") == ("answer",)
 
 
 def test_user_message_is_instruction_blank_line_question() -> None:

@@ -15,9 +15,11 @@ class Calculator:
 
     def __init__(self):
         self.arguments = []
+        self.called = asyncio.Event()
 
     async def call(self, argument):
         self.arguments.append(argument)
+        self.called.set()
         if argument == "sleep":
             await asyncio.sleep(30)
         if argument.startswith("nap"):

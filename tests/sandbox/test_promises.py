@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -232,20 +233,25 @@ async def test_a_busy_loop_ends_at_the_cpu_limit(sandbox: Sandbox) -> None:
 async def test_a_program_stopped_by_the_wall_clock_leaves_its_cpu_time_and_its_whole_lines(
     sandbox: Sandbox,
 ) -> None:
-    code = "print('step 1')\nprint('step 2')\nprint('half', end='')\nwhile True: pass"
-    result = await sandbox.run(code, limits=SandboxLimits(wall_s=0.7))
+    code = (
+        "import time\nprint('step 1')\nprint('step 2')\nprint('half', end='')\n"
+        "while time.process_time() < 0.1: pass\ntime.sleep(60)"
+    )
+    result = await sandbox.run(code, limits=SandboxLimits(wall_s=2.0))
     assert (result.reason, result.exit_status) == (ExitReason.TIMEOUT, None)
     assert result.stdout == "step 1\nstep 2\n"
-    assert 0.7 <= result.wall_s < 4
+    assert 2 <= result.wall_s < 60
     assert result.cpu_s > 0.06  # the jail alone takes about 0.02
 
 
-DAEMON = """
+CANARY = f"afm-daemon-{secrets.token_hex(4)}"
+"""First word of the command line of daemons. Tests that run in another process at the same time have their own."""
+DAEMON = f"""
 import os, sys, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        os.execv(sys.executable, ["afm-daemon-canary", "-c", "import time; time.sleep(60)"])
+        os.execv(sys.executable, [{CANARY!r}, "-c", "import time; time.sleep(60)"])
     os._exit(0)
 time.sleep(60)
 """
@@ -264,19 +270,18 @@ def alive(marker: str) -> list[str]:
 
 async def test_cancelling_kills_every_descendant_and_leaves_no_zombie(sandbox: Sandbox) -> None:
     await warmed(sandbox)
-    kept = processes()
+    kept = await settled()
     run = asyncio.create_task(sandbox.run(DAEMON))
-    for _ in range(200):
+    while not alive(CANARY):
+        assert not run.done()
         await asyncio.sleep(0.05)
-        if alive("afm-daemon-canary"):
-            break
-    assert len(alive("afm-daemon-canary")) == 1
+    assert len(alive(CANARY)) == 1
     before = descriptors()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert not alive("afm-daemon-canary")
-    assert processes() == kept
+    assert not alive(CANARY)
+    await only(kept)
     assert descriptors() < before
 
 
@@ -293,7 +298,7 @@ def test_everything_dies_with_an_owner_killed_by_kill_9(backend: str, tmp_path: 
     command, environment = [sys.executable, "-c", OWNER, backend], {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, env=environment) as owner:
         try:
-            while not alive("afm-daemon-canary"):
+            while not alive(CANARY):
                 assert owner.poll() is None
                 time.sleep(0.05)
             family = descendants(owner.pid)
@@ -310,7 +315,7 @@ def test_everything_dies_with_an_owner_killed_by_kill_9(backend: str, tmp_path: 
 @pytest.mark.slow
 async def test_cancelling_at_any_moment_leaves_nothing(sandbox: Sandbox) -> None:
     await warmed(sandbox)
-    before, kept = descriptors(), processes()
+    before, kept = descriptors(), await settled()
     for delay_s in (0.0, 0.003, 0.01, 0.04):
         runs = [asyncio.create_task(sandbox.run("import time; time.sleep(30)")) for _ in range(4)]
         await asyncio.sleep(delay_s)
@@ -318,15 +323,34 @@ async def test_cancelling_at_any_moment_leaves_nothing(sandbox: Sandbox) -> None
             run.cancel()
         results = await asyncio.gather(*runs, return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in results)
-        assert processes() == kept
-        assert descriptors() == before
+        await only(kept)
+        assert descriptors() <= before
     ended_well = await asyncio.gather(*(sandbox.run(f"print({n})", str(n)) for n in range(12)))
     assert [result.stdout for result in ended_well] == [f"{n}\n" for n in range(12)]
-    assert (processes(), descriptors()) == (kept, before)
+    await only(kept)
+    assert descriptors() <= before
 
 
 def processes() -> set[str]:
     return set(descendants())
+
+
+async def settled() -> set[str]:
+    """The processes once two looks agree: while one ends, the kernel may skip another in its list."""
+    seen = processes()
+    while (again := processes()) != seen:
+        seen = again
+        await asyncio.sleep(0.02)
+    return seen
+
+
+async def only(kept: set[str]) -> None:
+    """Wait until no processes are left but those of ``kept``: a dead one stays in the kernel's list for a moment."""
+    for _ in range(500):
+        if processes() <= kept:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"left: {processes() - kept}")
 
 
 async def begun(before: set[str]) -> None:
@@ -356,23 +380,23 @@ def test_ending_the_event_loop_kills_what_still_runs(backend: str) -> None:
 
     async def leave_running() -> None:
         await warmed(box)
-        kept.update(processes())
+        kept.update(await settled())
         runs = [asyncio.create_task(box.run("import time; time.sleep(60)")) for _ in range(4)]
         await asyncio.sleep(0.02)
         assert not any(run.done() for run in runs)
 
     at_first, before = processes(), descriptors()
     asyncio.run(leave_running())
-    assert processes() == kept
+    asyncio.run(only(kept))
     assert asyncio.run(box.run("print(7)")).stdout == "7\n"
     asyncio.run(box.close())
-    assert processes() == at_first
+    asyncio.run(only(at_first))
     assert descriptors() <= before
 
 
 async def test_cancelling_twice_still_cleans_up(sandbox: Sandbox) -> None:
     await warmed(sandbox)
-    before, kept = descriptors(), processes()
+    before, kept = descriptors(), await settled()
     run = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
     await asyncio.sleep(0)
     run.cancel()
@@ -380,11 +404,12 @@ async def test_cancelling_twice_still_cleans_up(sandbox: Sandbox) -> None:
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    for _ in range(100):
-        if (processes(), descriptors()) == (kept, before):
+    await only(kept)
+    for _ in range(500):
+        if descriptors() <= before:
             return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"left: {processes() - kept}, {descriptors() - before} descriptors")
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"left: {descriptors() - before} descriptors")
 
 
 async def test_closing_starts_nothing_that_waited(backend: str) -> None:
@@ -395,12 +420,12 @@ async def test_closing_starts_nothing_that_waited(backend: str) -> None:
     runs = [asyncio.create_task(sandbox.run("import time; time.sleep(60)")) for _ in range(4)]
     await begun(opened)
     await sandbox.close()
-    assert processes() == kept
+    await only(kept)
     first, *waited = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 20)
     assert isinstance(first, RunResult)
     assert first.reason is ExitReason.KILLED
     assert all(isinstance(end, SandboxError) and "was closed" in str(end) for end in waited)
-    assert processes() == kept
+    await only(kept)
     assert (await sandbox.run("print('open again')")).stdout == "open again\n"
     await sandbox.close()
 
@@ -416,7 +441,7 @@ async def test_closing_while_it_opens_leaves_nothing(backend: str) -> None:
         (end,) = await asyncio.gather(run, return_exceptions=True)
         assert isinstance(end, RunResult | SandboxError)
         assert not isinstance(end, SandboxUnavailableError), end
-        assert processes() == kept
+        await only(kept)
 
 
 def test_a_fork_of_the_owner_has_a_sandbox_of_its_own(backend: str) -> None:
@@ -441,20 +466,11 @@ def test_a_fork_of_the_owner_has_a_sandbox_of_its_own(backend: str) -> None:
 
 async def test_the_event_loop_is_never_held_up(sandbox: Sandbox) -> None:
     await sandbox.run("1")
-    longest, over = 0.0, False
-
-    async def tick() -> None:
-        nonlocal longest
-        while not over:
-            begun = time.monotonic()
-            await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - begun)
-
-    ticking = asyncio.create_task(tick())
-    await sandbox.run("import time; time.sleep(0.7)")
-    over = True
-    await ticking
-    assert longest < 0.5  # far above what a busy machine adds, far below the run
+    run, turns = asyncio.create_task(sandbox.run("import time; time.sleep(0.7)")), 0
+    while not run.done():
+        turns += 1
+        await asyncio.sleep(0.005)
+    assert turns > 14  # 140 on an idle machine; a few if the loop waits for the program
 
 
 NO_NAMESPACES = """case "$1" in --help) exec REAL --help;; esac
@@ -528,5 +544,4 @@ async def test_processes_of_a_program_do_not_starve_each_other(backend: str) -> 
         result = await sandbox.run(CROWD)
     finally:
         await sandbox.close()
-    assert result.cpu_s > 0.3
-    assert result.starved_s <= 2.5 - result.cpu_s
+    assert result.starved_s + result.cpu_s < result.wall_s + 0.5

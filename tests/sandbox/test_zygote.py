@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,12 +81,19 @@ async def busy_zygote() -> int:
         await asyncio.sleep(0.02)
 
 
+async def kill_busy_zygote() -> None:
+    """Kill a zygote that has forked a program and wait until it is dead: on a busy machine it looks alive a while longer."""
+    pid = await busy_zygote()
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(select.select, [pidfd], [], [])
+    os.close(pidfd)
+
+
 @pytest.mark.slow
 async def test_a_mentioned_package_is_warm_and_any_other_can_be_imported(packages: Path) -> None:
     sandbox = open_sandbox("zygote", max_parallel=1, packages=[str(packages)], warm=[["slowpoke"]])
-    code = (
-        "import time; begun = time.time()\nimport slowpoke\nprint(time.time() - begun < 0.1, slowpoke.loaded)"
-    )
+    code = "import sys; warm = 'slowpoke' in sys.modules\nimport slowpoke\nprint(warm, slowpoke.loaded)"
     code += "\nslowpoke.loaded.append(1)"
     results = [await sandbox.run(code) for _ in range(2)]
     unmentioned = await sandbox.run("print(__import__('slow' + 'poke').loaded)")
@@ -199,7 +206,7 @@ def fill():
 threading.Thread(target=fill, daemon=True).start()
 time.sleep(0.2); print("end")
 """
-    result = await sandbox.run(code, limits=SandboxLimits(wall_s=5.0))
+    result = await sandbox.run(code, limits=SandboxLimits(wall_s=30.0))
     assert (result.reason, result.stdout) == (ExitReason.OK, "end\n")
 
 
@@ -229,14 +236,18 @@ async def test_several_processes_together_keep_the_memory_limit(
     if not any(line.startswith("memory cgroup") for line in await sandbox.isolation()):
         pytest.skip("no memory cgroup is writable")
     code = f"""
-import os, time
-children = []
+import os
+held = []
+gate, opener = os.pipe()
 for _ in range(3):
-    child = os.fork()
-    if child == 0:
-        block = bytearray(180 << 20); time.sleep(0.5); os._exit(0)
-    children.append(child)
-ends = [os.waitpid(child, 0)[1] for child in children]
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.close(opener)
+        block = bytearray(180 << 20); os.write(writing, b"held"); os.read(gate, 1); os._exit(0)
+    os.close(writing); held.append(reading)
+for reading in held: os.read(reading, 4)  # each holds its memory or is dead
+os.close(opener)
+ends = [os.wait()[1] for _ in held]
 os._exit({status})
 """
     limits = SandboxLimits(memory_bytes=300 << 20, wall_s=60)
@@ -259,7 +270,7 @@ async def test_a_zygote_that_dies_between_runs_is_replaced(sandbox: Sandbox) -> 
 async def test_a_run_whose_zygote_dies_is_repeated(sandbox: Sandbox) -> None:
     await sandbox.run("1")
     run = asyncio.create_task(sandbox.run("import time; time.sleep(1); print('done')"))
-    os.kill(await busy_zygote(), signal.SIGKILL)
+    await kill_busy_zygote()
     result = await run
     assert (result.reason, result.stdout) == (ExitReason.OK, "done\n")
 
@@ -269,27 +280,27 @@ async def test_a_program_whose_zygotes_keep_dying_is_not_blamed(sandbox: Sandbox
     await sandbox.run("1")
     run = asyncio.create_task(sandbox.run("import time; time.sleep(30)", limits=SandboxLimits(wall_s=60)))
     for _ in range(2):
-        os.kill(await busy_zygote(), signal.SIGKILL)
+        await kill_busy_zygote()
     with pytest.raises(SandboxError, match="2 zygotes were lost"):
         await run
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 async def test_a_zygote_that_hangs_is_replaced() -> None:
-    sandbox = open_sandbox("zygote", max_parallel=1, start_s=0.5)
+    sandbox = open_sandbox("zygote", max_parallel=1, start_s=2)
     await sandbox.run("1")
     (first,) = zygotes()
     os.kill(first, signal.SIGSTOP)
-    begun = time.monotonic()
     assert (await sandbox.run("print('again')")).stdout == "again\n"
-    assert 0.5 < time.monotonic() - begun < 5
     assert first not in zygotes()
     await sandbox.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 async def test_cancelling_a_run_in_a_zygote_that_hangs_ends() -> None:
-    sandbox = open_sandbox("zygote", max_parallel=1, start_s=0.5)
+    sandbox = open_sandbox("zygote", max_parallel=1, start_s=2)
     await sandbox.run("1")
     os.kill(zygotes()[0], signal.SIGSTOP)
     with pytest.raises(asyncio.TimeoutError):

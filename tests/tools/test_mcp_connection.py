@@ -162,7 +162,7 @@ async def test_slow_cancelled_and_refused_calls_disturb_no_other(server, open_to
     tools = open_tools(server, 3.0)
     before = await process(tools)
     slow = [asyncio.create_task(tools["nap"].call("120")) for _ in range(3)]
-    resting = asyncio.create_task(tools["nap"].call("1"))
+    resting = asyncio.create_task(tools["nap"].call("0.5"))
     cancelled = asyncio.create_task(tools["nap"].call("60"))
     await tools["nap"].call("0")  # the server has begun the calls before it
     cancelled.cancel()
@@ -180,7 +180,10 @@ async def test_slow_cancelled_and_refused_calls_disturb_no_other(server, open_to
     }
     assert set(answers) == {before}
     assert await process(tools) == before
-    assert (await tools["naps_given_up"].call("120")).text == "3"
+    for _ in range(100):  # the server learns of each in a message of its own
+        if (given_up := (await tools["naps_given_up"].call("120")).text) == "3":
+            break
+    assert given_up == "3"
 
 
 @pytest.mark.slow
@@ -215,13 +218,13 @@ async def test_a_server_that_hangs_costs_each_call_its_time_and_one_that_is_kill
 
 @pytest.mark.slow
 async def test_a_call_that_gives_up_late_leaves_only_the_session_it_used(plain, open_tools):
-    tools = open_tools(plain, 2.0)
+    tools = open_tools(plain, 4.0)
     before = await process(tools)
     frozen = asyncio.create_task(tools["freeze"].call(""))
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(1.5)
     late = asyncio.create_task(tools["nap"].call("0"))
     assert not (await frozen).ok
-    resting = asyncio.create_task(tools["nap"].call("1.5"))
+    resting = asyncio.create_task(tools["nap"].call("2.2"))
     assert not (await late).ok
     assert (await resting).text == "rested"
     after = await process(tools)

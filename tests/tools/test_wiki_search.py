@@ -154,7 +154,7 @@ async def test_a_server_that_hangs_costs_bounded_time():
 
     hanging = await asyncio.start_server(silent, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{hanging.sockets[0].getsockname()[1]}"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         result = await call(tool(url, timeout_s=0.3, tries=2), "Ada")
     assert "no answer within 0.3 s" in result.text
     hanging.close()

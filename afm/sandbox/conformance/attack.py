@@ -27,7 +27,7 @@ from afm.sandbox.base import (
 )
 from afm.sandbox.seccomp import CLONE, DENIED, MADVISE, MSYNC, PREADV2, SILENCED
 
-LIMITS = SandboxLimits(wall_s=8.0, cpu_s=4, memory_bytes=512 << 20, file_bytes=8 << 20)
+LIMITS = SandboxLimits(wall_s=30.0, cpu_s=4, memory_bytes=512 << 20, file_bytes=8 << 20)
 SURVIVOR = f"afm-survivor-{secrets.token_hex(4)}"
 """First word of the command line of daemons. It differs by process: checks that run at once must not see each other's."""
 _HEADING = re.compile(r"^### (.+?)(?: => (.+))?$", re.MULTILINE)

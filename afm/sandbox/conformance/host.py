@@ -58,9 +58,9 @@ libc.capget(ctypes.byref((ctypes.c_uint32 * 2)(0x20080522, 0)), ctypes.byref(dat
 verdict(any(data), [libc.prctl(23, c, 0, 0, 0) for c in (0, 7, 21)].count(1) > 0)
 ### read a host file in a race of links
 import threading
-seen, over = [], time.time() + 0.4
+seen, over = [], time.process_time() + 0.4
 def swap():
-    while time.time() < over:
+    while time.process_time() < over:
         for make in (lambda: open("door", "w").close(), lambda: os.symlink(SECRET_PATH, "door")):
             try:
                 os.unlink("door")
@@ -71,7 +71,7 @@ def swap():
             except OSError:
                 pass
 threading.Thread(target=swap, daemon=True).start()
-while time.time() < over:
+while time.process_time() < over:
     try:
         seen.append(open("door").read())
     except OSError:

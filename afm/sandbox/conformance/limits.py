@@ -164,16 +164,21 @@ while True:
     *attacks(
         """
 ### take memory in several processes
-children = []
+held = []
+gate, opener = os.pipe()
 for _ in range(3):
-    child = os.fork()
-    if child == 0:
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.close(opener)
         try:
-            block = bytearray(240 << 20); time.sleep(1); os._exit(0)
+            block = bytearray(240 << 20); os.write(writing, b"held"); os.read(gate, 1); os._exit(0)
         except MemoryError:
             os._exit(1)
-    children.append(child)
-ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    os.close(writing); held.append(reading)
+for reading in held:
+    os.read(reading, 4)  # each holds its memory or is dead
+os.close(opener)
+ends = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in held]
 verdict(not any(ends), ends)
 """,
         needs_memory_group=True,
