@@ -1,4 +1,4 @@
-"""Agents: their declaration (:class:`AgentSpec`), the ones we ship, and how to load your own."""
+"""Agents: their declaration (:class:`AgentSpec`), the shipped ones, and loading of your own."""
 
 from __future__ import annotations
 

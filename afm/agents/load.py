@@ -1,4 +1,4 @@
-"""Agents from YAML: shipped ones by name, your own by path, or one that extends another."""
+"""Loading and saving of agents as YAML: a shipped agent by name, your own by path, or one that extends another."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from afm.runs.atomic import replace_text
 
 _SHIPPED_FOLDER = Path(__file__).parent
 MODEL_AGENT_FILE = "agent.yaml"
-"""The file in a trained model's folder that declares the agent it was trained as."""
+"""The file in a trained model's folder that declares its agent."""
 MODEL_AGENTS_DIR = "agents"
-"""The folder next to it with a ``NAME.yaml`` per agent, if it was trained as several."""
+"""The folder next to it with one ``NAME.yaml`` per agent, for a model that was trained as several agents."""
 _ADAPTER_FILE = "adapter_config.json"
-"""What peft writes next to an adapter."""
+"""The settings file that peft writes next to an adapter."""
 
 
 def shipped_agents() -> tuple[str, ...]:
-    """Names of the agents that come with the package, sorted."""
+    """Return the sorted names of the agents in the package."""
     return tuple(sorted(file.stem for file in _SHIPPED_FOLDER.glob("*.yaml")))
 
 
 def load_agent(name_or_path: str | Path) -> AgentSpec:
-    """Load a shipped agent by name, a YAML file by path, or from a model's folder the agent it was trained as.
+    """Load an agent: a shipped one by name, a YAML by path, or the agent of a trained model by the model's folder.
 
-    A YAML may say ``extends: NAME_OR_PATH`` (paths relative to the file itself). Mappings are merged
-    key by key, lists and values replace, and ``null`` removes what was inherited.
+    A YAML may contain ``extends: NAME_OR_PATH``, with paths relative to the file. Mappings are merged key by key.
+    Lists and values replace the inherited ones, and ``null`` removes them.
 
     Raises:
-        ConfigError: No such agent, bad YAML, an unknown key, or a declaration that contradicts itself.
+        ConfigError: The agent does not exist, its YAML is invalid or has an unknown key, or it contradicts itself.
     """
     source = _find(name_or_path, Path())
     return _shipped(source) if source.parent == _SHIPPED_FOLDER else _load(source)
 
 
 def save_agent(spec: AgentSpec, path: Path) -> None:
-    """Write ``spec`` as a YAML that :func:`load_agent` reads back equal; replaces ``path`` atomically."""
+    """Write ``spec`` as a YAML that :func:`load_agent` reads back. Replaces ``path`` atomically."""
     text = yaml.dump(spec.dump(), Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=100)
     replace_text(path, text)
 
 
 def save_agents(specs: Sequence[AgentSpec], folder: Path) -> None:
-    """Write what a model was trained as: ``agent.yaml`` is the first, and of several each is ``agents/NAME.yaml``."""
+    """Write a model's agents: the first to ``agent.yaml``, and several also to one ``agents/NAME.yaml`` each."""
     save_agent(specs[0], folder / MODEL_AGENT_FILE)
     if len(specs) > 1:
         for spec in specs:
@@ -57,10 +57,10 @@ def save_agents(specs: Sequence[AgentSpec], folder: Path) -> None:
 
 
 def saved_agents(folder: Path) -> list[AgentSpec]:
-    """What :func:`save_agents` wrote, the first one first; none where there is no ``agent.yaml``.
+    """Return the agents that :func:`save_agents` wrote, in their order, or an empty list without ``agent.yaml``.
 
     Raises:
-        ConfigError: A file is no declaration.
+        ConfigError: A file is not a valid declaration.
     """
     first = folder / MODEL_AGENT_FILE
     if not first.is_file():
@@ -70,22 +70,22 @@ def saved_agents(folder: Path) -> list[AgentSpec]:
 
 
 def model_folder(path: str | Path) -> Path:
-    """The folder that holds the model: ``path`` itself, or its ``model`` when ``path`` is a training run."""
+    """Return the folder that holds the model: ``path``, or its subfolder ``model`` if ``path`` is a training run."""
     folder = Path(path)
     inner = folder / "model"
     return inner if not holds_model(folder) and holds_model(inner) else folder
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether a folder is that of a model, or of a LoRA adapter."""
+    """Return whether a folder holds a model or a LoRA adapter."""
     return (folder / "config.json").is_file() or (folder / _ADAPTER_FILE).is_file()
 
 
 def adapter_base(folder: Path) -> str | None:
-    """The model that the LoRA adapter in ``folder`` belongs to, a folder or a name; ``None`` for a model's folder.
+    """Return the base model, a folder or a name, of the LoRA adapter in ``folder``, or ``None`` without an adapter.
 
     Raises:
-        ConfigError: The adapter does not name one.
+        ConfigError: The adapter does not name its base model.
     """
     file = folder / _ADAPTER_FILE
     if not file.is_file():
@@ -95,15 +95,12 @@ def adapter_base(folder: Path) -> str | None:
     except (ValueError, AttributeError):
         base = None
     if not base or not isinstance(base, str):
-        raise ConfigError(f"{file}: does not name the model of the adapter (base_model_name_or_path)")
+        raise ConfigError(f"{file}: base_model_name_or_path is missing, expected the model of the adapter")
     return base
 
 
 def agent_of_model(model_dir: str | Path, name: str) -> AgentSpec:
-    """The spec a model was trained as: of its folder's ``agent.yaml`` and ``agents/*.yaml`` the one called ``name``.
-
-    Otherwise the shipped agent ``name`` (or the YAML, when ``name`` is a path).
-    """
+    """Return the agent called ``name`` from a model's folder, or else load ``name`` with :func:`load_agent`."""
     saved = saved_agents(model_folder(model_dir))
     return next((spec for spec in saved if spec.name == name), None) or load_agent(name)
 
@@ -113,7 +110,7 @@ def _load(source: Path) -> AgentSpec:
 
 
 _shipped = lru_cache(maxsize=None)(_load)
-"""Rows name their agent one by one; what comes with the package does not change meanwhile."""
+"""Every row names its agent, and the files of the package do not change while it runs."""
 
 
 def _find(name_or_path: str | Path, base: Path) -> Path:
@@ -122,7 +119,7 @@ def _find(name_or_path: str | Path, base: Path) -> Path:
         if name in shipped_agents():
             return _SHIPPED_FOLDER / f"{name}.yaml"
         raise ConfigError(
-            f"agent {name!r} is not shipped ({suggestion(name, shipped_agents())}); or give the path of a YAML"
+            f"agent {name!r} is not shipped ({suggestion(name, shipped_agents())}); or pass the path of a YAML"
         )
     path = base / Path(name_or_path).expanduser()
     if (trained := model_folder(path) / MODEL_AGENT_FILE).is_file():
@@ -135,7 +132,7 @@ def _find(name_or_path: str | Path, base: Path) -> Path:
 
 
 class _BlockDumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, so that a saved prompt stays readable."""
+    """Writes texts of several lines as blocks to keep a saved prompt readable."""
 
 
 def _block_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -147,7 +144,7 @@ _BlockDumper.add_representer(str, _block_text)
 
 
 SUFFIX = "_without_tools"
-"""What the name of an agent gets when its tools are taken away."""
+"""The suffix of an agent's name once its tools are removed."""
 
 _PROMPT = """\
 Answer the question below. You have no tools here: nothing can be looked up, read or run, and no call is answered.
@@ -163,11 +160,11 @@ _THOUGHT_PURPOSE = "Reason about what is asked and what you know about it."
 
 
 def without_tools(spec: AgentSpec) -> AgentSpec:
-    """``spec`` with its thoughts and its answer alone, and a prompt to match. An agent without tools is unchanged.
+    """Return ``spec`` with only its thoughts, its answer and a matching prompt. Without tools it stays unchanged.
 
-    Other functions go with the tools, since they plan, judge and check the use of tools. The thoughts' purpose and
-    the instruction are neutral, because an agent's own may speak of its tools. The answer, its format, how the
-    question is put and further rules stay, and so do the limits, with no call at all.
+    The other roles are removed too, because they plan, judge and check the use of tools. The instruction and the
+    purpose of thoughts become neutral, because the original ones may mention tools. The answer, its format,
+    ``question_format``, ``rules`` and ``limits`` stay, with ``max_turns`` 0.
     """
     if not spec.tool_roles:
         return spec

@@ -1,4 +1,4 @@
-"""The prompts that a model was trained with, as its folder's ``prompt.json`` says, and whether a run asks with the same."""
+"""The prompts of a model's training, recorded in its folder's ``prompt.json``, and their comparison with a run's."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from afm.errors import ConfigError, DataError
 from afm.runs.atomic import replace_text
 
 PROMPT_FILE = "prompt.json"
-"""The file in a trained model's folder that holds its prompts."""
+"""The file in a trained model's folder that records its prompts."""
 _KEPT = 32
 _BARE = PromptTemplate("")
 _WINDOW = 80
 _LEAD = 20
 _WAYS_OUT = (
-    "say prompt=row (each row's own), prompt=FILE (the text that the model was trained with), "
-    "or prompt_check=off if another prompt is meant"
+    "use prompt=row (each row's own), prompt=FILE (the text that the model was trained with), "
+    "or prompt_check=off to use another prompt on purpose"
 )
 
 Asked = Iterable[tuple[str, str, Messages | None]]
-"""Name (file and line, or id), question and own prompt of each row of a run."""
+"""The name (file and line, or id), the question and the prompt of each row of a run."""
 
 
 class RecordedTemplate(BaseModel):
-    """One prompt of a training: its turns, ``{question}`` in the user's, and how many rows had it."""
+    """One prompt of a training: its system turn, its user turn with ``{question}``, and the number of its rows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,50 +50,50 @@ class RecordedTemplate(BaseModel):
 
     @property
     def template(self) -> PromptTemplate:
-        """For asking a question with it."""
+        """The same prompt as a template that takes a question."""
         return PromptTemplate.of_text(self.user, self.system)
 
 
 class PromptRecord(BaseModel):
-    """What rows were asked with."""
+    """The prompts of a training or of a run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: PromptMode
-    """Of the training: ``own``, ``row`` or ``file``."""
+    """The source of the prompts: ``own``, ``row`` or ``file``."""
     templates: tuple[RecordedTemplate, ...] = ()
     """The most frequent prompts first, at most 32."""
     more: int = 0
-    """Rows of further prompts."""
+    """The number of rows with further prompts."""
     unknown: int = 0
-    """Rows in whose prompt the question cannot be separated from the instruction."""
+    """The number of rows in whose prompt the question cannot be separated from the instruction."""
 
     @property
     def the_one(self) -> PromptTemplate | None:
-        """The prompt of all rows, ``None`` when there are several, or rows with an unknown one."""
+        """The prompt that all rows share, or ``None`` if there are several or unknown ones."""
         single = len(self.templates) == 1 and not self.more and not self.unknown
         return self.templates[0].template if single else None
 
     @property
     def digests(self) -> frozenset[str]:
-        """Of its prompts."""
+        """The digests of the prompts."""
         return frozenset(prompt.digest for prompt in self.templates)
 
     def holds(self, other: PromptRecord) -> bool:
-        """Whether every prompt of ``other`` is one of these."""
+        """Return whether every prompt of ``other`` is in this record."""
         return other.digests <= self.digests
 
     def plus(self, other: PromptRecord) -> PromptRecord:
-        """Both together, in the mode of this one."""
+        """Return the union of both records, with the mode of this one."""
         rows: Counter[PromptTemplate] = Counter()
         for prompt in (*self.templates, *other.templates):
             rows[prompt.template] += prompt.rows
         return _recorded(self.mode, rows, self.unknown + other.unknown, self.more + other.more)
 
     def after(self, base: PromptRecord | None) -> PromptRecord:
-        """What to write down of a model that was trained so, beginning with a model of record ``base``.
+        """Return the record of a model that was trained with these prompts after a training with record ``base``.
 
-        Prompts of the first training still count when the second used some of them, and none when it changed to others.
+        The prompts of ``base`` are kept if they include all of these, and dropped otherwise.
         """
         if base is None or not base.holds(self):
             return self
@@ -101,32 +101,32 @@ class PromptRecord(BaseModel):
         return self.plus(base.model_copy(update={"templates": earlier}))
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, replacing ``path`` atomically."""
+        """Write the record as JSON. Replaces ``path`` atomically."""
         replace_text(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> PromptRecord:
-        """Read what :meth:`save` wrote.
+        """Read a record that :meth:`save` wrote.
 
         Raises:
-            ConfigError: It cannot be read, or a digest is not that of its text.
+            ConfigError: The file cannot be read, or a digest does not match its text.
         """
         try:
             record = cls.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, ValidationError) as error:
             text = f"{path}: cannot be read as the record of a model's prompts"
-            raise ConfigError(f"{text} ({type(error).__name__}); copy it again, or remove it") from None
+            raise ConfigError(f"{text} ({type(error).__name__}); copy it again or remove it") from None
         for number, prompt in enumerate(record.templates):
             if prompt.digest != prompt.template.digest:
                 raise ConfigError(
-                    f"{path}: templates.{number}: digest is {prompt.digest!r}, the text has {prompt.template.digest!r}; "
-                    "copy the file again, or remove it"
+                    f"{path}: templates.{number}: got the digest {prompt.digest!r}, expected "
+                    f"{prompt.template.digest!r} for its text; copy the file again or remove it"
                 )
         return record
 
 
 def record_of_model(model: str | Path | None) -> PromptRecord | None:
-    """The prompts that a model's folder (or a run's) says it was trained with; ``None`` without a record.
+    """Return the prompts recorded in a model's or a run's folder, or ``None`` without a record.
 
     Raises:
         ConfigError: The record is damaged.
@@ -138,17 +138,18 @@ def record_of_model(model: str | Path | None) -> PromptRecord | None:
 
 
 class PromptTally:
-    """Counts the prompts of rows; chats of several turns are left out.
+    """Counts the prompts of rows. Chats of several turns are skipped.
 
     Args:
-        mode: Where the prompts come from.
-        known: Prompts to look for first. In another one the question begins behind a line ``Question:`` or ``Task:``, or is the
-            whole user turn behind a system turn. The question alone, which every chat could be, is looked for last in rows'.
+        mode: The source of the prompts.
+        known: Prompts to look for first. In an unknown prompt the question follows a line ``Question:`` or ``Task:``,
+            or it is the whole user turn after a system turn. In mode ``row`` the bare question is tried last, because
+            it fits every chat.
     """
 
     def __init__(self, mode: PromptMode, known: Iterable[PromptTemplate] = ()) -> None:
         self._mode = mode
-        # What says most about a prompt goes first; a prompt that fits two of them is the same one in every process.
+        # The longest template goes first. The order is total, so that every process finds the same one.
         self._known = sorted(
             set(known) - {_BARE},
             key=lambda known: (
@@ -165,7 +166,7 @@ class PromptTally:
         self._unknown = 0
 
     def add(self, messages: Messages) -> None:
-        """Count one row."""
+        """Count the prompt of one row."""
         turns = single_turn(messages)
         if turns is None:
             return
@@ -179,7 +180,7 @@ class PromptTally:
             self._unknown += 1
 
     def _found(self, messages: Messages, system: str, user: str) -> Iterator[PromptTemplate]:
-        """The prompt, or the several that it could be, in the order of the text."""
+        """Yield the possible templates of a chat in the order of the text."""
         known = next((prompt for prompt in self._known if prompt.question_in(messages) is not None), None)
         bare = self._bare and not system
         if known is None and bare and self._mode is not PromptMode.ROW:
@@ -191,7 +192,10 @@ class PromptTally:
         yield from places or ([_BARE] if bare else [])
 
     def record(self) -> PromptRecord:
-        """What was counted. A question may hold such a line itself: the place that most rows share is taken, then the last."""
+        """Return the counted prompts.
+
+        A question may contain a ``Question:`` line itself. The split that most rows share wins, then the last one.
+        """
         rows = self._rows.copy()
         for places in self._open:
             rows[max(reversed(places), key=self._seen.__getitem__)] += 1
@@ -201,13 +205,13 @@ class PromptTally:
 def prompts_of_run(
     source: PromptSource, spec: AgentSpec, rows: Asked, trained: PromptRecord | None = None
 ) -> PromptRecord:
-    """The prompts that a run asks its rows with.
+    """Return the prompts of a run's rows.
 
     Args:
-        trained: The record of its model, whose prompts are looked for in the rows.
+        trained: The record of the run's model. Its prompts are recognized in the rows.
 
     Raises:
-        DataError: A row has no prompt; with its name.
+        DataError: A row has no prompt. The message names the row.
     """
     tally = PromptTally(
         source.mode,
@@ -227,7 +231,7 @@ def prompts_of_run(
 
 @dataclass(frozen=True, slots=True)
 class RunPrompts:
-    """What a run asks with, and what its model was trained with, where that is known."""
+    """The prompts of a run, and those of its model's training if they are known."""
 
     source: PromptSource
     asked: PromptRecord
@@ -235,11 +239,11 @@ class RunPrompts:
 
     def __str__(self) -> str:
         if self.trained is None:
-            compared = "the model's folder does not say what it was trained with"
+            compared = "the model's folder does not record its training prompt"
         elif prompt_difference(self.asked, self.trained):
-            compared = "other than the model was trained with, as asked for"
+            compared = "differs from the model's training prompt, as requested"
         else:
-            compared = "as the model was trained"
+            compared = "same as the model's training prompt"
         kinds = len(self.asked.templates)
         several = f" ({kinds} prompts)" if kinds > 1 or self.asked.more else ""
         unknown = (
@@ -251,13 +255,13 @@ class RunPrompts:
 def run_prompts(
     source: PromptSource, spec: AgentSpec, rows: Asked, model: str | Path | None, *, check: bool = True
 ) -> RunPrompts:
-    """Take the prompts of a run and hold them against the record in the model's folder.
+    """Return the prompts of a run after comparing them with the record in the model's folder.
 
-    Rows without a prompt take, with ``row``, the one prompt that the model was trained with, if it is one.
+    With ``row``, rows without a prompt get the prompt that the model was trained with, if that was a single one.
 
     Raises:
-        ConfigError: The model was trained with another prompt, unless ``check`` is off, or its record is damaged.
-        DataError: A row has no prompt; with its name.
+        ConfigError: ``check`` is on and the model was trained with another prompt, or its record is damaged.
+        DataError: A row has no prompt. The message names the row.
     """
     trained = record_of_model(model)
     source = source.filled_by(trained.the_one if trained else None)
@@ -268,10 +272,10 @@ def run_prompts(
 
 
 def check_prompts(asked: PromptRecord, trained: PromptRecord | None, model: str | Path) -> None:
-    """Refuse to ask a model with a prompt that it was not trained with; one without a record is asked with any.
+    """Check that a model was trained with the prompts of a run. A model without a record accepts any prompt.
 
     Raises:
-        ConfigError: It has another one; with the first line that differs.
+        ConfigError: The prompts differ. The message shows the first line that does.
     """
     text = prompt_difference(asked, trained)
     if text is not None:
@@ -279,7 +283,7 @@ def check_prompts(asked: PromptRecord, trained: PromptRecord | None, model: str 
 
 
 def prompt_difference(asked: PromptRecord, trained: PromptRecord | None) -> str | None:
-    """The first line of a run's prompts that the model was not trained with; ``None`` without one or without a record."""
+    """Return the first line of a run's prompts that differs from the model's, or ``None`` if none does or is known."""
     if trained is None or not trained.templates or trained.more or trained.holds(asked):
         return None
     others = [prompt for prompt in asked.templates if prompt.digest not in trained.digests]
@@ -289,7 +293,7 @@ def prompt_difference(asked: PromptRecord, trained: PromptRecord | None) -> str 
 
 
 def _places(system: str, user: str) -> Iterator[PromptTemplate]:
-    """Where a question may begin, in the order of the text."""
+    """Yield a template for each place where the question may begin, in the order of the text."""
     marks = [mark.end() for mark in QUESTION_MARK.finditer(user) if user[mark.end() :].strip()]
     yield from (PromptTemplate(user[:end], "", system) for end in marks)
     if not marks and system and "<" not in user:
@@ -312,7 +316,7 @@ def _text(prompt: RecordedTemplate) -> str:
 
 
 def _shared(text: str, other: str) -> int:
-    """Characters up to the first that differs."""
+    """Return the number of equal characters at the start of both texts."""
     pairs = enumerate(zip(text, other, strict=False))
     return next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(text), len(other)))
 
@@ -325,7 +329,7 @@ def _first_difference(got: RecordedTemplate, expected: RecordedTemplate) -> str:
 
 
 def _shown(line: str | None, other: str | None) -> str:
-    """The line around its first difference."""
+    """Return the part of the line around its first difference."""
     if line is None:
         return "no such line"
     begin = max(0, _shared(line, other or "") - _LEAD)

@@ -1,6 +1,6 @@
-"""Where the prompt of a question comes from: the agent's declaration, the row itself, or a text of the user's.
+"""The source of a question's prompt: the agent's declaration, the row, or a file of the user.
 
-One :class:`PromptSource` serves training and evaluation, so a model is asked with the prompt that it learnt with.
+Training and evaluation share :class:`PromptSource`, so that a model is evaluated with the prompt of its training.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from afm.runs.atomic import replace_text
 
 PLACEHOLDER = "{question}"
 QUESTION_MARK = re.compile(r"^(?:Task|Question):[ \t]*(?:\r?\n)?", re.MULTILINE)
-"""The line of a published prompt behind which the question begins."""
+"""The line of a published prompt that precedes the question."""
 
 _ROLES = ("system", "user", "assistant")
 _SHOWN_CHARS = 60
 
 Messages = Sequence[Mapping[str, str]]
-"""A chat: ``{role, content}`` each."""
+"""The messages of a chat, each ``{role, content}``."""
 
 
 class PromptMode(StrEnum):
-    """The three answers to the key ``prompt``; any other value is a path and means ``FILE``."""
+    """The values of the key ``prompt``. Any value except ``own`` and ``row`` is a path and means ``FILE``."""
 
     OWN = "own"
     ROW = "row"
@@ -42,7 +42,7 @@ class PromptMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """A prompt with a gap for the question: the user turn before and after it, and the system turn (empty for none)."""
+    """A prompt template: the user turn before and after the question, and the system turn (may be empty)."""
 
     before: str
     after: str = ""
@@ -50,33 +50,33 @@ class PromptTemplate:
 
     @classmethod
     def of_text(cls, user: str, system: str = "") -> PromptTemplate:
-        """A user turn that holds ``{question}``; the last one counts."""
+        """Return the template of a user turn. The last ``{question}`` in it marks the question."""
         before, _, after = user.rpartition(PLACEHOLDER)
         return cls(before, after, system)
 
     @classmethod
     def of_agent(cls, spec: AgentSpec) -> PromptTemplate:
-        """What an agent asks with."""
+        """Return the template of an agent's own prompt."""
         return cls.of_text(spec.user_message(PLACEHOLDER))
 
     @property
     def user(self) -> str:
-        """The user turn with ``{question}``."""
+        """The user turn, with ``{question}`` in place of the question."""
         return f"{self.before}{PLACEHOLDER}{self.after}"
 
     @property
     def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 of the texts."""
+        """The first 16 hex digits of the texts' SHA-256."""
         text = json.dumps([self.system, self.user], ensure_ascii=False)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def messages(self, question: str) -> list[dict[str, str]]:
-        """Chat messages for one question."""
+        """Return the chat messages for one question."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": f"{self.before}{question}{self.after}"}]
 
     def question_in(self, messages: Messages) -> str | None:
-        """The question of a chat that is exactly this prompt; ``None`` for any other chat."""
+        """Return the question of a chat that uses exactly this template, or ``None`` for any other chat."""
         turns = single_turn(messages)
         if turns is None or turns[0] != self.system:
             return None
@@ -88,11 +88,11 @@ class PromptTemplate:
 
 @dataclass(frozen=True, slots=True)
 class PromptSource:
-    """What the key ``prompt`` says.
+    """The value of the key ``prompt``.
 
     Attributes:
-        template: The text of ``FILE``; with ``row`` what a row without a prompt is asked with, if anything.
-        path: Of ``FILE``.
+        template: With ``FILE`` the text of the file. With ``row`` the template for rows without a prompt, if any.
+        path: With ``FILE`` the path of the file, else empty.
     """
 
     mode: PromptMode = PromptMode.OWN
@@ -101,12 +101,12 @@ class PromptSource:
 
     @classmethod
     def load(cls, value: str | Path) -> PromptSource:
-        """``own``, ``row``, or the path of a text with ``{question}`` or of a YAML ``{system, user}``.
+        """Load ``own``, ``row``, or the path of a text with ``{question}`` or of a YAML ``{system, user}``.
 
-        The text is literal except for ``{question}``; one line break at its end is the file's and not the prompt's.
+        The text is literal except for ``{question}``. One line break at its end is not part of the prompt.
 
         Raises:
-            ConfigError: No such file, it is empty, or it does not hold ``{question}`` exactly once.
+            ConfigError: The file does not exist, is empty, or does not contain ``{question}`` exactly once.
         """
         if value in (PromptMode.OWN.value, PromptMode.ROW.value):
             return cls(PromptMode(value))
@@ -119,7 +119,7 @@ class PromptSource:
 
     @property
     def told(self) -> dict[str, str]:
-        """What two runs are compared by: the mode, and of ``FILE`` the digest of its content."""
+        """The mode, and with ``FILE`` the digest of the content. Runs are compared by these."""
         if self.mode is PromptMode.FILE and self.template is not None:
             return {"mode": self.mode.value, "digest": self.template.digest}
         return {"mode": self.mode.value}
@@ -127,14 +127,14 @@ class PromptSource:
     def messages(
         self, spec: AgentSpec, question: str, row_messages: Messages | None = None
     ) -> list[dict[str, str]]:
-        """The chat that asks ``question``.
+        """Return the chat that asks ``question``.
 
         Args:
-            row_messages: What the row itself holds. ``row`` takes it as it is; where it is the text of ``FILE`` with
-                a question, that question is asked, since ``question`` may hold words of the text behind it.
+            row_messages: The prompt in the row. ``row`` uses it unchanged. With ``FILE``, if it is the file's text
+                filled with a question, that question is asked, because ``question`` may include text that follows it.
 
         Raises:
-            DataError: With ``row``, the row holds no prompt, and no file fills in for it (without location).
+            DataError: With ``row``, the row has no prompt and there is no template for it. Without location.
         """
         if self.mode is PromptMode.OWN:
             return spec.prompt_messages(question)
@@ -143,19 +143,19 @@ class PromptSource:
         if self.template is None:
             raise DataError(
                 f"prompt=row, but the row holds no prompt (question {question[:_SHOWN_CHARS]!r}); "
-                f"say prompt=FILE, the text with {PLACEHOLDER} that the model was trained with, or prompt=own"
+                f"use prompt=FILE, a text with {PLACEHOLDER} that the model was trained with, or prompt=own"
             )
         own = self.template.question_in(row_messages) if row_messages else None
         return self.template.messages(question if own is None else own)
 
     def filled_by(self, template: PromptTemplate | None) -> PromptSource:
-        """With ``row``: the same, rows without a prompt asked with ``template``."""
+        """Return the source that, with ``row``, uses ``template`` for rows without a prompt."""
         return replace(self, template=template) if self.mode is PromptMode.ROW else self
 
     def kept_in(self, folder: Path) -> PromptSource:
-        """The same with its file copied into ``folder``, so that it cannot change during a run.
+        """Return the source with its file copied into ``folder``, so that it cannot change during a run.
 
-        Named by its content, so several may be kept.
+        The copy's name holds the digest of its content, so a folder can hold several.
         """
         if self.mode is not PromptMode.FILE or self.template is None:
             return self
@@ -169,7 +169,7 @@ class PromptSource:
 
 
 def single_turn(messages: Messages) -> tuple[str, str] | None:
-    """System text (empty for none) and user text of a chat with one user turn and no answer; ``None`` for others."""
+    """Return the system text (or ``""``) and the user text of a chat of one user turn, or ``None`` for other chats."""
     roles = [message["role"] for message in messages]
     if roles == ["user"]:
         return "", messages[0]["content"]
@@ -179,7 +179,7 @@ def single_turn(messages: Messages) -> tuple[str, str] | None:
 
 
 def row_messages(prompt: Any) -> tuple[dict[str, str], ...] | None:
-    """The chat in a row's ``prompt``: a list of ``{role, content}``, or a text as one user turn; ``None`` for anything else."""
+    """Return the chat in a row's ``prompt``: a list of ``{role, content}`` or a text, else ``None``."""
     prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # of a table
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},) if prompt.strip() else None
@@ -199,7 +199,7 @@ def _read(path: Path) -> PromptTemplate:
     if path.suffix in (".yaml", ".yml"):
         return _read_yaml(path)
     try:
-        # An editor's mark of the byte order is no part of the prompt, and nobody would see it.
+        # A byte order mark is invisible and must not become part of the prompt.
         text = path.read_text(encoding="utf-8-sig").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}:1: cannot be read as text: {error}") from None
@@ -209,13 +209,15 @@ def _read(path: Path) -> PromptTemplate:
 def _read_yaml(path: Path) -> PromptTemplate:
     data = read_file(path, "a prompt (system, user)")
     if unknown := sorted(set(data) - {"system", "user"}):
-        raise ConfigError(f"{path}: got the keys {', '.join(unknown)}, expected `user` and maybe `system`")
+        raise ConfigError(
+            f"{path}: got the keys {', '.join(unknown)}, expected `user` and optionally `system`"
+        )
     for key, value in data.items():
         if not isinstance(value, str | None):
             raise ConfigError(f"{path}: {key}: got {value!r}, expected a text")
     system = data.get("system") or ""
     if PLACEHOLDER in system:
-        raise ConfigError(f"{path}: system: {PLACEHOLDER} belongs into `user`")
+        raise ConfigError(f"{path}: system: got {PLACEHOLDER}, which belongs in `user`; move it there")
     return _checked(data.get("user") or "", system, f"{path}: user")
 
 
@@ -226,10 +228,10 @@ def _checked(user: str, system: str, place: str) -> PromptTemplate:
         raise ConfigError(f"{place}:1: the prompt is empty; expected a text with {PLACEHOLDER}")
     if not places:
         raise ConfigError(
-            f"{place}:{len(lines)}: no {PLACEHOLDER} up to the last line; write it where the question goes"
+            f"{place}:{len(lines)}: no {PLACEHOLDER} up to the last line; add it where the question goes"
         )
     if len(places) > 1:
         raise ConfigError(
-            f"{place}:{places[1]}: {PLACEHOLDER} is there {len(places)} times, first in line {places[0]}; expected once"
+            f"{place}:{places[1]}: got {PLACEHOLDER} {len(places)} times, first in line {places[0]}; expected it once"
         )
     return PromptTemplate.of_text(user, system)

@@ -67,7 +67,7 @@ def test_path_object_is_never_taken_for_a_shipped_name(
         ),
         (
             "extends: wbe",
-            "extends: agent 'wbe' is not shipped (did you mean 'web'?); or give the path of a YAML",
+            "extends: agent 'wbe' is not shipped (did you mean 'web'?); or pass the path of a YAML",
         ),
     ],
 )
@@ -82,7 +82,7 @@ def test_every_error_has_its_line(tmp_path: Path) -> None:
 
 
 def test_errors_without_a_file_of_their_own(tmp_path: Path) -> None:
-    assert failure("mth") == "agent 'mth' is not shipped (did you mean 'math'?); or give the path of a YAML"
+    assert failure("mth") == "agent 'mth' is not shipped (did you mean 'math'?); or pass the path of a YAML"
     assert failure("nowhere/mine.yaml").startswith("nowhere/mine.yaml: no such agent file")
     path = write(tmp_path, "bad.yaml", "extends: math\nname: mine\ntransitions: {plan: [cod]}\n")
     assert failure(path) == f"{path}: transitions.plan: 'cod' cannot follow; did you mean 'code'?"

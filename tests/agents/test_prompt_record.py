@@ -92,8 +92,8 @@ def test_a_difference_names_the_first_line_and_the_ways_out():
         check_prompts(asked, trained, "models/x")
     assert str(caught.value) == (
         "prompt: models/x was trained with another prompt: 1 rows, line 2 of the user turn: "
-        "got 'Two steps at a time.', expected 'One step at a time.'; say prompt=row (each row's own), prompt=FILE "
-        "(the text that the model was trained with), or prompt_check=off if another prompt is meant"
+        "got 'Two steps at a time.', expected 'One step at a time.'; use prompt=row (each row's own), prompt=FILE "
+        "(the text that the model was trained with), or prompt_check=off to use another prompt on purpose"
     )
     check_prompts(record(user(RULES + "9?")), trained, "models/x")
     check_prompts(asked, None, "models/x")
@@ -164,7 +164,8 @@ def test_a_record_whose_text_was_changed_is_refused(tmp_path):
     entry = {"digest": template.digest, "user": "Use boxes.\n\nQuestion: {question}", "rows": 3}
     file.write_text(json.dumps({"mode": "row", "templates": [entry]}))
     with pytest.raises(
-        ConfigError, match=r"templates.0: digest is '\w+', the text has '\w+'; copy the file again"
+        ConfigError,
+        match=r"templates.0: got the digest '\w+', expected '\w+' for its text; copy the file again",
     ):
         PromptRecord.load(file)
 

@@ -67,11 +67,15 @@ def test_a_yaml_has_a_system_turn(tmp_path):
     [
         ("a.txt", "", "a.txt:1: the prompt is empty"),
         ("a.txt", "one\ntwo\n", "a.txt:2: no {question}"),
-        ("a.txt", "{question}\n\n{question}", "a.txt:3: {question} is there 2 times, first in line 1"),
+        ("a.txt", "{question}\n\n{question}", "a.txt:3: got {question} 2 times, first in line 1"),
         ("a.yaml", "system: x\n", "a.yaml: user:1: the prompt is empty"),
         ("a.yaml", "text: x\n", "a.yaml: got the keys text, expected `user`"),
         ("a.yaml", "user: 3\n", "a.yaml: user: got 3, expected a text"),
-        ("a.yaml", "system: '{question}'\nuser: '{question}'\n", "system: {question} belongs into `user`"),
+        (
+            "a.yaml",
+            "system: '{question}'\nuser: '{question}'\n",
+            "system: got {question}, which belongs in `user`",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_by_name_and_line(tmp_path, name, text, message):

@@ -61,7 +61,7 @@ def test_a_run_in_each_mode_and_what_its_export_will_say(settings: Any, tmp_path
     own = rl_prompts(settings())
     assert own.record.the_one == PromptTemplate.of_agent(MATH)
     assert own.record.templates[0].rows == 2
-    assert str(own) == "prompt: own, the model's folder does not say what it was trained with"
+    assert str(own) == "prompt: own, the model's folder does not record its training prompt"
     row = rl_prompts(settings(prompt="row"))
     assert row.record == record(f"{RULES}1?", f"{RULES}2?")
     (tmp_path / "p.txt").write_text("Task:\n{question}\n")
@@ -80,8 +80,10 @@ def test_a_model_of_another_prompt_is_refused_before_training_unless_asked_for(
         ConfigError, match=r"2 rows, line 1 of the user turn: got .*prompt=row .* prompt_check=off"
     ):
         rl_prompts(settings())
-    assert "as the model was trained" in str(rl_prompts(settings(prompt="row")))
-    assert "other than the model was trained with" in str(rl_prompts(settings(prompt_check=False)))
+    assert "same as the model's training prompt" in str(rl_prompts(settings(prompt="row")))
+    assert "differs from the model's training prompt, as requested" in str(
+        rl_prompts(settings(prompt_check=False))
+    )
     val = rows(tmp_path / "val.parquet", "Write nothing.\nQuestion: 1?")
     with pytest.raises(ConfigError, match=r"line 1 of the user turn: got 'Write nothing\.'"):
         rl_prompts(settings(prompt="row", val_files=[val]))
