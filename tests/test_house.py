@@ -26,10 +26,11 @@ def figures() -> object:
 # 440 lines for teams as agents, with credit by member;
 # 100 lines for threads that the server holds, and replies that are continued;
 # 100 lines for reports that say what fell, and for wrong inputs in the user's words;
-# 150 lines for the trust of downloaded programs and YAMLs, and for spans of the Responses API.
+# 150 lines for the trust of downloaded programs and YAMLs, and for spans of the Responses API;
+# 50 lines for sizes that fit any number of sequences of a harness.
 WALLS = {
     "files": 358,
-    "lines": 84_750,
+    "lines": 84_800,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
