@@ -1,7 +1,7 @@
 """Plugin for verl 0.9.1: agent loop, CPU platform and rollout engine, rewards, group guard, launcher.
 
-verl imports this package in every one of its processes when ``VERL_USE_EXTERNAL_MODULES=verl_ext`` is
-set, and only then anything is registered; any other import of it does nothing.
+With ``VERL_USE_EXTERNAL_MODULES=verl_ext``, verl imports this package in each of its processes, and the package
+registers its parts. Any other import of it registers nothing.
 """
 
 from __future__ import annotations

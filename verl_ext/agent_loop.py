@@ -1,6 +1,6 @@
-"""The agent loop of verl, over the one episode loop: real tools, exact tokens, rewards while rolling out.
+"""An agent loop for verl that plays episodes with :mod:`afm.rollout`: real tools, exact tokens, rewards during rollout.
 
-Listed in the YAML of ``actor_rollout_ref.rollout.agent.agent_loop_config_path``::
+List it in the YAML of ``actor_rollout_ref.rollout.agent.agent_loop_config_path``::
 
     - name: afm_agent
       _target_: verl_ext.agent_loop.AfmAgentLoop
@@ -47,7 +47,7 @@ _SHARES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the episodes of one agent in one process share."""
+    """What all episodes of one agent share in one process."""
 
     settings: EpisodeSettings
     route: Route
@@ -57,27 +57,27 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Every agent of a run."""
+    """The agents of a run in one process."""
 
     routes: Routes
     by_agent: Mapping[str, Surroundings]
 
     def of(self, task: Task) -> Surroundings:
-        """What a question's episodes share.
+        """Return what the episodes of a question share.
 
         Raises:
-            DataError: No agent takes it.
+            DataError: No agent takes the question.
         """
         return self.by_agent[self.routes.of(task.data_source, task.ability).name]
 
 
 @cache
 def surroundings(settings_path: str, workers: int = 1) -> Shared:
-    """Agents, tools and rewards of a settings file, made once a process; agents with the same files share what these open.
+    """Return agents, tools and rewards of a settings file, opened once per process. Agents with the same files share them.
 
     Args:
         settings_path: See :class:`EpisodeSettings`.
-        workers: Processes like this one on its node, which share its cores.
+        workers: Number of these processes on the node, which share its cores.
 
     Raises:
         ConfigError: The settings are wrong.
@@ -100,7 +100,7 @@ def _end_ids(model_path: str) -> frozenset[int]:
 
 
 class AfmAgentLoop(AgentLoopBase):
-    """Runs one episode; verl makes an instance for each."""
+    """Runs one episode. verl makes an instance for each episode."""
 
     def __init__(self, *args: Any, settings: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -111,8 +111,8 @@ class AfmAgentLoop(AgentLoopBase):
     ) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Answer the question of ``row`` and score the answer.
 
-        A failing tool is part of the episode. Any other error is written down. That of an engine is raised, and our sampler
-        ends the run; another one makes a sample without a score, of which our sampler allows a few.
+        A failing tool is part of the episode. Any other error is recorded. An error of the engine is raised, and our sampler
+        ends the run. Any other error yields a sample without a score, of which our sampler allows a few.
         """
         try:
             task = _task(row)
@@ -133,19 +133,19 @@ class AfmAgentLoop(AgentLoopBase):
                     error, row, episode=episode_name(row), token=self.tokenizer.eos_token_id
                 )
                 if load_episode_settings(self._settings).teacher is not None and not validating():
-                    sample.extra_fields[SCORES] = torch.zeros(1)  # samples of a batch have the same fields
+                    sample.extra_fields[SCORES] = torch.zeros(1)  # samples of a batch have equal fields
                 return sample
             if isinstance(error, AfmError):
                 raise
             raise EngineError(f"the episode failed: {type(error).__name__}: {error}") from error
 
     def _failures_are_counted(self) -> bool:
-        """Whether our sampler leaves failed episodes out and ends a run with too many; verl's own would train on them."""
+        """Whether our sampler drops failed episodes and ends a run with too many. verl's own sampler would train on them."""
         path = OmegaConf.select(self.config, "trainer.v1.sampler.custom_sampler.path")
         return str(path) == SAMPLER
 
     def _workers(self) -> int:
-        """Workers on each node: verl deals them out in turn."""
+        """Number of workers on the fullest node. verl distributes them over the nodes in turn."""
         return -(-int(self.rollout_config.agent.num_workers) // int(self.config.trainer.nnodes))
 
     async def _run(
@@ -167,7 +167,7 @@ class AfmAgentLoop(AgentLoopBase):
         verdict = await _verdict(shared, task, episode)
         score_seconds = time.perf_counter() - begun
         self._keep(shared, task, episode, verdict, row)
-        if not episode.response_ids:  # verl has no place for a response of no tokens
+        if not episode.response_ids:  # verl does not accept an empty response
             token = self.tokenizer.eos_token_id
             episode = replace(episode, response_ids=(token,), response_mask=(0,), logprobs=(0.0,))
         sample = training_sample(
@@ -187,7 +187,7 @@ class AfmAgentLoop(AgentLoopBase):
         return ChatTokenizer(self.tokenizer, _end_ids(self.config.actor_rollout_ref.model.path))
 
     def _model(self, codec: ChatTokenizer, request: str) -> ServerModel:
-        """The rollout servers as the model of one episode; ``request`` is its id there."""
+        """Return the rollout servers as the model of one episode, which they know by the id ``request``."""
         rollout = self.rollout_config
         return ServerModel(
             self.server_manager,
@@ -198,7 +198,7 @@ class AfmAgentLoop(AgentLoopBase):
         )
 
     async def _add_teacher(self, shared: Surroundings, sample: AgentLoopOutput) -> None:
-        """Put the teacher's log-probabilities into a training sample, where there is a teacher."""
+        """Add the teacher's log-probabilities to a training sample if the run has a teacher."""
         if (teacher := shared.settings.teacher) is not None and not validating():
             scorer = shared_teacher(teacher.model, teacher.name, shared.settings.model)
             scores = await score_response(scorer, sample.prompt_ids, sample.response_ids)
@@ -246,10 +246,10 @@ class AfmAgentLoop(AgentLoopBase):
 
 
 def prompt_ids(spec: AgentSpec, source: PromptSource, model: TokenModel, task: Task, limit: int) -> list[int]:
-    """Token ids that a task is asked with, as in SFT and evaluation with the same ``prompt``.
+    """Return the token ids of a task's prompt, the same as in SFT and evaluation with the same ``prompt``.
 
     Raises:
-        DataError: They are more than ``limit``, or the row has no prompt.
+        DataError: The prompt has more than ``limit`` tokens, or the row has no prompt.
     """
     try:
         ids = list(model.encode_prompt(source.messages(spec, task.question, task.prompt)))
@@ -264,7 +264,7 @@ def prompt_ids(spec: AgentSpec, source: PromptSource, model: TokenModel, task: T
 
 
 async def _verdict(shared: Surroundings, task: Task, episode: Episode) -> Verdict:
-    """The episode's score, or the reason for its absence."""
+    """Return the score of an episode, or the reason why it has no score."""
     if not episode.response_ids:
         return Verdict(score=None, evidence=f"no token before the episode ended ({episode.stop})")
     if not validating() and (reasons := unfinished(episode) & set(shared.settings.leave_out)):
@@ -273,7 +273,7 @@ async def _verdict(shared: Surroundings, task: Task, episode: Episode) -> Verdic
 
 
 def _task(row: Mapping[str, Any]) -> Task:
-    """A row as verl's data set hands it over: the prompt is called ``raw_prompt``."""
+    """Return the task of a row from verl's data set, which calls the prompt ``raw_prompt``."""
     known = {key: row.get(key) for key in _COLUMNS}
     columns = {key: value for key, value in known.items() if value is not None}
     return task_of_row(
@@ -285,18 +285,21 @@ _COLUMNS = ("data_source", "ability", "reward_model", "extra_info", "question")
 
 
 def episode_name(row: Mapping[str, Any]) -> str:
-    """An episode's: step, prompt and number of the sample."""
+    """Return the name of an episode: ``STEP/UID/SAMPLE``."""
     return f"{int(row.get('global_steps') or 0)}/{row['uid']}/{row.get('session_id', 0)}"
 
 
 def request_id(rollout: Any, seed: int) -> str:
-    """What verl chooses the server by; with ``full_determinism`` the same in each run (vLLM would want it unique)."""
+    """Return the id by which verl chooses a server.
+
+    With ``full_determinism`` on the CPU engine it is the same in each run. vLLM needs unique ids.
+    """
     fixed = rollout.name == CPU_ENGINE and rollout.get("full_determinism")
     return f"det-{seed}" if fixed else uuid4().hex
 
 
 def sampling_of(params: Mapping[str, Any], response_tokens: int) -> SamplingParams:
-    """How to sample, from what verl hands over; ``response_tokens`` bound one generation."""
+    """Convert verl's sampling parameters. ``response_tokens`` limits one generation."""
     return SamplingParams(
         max_new_tokens=response_tokens,
         temperature=float(params.get("temperature", 1.0)),
@@ -306,9 +309,9 @@ def sampling_of(params: Mapping[str, Any], response_tokens: int) -> SamplingPara
 
 
 def episode_seed(seed: int, task: Task, row: Mapping[str, Any]) -> int:
-    """The same for the same sample of the same draw of a question in the same step, and different for every other.
+    """Return the seed of an episode, the same in each run for the same step, question, draw and sample.
 
-    A question may be drawn more than once in a step; each process counts its own draws, and on a CPU there is one.
+    A step may draw a question more than once. Each process counts its own draws. A CPU run has one process.
     """
     step = row.get("global_steps")
     draw = _draw((step, task.id, validating()), str(row.get("uid")))
@@ -317,12 +320,12 @@ def episode_seed(seed: int, task: Task, row: Mapping[str, Any]) -> int:
 
 
 _DRAWS: dict[tuple[Any, ...], list[str]] = {}
-"""Uids of the draws of a question in a step, in the order of their first episodes."""
+"""Uids of the draws of each question in a step, in the order of their first episodes."""
 _DRAWS_KEPT = 1 << 14
 
 
 def _draw(question: tuple[Any, ...], uid: str) -> int:
-    """Number of a draw among those of its question: a ``uid`` is random, their order is not."""
+    """Return the index of a draw among those of its question. Uids are random, their order is not."""
     uids = _DRAWS.setdefault(question, [])
     if uid not in uids:
         uids.append(uid)

@@ -1,6 +1,6 @@
-"""Watches the metrics of a run for the ways in which reinforcement learning goes wrong, step by step.
+"""Alarms on the metrics of each training step, for the common failures of reinforcement learning.
 
-Thresholds are in the YAML under ``alarms``; each alarm warns, asks for a checkpoint, or stops the run.
+The YAML section ``alarms`` holds the thresholds. Each alarm warns, requests a checkpoint, or stops the run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class AlarmAction(StrEnum):
-    """What an alarm does, once for each time its condition begins to hold."""
+    """What an alarm does, once each time its condition begins to hold."""
 
     WARN = "warn"
     """Report it in the terminal and in ``alarms.jsonl``."""
     CHECKPOINT = "checkpoint"
-    """Also save a checkpoint at the end of the step under way."""
+    """Also save a checkpoint at the end of the current step."""
     STOP = "stop"
-    """Also save a checkpoint at the end of the step after it, unless its own step has one, and end the run there."""
+    """Also end the run with a checkpoint: that of the alarm's own step if it has one, else that of the next step."""
 
 
 class Alarm(Settings):
@@ -38,17 +38,17 @@ class Alarm(Settings):
     model_config = ConfigDict(allow_inf_nan=False)
 
     steps: int = Field(default=3, ge=1)
-    """Steps in a row that the condition has to hold."""
+    """Consecutive steps for which the condition must hold."""
     action: AlarmAction = AlarmAction.WARN
-    """What happens then."""
+    """What the alarm does."""
 
     def look(self, rows: Rows) -> str | None:
-        """What is wrong at the last of ``rows``, in words; ``None`` when nothing is, or a metric is absent."""
+        """Describe what is wrong at the last of ``rows``; ``None`` if nothing is wrong or a metric is absent."""
         raise NotImplementedError
 
 
 class EntropyCollapse(Alarm):
-    """The policy has all but stopped to explore: entropy below a share of its mean over the first steps."""
+    """The policy has almost stopped exploring: the entropy is below a share of its mean over the first steps."""
 
     steps: int = Field(default=5, ge=1)
     share_of_start: float = Field(default=0.1, gt=0, lt=1)
@@ -66,7 +66,7 @@ class EntropyCollapse(Alarm):
 
 
 class Mismatch(Alarm):
-    """Rollout engine and trainer disagree about the probabilities of the same tokens (KL, estimator k3)."""
+    """Rollout engine and trainer assign different probabilities to the same tokens (KL, estimator k3)."""
 
     above: float = Field(default=0.01, gt=0)
 
@@ -82,9 +82,9 @@ class Mismatch(Alarm):
 
 
 class RewardHacking(Alarm):
-    """The reward jumps while format or length fall: more likely a hole in the reward than something learned.
+    """The reward jumps while format or length drops, which suggests a flaw in the reward rather than learning.
 
-    Compares the means of the last ``window`` steps with those of the ``window`` before.
+    Compares the means of the last ``window`` steps with those of the ``window`` steps before.
     """
 
     steps: int = Field(default=1, ge=1)
@@ -118,7 +118,7 @@ class RewardHacking(Alarm):
 
 
 class FailedTools(Alarm):
-    """Too many tool calls get no result: the agent learns to live without its tools."""
+    """Too many tool calls fail, so the agent learns to do without its tools."""
 
     above: float = Field(default=0.2, gt=0, lt=1)
 
@@ -131,7 +131,7 @@ class FailedTools(Alarm):
 
 
 class NoSignal(Alarm):
-    """Nearly all groups have the same reward in every sample, so that most of the generation is discarded."""
+    """In nearly all groups every sample has the same reward, so most of the generated tokens are discarded."""
 
     steps: int = Field(default=5, ge=1)
     above: float = Field(default=0.9, gt=0, lt=1)
@@ -147,7 +147,7 @@ class NoSignal(Alarm):
 
 
 class LongTail(Alarm):
-    """A few episodes take so much longer than the others that the whole step waits for them."""
+    """The whole step waits for a few episodes that take much longer than the others."""
 
     above: float = Field(default=10.0, gt=1)
     seconds: float = Field(default=60.0, gt=0)
@@ -161,7 +161,7 @@ class LongTail(Alarm):
 
 
 class Alarms(Settings):
-    """All alarms; ``null`` switches one off."""
+    """All alarms. ``null`` turns one off."""
 
     entropy_collapse: EntropyCollapse | None = EntropyCollapse()
     mismatch: Mismatch | None = Mismatch()
@@ -171,7 +171,7 @@ class Alarms(Settings):
     long_tail: LongTail | None = LongTail()
 
     def without_weights(self) -> Alarms:
-        """For an engine that does not show its weights: other probabilities end the run, unless an action is set."""
+        """Return the alarms for an engine whose weights cannot be read: ``mismatch`` stops the run unless its action is set."""
         if self.mismatch is None or "action" in self.mismatch.model_fields_set:
             return self
         return self.model_copy(
@@ -180,7 +180,7 @@ class Alarms(Settings):
 
 
 class RaisedAlarm(Settings):
-    """An alarm that went off: one line of ``alarms.jsonl``."""
+    """A raised alarm: one line of ``alarms.jsonl``."""
 
     step: StrictInt
     alarm: str
@@ -189,12 +189,12 @@ class RaisedAlarm(Settings):
 
 
 class Watch:
-    """Looks at each step's metrics once.
+    """Checks the metrics of each step once.
 
     Args:
-        alarms: What to look for.
-        rows: Metrics of the steps before, of an earlier start.
-        file: Alarms that go off are appended to it; those after the last of ``rows`` are removed, since their steps are done again.
+        alarms: The alarms to check.
+        rows: Metrics of the steps that earlier starts of the run finished.
+        file: Raised alarms are appended to it. Alarms after the last of ``rows`` are removed, because those steps run again.
     """
 
     def __init__(self, alarms: Alarms, rows: Rows, file: Path) -> None:
@@ -207,7 +207,7 @@ class Watch:
             replace_text(file, "".join(map(_line, kept)))
 
     def look(self, row: Mapping[str, Any]) -> list[RaisedAlarm]:
-        """Alarms whose condition begins to hold with this step."""
+        """Return the alarms whose condition begins to hold with this step."""
         self._rows.append(row)
         raised = []
         for name, alarm in self._alarms.items():
@@ -220,7 +220,7 @@ class Watch:
         return raised
 
     def _begins(self, alarm: Alarm) -> str | None:
-        """The message when the condition holds for exactly ``steps`` steps; not again while it continues."""
+        """Return the message once the condition has held for exactly ``steps`` steps, and not again while it continues."""
         message = alarm.look(self._rows)
         if message is None or len(self._rows) < alarm.steps:
             return None
@@ -230,10 +230,10 @@ class Watch:
 
 
 def read_alarms(file: Path) -> list[RaisedAlarm]:
-    """The alarms of a run in order; a half-written last line is ignored.
+    """Return the alarms of a run in order. A half-written last line is ignored.
 
     Raises:
-        DataError: A line is not that of an alarm.
+        DataError: A line does not hold an alarm.
     """
     if not file.exists():
         return []

@@ -1,8 +1,8 @@
-"""Where the algorithm of a run is chosen: the keys of verl that name it, and the words that verl 0.9.1 knows.
+"""The keys of verl 0.9.1 that choose the algorithm of a run, with the words and numbers that verl accepts.
 
 The recipes in ``configs/rl`` train with DAPO or PPO. GSPO, CISPO, Dr. GRPO, RLOO, KL, entropy and TIS are files to
-merge into a recipe (``configs/rl/algorithms``), each with its formula and source. The formulas themselves run in verl
-(``verl/trainer/ppo/core_algos.py``); here a misspelt word is refused before anything starts.
+merge into a recipe (``configs/rl/algorithms``), each with its formula and source. verl computes the formulas
+(``verl/trainer/ppo/core_algos.py``). This module rejects a misspelt word before anything starts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from verl_ext.teacher import REVERSE_KL
 CPU_ENGINE = "afm_cpu"
 """Name of our rollout engine: ``actor_rollout_ref.rollout.name=afm_cpu``."""
 CRITIC_BUDGET = "ppo_infer_max_token_len_per_gpu"
-"""What verl 0.9.1 packs the critic's batches by (``trainer/ppo/v1/trainer_base.py``), always: neither ``use_dynamic_bsz``
-nor ``ppo_max_token_len_per_gpu`` is read there. A key of its data class that its YAML does not declare."""
+"""Tokens per GPU by which verl 0.9.1 packs the critic's batches (``trainer/ppo/v1/trainer_base.py``). It reads neither
+``use_dynamic_bsz`` nor ``ppo_max_token_len_per_gpu`` there. verl's data class has this key, but its YAML omits it."""
 SPLIT = "ulysses_sequence_parallel_size"
 ESTIMATOR = "algorithm.adv_estimator"
 LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -46,17 +46,18 @@ FACTS = (
     "seconds",
     "token_drift",
 )
-"""What our agent loop reports of each sample (:func:`verl_ext.training_sample.facts`), by which groups can be filtered."""
+"""The facts that our agent loop reports for each sample (:func:`verl_ext.training_sample.facts`). Groups can be filtered
+by any of them."""
 
 SHAPED = ("reward", "score", "overlong")
-"""Those that hold the overlong penalty: they differ between answers that are equally wrong."""
+"""The facts that include the overlong penalty. They differ between answers that are equally wrong."""
 
 CREDIT = "harness_credit"
-"""Key below ``trainer``: how the program of a run shares the credit of an episode."""
+"""Key under ``trainer``: how an episode of a harness shares its credit over its trajectories."""
 BY_MEMBER = "harness_by_member"
-"""Key below ``trainer``: whose advantage a member of a team gets."""
+"""Key under ``trainer``: which advantage a member of a team gets."""
 _BY_EPISODE = ("grpo", "gae", REVERSE_KL)
-"""Estimators that verl gives one sequence of each episode, or that compare no episodes."""
+"""Estimators that get one sequence of each episode from verl, or that do not compare episodes."""
 _KL = tuple(name + end for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))
 CHOICES: Mapping[str, tuple[str | None, ...]] = {
     ESTIMATOR: (
@@ -105,11 +106,11 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "trainer.v1.trainer_mode": ("sync", "colocate_async", "separate_async"),
     "actor_rollout_ref.rollout.name": ("sglang", "vllm", CPU_ENGINE),
 }
-"""Key to its words; engines are those whose stop parameters :mod:`verl_ext.training_sample` knows."""
+"""The accepted words of each key. Engines are those whose stop parameters :mod:`verl_ext.training_sample` knows."""
 
 
 Rules = Iterable[tuple[tuple[str, ...], Callable[[Any], bool], str]]
-"""Keys, what their values have to fulfil, and that in words."""
+"""Keys, a test of their values, and the expectation in words."""
 
 
 def _real(value: Any) -> bool:
@@ -162,7 +163,7 @@ OTHER_RULES: Rules = (
 
 
 def choice_findings(config: Any) -> Iterator[Finding]:
-    """Words that verl does not know, each with what was probably meant; modules of the caller's own may add some."""
+    """Report words that verl does not know, each with the closest known one. Modules of the user may register more words."""
     from omegaconf import OmegaConf
 
     modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
@@ -178,41 +179,43 @@ def choice_findings(config: Any) -> Iterator[Finding]:
     if OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode") and (
         config.actor_rollout_ref.rollout.name == "sglang"
     ):
-        text = "verl.algorithm.rollout_correction.bypass_mode: nothing is left that compares SGLang's weights with the trainer's"
+        text = "verl.algorithm.rollout_correction.bypass_mode: with SGLang it leaves no check of the engine's weights against the trainer's"
         yield Finding(
-            Level.ERROR, "algorithm", f"{text}; leave it out, so that the alarm `mismatch` can look"
+            Level.ERROR,
+            "algorithm",
+            f"{text}; remove it, so that the alarm `mismatch` can compare probabilities",
         )
     credit = OmegaConf.select(config, f"trainer.{CREDIT}")
     if credit is not None and config.algorithm.adv_estimator not in _BY_EPISODE:
-        text = f"verl.{ESTIMATOR}: {config.algorithm.adv_estimator} would count each trajectory of an episode as an episode"
-        yield Finding(Level.ERROR, "algorithm", f"{text}; with a harness say {' or '.join(_BY_EPISODE)}")
+        text = f"verl.{ESTIMATOR}: {config.algorithm.adv_estimator} counts each trajectory of an episode as an episode"
+        yield Finding(Level.ERROR, "algorithm", f"{text}; with a harness use {' or '.join(_BY_EPISODE)}")
     if credit == Credit.BY_TURN and config.algorithm.adv_estimator in ("gae", REVERSE_KL):
         text = f"harness.credit: by_turn divides grpo's one advantage of an episode; {config.algorithm.adv_estimator} has one a token"
-        yield Finding(Level.ERROR, "algorithm", f"{text}; say all or last")
+        yield Finding(Level.ERROR, "algorithm", f"{text}; use all or last")
     by_member = OmegaConf.select(config, f"trainer.{BY_MEMBER}") or MemberCredit.SHARED
     if by_member != MemberCredit.SHARED and config.algorithm.adv_estimator != "grpo":
         text = f"harness.by_member: {by_member} compares the episodes of a question, {config.algorithm.adv_estimator} does not"
-        yield Finding(Level.ERROR, "algorithm", f"{text}; say shared, or verl.{ESTIMATOR}=grpo")
+        yield Finding(Level.ERROR, "algorithm", f"{text}; use shared, or verl.{ESTIMATOR}=grpo")
     if by_member != MemberCredit.SHARED and config.actor_rollout_ref.rollout.n < 2:
         text = f"harness.by_member: {by_member} compares the episodes of a question, of which there is one"
         yield Finding(Level.ERROR, "algorithm", f"{text}; set verl.actor_rollout_ref.rollout.n to 2 or more")
 
 
 def lora_findings(config: Any) -> Iterator[Finding]:
-    """Choices with which verl loses adapters."""
+    """Report settings with which verl loses LoRA adapters."""
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     if not model.lora_rank and not model.lora_adapter_path:
         return
     if "hf_model" in actor.checkpoint.save_contents:
         text = "actor.checkpoint.save_contents has hf_model: verl would save it under the names of adapters"
-        yield Finding(Level.ERROR, "lora", f"{text}; leave it out (afm export merges the adapter)")
+        yield Finding(Level.ERROR, "lora", f"{text}; remove it (afm export merges the adapter)")
     if config.trainer.v1.trainer_mode == "separate_async" and not model.lora.merge:
         text = "trainer.v1.trainer_mode=separate_async never sends an adapter (verl issue 7495)"
         yield Finding(Level.ERROR, "lora", f"{text}; set verl.actor_rollout_ref.model.lora.merge=true")
 
 
 def number_findings(config: Any, rules: Rules) -> Iterator[Finding]:
-    """One finding for each key of ``rules`` whose value verl cannot take."""
+    """Report each key of ``rules`` whose value verl does not accept."""
     from omegaconf import OmegaConf
 
     for keys, accepts, expected in rules:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: which one can be resumed, which have weights, and the step of the exported model."""
+"""Checkpoints of a run: the one to resume, those with weights, and the step of the exported model."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from pathlib import Path
 from afm.runs.atomic import replace_text
 
 CHECKPOINT_DIR = "checkpoints"
-"""In the output folder of an `afm rl`: where its checkpoints are."""
+"""Folder of the checkpoints in the output folder of `afm rl`."""
 CHECKPOINT_REQUEST = "checkpoint_now"
-"""A file of this name in a run's output folder: a checkpoint is saved at the end of the step under way."""
+"""A file of this name in a run's output folder requests a checkpoint at the end of the current step."""
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 EXPORT_FILE = "training.json"
-"""In the exported model's folder: which step it is of."""
+"""File in the folder of an exported model that holds its step."""
 SHARDS_FILE = "fsdp_config.json"
-"""Next to the parts of a model: how many workers stored one each."""
+"""File next to the shards of a model that holds the number of workers that wrote them."""
 LORA_FILE = "lora_train_meta.json"
-"""Next to the parts of an adapter: its rank and ``lora_alpha``."""
+"""File next to the shards of an adapter that holds its rank and ``lora_alpha``."""
 QUEUE_DIR = "transfer_queue"
-"""In a checkpoint of an asynchronous trainer: the samples that were rolled out ahead, and the questions still under way."""
+"""Folder in a checkpoint of an asynchronous trainer that holds samples rolled out ahead and unfinished questions."""
 _ASYNCHRONOUS = "asynchronous"
-"""A file of this name in a checkpoint: an asynchronous trainer saves it, so it is not whole without its queue."""
+"""File that marks a checkpoint of an asynchronous trainer, which is complete only with its queue."""
 _KINDS = ("model", "optim", "extra_state")
 TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Data types of weights: safetensors' name to torch's."""
+"""Data types of weights: names in safetensors to names in torch."""
 
 
 def resumable_step(folder: Path) -> int:
-    """The newest complete checkpoint's step, 0 for none; repairs verl's tracker file to name it.
+    """Return the step of the newest complete checkpoint, 0 without one, and write that step to verl's tracker file.
 
-    verl writes the tracker last and not atomically, and with a kill at the wrong moment it is empty or
-    names a folder whose content is already gone.
+    verl writes the tracker last and not atomically. After a kill it may be empty or name a folder without content.
     """
     newest = saved_step(folder)
     tracker = folder / TRACKER_FILE
@@ -45,22 +44,22 @@ def resumable_step(folder: Path) -> int:
 
 
 def saved_step(folder: Path) -> int:
-    """The newest complete checkpoint's step, 0 for none; changes nothing."""
+    """Return the step of the newest complete checkpoint, 0 without one. Changes no file."""
     steps = sorted((_step_of(path) for path in folder.glob("global_step_*")), reverse=True)
     return next((step for step in steps if step and _lack(folder / f"global_step_{step}") is None), 0)
 
 
 def incomplete_after(folder: Path, step: int) -> dict[int, str]:
-    """Checkpoints of later steps that a resumed run passes over: what each lacks, in the order of steps."""
+    """Return the incomplete checkpoints after ``step``, which a resumed run skips: step to what is missing."""
     steps = sorted(later for later in map(_step_of, folder.glob("global_step_*")) if later > step)
     lacks = {later: _lack(folder / f"global_step_{later}") for later in steps}
     return {later: lack for later, lack in lacks.items() if lack is not None}
 
 
 def begin_checkpoint(checkpoint: Path, *, asynchronous: bool) -> None:
-    """Prepare a checkpoint's folder, so that it counts as whole only once everything in it is written.
+    """Prepare the folder of a checkpoint, so that it counts as complete only once all of it is written.
 
-    An earlier save of the same step may have left the files that are written last.
+    Removes the files that are written last, which an earlier save of the same step may have left.
     """
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / "data.pt").unlink(missing_ok=True)
@@ -72,7 +71,7 @@ def begin_checkpoint(checkpoint: Path, *, asynchronous: bool) -> None:
 
 
 def exportable_steps(folder: Path) -> list[int]:
-    """Steps whose checkpoint was saved whole and still has the weights of the model, in order; changes nothing."""
+    """Return, in order, the steps whose checkpoint was saved completely and still holds the model's weights."""
     steps = sorted(filter(None, map(_step_of, folder.glob("global_step_*"))))
     return [step for step in steps if _has_weights(folder / f"global_step_{step}")]
 
@@ -84,7 +83,7 @@ def _has_weights(checkpoint: Path) -> bool:
 
 
 def has_parts(actor: Path) -> bool:
-    """Whether the weights of all workers are in a model's checkpoint."""
+    """Return whether a model's checkpoint holds the weights of all workers."""
     size = stored_world_size(actor) or 0
     return size > 0 and all(shard_file(actor, "model", size, rank).exists() for rank in range(size))
 
@@ -95,10 +94,10 @@ def _step_of(path: Path) -> int:
 
 
 def _lack(checkpoint: Path) -> str | None:
-    """What a checkpoint needs to be resumed and does not have, ``None`` for a whole one."""
-    # data.pt is written after every model's parts, and an archive's list of contents at its end; an old checkpoint keeps
-    # it when the parts are removed. An asynchronous trainer writes its queue after that, under another name until it is
-    # whole: without it the questions that were under way would never be asked again.
+    """Return what a checkpoint lacks for a resumption, ``None`` if it is complete."""
+    # verl writes data.pt after the shards of all models, and an archive has its list of contents at its end. data.pt stays
+    # when verl removes the shards of an old checkpoint. An asynchronous trainer writes its queue last, under another name
+    # until it is complete. Without the queue a resumed run would never ask the unfinished questions again.
     models = ["actor", *(name for name in ("critic",) if (checkpoint / name).exists())]
     if incomplete := [name for name in models if not whole(checkpoint / name)]:
         return f"files of a worker in {incomplete[0]}/"
@@ -110,12 +109,12 @@ def _lack(checkpoint: Path) -> str | None:
 
 
 def shard_file(folder: Path, kind: str, world_size: int, rank: int) -> Path:
-    """The file of a worker's ``model``, ``optim`` or ``extra_state``."""
+    """Return the file of a worker's ``model``, ``optim`` or ``extra_state``."""
     return folder / f"{kind}_world_size_{world_size}_rank_{rank}.pt"
 
 
 def stored_world_size(folder: Path) -> int | None:
-    """How many workers wrote the checkpoint of a model, ``None`` if it does not say."""
+    """Return the number of workers that wrote the checkpoint of a model, ``None`` if it is not recorded."""
     try:
         size: int = json.loads((folder / SHARDS_FILE).read_text(encoding="utf-8"))["world_size"]
     except (OSError, ValueError, KeyError):
@@ -124,10 +123,10 @@ def stored_world_size(folder: Path) -> int | None:
 
 
 def whole(folder: Path) -> bool:
-    """Whether no file of a model's checkpoint is missing for a worker that stored any of them here.
+    """Return whether each worker with any file of a model's checkpoint in ``folder`` has all of its files there.
 
-    Without a file system that all nodes share, each node has the files of its own workers. Files of another number of
-    workers, whose save of the same step was interrupted, do not count.
+    Without a shared file system each node has the files of its own workers. Files of an interrupted save of the same step
+    by another number of workers do not count.
     """
     size = stored_world_size(folder) or "*"
     ranks = {
@@ -139,7 +138,7 @@ def whole(folder: Path) -> bool:
 
 
 def exported_step(model_dir: Path) -> int | None:
-    """Step of an exported model, ``None`` without a model."""
+    """Return the step of an exported model, ``None`` without a model."""
     try:
         step: int = json.loads((model_dir / EXPORT_FILE).read_text(encoding="utf-8"))["global_step"]
     except (OSError, ValueError, KeyError):

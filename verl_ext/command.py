@@ -1,4 +1,4 @@
-"""What a run executes: the trainer's environment, its command line, and how many steps it has."""
+"""The trainer's environment and command line, and the number of its steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from verl_ext.teacher import check_teacher
 
 
 def environment(settings: RlSettings) -> dict[str, str]:
-    """Variables that the trainer needs beyond the caller's own."""
+    """Return the environment variables that the trainer needs in addition to the caller's."""
     out = settings.output_dir.absolute()
     values = {
         _MODULES: "verl_ext",
@@ -39,14 +39,14 @@ def environment(settings: RlSettings) -> dict[str, str]:
         values |= {
             "VERL_PLATFORM": "cpu",
             "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
-            # Trainer and engine take turns: threads that spin while they wait would slow the other one.
+            # Trainer and engine take turns, so waiting threads must not spin and slow down the other one.
             "OMP_WAIT_POLICY": "PASSIVE",
-            # Hides real GPUs, yet names one device for each logical slot, which Ray insists on.
+            # Hides real GPUs, but names one device per logical slot, which Ray requires.
             "CUDA_VISIBLE_DEVICES": ",".join(["-1"] * _slots(settings)),
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-            # Ray would start one idle worker for each of its logical CPUs.
+            # Keeps Ray from starting an idle worker for each of its logical CPUs.
             "RAY_enable_worker_prestart": "0",
-            # Its workers would give way to anything else on the machine.
+            # Ray's default would let every other process on the machine run first.
             "RAY_worker_niceness": "0",
         }
     values |= engine_environment(engine_of(settings), on_cpu=settings.platform == "cpu")
@@ -54,7 +54,7 @@ def environment(settings: RlSettings) -> dict[str, str]:
 
 
 def _tracker_environment(settings: RlSettings, out: Path) -> dict[str, str]:
-    """Every tracker writes into the output folder, and none asks for a login."""
+    """Return variables with which every tracker writes into the output folder and none asks for a login."""
     values = {}
     if "tensorboard" in settings.trackers:
         values["TENSORBOARD_DIR"] = str(out / "tensorboard")
@@ -69,10 +69,10 @@ def _tracker_environment(settings: RlSettings, out: Path) -> dict[str, str]:
 
 
 def trainer_environment(settings: RlSettings) -> dict[str, str]:
-    """The complete environment of the trainer: the caller's own values win where a choice is left."""
+    """Return the complete environment of the trainer. The caller's values win unless a variable is fixed."""
     own = environment(settings)
     inherited = dict(os.environ)
-    # A cluster named in the environment belongs to somebody else unless the settings name it too.
+    # A cluster in the environment may belong to another user: only the settings choose one.
     inherited.pop("RAY_ADDRESS", None)
     others = [name for name in inherited.get(_MODULES, "").split(",") if name.strip() not in ("", "verl_ext")]
     return (
@@ -88,7 +88,7 @@ _FIXED = ("VERL_FILE_LOGGER_PATH", "VERL_PLATFORM", "CUDA_VISIBLE_DEVICES")
 
 
 def ray_overrides(settings: RlSettings, scratch: str) -> Flat:
-    """How verl starts Ray: an instance of its own in ``scratch``, or the cluster of ``ray_address``."""
+    """Return the verl keys with which Ray starts: a new instance in ``scratch``, or the cluster at ``ray_address``."""
     init = "ray_kwargs.ray_init"
     if settings.ray_address is not None:
         variables = environment(settings)
@@ -101,10 +101,10 @@ def ray_overrides(settings: RlSettings, scratch: str) -> Flat:
         f"+{init}.include_dashboard": False,
     }
     if (python := shlex.quote(sys.executable)) != sys.executable:
-        # Ray 2.60 starts workers by `bash -c` with the interpreter's path unquoted: a blank in it ends every worker.
+        # Ray 2.60 starts workers with `bash -c` and does not quote the interpreter's path, so a blank in it breaks them.
         values[f"+{init}.runtime_env.py_executable"] = python
     if settings.platform == "cpu":
-        # Logical slots: actors of one small machine share its cores.
+        # These are logical slots. Actors on one small machine share its cores.
         values |= {
             f"{init}.num_cpus": 16,
             f"+{init}.num_gpus": _slots(settings),
@@ -115,21 +115,21 @@ def ray_overrides(settings: RlSettings, scratch: str) -> Flat:
 
 
 def _slots(settings: RlSettings) -> int:
-    """Training processes of a CPU run."""
+    """Return the number of training processes of a CPU run."""
     trainer = settings.verl.get("trainer")
     count = trainer.get("n_gpus_per_node", 1) if isinstance(trainer, Mapping) else 1
-    return count if type(count) is int and count > 0 else 1  # anything else is refused by `check`
+    return count if type(count) is int and count > 0 else 1  # `check` rejects anything else
 
 
 def command(settings: RlSettings, scratch: str, steps: int | None = None) -> tuple[list[str], Any]:
-    """The trainer's command line, and verl's complete configuration that it leads to.
+    """Return the trainer's command line, and the complete verl configuration that results from it.
 
     Args:
-        steps: What :func:`total_steps` says. Asked for more, verl ends with its epochs, takes none of its steps for the last,
-            and saves nothing of those since the last planned checkpoint.
+        steps: The result of :func:`total_steps`. If verl is asked for more steps, it ends with its epochs, treats no step as
+            the last one, and saves nothing after the last planned checkpoint.
 
     Raises:
-        ConfigError: verl does not know a key, or cannot take a value; or the reward is wrong.
+        ConfigError: verl does not know a key or accept a value, or the reward is wrong.
     """
     for route in settings.routes():
         load_reward(route.rewards)
@@ -139,7 +139,7 @@ def command(settings: RlSettings, scratch: str, steps: int | None = None) -> tup
     check_teacher(settings.teacher, config, platform=settings.platform)
     if steps is not None and (config.trainer.total_training_steps or 0) > steps:
         overrides["trainer.total_training_steps"] = config.trainer.total_training_steps = steps
-    # Hydra would otherwise leave a folder `outputs/` wherever the run was started.
+    # Otherwise Hydra leaves a folder `outputs/` in the working folder.
     hydra = arguments({"hydra.run.dir": str(settings.output_dir.absolute() / "hydra")})
     return [sys.executable, "-P", "-m", "verl.trainer.main_ppo", *arguments(overrides), *hydra], config
 
@@ -155,16 +155,16 @@ def _rows(file: str) -> int:
 
 
 def total_steps(settings: RlSettings) -> int:
-    """Training steps of the whole run: as asked for, at most as many as the epochs hold.
+    """Return the training steps of the whole run: the requested number, but no more than the epochs hold.
 
     Raises:
-        ConfigError: There are fewer rows than a training batch has.
+        ConfigError: The files hold fewer rows than a training batch.
     """
     return steps_of(compose(overrides_of(settings)), sum(_rows(file) for file in settings.train_files))
 
 
 def steps_of(config: Any, rows: int) -> int:
-    """Training steps of a composed configuration on ``rows`` rows; see :func:`total_steps`."""
+    """Return the training steps of a composed configuration on ``rows`` rows, as :func:`total_steps` does."""
     batch = config.data.train_batch_size
     if config.data.train_max_samples > 0:
         rows = min(rows, config.data.train_max_samples)

@@ -1,4 +1,4 @@
-"""From our settings to verl's command line: base values, composition check, quoting."""
+"""Conversion of our settings to verl's command line: default values, checked composition, quoting."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ FILTER = "${algorithm.filter_groups}"
 _SAVED = "actor_rollout_ref.actor.checkpoint.save_contents"
 
 Flat = dict[str, Any]
-"""Dotted verl key to value; a leading ``+`` adds a key that verl's own YAML does not declare."""
+"""Maps dotted verl keys to values. A leading ``+`` adds a key that verl's YAML does not declare."""
 
 
 def base_overrides(settings: RlSettings) -> Flat:
-    """Verl keys that follow from our settings; the user's ``verl:`` section may not contradict them."""
+    """Return the verl keys that follow from our settings. The user's ``verl:`` section must not contradict them."""
     out = settings.output_dir.absolute()
     rollout = "actor_rollout_ref.rollout"
     values: Flat = {
@@ -43,7 +43,7 @@ def base_overrides(settings: RlSettings) -> Flat:
         f"{rollout}.agent.agent_loop_config_path": str(out / AGENT_LOOP_FILE),
         f"+{rollout}.custom.weight_proof": settings.weight_proof,
         "trainer.default_local_dir": str(out / CHECKPOINT_DIR),
-        "trainer.resume_mode": "auto",  # metrics, episodes and the export go by the last checkpoint of output_dir
+        "trainer.resume_mode": "auto",  # metrics, episodes and the export rely on the last checkpoint in output_dir
         "+trainer.afm.start_timeout_s": settings.start_timeout_s,
         "+trainer.afm.loss_grace_s": settings.loss_grace_s,
         "trainer.v1.sampler.custom_sampler.path": SAMPLER,
@@ -57,7 +57,7 @@ def base_overrides(settings: RlSettings) -> Flat:
         "+trainer.v1.sampler.sampler_kwargs.max_failed_episodes": settings.max_failed_episodes,
     }
     if settings.curriculum is not None:
-        # Workers of the data loader would draw ahead, from solve rates of yesterday.
+        # Workers of the data loader would draw ahead, from outdated solve rates.
         values["data.dataloader_num_workers"] = 0
         for key, value in settings.curriculum.model_dump().items():
             values[f"+data.curriculum.{key}"] = value
@@ -69,7 +69,7 @@ def base_overrides(settings: RlSettings) -> Flat:
     if settings.teacher is not None:
         values["algorithm.adv_estimator"] = REVERSE_KL
         values["+algorithm.teacher_clip"] = settings.teacher.clip
-        values["algorithm.filter_groups.enable"] = False  # rewards do not decide what is trained on
+        values["algorithm.filter_groups.enable"] = False  # rewards do not select what is trained on
     limit = settings.routes().max_response_tokens
     if limit is not None:
         values["data.max_response_length"] = limit
@@ -77,14 +77,14 @@ def base_overrides(settings: RlSettings) -> Flat:
 
 
 def default_overrides(settings: RlSettings) -> Flat:
-    """Verl keys we set differently from verl; the ``verl:`` section may change each of them."""
+    """Return the verl keys whose default we change. The ``verl:`` section may change each of them."""
     name = settings.output_dir.absolute().name
     values: Flat = {
         "data.return_raw_chat": True,
-        # Our agent loop scores its episodes itself; verl's reward workers would only take memory.
+        # Our agent loop scores its episodes, so verl's reward workers would only use memory.
         "reward.num_workers": 0,
         "algorithm.filter_groups.max_num_gen_batches": 10,
-        # Rollout engine and trainer never agree to the last digit: see configs/rl/algorithms/tis.yaml.
+        # Probabilities of rollout engine and trainer never match exactly: see configs/rl/algorithms/tis.yaml.
         "algorithm.rollout_correction.rollout_is": "token",
         "algorithm.rollout_correction.rollout_is_threshold": 2.0,
         "actor_rollout_ref.rollout.multi_turn.enable": True,
@@ -104,7 +104,7 @@ def default_overrides(settings: RlSettings) -> Flat:
 
 
 def engine_of(settings: RlSettings) -> str | None:
-    """The rollout engine that the ``verl:`` section names, else ours on a CPU."""
+    """Return the rollout engine of the ``verl:`` section. Without one it is ours on a CPU, else ``None``."""
     named = {key.lstrip("+"): value for key, value in flatten(settings.verl)}.get(ENGINE)
     return named or (CPU_ENGINE if settings.platform == "cpu" else None)
 
@@ -139,7 +139,7 @@ _CPU_DEFAULTS: Flat = {
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of a nested mapping; a ``+`` before any part of the path moves to its front.
+    """Yield dotted keys and values of a nested mapping. A ``+`` before any part of a path moves to the front of the path.
 
     >>> dict(flatten({"a": {"+b": {"c": 1}}}))
     {'+a.b.c': 1}
@@ -154,10 +154,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
-    """All verl overrides of a run: our defaults, then the ``verl:`` section, then what our settings fix.
+    """Return all verl overrides of a run: our defaults, then the ``verl:`` section, then the keys that our settings fix.
 
     Raises:
-        ConfigError: The ``verl:`` section sets a key that follows from our settings to something else.
+        ConfigError: The ``verl:`` section contradicts a key that our settings fix.
     """
     fixed = base_overrides(settings) | (ray or {})
     result = default_overrides(settings)
@@ -172,13 +172,13 @@ def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
             )
         result[by_key.get(name) or as_verl_takes(key)] = value
     if result.get("actor_rollout_ref.actor.strategy") != "fsdp2" and not _saved_by_user(settings):
-        # Only the parts of FSDP2 can be put together afterwards.
+        # Only the shards of FSDP2 can be merged afterwards.
         result[_SAVED] = [*result[_SAVED], "hf_model"]
     if result.get(ENGINE) == "sglang":
-        # SGLang finds stop strings only with its tokenizer, which verl switches off.
+        # SGLang needs its tokenizer to find stop strings, and verl turns the tokenizer off.
         result["actor_rollout_ref.rollout.skip_tokenizer_init"] = False
     if _several_processes(result):
-        # verl's own balancer knows one server a training worker; alone it also honours rollout.full_determinism.
+        # verl's balancer knows one server per training worker. It is kept for one process: it honours rollout.full_determinism.
         result.setdefault(
             "actor_rollout_ref.rollout.router_config_path",
             str(Path(__file__).with_name("cpu_router.yaml")),
@@ -191,7 +191,7 @@ def _saved_by_user(settings: RlSettings) -> bool:
 
 
 def _several_processes(overrides: Flat) -> bool:
-    """Whether a training worker has more than one CPU server."""
+    """Return whether a training worker has more than one CPU server."""
     key = f"actor_rollout_ref.rollout.engine_kwargs.{CPU_ENGINE}.processes"
     values = {name.lstrip("+"): value for name, value in overrides.items()}
     processes = values.get(key, 1)
@@ -200,10 +200,10 @@ def _several_processes(overrides: Flat) -> bool:
 
 
 def compose(overrides: Flat) -> Any:
-    """Verl's complete configuration (an OmegaConf) with ``overrides`` applied; nothing is started.
+    """Return verl's complete configuration (an OmegaConf) with ``overrides`` applied. Starts nothing.
 
     Raises:
-        ConfigError: A key that verl does not know, or a value it cannot take.
+        ConfigError: verl does not know a key, or does not accept a value.
         MissingExtraError: verl is not installed.
     """
     for key in overrides:
@@ -226,12 +226,12 @@ def _composed(overrides: Flat) -> Any:
 
 
 def arguments(overrides: Flat) -> list[str]:
-    """``key=value`` words for verl's command line, quoted for Hydra (not yet for a shell)."""
+    """Return ``key=value`` words for verl's command line, quoted for Hydra but not for a shell."""
     return [f"{key}={hydra_text(value)}" for key, value in overrides.items()]
 
 
 def hydra_text(value: Any) -> str:
-    """One value in Hydra's override grammar.
+    """Write a value in Hydra's override grammar.
 
     >>> hydra_text([True, None, "a b", {"c": 1}])
     "[true,null,'a b',{c:1}]"
@@ -249,14 +249,14 @@ def hydra_text(value: Any) -> str:
     text = str(value)
     if re.fullmatch(r"[A-Za-z_/][\w./-]*", text) and text.lower() not in _HYDRA_WORDS:
         return text
-    # Within quotes only the quote itself, and backslashes before one, need escaping.
+    # Inside quotes only a quote, and backslashes before one, need escaping.
     escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
     return f"'{escaped}'"
 
 
 @cache
 def _declared() -> Any:
-    """The configuration of verl without a change."""
+    """Return verl's configuration without overrides."""
     return _composed({})
 
 
@@ -271,14 +271,14 @@ def _config_folder() -> Path:
 
 
 _STRICT = ("actor_rollout_ref", "critic")
-"""Parts of verl's configuration whose sections become dataclasses; others are read as they are, by losses of users too."""
+"""Parts of verl's configuration whose sections become dataclasses. Others stay mappings, which users' losses read too."""
 
 
 def as_verl_takes(key: str) -> str:
-    """A key as Hydra wants it: with a ``+`` where the dataclass of a section has what verl's YAML leaves out.
+    """Return a key as Hydra expects it: with a ``+`` if verl's dataclass has the field but verl's YAML omits it.
 
-    A section takes any key that is written with a ``+``, unless verl turns the section into a
-    dataclass. A dataclass has its fields only, so a worker process would end at the first other key.
+    A section accepts any key with a ``+``, unless verl turns the section into a dataclass. A dataclass accepts its fields
+    only, so a worker process would fail at any other key.
 
     Raises:
         ConfigError: verl does not know the key.
@@ -311,7 +311,7 @@ def _keys(level: Any) -> list[str]:
 
 
 def _dataclass_of(level: Any) -> type | None:
-    """What verl makes of a section, ``None`` for one that it reads as it is."""
+    """Return the dataclass that verl makes of a section, ``None`` if it stays a mapping."""
     if isinstance(level, type):
         return level if is_dataclass(level) else None
     if "_target_" not in _keys(level):

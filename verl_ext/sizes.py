@@ -1,6 +1,6 @@
-"""Sizes of a run: what verl's configuration asks of the hardware, and whether batches, models and GPUs divide.
+"""Sizes of a run: what verl's configuration needs from the hardware, and whether batches, models and GPUs divide.
 
-verl finds these faults only when the trainer is up, or never.
+verl reports these faults only after the trainer has started, or never.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Placement:
     Attributes:
         tokens: Most tokens of one pass on one GPU.
         shards: GPUs that share its parameters.
-        moves_parameters: They are on the GPU only while they are used.
-        moves_optimizer: The same of the optimizer's state.
-        stays_on_cpu: Everything is on the CPU all the time, but for the layer under work.
+        moves_parameters: The parameters are on the GPU only while they are used.
+        moves_optimizer: So is the state of the optimizer.
+        stays_on_cpu: Everything stays on the CPU except the layer that is being computed.
     """
 
     tokens: int
@@ -51,11 +51,11 @@ class RolloutEngine:
     """The rollout engines.
 
     Attributes:
-        own_gpus: Of all engines together, ``None`` when they share the trainer's.
-        node_gpus: Of one of the nodes that they run on.
-        memory_share: Of a GPU, for weights and cache.
-        model_len: Longest sequence, ``None`` for the model's own.
-        sleeps: It frees its memory while the trainer works.
+        own_gpus: GPUs of all engines together, ``None`` if the engines share those of the trainer.
+        node_gpus: GPUs of one node of the engines.
+        memory_share: Share of a GPU's memory for weights and cache, 0 to 1.
+        model_len: Tokens of the longest sequence, ``None`` for the limit of the model.
+        sleeps: The engine frees its memory while the trainer works.
     """
 
     name: str
@@ -69,22 +69,22 @@ class RolloutEngine:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one engine."""
+        """Number of GPUs of one engine."""
         return self.tensor_parallel * self.data_parallel
 
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
-    """One training. Lengths in tokens, batches in prompts.
+    """The sizes of one training: lengths in tokens, batches in prompts.
 
     Attributes:
-        log_prob_tokens: Most tokens of one pass that only computes probabilities, on one GPU.
+        log_prob_tokens: Most tokens of one pass on one GPU that only computes log-probabilities.
         ahead: Episodes are rolled out while the trainer works (the asynchronous trainers).
-        passes: Times that each sample is trained on (``ppo_epochs``).
-        packed: A micro batch is filled up to a number of tokens (``use_dynamic_bsz``).
-        steps: ``None`` when the epochs decide.
-        kept: Checkpoints that stay, ``None`` for all.
-        saved: What a checkpoint of the actor holds.
+        passes: Number of times that each sample is trained on (``ppo_epochs``).
+        packed: Micro batches are filled up to a number of tokens (``use_dynamic_bsz``).
+        steps: Training steps, ``None`` if the epochs decide.
+        kept: Number of checkpoints to keep, ``None`` for all.
+        saved: Contents of a checkpoint of the actor.
     """
 
     hardware: Hardware
@@ -116,36 +116,39 @@ class RunSizes:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sample."""
+        """Number of tokens of the longest sample."""
         return self.prompt + self.response
 
     @property
     def episodes(self) -> int:
-        """Samples that a step trains on."""
+        """Number of samples that a step trains on."""
         return self.batch * self.samples
 
     @property
     def engines(self) -> int:
-        """Rollout engines on all GPUs."""
+        """Number of rollout engines on all GPUs."""
         return (self.engine.own_gpus or self.hardware.world) // self.engine.gpus
 
     @property
     def ranks(self) -> int:
-        """Data ranks: groups of GPUs that each work on samples of their own."""
+        """Number of data ranks: groups of GPUs, each of which works on different samples."""
         return self.hardware.world // self.sequence_parallel
 
 
 def has_critic(config: Any) -> bool:
-    """Whether verl trains a critic (verl/trainer/ppo/utils.py:96)."""
+    """Return whether verl trains a critic (verl/trainer/ppo/utils.py:96)."""
     enabled = config.critic.enable
     return bool(enabled) if enabled is not None else config.algorithm.adv_estimator == "gae"
 
 
 def sizes_of(config: Any, gpu_gib: float = 80.0) -> RunSizes:
-    """Read the composed configuration of verl (an OmegaConf).
+    """Read the sizes from verl's composed configuration (an OmegaConf).
+
+    Args:
+        gpu_gib: Memory of one GPU in GiB.
 
     Raises:
-        ConfigError: A size is no positive whole number, or the engines' share of memory no share.
+        ConfigError: A size is not a positive whole number, or the engines' share of memory is not in (0, 1].
     """
     refuse_errors(number_findings(config, SIZE_RULES))
     parts, trainer, data = config.actor_rollout_ref, config.trainer, config.data
@@ -219,7 +222,7 @@ def _engine(rollout: Any, hardware: Hardware, *, separate: bool) -> RolloutEngin
 
 
 def check(config: Any) -> None:
-    """Words and arithmetic that verl finds out about late or not at all.
+    """Reject words and sizes that verl rejects late or never.
 
     Raises:
         ConfigError: An unknown algorithm, sizes that do not divide, or a sample that does not fit.
@@ -230,7 +233,7 @@ def check(config: Any) -> None:
 
 
 def size_findings(config: Any, sizes: RunSizes, shape: ModelShape | None = None) -> Iterator[Finding]:
-    """What does not divide or fit, in numbers, GPUs, batches and token budgets, and how it divides where all does."""
+    """Report numbers, GPUs, batches and token budgets that do not divide or fit, or how they divide if all do."""
     yield from number_findings(config, OTHER_RULES)
     packed, asked = sizes.packed, bool(config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz)
     if packed != asked:  # verl asserts it in a worker
@@ -243,7 +246,7 @@ def size_findings(config: Any, sizes: RunSizes, shape: ModelShape | None = None)
 
 
 def _batch_faults(config: Any, sizes: RunSizes) -> Iterator[str]:
-    """Batches that do not divide into mini batches, ranks and micro batches, with whole data ranks."""
+    """Report batches that do not divide into mini batches, data ranks and micro batches. The GPUs form whole data ranks."""
     batch, mini, ranks = sizes.batch, sizes.mini_batch, sizes.ranks
     if batch % mini:
         yield f"data.train_batch_size is {batch}, actor.ppo_mini_batch_size {mini}: the first must be a multiple"
@@ -265,7 +268,7 @@ def _batch_faults(config: Any, sizes: RunSizes) -> Iterator[str]:
 
 
 def _micro_batches(config: Any, sizes: RunSizes) -> Iterator[tuple[str, int | None, tuple[int, str]]]:
-    """Every micro batch that is used: key, value, and what it has to divide, as a number and in words."""
+    """Return key and value of each micro batch in use, and the number that it must divide, with its origin in words."""
     samples, ranks, parts, critic = sizes.samples, sizes.ranks, config.actor_rollout_ref, config.critic
     size, log_prob = "ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"
 
@@ -288,11 +291,11 @@ def _micro_batches(config: Any, sizes: RunSizes) -> Iterator[tuple[str, int | No
 
 
 def _least_step(config: Any, sizes: RunSizes) -> tuple[int, str]:
-    """The samples of which each step of a harness has a multiple on a data rank.
+    """Return the number of samples of which a data rank gets a multiple in each step of a harness, with its origin in words.
 
-    Its episodes train any number of sequences. verl 0.9.1 adds empty ones up to a multiple of data ranks and mini batches
-    (``_get_required_batch_multiple``, trainer/ppo/v1/trainer_base.py:1589), then asserts that micro batches divide the sum
-    (``prepare_micro_batches``, workers/engine/utils.py:105).
+    Episodes of a harness train any number of sequences. verl 0.9.1 adds empty ones up to a multiple of data ranks and mini
+    batches (``_get_required_batch_multiple``, trainer/ppo/v1/trainer_base.py:1589). Then it asserts that micro batches
+    divide the sum (``prepare_micro_batches``, workers/engine/utils.py:123).
     """
     multiples = {"data ranks": sizes.ranks}
     if config.trainer.critic_warmup <= 1:  # else the first steps train the critic only
@@ -307,7 +310,7 @@ def _least_step(config: Any, sizes: RunSizes) -> tuple[int, str]:
 
 
 def budget_faults(sizes: RunSizes) -> Iterator[str]:
-    """Packed micro batches too small for the longest sample; verl fails at the first one that is too long."""
+    """Report token budgets below the longest sample. verl fails at the first sample that is longer than its budget."""
     budgets = {}
     if sizes.packed:
         budgets["actor.ppo_max_token_len_per_gpu"] = sizes.actor.tokens, sizes.sequence_parallel
@@ -323,7 +326,7 @@ def budget_faults(sizes: RunSizes) -> Iterator[str]:
 
 
 def split_findings(sizes: RunSizes, shape: ModelShape | None) -> Iterator[Finding]:
-    """One finding for each thing that does not divide; one that says how it divides when all do."""
+    """Report each size that does not divide, or how the sizes divide if all do."""
     faults = [*_gpu_faults(sizes), *(_model_faults(sizes, shape) if shape else ())]
     gen, one_by_one = sizes.gen_batch, sizes.filtered or sizes.ahead
     if gen and not one_by_one and sizes.batch % gen:
