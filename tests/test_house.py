@@ -27,10 +27,11 @@ def figures() -> object:
 # 100 lines for threads that the server holds, and replies that are continued;
 # 100 lines for reports that say what fell, and for wrong inputs in the user's words;
 # 150 lines for the trust of downloaded programs and YAMLs, and for spans of the Responses API;
-# 50 lines for sizes that fit any number of sequences of a harness.
+# 50 lines for sizes that fit any number of sequences of a harness;
+# 250 lines for help that fits 80 columns and names every default, and for values that are refused before any work.
 WALLS = {
     "files": 358,
-    "lines": 84_800,
+    "lines": 85_050,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

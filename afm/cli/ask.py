@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _ModelOption = Annotated[
     str,
-    typer.Option(help="Folder of a model or of a training run, or a server's address: http://HOST:PORT/v1."),
+    typer.Option(help="Folder of a model or a training run, or a server's address (http://HOST:PORT/v1)."),
 ]
 _QuestionArgument = Annotated[
     str | None,
@@ -41,41 +41,49 @@ _ToolsOption = Annotated[
 _PromptOption = Annotated[
     str,
     typer.Option(
-        help="own (the agent's prompt), row (the prompt the model was trained with), or a file that contains {question}."
+        help="own (the agent's prompt), row (the prompt that the model was trained with), or a text file with {question} in it."
     ),
 ]
-_PromptCheckOption = Annotated[
+_NoPromptCheckOption = Annotated[
     bool,
-    typer.Option(
-        "--prompt-check/--no-prompt-check", help="Refuse a prompt that differs from the one in training."
-    ),
+    typer.Option("--no-prompt-check", help="Allow a prompt that differs from the one in training."),
 ]
 _TokenizerOption = Annotated[
-    Path | None, typer.Option(help="Folder of the tokenizer; required with a server's address.")
+    Path | None,
+    typer.Option(help="Folder of the tokenizer; required with a server's address [default: the model's]."),
 ]
 _ContextOption = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Tokens of prompt and answer together, for a server that does not report its own limit."
+        min=1,
+        help="Limit on tokens of prompt and answer together [default: the model's, or what the server reports].",
     ),
+]
+_ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads, if --model is a folder [default: all cores].")
 ]
 _SaveOption = Annotated[
     Path | None,
-    typer.Option(help="Write every turn to this new JSONL file, for example for `afm view`.", dir_okay=False),
+    typer.Option(
+        help="New JSONL file for the turns; `afm view` shows it [default: not saved].", dir_okay=False
+    ),
 ]
 _ResumeOption = Annotated[
     Path | None,
-    typer.Option("--continue", help="Continue a conversation saved with --save.", dir_okay=False),
+    typer.Option(
+        "--continue", help="File of --save whose conversation continues [default: a new one].", dir_okay=False
+    ),
 ]
 _PricesOption = Annotated[
     str | None,
     typer.Option(
-        help="Show costs, in USD per million tokens: `{prompt: 0.5, completion: 1.5, tools: {code: 0.001}}`, or a YAML with "
-        "`prices`, for example that of an evaluation."
+        metavar="YAML",
+        help="Prices to show costs by, in USD per million tokens and per tool call: `{prompt: 0.5, completion: 1.5, "
+        "tools: {code: 0.001}}`, or a YAML file with the key `prices` [default: no costs].",
     ),
 ]
 _AsJsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON record per question and nothing else.")
+    bool, typer.Option("--json", help="Print one JSON record per question, and nothing else.")
 ]
 
 
@@ -85,24 +93,27 @@ def ask(
     agent: _AgentOption = None,
     tools: _ToolsOption = None,
     prompt: _PromptOption = "own",
-    prompt_check: _PromptCheckOption = True,
+    no_prompt_check: _NoPromptCheckOption = False,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Makes the episode reproducible.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the episode [default: random].")] = None,
     tokenizer: _TokenizerOption = None,
-    model_name: Annotated[str | None, typer.Option(help="Model to use when a server has several.")] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Model of the server [default: its only one].")
+    ] = None,
     context_tokens: _ContextOption = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for a model's folder.")] = None,
+    threads: _ThreadsOption = None,
     save: _SaveOption = None,
     resume: _ResumeOption = None,
     prices: _PricesOption = None,
     as_json: _AsJsonOption = False,
     trust: TrustOption = False,
 ) -> None:
-    """Answer QUESTION with a model, its agent and real tools, and show every step.
+    """Answer QUESTION with a model, its agent and real tools.
 
-    Without QUESTION a chat opens, in which the model sees the earlier turns. Ctrl-C stops an answer. Ctrl-D ends the chat.
+    Every step is shown. Without QUESTION a chat opens, in which the model sees the earlier turns. Ctrl-C stops an
+    answer. Ctrl-D ends the chat.
 
-    Example: afm ask "Tom has 12 coins and finds 30. How many?" --agent math --model runs/quickstart/rl --save chat.jsonl
+    Example: afm ask "Tom has 12 coins and finds 30. How many?" --agent math --model runs/quickstart/rl
     """
     from rich.console import Console
 
@@ -112,7 +123,7 @@ def ask(
     if question is not None and not question.strip():
         raise UsageError("QUESTION is empty; leave it out to open a chat")
     spec = _agent(agent, model_option(model))
-    source = _prompt(spec, prompt, tokenizer if "://" in model else model, check=prompt_check)
+    source = _prompt(spec, prompt, tokenizer if "://" in model else model, check=not no_prompt_check)
     conversation = open_conversation(spec, save, resume, source)
     known = None if prices is None else _known_prices(prices, spec)
     boxes = _tools(spec, tools)

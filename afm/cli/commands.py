@@ -25,22 +25,22 @@ _COMMANDS = {
     "Start here": {
         "quickstart": (
             "quickstart:quickstart",
-            "Run the whole path on a CPU: questions, a team's trajectories, SFT, RL, evaluation, report.",
+            "Run the whole path on a CPU, from questions to a report.",
         ),
         "init": (
             "quickstart:init",
-            "Write a starter for a task of your own: agent, tool, reward, team, questions, recipes, README.",
+            "Write a starter project for your own task.",
         ),
         "doctor": (
             "doctor:doctor",
-            "Check this computer, a training, an evaluation or a file of tools, and say what would fail and what to do.",
+            "Check this computer or a YAML, and say what would fail.",
         ),
-        "list": ("listing:app", "List what comes with the project: agents, recipes, tools, benchmarks."),
+        "list": ("listing:app", "List the shipped agents, recipes, tools and benchmarks."),
     },
     "Make and check data": {
         "validate": (
             "convert:validate",
-            "Check every trajectory in FILE against the rules of its agent, and every call against its tool.",
+            "Check every trajectory in FILE against its agent's rules.",
         ),
         "convert": ("convert:convert", "Convert trajectories between formats."),
         "mask": ("convert:mask", "Show which tokens are trained on; masked text is in ⟦ ⟧."),
@@ -51,31 +51,31 @@ _COMMANDS = {
         "rl": ("train:rl", "Train an agent by reinforcement learning, with verl."),
         "export": (
             "train:export",
-            "Export a checkpoint of `afm rl` as a model for `afm eval`, `afm ask` and `afm serve model`.",
+            "Export a checkpoint of `afm rl` as a model folder.",
         ),
         "import": (
             "train:import_model",
-            "Write a model as a Hugging Face folder, which every command takes.",
+            "Write a model as a Hugging Face folder.",
         ),
         "reproduce": (
             "reproduce:reproduce",
-            "Reproduce AFM: download an agent's published data, prepare it, SFT, RL, evaluate, report.",
+            "Reproduce one of AFM's agents from its published data.",
         ),
     },
     "Ask, evaluate, look": {
-        "ask": ("ask:ask", "Answer QUESTION with a model, its agent and real tools, and show every step."),
+        "ask": ("ask:ask", "Answer QUESTION with a model, its agent and real tools."),
         "eval": ("eval:app", "Evaluate a model or a team with the agent's own loop."),
         "reward": (
             "reward:reward",
-            "Score every response in FILE: score, verdict (correct, wrong, abstained), evidence, seconds.",
+            "Score every response in FILE, with verdict and evidence.",
         ),
         "report": (
             "report:report",
-            "Write a report as one self-contained HTML page: scores, published scores, curves, failures, trajectories.",
+            "Write a report as one self-contained HTML page.",
         ),
         "view": (
             "report:view",
-            "Look at episodes in a browser: filter, search, read and compare them. A running job is followed.",
+            "Filter, search, read and compare episodes in a browser.",
         ),
     },
     "Tools and servers": {
@@ -83,7 +83,7 @@ _COMMANDS = {
         "sandbox": ("sandbox:app", "Run model-written programs in isolation."),
         "cassette": (
             "report:cassette",
-            "Show what a cassette of recorded tool calls holds: calls, age and versions of each tool.",
+            "Show what a cassette of recorded tool calls holds.",
         ),
     },
 }
@@ -176,17 +176,55 @@ def command(*, load: bool = False) -> Any:
 
 
 def _correct_help(command: Any) -> None:
-    """Keep words in brackets, which Typer takes for a style, and write arguments in capitals."""
-    command.help = command.help and _STYLE.sub(r"\\[", command.help)
+    """Make help texts readable in 80 columns: brackets are kept, paragraphs flow, types are short words."""
+    if command.help:
+        paragraphs = _STYLE.sub(r"\\[", command.help).split("\n\n")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     for parameter in command.params:
         text = getattr(parameter, "help", None)
         if text:
             parameter.help = _STYLE.sub(r"\\[", text)
-        if parameter.param_type_name == "argument" and parameter.metavar is None:
-            name = parameter.name.upper() + "..." * (parameter.nargs != 1)
-            parameter.metavar = name if parameter.required else f"[{name}]"
+        _shorten_type(parameter)
+    help_option = command.get_help_option
+    command.get_help_option = lambda context: _shorten_type(help_option(context))
     for below in getattr(command, "commands", {}).values():
         _correct_help(below)
+
+
+_TYPES = {
+    "bool": "",
+    "str": "TEXT",
+    "int": "N",
+    "float": "NUMBER",
+    "path": "PATH",
+    "file": "FILE",
+    "dir": "DIR",
+}
+"""What the help writes for the names of types that Typer shows."""
+
+
+def _shorten_type(parameter: Any) -> Any:
+    """Write an argument in capitals and without a type, and the type of an option with its limits, as in ``N>=1``."""
+    if parameter.param_type_name == "argument":
+        name = parameter.metavar or parameter.name.upper()
+        usage = (name if parameter.required else f"[{name}]") + "..." * (parameter.nargs != 1)
+        parameter.metavar = name
+        parameter.get_usage_pieces = lambda _: [usage]
+        parameter.display_type_rich = lambda ctx: ""
+        return parameter
+    display, low, high = parameter.display_type_rich, parameter.min, parameter.max
+
+    def describe(ctx: Any) -> str:
+        name = display(ctx).removeprefix("<").removesuffix(">").removesuffix(" range")
+        name = name.removeprefix("list[").removesuffix("]")
+        short = _TYPES.get(name.lower(), name)
+        if high is not None:
+            return f"{low}-{high}"
+        return short if low is None else f"{short}>={low:g}"
+
+    parameter.display_type_rich = describe
+    parameter._get_number_range_help_str = lambda: None
+    return parameter
 
 
 def _print_usage_error(error: Any) -> None:

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
 from afm.choices import Boundary
 from afm.cli.options import (
+    AgentOfRowsOption,
     CallReadersOption,
     OnBadRows,
     RowsJsonOption,
@@ -48,13 +49,11 @@ FormatName = Literal[
 
 
 _FileArgument = Annotated[Path, file_argument("JSONL, a JSON array, or one JSON object.", callback=rows_file)]
+_FORMATS = ", ".join(get_args(FormatName))
 _ReadAsOption = Annotated[
-    FormatName | None, typer.Option("--from", help="Format of FILE [default: detected from the first row].")
-]
-_AgentOption = Annotated[
-    str | None,
+    FormatName | None,
     typer.Option(
-        help="Agent of the trajectories: a shipped name or a YAML [default: the agent that each row names]."
+        "--from", metavar="FORMAT", help=f"Format of FILE: {_FORMATS} [default: detected from the first row]."
     ),
 ]
 _ToolOption = Annotated[
@@ -62,7 +61,8 @@ _ToolOption = Annotated[
     typer.Option(help="THEIRS=OURS renames a tool, THEIRS= drops its calls; may be repeated."),
 ]
 _MissingThoughtOption = Annotated[
-    str, typer.Option(help="Thought to insert where the agent requires one and a row lacks it.")
+    str,
+    typer.Option(help="Thought to insert where the agent requires one and a row lacks it [default: none]."),
 ]
 _BareOption = Annotated[
     bool, typer.Option("--bare", help="Write only what the format itself defines, and report what is lost.")
@@ -74,12 +74,14 @@ _OnBadRowsOption = Annotated[
 
 def convert(
     file: _FileArgument,
-    write_as: Annotated[FormatName, typer.Option("--to", help="Format to write.")],
+    write_as: Annotated[
+        FormatName, typer.Option("--to", metavar="FORMAT", help=f"Format to write: {_FORMATS}.")
+    ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File to write: JSONL, or one JSON array if it ends in .json.")
     ],
     read_as: _ReadAsOption = None,
-    agent: _AgentOption = None,
+    agent: AgentOfRowsOption = None,
     tool: _ToolOption = None,
     missing_thought: _MissingThoughtOption = "",
     bare: _BareOption = False,
@@ -89,7 +91,8 @@ def convert(
     """Convert trajectories between formats.
 
     The key `afm` keeps what the target format cannot express. Bad rows are reported with file and line, and faults that
-    repeat are counted after the third. Trajectories that break their agent's rules are converted and marked `kept: false`.
+    repeat are counted after the third. Trajectories that break their agent's rules are converted and marked `kept:
+    false`.
 
     Example: afm convert runs.jsonl --from atif --to coa --agent mhqa -o trajectories.jsonl
     """
@@ -139,16 +142,16 @@ def _names(pairs: Sequence[str]) -> Mapping[str, str]:
 
 def validate(
     file: _FileArgument,
-    agent: _AgentOption = None,
+    agent: AgentOfRowsOption = None,
     read_as: _ReadAsOption = None,
     tools: CallReadersOption = None,
     as_json: RowsJsonOption = False,
     trust: TrustOption = False,
 ) -> None:
-    """Check every trajectory in FILE against the rules of its agent, and every call against its tool.
+    """Check every trajectory in FILE against its agent's rules.
 
-    Faults are printed with file, line and character. A fault that repeats is counted after the third time, `--json` lists
-    all. The exit status is 1 if there is a fault.
+    Every tool call is checked by its tool too. Faults are printed with file, line and character. A fault that repeats
+    is counted after the third time; `--json` lists all. The exit status is 1 if there is a fault.
     """
     from afm.tools.registry import readers_of
     from afm.trajectory.convert import read_rows
@@ -206,17 +209,23 @@ _OverridesArgument = Annotated[
 ]
 _TokenizerOption = Annotated[
     Path | None,
-    typer.Option(help="Folder with tokenizer.json; required for a file of rows.", show_default=False),
+    typer.Option(
+        help="Folder with tokenizer.json; required for a file of rows [default: the tokenizer of the YAML's model].",
+        show_default=False,
+    ),
 ]
 _ExamplesOption = Annotated[
     int, typer.Option(help="Number of sequences to show for the YAML of a training.", min=1)
 ]
 _BoundaryOption = Annotated[
-    Boundary, typer.Option(help="Treatment of a token that holds text of both agent and environment.")
+    Boundary,
+    typer.Option(
+        help="A token with text of both agent and environment: split it, mask it, or keep it in the loss."
+    ),
 ]
 _WithoutLossOption = Annotated[
     list[str] | None,
-    typer.Option(help="Role of the agent to leave out of the loss; may be repeated."),
+    typer.Option(help="Role to leave out of the loss, in addition to the observations; may be repeated."),
 ]
 
 
@@ -224,7 +233,7 @@ def mask(
     file: Annotated[Path, file_argument("Rows in any format of `afm convert`, or the YAML of a training.")],
     overrides: _OverridesArgument = None,
     tokenizer: _TokenizerOption = None,
-    agent: _AgentOption = None,
+    agent: AgentOfRowsOption = None,
     read_as: _ReadAsOption = None,
     boundary: _BoundaryOption = Boundary.SPLIT,
     without_loss: _WithoutLossOption = None,

@@ -55,25 +55,31 @@ def world(
         typer.Option(help="math: arithmetic word problems; wiki: questions about a generated encyclopaedia."),
     ] = WorldKind.MATH,
     seed: SeedOption = 0,
-    train: Annotated[int, typer.Option(min=1, help="Problems for demonstrations.")] = 6_000,
-    rl: Annotated[int, typer.Option(min=1, help="Problems for reinforcement learning.")] = 4_096,
-    heldout: Annotated[int, typer.Option(min=1, help="Problems for evaluation only.")] = 200,
-    pages: Annotated[int, typer.Option(min=40, max=16_000_000, help="Pages of the encyclopaedia.")] = 1_000,
+    train: Annotated[int, typer.Option(min=1, help="Number of problems for demonstrations.")] = 6_000,
+    rl: Annotated[int, typer.Option(min=1, help="Number of problems for reinforcement learning.")] = 4_096,
+    heldout: Annotated[int, typer.Option(min=1, help="Number of problems for evaluation only.")] = 200,
+    pages: Annotated[
+        int, typer.Option(min=40, max=16_000_000, help="Pages of the encyclopaedia; for --kind wiki.")
+    ] = 1_000,
     hops: Annotated[
-        str, typer.Option(help="Numbers of pages that a question of the encyclopaedia needs.")
+        str, typer.Option(help="Numbers of pages that a question needs, with commas; for --kind wiki.")
     ] = "1,2,3,4",
     shapes: Annotated[
         str,
         typer.Option(
-            help="Shapes of the encyclopaedia's questions: chain, comparison, intersection. The scripted teams of "
+            help="Shapes of questions, with commas: chain, comparison, intersection; for --kind wiki. The scripted teams of "
             "`afm data distill` read chains only."
         ),
     ] = "chain",
-    wordings: Annotated[int, typer.Option(min=1, max=2, help="Ways in which a page phrases a fact.")] = 1,
+    wordings: Annotated[
+        int,
+        typer.Option(min=1, max=2, help="Number of ways in which a page phrases a fact; for --kind wiki."),
+    ] = 1,
 ) -> None:
     """Generate problems with gold answers in three disjoint sets.
 
-    With --kind wiki the encyclopaedia that holds the answers is written as `corpus.jsonl`.
+    The sets are train.jsonl, rl.jsonl and heldout.jsonl. With --kind wiki the encyclopaedia that holds the answers is
+    written as corpus.jsonl.
     """
     from afm.datasets.mini_world import WorldSplit, write_world
 
@@ -152,28 +158,29 @@ def prepare_sft(
 @prepare.command("rl")
 def prepare_rl(
     tasks: TasksArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Parquet file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write; its name ends in .parquet.")],
     agent: AgentOption = "math",
     ability: Annotated[str, typer.Option(help="Value of the column `ability`.")] = "math",
     split: Annotated[str, typer.Option(help="Value of the key extra_info.split.")] = "train",
     ground_truth: Annotated[
         GoldForm | None,
         typer.Option(
-            help="Form of the gold answer: `text`, `question` (JSON {target, question}) or `target` (an object "
-            "`{target: [..]}`) [default: question for agents with tools and no code tool, else text]."
+            help="Form of the gold answer: text, question (JSON with target and question) or target (an object with target) "
+            "[default: question for agents with tools and no code tool, else text]."
         ),
     ] = None,
     validation: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Hold out this many questions, at most a tenth, as val.parquet in the same folder."
+            min=1,
+            help="Hold out this many questions, at most a tenth, as val.parquet in the same folder [default: none].",
         ),
     ] = None,
     prompt: Annotated[
         str | None,
         typer.Option(
-            help="own (the agent's prompt), row (each row's prompt), or a file that contains {question} [default: rows keep "
-            "their prompts]."
+            help="own (the agent's prompt), row (each row's prompt), or a text file with {question} in it "
+            "[default: each row's prompt, else the agent's]."
         ),
     ] = None,
 ) -> None:

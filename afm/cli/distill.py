@@ -36,21 +36,23 @@ if TYPE_CHECKING:
 
 _RewardsOption = Annotated[
     Path | None,
-    file_option("Reward YAML that decides which answers are kept [default: the scorer of each data source]."),
+    file_option(
+        "Reward YAML that decides which answers are kept [default: the scorer of each row's data_source]."
+    ),
 ]
 
 
 def distill(
     tasks: TasksArgument,
-    output_dir: Annotated[Path, typer.Option(help="Folder for the event log and the trajectories.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the event log and trajectories.jsonl.")],
     overrides: Annotated[
-        list[str] | None, overrides_argument("Overrides for the team's file, e.g. budget.usd=5.")
+        list[str] | None, overrides_argument("Overrides for the file of --team, for example budget.usd=5.")
     ] = None,
     team: Annotated[
         Path | None,
         file_option(
-            "YAML of a team of models (configs/distill), of your own class (`class_name`) or program (`harness`) "
-            "[default: a scripted team]."
+            "YAML of a team: models (configs/distill), your own class (`class_name`) or program (`harness`) "
+            "[default: the scripted team of --agent]."
         ),
     ] = None,
     agent: Annotated[
@@ -59,14 +61,17 @@ def distill(
     tools: Annotated[
         Path | None, file_option("Tools YAML [default: the team's, else the sandboxed code tool].")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of a scripted team.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the team's random choices.")] = 0,
     rewards: _RewardsOption = None,
-    max_parallel: Annotated[int, typer.Option(min=1, help="Problems solved at the same time.")] = 4,
+    max_parallel: Annotated[int, typer.Option(min=1, help="Number of problems solved at the same time.")] = 4,
     trust: TrustOption = False,
 ) -> None:
-    """Let a team solve problems with real tools and turn its work into trajectories.
+    """Turn a team's work on problems into trajectories.
 
-    If interrupted, run the same command again to resume. If the team's budget is spent, raise it and run the command again.
+    The team solves every problem with real tools. Work with a wrong answer is dropped, with its reason.
+
+    If interrupted, run the same command again to resume. If the team's budget is spent, raise it and run the command
+    again.
 
     Example: afm data distill tasks.jsonl --team configs/distill/mhqa.yaml --output-dir data/mhqa budget.usd=5
     """
@@ -166,12 +171,13 @@ async def _team(
 def expand(
     config: Annotated[Path, file_argument("YAML of the expansion, for example configs/expand/world.yaml.")],
     overrides: Annotated[
-        list[str] | None, overrides_argument("For example output_dir=DIR growth=width count=100.")
+        list[str] | None, overrides_argument("Overrides, for example output_dir=DIR growth=width count=100.")
     ] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Build questions that need several pages, each with its answer and a proof that no page can be left out.
+    """Build questions that need several pages.
 
+    Each question comes with its answer and a proof that no page can be left out.
     Questions come from a generated world by rules, or from models that read a corpus or the web. The command writes
     tasks.jsonl and manifest.json into output_dir. If interrupted, run the same command again to resume.
     """
@@ -207,15 +213,16 @@ def queries(
     config: Annotated[Path, file_argument("YAML of the selection, for example configs/queries/qa.yaml.")],
     overrides: Annotated[
         list[str] | None,
-        overrides_argument("For example tasks=nq.jsonl model=DIR_OR_URL output_dir=DIR target=1000."),
+        overrides_argument("Overrides, for example tasks=nq.jsonl model=DIR_OR_URL target=1000."),
     ] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Select questions for reinforcement learning: drop those that a model already answers too often.
+    """Select questions for reinforcement learning.
 
-    The command samples answers and keeps a question by the share of right ones. It writes samples.jsonl, kept.jsonl and
-    dropped.jsonl into output_dir. A server (http://HOST:PORT/v1, key in AFM_MODEL_API_KEY) answers by chat completions, or
-    with `tokenizer` by token ids. If interrupted, run the same command again to resume.
+    The command samples answers of a model and drops the questions that it already answers too often. It writes
+    samples.jsonl, kept.jsonl and dropped.jsonl into output_dir. A server (http://HOST:PORT/v1, key in
+    AFM_MODEL_API_KEY) answers by chat completions, or with `tokenizer` by token ids. If interrupted, run the same
+    command again to resume.
     """
     from afm.distill.queries.sampling import read_selection
     from afm.terminal import ProgressView

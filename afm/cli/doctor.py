@@ -35,23 +35,25 @@ def doctor(
         int | None,
         typer.Option(
             min=1,
-            help="Nodes of the training [default: verl.trainer.nnodes; for afm sft NNODES, else the recipe's header].",
+            help="Nodes of the training [default: for afm rl verl.trainer.nnodes; for afm sft NNODES, else the YAML's header].",
         ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of each node [default: NPROC_PER_NODE, else the header].")
+        int | None,
+        typer.Option(min=1, help="GPUs per node [default: NPROC_PER_NODE, else the YAML's header]."),
     ] = None,
     gpu_gib: Annotated[
-        float | None, typer.Option(min=1, help="Memory of one GPU in GiB [default: the header, else 80].")
+        float | None,
+        typer.Option(min=1, help="Memory of one GPU in GiB [default: the YAML's header, else 80]."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     trust: TrustOption = False,
 ) -> None:
-    """Check this computer, a training, an evaluation or a file of tools, and say what would fail and what to do.
+    """Check this computer or a YAML, and say what would fail.
 
-    For a training it checks arguments, every row, trackers, lengths, steps, disk and GPU memory. For reinforcement learning
-    it also checks tools, servers, judge and cost. For an evaluation it checks model or endpoint, tools, data, judge and
-    output_dir. The exit status is 1 if anything would fail.
+    Each finding has its next step. For a training the command checks arguments, every row, trackers, lengths, steps,
+    disk and GPU memory. For reinforcement learning it also checks tools, servers, judge and cost. For an evaluation it
+    checks model or endpoint, tools, data, judge and output_dir. The exit status is 1 if anything would fail.
     """
     if config is None:
         from afm.cli.doctor_machine import diagnose_machine

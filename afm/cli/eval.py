@@ -76,7 +76,7 @@ def compare(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare evaluations with the first one, on the questions they share.
+    """Compare evaluations with the first one, on shared questions.
 
     Runs whose data, agent, tools, reward, sampling, limits, rounds, seed or versions differ are not comparable.
     They are rejected without --anyway.
@@ -148,15 +148,15 @@ def evaluation(
         overrides_argument("Overrides, for example model=DIR sampling.temperature=0.6 limit=10."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print and check the resolved settings, run nothing.")
+        bool, typer.Option("--dry-run", help="Print and check the resolved settings; run nothing.")
     ] = False,
     as_json: MetricsOption = False,
     trust: TrustOption = False,
 ) -> None:
     """Evaluate a model with the agent's own loop, or a team (team=FILE).
 
-    The command writes manifest.json, episodes.jsonl and metrics.json into output_dir. If interrupted, run the same command
-    again to resume.
+    The command writes manifest.json, episodes.jsonl and metrics.json into output_dir. If interrupted, run the same
+    command again to resume.
     """
     from afm.evaluation.config import load_config
 
@@ -253,10 +253,11 @@ def choose(
     ] = None,
     as_json: MetricsOption = False,
 ) -> None:
-    """Compute best-of-k: a judge picks one round of each question without seeing the gold answer.
+    """Compute best-of-k: a judge picks one round of each question.
 
-    GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or judge.url, set the judge. The command writes choices.jsonl and adds to
-    metrics.json. If interrupted, run the same command again: it skips choices that are already written.
+    The judge does not see the gold answer. GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or judge.url, set the judge.
+    The command writes choices.jsonl and adds to metrics.json. If interrupted, run the same command again: it skips
+    choices that are already written.
     """
     from afm.evaluation.best_of import CHOICES_FILE, BestOfSettings, choose
     from afm.evaluation.config import saved_section
@@ -277,10 +278,11 @@ def agree(
     ] = None,
     as_json: MetricsOption = False,
 ) -> None:
-    """Measure how far judges agree: a second judge, or the same one again, judges the answers.
+    """Measure how far judges agree.
 
-    Prints raw agreement and Cohen's kappa. GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or judges[..].url, set the judge.
-    The command writes opinions.jsonl and adds to metrics.json. It skips opinions that are already written.
+    A second judge, or the same one again, judges the answers. The command prints raw agreement and Cohen's kappa.
+    GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or judges[..].url, set the judge. The command writes opinions.jsonl
+    and adds to metrics.json. It skips opinions that are already written.
     """
     from afm.evaluation.config import saved_section
     from afm.evaluation.judging import OPINIONS_FILE, AgreementSettings, agree

@@ -12,9 +12,7 @@ import typer
 
 from afm.cli.options import configs_folder
 
-app = typer.Typer(
-    help="List what comes with the project: agents, recipes, tools, benchmarks.", no_args_is_help=True
-)
+app = typer.Typer(help="List the shipped agents, recipes, tools and benchmarks.", no_args_is_help=True)
 
 JsonRowsOption = Annotated[bool, typer.Option("--json", help="Print one JSON array, for scripts.")]
 _RECIPES = {
@@ -32,7 +30,10 @@ _RECIPES = {
 
 @app.command()
 def agents(as_json: JsonRowsOption = False) -> None:
-    """List the shipped agents, for `--agent NAME` and for `agent: NAME` in a YAML."""
+    """List the shipped agents.
+
+    Their names go after `--agent`, and after `agent:` in a YAML.
+    """
     from afm.agents import load_agent, shipped_agents
 
     specs = map(load_agent, shipped_agents())
@@ -45,7 +46,10 @@ def agents(as_json: JsonRowsOption = False) -> None:
 
 @app.command()
 def recipes(as_json: JsonRowsOption = False) -> None:
-    """List the shipped YAML files for training and for making data, each with its command."""
+    """List the shipped YAML files of trainings and data.
+
+    Each line is the command that takes the file.
+    """
     folder = configs_folder()
     rows = [
         {"recipe": f"{command} {_shown(file)}", "description": _purpose(file)}
@@ -57,7 +61,10 @@ def recipes(as_json: JsonRowsOption = False) -> None:
 
 @app.command()
 def tools(as_json: JsonRowsOption = False) -> None:
-    """List the tools in `configs/tools`, for `--tools FILE` and for `tools: FILE` in a YAML."""
+    """List the tools in `configs/tools`.
+
+    Their files go after `--tools`, and after `tools:` in a YAML.
+    """
     _print(list(_tools(configs_folder() / "tools")), as_json)
 
 
@@ -72,7 +79,10 @@ def _tools(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 @app.command()
 def benchmarks(as_json: JsonRowsOption = False) -> None:
-    """List the benchmarks of AFM's evaluation, each with the command that runs it."""
+    """List the benchmarks of AFM's evaluation.
+
+    Each line has the command that runs one.
+    """
     from afm.evaluation.benchmarks import BENCHMARKS
 
     folder = configs_folder() / "eval"

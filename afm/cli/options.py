@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 FOREIGN_OPTIONS = {"ignore_unknown_options": True}
 """Options of other trainers reach commands with overrides as words, and the error says what to write."""
 
-AgentOption = Annotated[str, typer.Option(help="Name of a shipped agent (`afm list agents`), or a YAML.")]
+AgentOption = Annotated[str, typer.Option(help="Shipped agent (`afm list agents`) or YAML.")]
+AgentOfRowsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Agent of the trajectories: shipped agent or YAML [default: the agent that each row names]."
+    ),
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 RowsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")]
@@ -58,7 +64,7 @@ def file_option(text: str) -> Any:
 
 def overrides_argument(text: str) -> Any:
     """The words ``KEY=VALUE`` after a YAML."""
-    return typer.Argument(metavar="[KEY=VALUE]...", help=text, show_default=False)
+    return typer.Argument(metavar="KEY=VALUE", help=text, show_default=False)
 
 
 def lines_file(*read_by_name: str) -> Callable[..., Any]:

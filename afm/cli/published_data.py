@@ -21,17 +21,19 @@ _FOLDER = "data"
 
 
 _SetsArgument = Annotated[
-    str, typer.Argument(help="YAML of data sets, or the name of a shipped one: web_agent, benchmarks ...")
+    str,
+    typer.Argument(
+        help="YAML of data sets, or the name of a shipped one: web_agent, mhqa_agent, code_agent, benchmarks."
+    ),
 ]
 _OnlyOption = Annotated[
-    list[str] | None, typer.Option(metavar="SET", help="Name of a set to take; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="SET", help="Set to take; may be repeated [default: all that are not optional]."),
 ]
 _EverythingOption = Annotated[bool, typer.Option("--all", help="Take optional sets too.")]
-_DataOption = Annotated[
-    Path, typer.Option(help="Folder into which `afm data download` fetched the sets.", file_okay=False)
-]
+_DataOption = Annotated[Path, typer.Option(help="Folder that `afm data download` filled.", file_okay=False)]
 _DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be made from which files, make nothing.")
+    bool, typer.Option("--dry-run", help="Show what would be made from which files; write nothing.")
 ]
 
 
@@ -48,13 +50,14 @@ def download(
         Path | None, typer.Option(help="File that pins the sets [default: OUTPUT_DIR/download.lock.json].")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be fetched, fetch nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be fetched; fetch nothing.")
     ] = False,
 ) -> None:
-    """Download data sets and models, and pin them by commit and checksum.
+    """Download data sets and models, pinned by commit and checksum.
 
-    The first download of a set pins its commit and the size and checksum of each file. Later downloads must match. Mirrors:
-    HF_ENDPOINT, GITHUB_RAW_ENDPOINT; token: HF_TOKEN. If interrupted, run the same command again to resume.
+    The first download of a set pins its commit and the size and checksum of each file. Later downloads must match. The
+    environment variables HF_ENDPOINT and GITHUB_RAW_ENDPOINT set mirrors, HF_TOKEN a token. If interrupted, run the
+    same command again to resume.
 
     Example: afm data download benchmarks --only gsm8k --output-dir downloads/benchmarks
     """
@@ -103,7 +106,7 @@ BadRowsOption = Annotated[
 def published(
     sets: _SetsArgument,
     data: _DataOption,
-    output_dir: Annotated[Path, typer.Option(help="Folder of what is made.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the files that are made.")],
     only: _OnlyOption = None,
     everything: _EverythingOption = False,
     on_bad_rows: BadRowsOption = OnBadRows.DROP,
@@ -153,13 +156,13 @@ def published(
 
 def mix(
     sets: _SetsArgument,
-    name: Annotated[str, typer.Argument(help="Name of one of the mixes in the YAML, for example train.")],
+    name: Annotated[str, typer.Argument(help="Name of a mix in the YAML, for example train.")],
     data: _DataOption,
-    output_dir: Annotated[Path, typer.Option(help="Folder of what is made.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the files that are made.")],
     keep: Annotated[
         list[Path] | None,
         file_option(
-            "Take only questions in this file, such as kept.jsonl of `afm data queries`; may be repeated."
+            "Take only questions in this file, for example kept.jsonl of `afm data queries`; may be repeated."
         ),
     ] = None,
     own_prompts: Annotated[
@@ -169,7 +172,10 @@ def mix(
     on_bad_rows: BadRowsOption = OnBadRows.DROP,
     dry_run: _DryRunOption = False,
 ) -> None:
-    """Mix rows of several sets into one file, as `mixes` in their YAML says."""
+    """Mix rows of several sets into one file.
+
+    The key `mixes` of their YAML lists the parts.
+    """
     from afm.datasets.mix import mix_sources, prepare_mix
     from afm.terminal import ProgressView
 
@@ -198,6 +204,14 @@ def mix(
         print(f"  listed in {mixed.bad_rows}")
 
 
+_ReaderOption = Annotated[
+    str,
+    typer.Option(
+        help="Layout of the rows: plain for any two keys, else the name of a data set, such as gsm8k, nq, hotpotqa."
+    ),
+]
+
+
 def tasks(
     files: Annotated[
         list[Path],
@@ -208,16 +222,9 @@ def tasks(
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            "--out", "-o", help="JSONL of tasks to write; readers retool and agent_flan write conversations."
-        ),
+        typer.Option("--out", "-o", help="JSONL to write: tasks, or conversations (retool, agent_flan)."),
     ],
-    reader: Annotated[
-        str,
-        typer.Option(
-            help="Layout of the rows: gsm8k, nq, hotpotqa, livecodebench ..., or plain for any two keys."
-        ),
-    ] = "plain",
+    reader: _ReaderOption = "plain",
     question_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Key of the question in plain rows [default: question].")
     ] = None,
@@ -225,11 +232,14 @@ def tasks(
         str | None, typer.Option(metavar="KEY", help="Key of the answer in plain rows [default: answer].")
     ] = None,
     data_source: Annotated[
-        str | None, typer.Option(help="Data source of rows that name none; it chooses their reward.")
+        str | None, typer.Option(help="data_source of rows without one, for rewards [default: the reader's].")
     ] = None,
     on_bad_rows: BadRowsOption = OnBadRows.DROP,
 ) -> None:
-    """Read published questions as tasks for `afm data queries`, `afm data prepare rl`, `afm eval`."""
+    """Read published questions as tasks.
+
+    `afm data queries`, `afm data prepare rl` and `afm eval` read the file.
+    """
     from pydantic import ValidationError
 
     from afm.datasets.hub_sets import Preparation, Product
@@ -300,7 +310,10 @@ def livecodebench(
         "data/code_agent/livecodebench_testcases"
     ),
 ) -> None:
-    """Write the complete tests of LiveCodeBench, for LIVECODEBENCH_DATA_PATH, and check each problem."""
+    """Write the complete tests of LiveCodeBench.
+
+    Each problem is checked. The reward reads the folder that LIVECODEBENCH_DATA_PATH names.
+    """
     from afm.datasets.readers.programs import write_complete_tests
 
     count = write_complete_tests(files, output_dir)

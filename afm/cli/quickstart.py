@@ -44,12 +44,14 @@ def quickstart(
         typer.Option(
             metavar="MODEL",
             help="Pre-trained model to start from: a folder, a GGUF file, ORGANISATION/NAME on the Hub, or smollm2 "
-            "[default: 0.7 M random weights].",
+            "[default: 0.7 M parameters with random weights].",
         ),
     ] = None,
     output_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder of the run [default: runs/quickstart, or runs/quickstart-wiki or -base]."),
+        typer.Option(
+            help="Folder of the run [default: runs/quickstart, with -wiki or -base added for these]."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the world, the model and all sampling.")] = 0,
     smoke: Annotated[
@@ -58,15 +60,17 @@ def quickstart(
     ] = False,
     real_data: Annotated[
         Path | None,
-        file_option("Benchmark file (parquet or JSONL) to evaluate on too; works on a finished run."),
+        file_option(
+            "Another benchmark file (parquet or JSONL) to evaluate on; works on a finished run [default: none]."
+        ),
     ] = None,
-    show: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open the report in a browser at the end.")
-    ] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the report in a browser at the end.")] = False,
 ) -> None:
-    """Run the whole path on a CPU: questions, a team's trajectories, SFT, RL, evaluation, report.
+    """Run the whole path on a CPU, from questions to a report.
 
-    It takes 7 to 9 minutes on 2 cores, and longer with --base, which says how long before it begins. If interrupted, run
+    A scripted team answers questions. Its trajectories train a small model by SFT, then RL. Both models are evaluated.
+
+    It takes 7 to 9 minutes on 2 cores. With --base it takes longer and prints an estimate first. If interrupted, run
     the same command again to resume.
     """
     from afm.cli.pipeline import Quickstart, run_stages
@@ -150,9 +154,10 @@ _COLUMNS = ("question", "answer", "data_source")
 def init(
     folder: Annotated[Path, typer.Argument(help="New or empty folder, for example my_task.")],
 ) -> None:
-    """Write a starter for a task of your own: agent, tool, reward, team, questions, recipes, README.
+    """Write a starter project for your own task.
 
-    Its README has the commands, from the questions to a report. Change one file at a time.
+    It holds an agent, a tool, a reward, a team, questions and recipes. Its README lists the commands, from the
+    questions to a report. Change one file at a time.
 
     Example: afm init my_task
     """

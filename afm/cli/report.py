@@ -27,7 +27,7 @@ def report(
     run_dirs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN_DIR...",
+            metavar="RUN_DIR",
             help="output_dir of `afm quickstart`, `afm eval`, `afm sft` or `afm rl`. Several evaluations are compared with "
             "the first.",
         ),
@@ -42,13 +42,14 @@ def report(
         bool, typer.Option("--anyway", help="Compare although settings other than the model differ.")
     ] = False,
     view_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port of `afm view` that links to episodes use.")
+        int, typer.Option(min=1, max=65535, help="Port of `afm view` in the links to episodes.")
     ] = 8765,
-    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Write a report as one self-contained HTML page: scores, published scores, curves, failures, trajectories.
+    """Write a report as one self-contained HTML page.
 
-    The report is also written as Markdown (.md) and JSON (.json), in the same folder.
+    It shows scores, published scores, curves, failures and trajectories. The report is also written as Markdown (.md)
+    and JSON (.json), in the same folder.
     """
     for folder in run_dirs:
         if not folder.is_dir():
@@ -77,7 +78,9 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def view(
     path: Annotated[Path, typer.Argument(help="Folder of a run, or a JSONL file of trajectories.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free port.")
+    ] = 0,
     host: Annotated[
         str, typer.Option(help="Loopback address to listen on: 127.0.0.1, ::1 or localhost.")
     ] = "127.0.0.1",
@@ -95,16 +98,19 @@ def view(
     bundle: Annotated[
         Path | None,
         typer.Option(
-            help="Write one static folder to share, with secrets removed, and start no server.",
+            help="Write a static folder to share, without secrets, and start no server [default: start a server].",
             file_okay=False,
         ),
     ] = None,
-    bundle_episodes: Annotated[int, typer.Option(min=1, help="Most episodes that --bundle keeps.")] = 2000,
-    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    bundle_episodes: Annotated[
+        int, typer.Option(min=1, help="Largest number of episodes that --bundle keeps.")
+    ] = 2000,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Look at episodes in a browser: filter, search, read and compare them. A running job is followed.
+    """Filter, search, read and compare episodes in a browser.
 
-    Only this machine can open the page. From another one, use `ssh -L PORT:127.0.0.1:PORT`.
+    The page follows a running job. Only this machine can open the page. From another one, use `ssh -L
+    PORT:127.0.0.1:PORT`.
     """
     from afm.evaluation.viewer import EpisodeIndex
 
@@ -213,13 +219,16 @@ _DAY_S = 86_400.0
 
 
 def cassette(
-    file: Annotated[Path, file_argument("Cassette of tool calls.")],
+    file: Annotated[Path, file_argument("Cassette: the SQLite file that `cassette` of a tools YAML names.")],
     max_age_days: Annotated[
-        float, typer.Option(min=0.0, help="Age in days from which a call counts as stale.")
+        float, typer.Option(min=0.0, help="Days after which a call counts as old.")
     ] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a cassette of recorded tool calls holds: calls, age and versions of each tool."""
+    """Show what a cassette of recorded tool calls holds.
+
+    For each tool: calls, their age, versions of the tool.
+    """
     from afm.tools.cassette import Cassette, staleness
 
     report = staleness(Cassette(file), max_age_days * _DAY_S)

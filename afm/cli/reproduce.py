@@ -44,14 +44,23 @@ _SizeOption = Annotated[
     str,
     typer.Option(
         envvar="SIZE",
-        help="Size of the model: 3b, 7b or 32b, but 135m (on a CPU) or 1.5b for svamp and gsm8k "
-        "[default: 7b, but 135m for svamp and gsm8k].",
+        help="Size of the model: 3b, 7b or 32b; for svamp and gsm8k 135m (on a CPU) or 1.5b "
+        "[default: 7b, or 135m for svamp and gsm8k].",
     ),
 ]
 _BenchmarksOption = Annotated[
     str,
     typer.Option(
-        envvar="BENCHMARKS", help="Names of benchmarks, separated by blanks [default: all of the agent]."
+        envvar="BENCHMARKS", help="Names of benchmarks, separated by spaces [default: all of the agent]."
+    ),
+]
+
+
+_RootOption = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="ROOT",
+        help="Folder of data, models and runs [default: this folder, or runs/reproduce/AGENT with --tiny].",
     ),
 ]
 
@@ -61,13 +70,13 @@ def reproduce(
     further: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STAGE.KEY=VALUE]...",
+            metavar="STAGE.KEY=VALUE",
             help="Overrides of a stage, for example rl.ray_address=node0:6379 eval.limit=10.",
         ),
     ] = None,
     size: _SizeOption = "",
     first: Annotated[
-        str, typer.Option("--from", envvar="FROM", help=f"Begin with this stage: {', '.join(NAMES)}.")
+        str, typer.Option("--from", envvar="FROM", help=f"First stage to run: {', '.join(NAMES)}.")
     ] = NAMES[0],
     benchmarks: _BenchmarksOption = "",
     tiny: Annotated[
@@ -78,23 +87,19 @@ def reproduce(
             help="Run the same stages on a CPU, with generated rows and a tiny model.",
         ),
     ] = False,
-    root: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="ROOT", help="Folder of data, models and runs [default: here; tiny: runs/reproduce/AGENT]."
-        ),
-    ] = None,
+    root: _RootOption = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the commands of each stage and what is missing, run nothing."),
+        typer.Option("--dry-run", help="Print the commands of each stage and what is missing; run nothing."),
     ] = False,
 ) -> None:
-    """Reproduce AFM: download an agent's published data, prepare it, SFT, RL, evaluate, report.
+    """Reproduce one of AFM's agents from its published data.
 
-    svamp and gsm8k start from a general model, and compare it before SFT, after SFT and after RL.
+    The stages are download, prepare, sft, rl, eval and report. For svamp and gsm8k the report compares a general model
+    before SFT, after SFT and after RL.
 
-    Whatever is missing is listed before the first stage starts, with exit status 1. If interrupted, run the same command
-    again to resume.
+    If anything is missing, the command lists it before the first stage, with exit status 1. If interrupted, run the
+    same command again to resume.
     """
     run = _reproduction(agent, further or [], size, benchmarks.split(), root, tiny=tiny)
     if first not in NAMES:

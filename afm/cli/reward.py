@@ -33,24 +33,28 @@ def reward(
             "JSONL of {data_source, question, response, ground_truth, extra_info}; with --attack a reward YAML."
         ),
     ] = None,
-    agent: Annotated[
-        str, typer.Option(help="Agent of rows that name none: a shipped agent or a YAML.")
-    ] = "math",
-    rewards: Annotated[Path | None, file_option("Reward YAML, e.g. configs/rewards/math.yaml.")] = None,
+    agent: Annotated[str, typer.Option(help="Agent of rows without one: shipped agent or YAML.")] = "math",
+    rewards: Annotated[
+        Path | None,
+        file_option(
+            "Reward YAML, for example configs/rewards/math.yaml [default: the scorer of each row's data_source]."
+        ),
+    ] = None,
     attack: Annotated[
         bool, typer.Option("--attack", help="Attack the reward instead of scoring a file.")
     ] = False,
     scorer: Annotated[
-        list[str] | None, typer.Option(help="With --attack: attack this scorer only; may be repeated.")
+        list[str] | None,
+        typer.Option(help="With --attack: scorer to attack; may be repeated [default: all]."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")] = False,
     trust: TrustOption = False,
 ) -> None:
-    """Score every response in FILE: score, verdict (correct, wrong, abstained), evidence, seconds.
+    """Score every response in FILE, with verdict and evidence.
 
-    Bad rows are reported with file and line, and the others are scored. The exit status is 1 if a row is bad or a verdict
-    could not be reached. With --attack the command prints what each attack deserves and what it gets. The exit status is
-    then 1 if an attack gets something else.
+    The verdict is correct, wrong or abstained. Bad rows are reported with file and line, and the others are scored. The
+    exit status is 1 if a row is bad or a verdict could not be reached. With --attack the command prints what each
+    attack deserves and what it gets. The exit status is then 1 if an attack gets something else.
     """
     if attack:
         if file is not None and rewards is not None:

@@ -26,16 +26,20 @@ app = typer.Typer(help="Run model-written programs in isolation.", no_args_is_he
 @app.command()
 def run(
     backend: Backend = "auto",
-    stdin: Annotated[Path | None, file_option("File to use as the program's standard input.")] = None,
+    stdin: Annotated[
+        Path | None, file_option("File for the program's standard input [default: empty].")
+    ] = None,
     python: Annotated[
         str | None,
-        typer.Option(help="Python of the sandbox; every user must be able to read it."),
+        typer.Option(help="Python of the sandbox, readable by every user [default: /usr/bin/python3]."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run the Python program on standard input in the sandbox, e.g. `afm sandbox run < program.py`.
+    """Run the Python program on standard input in the sandbox.
 
     The exit status is 0 if the program ended well, and 1 if it failed or was stopped.
+
+    Example: afm sandbox run < program.py
     """
     code = sys.stdin.buffer.read().decode("utf-8", "replace")
     if not code.strip():
@@ -62,7 +66,9 @@ async def _run(backend: str, python: str | None, code: str, stdin: str) -> RunRe
 @app.command()
 def check(
     backend: Backend = "auto",
-    only: Annotated[str, typer.Option(help="Run only attacks whose name contains this text.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Run only attacks whose name contains this text [default: all].")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Attack the sandbox in every known way and print the results.
@@ -108,9 +114,11 @@ async def _check(backend: str, only: str, as_json: bool) -> int:
 def install(
     packages: Annotated[
         list[str] | None,
-        typer.Argument(help="Packages to install.", show_default="numpy sympy scipy pandas"),
+        typer.Argument(help="Packages to install [default: numpy sympy scipy pandas]."),
     ] = None,
-    python: Annotated[str | None, typer.Option(help="Python of the sandbox.")] = None,
+    python: Annotated[
+        str | None, typer.Option(help="Python of the sandbox [default: /usr/bin/python3].")
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(

@@ -20,9 +20,17 @@ app = typer.Typer(help="Start a tool server or a model server.", no_args_is_help
 wiki = typer.Typer(invoke_without_command=True)
 app.add_typer(wiki, name="wiki")
 
-Config = Annotated[Path | None, file_option("YAML like those in configs/servers.")]
-Host = Annotated[str | None, typer.Option(help="Address to listen on (SERVER_HOST).")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 chooses a free port.", min=0, max=65535)]
+Config = Annotated[
+    Path | None,
+    file_option("YAML of the server's settings, like those in configs/servers [default: built-in values]."),
+]
+Host = Annotated[str | None, typer.Option(help="Address to listen on [default: SERVER_HOST].")]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        help="Port to listen on; 0 chooses a free port [default: the variable named above].", min=0, max=65535
+    ),
+]
 
 
 _ACCESS = "Clients must send {token}. Without a token the server listens on this machine only."
@@ -33,15 +41,15 @@ _TOOL_SERVERS = (
     ),
     (
         *("search", "web_search", "WEBSEARCH_PORT", "WEB_SERVER_TOKEN"),
-        "Search the web for web_search tools: Serper, SearxNG or local pages (WEB_SEARCH_METHOD_TYPE).",
+        "Search the web: Serper, SearxNG or local pages.\n\nIt serves web_search tools. WEB_SEARCH_METHOD_TYPE chooses.",
     ),
     (
         *("crawl", "crawl_page", "CRAWL_PAGE_PORT", "WEB_SERVER_TOKEN"),
-        "Read public web pages for crawl_page tools and summarise them for the question.",
+        "Read public web pages and summarise them for the question.\n\nIt serves crawl_page tools.",
     ),
     (
         *("visual", "visual_inspector", "VISUAL_INSPECTOR_PORT", "WEB_SERVER_TOKEN"),
-        "Answer questions about images for visual_inspector tools (VISION_OPENAI_API_BASE_URL).",
+        "Answer questions about images.\n\nIt serves visual_inspector tools. VISION_OPENAI_API_BASE_URL is the model's.",
     ),
 )
 """Command, server, variables of its port and its token, and what it does."""
@@ -51,7 +59,8 @@ def _tool_server(server: str, port_variable: str, token: str, purpose: str) -> C
     def serve(config: Config = None, host: Host = None, port: Port = None) -> None:
         _become(f"tool_servers {server}", {"--config": config, "--host": host, "--port": port})
 
-    serve.__doc__ = f"{purpose}\n\nThe port is {port_variable}. {_ACCESS.format(token=token)}"
+    gap = " " if "\n\n" in purpose else "\n\n"
+    serve.__doc__ = f"{purpose}{gap}The port is {port_variable}. {_ACCESS.format(token=token)}"
     return serve
 
 
@@ -62,7 +71,7 @@ for _name, *_server in _TOOL_SERVERS:
 @app.command()
 def gateway(
     upstream: Annotated[
-        str | None, typer.Option(help="Endpoint to forward to, with /v1 (GATEWAY_UPSTREAM_URL).")
+        str | None, typer.Option(help="Endpoint to forward to, with /v1 [default: GATEWAY_UPSTREAM_URL].")
     ] = None,
     log: Annotated[
         Path | None,
@@ -72,10 +81,10 @@ def gateway(
     host: Host = None,
     port: Port = None,
 ) -> None:
-    """Record the model calls of any team of agents: an OpenAI-compatible proxy in front of any endpoint.
+    """Record the model calls of any team of agents.
 
-    The endpoint's key is GATEWAY_UPSTREAM_API_KEY. The port is GATEWAY_PORT. Clients must send GATEWAY_TOKEN. Without a
-    token the server listens on this machine only.
+    It is an OpenAI-compatible proxy in front of any endpoint. The endpoint's key is GATEWAY_UPSTREAM_API_KEY. The port
+    is GATEWAY_PORT. Clients must send GATEWAY_TOKEN. Without a token the server listens on this machine only.
     """
     options = {"--upstream": upstream, "--log": log, "--config": config, "--host": host, "--port": port}
     _become("tool_servers gateway", options)
@@ -83,7 +92,7 @@ def gateway(
 
 @app.command()
 def mcp(
-    tools: Annotated[Path, file_option("YAML of tools, for example configs/tools/code_executor.yaml.")],
+    tools: Annotated[Path, file_option("Tools YAML, for example configs/tools/code_executor.yaml.")],
     http: Annotated[
         bool, typer.Option("--http", help="Listen on HOST:PORT/mcp; implied by --host and --port.")
     ] = False,
@@ -91,10 +100,10 @@ def mcp(
     port: Port = None,
     trust: TrustOption = False,
 ) -> None:
-    """Offer the tools of a YAML to MCP clients, on standard streams or by HTTP.
+    """Offer the tools of a YAML to MCP clients.
 
-    The port for HTTP is MCP_SERVER_PORT. Clients must send MCP_SERVER_TOKEN. Without a token the server listens on this
-    machine only.
+    They connect on standard streams or by HTTP. The port for HTTP is MCP_SERVER_PORT. Clients must send
+    MCP_SERVER_TOKEN. Without a token the server listens on this machine only.
     """
     options = {"--tools": tools, "--http": http or None, "--host": host, "--port": port}
     _become("tool_servers mcp", options)
@@ -104,7 +113,7 @@ app.command(name="model")(serve_model.model)
 
 
 class WikiEngine(StrEnum):
-    """How passages are found."""
+    """The kinds of search."""
 
     BM25 = "bm25"
     DENSE = "dense"
@@ -116,19 +125,24 @@ def serve_wiki(
     context: typer.Context,
     index: Annotated[
         Path | None,
-        typer.Option(help="Folder that `afm serve wiki build` made.", exists=True, file_okay=False),
+        typer.Option(
+            help="Folder that `afm serve wiki build` made [default: the one in --config].",
+            exists=True,
+            file_okay=False,
+        ),
     ] = None,
     config: Config = None,
     engine: Annotated[
-        WikiEngine | None, typer.Option(help="How passages are found [default: bm25, if the index has it].")
+        WikiEngine | None, typer.Option(help="Kind of search [default: bm25, if the index has it].")
     ] = None,
     host: Host = None,
     port: Port = None,
 ) -> None:
-    """Search a local corpus, for wiki_search tools and clients of Search-R1's server.
+    """Search a local corpus.
 
-    `afm serve wiki build` makes the index. The port is that of WIKI_RAG_SERVER_URL. Clients must send WIKI_SERVER_TOKEN.
-    Without a token the server listens on this machine only.
+    It serves wiki_search tools and clients of Search-R1's server. `afm serve wiki build` makes the index. The port is
+    that of WIKI_RAG_SERVER_URL. Clients must send WIKI_SERVER_TOKEN. Without a token the server listens on this machine
+    only.
     """
     if context.invoked_subcommand is None:
         options = {"--index": index, "--config": config, "--engine": engine, "--host": host, "--port": port}
@@ -140,19 +154,29 @@ def build(
     corpus: Annotated[Path, file_argument('JSONL of {"id", "contents"}, plain or .gz.')],
     output_dir: Annotated[Path, typer.Option(help="Folder of the index.")],
     engine: Annotated[WikiEngine, typer.Option(help="Kind of index to build.")] = WikiEngine.BM25,
-    model: Annotated[str | None, typer.Option(help="Embedding model: a folder or a name.")] = None,
-    faiss: Annotated[str, typer.Option(help="flat, ivf, hnsw, or the path of a FAISS index.")] = "flat",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Embedding model: a folder or a name on the Hub; required for dense and hybrid [default: none]."
+        ),
+    ] = None,
+    faiss: Annotated[
+        str, typer.Option(help="Dense index: flat, ivf, hnsw, or the path of a FAISS index.")
+    ] = "flat",
     query_prefix: Annotated[
         str | None, typer.Option(help="Text before each query [default: `query: ` for E5 models].")
     ] = None,
     passage_prefix: Annotated[
         str | None, typer.Option(help="Text before each passage [default: `passage: ` for E5 models].")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Device of the embedding model: cpu or cuda.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Device of the embedding model: cpu or cuda [default: cuda, if there is a GPU]."),
+    ] = None,
 ) -> None:
-    """Make the index of a corpus. A dense part can be added to a BM25 index later.
+    """Make the index of a corpus.
 
-    If interrupted, run the same command again to resume.
+    A dense part can be added to a BM25 index later. If interrupted, run the same command again to resume.
     """
     options = {
         "--output-dir": output_dir,
@@ -171,18 +195,21 @@ def download(
     output_dir: Annotated[Path, typer.Option(help="Folder for the files.")],
     index: Annotated[
         PublishedIndex,
-        typer.Option(help="Index to download: exact (flat, 60 GiB), for CPUs (hnsw), or none."),
+        typer.Option(
+            help="Index to download: flat is exact (60 GiB), hnsw is for CPUs, none is the corpus only."
+        ),
     ] = PublishedIndex.FLAT,
     gunzip: Annotated[
         bool, typer.Option("--gunzip", help="Unpack the corpus too; `afm serve wiki build` reads it packed.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be fetched, fetch nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be fetched; fetch nothing.")
     ] = False,
 ) -> None:
-    """Download the Wikipedia of 2018 and an E5 index from the Hugging Face Hub (HF_ENDPOINT, HF_TOKEN).
+    """Download the Wikipedia of 2018 and an E5 index.
 
-    At the end it prints the commands that build and serve the index. If interrupted, run the same command again to resume.
+    They come from the Hugging Face Hub (HF_ENDPOINT, HF_TOKEN). At the end the command prints the commands that build
+    and serve the index. If interrupted, run the same command again to resume.
     """
     from afm.datasets.wiki18 import check_space, commands, planned, run
     from afm.terminal import ProgressView

@@ -32,27 +32,29 @@ def model(
     model: Annotated[Path, typer.Argument(help="Folder of a model or of a training run.")],
     further: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- ARGUMENTS]...", help="Further arguments for the engine."),
+        typer.Argument(metavar="-- ARGUMENTS", help="Further arguments for the engine, after --."),
     ] = None,
     engine: Annotated[
-        ModelEngine | None, typer.Option(help="Engine [default: vllm, else sglang, else our own for CPUs].")
+        ModelEngine | None,
+        typer.Option(help="Engine; own is for CPUs [default: vllm, else sglang, else own]."),
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="Number of servers, on consecutive ports.")] = 1,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs per replica.")] = 1,
     name: Annotated[
-        str | None, typer.Option(help="Name that clients use [default: name of the folder].")
+        str | None, typer.Option(help="Name that clients use [default: the folder's name].")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first replica.")] = 8000,
-    start_s: Annotated[float, typer.Option(min=1, help="Time limit for loading, in seconds.")] = 1800.0,
-    logs: Annotated[Path, typer.Option(help="Folder for log files, one per port.", file_okay=False)] = Path(
-        "runs/serve"
-    ),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, start nothing.")] = False,
+    start_s: Annotated[float, typer.Option(min=1, help="Seconds until the servers must answer.")] = 1800.0,
+    logs: Annotated[
+        Path, typer.Option(help="Folder for the log files, one per port.", file_okay=False)
+    ] = Path("runs/serve"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands; start nothing.")] = False,
 ) -> None:
-    """Serve a model over HTTP: start the engine, wait until it answers, print the command for `afm eval`.
+    """Serve a model over HTTP.
 
-    Ctrl-C ends all replicas. If one ends, all end. To serve other machines, set AFM_MODEL_API_KEY and --host 0.0.0.0.
+    The command starts the engine, waits until it answers and prints the command for `afm eval`. Ctrl-C ends all
+    replicas. If one ends, all end. To serve other machines, set AFM_MODEL_API_KEY and --host 0.0.0.0.
 
     Example: afm serve model models/web_agent_7b --replicas 4 --tensor-parallel 2
     """

@@ -30,16 +30,16 @@ def sft(
         list[str] | None, overrides_argument("Overrides, for example learning_rate=1e-5 output_dir=runs/a.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved command and settings, start nothing.")
+        bool, typer.Option("--dry-run", help="Print the resolved command and settings; start nothing.")
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Write the trainer's output to its log only.")
+        bool, typer.Option("--quiet", help="Write the trainer's output only to training.log in output_dir.")
     ] = False,
 ) -> None:
     """Fine-tune a model on trajectories with LLaMA-Factory.
 
-    If interrupted, run the same command again to resume. A finished run is left alone. `afm list recipes` lists the shipped
-    files, `afm doctor CONFIG` checks one first. The exit status is the trainer's.
+    If interrupted, run the same command again to resume. A finished run is not changed. `afm list recipes` lists the
+    shipped files. `afm doctor CONFIG` checks one first. The exit status is the trainer's.
 
     Example: afm sft configs/tiny/sft/math.yaml output_dir=runs/sft
     """
@@ -57,14 +57,14 @@ def rl(
         list[str] | None, overrides_argument("Overrides, for example seed=1 verl.trainer.save_freq=5.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved command, check it, start nothing.")
+        bool, typer.Option("--dry-run", help="Print and check the resolved command; start nothing.")
     ] = False,
     trust: TrustOption = False,
 ) -> None:
     """Train an agent by reinforcement learning, with verl.
 
     If interrupted, run the same command again to resume from the last checkpoint. `afm list recipes` lists the shipped
-    files, `afm doctor CONFIG` checks one first. The exit status is the trainer's.
+    files. `afm doctor CONFIG` checks one first. The exit status is the trainer's.
 
     Example: afm rl configs/tiny/rl/math.yaml output_dir=runs/rl
     """
@@ -112,13 +112,22 @@ def export(
     ] = None,
     agent: Annotated[
         str | None,
-        typer.Option("--agent", help="Shipped agent or YAML; needed only for checkpoints of stock verl."),
+        typer.Option(
+            "--agent",
+            help="Shipped agent or YAML; required for checkpoints of stock verl only [default: the run's agent].",
+        ),
     ] = None,
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write the LoRA adapter alone, as peft does, not merged.")
+        bool,
+        typer.Option(
+            "--adapter", help="Write only the LoRA adapter, in peft's format, instead of a merged model."
+        ),
     ] = False,
 ) -> None:
-    """Export a checkpoint of `afm rl` as a model for `afm eval`, `afm ask` and `afm serve model`."""
+    """Export a checkpoint of `afm rl` as a model folder.
+
+    `afm eval`, `afm ask` and `afm serve model` read it.
+    """
     values = {"--step": step, "--output-dir": output_dir, "--agent": agent}
     options = [f"{name}={value}" for name, value in values.items() if value is not None]
     options += ["--adapter"] * adapter
@@ -137,16 +146,17 @@ _EXPECTED = "expected a model's folder, a GGUF file, ORGANISATION/NAME on the Hu
 
 def import_model(
     model: Annotated[
-        str, typer.Argument(help="GGUF file, ORGANISATION/NAME on the Hub, or smollm2 (from its package).")
+        str,
+        typer.Argument(help="GGUF file, ORGANISATION/NAME on the Hub, or smollm2 (from its Python package)."),
     ],
     output_dir: Annotated[
         Path, typer.Option("--output-dir", "-o", help="New folder for the model.", file_okay=False)
     ],
 ) -> None:
-    """Write a model as a Hugging Face folder, which every command takes.
+    """Write a model as a Hugging Face folder.
 
-    GGUF: Llama, Qwen2 and Qwen3 with byte-level BPE. Quantized weights become float32. The tokenizer is rebuilt from the
-    file and checked against texts.
+    Every command reads this folder. GGUF files may hold Llama, Qwen2 or Qwen3 with byte-level BPE. Quantized weights
+    become float32. The tokenizer is rebuilt from the file and checked against texts.
 
     Example: afm import model.gguf -o models/mine
     """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from afm.cli.options import (
+    AgentOfRowsOption,
     AgentOption,
     OnBadRows,
     RecordsArgument,
@@ -51,12 +52,14 @@ _AgentOption = Annotated[
 _AgainstOption = Annotated[
     list[Path] | None,
     file_option(
-        "Evaluation set (JSONL or parquet) whose questions must not occur in the data; may be repeated."
+        "Evaluation set (JSONL or parquet) whose questions are dropped from the data; may be repeated."
     ),
 ]
-_RewardsOption = Annotated[Path | None, file_option("Reward YAML, without --config.")]
+_RewardsOption = Annotated[
+    Path | None, file_option("Reward YAML; not with --config [default: the scorer of the data_source].")
+]
 _MinScoreOption = Annotated[
-    float | None, typer.Option(help="Lowest score to keep, without --config [default: 1].")
+    float | None, typer.Option(help="Lowest score to keep; not with --config [default: 1].")
 ]
 
 
@@ -65,16 +68,17 @@ def filter_files(
     output_dir: Annotated[Path, typer.Option("--output-dir", "-o", help="Folder for kept and dropped rows.")],
     config: _ConfigOption = None,
     agent: _AgentOption = None,
-    processes: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes that filter.")] = 1,
     against: _AgainstOption = None,
     rewards: _RewardsOption = None,
     min_score: _MinScoreOption = None,
     picture: Annotated[bool, typer.Option(help="Draw the funnel as funnel.png.")] = True,
     trust: TrustOption = False,
 ) -> None:
-    """Filter trajectories stage by stage, and write each dropped row with its reason to `dropped.jsonl`.
+    """Filter trajectories stage by stage.
 
-    The result does not depend on --processes. If interrupted, run the same command again to resume.
+    kept.jsonl and dropped.jsonl hold the rows; each dropped row has its reason. The result does not depend on
+    --processes. If interrupted, run the same command again to resume.
     """
     from afm.distill.filters.run import filter_files as run
     from afm.terminal import ProgressView
@@ -160,18 +164,19 @@ FUNNEL_FILE = "funnel.json"
 
 def stats(
     files: _PlainFilesArgument,
-    out: Annotated[Path | None, typer.Option(help="Page to write, for example report.html.")] = None,
-    agent: Annotated[
-        str | None, typer.Option(help="Agent of the trajectories [default: the agent that each row names].")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="HTML page to write [default: print only].")] = None,
+    agent: AgentOfRowsOption = None,
     funnel: Annotated[
         list[Path] | None,
-        file_option("A funnel.json of `afm data filter` [default: those in the folders of FILES]."),
+        file_option("funnel.json of `afm data filter`; may be repeated [default: those next to FILES]."),
     ] = None,
     samples: Annotated[int, typer.Option(min=0, max=200, help="Number of trajectories on the page.")] = 6,
     seed: Annotated[int, typer.Option(help="Seed that chooses the trajectories on the page.")] = 0,
 ) -> None:
-    """Count lengths, tool use, hops, roles, answers, duplicates and cost; --out writes them as a page."""
+    """Count lengths, tool use, hops, answers, duplicates and cost.
+
+    --out writes them as a page, with some trajectories.
+    """
     from afm.evaluation.data_stats import write_data_report
     from afm.terminal import ProgressView
 
@@ -252,7 +257,8 @@ def negative(
     output_dir: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
     agent: AgentOption = "math",
     general: Annotated[
-        Path | None, file_option("Questions that need no tool: JSONL of {question, answer} or {messages}.")
+        Path | None,
+        file_option("Questions without tools: JSONL of {question, answer} or {messages} [default: none]."),
     ] = None,
     ratio: Annotated[
         list[str] | None,
@@ -276,9 +282,10 @@ def negative(
     name: Annotated[str, typer.Option(help="Name of the data set for LLaMA-Factory.")] = "negative_agent_sft",
     seed: SeedOption = 0,
 ) -> None:
-    """Mix trajectories with samples that teach when not to call a tool, as a data set for `afm sft`.
+    """Add samples that teach when not to call a tool.
 
-    There are four kinds: tools present or absent, needed or not. `NAME.bad_rows.jsonl` lists bad rows.
+    The command mixes them with the trajectories and writes a data set for `afm sft`. There are four kinds of samples:
+    tools are present or absent, and needed or not. NAME.bad_rows.jsonl lists bad rows.
     """
     from afm.datasets.negative_samples import AbsentAnswer, DirectAnswer, SampleMaker
     from afm.datasets.negative_set import NegativeSources, write_negative
@@ -341,19 +348,20 @@ def merge(
             dir_okay=False,
         ),
     ],
-    tasks: Annotated[Path, file_option("Tasks of the team, as JSONL or parquet.")],
+    tasks: Annotated[Path, file_option("Questions of the team, as JSONL, CSV or parquet.")],
     output_dir: Annotated[
         Path, typer.Option(help="Folder of trajectories.jsonl, dropped.jsonl, manifest.json.")
     ],
     agent: AgentOption = "mhqa",
-    name: Annotated[str, typer.Option(help="Name of the team in the trajectories.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the team [default: the folder of LOG].")] = "",
     on_bad_rows: Annotated[
         OnBadRows, typer.Option(help="error: stop at an unreadable line; drop: leave out its attempts.")
     ] = OnBadRows.ERROR,
 ) -> None:
-    """Turn a team's recorded model calls into one trajectory per task.
+    """Turn a team's recorded model calls into trajectories.
 
-    `dropped.jsonl` lists dropped tasks with their reasons, `unreadable.jsonl` lists unreadable lines.
+    Each attempt at a task becomes one trajectory. dropped.jsonl lists dropped attempts with their reasons,
+    unreadable.jsonl lists unreadable lines.
     """
     from afm.datasets import read_tasks
     from afm.distill.reconstruct import UNREADABLE_FILE, merge_gateway_log

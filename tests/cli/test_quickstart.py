@@ -20,7 +20,7 @@ STAGES = ["world", "distill", "prepare", "sft", "eval_sft", "rl", "eval_rl"]
 
 
 def quickstart(out: Path, *more: str) -> list[str]:
-    return [*AFM, "quickstart", "--smoke", "--no-open", "--output-dir", str(out), *more]
+    return [*AFM, "quickstart", "--smoke", "--output-dir", str(out), *more]
 
 
 def finished(out: Path) -> list[str]:

@@ -1,0 +1,81 @@
+"""The help of every command in a terminal of 80 columns: nothing is cut off, every option says what it does."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from afm.cli.commands import command
+
+WIDTH = 80
+
+
+def every_command(one: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, one
+    for name, below in getattr(one, "commands", {}).items():
+        yield from every_command(below, (*path, name))
+
+
+TREE = dict(every_command(command(load=True)))
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", WIDTH)
+
+    def shown(*words: str) -> str:
+        command()([*words], prog_name="afm", standalone_mode=False)
+        return capsys.readouterr().out
+
+    return shown
+
+
+@pytest.mark.parametrize("path", TREE, ids=" ".join)
+def test_nothing_in_a_help_page_is_cut_off(path: tuple[str, ...], page: Any) -> None:
+    text = page(*path, "--help")
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+    words = re.sub(r"[│\s]+", " ", text)
+    for parameter in TREE[path].params:
+        for word in re.findall(r"[^\s\\]+", getattr(parameter, "help", None) or ""):
+            assert word in words, f"{word!r} is broken in two lines"
+
+
+@pytest.mark.parametrize("path", [path for path in TREE if path], ids=" ".join)
+def test_a_command_takes_one_line_in_the_list_of_its_group(path: tuple[str, ...], page: Any) -> None:
+    *group, name = path
+    rows = [line.strip("│ ") for line in page(*group, "--help").splitlines()]
+    summary = TREE[path].help.partition("\n\n")[0].replace("\\[", "[")
+    assert re.compile(rf"{name} +{re.escape(summary)}").fullmatch(
+        next(row for row in rows if row.startswith(f"{name} "))
+    )
+
+
+@pytest.mark.parametrize("path", TREE, ids=" ".join)
+def test_every_option_has_a_text_and_every_value_a_default(path: tuple[str, ...]) -> None:
+    for parameter in TREE[path].params:
+        text = (getattr(parameter, "help", None) or "").replace("\\[", "[")
+        assert re.match(r"[A-Z_a-z0-9`-].*[.]$", text), f"{parameter.name}: {text!r}"
+        takes_a_value = parameter.param_type_name == "option" and not getattr(parameter, "is_flag", False)
+        if takes_a_value and not parameter.required and parameter.default in (None, "") and path:
+            assert "[default: " in text or "may be repeated" in text, (
+                f"{parameter.name}: no default in {text!r}"
+            )
+
+
+def test_types_are_words_that_are_not_pythons() -> None:
+    types = {
+        parameter.display_type_rich(ctx=None)
+        for one in TREE.values()
+        for parameter in one.params
+        if parameter.name not in ("install_completion", "show_completion")
+    }
+    assert not {text for text in types if re.search(r"[<>]?(str|int|float|bool|list|Path)\b", text)}
+    assert {"", "TEXT", "N", "N>=1", "0-65535", "PATH", "FILE", "DIR", "math|wiki"} <= types
+
+
+def test_arguments_are_written_as_in_the_usage_of_other_programs(page: Any) -> None:
+    assert "Usage: afm eval run [OPTIONS] CONFIG [KEY=VALUE]..." in page("eval", "run", "--help")
+    assert "Usage: afm ask [OPTIONS] [QUESTION]" in page("ask", "--help")
+    assert "Usage: afm data stats [OPTIONS] FILES..." in page("data", "stats", "--help")
