@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 import typer
 
@@ -26,7 +27,8 @@ from afm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from afm.datasets.encyclopaedia import Shape
-    from afm.trajectory.record import Record
+
+RowT = TypeVar("RowT")
 
 app = typer.Typer(help="Make questions, trajectories and training files.", no_args_is_help=True)
 
@@ -143,15 +145,16 @@ def prepare_sft(
     """
     from afm.datasets.sft_files import write_sft
     from afm.tools.registry import readers_of
+    from afm.trajectory.io import numbered_records
 
-    spec, readers, rows_read = agent_option(agent), readers_of(tools), _Records(records)
+    spec, readers, rows_read = (
+        agent_option(agent),
+        readers_of(tools),
+        _Rows(records, numbered_records(records)),
+    )
     name = name or f"{spec.name}_sft"
-    try:
+    with rows_read.locating():
         rows = write_sft(rows_read, spec, output_dir, name=name, inputs=[records], readers=readers)
-    except DataError as error:
-        if error.path is not None or not rows_read.line:
-            raise
-        raise DataError(error.message, path=str(records), line=rows_read.line) from None
     print(f"{output_dir / name}.json: {rows} rows")
 
 
@@ -185,42 +188,54 @@ def prepare_rl(
     ] = None,
 ) -> None:
     """Write problems as the parquet rows that `afm rl` reads."""
-    from afm.datasets import read_tasks
     from afm.datasets.hub_sets import Validation
     from afm.datasets.rl_files import write_rl
+    from afm.datasets.schema import numbered_tasks
 
     if out.suffix != ".parquet":
         raise UsageError(f"--out {out}: expected a file that ends in .parquet")
     held_out = None if validation is None else Validation(rows=validation)
     if held_out is not None and out.name == f"{held_out.name}.parquet":
         raise UsageError(f"--out {out}: --validation writes that file; choose another name")
-    written = write_rl(
-        read_tasks(tasks),
-        agent_option(agent),
-        out,
-        split=split,
-        ability=ability,
-        gold=ground_truth,
-        inputs=[tasks],
-        prompt=None if prompt is None else prompt_option(prompt),
-        validation=held_out,
-    )
+    spec, rows_read = agent_option(agent), _Rows(tasks, numbered_tasks(tasks))
+    with rows_read.locating():
+        written = write_rl(
+            rows_read,
+            spec,
+            out,
+            split=split,
+            ability=ability,
+            gold=ground_truth,
+            inputs=[tasks],
+            prompt=None if prompt is None else prompt_option(prompt),
+            validation=held_out,
+        )
     for path, rows in written.items():
         print(f"{path}: {rows} rows")
 
 
-class _Records:
-    """The records of a file; the first bad line is an error. ``line`` is the line of the last record read."""
+class _Rows(Generic[RowT]):
+    """The rows of a file. The first bad row is an error, and so is a row that the command rejects, each with its line."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, numbered: Iterable[tuple[int, RowT | DataError]]) -> None:
         self._file = file
-        self.line = 0
+        self._numbered = numbered
+        self._line: int | None = None
 
-    def __iter__(self) -> Iterator[Record]:
-        from afm.trajectory.io import numbered_records
-
-        for number, item in numbered_records(self._file):
-            self.line = number
+    def __iter__(self) -> Iterator[RowT]:
+        for line, item in self._numbered:
+            self._line = line
             if isinstance(item, DataError):
                 raise item
             yield item
+        self._line = None
+
+    @contextmanager
+    def locating(self) -> Iterator[None]:
+        """Add file and line of the row that was read last to an error about it."""
+        try:
+            yield
+        except DataError as error:
+            if error.path is not None or self._line is None:
+                raise
+            raise DataError(error.message, path=str(self._file), line=self._line) from None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _FOLDER = "data"
+_SHOWN_REASONS = 10
 
 
 _SetsArgument = Annotated[
@@ -297,8 +298,10 @@ def _print_counts(counts: ReadCounts) -> None:
         print(f"  renamed: {counts.renamed} share an id with another row")
     for reason, count in counts.left_out.most_common():
         print(f"  left out: {count} {reason}")
-    for reason, count in counts.refused.most_common():
-        print(f"  refused: {count} {reason}")
+    for reason, count in counts.refused.most_common(_SHOWN_REASONS):
+        print(f"  refused: {count} {counts.placed(reason)}")
+    if rest := counts.refused.most_common()[_SHOWN_REASONS:]:
+        print(f"  refused: {sum(count for _, count in rest)} more, for {len(rest)} other reasons")
 
 
 def livecodebench(

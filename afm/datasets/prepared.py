@@ -211,8 +211,9 @@ def _prepare(
             nothing = error
     if nothing is not None:
         where = ", ".join(map(str, source.files))
+        listed = f". {listing} lists the rows" if counts.bad else ""
         raise DataError(
-            f"no row of {where} fits reader {step.reader!r}: {nothing}; `afm data prepare tasks "
+            f"no row of {where} fits reader {step.reader!r}: {nothing}{listed}. `afm data prepare tasks "
             "--reader NAME --question-key KEY --answer-key KEY` reads other rows"
         )
     write_manifest(

@@ -30,6 +30,8 @@ from afm.runs.atomic import replace_text, replacing
 _KEY_BYTES = 12
 _SHOW_EVERY = 500
 _REASON_CHARS = 100
+_DETAILS = re.compile(r"(?:,|:) got |; (?:expected|did you mean) ")
+_SHOWN_REASONS = 3
 
 OnRow = Callable[[int], None]
 """Receives how many rows have been read."""
@@ -45,6 +47,7 @@ class ReadCounts:
         repeated: Left out because an earlier row says the same under the same id.
         renamed: ReadRow, under an id of their own: theirs was an earlier row's, which says something else.
         refused: Bad rows by reason.
+        firsts: The first bad row of each reason.
         by_file: Rows that were read, by file.
         left_out: Good rows that a list of sets does not want, by reason (:mod:`afm.datasets.prepared`).
     """
@@ -54,6 +57,7 @@ class ReadCounts:
     repeated: int = 0
     renamed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    firsts: dict[str, DataError] = field(default_factory=dict)
     by_file: Counter[Path] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
 
@@ -69,9 +73,20 @@ class ReadCounts:
         return counts | ({"left_out": self.left_out.total()} if self.left_out else {})
 
     def summary(self) -> str:
-        """The commonest reasons why rows were not made."""
-        reasons = (self.refused + self.left_out).most_common(3)
-        return "; ".join(f"{count} {reason}" for reason, count in reasons) or "there are none"
+        """Return the commonest reasons why rows were not made, with the place of the first row of each."""
+        reasons = (self.refused + self.left_out).most_common(_SHOWN_REASONS)
+        return "; ".join(f"{count} {self.placed(reason)}" for reason, count in reasons) or "there are none"
+
+    def placed(self, reason: str) -> str:
+        """Return a reason in the words of its first row, with file and line, if that row is known."""
+        first = self.firsts.get(reason)
+        return f"{first.message} (first at {first.path}:{first.line})" if first else reason
+
+    def refuse(self, error: DataError) -> None:
+        """Count a bad row."""
+        reason = _reason(error.message)
+        self.refused[reason] += 1
+        self.firsts.setdefault(reason, error)
 
     def leave_out(self, reason: str) -> None:
         """Count a row that was made as one that is not wanted."""
@@ -145,8 +160,9 @@ def read_published(
             try:
                 made = _make(row, reader, default, data_source)
             except DataError as error:
-                counts.refused[_reason(error.message)] += 1
-                bad.note(DataError(error.message, path=str(file), line=line))
+                placed = DataError(error.message, path=str(file), line=line)
+                counts.refuse(placed)
+                bad.note(placed)
                 continue
             if (unique := _with_unique_id(made, default, seen)) is None:
                 counts.repeated += 1
@@ -165,7 +181,7 @@ def rows_of(file: Path, reader: RowReader) -> Iterator[tuple[int, Any]]:
         try:
             yield from ((line, unpacked) for unpacked in reader.unpack(file.stem, row))
         except DataError as error:
-            raise DataError(error.message, path=str(file)) from None
+            raise DataError(error.message, path=str(file), line=line) from None
 
 
 def _make(row: Any, reader: RowReader, default: str, data_source: str | None) -> ReadRow:
@@ -187,7 +203,9 @@ def _make(row: Any, reader: RowReader, default: str, data_source: str | None) ->
     made = made.model_copy(update=plain)
     if not made.data_source:
         if not data_source:
-            raise DataError("the row names no data_source; give one with the command or the YAML")
+            raise DataError(
+                "the row has no data_source; give one: --data-source NAME, or `data_source` in the list of sets"
+            )
         made = made.model_copy(update={"data_source": data_source})
     return made
 
@@ -214,8 +232,8 @@ def _with_unique_id(made: ReadRow, default: str, seen: dict[str, bytes]) -> Read
 
 
 def _reason(message: str) -> str:
-    """The reason without what is different in every row."""
-    return message.partition(", got ")[0][:_REASON_CHARS]
+    """Return the reason without the parts that differ from row to row."""
+    return _DETAILS.split(message, maxsplit=1)[0][:_REASON_CHARS]
 
 
 PROMPTS_FOLDER = "prompts"

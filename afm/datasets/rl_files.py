@@ -102,6 +102,7 @@ def write_rl_parts(
         DataError: No tasks, an id that occurs twice (its samples would share a group), or a task without answers in a
             form that needs them.
     """
+    parts = [replace(part, tasks=_checked(part, gold)) for part in parts]
     if validation is None:
         return {path: _write_parquet(parts, path, split, gold)}
     others = path.with_name(f"{validation.name}.parquet")
@@ -133,6 +134,15 @@ def _write_parquet(parts: Sequence[RlPart], path: Path, split: str, gold: GoldFo
                 rows = [_row(task, parts[number], extras, split, gold) for number, task in batch]
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     return spool.rows
+
+
+def _checked(part: RlPart, form: GoldForm) -> Iterator[Task]:
+    """Hand tasks on. One that has no row raises here, while the reader of its file still knows the line."""
+    for task in part.tasks:
+        check_writable(task)
+        _gold(task, form)
+        _chat(task, part)
+        yield task
 
 
 def _row(task: Task, part: RlPart, extras: Mapping[str, str], split: str, form: GoldForm) -> dict[str, Any]:
@@ -173,7 +183,7 @@ def _gold(task: Task, form: GoldForm) -> str | dict[str, list[str]]:
     answers = answers_of(task.ground_truth)
     if not answers:
         raise DataError(
-            f"task {task.id!r} has no answers for the ground truth form {form.value!r}; use 'text'"
+            f"task {task.id!r} has no answers for the ground truth form {form.value!r}; use --ground-truth text"
         )
     if form is GoldForm.TARGET:
         return {"target": answers}
@@ -262,11 +272,10 @@ class _Spool:
         """Lay every task aside and hand it on.
 
         Raises:
-            DataError: An id occurs twice, a task may not be written in plain form, or no task is left.
+            DataError: An id occurs twice, or no task is left.
         """
         seen: set[bytes] = set()
         for number, task in ((number, task) for number, part in enumerate(parts) for task in part.tasks):
-            check_writable(task)
             name = task.id.encode("utf-8", "surrogatepass")
             key = hashlib.blake2b(name, digest_size=_ID_KEY_BYTES).digest()
             if key in seen:

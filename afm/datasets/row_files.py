@@ -7,6 +7,7 @@ import csv
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,11 @@ def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
                 delimiter = _delimiter(lines.readline())
                 lines.seek(0)
             table = csv.DictReader(lines, delimiter=delimiter)
+            if repeated := [
+                name for name, count in Counter(table.fieldnames or ()).items() if name and count > 1
+            ]:
+                names = ", ".join(map(repr, repeated))
+                raise DataError(f"two columns are called {names}; rename one", path=str(file), line=1)
             for row in table:
                 if None in row or None in row.values():
                     wrong = f"expected {len(table.fieldnames or ())} fields, as in the first line"
@@ -95,7 +101,7 @@ def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
             line=line,
         ) from None
     except csv.Error as error:
-        raise DataError(f"no readable table: {error}", path=str(file)) from None
+        raise DataError(f"no readable table: {error}", path=str(file), line=table.line_num) from None
 
 
 def _encoding(file: Path) -> str:

@@ -72,24 +72,30 @@ def read_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
     Raises:
         DataError: At the first bad row, with file and line (parquet: row, counted from 1).
     """
-    for item in scan_tasks(path, data_source=data_source):
+    return (task for _, task in numbered_tasks(path, data_source=data_source))
+
+
+def numbered_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[tuple[int, Task]]:
+    """Stream tasks as :func:`read_tasks` does, each with its line."""
+    for number, item in _numbered_items(Path(path), data_source):
         if isinstance(item, DataError):
             raise item
-        yield item
+        yield number, item
 
 
 def read_task_files(paths: Iterable[str | Path]) -> Iterator[Task]:
-    """Stream the tasks of several files as those of one; an id that two files have is an error that names both."""
-    files: dict[str, Path] = {}
+    """Stream the tasks of several files as one. An id that occurs in two files is an error that names both places."""
+    places: dict[str, str] = {}
     for path in map(Path, paths):
-        for task in read_tasks(path):
-            if task.id in files:
+        for number, task in numbered_tasks(path):
+            if task.id in places:
                 raise DataError(
-                    f"task id {task.id!r} is in {files[task.id]} too; ids must be unique over all files: "
+                    f"task id {task.id!r} is at {places[task.id]} too; ids must be unique over all files: "
                     "give the rows of one of them other ids, or select from each file on its own",
                     path=str(path),
+                    line=number,
                 )
-            files[task.id] = path
+            places[task.id] = f"{path}:{number}"
             yield task
 
 
@@ -99,7 +105,10 @@ def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
     Raises:
         DataError: The file is missing or unreadable as a whole.
     """
-    file = Path(path)
+    return (item for _, item in _numbered_items(Path(path), data_source))
+
+
+def _numbered_items(file: Path, data_source: str | None) -> Iterator[tuple[int, Task | DataError]]:
     if not file.is_file():
         raise DataError("no such file; expected tasks as .jsonl, .csv, .tsv or .parquet", path=str(file))
     rows = published_rows(file) if file.suffix in _NO_JSON else json_rows(file)
@@ -114,10 +123,10 @@ def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
             if task.id in seen:
                 raise DataError(f"id {task.id!r} was used by an earlier row; ids must be unique")
         except DataError as error:
-            yield DataError(error.message, path=str(file), line=number)
+            yield number, DataError(error.message, path=str(file), line=number)
             continue
         seen.add(task.id)
-        yield task
+        yield number, task
 
 
 def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | None = None) -> Task:

@@ -126,9 +126,12 @@ def explain(error: ValidationError) -> str:
         )
         return f"got {shown}, expected a trajectory record; {CONVERT_ADVICE}"
     key = ".".join(str(part) for part in first["loc"]) or "row"
-    shown = repr(first["input"])
+    expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    expected = re.sub("a valid (tuple|array)", "a list", expected)
+    fault = f"got {repr(first['input'])[:80]}, expected {expected}"
+    fault = {"missing": "missing, but required", "extra_forbidden": "unknown key"}.get(first["type"], fault)
     more = f" (and {error.error_count() - 1} more faults)" if error.error_count() > 1 else ""
-    return f"{key}: got {shown[:80]}: {first['msg']}{more}"
+    return f"{key}: {fault}{more}"
 
 
 ADVANTAGES_SUFFIX = ".advantages.json"
@@ -322,9 +325,11 @@ class _ArrayText:
 
 
 def json_fault(error: ValueError | RecursionError) -> str:
-    """Why text is no JSON, without words about Python."""
+    """Return why one line of text is invalid JSON, with the character (from 1) and without words about Python."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos + 1}"
     return "a number with more than 4,300 digits" if "limit (4300 digits)" in str(error) else str(error)
 
 
@@ -339,7 +344,8 @@ def _array_items(text: _ArrayText, path: Path) -> Iterator[tuple[int, Any]]:
         except DataError as error:
             yield line, DataError(error.message, path=str(path), line=line)
         except (ValueError, RecursionError) as error:
-            yield broken(f"no JSON from here on: {json_fault(error)}")
+            why = error.msg if isinstance(error, json.JSONDecodeError) else json_fault(error)
+            yield broken(f"no JSON from here on: {why}")
             return
     if not following:
         yield broken("the JSON array is never closed")

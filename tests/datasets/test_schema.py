@@ -189,7 +189,7 @@ def test_an_id_that_two_files_have_is_told_with_both(tmp_path):
     first = write_lines(tmp_path / "n1.jsonl", {**qa, "id": 0}, {**qa, "id": 1})
     second = write_lines(tmp_path / "n2.jsonl", {**qa, "id": "2"}, {**qa, "id": "1"})
 
-    fault = r"n2\.jsonl: task id '1' is in .*n1\.jsonl too; ids must be unique over all files"
+    fault = r"n2\.jsonl:2: task id '1' is at .*n1\.jsonl:2 too; ids must be unique over all files"
     with pytest.raises(DataError, match=fault):
         list(read_task_files([first, second]))
     assert [task.id for task in read_task_files([first])] == ["0", "1"]

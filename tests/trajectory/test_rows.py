@@ -85,7 +85,7 @@ def test_bad_lines_are_reported_and_the_good_ones_kept(path: Path) -> None:
     assert "no JSON" in messages[0]
     assert "got int, expected an object" in messages[1]
     assert "got the keys ['text'], expected a trajectory record or an alpaca row" in messages[2]
-    assert ":5: id: got" in messages[3]
+    assert ":5: id: missing, but required (and 3 more faults)" in messages[3]
     assert len([row for row in read_rows(path, "math") if isinstance(row, TrajectoryRow)]) == 2
 
 

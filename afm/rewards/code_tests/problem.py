@@ -321,7 +321,8 @@ class PrivateTests:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = Lock()
-        self._places: dict[str, tuple[Path, int]] | None = None
+        self._places: dict[str, tuple[Path, int, int]] | None = None
+        """File, position in bytes, and line, from 1, by ``question_id``."""
 
     def __contains__(self, question_id: str) -> bool:
         return question_id in self._found()
@@ -335,35 +336,36 @@ class PrivateTests:
         place = self._found().get(question_id)
         if place is None:
             return None
-        path, position = place
+        path, position, line = place
         with path.open("rb") as file:
             file.seek(position)
             try:
                 row = json.loads(file.readline())
             except ValueError as error:
-                raise DataError(f"problem {question_id!r}: damaged row ({error})", path=str(path)) from None
+                message = f"problem {question_id!r}: damaged row ({error})"
+                raise DataError(message, path=str(path), line=line) from None
         if not isinstance(row, dict):
-            raise DataError(f"problem {question_id!r}: expected an object", path=str(path))
+            raise DataError(f"problem {question_id!r}: expected an object", path=str(path), line=line)
         tests = row.get("ground_truth", row)
         return tests if isinstance(tests, dict) else row
 
-    def _found(self) -> dict[str, tuple[Path, int]]:
+    def _found(self) -> dict[str, tuple[Path, int, int]]:
         with self._lock:
             if self._places is None:
                 self._places = self._scanned()
             return self._places
 
-    def _scanned(self) -> dict[str, tuple[Path, int]]:
+    def _scanned(self) -> dict[str, tuple[Path, int, int]]:
         files = sorted(self._path.glob("*.jsonl")) if self._path.is_dir() else [self._path]
         if not files or not files[0].is_file():
             raise DataError(f"no LiveCodeBench files; {_next_step(self._path)}", path=str(self._path))
-        places: dict[str, tuple[Path, int]] = {}
+        places: dict[str, tuple[Path, int, int]] = {}
         for path in files:
             position = 0
             with path.open("rb") as file:
-                for line in file:
+                for number, line in enumerate(file, 1):
                     if match := _ID.search(line):
-                        places[match[1].decode()] = (path, position)
+                        places[match[1].decode()] = (path, position, number)
                     position += len(line)
         return places
 
