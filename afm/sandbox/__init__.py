@@ -1,4 +1,4 @@
-"""Isolation for model-written code, by backend. No isolation, no run: there is no unsafe mode."""
+"""Isolation for model-written code, with a choice of backends. Without isolation nothing runs: there is no unsafe mode."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class AutoSandbox:
-    """A :class:`~afm.sandbox.zygote.ZygoteSandbox`, or if no zygote works a ``BubblewrapSandbox``.
+    """A :class:`~afm.sandbox.zygote.ZygoteSandbox`, or a ``BubblewrapSandbox`` where zygotes do not work.
 
-    Both isolate alike. Which one it is shows at the first run; the choice then holds.
+    Both isolate equally well. The first run makes the choice, which then stays.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
@@ -65,9 +65,9 @@ class AutoSandbox:
             await self._zygotes.isolation()
             self._chosen = self._zygotes
         except SandboxUnavailableError as error:
-            await self._other.isolation()  # raises what is missing if there is no isolation at all
+            await self._other.isolation()  # if nothing isolates here, its error names what is missing
             if self._chosen is None:
-                _LOG.warning("programs run in a bubblewrap jail each, several times slower: %s", error)
+                _LOG.warning("each program runs in its own bubblewrap jail, several times slower: %s", error)
             self._chosen = self._other
         return self._chosen
 
@@ -81,12 +81,12 @@ _BACKENDS: dict[str, Callable[[SandboxSettings], LocalSandbox]] = {
 
 
 def open_sandbox(backend: str = "auto", **options: Any) -> LocalSandbox:
-    """A sandbox by its backend's name, with options as in :class:`SandboxSettings`.
+    """Return a sandbox by the name of its backend, with the options of :class:`SandboxSettings`.
 
-    Nothing is started yet: the first run looks for isolation and fails without it.
+    This starts nothing. The first run looks for isolation and fails if there is none.
 
     Raises:
-        ConfigError: Unknown backend, option or limit, or a value of the wrong kind.
+        ConfigError: A backend, option or limit is unknown, or a value is invalid.
     """
     settings = validated(SandboxSettings, {"backend": backend, **options}, "sandbox")
     return _BACKENDS[settings.backend](settings)

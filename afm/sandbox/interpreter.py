@@ -1,4 +1,4 @@
-"""The Python that runs inside the sandbox: the host paths it needs to see, and the packages it has."""
+"""The Python inside the sandbox: the host paths it needs and the packages it has."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from afm.errors import ConfigError, SandboxError, SandboxUnavailableError
 from afm.sandbox.base import SandboxSettings, host_path
 
 WARM = (("numpy", "sympy"), ("scipy", "pandas"))
-"""What programs of agents import most, in groups: a program of the second group needs the first as well."""
+"""The packages that agents' programs import most, in groups. Each group also needs the groups before it."""
 
 MODULES = {
     "numpy": ("numpy", "numpy.random", "numpy.linalg", "numpy.fft"),
     "scipy": ("scipy", "scipy.optimize", "scipy.stats", "scipy.special", "scipy.integrate", "scipy.linalg"),
 }
-"""Modules that are loaded beforehand for a package, where that is more than the package itself."""
+"""The modules to load in advance for a package, if they are more than the package itself."""
 
 EXERCISES = {
     "numpy": """
@@ -47,30 +47,30 @@ import pandas as pd
 frame = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]}); str(frame); frame.groupby("b").sum(); frame.merge(frame, on="b")
 """,
 }
-"""What is run beforehand for a package: much of it is loaded and computed at first use only."""
+"""Programs to run in advance for a package, because packages load and compute much only at first use."""
 
 STANDARD = (
     *("random", "json", "re", "math", "itertools", "collections", "functools", "operator", "string"),
     *("fractions", "decimal", "statistics", "datetime", "heapq", "bisect", "typing", "dataclasses"),
     *("copy", "time", "traceback", "linecache", "textwrap", "io", "enum", "queue", "struct", "tempfile"),
 )
-"""Standard modules that every zygote loads beforehand."""
+"""The standard modules that every zygote loads in advance."""
 
 
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)'\s*\Z", re.MULTILINE)
 
 
 def package_folders(version: tuple[int, int]) -> tuple[Path, ...]:
-    """Where :func:`install` puts packages for a Python: for every user of the machine, and for this one."""
+    """Return the folders of :func:`install` for a Python: the one for all users, then the one for this user."""
     name = f"python{version[0]}.{version[1]}"
     home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return Path("/var/lib/afm/sandbox") / name, home / "afm" / "sandbox" / name
 
 
 def installation_hint(stderr: str) -> str | None:
-    """The command that installs the package a program died without; ``None`` for any other end.
+    """Return advice on how to install the package that a program lacked, or ``None`` for any other end.
 
-    Only packages of :data:`WARM` are named: a program can print whatever it likes.
+    Only packages in :data:`WARM` get advice, because a program can print any text.
     """
     match = _NO_MODULE.search(stderr)
     if match is None or match[1] not in {name for group in WARM for name in group}:
@@ -81,11 +81,11 @@ def installation_hint(stderr: str) -> str | None:
 def install(
     packages: Sequence[str], python: str, version: tuple[int, int], folder: Path | None = None
 ) -> Path:
-    """Install ``packages`` for the sandbox's Python; started as root, for every user.
+    """Install ``packages`` for the sandbox's Python, as root for every user, and return their folder.
 
     Args:
-        python: The sandbox's Python. It needs no pip: this process's own is used.
-        folder: Another place than :func:`package_folders` names.
+        python: The sandbox's Python. It needs no pip, because the pip of this process is used.
+        folder: The target, by default one of :func:`package_folders`.
 
     Raises:
         SandboxError: pip failed.
@@ -122,9 +122,9 @@ _OLDEST = (3, 9)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The unprivileged user that the sandbox runs as; ``None`` keeps the caller's own ids.
+    """The unprivileged user of the sandbox. ``None`` keeps the caller's ids.
 
-    Host uid 0 never enters the sandbox: limits on processes do not hold for it, and it owns the host's files.
+    The host's uid 0 never enters the sandbox, because process limits do not apply to it and it owns the host's files.
     """
 
     uid: int | None = None
@@ -132,14 +132,14 @@ class Identity:
 
     @classmethod
     def for_process(cls) -> Identity:
-        """``nobody`` when this process is root, else the caller itself."""
+        """Return ``nobody`` if this process is root, else the caller's own user."""
         if os.geteuid() != 0:
             return cls()
         entry = pwd.getpwnam("nobody")
         return cls(entry.pw_uid, entry.pw_gid)
 
     def popen_arguments(self) -> dict[str, Any]:
-        """Keyword arguments that make ``subprocess.Popen`` start a program as this user."""
+        """Return the keyword arguments with which ``subprocess.Popen`` starts a program as this user."""
         if self.uid is None:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
@@ -150,11 +150,11 @@ class Interpreter:
     """A Python for the sandbox.
 
     Attributes:
-        binary: The executable itself, symbolic links resolved.
-        imports: Import paths in addition to the standard library (the packages installed for it).
-        binds: Host paths it needs, none inside another.
-        links: Symbolic links of the root directory that lead to them: (name, target).
-        packages: Folders of further packages: (host path, path inside).
+        binary: Path of the executable, with symbolic links resolved.
+        imports: Import paths of installed packages, in addition to the standard library.
+        binds: Host paths that it needs. None is inside another.
+        links: Symbolic links in the root directory that lead to them, as (name, target).
+        packages: Folders of further packages, as (host path, path inside).
     """
 
     binary: str
@@ -168,7 +168,7 @@ class Interpreter:
         return f"Python {'.'.join(map(str, self.version))} ({self.binary})"
 
     def has(self, package: str) -> bool:
-        """Whether a package is installed for it, the standard library aside."""
+        """Return whether a package outside the standard library is installed."""
         folders = (*(path for path, _ in self.packages), *self.imports)
         return any(
             Path(folder, package).exists() or Path(folder, f"{package}.py").exists() for folder in folders
@@ -176,23 +176,25 @@ class Interpreter:
 
 
 def find_interpreter(settings: SandboxSettings, identity: Identity) -> Interpreter:
-    """Look up the sandbox's Python as its user sees it.
+    """Find the sandbox's Python, as its user sees it.
 
     Raises:
-        SandboxUnavailableError: It, or a path of ``packages`` or ``binds``, is not readable by that user, or it is too old.
-        ConfigError: One of these paths would show the host itself.
+        SandboxUnavailableError: The Python is too old, or the user cannot read it or a path of ``packages`` or ``binds``.
+        ConfigError: One of these paths would expose the host itself.
     """
     name = settings.python or "/usr/bin/python3"
     path = shutil.which(name)
     if path is None:
         raise SandboxUnavailableError(
             f"the sandbox's Python {name!r} does not exist; install one that every user can read "
-            "(apt-get install python3) or name one with the option `python`"
+            "(apt-get install python3) or set the option `python`"
         )
     facts = _ask(path, identity)
     version = (int(facts["version"][0]), int(facts["version"][1]))
     if version < _OLDEST:
-        raise SandboxUnavailableError(f"the sandbox's Python {name!r} is {version}, expected 3.9 or newer")
+        raise SandboxUnavailableError(
+            f"the sandbox's Python {name!r} is version {version[0]}.{version[1]}, expected 3.9 or newer"
+        )
     binary, stdlib = str(facts["binary"]), str(facts["stdlib"])
     paths = [str(entry) for entry in facts["paths"]]
     libraries = _libraries((binary, *facts["dynamic"]))
@@ -211,7 +213,7 @@ def find_interpreter(settings: SandboxSettings, identity: Identity) -> Interpret
 
 
 def _check_readable(name: str, paths: Sequence[str], identity: Identity) -> None:
-    """Refuse host paths of the option ``name`` that programs could not see, or that lead to the whole host by now."""
+    """Refuse host paths of the option ``name`` that the user cannot read, or that now lead to the whole host."""
     for path in paths:
         try:
             host_path(path)
@@ -225,14 +227,14 @@ def _check_readable(name: str, paths: Sequence[str], identity: Identity) -> None
 
 
 def _readable(folder: str, identity: Identity) -> bool:
-    """Whether the sandbox's user can read the file or enter the folder."""
+    """Return whether the sandbox's user can read the file or list the folder."""
     command = ["/usr/bin/env", "ls", "--", folder]
     done = subprocess.run(command, capture_output=True, check=False, cwd="/", **identity.popen_arguments())
     return done.returncode == 0
 
 
 def _ask(path: str, identity: Identity) -> dict[str, Any]:
-    """Run a fixed question (no user code) in the interpreter as the sandbox's user."""
+    """Run a fixed query, never user code, in the interpreter as the sandbox's user."""
     try:
         done = subprocess.run(
             [path, "-I", "-B", "-c", _ASK],
@@ -249,17 +251,17 @@ def _ask(path: str, identity: Identity) -> dict[str, Any]:
         user = "nobody" if identity.uid is not None else "this user"
         reason = getattr(error, "stderr", None) or error
         raise SandboxUnavailableError(
-            f"the sandbox's Python {path!r} does not start as {user}: {str(reason).strip()[-300:]}; "
-            "a Python below a home directory is unreadable to others: name another with the option `python`"
+            f"the sandbox's Python {path!r} does not start as {user}: {str(reason).strip()[-300:]}; other users "
+            "cannot read a Python below a home directory; set the option `python` to another one"
         ) from None
     return answer
 
 
 @cache
 def _libraries(files: tuple[str, ...]) -> frozenset[str]:
-    """Where the shared libraries of ``files`` are: the system's library folders, and single files elsewhere.
+    """Return the places of the shared libraries of ``files``: system library folders, and single files elsewhere.
 
-    Looked up once a process: ldd takes most of the time in which a sandbox opens.
+    The result is cached because ldd takes most of the time that a sandbox needs to open.
     """
     try:
         done = subprocess.run(["ldd", *files], capture_output=True, text=True, timeout=60, check=False)

@@ -1,8 +1,8 @@
-"""The sandboxes that start one jail for each run, made by bubblewrap or by nsjail, with the same policy.
+"""The sandboxes that start one jail per run with bubblewrap or nsjail, under the same policy.
 
 A program inside has its own user, process, network, IPC, UTS and cgroup namespaces. Its process ids start at 1. It has
 no network device, no capabilities and a nearly empty environment. It sees the files of its Python read-only, and a
-private ``/tmp`` of bounded size. The kernel refuses the calls of :mod:`afm.sandbox.seccomp`. There is no ``/proc``,
+private ``/tmp`` of limited size. The kernel refuses the calls of :mod:`afm.sandbox.seccomp`. There is no ``/proc``,
 because it describes the host and would let a program reach into the launcher, which reports the program's end.
 """
 
@@ -28,12 +28,12 @@ _NEEDED = (
 )
 _SAFE = {"nosuid": True, "nodev": True}
 _ESCAPES = {byte: f"\\{byte:03o}" for byte in range(256) if not 32 <= byte < 127 or chr(byte) in '"\\'}
-_SPARE_S = 90  # nsjail's own time limit is only for the case that nobody is left to stop the run
+_SPARE_S = 90  # nsjail's own time limit only matters if the process that should stop the run is gone
 
 
 @dataclass(frozen=True, slots=True)
 class BubblewrapJail(Jail):
-    """A jail that bubblewrap makes.
+    """A jail made by bubblewrap.
 
     Attributes:
         options: Arguments that do not depend on the run.
@@ -61,11 +61,11 @@ class BubblewrapSandbox(PerCallSandbox[BubblewrapJail]):
         ]
 
     def _system_calls(self) -> bytes:
-        """The seccomp filter."""
+        """Return the seccomp filter."""
         return filter_program()
 
     def _shown(self, files: contextlib.ExitStack) -> tuple[list[str], tuple[int, ...]]:
-        """Further arguments of a run, and the descriptors that they name."""
+        """Return further arguments of a run and the descriptors in them."""
         return [], ()
 
     def _command(
@@ -89,10 +89,10 @@ class BubblewrapSandbox(PerCallSandbox[BubblewrapJail]):
 
 
 def find_bubblewrap(*needed: str) -> str:
-    """Path of bubblewrap.
+    """Return the path of bubblewrap.
 
     Raises:
-        SandboxUnavailableError: It is not installed, or too old to know the flags ``needed``.
+        SandboxUnavailableError: Bubblewrap is not installed, or too old for the flags ``needed``.
     """
     path = shutil.which("bwrap")
     if path is None:
@@ -102,7 +102,7 @@ def find_bubblewrap(*needed: str) -> str:
     known = _help_text(path)
     if missing := [flag for flag in needed if flag not in known]:
         raise SandboxUnavailableError(
-            f"{path} is too old, it lacks {', '.join(missing)}; {NO_ISOLATION}: install bubblewrap 0.7 or newer"
+            f"{path} is too old: it lacks {', '.join(missing)}; {NO_ISOLATION}: install bubblewrap 0.7 or newer"
         )
     return path
 
@@ -112,7 +112,7 @@ def _help_text(path: str) -> str:
 
 
 def namespace_options() -> list[str]:
-    """Bubblewrap's arguments for namespaces of its own and a nearly empty environment."""
+    """Return bubblewrap's arguments for separate namespaces and a nearly empty environment."""
     options = [
         *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
         *("--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session"),
@@ -124,7 +124,7 @@ def namespace_options() -> list[str]:
 
 
 def shown_files(python: Interpreter, binds: Sequence[str], root: str = "") -> list[str]:
-    """Bubblewrap's arguments for the files that a program sees, below ``root``."""
+    """Return bubblewrap's arguments for the files that a program sees below ``root``."""
     options: list[str] = []
     for path in (*python.binds, *binds):
         options += ("--ro-bind", path, root + path)
@@ -139,12 +139,12 @@ def shown_files(python: Interpreter, binds: Sequence[str], root: str = "") -> li
 
 @dataclass(frozen=True, slots=True)
 class NsjailJail(Jail):
-    """A jail that nsjail makes.
+    """A jail made by nsjail.
 
     Attributes:
         binds: Further host paths that programs may read.
-        tied: Words before nsjail's own that let it end with the process that started it.
-        nice: Whether this nsjail would otherwise lower the program's priority.
+        tied: Words before nsjail's command that make it end with the process that started it.
+        nice: Whether this nsjail lowers the program's priority unless told otherwise by ``--nice_level``.
     """
 
     binds: tuple[str, ...]
@@ -155,9 +155,9 @@ class NsjailJail(Jail):
 class NsjailSandbox(PerCallSandbox[NsjailJail]):
     """Runs each program in a fresh nsjail.
 
-    Written for nsjail 3.4; ``requirements/install-nsjail.sh`` installs one. The system-call filter and the limits are our
-    own and set by the launcher: nsjail's would count in megabytes. Nothing of a run is written to the host's disk: program
-    and mounts are anonymous files, so that an owner that is killed leaves nothing behind.
+    Written for nsjail 3.4, which ``requirements/install-nsjail.sh`` installs. The launcher sets the system-call filter
+    and the limits, because nsjail's limits count in megabytes. A run writes nothing to the host's disk: its program and
+    mounts are anonymous files, so that a killed owner leaves nothing behind.
     """
 
     name = "nsjail"
@@ -167,8 +167,8 @@ class NsjailSandbox(PerCallSandbox[NsjailJail]):
         path = shutil.which(wanted or "nsjail")
         if path is None:
             raise SandboxUnavailableError(
-                f"nsjail was not found ({wanted or 'PATH'}); {NO_ISOLATION}: requirements/install-nsjail.sh, or build "
-                "https://github.com/google/nsjail and name it with nsjail_path, or use the backend 'zygote'"
+                f"nsjail was not found ({wanted or 'PATH'}); {NO_ISOLATION}: run requirements/install-nsjail.sh, or "
+                "build https://github.com/google/nsjail and set nsjail_path, or use the backend 'zygote'"
             )
         answer = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=30, check=False)
         known = answer.stdout + answer.stderr
@@ -193,11 +193,11 @@ class NsjailSandbox(PerCallSandbox[NsjailJail]):
 
 
 def nsjail_command(jail: NsjailJail, limits: SandboxLimits, *, code: int, config: int) -> list[str]:
-    """The command line of a run.
+    """Return the command line of a run.
 
     Args:
         code: Descriptor of the program.
-        config: Descriptor of the text that :func:`nsjail_config` makes.
+        config: Descriptor of the text from :func:`nsjail_config`.
     """
     uid = os.getuid() if jail.identity.uid is None else jail.identity.uid
     gid = os.getgid() if jail.identity.gid is None else jail.identity.gid
@@ -217,14 +217,14 @@ def nsjail_command(jail: NsjailJail, limits: SandboxLimits, *, code: int, config
 
 
 def nsjail_config(jail: NsjailJail, limits: SandboxLimits, stdin: bytes) -> str:
-    """The mounts of a run, as nsjail's configuration file: its options would leave out ``nosuid``.
+    """Return the mounts of a run as a configuration file, because nsjail's options cannot set ``nosuid``.
 
     Args:
         stdin: Content of ``/dev/stdin``.
     """
     space = f"size={limits.file_bytes},nr_inodes={INODES},mode=0755"
     mounts = [
-        _mount(dst="/", fstype="tmpfs", **_SAFE),  # above nsjail's own, which allows setuid
+        _mount(dst="/", fstype="tmpfs", **_SAFE),  # covers nsjail's own, which allows setuid
         *(_bind(path, path) for path in (*jail.python.binds, *jail.binds)),
         *(_bind(path, path, nodev=False) for path in DEVICES),
         *(_bind(path, inside) for path, inside in jail.python.packages),
@@ -233,7 +233,7 @@ def nsjail_config(jail: NsjailJail, limits: SandboxLimits, stdin: bytes) -> str:
     ]
     if stdin:
         mounts.append(_mount(src_content=stdin, dst="/dev/stdin", **_SAFE))
-    else:  # nsjail makes no empty files
+    else:  # nsjail cannot make an empty file
         mounts.append(_bind("/dev/null", "/dev/stdin", nodev=False))
     return "\n".join(mounts)
 
@@ -243,7 +243,7 @@ def _bind(path: str, inside: str, *, nodev: bool = True) -> str:
 
 
 def _mount(**fields: str | bytes | bool) -> str:
-    """One ``mount`` in protobuf's text format."""
+    """Return one ``mount`` in protobuf's text format."""
     words = [
         f"{name}: {str(value).lower()}" if isinstance(value, bool) else f'{name}: "{_escaped(value)}"'
         for name, value in fields.items()

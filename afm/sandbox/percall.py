@@ -1,4 +1,4 @@
-"""The sandboxes that start a jail for each run: the process of a jail, and what these sandboxes share."""
+"""The common part of the sandboxes that start a jail for each run, and the process of a jail."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class JailedProcess(JailRun):
     """Starts a jail and follows it to its end.
 
     Args:
-        command: Program and arguments; ``{report}``, ``{info}`` and ``{stderr}`` among them become the numbers of the
-            descriptors for the launcher's report, bubblewrap's information and the program's errors. With the last
-            of them, what the jail itself writes to its stderr is shown only if the program does not begin.
+        command: Program and arguments. The words ``{report}``, ``{info}`` and ``{stderr}`` become the descriptors for
+            the launcher's report, bubblewrap's information and the program's errors. With ``{stderr}``, the jail's own
+            errors appear only if the program does not start.
         stdin: Content of the program's standard input.
-        inherited: Further descriptors the jail keeps open.
-        files: Closes ``inherited``; called when the jail has its own copies.
-        spawner: Starts the process; its threads must outlive the jail, which dies with its parent thread.
+        inherited: Further descriptors that the jail keeps open.
+        files: Closes ``inherited`` once the jail has its own copies.
+        spawner: Starts the process. Its threads must outlive the jail, which dies with its parent thread.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class JailedProcess(JailRun):
                     **identity.popen_arguments(),
                 )
 
-        # In a thread: it waits until the kernel has loaded the program.
+        # In a thread, because it waits until the kernel has loaded the program.
         self._loop.run_in_executor(spawner, start).add_done_callback(self._spawned)
 
     def _spawned(self, spawning: asyncio.Future[subprocess.Popen[bytes]]) -> None:
@@ -103,8 +103,8 @@ class JailedProcess(JailRun):
         self._watch_process(os.pidfd_open(self._process.pid))
 
     def _kill(self) -> None:
-        # Process 1 of the jail takes every descendant with it, and bubblewrap then ends and reaps it.
-        # Before it exists everything is still in bubblewrap's process group.
+        # Every descendant dies with process 1 of the jail, which bubblewrap then reaps.
+        # Until process 1 exists, everything is in bubblewrap's process group.
         inside = self._first_process()
         if inside is None:
             self._kill_group()
@@ -114,7 +114,7 @@ class JailedProcess(JailRun):
         self._after(_GRACE_S, self._kill_group)
 
     def _first_process(self) -> int | None:
-        """Process 1 of the jail, once it is known."""
+        """Return process 1 of the jail once it is known."""
         if self._inside is None:
             self._inside = self._child_from_info() if self._informed else self._first_child()
         return self._inside
@@ -128,7 +128,7 @@ class JailedProcess(JailRun):
         return int(match[1]) if match else None
 
     def _first_child(self) -> int | None:
-        """Process 1 of a jail that does not tell which it is: the only child of what was started."""
+        """Return process 1 of a jail that does not report it: the only child of the started process."""
         assert self._process is not None
         pid = str(self._process.pid)
         try:
@@ -156,10 +156,10 @@ class JailedProcess(JailRun):
 
 @dataclass(frozen=True, slots=True)
 class Jail:
-    """Everything about a jail that is the same for every run.
+    """The properties of a jail that every run shares.
 
     Attributes:
-        path: The binary that makes it.
+        path: The binary that makes the jail.
         system_calls: The seccomp filter.
     """
 
@@ -173,7 +173,7 @@ J = TypeVar("J", bound=Jail)
 
 
 class _Life:
-    """What a sandbox holds from its opening to its close; a run keeps to the one that it began in."""
+    """The state of a sandbox from its opening to its close. A run stays with the one in which it began."""
 
     def __init__(self, max_parallel: int, max_waiting: int) -> None:
         self.owner = os.getpid()
@@ -181,7 +181,7 @@ class _Life:
         self.door = Slots(("the door",), max_waiting)
         self.slots = Slots(range(max_parallel), max_waiting)
         self.running: set[JailedProcess] = set()
-        # Threads start with the first run. A jail dies with the thread that started it, so they are our own.
+        # Threads start with the first run. They belong to the sandbox because a jail dies with its parent thread.
         self.spawner = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sandbox")
 
     def check_open(self) -> None:
@@ -190,7 +190,7 @@ class _Life:
 
 
 class PerCallSandbox(ABC, Generic[J]):
-    """Runs each program in a fresh jail, ``J`` being what is the same for every jail."""
+    """Runs each program in a fresh jail. ``J`` holds the properties that all its jails share."""
 
     name: str
 
@@ -205,17 +205,17 @@ class PerCallSandbox(ABC, Generic[J]):
 
     @abstractmethod
     def _candidates(self) -> list[J]:
-        """Jails to try, the tightest first. Blocks.
+        """Return the jails to try, the strictest first. Blocks.
 
         Raises:
-            SandboxUnavailableError: None can work here.
+            SandboxUnavailableError: No jail can work here.
         """
 
     @abstractmethod
     def _command(
         self, jail: J, task: RunTask, files: contextlib.ExitStack
     ) -> tuple[list[str], tuple[int, ...]]:
-        """The command that runs a program, as :class:`JailedProcess` takes it, and the descriptors that it inherits.
+        """Return the command that runs a program, for :class:`JailedProcess`, and the descriptors that it inherits.
 
         Args:
             files: Closes the descriptors.
@@ -234,7 +234,7 @@ class PerCallSandbox(ABC, Generic[J]):
             life.slots.release(slot)
 
     async def close(self) -> None:
-        """Kill what still runs; runs that wait fail. A later run opens the sandbox again."""
+        """Kill all running programs. Waiting runs fail, and a later run opens the sandbox again."""
         life, self._life = self._current(), self._new_life()
         life.closed = True
         running = tuple(life.running)
@@ -244,7 +244,7 @@ class PerCallSandbox(ABC, Generic[J]):
         life.spawner.shutdown()
 
     def _current(self) -> _Life:
-        if self._life.owner != os.getpid():  # a fork of the owner: threads and jails are the parent's
+        if self._life.owner != os.getpid():  # in a fork, the threads and jails belong to the parent
             self._life = self._new_life()
         return self._life
 
@@ -252,14 +252,14 @@ class PerCallSandbox(ABC, Generic[J]):
         """See :class:`afm.sandbox.base.LocalSandbox`."""
         jail = await self._ready(self._current())
         return [
-            f"{self.name} ({jail.path}) for each run, {self._max_parallel} at a time",
+            f"{self.name} ({jail.path}), one jail per run, {self._max_parallel} runs at a time",
             str(jail.python),
             MEMORY_PER_PROCESS,
             CPU_AS_FAR_AS_SEEN,
         ]
 
     async def _ready(self, life: _Life) -> J:
-        """The jail, after one real run has shown that it works here."""
+        """Return the jail after a real run has shown that it works here."""
         if self._jail is None:
             door = await life.door.acquire()
             try:
@@ -326,12 +326,12 @@ def _launcher() -> str:
 def launch(
     jail: Jail, limits: SandboxLimits, *, rules: bytes = b"", code: str = "", stderr: str = ""
 ) -> list[str]:
-    """The command that runs inside a jail: the launcher, which starts the program at its usual place.
+    """Return the command to run inside a jail: the launcher, which starts the program from ``PROGRAM``.
 
     Args:
-        rules: Seccomp filter that the launcher installs, where the jail does not.
-        code: Descriptor of the program, where the jail does not put it into its place.
-        stderr: Descriptor that becomes the program's stderr, where the jail writes to its own.
+        rules: Seccomp filter for the launcher to install, if the jail does not install it.
+        code: Descriptor of the program, if the jail does not write it to ``PROGRAM``.
+        stderr: Descriptor that becomes the program's stderr, if the jail writes to its own.
     """
     bounds = ",".join(f"{name}={soft}={hard}" for name, (soft, hard) in kernel_limits(limits).items())
     return [

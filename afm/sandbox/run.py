@@ -1,6 +1,6 @@
-"""One run on the event loop: its input and output, its clock, its certain death, and the result made of it.
+"""One run on the event loop: its input and output, its clock, its end and its result.
 
-Nothing here waits in the event loop: pipes are read when they have data, and a pidfd signals the end of a process.
+Nothing here blocks the event loop: pipes are read when they have data, and a pidfd signals the end of a process.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from afm.sandbox.base import NO_ISOLATION, ExitReason, NamelessInput, RunResult,
 from afm.sandbox.usage import CpuWatch, StarvationWatch, tree_cpu_s
 
 _CHUNK = 1 << 16
-# The kernel counts whole clock ticks for its limit, which on a busy machine are more than the time it reports.
+# The kernel counts whole clock ticks towards its limit, which on a busy machine exceed the time it reports.
 _NEAR_CPU_LIMIT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class RunTask:
-    """A program to run; with ``stdin_named``, ``/dev/stdin`` is its standard input, else empty."""
+    """A program to run. ``/dev/stdin`` is its standard input if ``stdin_named`` is set, else empty."""
 
     program: bytes
     stdin: bytes
@@ -36,10 +36,10 @@ class RunTask:
 
     @classmethod
     def from_texts(cls, code: str, stdin: str, limits: SandboxLimits) -> RunTask:
-        """The task of these texts.
+        """Return the task for these texts.
 
         Raises:
-            DataError: One is longer than the limits allow.
+            DataError: A text is longer than the limits allow.
         """
         program = _encode("the program", code, limits.file_bytes)
         data = _encode("stdin", stdin, limits.stdin_bytes)
@@ -55,7 +55,7 @@ def _encode(what: str, text: str, limit: int) -> bytes:
 
 @dataclass(slots=True)
 class Capture:
-    """The first ``limit`` bytes of a stream; everything behind them is dropped."""
+    """The first ``limit`` bytes of a stream. Everything after them is dropped."""
 
     fd: int
     limit: int
@@ -64,7 +64,7 @@ class Capture:
     open: bool = True
 
     def read(self) -> bool:
-        """Take what is there; False when nothing more will come now."""
+        """Read the available bytes and return whether more may be available now."""
         try:
             chunk = os.read(self.fd, _CHUNK)
         except BlockingIOError:
@@ -78,21 +78,21 @@ class Capture:
         return not self.cut
 
     def text(self) -> str:
-        """Decoded as UTF-8, invalid bytes replaced; a character cut in two at the end is left out."""
+        """Return the bytes decoded as UTF-8 with invalid ones replaced, without an incomplete last character."""
         decoder = getincrementaldecoder("utf-8")("replace")
         return decoder.decode(bytes(self.data), final=not self.cut)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended, as seen from outside.
+    """The end of a run, as seen from outside.
 
     Attributes:
-        report: What the launcher wrote about the program inside.
-        reason: Why the host stopped it; ``None`` when it ended by itself.
-        cpu_s: CPU time of the jail and everything in it.
+        report: The launcher's report on the program inside.
+        reason: Why the host stopped the run, or ``None`` if it ended by itself.
+        cpu_s: CPU seconds of the jail and everything in it.
         out_of_memory: Whether the kernel killed processes of the run to keep its memory limit.
-        starved_s: As in :class:`afm.sandbox.base.RunResult`, and so is ``idle_s``.
+        starved_s: As in :class:`afm.sandbox.base.RunResult`, like ``idle_s``.
     """
 
     stdout: Capture
@@ -107,10 +107,10 @@ class Ended:
 
 
 class JailRun(ABC):
-    """Follows a run to its end. It lives by callbacks, not by a task that somebody could cancel halfway.
+    """Follows a run to its end. It consists of callbacks, because a task could be cancelled halfway.
 
     Args:
-        limits: What is kept from outside of them: output, time from the program's start, CPU time.
+        limits: The limits, of which this class enforces output, wall-clock time and CPU time.
     """
 
     def __init__(self, limits: SandboxLimits) -> None:
@@ -129,7 +129,7 @@ class JailRun(ABC):
 
     @abstractmethod
     def _first_process(self) -> int | None:
-        """Process 1 of the run, once it is known."""
+        """Return process 1 of the run once it is known."""
 
     @abstractmethod
     def _kill(self) -> None:
@@ -137,28 +137,28 @@ class JailRun(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """The process behind the pidfd is gone."""
+        """Conclude the run. Called when the process of the pidfd has ended."""
 
     async def wait(self) -> Ended:
-        """Until every process of the run is gone. Cancelling kills them, and returns when they are dead."""
+        """Wait until every process of the run is gone. Cancelling kills them and waits for their death."""
         try:
             return await asyncio.shield(self._ended)
         except asyncio.CancelledError:
             self.stop(ExitReason.KILLED)
             await asyncio.wait([self._ended])
             if not self._ended.cancelled():
-                self._ended.exception()  # or asyncio warns that nobody looked at it
+                self._ended.exception()  # otherwise asyncio warns that it was never retrieved
             raise
 
     def stop(self, reason: ExitReason) -> None:
-        """Kill everything in the run; the first reason counts."""
+        """Kill everything in the run. Only the first reason counts."""
         if self._reason is None and not self._ended.done():
             self._reason = reason
             if self._pidfd is not None:
                 self._end_now()
 
     def _open_pipes(self, theirs: contextlib.ExitStack) -> tuple[int, int, int]:
-        """Writing ends for stdout, stderr and the report; ``theirs`` closes them."""
+        """Return the writing ends for stdout, stderr and the report. ``theirs`` closes them."""
         with contextlib.ExitStack() as ours:
             out, out_end = open_pipe(ours, theirs)
             err, err_end = open_pipe(ours, theirs)
@@ -177,19 +177,21 @@ class JailRun(ABC):
         self._pidfd = pidfd
         self._fds.callback(os.close, pidfd)
         self._loop.add_reader(pidfd, self._finish)
-        if self._reason is not None:  # stopped before it was there
+        if self._reason is not None:  # stopped before the process existed
             self._end_now()
 
     def _end_now(self) -> None:
         self._cancel_timers()
         if self._first_process() is not None:
-            self._stopped_cpu_s = self._used_s()  # the kernel forgets the time of processes nobody waited for
+            self._stopped_cpu_s = (
+                self._used_s()
+            )  # the kernel drops the time of processes that nothing waited for
         if self._starvation is not None:
             self._starvation.look()
         self._kill()
 
     def _begin(self) -> None:
-        """The program is about to run: only now its time begins, however busy the machine."""
+        """Start the clock, once the program is about to run. The start of the jail does not count."""
         self._loop.remove_reader(self._report)
         self._beginning = read_pipe(self._report)
         if self._reason is None and self._beginning.startswith("ready"):
@@ -199,7 +201,7 @@ class JailRun(ABC):
             self._starvation = StarvationWatch(self._first_process, self._limits.wall_s)
 
     def _used_s(self) -> float:
-        """CPU seconds of the processes that live or were waited for."""
+        """Return the CPU seconds of the processes that are alive or were waited for."""
         pid = self._first_process()
         return tree_cpu_s(pid) if pid is not None else 0.0
 
@@ -221,8 +223,8 @@ class JailRun(ABC):
             self._loop.remove_reader(stream.fd)
 
     def _read_rest(self) -> str:
-        """What is left in the pipes of a run whose processes are all gone; the whole report."""
-        for stream in (self._stdout, self._stderr):  # every writer is dead: this ends
+        """Read the rest of the pipes after all processes are gone and return the whole report."""
+        for stream in (self._stdout, self._stderr):  # this ends because every writer is dead
             while not stream.cut and stream.read():
                 pass
         if self._stdout.cut or self._stderr.cut:
@@ -253,7 +255,7 @@ class JailRun(ABC):
 
 
 def open_pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe whose reading end is ours and does not block."""
+    """Return the ends of a pipe: the reading end, which does not block and is ours, and the writing end."""
     reading, writing = os.pipe()
     ours.callback(os.close, reading)
     theirs.callback(os.close, writing)
@@ -262,7 +264,7 @@ def open_pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple
 
 
 def read_pipe(fd: int) -> str:
-    """What is in a pipe now, at most 4 KiB."""
+    """Return the text that is in a pipe now, at most 4 KiB."""
     try:
         return os.read(fd, 4096).decode("ascii", "replace")
     except BlockingIOError:
@@ -270,7 +272,7 @@ def read_pipe(fd: int) -> str:
 
 
 def memory_file(data: bytes, files: contextlib.ExitStack) -> int:
-    """An anonymous file that holds ``data`` and can never change, positioned at its beginning; ``files`` closes it."""
+    """Return the descriptor of an anonymous, sealed file that holds ``data``. ``files`` closes it."""
     fd = os.memfd_create("file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     files.callback(os.close, fd)
     with open(fd, "wb", closefd=False) as file:
@@ -282,10 +284,10 @@ def memory_file(data: bytes, files: contextlib.ExitStack) -> int:
 
 
 def result_of(ended: Ended, limits: SandboxLimits) -> RunResult:
-    """The result of a run.
+    """Return the result of a run.
 
     Raises:
-        SandboxError: The jail did not get as far as running the program.
+        SandboxError: The jail failed before it started the program.
     """
     reason, status, peak = _outcome(ended, limits)
     return RunResult(
@@ -304,18 +306,18 @@ def result_of(ended: Ended, limits: SandboxLimits) -> RunResult:
 
 
 def _outcome(ended: Ended, limits: SandboxLimits) -> tuple[ExitReason, int | None, int | None]:
-    """Why a run ended, its exit status and its peak memory in bytes, as far as they are known."""
+    """Return why a run ended, and its exit status and its peak memory in bytes if they are known."""
     lines = ended.report.split("\n")
     if lines[0] != "ready":
         if ended.reason is ExitReason.KILLED:
             return ExitReason.KILLED, None, None
         message = (ended.report.removeprefix("failed: ") or ended.stderr.text()).strip()[-500:]
         if ended.reason is ExitReason.TIMEOUT:
-            message = "it took too long; is this machine overloaded?"
+            message = "it took too long; check the load of this machine"
         raise SandboxError(f"the jail did not start: {message or 'no message'}")
     try:
         wait_status, peak_kib = (int(word) for word in lines[1].split()[:2])
-    except (IndexError, ValueError):  # the launcher did not get as far as reporting the end
+    except (IndexError, ValueError):  # the launcher ended before it could report the end
         stopped = ended.reason or (ExitReason.MEMORY if ended.out_of_memory else ExitReason.KILLED)
         return stopped, None, None
     status, peak = os.waitstatus_to_exitcode(wait_status), peak_kib * 1024
@@ -334,7 +336,7 @@ def _outcome(ended: Ended, limits: SandboxLimits) -> tuple[ExitReason, int | Non
 
 
 def isolation_advice(trouble: str) -> str:
-    """The trouble in the kernel's words, and what to do about it."""
+    """Return the kernel's message with advice on what to do about it."""
     advice = {
         "seccomp": "the kernel lacks seccomp filters (CONFIG_SECCOMP_FILTER)",
         "namespace": "the kernel forbids user namespaces; set kernel.unprivileged_userns_clone=1, "

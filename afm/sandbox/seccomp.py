@@ -1,9 +1,9 @@
 """The system-call deny list of the sandbox, as a classic BPF program for ``bwrap --seccomp``.
 
 The list denies calls that an untrusted Python program never needs and that kernel exploits use: new namespaces,
-mounts, tracing, keyrings, BPF, io_uring, sockets, System V IPC and administration. It also denies what one run could
-take from the others: locks on shared files, contexts and watches that are counted for a user or the machine.
-Everything else is allowed. Denied calls fail with EPERM, or with what makes honest programs do without
+mounts, tracing, keyrings, BPF, io_uring, sockets, System V IPC and administration. It also denies calls with which one
+run could affect others: locks on shared files, and contexts and watches with a limit per user or machine.
+Everything else is allowed. Denied calls fail with EPERM, or with an error that makes honest programs do without
 (:data:`ANSWERS`). Calls that could only burden the host's disk, caches or cores (:data:`SILENCED`) succeed without
 effect. A foreign call convention kills the program.
 """
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from afm.errors import SandboxUnavailableError
 
-# name: (x86_64, aarch64); None where the architecture lacks the call.
+# name: (x86_64, aarch64), with None if the architecture lacks the call.
 DENIED: dict[str, tuple[int | None, int | None]] = {
-    # looking into or steering other processes
+    # inspection and control of other processes
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -30,7 +30,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "kcmp": (312, 272),
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
-    "vmsplice": (278, 75),  # pins a huge page for every 4 KiB in a pipe, which no limit of a process counts
+    "vmsplice": (278, 75),  # pins a huge page per 4 KiB in a pipe, which no process limit counts
     # namespaces and mounts
     "unshare": (272, 97),
     "setns": (308, 268),
@@ -63,7 +63,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "semget": (64, 190),
     "mq_open": (240, 180),
     "memfd_secret": (447, 447),
-    "memfd_create": (319, 279),  # memory that no limit of a process counts
+    "memfd_create": (319, 279),  # memory that no process limit counts
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
@@ -71,8 +71,8 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "io_setup": (206, 0),
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
-    "flock": (73, 32),  # also of files that are read-only here
-    "mincore": (27, 232),  # which pages of shared files others have read
+    "flock": (73, 32),  # locks even files that are read-only here
+    "mincore": (27, 232),  # shows which pages of shared files others have read
     "cachestat": (451, 451),
     # frequent sources of kernel exploits
     "bpf": (321, 280),
@@ -85,7 +85,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "bind": (49, 200),
     "connect": (42, 203),
     "listen": (50, 201),
-    "sendmsg": (46, 211),  # descriptors in flight, which are counted for a user; sendto remains
+    "sendmsg": (46, 211),  # sends descriptors, which count towards a limit per user. sendto remains
     "sendmmsg": (307, 269),
     "setsockopt": (54, 208),  # SO_PASSCRED makes the kernel name a socket
     "personality": (135, 92),
@@ -120,7 +120,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 }
 
 OF_NETWORKS = frozenset({"socket", "bind", "connect", "listen", "sendmsg", "sendmmsg", "setsockopt"})
-"""Denied calls that a program of its own network namespace needs to reach its loopback and sockets shown to it."""
+"""Denied calls that a program in its own network namespace needs to reach its loopback and the sockets mounted for it."""
 
 SILENCED: dict[str, tuple[int | None, int | None]] = {
     "fsync": (74, 82),
@@ -132,21 +132,23 @@ SILENCED: dict[str, tuple[int | None, int | None]] = {
     "readahead": (187, 213),
     "sched_setaffinity": (203, 122),
 }
-"""Calls that succeed without an effect: files of a run are in memory, and it must not flush those of the host. A run that
- moved to the core of another one would look as if the machine starved it."""
+"""Calls that succeed without effect. The files of a run are in memory, and it must not flush those of the host. A run
+that moved to the core of another one would look starved by the machine."""
 
 ANSWERS = {
-    "flock": errno.ENOSYS,  # libraries with locks (filelock, HDF5) then do without, or say that there are none
+    "flock": errno.ENOSYS,  # libraries with locks (filelock, HDF5) then do without or report that locks are missing
     "io_setup": errno.ENOSYS,
     "inotify_init": errno.ENOSYS,
     "inotify_init1": errno.ENOSYS,
     "mincore": errno.ENOSYS,
     "cachestat": errno.ENOSYS,
-    **dict.fromkeys(("setxattr", "lsetxattr", "fsetxattr", "setxattrat"), errno.ENOTSUP),  # copying goes on
+    **dict.fromkeys(
+        ("setxattr", "lsetxattr", "fsetxattr", "setxattrat"), errno.ENOTSUP
+    ),  # shutil then still copies
 }
-"""What denied calls fail with where EPERM would be misleading."""
+"""The errors of denied calls for which EPERM would be misleading."""
 
-# Calls judged by an argument, and clone3, whose flags BPF cannot read: ENOSYS makes libc use clone.
+# Calls judged by an argument, and clone3, whose flags BPF cannot read. ENOSYS makes libc use clone instead.
 CLONE = (56, 220)
 CLONE3 = (435, 435)
 SOCKET = (41, 198)
@@ -185,15 +187,15 @@ _MACHINES = {"x86_64": _Machine(0xC000003E, 0), "aarch64": _Machine(0xC00000B7, 
 
 
 def filter_program(machine: str | None = None, *, networks: bool = False) -> bytes:
-    """The filter as the array of ``struct sock_filter`` that the kernel takes.
+    """Return the filter as the kernel's array of ``struct sock_filter``.
 
     Args:
-        machine: As ``platform.machine()`` names it; this machine when ``None``.
-        networks: Allow local sockets, and queries for locks: for programs that start others, in a network namespace of
-            their own.
+        machine: A name as in ``platform.machine()``, by default this machine.
+        networks: Allow local sockets and queries for locks. For programs that start others in their own network
+            namespace.
 
     Raises:
-        SandboxUnavailableError: No table of call numbers for this machine.
+        SandboxUnavailableError: The machine has no table of call numbers.
     """
     machine = machine or platform.machine()
     if machine not in _MACHINES:
@@ -207,7 +209,7 @@ def filter_program(machine: str | None = None, *, networks: bool = False) -> byt
     code.add(_EQUAL, target.audit, 1, 0)
     code.give(_KILL)
     code.add(_LOAD, _OFFSET_NUMBER)
-    if machine == "x86_64":  # the x32 convention numbers the same calls from 2**30 on
+    if machine == "x86_64":  # the x32 convention adds 2**30 to the call numbers
         code.add(_AT_LEAST, 0x40000000, 0, 1)
         code.give(_KILL)
     code.refuse(CLONE3[target.column], errno.ENOSYS)
@@ -224,7 +226,7 @@ def filter_program(machine: str | None = None, *, networks: bool = False) -> byt
 
 
 def _judge_arguments(code: _Assembler, column: int, *, networks: bool) -> None:
-    """What depends on an argument. A rule decides about its call: calls that pass none of its tests are allowed."""
+    """Add the rules that depend on an argument. A call that matches no test of its rule is allowed."""
     with code.rule(CLONE[column]):
         code.give_if(0, _ANY_BIT, _NAMESPACE_FLAGS, _ERRNO | errno.EPERM)
     with code.rule(SOCKETPAIR[column]):
@@ -236,10 +238,10 @@ def _judge_arguments(code: _Assembler, column: int, *, networks: bool) -> None:
                 code.give_if(0, _EQUAL, family, _ALLOW)
             code.give(_ERRNO | errno.EAFNOSUPPORT)
     else:
-        with code.rule(SENDTO[column]):  # an address, in either half of the pointer
+        with code.rule(SENDTO[column]):  # refuse an address, whose pointer may have bits in either half
             for high in (False, True):
                 code.give_if(4, _AT_LEAST, 1, _ERRNO | errno.EPERM, high=high)
-    with code.rule(IOCTL[column]):  # what isatty() asks; file systems have others, which write the disk out
+    with code.rule(IOCTL[column]):  # isatty() needs some. Those of file systems can write to the host's disk
         for command in _TERMINAL_REFUSED:
             code.give_if(1, _EQUAL, command, _ERRNO | errno.EPERM)
         code.give_if(1, _EQUAL, _TERMINAL, _ALLOW, mask=_OF_A_FAMILY)
@@ -254,15 +256,15 @@ def _judge_arguments(code: _Assembler, column: int, *, networks: bool) -> None:
     with code.rule(MSYNC[column]):
         code.give_if(2, _ANY_BIT, _MS_SYNC, _ERRNO)
     with code.rule(MADVISE[column]):
-        for advice in (_MADV_COLD, _MADV_PAGEOUT):  # of the host's cache
+        for advice in (_MADV_COLD, _MADV_PAGEOUT):  # affect the host's cache
             code.give_if(2, _EQUAL, advice, _ERRNO)
-        code.give_if(2, _EQUAL, _MADV_MERGEABLE, _ERRNO | errno.EINVAL)  # with equal pages of other runs
-    with code.rule(PREADV2[column]):  # what mincore would tell, and what fadvise64 would do
+        code.give_if(2, _EQUAL, _MADV_MERGEABLE, _ERRNO | errno.EINVAL)  # shares equal pages with other runs
+    with code.rule(PREADV2[column]):  # its flags do the same as mincore and fadvise64
         code.give_if(5, _ANY_BIT, _RWF_NOWAIT | _RWF_DONTCACHE, _ERRNO | errno.EOPNOTSUPP)
     with code.rule(PRCTL[column]):
         code.give_if(0, _EQUAL, _PR_SET_MEMORY_MERGE, _ERRNO | errno.EINVAL)
         code.give_if(0, _EQUAL, _PR_SET_THP_DISABLE, _ALLOW, negate=True)
-        for high in (False, True):  # flags that leave some huge pages
+        for high in (False, True):  # the flags would leave some huge pages enabled
             code.give_if(2, _AT_LEAST, 1, _ERRNO | errno.EPERM, high=high)
         code.give_if(1, _EQUAL, 1, _ERRNO | errno.EPERM, negate=True)
 
@@ -283,7 +285,7 @@ class _Assembler:
 
     @contextlib.contextmanager
     def rule(self, number: int) -> Iterator[None]:
-        """What is added inside decides about call ``number``."""
+        """Apply the instructions that are added inside to call ``number`` only."""
         outer, self._instructions = self._instructions, []
         yield
         self.give(_ALLOW)
@@ -303,7 +305,7 @@ class _Assembler:
         high: bool = False,
         negate: bool = False,
     ) -> None:
-        """``action`` when the low (or high) half of an argument, or its bits in ``mask``, passes the test."""
+        """Return ``action`` if the low (or high) half of an argument, masked with ``mask``, passes the test."""
         self.add(_LOAD, _OFFSET_ARGUMENT + 8 * argument + 4 * high)
         if mask:
             self.add(_AND, mask)

@@ -1,4 +1,4 @@
-"""Who may run next: a first-come, first-served queue in front of a fixed number of places, and in front of the cores."""
+"""First-come, first-served queues for a fixed number of places and for the cores of this process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Slots(Generic[T]):
-    """Hands out ``items``; callers from any event loop wait while all are taken.
+    """Hands out ``items``. Callers from any event loop wait while all are taken.
 
     Args:
-        max_waiting: Callers that may wait at the same time; further ones are turned away.
+        max_waiting: Callers that may wait at the same time. Further ones are refused.
     """
 
     def __init__(self, items: Iterable[T], max_waiting: int) -> None:
@@ -31,23 +31,23 @@ class Slots(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Callers in the queue."""
+        """The number of callers in the queue."""
         return len(self._waiting)
 
     async def acquire(self) -> T:
-        """The next free item.
+        """Return the next free item.
 
         Raises:
-            SandboxBusyError: ``max_waiting`` callers wait already.
+            SandboxBusyError: ``max_waiting`` callers are waiting.
         """
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._free:
-                return self._free.pop()  # the one used last is the warmest
+                return self._free.pop()  # the last one used is the warmest
             if len(self._waiting) >= self._max_waiting:
                 raise SandboxBusyError(
-                    f"{len(self._waiting)} runs wait already, expected at most {self._max_waiting} "
-                    "(max_waiting); try again later or raise it"
+                    f"{len(self._waiting)} runs are waiting, expected at most {self._max_waiting} "
+                    "(max_waiting); try again later or raise max_waiting"
                 )
             future: asyncio.Future[T] = loop.create_future()
             entry = (loop, future)
@@ -63,7 +63,7 @@ class Slots(Generic[T]):
             raise
 
     def release(self, item: T) -> None:
-        """Give an item back."""
+        """Return an item to the queue."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -96,13 +96,13 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 class Cores:
-    """The cores of this process, for the runs of all its sandboxes that name no number of their own.
+    """The cores of this process, shared by all its sandboxes that do not set ``max_parallel``.
 
-    A tool and a reward with a sandbox each would otherwise start twice as many programs as there are cores, and programs
-    that compute within their limits would be stopped by the clock.
+    Otherwise a tool and a reward with their own sandboxes would start twice as many programs as there are cores, and the
+    clock would stop programs that stay within their CPU limits.
 
     Args:
-        count: How many.
+        count: The number of cores.
     """
 
     def __init__(self, count: int) -> None:
@@ -111,7 +111,7 @@ class Cores:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Hold a core for the block; wait until a core is free."""
+        """Hold a core for the block, after waiting until one is free."""
         self._reclaim()
         core, token = await self._slots.acquire(), object()
         self._holders[core] = (asyncio.get_running_loop(), token)
@@ -136,21 +136,18 @@ _SHARE = {"processes": 1}
 
 
 def share_cores(processes: int) -> None:
-    """Set how many processes like this one run programs on this machine. Its sandboxes then use their share of the cores.
-
-    For sandboxes that are made afterwards.
-    """
+    """Set how many processes of this machine share its cores. It applies to the sandboxes made afterwards."""
     _SHARE["processes"] = max(1, processes)
 
 
 def own_cores() -> int:
-    """How many cores the sandboxes of this process may use; at least one."""
+    """Return how many cores the sandboxes of this process may use, at least one."""
     return max(1, len(os.sched_getaffinity(0)) // _SHARE["processes"])
 
 
 @asynccontextmanager
 async def hold_core(max_parallel: int | None) -> AsyncIterator[None]:
-    """Hold one of this process's cores for the block, unless the sandbox has a number of runs of its own."""
+    """Hold one of this process's cores for the block, unless the sandbox sets ``max_parallel``."""
     if max_parallel is not None:
         yield
         return
@@ -160,5 +157,5 @@ async def hold_core(max_parallel: int | None) -> AsyncIterator[None]:
 
 @cache
 def _cores(process: int, count: int) -> Cores:
-    """The argument is the process id, because a fork has cores of its own."""
+    """Return the cores of a process. Its id is an argument because a fork has its own."""
     return Cores(count)

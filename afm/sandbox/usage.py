@@ -1,4 +1,4 @@
-"""What the processes of a run use: bounded and counted by cgroups, or watched, and whether the machine starves them."""
+"""Resource use of a run's processes: limited and counted by cgroups or watched, and starvation by the machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "afm-sandbox"
 _NUMBERS = itertools.count()
 _REMOVED = (errno.ENOENT, errno.ENODEV)
-"""What the kernel answers for a removed group: before its file was opened, and after."""
+"""The kernel's errors for a removed group: before its file was opened, and after."""
 _SLACK_BYTES = 64 << 20  # page tables, namespaces, copied pages of the zygote
 
 
@@ -41,22 +41,22 @@ class Cgroup:
 
     def __init__(self, parent: Path, name: str) -> None:
         self.path = parent / name
-        # A group of version 2 for memory is there already when its time is to be counted too.
+        # In version 2 the memory group already exists when the CPU group of the same run is made.
         with contextlib.suppress(FileExistsError):
             self.path.mkdir()
 
     def add(self, pid: int) -> None:
-        """Put a process in; what it forks from then on belongs to the group."""
-        # What it forked before stays where it is, so this comes before the zygote serves its first run.
+        """Add a process. Its later children belong to the group too."""
+        # Its earlier children stay where they are, so this comes before the zygote's first run.
         (self.path / "cgroup.procs").write_text(str(pid), encoding="ascii")
 
     def remove(self) -> None:
-        """Remove the group, if it is empty."""
+        """Remove the group if it is empty."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
     def number(self, file: str, pattern: str) -> int | None:
-        """A number in one of its files; ``None`` once the group is removed, or where it is absent."""
+        """Return a number from one of the group's files, or ``None`` if the file or the number is missing."""
         try:
             text = (self.path / file).read_text(encoding="ascii")
         except OSError as error:
@@ -68,10 +68,10 @@ class Cgroup:
 
 
 class MemoryGroup(Cgroup):
-    """A cgroup whose processes together keep one limit.
+    """A cgroup that limits the memory of all its processes together.
 
     Raises:
-        OSError: It cannot be made or used here.
+        OSError: The cgroup cannot be made or used here.
     """
 
     def __init__(self, parent: Path, name: str) -> None:
@@ -83,34 +83,34 @@ class MemoryGroup(Cgroup):
         except OSError:
             self.remove()
             raise
-        # Without this a run that is at its limit would swap, and be slow, in place of being killed.
+        # Without this, a run at its limit would swap and become slow instead of being killed.
         file, value = self._version.swap
         with contextlib.suppress(OSError):
             (self.path / file).write_text(value, encoding="ascii")
 
     @property
     def unified(self) -> bool:
-        """Whether it is of version 2, where one cgroup serves for everything."""
+        """Whether the cgroup is of version 2, where one cgroup has every controller."""
         return self._version is _V2
 
     def limit(self, size_bytes: int) -> None:
-        """Bound the memory of the group, files in its ``tmpfs`` included."""
+        """Limit the memory of the group, including files in its ``tmpfs``."""
         if size_bytes != self._limit:
             (self.path / self._version.limit).write_text(str(size_bytes), encoding="ascii")
             self._limit = size_bytes
 
     def kills(self) -> int:
-        """Processes that the kernel has killed in this group for want of memory; 0 once it is removed."""
+        """Return how many processes the kernel killed in this group for lack of memory, 0 once it is removed."""
         return self.number(self._version.events, r"^oom_kill (\d+)$") or 0
 
 
 class CpuGroup(Cgroup):
     """A cgroup that counts the CPU time of its processes, including those that no process waited for.
 
-    With version 2 it may be the folder of a :class:`MemoryGroup`.
+    In version 2 it may be the folder of a :class:`MemoryGroup`.
 
     Raises:
-        OSError: It cannot be made, or does not count here.
+        OSError: The cgroup cannot be made or counts no CPU time.
     """
 
     def __init__(self, parent: Path, name: str) -> None:
@@ -123,7 +123,7 @@ class CpuGroup(Cgroup):
             raise OSError(f"{self.path / self._place[0]} counts no CPU time")
 
     def used_s(self) -> float:
-        """CPU seconds that its processes have taken so far; 0 once it is removed."""
+        """Return the CPU seconds of its processes so far, 0 once it is removed."""
         return (self.number(*self._place) or 0) / self._per_s
 
 
@@ -131,30 +131,30 @@ G = TypeVar("G", bound=Cgroup)
 
 
 def group_limit(memory_bytes: int, file_bytes: int) -> int:
-    """What all processes of a run, ``/tmp`` and ``/dev/shm`` may take together."""
+    """Return the memory limit in bytes of all processes of a run with ``/tmp`` and ``/dev/shm``."""
     return memory_bytes + 2 * file_bytes + _SLACK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class RunGroups:
-    """The cgroups of one run at a time, where they can be had."""
+    """The cgroups of one run at a time, as far as they are available."""
 
     memory: MemoryGroup | None = None
     cpu: CpuGroup | None = None
 
     def add(self, pid: int) -> None:
-        """Put a process in; what it forks from then on belongs to them."""
+        """Add a process. Its later children belong to the groups too."""
         for group in filter(None, (self.memory, self.cpu)):
             group.add(pid)
 
     def remove(self) -> None:
-        """Remove them, if they are empty."""
+        """Remove the groups if they are empty."""
         for group in filter(None, (self.memory, self.cpu)):
             group.remove()
 
 
 def run_groups(count: int, root: Path = ROOT) -> tuple[list[RunGroups], list[str]]:
-    """Cgroups for ``count`` parallel runs; what is bounded by them, and what only without, in sentences."""
+    """Return the cgroups of ``count`` parallel runs, and sentences on what they limit and what stays unlimited."""
     memory, where = _groups(MemoryGroup, "memory", count, root)
     cpu, counted = cpu_groups(memory, count, root)
     nothing = [None] * count
@@ -167,7 +167,7 @@ def run_groups(count: int, root: Path = ROOT) -> tuple[list[RunGroups], list[str
 
 
 def cpu_groups(memory: Sequence[MemoryGroup], count: int, root: Path = ROOT) -> tuple[list[CpuGroup], str]:
-    """Groups for ``count`` runs that have these memory groups, if any; and where they are, or why they are missing."""
+    """Return CPU groups for ``count`` runs with these memory groups, if any, and a sentence on their place or absence."""
     if memory and memory[0].unified:  # a process is in one cgroup of version 2 only
         where = str(memory[0].path.parent)
         groups = [CpuGroup(group.path.parent, group.path.name) for group in memory]
@@ -175,11 +175,11 @@ def cpu_groups(memory: Sequence[MemoryGroup], count: int, root: Path = ROOT) -> 
         groups, where = _groups(CpuGroup, "cpuacct", count, root)
     if not groups:
         return [], f"no cgroup counts CPU time{where}: {CPU_AS_FAR_AS_SEEN}"
-    return groups, f"CPU time is bounded for all of a run together: cgroup below {where}"
+    return groups, f"CPU time is limited for the whole run: cgroup below {where}"
 
 
 def _groups(make: Callable[[Path, str], G], controller: str, count: int, root: Path) -> tuple[list[G], str]:
-    """``count`` groups and their folder; or none, and the reason in parentheses."""
+    """Return ``count`` groups and their folder, or an empty list and the reason in parentheses."""
     trouble = ""
     for parent in _parents(root, controller, Path("/proc/self/cgroup").read_text(encoding="utf-8")):
         _remove_stale(parent)
@@ -196,7 +196,7 @@ def _groups(make: Callable[[Path, str], G], controller: str, count: int, root: P
 
 
 def _parents(root: Path, controller: str, memberships: str) -> list[Path]:
-    """Folders in which a group could be made, the nearest first."""
+    """Return the writable folders for groups, the nearest first."""
     parents: list[Path] = []
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -207,7 +207,7 @@ def _parents(root: Path, controller: str, memberships: str) -> list[Path]:
         else:
             continue
         here = top / path.lstrip("/")
-        # In a container the path that /proc names need not exist below the mount: then one of its parents does.
+        # In a container the path from /proc may be missing below the mount, but one of its parents exists.
         while here != top and here.is_relative_to(top):
             parents.append(here)
             here = here.parent
@@ -216,7 +216,7 @@ def _parents(root: Path, controller: str, memberships: str) -> list[Path]:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Remove groups whose owner was killed; only empty ones can be removed."""
+    """Remove the empty groups of owners that were killed."""
     for folder in parent.glob(f"{_PREFIX}-*-*"):
         owner = folder.name.split("-")[2]
         if owner.isdigit() and not Path("/proc", owner).exists():
@@ -226,18 +226,18 @@ def _remove_stale(parent: Path) -> None:
 
 _SHORTEST_S = 0.1
 _MORE_S = 1.0
-"""What a run may take beyond its limit: a process, too, is killed only a second after its signal to stop."""
+"""Tolerance above a run's limit: the kernel, too, kills a process only one second after the signal to stop."""
 
 
 class CpuWatch:
-    """Ends a run whose processes have together computed too long.
+    """Ends a run whose processes together exceed the CPU limit.
 
-    It looks only when they can have reached the limit, and therefore costs short runs nothing.
+    It only looks when they may have reached the limit, so that short runs cost nothing.
 
     Args:
-        used_s: CPU seconds that the run has taken so far.
-        limit_s: What it may take.
-        end: Called once, when it has taken more.
+        used_s: Returns the CPU seconds of the run so far.
+        limit_s: The limit in CPU seconds.
+        end: Called once, when the run exceeds the limit.
     """
 
     def __init__(self, used_s: Callable[[], float], limit_s: float, end: Callable[[], None]) -> None:
@@ -248,7 +248,7 @@ class CpuWatch:
         self._timer = self._again(self._limit_s)
 
     def cancel(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._timer.cancel()
 
     def _again(self, left_s: float) -> asyncio.TimerHandle:
@@ -263,16 +263,16 @@ class CpuWatch:
 
 
 class StarvationWatch:
-    """Counts how long a run waited for a core, and how long it did not want one.
+    """Measures how long a run waited for a core, and how long it did not want one.
 
-    It looks at the run's threads from time to time: the kernel counts for each what it computed and how long it waited
-    in a run queue. What a run's processes take from each other is no starvation, and what a thread waits after it has
-    lowered its own priority is idleness. Between two looks, the thread that wanted a core the longest speaks for the run.
-    Where the kernel does not count, a run without a core is starved if the machine has more to do than cores.
+    It samples the run's threads. For each of them the kernel counts the time on a core and the time in a run queue.
+    Competition between the run's own processes is not starvation. Waiting with a lowered priority is idleness. Between
+    two samples, the thread that wanted a core the longest represents the run. If the kernel has no such counters, a run
+    without a core is starved while the load of the machine exceeds its cores.
 
     Args:
-        first_process: Process 1 of the run, once it is known.
-        wall_s: Time limit of the run; how often to look depends on it.
+        first_process: Returns process 1 of the run once it is known.
+        wall_s: Time limit of the run, which sets the sampling interval.
     """
 
     def __init__(self, first_process: Callable[[], int | None], wall_s: float) -> None:
@@ -286,11 +286,11 @@ class StarvationWatch:
         self._timer = self._loop.call_later(self._every_s, self._again)
 
     def cancel(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._timer.cancel()
 
     def look(self) -> None:
-        """Count the time since the last look."""
+        """Count the time since the last sample."""
         now, pid = time.monotonic(), self._first_process()
         passed_s, self._looked = now - self._looked, now
         threads = _threads(pid) if pid is not None else {}
@@ -311,7 +311,7 @@ class StarvationWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Thread:
-    """What a thread has computed, and how long it has waited for a core."""
+    """The seconds that a thread has computed and has waited for a core."""
 
     cpu_s: float
     wait_s: float
@@ -323,7 +323,7 @@ class _Thread:
 
 
 def _threads(pid: int) -> dict[int, _Thread]:
-    """All threads of a process and its descendants, by id."""
+    """Return all threads of a process and its descendants by id."""
     threads: dict[int, _Thread] = {}
     waiting, most_nice = [pid], os.getpriority(os.PRIO_PROCESS, 0)
     while waiting:
@@ -332,13 +332,13 @@ def _threads(pid: int) -> dict[int, _Thread]:
             for task in tasks.iterdir():
                 threads[int(task.name)] = _thread(task, most_nice)
                 waiting += map(int, (task / "children").read_text(encoding="ascii").split())
-        except OSError:  # gone meanwhile
+        except OSError:  # the process has ended
             continue
     return threads
 
 
 def _thread(task: Path, most_nice: int) -> _Thread:
-    """Its times by ``schedstat``; it waits for nothing while its priority (``stat``, fields 19 and 41) is a low one."""
+    """Return a thread's times from ``schedstat``, without its waiting if its priority (``stat`` 19, 41) is lowered."""
     computed, waited, _ = map(int, (task / "schedstat").read_text(encoding="ascii").split())
     fields = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     lowered = int(fields[16]) > most_nice or int(fields[38]) in (os.SCHED_BATCH, os.SCHED_IDLE)
@@ -347,13 +347,13 @@ def _thread(task: Path, most_nice: int) -> _Thread:
 
 @cache
 def _kernel_counts() -> bool:
-    """Whether the kernel shows children and the time that threads wait for a core."""
+    """Return whether the kernel reports children and the time that threads wait for a core."""
     own = Path("/proc/thread-self")
     return (own / "schedstat").exists() and (own / "children").exists()
 
 
 def tree_cpu_s(pid: int) -> float:
-    """CPU time so far of a process, its descendants, and those they have waited for."""
+    """Return the CPU seconds so far of a process, its descendants and the children that they waited for."""
     total = 0
     waiting = [pid]
     while waiting:
@@ -363,7 +363,7 @@ def tree_cpu_s(pid: int) -> float:
                 (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             )
             children = (folder / "task" / folder.name / "children").read_text(encoding="ascii")
-        except OSError:  # gone meanwhile, or a kernel that does not list children
+        except OSError:  # the process has ended, or the kernel does not list children
             continue
         total += sum(map(int, fields[11:15]))
         waiting += map(int, children.split())

@@ -1,9 +1,9 @@
-"""The sandbox whose runs are forked from a warm Python, each into namespaces of its own.
+"""The sandbox that forks each run from a warm Python into its own namespaces.
 
-An outer bubblewrap jail holds a *zygote*: the sandbox's Python with common packages imported. A run is a fork
-of it in fresh user, process, mount, IPC and UTS namespaces, with what a jail of
-:class:`afm.sandbox.jails.BubblewrapSandbox` grants and nothing more. No run can reach its zygote: it has
-no descriptor of it, does not see its processes or files, and changes only its own copy of its memory.
+An outer bubblewrap jail holds a *zygote*: the sandbox's Python with common packages imported. A run is a fork of the
+zygote in fresh user, process, mount, IPC and UTS namespaces. It gets exactly the grants of a jail of
+:class:`afm.sandbox.jails.BubblewrapSandbox`. No run can reach its zygote: it has no descriptor of it, does not see its
+processes or files, and changes only its own copy of the memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORD = re.compile(r"\w+")
 _TRIAL = b"import os\nprint(os.getuid() != 0, os.getpid() != 1, os.listdir('/tmp') == ['main.py'])"
 _PROBE = RunTask(_TRIAL, b"", SandboxLimits(wall_s=30.0))
 _ATTEMPTS = 2
-_PROCS = (("--proc", "/proc"), ("--bind", "/proc", "/proc"))  # the second where the first is forbidden
+_PROCS = (("--proc", "/proc"), ("--bind", "/proc", "/proc"))  # the second if the first is forbidden
 
 
 class ZygoteSandbox:
@@ -52,7 +52,7 @@ class ZygoteSandbox:
         self._starter = _starter()
 
     def _forget_parents(self) -> None:
-        if self._owner != os.getpid():  # a fork of the owner: lock, threads and zygotes are the parent's
+        if self._owner != os.getpid():  # in a fork, the lock, threads and zygotes belong to the parent
             self._reset()
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
@@ -71,21 +71,21 @@ class ZygoteSandbox:
                 trouble = error
             finally:
                 pool.slots.release(place)
-        raise SandboxError(f"{_ATTEMPTS} zygotes were lost with the same program, the last one: {trouble}")
+        raise SandboxError(f"{_ATTEMPTS} zygotes were lost with the same program; the last error: {trouble}")
 
     async def close(self) -> None:
-        """Kill what still runs, end the zygotes, remove the cgroups. A later run opens the sandbox again."""
+        """Kill all running programs, end the zygotes and remove the cgroups. A later run opens the sandbox again."""
         self._forget_parents()
         with self._lock:
             opening, self._opening = self._opening, None
             starter, self._starter = self._starter, _starter()
         if opening is not None:
-            with contextlib.suppress(AfmError):  # it never opened
+            with contextlib.suppress(AfmError):  # the sandbox never opened
                 pool = await asyncio.wrap_future(opening)
                 for place in pool.places:
                     place.stop()
                 await asyncio.gather(*(asyncio.to_thread(place.close) for place in pool.places))
-                await asyncio.sleep(0)  # the runs learn of it
+                await asyncio.sleep(0)  # lets the runs notice
         starter.shutdown(wait=False)
 
     async def isolation(self) -> list[str]:
@@ -101,7 +101,7 @@ class ZygoteSandbox:
         ]
 
     async def _ready(self) -> _Pool:
-        """The pool, after one real run has shown that it works here."""
+        """Return the pool after a real run has shown that it works here."""
         self._forget_parents()
         with self._lock:
             if self._opening is None:
@@ -121,11 +121,12 @@ class ZygoteSandbox:
             self._failed += new
         if new:
             _LOG.warning(
-                "zygotes cannot load everything beforehand, programs will fail likewise: %s", "; ".join(new)
+                "zygotes cannot load these in advance, and programs will fail to import them: %s",
+                "; ".join(new),
             )
 
     def _open(self) -> _Pool:
-        """In a starter's thread: find a jail that works, by a trial run that keeps its zygote."""
+        """Find a jail that works, with a trial run that keeps its zygote. Runs in a thread of the starter."""
         bubblewrap = find_bubblewrap("--as-pid-1", "--perms", "--clearenv", "--file")
         identity = Identity.for_process()
         python = find_interpreter(self._settings, identity)
@@ -155,14 +156,14 @@ class ZygoteSandbox:
             for place in places:
                 place.close()
         raise SandboxUnavailableError(
-            f"no zygote works here: {isolation_advice(trouble)}; a zygote needs user namespaces inside "
-            "a user namespace, the backend 'bubblewrap' does without"
+            f"no zygote works here: {isolation_advice(trouble)}; a zygote needs nested user namespaces, "
+            "which the backend 'bubblewrap' does not"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Groups of warm packages that are installed, and the places of the runs."""
+    """The jail of the zygotes, the groups of installed warm packages, and the places of the runs."""
 
     jail: BubblewrapJail
     groups: tuple[tuple[str, ...], ...]
@@ -171,13 +172,13 @@ class _Pool:
     slots: Slots[ZygotePlace]
 
     def level_for(self, code: str) -> int:
-        """The first level whose packages cover those that the program mentions."""
+        """Return the first level whose packages cover those that the program mentions."""
         mentioned = set(_WORD.findall(code))
         return max((n for n, group in enumerate(self.groups, 1) if mentioned & set(group)), default=0)
 
 
 async def _reclaim(pool: _Pool) -> None:
-    """Free the places whose event loop was closed in the middle of a run."""
+    """Free the places whose event loop was closed during a run."""
     for place in pool.places:
         if place.run is not None and place.run.abandoned:
             place.run = None
@@ -186,7 +187,7 @@ async def _reclaim(pool: _Pool) -> None:
 
 
 def _starter() -> ThreadPoolExecutor:
-    # Threads start when needed. A zygote dies with the thread that started it, so they are our own.
+    # Threads start when needed. They belong to the sandbox because a zygote dies with its parent thread.
     return ThreadPoolExecutor(max_workers=4, thread_name_prefix="zygote")
 
 
@@ -197,14 +198,14 @@ def _warmth(groups: Sequence[Sequence[str]]) -> Warmth:
 
 
 class ZygotePlace:
-    """A zygote for each level of preloaded modules, started when first needed.
+    """A place for one run at a time, with a zygote per level of preloaded modules that starts when first needed.
 
     Args:
-        levels: How warm a zygote is at each level.
-        starter: Starts zygotes; its threads must outlive them.
+        levels: The warmth of a zygote at each level.
+        starter: Starts zygotes. Its threads must outlive them.
         groups: Cgroups of the runs.
-        start_s: How long a zygote may take to get a program started.
-        on_failed: Called with what a new zygote could not load beforehand.
+        start_s: Seconds that a zygote may take to start a program.
+        on_failed: Called with the modules that a new zygote could not load in advance.
     """
 
     def __init__(
@@ -227,10 +228,10 @@ class ZygotePlace:
         self._zygotes: dict[int, Future[Zygote]] = {}
 
     async def perform(self, task: RunTask, level: int) -> RunResult:
-        """Run a program to its end, in the zygote of this level.
+        """Run a program to its end in the zygote of this level.
 
         Raises:
-            ZygoteLostError: The zygote died or hung; nothing is known about the program.
+            ZygoteLostError: The zygote died or hung, which says nothing about the program.
             SandboxError: No zygote could be started, or the run could not be isolated.
         """
         self._check_open()
@@ -238,7 +239,7 @@ class ZygotePlace:
         self._check_open()
         kills, limits, groups = self._kills(), task.limits, self._groups
         if groups.memory is not None:
-            with contextlib.suppress(OSError):  # a lower limit waits until the last run's memory is free
+            with contextlib.suppress(OSError):  # a lower limit fails until the last run's memory is free
                 groups.memory.limit(group_limit(limits.memory_bytes, limits.file_bytes))
         computed_s = groups.cpu.used_s if groups.cpu is not None else None
         try:
@@ -256,7 +257,7 @@ class ZygotePlace:
             raise SandboxError("the sandbox was closed while the run waited for its turn")
 
     def stop(self) -> None:
-        """Kill the run in it, if any, and take no other."""
+        """Kill the current run, if any, and refuse further ones."""
         self._closed = True
         if self.run is not None and not self.run.abandoned:
             self.run.stop(ExitReason.KILLED)
@@ -271,7 +272,7 @@ class ZygotePlace:
         if starting is None:
             starting = self._starter.submit(self._start, level)
             self._zygotes[level] = starting
-        # Another one may still be warming up for a run that was cancelled: its work is not this run's.
+        # Another zygote may still be warming up for a cancelled run. Its CPU time must not count for this run.
         while others := [
             other for other in self._zygotes.values() if not other.done() and other is not starting
         ]:
@@ -287,12 +288,12 @@ class ZygotePlace:
         return self._groups.memory.kills() if self._groups.memory is not None else 0
 
     def end_zygotes(self) -> None:
-        """Kill the zygotes with all they forked; blocks until they are gone."""
+        """Kill the zygotes and everything they forked. Blocks until they are gone."""
         while self._zygotes:
             _end(self._zygotes.popitem()[1])
 
     def close(self) -> None:
-        """:meth:`end_zygotes`, and remove the cgroups."""
+        """End the zygotes and remove the cgroups."""
         self.end_zygotes()
         self._groups.remove()
 

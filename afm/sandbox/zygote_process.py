@@ -1,4 +1,4 @@
-"""One zygote (a bubblewrap jail with a warm Python that forks every run), and a run in it."""
+"""One zygote, a bubblewrap jail with a warm Python that forks every run, and a run in it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _SOURCES = ("harden.py", "kernel.py", "shutdown.py")
 
 
 class ZygoteLostError(SandboxError):
-    """The zygote died or hung before the run's end; the run says nothing about the program."""
+    """The zygote died or hung before the end of the run, which says nothing about the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warmth:
-    """What a zygote does before its first run.
+    """The preparation of a zygote before its first run.
 
     Attributes:
-        modules: What it imports.
-        exercises: Programs that it runs, each with the package it is for.
+        modules: Modules to import.
+        exercises: Pairs of a package and a program to run for it.
     """
 
     modules: tuple[str, ...]
@@ -48,11 +48,11 @@ class Warmth:
 
 
 def zygote_options(python: Interpreter, binds: Sequence[str], proc: Sequence[str]) -> tuple[str, ...]:
-    """Bubblewrap's arguments for the outer jail, in which ``/jail`` is what a run will see as ``/``.
+    """Return bubblewrap's arguments for the outer jail. A run sees its folder ``/jail`` as ``/``.
 
     Args:
         binds: Further host paths that programs may read.
-        proc: How the zygote (never a run) gets its ``/proc``.
+        proc: The arguments that give the zygote, but never a run, its ``/proc``.
     """
     options = [*namespace_options(), *shown_files(python, ()), *shown_files(python, binds, _ROOT)]
     for folder in ("/tmp", "/dev/shm"):
@@ -61,14 +61,14 @@ def zygote_options(python: Interpreter, binds: Sequence[str], proc: Sequence[str
 
 
 class Zygote:
-    """A running zygote, one run at a time.
+    """A running zygote, which serves one run at a time.
 
     Args:
-        warm: What it does before the first run.
-        moved: Called with the zygote's process id before it serves, e.g. to put it into a cgroup.
+        warm: Its preparation before the first run.
+        moved: Called with the zygote's process id before it serves, for example to add it to a cgroup.
 
     Raises:
-        SandboxError: It did not start.
+        SandboxError: The zygote did not start.
     """
 
     def __init__(self, jail: BubblewrapJail, warm: Warmth, moved: Callable[[int], None]) -> None:
@@ -111,7 +111,7 @@ class Zygote:
                 raise SandboxError(f"the zygote did not start: {message or error}") from None
 
     def _greet(self, theirs: socket.socket, info: int, moved: Callable[[int], None]) -> tuple[str, ...]:
-        """Wait until it is warm; the modules it could not import."""
+        """Wait until the zygote is warm and return the modules that it could not import."""
         theirs.close()
         reply = b""
         while b"child-pid" not in reply:
@@ -128,13 +128,13 @@ class Zygote:
         greeting = self.control.recv(65536)
         self.control.setblocking(False)
         if not greeting:
-            raise SandboxError("it ended while warming up")
+            raise SandboxError("the zygote ended while it warmed up")
         return tuple(json.loads(greeting)["failed"])
 
     @property
     def alive(self) -> bool:
-        """Whether it can take a run."""
-        # The kernel closes a dying zygote's end before it kills what the zygote has forked.
+        """Whether the zygote can take a run."""
+        # The kernel closes a dying zygote's end of the socket before it kills the processes that the zygote forked.
         if self._killed:
             return False
         try:
@@ -145,7 +145,7 @@ class Zygote:
             return False
 
     def kill(self) -> None:
-        """Kill it with everything in it, without waiting; :meth:`end` reaps it."""
+        """Kill the zygote and everything in it without waiting. :meth:`end` reaps it."""
         with self._ended:
             self._killed = True
             if self._pidfd >= 0:
@@ -156,7 +156,7 @@ class Zygote:
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill it and wait until everything in it is gone."""
+        """Kill the zygote and wait until everything in it is gone."""
         self.kill()
         try:
             self._process.wait(timeout=5.0)
@@ -197,14 +197,14 @@ def _command(jail: BubblewrapJail, warm: Warmth, files: dict[str, int], info: in
 
 
 class ZygoteRun(JailRun):
-    """Starts a run in a zygote and follows it to its end: the end of its process 1, which ends after all others.
+    """Starts a run in a zygote and follows it to its end, which is that of its process 1, the last one to end.
 
     Args:
-        computed_s: CPU seconds of all runs in this zygote's place so far; ``None`` where nothing counts them.
-        start_s: Time the zygote has to get the program started.
+        computed_s: Returns the CPU seconds of all runs in this zygote's place so far. ``None`` if nothing counts them.
+        start_s: Seconds that the zygote may take to start the program.
 
     Raises:
-        ZygoteLostError: The zygote takes no run; from :meth:`wait`, it died or hung.
+        ZygoteLostError: The zygote takes no run or, from :meth:`wait`, died or hung.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class ZygoteRun(JailRun):
         return self._loop.is_closed() and not self._ended.done()
 
     def _read_answer(self) -> None:
-        """The zygote has forked the run, or could not, or is dead."""
+        """Read the zygote's answer: the forked run, a failure, or the zygote's death."""
         try:
             data, fds, _, _ = socket.recv_fds(self._zygote.control, 4096, 1)
         except BlockingIOError:
@@ -252,7 +252,7 @@ class ZygoteRun(JailRun):
         self._watch_process(fds[0])
 
     def _counted_s(self) -> float:
-        """CPU seconds of the run so far, as its cgroup counts them; 0 without one."""
+        """Return the CPU seconds of the run so far from its cgroup, 0 without one."""
         return self._computed_s() - self._computed_before_s if self._computed_s is not None else 0.0
 
     def _used_s(self) -> float:
@@ -272,11 +272,11 @@ class ZygoteRun(JailRun):
         self._after(_GRACE_S, self._zygote.kill)
 
     def _lose(self, why: str) -> None:
-        """The zygote is of no use any more; what it forked dies with it."""
+        """Give up the zygote. The processes that it forked die with it."""
         self._zygote.kill()
         if self._ended.done():
             return
-        if self._reason is not None and self._beginning.startswith("ready"):  # it was being stopped anyway
+        if self._reason is not None and self._beginning.startswith("ready"):  # it was already being stopped
             self._conclude(self._beginning, self._counted_s())
         else:
             self._release()

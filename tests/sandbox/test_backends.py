@@ -34,11 +34,11 @@ def test_wrong_limits_are_named(values: dict[str, object], message: str) -> None
 WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"backend": "bublewrap"}, "backend: got 'bublewrap' .*did you mean 'bubblewrap'"),
     ({"packages": "/usr"}, "packages: got '/usr' .*expected a list"),
-    ({"packages": ["/usr/.."]}, "'/usr/..' would show the host's own files"),
+    ({"packages": ["/usr/.."]}, "'/usr/..' would expose the host's own files"),
     ({"packages": ["opt/packages"]}, r"packages\[0\]: got 'opt/packages' .*expected an absolute path"),
-    ({"binds": ["/"]}, "'/' would show the host's own files"),
-    ({"binds": ["/tmp"]}, "/tmp cannot be shown to programs"),
-    ({"binds": ["/dev/shm/data"]}, "/dev/shm/data cannot be shown to programs"),
+    ({"binds": ["/"]}, "'/' would expose the host's own files"),
+    ({"binds": ["/tmp"]}, "/tmp is hidden by the /tmp and /dev"),
+    ({"binds": ["/dev/shm/data"]}, "/dev/shm/data is hidden by the /tmp and /dev"),
     ({"warm": ["numpy", "scipy"]}, r"warm\[0\]: got 'numpy' .*expected a list"),
     ({"backend": "bubblewrap", "warm": [["numpy"]]}, "warm: an option of auto and zygote, not of 'bubb"),
     ({"backend": "zygote", "nsjail_path": "/opt/nsjail"}, "nsjail_path: an option of nsjail, not of"),
@@ -125,7 +125,7 @@ async def test_bubblewrap_where_namespaces_cannot_be_nested(caplog: pytest.LogCa
         assert [(await sandbox.run("print(1)")).stdout for _ in range(2)] == ["1\n"] * 2
     assert (await sandbox.isolation())[0].startswith("bubblewrap")
     await sandbox.close()
-    said = [record.getMessage() for record in caplog.records if "jail each" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "own bubblewrap jail" in record.getMessage()]
     assert len(said) == 1
     assert "no zygote works here" in said[0]
 

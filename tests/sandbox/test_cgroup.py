@@ -22,7 +22,7 @@ def test_where_nothing_is_writable_it_says_so(tmp_path: Path) -> None:
     groups, (memory, cpu) = run_groups(2, tmp_path)
     assert groups == [RunGroups(), RunGroups()]
     assert memory.startswith("no memory cgroup is writable")
-    assert "memory is bounded for each process" in memory
+    assert "memory is limited per process" in memory
     assert cpu.startswith("no cgroup counts CPU time")
 
 
@@ -168,4 +168,4 @@ def test_version_2_has_one_group_for_memory_and_time(tmp_path: Path) -> None:
     memory = MemoryGroup(tmp_path, "box")
     groups, said = cpu_groups([memory], 1, tmp_path)
     assert [(group.path, group.used_s()) for group in groups] == [(memory.path, 2.5)]
-    assert said == f"CPU time is bounded for all of a run together: cgroup below {tmp_path}"
+    assert said == f"CPU time is limited for the whole run: cgroup below {tmp_path}"

@@ -37,7 +37,7 @@ async def test_a_full_queue_says_so() -> None:
     await slots.acquire()
     waiting = asyncio.create_task(slots.acquire())
     await asyncio.sleep(0)
-    with pytest.raises(SandboxBusyError, match="1 runs wait already, expected at most 1"):
+    with pytest.raises(SandboxBusyError, match="1 runs are waiting, expected at most 1"):
         await slots.acquire()
     slots.release("place")
     assert await waiting == "place"

@@ -1,4 +1,4 @@
-"""Hostile programs that every kind of sandbox must withstand."""
+"""Hostile programs that every sandbox backend must withstand."""
 
 from afm.sandbox.conformance.attack import AttackResult, SandboxAttack, check_sandbox
 from afm.sandbox.conformance.cross_run import SHARED, TAMPER

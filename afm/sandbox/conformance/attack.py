@@ -1,4 +1,4 @@
-"""Hostile programs as texts, the helpers they begin with, and the check that runs them against a sandbox and judges them."""
+"""The format of hostile programs, their helper functions, and the check that runs them in a sandbox and judges them."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from afm.sandbox.seccomp import CLONE, DENIED, MADVISE, MSYNC, PREADV2, SILENCED
 
 LIMITS = SandboxLimits(wall_s=30.0, cpu_s=4, memory_bytes=512 << 20, file_bytes=8 << 20)
 SURVIVOR = f"afm-survivor-{secrets.token_hex(4)}"
-"""First word of the command line of daemons. It differs by process: checks that run at once must not see each other's."""
+"""First word of the command line of daemons. Each process has its own, so that parallel checks do not see each other's."""
 _HEADING = re.compile(r"^### (.+?)(?: => (.+))?$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxAttack:
-    """A hostile program. It is bounded, so that it does little harm where it gets through.
+    """A hostile program. It is limited, so that it does little harm if it gets through.
 
     Attributes:
-        name: What it tries, as the end of "it tries to ...".
-        code: The program. Without ``reasons`` it judges itself: it prints ``OK:`` when it was stopped and
-            ``BAD:`` when it got through.
+        name: Completes the sentence "it tries to ...".
+        code: The program. Without ``reasons`` it judges itself and prints ``OK:`` if it was stopped and ``BAD:`` if it
+            got through.
         reasons: How the run must end instead.
-        status: Exit status the run must have, if it matters.
-        printed: What the whole standard output must be, if it matters.
-        before: A program that runs first; its own end does not count.
-        beside: A program that runs at the same time, for about a second.
+        status: The exit status that the run must have, if it matters.
+        printed: The whole standard output that the run must have, if it matters.
+        before: A program that runs first. Its end does not matter.
+        beside: A program that runs at the same time for about a second.
         survivor: First word of the command line of a process that must be gone afterwards.
         needs_memory_group: Only a memory cgroup can stop it.
         needs_cpu_group: Only a cgroup that counts CPU time can stop it.
-        not_by: Backends that cannot stop it, with the reason: a known limit, shown and not hidden.
+        not_by: Backends that cannot stop it, with the reason. The check reports this as a known limit.
     """
 
     name: str
@@ -66,19 +66,19 @@ class SandboxAttack:
     needs_cpu_group: bool = False
 
     def expected(self) -> str:
-        """In words, for the table."""
+        """Return the expected end in words, for the table."""
         words = "/".join(self.reasons) or ("expected output" if self.printed is not None else "OK")
         return words if self.status is None else f"{words} {self.status}"
 
 
 def attacks(text: str, **shared: Any) -> tuple[SandboxAttack, ...]:
-    """The attacks of a text.
+    """Return the attacks of a text.
 
-    Each begins with a line ``### NAME``; ``### NAME => error 9`` says how its run must end: reasons, then the exit status
-    if it matters. The text between the lines ``# before`` and ``# then`` is the program that runs first.
+    Each begins with a line ``### NAME``. ``### NAME => error 9`` also states how its run must end: the reasons, then the
+    exit status if it matters. The text between the lines ``# before`` and ``# then`` is the program that runs first.
 
     Args:
-        shared: Further fields, the same for each.
+        shared: Further fields, the same for every attack.
     """
     _, *pieces = _HEADING.split(text)
     made = []
@@ -119,7 +119,7 @@ def daemon(*closed):
 
 
 def armed(code: str, host: Mapping[str, object]) -> str:
-    """A program with the helpers and constants it uses."""
+    """Return a program with the helpers and constants that it uses."""
     column = 0 if platform.machine() == "x86_64" else 1
     others = {"clone": CLONE, "madvise": MADVISE, "msync": MSYNC, "preadv2": PREADV2}
     numbers = {name.upper(): pair[column] for name, pair in (DENIED | SILENCED | others).items()}
@@ -132,12 +132,12 @@ _ALIVE = "print('alive')"
 
 @dataclass(frozen=True, slots=True)
 class AttackResult:
-    """What came of one attack.
+    """The result of one attack.
 
     Attributes:
-        seen: How the run ended and what it printed, shortened.
-        passed: Whether the attack failed.
-        known_limit: Why this backend cannot stop it; such a finding does not count as a failure.
+        seen: The end of the run and its output, shortened.
+        passed: Whether the sandbox stopped the attack.
+        known_limit: Why this backend cannot stop it. A known limit does not count as a failure.
     """
 
     attack: SandboxAttack
@@ -149,7 +149,7 @@ class AttackResult:
 async def check_sandbox(
     sandbox: LocalSandbox, attacks: Sequence[SandboxAttack]
 ) -> AsyncIterator[AttackResult]:
-    """Try each attack, and after each that the sandbox still works."""
+    """Try each attack, and check after each that the sandbox still works."""
     with canaries() as host:
         for attack in attacks:
             yield await attempt(sandbox, attack, host)
@@ -159,7 +159,7 @@ async def attempt(sandbox: LocalSandbox, attack: SandboxAttack, host: Mapping[st
     """Try one attack.
 
     Args:
-        host: What :func:`canaries` gave.
+        host: The names from :func:`canaries`.
     """
     isolation = await sandbox.isolation()
     try:
@@ -219,7 +219,7 @@ def _processes(marker: str) -> list[str]:
 
 @contextlib.contextmanager
 def canaries() -> Iterator[dict[str, object]]:
-    """Things on the host that no program may reach: a port, an abstract socket, a file, a variable."""
+    """Set up things on the host that no program may reach: a port, an abstract socket, a file and a variable."""
     with (
         tempfile.TemporaryDirectory() as folder,
         socket.create_server(("127.0.0.1", 0)) as port,

@@ -1,4 +1,4 @@
-"""Attacks on other runs, on what runs the program, and on what all runs share: kernel tables, locks, devices."""
+"""Attacks on other runs, on the runner of the program, and on what all runs share: kernel tables, locks, devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher does to itself before it forks a program, and how it learns of memory that the program was refused."""
+"""Hardening of a launcher before it forks a program, and its channel for memory that the program was refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HANDLERS = {
 
 
 def harden(devices: list[str]) -> None:
-    """Take from this process, and those it forks, what runs could share; not to be called in the program's process.
+    """Remove what runs could share from this process and its children. Not for the program's own process.
 
     The process must not close a device afterwards.
 
@@ -39,19 +39,19 @@ def harden(devices: list[str]) -> None:
     if libc.prctl(_SET_THP_DISABLE, *(ctypes.c_ulong(value) for value in (1, 0, 0, 0))):
         raise OSError(ctypes.get_errno(), "huge pages could not be switched off")
     for device in devices:
-        # A reader's lock on the whole file: no run gets a writer's, which others would notice.
+        # With a read lock on the whole file, no run can get a write lock, which other runs would notice.
         try:  # noqa: SIM105 - contextlib is slow to import
             fcntl.fcntl(os.open(device, os.O_RDONLY), fcntl.F_SETLK, bytes(32))
-        except BlockingIOError:  # a process of the host has one; it must not be able to stop all runs
+        except BlockingIOError:  # a process of the host holds a write lock, which must not stop all runs
             pass
 
 
 def answer_lock_queries() -> None:
-    """A query for the holder of a lock (``F_GETLK``) reports no holder. A request for the lock gets the true answer.
+    """Make queries for the holder of a lock (``F_GETLK``) report no holder. Requests for locks still work.
 
-    The kernel's answer would show the locks that other runs hold on files that all of them read. The filter makes a
-    signal of the question. Its handler is machine code: Python would run one of its own after the call. Only the
-    program's process has it: a signal that the program sends to process 1 must have no handler there.
+    The kernel's answer would reveal the locks of other runs on files that all of them read. The filter turns the query
+    into a signal. The handler is machine code, because Python runs its handlers only after the call. Only the program's
+    process has it, because a signal from the program to process 1 must find no handler there.
 
     Raises:
         OSError: The kernel refused.
@@ -88,12 +88,12 @@ def filter_calls(rules: bytes) -> None:
 
 
 def look_started(path: str, imports: list[str]) -> None:
-    """Make the interpreter look as if it had just been started with the program ``path``.
+    """Make the interpreter look as if it had just started with the program ``path``.
 
     Args:
         imports: Import paths in addition to the standard library.
     """
-    # What the site module would have added; a launcher skips it, which saves a third of the start-up time.
+    # A launcher skips the site module, which saves a third of the start-up time. These are its names.
     for word in ("exit", "quit"):
         setattr(builtins, word, _sitebuiltins.Quitter(word, "Ctrl-D"))
     builtins.help = _sitebuiltins._Helper()
@@ -103,17 +103,17 @@ def look_started(path: str, imports: list[str]) -> None:
 
 
 class Refusal:
-    """Tells the launcher that its program ended because memory was refused. Made before the program is forked.
+    """Tells the launcher that its program ended because memory was refused. Create it before the program is forked.
 
-    Text on stderr would not do: a program can print what it likes.
+    Text on stderr would not be reliable, because a program can print any text.
     """
 
     def __init__(self) -> None:
         self._process = mmap.mmap(-1, 4)
-        self._raise, self._getpid = _RAISE, os.getpid  # the launcher's global names become the program's
+        self._raise, self._getpid = _RAISE, os.getpid  # the program takes over the launcher's global names
 
     def note(self, error: BaseException) -> None:
-        """The program ends with this error: note it if it is a refusal, not a ``raise`` of the program's own."""
+        """Note the error that ends the program if it is a refusal of memory and not a ``raise`` in the program."""
         trace = error.__traceback__ if isinstance(error, MemoryError) else None
         while trace and trace.tb_next:
             trace = trace.tb_next
@@ -121,5 +121,5 @@ class Refusal:
             self._process[:] = self._getpid().to_bytes(4, "little")
 
     def ended(self, process: int) -> bool:
-        """Whether this process noted one."""
+        """Return whether this process noted a refusal."""
         return int.from_bytes(self._process[:], "little") == process

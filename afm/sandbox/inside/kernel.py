@@ -1,4 +1,4 @@
-"""The kernel calls of the zygote that Python has no function for."""
+"""The zygote's kernel calls for which Python has no function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READ_ONLY, NO_SUID, NO_DEV, NO_EXEC, REMOUNT = 1, 2, 4, 8, 32
 BIND, RECURSIVE, PRIVATE = 1 << 12, 1 << 14, 1 << 18
 _DETACH = 2
 
-# PyDLL keeps Python's lock during a call: a cloned process must own it.
+# PyDLL holds the interpreter lock during a call, which a cloned process must own.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc.mount.argtypes = [*[ctypes.c_char_p] * 3, ctypes.c_ulong, ctypes.c_char_p]
@@ -48,7 +48,7 @@ def _call(name: str, *arguments: Any) -> int:
 def clone_into_namespaces() -> tuple[int, int]:
     """Fork into fresh user, process, mount, IPC and UTS namespaces, from a process without threads.
 
-    The child must do no more than fork again: Python's own work after a fork is left to that one.
+    The child must only fork again, because Python's own work after a fork happens in that second child.
 
     Returns:
         Process id and pidfd of the child; ``(0, -1)`` in the child, which is process 1 of its namespace.
@@ -59,17 +59,17 @@ def clone_into_namespaces() -> tuple[int, int]:
     try:
         pid = _call("clone", flags, 0, ctypes.byref(pidfd), 0, 0)
     finally:
-        ctypes.pythonapi.PyOS_AfterFork_Parent()  # in both: it only gives the import lock back
+        ctypes.pythonapi.PyOS_AfterFork_Parent()  # in both processes, because it only releases the import lock
     return pid, pidfd.value if pid else -1
 
 
 def map_user(uid: int, gid: int, groups_fixed: bool) -> None:
-    """Be the same user inside the new user namespace as outside.
+    """Map the user of the outer namespace to the same user in the new one.
 
     Args:
-        groups_fixed: What :func:`groups_are_fixed` said outside.
+        groups_fixed: The result of :func:`groups_are_fixed` outside.
     """
-    _prctl(_SET_DUMPABLE, 1)  # or the files below belong to root
+    _prctl(_SET_DUMPABLE, 1)  # otherwise the files below belong to root
     if not groups_fixed:
         _write("/proc/self/setgroups", "deny")  # an unprivileged gid_map needs it: user_namespaces(7)
     _write("/proc/self/uid_map", f"{uid} {uid} 1")
@@ -77,36 +77,36 @@ def map_user(uid: int, gid: int, groups_fixed: bool) -> None:
 
 
 def groups_are_fixed() -> bool:
-    """Whether the zygote's namespace forbids changing groups, which new namespaces below it inherit."""
+    """Return whether the zygote's namespace forbids changes of groups, which nested namespaces inherit."""
     with open("/proc/self/setgroups", encoding="ascii") as file:  # noqa: PTH123 - pathlib is not loaded here
         return file.read().strip() == "deny"
 
 
 def prefer_as_victim() -> None:
-    """When memory runs out the kernel ends this process, and not the zygote."""
+    """Make the kernel kill this process before the zygote when memory runs out."""
     _write("/proc/self/oom_score_adj", "1000")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    """``mount(2)``."""
+    """Call ``mount(2)``."""
     texts = [text.encode() if text is not None else None for text in (source, target, kind)]
     _checked(_libc.mount(*texts, flags, data.encode()), f"mount {kind or source} on {target}")
 
 
 def become_root_directory(folder: str) -> None:
-    """``folder`` becomes ``/``; nothing else of the old tree stays reachable."""
+    """Make ``folder`` the root directory. Nothing else of the old tree stays reachable."""
     os.chdir(folder)
-    # The old root ends up on top of the new one, from where it can be unmounted: see pivot_root(2), "pivot_root(., .)".
+    # This mounts the old root on top of the new one, where it can be unmounted: see pivot_root(2), "pivot_root(., .)".
     _call("pivot_root", b".", b".")
     _checked(_libc.umount2(b".", _DETACH), "umount2")
     os.chdir("/")
 
 
 def drop_capabilities() -> None:
-    """Give up every capability for good."""
+    """Give up every capability permanently."""
     for number in range(_LAST_CAPABILITY + 1):
         if _libc.prctl(_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) < 0:
-            break  # past the last one that this kernel knows
+            break  # this kernel has no further capabilities
     _prctl(_CAP_AMBIENT, _CLEAR_ALL)
     _call("capset", struct.pack("<Ii", 0x20080522, 0), bytes(24))
 
@@ -120,7 +120,7 @@ def close_from(fd: int) -> None:
 
 
 def protect_from_peers() -> None:
-    """Processes of the same user cannot look into this one."""
+    """Keep processes of the same user from inspecting this one."""
     _prctl(_SET_DUMPABLE, 0)
 
 

@@ -1,26 +1,26 @@
 """Starts the user's program. Runs inside the jail, as process 1, under the sandbox's own Python.
 
-The host passes the text of ``inside/harden.py`` and of this file to ``python -c``, so it imports nothing of the project
-and little of the standard library: every import here is paid for on each run. Process 1 only waits. The program runs
-in a child, where signals work as usual and its end can be distinguished from the jail's.
+The host passes the text of ``inside/harden.py`` and of this file to ``python -c``. It imports nothing from the project
+and little from the standard library, because every run pays for the imports. Process 1 only waits. The program runs in
+a child, where signals work as usual and its end can be distinguished from the jail's.
 
-Arguments: descriptor for the report, file of the program, limits as ``NAME=SOFT=HARD,...``, extra import paths and
-devices, each joined by ``:``. Then a seccomp filter in hexadecimal digits (empty when the jail has one), a descriptor
-of the program (empty when the file is there), a descriptor for its stderr (empty for the jail's).
-The report is ``ready`` when the program is about to run, then ``STATUS PEAK_KIB`` with the status from ``waitpid``.
-``memory`` follows when the program ended because memory was refused. A newline ends each.
+The arguments are the descriptor for the report, the file of the program, the limits as ``NAME=SOFT=HARD,...``, and the
+extra import paths and the devices, each joined by ``:``. Then come the seccomp filter in hexadecimal digits (empty if
+the jail has one), the descriptor of the program (empty if its file exists) and the descriptor for its stderr (empty for
+the jail's). The report is ``ready`` when the program is about to run, then ``STATUS PEAK_KIB`` with the status from
+``waitpid``, and then ``memory`` if the program ended because memory was refused, each with a newline.
 """
 
 import os
 import sys
 
-TYPE_CHECKING = False  # what is named here stands above, in the text of inside/harden.py
+TYPE_CHECKING = False  # at run time, the text of inside/harden.py above defines these names
 if TYPE_CHECKING:
     from afm.sandbox.inside.harden import Refusal, answer_lock_queries, filter_calls, harden, look_started  # noqa: TC004
 
 
 def main() -> "Refusal":
-    """Fork the program, wait for it, report how it ended. Returns only in the program, what it reports to."""
+    """Fork the program, wait for it and report its end. Returns only in the program, with its report."""
     import _signal  # type: ignore[import-not-found]  # `signal` would import enum
 
     report = int(sys.argv[1])
@@ -33,7 +33,7 @@ def main() -> "Refusal":
     child = os.fork()
     if child == 0:
         return refusal
-    # Process 1 is immune to every signal but those it handles, and Python handles SIGINT.
+    # Process 1 is immune to all signals except those it handles, and Python handles SIGINT.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     os.closerange(0, 3)
     while True:
@@ -46,7 +46,7 @@ def main() -> "Refusal":
 
 
 def take_files(path: str, code: str, stderr: str) -> None:
-    """What the jail passes by descriptors: the program, and where its errors go."""
+    """Take over the descriptors that the jail passes: the program, and the target of its errors."""
     if code:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
         while data := os.read(int(code), 1 << 20):
@@ -59,7 +59,7 @@ def take_files(path: str, code: str, stderr: str) -> None:
 
 
 def prepare() -> None:
-    """In the child: set the limits and make the interpreter look as if it ran the program's file."""
+    """Set the limits and make the interpreter look as if it ran the program's file. Runs in the child."""
     import resource
 
     _, _, path, limits, imports, *_ = sys.argv
@@ -69,12 +69,12 @@ def prepare() -> None:
         name, soft, hard = item.split("=")
         resource.setrlimit(getattr(resource, "RLIMIT_" + name), (int(soft), int(hard)))
     look_started(path, [entry for entry in imports.split(":") if entry])
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a stopped program keeps what it printed
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a stopped program keeps its output
 
 
 def execute(refusal: "Refusal") -> None:
-    """Run the program as ``__main__``; a traceback shows its frames only."""
-    import sys  # the global names go away before the program runs
+    """Run the program as ``__main__``. A traceback shows only its frames."""
+    import sys  # the global names are deleted before the program runs
 
     path = sys.argv[0]
     scope = sys.modules["__main__"].__dict__

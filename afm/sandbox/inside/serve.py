@@ -1,15 +1,15 @@
 """The zygote: a warm Python that forks every run. Runs as process 1 of the outer jail.
 
-Arguments: descriptor of the control socket, one JSON object, the file of the seccomp rules. Keys of the object:
-``preload`` (modules to import), ``exercises`` (packages and their programs) and ``imports`` (import paths of installed
-packages). ``root`` is the folder that becomes a run's ``/``, ``devices`` names the device files in it.
+The arguments are the descriptor of the control socket, one JSON object and the file of the seccomp rules. The keys of
+the object are ``preload`` (modules to import), ``exercises`` (packages and their programs), ``imports`` (import paths
+of installed packages), ``root`` (the folder that becomes a run's ``/``) and ``devices`` (the device files in it).
 
 On the control socket a request is one packet: JSON, and the descriptors of program, stdin, stdout, stderr and report.
 The JSON has ``limits`` (soft and hard value of each ``RLIMIT_``), ``file_bytes`` and ``inodes`` (size of ``/tmp``, and
-of ``/dev/shm``) and ``stdin_named`` (whether ``/dev/stdin`` is the standard input, and not empty). The answer is
+of ``/dev/shm``) and ``stdin_named`` (whether ``/dev/stdin`` is the standard input instead of empty). The answer is
 ``started`` with a pidfd of the run's process 1, or ``failed: REASON``. That process writes ``ready`` to the report when
-the program is about to run, then ``STATUS PEAK_KIB CPU_SECONDS`` with the status from ``waitpid``. ``memory`` follows
-when the program ended because memory was refused. A newline ends each. If isolation fails it writes ``failed: REASON``.
+the program is about to run, then ``STATUS PEAK_KIB CPU_SECONDS`` with the status from ``waitpid``, and then ``memory``
+if the program ended because memory was refused, each with a newline. If isolation fails, it writes ``failed: REASON``.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ PROGRAM = "/tmp/main.py"
 
 
 class JailRoot(NamedTuple):
-    """What is the same for every run.
+    """The settings that every run shares.
 
     Attributes:
-        devices: Files of devices below ``root``, and the mount flags that they have.
+        devices: Device files below ``root`` and their mount flags.
     """
 
     root: str
@@ -53,7 +53,7 @@ class JailRoot(NamedTuple):
 
 
 def warm_up(modules: list[str], imports: list[str]) -> list[str]:
-    """Import ``modules``; those that fail are left out, with the reason in the answer."""
+    """Import ``modules`` and return the failures with their reasons."""
     folder, sys.path[0] = sys.path[0], "/nonexistent"
     sys.path += imports
     failed = []
@@ -68,7 +68,7 @@ def warm_up(modules: list[str], imports: list[str]) -> list[str]:
 
 
 def exercise(programs: list[tuple[str, str]]) -> list[str]:
-    """Run what packages load and compute only when they are first used: pairs of a package and a program."""
+    """Run programs, each with its package, that trigger what packages load at first use. Return the failures."""
     failed = []
     for name, code in programs:
         try:
@@ -79,7 +79,7 @@ def exercise(programs: list[tuple[str, str]]) -> list[str]:
 
 
 def serve(control: socket.socket, jail: JailRoot) -> harden.Refusal:
-    """Fork a run for each request. Returns only in the program's process, as :func:`begin` does."""
+    """Fork a run per request. Like :func:`begin`, it returns only in the program's process."""
     while True:
         data, fds, _, _ = socket.recv_fds(control, 65536, 5)
         if not data:  # the owner is gone
@@ -100,7 +100,7 @@ def serve(control: socket.socket, jail: JailRoot) -> harden.Refusal:
 
 
 def begin(request: dict[str, Any], fds: list[int], jail: JailRoot) -> harden.Refusal:
-    """As process 1 of the run: isolate, fork the program, wait for it. Returns only in the program, what it reports to."""
+    """As process 1 of the run, isolate, fork the program and wait for it. Returns only in the program, with its report."""
     code, stdin, stdout, stderr, report = fds
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -109,7 +109,7 @@ def begin(request: dict[str, Any], fds: list[int], jail: JailRoot) -> harden.Ref
         refusal = harden.Refusal()
         os.write(report, b"ready\n")
         child = os.fork()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+    except BaseException as error:  # noqa: BLE001 - the host must learn of every error
         os.write(report, f"failed: {type(error).__name__}: {error}"[:4000].encode())
         os._exit(1)
     if child:
@@ -124,14 +124,17 @@ def begin(request: dict[str, Any], fds: list[int], jail: JailRoot) -> harden.Ref
 
 
 def isolate(request: dict[str, Any], code: int, stdin: int, jail: JailRoot) -> None:
-    """Everything that separates this run from the host and from other runs."""
+    """Separate this run from the host and from other runs."""
     root = jail.root
     kernel.map_user(*jail.user)
     kernel.prefer_as_victim()
     os.setsid()
     kernel.mount(None, "/", None, kernel.RECURSIVE | kernel.PRIVATE)
     kernel.mount(root, root, None, kernel.BIND | kernel.RECURSIVE)
-    for device, had in jail.devices:  # still to be written to, but their times are the host's
+    for (
+        device,
+        had,
+    ) in jail.devices:  # they stay writable, but nothing may change the times of the host's files
         kernel.mount(None, device, None, kernel.BIND | kernel.REMOUNT | kernel.READ_ONLY | had)
     size, stdin_size = request["file_bytes"], os.fstat(stdin).st_size * request["stdin_named"]
     flags = kernel.NO_SUID | kernel.NO_DEV
@@ -139,7 +142,7 @@ def isolate(request: dict[str, Any], code: int, stdin: int, jail: JailRoot) -> N
         options = f"size={size + extra},nr_inodes={request['inodes']},mode=0755"
         kernel.mount("tmpfs", root + folder, "tmpfs", flags, options)
     copy(code, root + PROGRAM)
-    if stdin_size:  # /dev/stdin; an empty file is there already
+    if stdin_size:  # otherwise /dev/stdin is the empty file of the root folder
         kept = root + "/tmp/stdin"
         copy(stdin, kept)
         kernel.mount(kept, root + "/dev/stdin", None, kernel.BIND)
@@ -152,7 +155,7 @@ def isolate(request: dict[str, Any], code: int, stdin: int, jail: JailRoot) -> N
 
 
 def copy(source: int, target: str) -> None:
-    """The whole content of a descriptor as a read-only file."""
+    """Write the whole content of a descriptor to a read-only file."""
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
     offset = 0
     while data := os.pread(source, 1 << 20, offset):
@@ -161,13 +164,13 @@ def copy(source: int, target: str) -> None:
 
 
 def mounted(paths: list[str]) -> list[tuple[str, int]]:
-    """The paths with those of their mount flags that a run cannot take away."""
+    """Return the paths with the mount flags that a run cannot remove."""
     kept = kernel.NO_SUID | kernel.NO_DEV | kernel.NO_EXEC
     return [(path, os.statvfs(path).f_flag & kept) for path in paths]
 
 
 def attend(child: int, report: int, refusal: harden.Refusal) -> None:
-    """Reap whatever ends in the run until the program does, and report that. Never returns."""
+    """Reap every process of the run until the program ends, and report its end. Never returns."""
     kernel.close_from(report + 1)
     os.closerange(0, report)
     while True:
@@ -183,7 +186,7 @@ def attend(child: int, report: int, refusal: harden.Refusal) -> None:
 
 
 def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[str]) -> None:
-    """Set the limits and make the interpreter look as if it had just been started with ``path``."""
+    """Set the limits and make the interpreter look as if it had just started with ``path``."""
     for number in (signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     for name, pair in limits.items():
@@ -195,14 +198,14 @@ def become_program(path: str, limits: dict[str, tuple[int, int]], imports: list[
     os.environ["PWD"] = sys.path[0]
     for name in OWN_MODULES:
         sys.modules.pop(name, None)
-    if "numpy.random" in sys.modules:  # the standard library's generator reseeds itself after a fork
+    if "numpy.random" in sys.modules:  # only the standard library's generator reseeds itself after a fork
         sys.modules["numpy"].random.seed()
     gc.enable()
 
 
 def execute(path: str, refusal: harden.Refusal) -> None:
     """Run the program as ``__main__`` and end the process as Python would. Never returns."""
-    # The program may overwrite whatever has a name.
+    # The program may overwrite every global name.
     leave, anything, end, note = os._exit, BaseException, shutdown.Shutdown(), refusal.note
     module = types.ModuleType("__main__")
     scope = module.__dict__
@@ -225,7 +228,7 @@ def execute(path: str, refusal: harden.Refusal) -> None:
 
 
 def _stream(fd: int, mode: str, name: str, errors: str) -> Any:
-    """A standard stream; what is written shows line by line, so that a stopped program keeps what it printed."""
+    """Open a standard stream. It is line-buffered, so that a stopped program keeps its output."""
     text: Any = open(  # noqa: SIM115 - the standard streams stay open
         fd, mode, encoding="utf-8", errors=errors, closefd=False, buffering=1 if mode == "w" else -1
     )
@@ -235,7 +238,7 @@ def _stream(fd: int, mode: str, name: str, errors: str) -> Any:
 
 
 def _status_of(error: BaseException, exiting: type = SystemExit, whole: type = int) -> int:
-    """What Python does with an uncaught exception."""
+    """Handle an uncaught exception like Python and return the exit status."""
     if type(error) is not exiting and exiting not in type(error).__mro__:
         _show(error)
         return 1
@@ -252,7 +255,7 @@ def _status_of(error: BaseException, exiting: type = SystemExit, whole: type = i
 def _show(error: BaseException) -> None:
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException as second:  # noqa: BLE001 - a hook of the program's own
+    except BaseException as second:  # noqa: BLE001 - the program may have set the hook
         with contextlib.suppress(BaseException):
             print("Error in sys.excepthook:", file=sys.stderr)
             sys.__excepthook__(type(second), second, second.__traceback__)
@@ -261,7 +264,7 @@ def _show(error: BaseException) -> None:
 
 
 def main() -> harden.Refusal:
-    """Warm up, report it, serve. Returns only in a program's process, as :func:`begin` does."""
+    """Warm up, report it and serve. Like :func:`begin`, it returns only in a program's process."""
     control = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
     with open(sys.argv[3], "rb") as file:  # noqa: PTH123 - pathlib is not loaded here
@@ -269,7 +272,7 @@ def main() -> harden.Refusal:
     failed = warm_up(settings["preload"], settings["imports"])
     if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - as above
         raise SystemExit(
-            "a preloaded module started a thread; a process with threads cannot be forked safely"
+            "a preloaded module started a thread; a process with threads cannot be forked safely; remove it from `warm`"
         )
     failed += exercise(settings["exercises"])
     null = os.open("/dev/null", os.O_RDWR)
@@ -283,7 +286,7 @@ def main() -> harden.Refusal:
     gc.collect()
     gc.freeze()
     control.send(json.dumps({"failed": failed}).encode())
-    user = os.getuid(), os.getgid(), kernel.groups_are_fixed()  # a new user namespace does not know them yet
+    user = os.getuid(), os.getgid(), kernel.groups_are_fixed()  # a new user namespace cannot look them up
     devices = mounted([settings["root"] + device for device in settings["devices"]])
     return serve(control, JailRoot(settings["root"], settings["imports"], user, rules, devices))
 

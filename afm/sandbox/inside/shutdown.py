@@ -1,4 +1,4 @@
-"""The end of a Python program in a process that goes by ``os._exit``: what Python would still print is printed.
+"""The end of a Python program in a process that leaves with ``os._exit``: it prints what Python would still print.
 
 Everything that forks programs inside the sandbox uses it.
 """
@@ -18,18 +18,18 @@ _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedR
 
 
 class Shutdown:
-    """The end of the program that is about to begin in this process: made before it, used after it."""
+    """Ends the program that is about to start in this process. Create it before the program and use it afterwards."""
 
     def __init__(self) -> None:
-        gc.freeze()  # what is here now is none of the program's
+        gc.freeze()  # the objects that exist now do not belong to the program
         self._streams = (sys.stdout, sys.stderr)
         self._outputs: set[tuple[int, int]] = {_identity(fd) for fd in (1, 2)}
 
     def finish(self, scope: dict[str, Any]) -> bool:
-        """What Python does at its end: threads, ``atexit``, output, destructors, output again.
+        """End like Python: wait for threads, call ``atexit``, flush, run destructors, flush again.
 
         Args:
-            scope: Global names of the program, which are wiped.
+            scope: Global names of the program, which are cleared.
 
         Returns:
             Whether the standard output could be flushed.
@@ -42,7 +42,7 @@ class Shutdown:
         writers: list[Any] = []
         with contextlib.suppress(BaseException):
             writers = self._writers()
-        for writer in writers:  # a collector might otherwise close the file below a buffer first
+        for writer in writers:  # otherwise the collector may close the file below a buffer first
             with contextlib.suppress(BaseException):
                 writer.flush()
         sys.modules.pop("__main__", None)
@@ -52,13 +52,13 @@ class Shutdown:
         with contextlib.suppress(BaseException):
             gc.collect()
         flushed = _flushed() and flushed
-        for writer in (*writers, *self._streams):  # once more, for the destructors
+        for writer in (*writers, *self._streams):  # again, after the destructors
             with contextlib.suppress(BaseException):
                 next(kind for kind in _WRITERS if issubclass(type(writer), kind)).flush(writer)
         return flushed
 
     def _writers(self) -> list[Any]:
-        """What the program has made to write to its standard output or errors with, and holds still."""
+        """Return the live writers to standard output or error that the program made."""
         things = gc.get_objects()
         kinds = {id(kind): kind for kind in map(type, things)}  # by id: a type may refuse to be compared
         writing = {number for number, kind in kinds.items() if issubclass(kind, _WRITERS)}
@@ -66,10 +66,10 @@ class Shutdown:
         return [thing for thing in made if not _is_in(thing, self._streams) and self._leads_out(thing)]
 
     def _leads_out(self, writer: Any) -> bool:
-        # Others are of no use after the end, and one may block.
+        # Other writers do not matter after the end, and flushing one may block.
         try:
             return _identity(writer.fileno()) in self._outputs
-        except BaseException:  # noqa: BLE001 - closed, or a method of the program's own
+        except BaseException:  # noqa: BLE001 - it is closed, or the program replaced the method
             return False
 
 
@@ -88,6 +88,6 @@ def _flushed() -> bool:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except BaseException:  # noqa: BLE001 - it may be anything the program made
+        except BaseException:  # noqa: BLE001 - the program may have replaced it with anything
             good = good and stream is not sys.stdout
     return good
