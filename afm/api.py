@@ -22,7 +22,6 @@ from afm.agents.prompt_record import run_prompts
 from afm.choices import Boundary
 from afm.datasets import Task
 from afm.errors import ConfigError
-from afm.evaluation.agents import check_tools
 from afm.evaluation.manifest import Conditions, Sources
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.run import OnProgress
@@ -32,7 +31,7 @@ from afm.models import SamplingParams, TokenModel
 from afm.models.tokenizer import ChatTokenizer
 from afm.play import ModelPlayer
 from afm.rewards import CombinedReward, Reward, Sample, load_reward
-from afm.tools import Tool
+from afm.tools import Tool, check_tools
 from afm.tools.registry import default_tools
 from afm.trajectory import author_segments
 from afm.trajectory.record import Record, Verdict

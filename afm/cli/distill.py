@@ -147,10 +147,12 @@ async def _team(
 ) -> AsyncIterator[_Opened]:
     """The team, the agent that its work is for, and the tools; closed at the end."""
     from afm.cli.options import configs_folder
+    from afm.distill.model_team.settings import TeamSettings
     from afm.distill.scripted_teams import scripted_team
     from afm.distill.team_player import open_team
-    from afm.tools import load_tools
+    from afm.tools import check_tools, load_tools
 
+    who, needed = "", set[str]()
     async with AsyncExitStack() as stack:
         team: TeamWithRoles
         if file is None:
@@ -162,9 +164,13 @@ async def _team(
             stack.push_async_callback(members.close)
             spec = members.spec
             tools_file = tools_file or members.settings.tools
+            if isinstance(members.settings, TeamSettings):
+                who, needed = f"{file}: the team", members.settings.called_tools
         tools = load_tools(tools_file) if tools_file is not None else {}
         for tool in tools.values():
             stack.push_async_callback(tool.close)
+        if tools_file is not None:
+            check_tools(who or f"agent {spec.name!r}", needed or spec.tool_roles.values(), tools)
         yield team, spec, tools
 
 

@@ -328,8 +328,7 @@ async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[
     """
     from afm.distill.model_team.team import ModelTeam
     from afm.distill.team_player import TeamPlayer
-    from afm.evaluation.agents import check_tools
-    from afm.tools import load_tools
+    from afm.tools import check_tools, load_tools
 
     team = _team(config, spec)
     models = team if isinstance(team, ModelTeam) else None
@@ -337,7 +336,7 @@ async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[
     if models is None:
         needed, described = set(spec.tool_roles.values()), dict[str, Any](members={})
     else:
-        needed = {tool for member in models.settings.tool_agents.values() for tool in member.tools}
+        needed = models.settings.called_tools
         described = {
             "members": {name: models.model_of(name) for name in models.settings.all_members},
             "limits": models.settings.limits.model_dump(mode="json"),

@@ -25,7 +25,7 @@ from afm.errors import AfmError, ConfigError, DataError
 from afm.plugins import own_code_error
 from afm.runs.journal import Journal
 from afm.tools import Tool, ToolResult
-from afm.tools.base import checked_result
+from afm.tools.base import call_tool
 
 
 class EventKind(StrEnum):
@@ -188,7 +188,7 @@ class Recorder:
         self._add(EventKind.TOOL_CALL, agent=agent, tool=tool, content=argument, **usage)
         started = time.perf_counter()
         try:
-            result = checked_result(tool, await self._tools[tool].call(argument))
+            result = await call_tool(tool, self._tools[tool], argument)
         except AfmError:
             raise
         except Exception as error:

@@ -31,7 +31,7 @@ from afm.harness.settings import HarnessSettings
 from afm.models.base import SamplingParams, TokenModel
 from afm.rewards import Reward
 from afm.seeds import derive_seed
-from afm.tools import load_tools
+from afm.tools import check_tools, load_tools
 from afm.trajectory.record import Record
 
 
@@ -106,6 +106,7 @@ class TeamRunner(HarnessRunner):
         assert settings.team is not None
         self.team = _unserved(settings.team, spec)
         self._tools = load_tools(self.team.settings.tools)
+        check_tools(f"{settings.team}: the team", self.team.settings.called_tools, self._tools)
         self._events: dict[str, tuple[Event, ...]] = {}
 
     async def play(

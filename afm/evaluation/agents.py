@@ -13,7 +13,6 @@ from typing import Any
 from afm.agents import AgentSpec, PromptMode, PromptSource
 from afm.configuration import read_mapping
 from afm.datasets import Task
-from afm.errors import ConfigError
 from afm.rewards import Reward
 from afm.rewards.judge_prompt import JudgeText
 from afm.rollout.routes import Route, Routes
@@ -90,19 +89,6 @@ def describe_prompt(tasks: list[Task], spec: AgentSpec, prompt: PromptSource) ->
     if prompt.mode is PromptMode.OWN:
         return {}
     return {"prompt": prompt.told | {"sha256": _prompt_checksum(tasks, spec, prompt)}}
-
-
-def check_tools(who: str, needed: Iterable[str], tools: Mapping[str, Tool]) -> None:
-    """Every tool that is called has to be there.
-
-    Raises:
-        ConfigError: One is missing.
-    """
-    if missing := sorted(set(needed) - set(tools)):
-        names = ", ".join(sorted(tools)) or "none"
-        raise ConfigError(
-            f"{who} calls {', '.join(missing)}, but `tools` has {names}; name a file that has all of them"
-        )
 
 
 def content_of(source: Path | dict[str, Any] | None, what: str) -> dict[str, Any] | None:

@@ -17,7 +17,6 @@ from afm.datasets import Task
 from afm.datasets.hub import is_whole
 from afm.datasets.hub_sets import LOCK_FILE, read_lock
 from afm.errors import ConfigError, UsageError
-from afm.evaluation.agents import check_tools
 from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.config import EvalConfig, ModelSettings, load_config
 from afm.evaluation.job import (
@@ -49,7 +48,7 @@ from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.judge_endpoint import JudgeEndpoint
 from afm.rewards.registry import BY_SOURCE, checked_name, scorer_name
 from afm.rollout.routes import HOPELESS_ADVICE, Route, Routes, mismatch
-from afm.tools import Tool, load_tools
+from afm.tools import Tool, check_tools, load_tools
 from afm.tools.health import tool_findings, unanswered
 
 _NO_MODEL = "model=http://127.0.0.1:1"

@@ -10,7 +10,7 @@ from pathlib import Path
 from afm.agents import AgentSpec, PromptSource
 from afm.datasets import Task
 from afm.errors import BudgetSpentError, ConfigError, DataError, EngineError
-from afm.evaluation.agents import RowAgents, check_tools
+from afm.evaluation.agents import RowAgents
 from afm.evaluation.manifest import EPISODES_FILE, Conditions, claim, make_manifest
 from afm.evaluation.metrics import Metrics, Tally
 from afm.models.base import TokenModel
@@ -19,7 +19,7 @@ from afm.rewards import Reward
 from afm.rollout import PublishedProtocol
 from afm.runs.atomic import replace_text, replacing
 from afm.runs.folder import RunFolder
-from afm.tools import Tool
+from afm.tools import Tool, check_tools
 from afm.trajectory.io import RecordWriter, numbered_records, raw_lines, read_records
 from afm.trajectory.record import SEALING_KEY, Record, opened, sealed
 

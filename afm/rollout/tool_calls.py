@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping
 
 from afm.agents.spec import AgentSpec
-from afm.errors import AfmError, ConfigError, ReplayError, SandboxUnavailableError
+from afm.errors import AfmError, ReplayError, SandboxUnavailableError
 from afm.plugins import fault_of
-from afm.tools.base import Tool, ToolResult, checked_result
+from afm.tools import check_tools
+from afm.tools.base import Tool, ToolResult, call_tool
 from afm.trajectory.record import CallRecord
 from afm.trajectory.tags import Step
 
@@ -25,12 +26,7 @@ def tools_by_role(spec: AgentSpec, tools: Mapping[str, Tool]) -> dict[str, Tool]
     Raises:
         ConfigError: A tool is missing.
     """
-    missing = sorted({name for name in spec.tool_roles.values() if name not in tools})
-    if missing:
-        raise ConfigError(
-            f"agent {spec.name!r} calls tools that were not given: {', '.join(missing)}; "
-            f"given: {', '.join(sorted(tools)) or 'none'}. Add them to the tools file"
-        )
+    check_tools(f"agent {spec.name!r}", spec.tool_roles.values(), tools)
     return {role: tools[name] for role, name in spec.tool_roles.items()}
 
 
@@ -89,7 +85,7 @@ async def _bounded(tool: Tool, argument: str, seconds_left: float | None) -> tup
 
 async def _run(tool: Tool, argument: str) -> ToolResult:
     try:
-        result = checked_result(tool.name, await tool.call(argument))
+        result = await call_tool(tool.name, tool, argument)
     except (ReplayError, SandboxUnavailableError):  # no later call would do better
         raise
     except AfmError as error:

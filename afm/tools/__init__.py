@@ -1,6 +1,6 @@
 """Tools that agents call: their interface, the ones we ship, and the registry that loads them."""
 
 from afm.tools.base import Tool, ToolContext, ToolResult, ToolSchema
-from afm.tools.registry import load_tools
+from afm.tools.registry import check_tools, load_tools
 
-__all__ = ["Tool", "ToolContext", "ToolResult", "ToolSchema", "load_tools"]
+__all__ = ["Tool", "ToolContext", "ToolResult", "ToolSchema", "check_tools", "load_tools"]

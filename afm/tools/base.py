@@ -6,10 +6,13 @@ The goal is the question and the agent's last thought, for tools whose answer de
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import Lock, Thread
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from pydantic import Field
@@ -51,6 +54,72 @@ def checked_result(tool: str, result: object) -> ToolResult:
         else type(result).__name__
     )
     raise OwnCodeError(f"the tool {tool!r} returned {got}; expected ToolResult(text) with a string")
+
+
+async def call_tool(name: str, tool: Tool, argument: str) -> ToolResult:
+    """Call a tool. A call that takes long is reported in the log while it runs.
+
+    Raises:
+        OwnCodeError: The tool returned something else than a :class:`ToolResult`.
+    """
+    with _SLOW_CALLS.watching(name):
+        return checked_result(name, await tool.call(argument))
+
+
+class SlowCalls:
+    """Warns of calls that have not come back, also while one of them blocks the event loop.
+
+    Args:
+        patience_s: Seconds until the first warning about a tool. The next one comes when the wait has doubled.
+    """
+
+    def __init__(self, patience_s: float = 30.0) -> None:
+        self._patience_s = patience_s
+        self._begun: dict[object, tuple[str, float]] = {}
+        self._next: dict[str, float] = {}
+        self._lock = Lock()
+        self._watcher: Thread | None = None
+
+    @contextmanager
+    def watching(self, tool: str) -> Iterator[None]:
+        """Watch one call of ``tool``."""
+        call = object()
+        with self._lock:
+            self._begun[call] = tool, time.monotonic()
+            if self._watcher is None:
+                self._watcher = Thread(target=self._watch, name="slow-calls", daemon=True)
+                self._watcher.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._begun[call]
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(self._patience_s / 2)
+            for message in self._overdue(time.monotonic()):
+                _LOG.warning("%s", message)
+
+    def _overdue(self, now: float) -> list[str]:
+        """The warnings that are due, one for each tool."""
+        waits: dict[str, list[float]] = {}
+        with self._lock:
+            for tool, begun in self._begun.values():
+                if now - begun >= self._patience_s:
+                    waits.setdefault(tool, []).append(now - begun)
+        self._next = {tool: due for tool, due in self._next.items() if tool in waits}
+        due = {tool: seconds for tool, seconds in waits.items() if now >= self._next.get(tool, 0.0)}
+        self._next |= {tool: now + max(seconds) for tool, seconds in due.items()}
+        return [
+            f"waiting for the tool {tool!r} ({max(seconds):.0f} s"
+            + (f", {len(seconds)} calls)" if len(seconds) > 1 else ")")
+            for tool, seconds in due.items()
+        ]
+
+
+_LOG = logging.getLogger(__name__)
+_SLOW_CALLS = SlowCalls()
 
 
 class Tool(Protocol):

@@ -11,7 +11,8 @@ The file has the shape that verl reads too::
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,19 @@ def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
         except Exception as error:
             raise own_code_error(error, f"{label}: {at}: {entry.class_name}.from_config") from error
     return tools if file.cassette is None else _behind_cassette(tools, entries, file.cassette)
+
+
+def check_tools(who: str, needed: Iterable[str], tools: Collection[str]) -> None:
+    """Check that every tool that ``who`` calls is there.
+
+    Raises:
+        ConfigError: One is missing.
+    """
+    if missing := sorted(set(needed) - set(tools)):
+        names = ", ".join(sorted(tools)) or "none"
+        close = [match for name in missing for match in get_close_matches(name, tools, n=1)]
+        hint = f"did you mean {close[0]!r}?" if close else "name a file that has all of them"
+        raise ConfigError(f"{who} calls {', '.join(missing)}, but `tools` has {names}; {hint}")
 
 
 def default_tools(spec: AgentSpec) -> dict[str, Tool]:

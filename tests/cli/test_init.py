@@ -88,6 +88,7 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
         ("weekday_reward.py", "short = named", "long = named", r"no trajectory was kept.*weekday_reward.py:\d+: NameError"),
         ("weekday_reward.py", "return Part(float(same),", "return float(same)  #", r"\(float\), expected Part"),
         ("weekday_reward.py", "Part(float(same)", "Part(7 * float(same)", r"weekday_reward.py:\d+: .* the score 7.0 \(float\), expected a number from 0 to 1"),
+        ("agent.yaml", "tool: weekday,", "tool: weekdy,", "agent 'weekday_agent' calls weekdy, but `tools` has weekday; did you mean 'weekday'"),
         ("rewards.yaml", "SameDay", "SameDy", "by_source.weekdays: 'weekday_reward.SameDy': expected a class"),
         ("questions/train.csv", ",weekdays", ",sundays", "task 'train-2': no reward for data_source 'sundays'"),
         ("questions/train.csv", ",weekdays", ",", "the row has no data_source, .* add a column"),

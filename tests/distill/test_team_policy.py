@@ -151,3 +151,13 @@ def test_a_program_and_a_team_are_two_things(team: Path) -> None:
             HarnessSettings.model_validate(wrong)
     with pytest.raises(ConfigError, match="team"):
         TeamRunner(HarnessSettings(team=team.with_name("none.yaml")), load_agent("math"))
+
+
+def test_a_tools_file_without_a_members_tool_is_refused_before_the_team_works(team: Path) -> None:
+    entry = {"class_name": "calculator.Calculator", "tool_schema": {"function": {"name": "coder"}}}
+    (team.parent / "other_tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
+    other = team.with_name("other.yaml")
+    other.write_text(f"extends: {team.name}\ntools: other_tools.yaml\n")
+    expected = r"other.yaml: the team calls code, but `tools` has coder; did you mean 'coder'\?"
+    with pytest.raises(ConfigError, match=expected):
+        TeamRunner(HarnessSettings(team=other), load_agent("math"))

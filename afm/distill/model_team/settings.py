@@ -204,6 +204,11 @@ class TeamSettings(TeacherSettings):
         """Everybody by name."""
         return {**super().all_members, **self.tool_agents}
 
+    @property
+    def called_tools(self) -> set[str]:
+        """Names of the tools that its members call."""
+        return {tool for member in self.tool_agents.values() for tool in member.tools}
+
 
 def read_team(path: Path, overrides: Sequence[str] = ()) -> TeamSettings:
     """The team of a YAML; it may ``extends`` another. Paths in it are relative to the file that names them.
