@@ -26,12 +26,12 @@ def figures() -> object:
 # 440 lines for teams as agents, with credit by member;
 # 100 lines for threads that the server holds, and replies that are continued;
 # 100 lines for reports that say what fell, and for wrong inputs in the user's words;
-# 150 lines for the trust of downloaded programs and YAMLs, and for spans of the Responses API;
+# 250 lines for the trust of downloaded programs and YAMLs, for calls that hang, and for spans of the Responses API;
 # 50 lines for sizes that fit any number of sequences of a harness;
 # 250 lines for help that fits 80 columns and names every default, and for values that are refused before any work.
 WALLS = {
     "files": 358,
-    "lines": 85_050,
+    "lines": 85_150,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
