@@ -108,6 +108,9 @@ FULL = RecipeSizes(
         "verl.trainer.total_training_steps=12",
         "verl.algorithm.filter_groups.enable=false",
         "verl.actor_rollout_ref.rollout.n=6",
+        # Parts of a mini batch, which has 4 * 6 samples.
+        "verl.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=24",
+        "verl.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=24",
     ),
 )
 SMOKE = replace(
@@ -122,6 +125,8 @@ SMOKE = replace(
         "verl.algorithm.filter_groups.enable=false",
         "verl.data.train_batch_size=4",
         "verl.actor_rollout_ref.rollout.n=2",
+        "verl.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        "verl.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
     ),
 )
 

@@ -125,23 +125,24 @@ def write_down(episode: HarnessEpisode, spec: AgentSpec, model: TokenModel, reco
         completion_tokens=episode.agent_tokens,
         seconds=round(episode.seconds, 3),
     )
-    for by_agent, text, calls in _turns(trajectory, model):
+    for by_agent, text, calls, answered in _turns(trajectory, model):
         if by_agent:
             teller.hear(text)
             teller.pending += calls
         else:
-            teller.observe(text)
+            teller.observe(text, answered)
     if episode.answer is None:
         recorder.fail("the program gave no answer")
     else:
         recorder.finish(MEMBER, episode.answer)
 
 
-Calls = list[tuple[str, str]]
+Calls = list[tuple[str, str, str]]
+"""Id, tool and argument of each call; the id is empty for a call without one."""
 
 
 class _Teller:
-    """Writes what was said and what came back; a result answers the oldest open call."""
+    """Writes what was said and what came back. A result answers the open call of its id, else the oldest one."""
 
     def __init__(self, spec: AgentSpec, recorder: Recorder) -> None:
         self._spec, self._recorder = spec, recorder
@@ -154,21 +155,25 @@ class _Teller:
             self._recorder.say(MEMBER, text.strip())
         for step in steps:
             if step.role in self._spec.tool_roles:
-                self.pending.append((self._spec.tool_roles[step.role], step.content))
+                self.pending.append(("", self._spec.tool_roles[step.role], step.content))
             elif step.role not in (self._spec.answer_role, self._spec.observation_role):
                 self._recorder.say(step.role, step.content)
 
-    def observe(self, text: str) -> None:
-        """What the program answered; words that answer no call are the program's own prompts."""
+    def observe(self, text: str, answered: str) -> None:
+        """Write the result of the call with the id ``answered``; without an open call it is the program's own prompt."""
         if not self.pending:
             return
-        tool, argument = self.pending.pop(0)
+        ids = [identity for identity, _, _ in self.pending]
+        _, tool, argument = self.pending.pop(ids.index(answered) if answered in ids else 0)
         steps = [step for step in split(text, self._spec).steps if step.role == self._spec.observation_role]
         self._recorder.observe(MEMBER, tool, argument, steps[0].content.strip("\n") if steps else text)
 
 
-def _turns(trajectory: Sampled, model: TokenModel) -> Iterator[tuple[bool, str, Calls]]:
-    """Who said what, behind the first prompt: of a chat by message, of completions by token."""
+def _turns(trajectory: Sampled, model: TokenModel) -> Iterator[tuple[bool, str, Calls, str]]:
+    """Who said what, behind the first prompt: of a chat by message, of completions by token.
+
+    Yields whether the agent spoke, the text, its calls, and the id of the call that a result answers.
+    """
     if trajectory.messages and "role" in trajectory.messages[0]:
         begun = False
         for message in trajectory.messages:
@@ -179,18 +184,19 @@ def _turns(trajectory: Sampled, model: TokenModel) -> Iterator[tuple[bool, str, 
                     by_agent,
                     str(message.get("content") or ""),
                     [*map(_call, message.get("tool_calls") or ())],
+                    str(message.get("tool_call_id") or ""),
                 )
         return
     end = 0
     for turn in trajectory.turns:
         if between := model.decode(trajectory.response_ids[end : turn.begin]):
-            yield False, between, []
-        yield True, model.decode(trajectory.response_ids[turn.begin : turn.end]), []
+            yield False, between, [], ""
+        yield True, model.decode(trajectory.response_ids[turn.begin : turn.end]), [], ""
         end = turn.end
 
 
-def _call(call: Mapping[str, Any]) -> tuple[str, str]:
-    """Tool and argument; the only text argument stands for itself."""
+def _call(call: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Id, tool and argument of a call; a single text argument is given without its name."""
     function = call["function"]
     arguments = str(function.get("arguments") or "")
     try:
@@ -198,4 +204,4 @@ def _call(call: Mapping[str, Any]) -> tuple[str, str]:
     except (ValueError, AttributeError):
         values = []
     alone = len(values) == 1 and isinstance(values[0], str)
-    return str(function["name"]), values[0] if alone else arguments
+    return str(call.get("id") or ""), str(function["name"]), values[0] if alone else arguments

@@ -71,10 +71,10 @@ class SamplingBody(BaseModel):
 
     model: str = ""
     temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
     """0 or -1 for all candidates."""
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     stream: bool = False
 
     @property
@@ -93,8 +93,8 @@ class SamplingBody(BaseModel):
         """The fields of a :class:`ModelRequest` that say how to sample."""
         return {
             "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
-            "top_k": max(0, self.top_k or 0),
+            "top_p": self.top_p or 1.0,
+            "top_k": 1 if self.top_p == 0 else max(0, self.top_k or 0),
             "seed": self.seed,
         }
 

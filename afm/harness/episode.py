@@ -25,7 +25,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -199,6 +199,8 @@ class HarnessRunner:
             for number in range(self.settings.retries + 1):
                 own_seed = derive_seed(f"{seed}/attempt {number}", bits=53) if number else seed
                 session = open_session(uuid4().hex, own_seed)
+                if self.settings.max_requests is not None:
+                    session.limits = replace(session.limits, max_calls=self.settings.max_requests)
                 run = await self._attempt(task, messages, session, own_seed)
                 if session.error is not None:
                     raise session.error
@@ -376,7 +378,7 @@ def _own_verdict(run: ProgramRun, session: Session) -> tuple[OwnVerdict, str]:
     """What the program says of itself, and what is wrong with that."""
     reported = OwnVerdict(score=session.reward)
     if run.verdict is None:
-        return reported, ""
+        return reported, run.verdict_fault
     try:
         own = OwnVerdict.model_validate_json(run.verdict)
     except ValidationError as error:

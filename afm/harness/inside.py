@@ -103,14 +103,25 @@ def main() -> None:
     outputs = [Output(pipe, order["limit"], process) for pipe in (process.stdout, process.stderr)]
     threading.Thread(target=feed, args=(process.stdin, order["task"].encode()), daemon=True).start()
     status = process.wait()
-    verdict = None
+    verdict, readable = None, not os.path.lexists(order["verdict_file"])
     if os.path.isfile(order["verdict_file"]):  # noqa: PTH113
-        with open(order["verdict_file"], encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            verdict = file.read(order["limit"])
+        with (
+            contextlib.suppress(OSError),
+            open(order["verdict_file"], encoding="utf-8", errors="replace") as file,  # noqa: PTH123
+        ):
+            verdict, readable = file.read(order["limit"]), True
     stdout, stderr = (output.text() for output in outputs)
     cut = any(output.cut for output in outputs)
     json.dump(
-        {"status": status, "stdout": stdout, "stderr": stderr, "cut": cut, "verdict": verdict}, sys.stdout
+        {
+            "status": status,
+            "stdout": stdout,
+            "stderr": stderr,
+            "cut": cut,
+            "verdict": verdict,
+            "readable": readable,
+        },
+        sys.stdout,
     )
     sys.stdout.flush()
     os._exit(0)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from afm.harness.program import TAIL_CHARACTERS, ProgramEnd, ProgramRun
+from afm.harness.program import NO_VERDICT, TAIL_CHARACTERS, ProgramEnd, ProgramRun
 from afm.harness.settings import HarnessSettings
 from afm.sandbox import ExitReason, RunResult, SandboxLimits, SandboxSettings
 from afm.sandbox.jails import BubblewrapSandbox
@@ -106,4 +106,5 @@ def _run_of(result: RunResult) -> ProgramRun:
         left["status"],
         result.wall_s,
         verdict=left["verdict"],
+        verdict_fault="" if left["readable"] else NO_VERDICT,
     )

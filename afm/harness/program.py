@@ -1,7 +1,7 @@
 """One run of a harness's program: started, fed, bounded, and ended with everything that it started.
 
-A process that left the program's session is known by a variable in its environment, which children inherit. The same
-mark tells what a program left behind when it ended.
+A process that left the program's session is known by a variable in its environment, which children inherit, or by its
+working folder. The same signs show what a program left behind when it ended.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from afm.sandbox.run import Capture, memory_file, open_pipe
 MARK = "AFM_EPISODE"
 """Variable that names the episode; every process of a program has it."""
 TAIL_CHARACTERS = 4096
+NO_VERDICT = "the verdict file (AFM_VERDICT) is not a regular file that can be read; write JSON into it"
 _KILL_S = 10.0
 """How long killed processes may take to end."""
 
@@ -52,6 +53,7 @@ class ProgramRun:
         status: As ``subprocess`` reports it; ``None`` when we killed it.
         left_behind: Processes that outlived a program that ended by itself. They were killed.
         verdict: What it wrote into its verdict file; ``None`` without one.
+        verdict_fault: Why the verdict file was not read; empty if it was read, or if the program made none.
     """
 
     end: ProgramEnd
@@ -61,6 +63,7 @@ class ProgramRun:
     seconds: float
     left_behind: int = 0
     verdict: str | None = None
+    verdict_fault: str = ""
 
     @property
     def failure(self) -> str:
@@ -111,9 +114,9 @@ async def run_program(
         try:
             end = await _first_end(process.pid, streams, timeout_s)
             if end is ProgramEnd.DONE:
-                left_behind = len(await asyncio.to_thread(_marked, episode))
+                left_behind = len(await asyncio.to_thread(_processes, episode, folder))
         finally:
-            await asyncio.shield(asyncio.to_thread(_kill, process, episode))
+            await asyncio.shield(asyncio.to_thread(_kill, process, episode, folder))
         for stream in streams:  # every writer is dead: this ends
             while not stream.cut and stream.read():
                 pass
@@ -128,7 +131,7 @@ async def run_program(
         process.returncode if end in (ProgramEnd.DONE, ProgramEnd.CRASHED) else None,
         time.monotonic() - begun,
         left_behind,
-        read_verdict(verdict_file, max_output_bytes),
+        *read_verdict(verdict_file, max_output_bytes),
     )
 
 
@@ -150,15 +153,21 @@ def _start(
         raise ConfigError(f"harness.command: {words[0]!r} cannot be started: {error}") from None
 
 
-def read_verdict(file: Path, max_bytes: int) -> str | None:
-    """The text of a verdict file, ``None`` without one; links and what is no plain file are not followed."""
+def read_verdict(file: Path, max_bytes: int) -> tuple[str | None, str]:
+    """Return the text of a verdict file, ``None`` without one, and why it was not read. Links are not followed."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None, ""
     except OSError:
-        return None
-    with os.fdopen(descriptor, "rb") as opened:
-        plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return opened.read(max_bytes).decode("utf-8", "replace") if plain else None
+        return None, NO_VERDICT
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None, NO_VERDICT
+        with os.fdopen(descriptor, "rb", closefd=False) as opened:
+            return opened.read(max_bytes).decode("utf-8", "replace"), ""
+    finally:
+        os.close(descriptor)
 
 
 async def _first_end(process: int, streams: Sequence[Capture], timeout_s: float) -> ProgramEnd:
@@ -198,7 +207,7 @@ def _tied() -> tuple[str, ...]:
     return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
 
 
-def _kill(leader: subprocess.Popen[bytes], episode: str) -> None:
+def _kill(leader: subprocess.Popen[bytes], episode: str, folder: Path) -> None:
     """Kill the program's session and every process that left it; return when all of them have ended.
 
     A killed process takes a while to end on a busy machine, so each one is awaited. A process may be forked during the
@@ -208,8 +217,8 @@ def _kill(leader: subprocess.Popen[bytes], episode: str) -> None:
         os.killpg(leader.pid, signal.SIGKILL)
     leader.wait()
     deadline = time.monotonic() + _KILL_S
-    while (marked := _marked(episode)) and time.monotonic() < deadline:
-        for process in marked:
+    while (processes := _processes(episode, folder)) and time.monotonic() < deadline:
+        for process in processes:
             _end(process, deadline)
 
 
@@ -226,13 +235,17 @@ def _end(process: int, deadline: float) -> None:
             os.close(pidfd)
 
 
-def _marked(episode: str) -> list[int]:
-    """Processes with the mark of an episode; one that has ended has no environment."""
-    mark = f"{MARK}={episode}\0".encode()
-    marked = []
+def _processes(episode: str, folder: Path) -> list[int]:
+    """Return the processes with an episode's mark in their environment, or with a working folder in its folder.
+
+    A process that has ended has neither.
+    """
+    mark, folder = f"{MARK}={episode}\0".encode(), folder.resolve()
+    processes = []
     for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if mark in Path(entry.path, "environ").read_bytes():
-                    marked.append(int(entry.name))
-    return marked
+                place = str(Path(entry.path, "cwd").readlink()).removesuffix(" (deleted)")
+                if mark in Path(entry.path, "environ").read_bytes() or Path(place).is_relative_to(folder):
+                    processes.append(int(entry.name))
+    return processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,17 @@ class ModelRequest:
     json_schema: str | None = None
     member: str = ""
     continued: bool = False
+
+    @property
+    def characters(self) -> int:
+        """Characters of the prompt: messages with the arguments of their calls, and tools. Token ids count as none."""
+        if self.prompt is not None:
+            return len(self.prompt) if isinstance(self.prompt, str) else 0
+        texts = [str(message.get("content") or "") for message in self.messages]
+        for message in self.messages:
+            calls = message.get("tool_calls") or ()
+            texts += [str((call.get("function") or {}).get("arguments") or "") for call in calls]
+        return sum(map(len, texts)) + (len(json.dumps(list(self.tools))) if self.tools else 0)
 
 
 @dataclass(frozen=True, slots=True)

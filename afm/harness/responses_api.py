@@ -32,6 +32,7 @@ class ResponsesBody(SamplingBody):
     tool_choice: Any = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     previous_response_id: str | None = None
+    store: bool | None = None
     text: dict[str, Any] | None = None
     conversation: Any = None
     prompt: Any = None
@@ -51,8 +52,13 @@ class ResponsesBody(SamplingBody):
         """Continue the messages up to ``previous_response_id``, which the server keeps."""
         self._earlier = earlier.messages
 
-    def kept(self, request: ModelRequest, reply: ModelReply) -> ModelRequest:
-        """What a next request continues, without instructions and tools: each request has its own."""
+    def kept(self, request: ModelRequest, reply: ModelReply) -> ModelRequest | None:
+        """What a next request continues, without instructions and tools: each request has its own.
+
+        ``None`` with ``store: false``.
+        """
+        if self.store is False:
+            return None
         return ModelRequest(messages=[*self.messages, reply.choices[0].message])
 
     @property

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
+import os
 import re
 import socket
 from dataclasses import replace
@@ -28,7 +28,7 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from afm.endpoints.chat import EndpointSettings
 from afm.endpoints.connections import Connections, base_url
@@ -124,7 +124,8 @@ class HarnessApp:
 
     async def _post(self, session: Session, path: str, body: bytes, send: Send, member: str) -> None:
         if path == "reward":
-            await _answer(send, _end_with(session, _Verdict.model_validate_json(body).reward))
+            session.reward, session.ended = _Verdict.model_validate_json(body).reward, True
+            await _answer(send, {"reward": session.reward})
             return
         if path == "embeddings":
             await self._pass_on(body, send)
@@ -132,10 +133,8 @@ class HarnessApp:
         asked = self._bodies[path].model_validate_json(body)
         if asked.continues is not None:
             asked.after(self._earlier(session, path, asked.continues))
-        request, identity = (
-            replace(asked.request(), member=member),
-            f"{_IDENTITIES.get(path, '')}{uuid4().hex}",
-        )
+        request = replace(asked.request(), member=member)
+        identity = f"{_IDENTITIES.get(path, '')}{uuid4().hex}"
         decode = session.model.decode
         if asked.stream:
             events = asked.events(identity, session.model.name, decode)
@@ -174,13 +173,6 @@ class HarnessApp:
             # Anthropic's client then sends its whole history in a new thread.
             lost = (404, "thread_not_found") if path == "messages" else (400, "previous_response_id")
             raise RequestRefusedError(*lost, f"this session gave no response {identity[:80]!r}") from None
-
-
-def _end_with(session: Session, reward: float) -> dict[str, Any]:
-    if not math.isfinite(reward):
-        raise RequestRefusedError(400, "request", f"reward: got {reward}, expected a finite number")
-    session.reward, session.ended = reward, True
-    return {"reward": reward}
 
 
 async def stream_answer(
@@ -261,11 +253,7 @@ class HarnessServer:
         self._sockets: list[socket.socket] = []
         self.origin = "http://localhost"
         if unix_socket is not None:
-            listener = socket.socket(socket.AF_UNIX)
-            Path(unix_socket).unlink(missing_ok=True)
-            listener.bind(str(unix_socket))
-            listener.listen(_BACKLOG)
-            self._sockets.append(listener)
+            self._sockets.append(_unix_listener(Path(unix_socket)))
         if host is not None:
             listener = socket.create_server((host, port), backlog=_BACKLOG)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -323,12 +311,25 @@ class HarnessServer:
         return await self.app.forget(key).close()
 
 
+def _unix_listener(path: Path) -> socket.socket:
+    """Listen at a path of any length. The kernel takes 107 bytes, so the folder is named by a descriptor."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+    listener.listen(_BACKLOG)
+    return listener
+
+
 class _GoneError(Exception):
     """The client has left."""
 
 
 class _Verdict(BaseModel):
-    reward: float
+    reward: FiniteFloat
 
 
 def _models(session: Session) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from afm.harness.rendering import ChatRenderer
 from afm.harness.requests import ModelChoice, ModelReply, ModelRequest, ReplyCall, RequestRefusedError
 from afm.harness.tool_text import TextCall, VisibleText, split_calls, until_stop
 from afm.models.base import Generation, SamplingParams, StreamingModel, TokenModel
-from afm.models.tokenizer import IncrementalDecoder
+from afm.models.tokenizer import ChatTokenizer, IncrementalDecoder
 from afm.seeds import derive_seed, generation_seed
 
 
@@ -71,6 +71,7 @@ class Session:
         seed: Seeds the generations, each in its turn as :func:`afm.rollout.run_episode` does. ``None`` leaves it to the program.
 
     Attributes:
+        limits: Bounds, which may be lowered before the first request.
         calls: Requests that were taken.
         refused: Requests that were not, by code.
         cancelled: Requests whose program left.
@@ -90,7 +91,7 @@ class Session:
     ) -> None:
         self.key, self.model = key, model
         self._history = History(renderer, model.encode, model.decode)
-        self._limits = limits or SessionLimits()
+        self.limits = limits or SessionLimits()
         self._sampling, self._seed = sampling, seed
         self._begun = time.monotonic()
         self._generations = 0
@@ -150,6 +151,7 @@ class Session:
 
     async def _ask(self, request: ModelRequest, on_text: OnText | None) -> ModelReply:
         self._check_open()
+        self._check_text(request)
         place = self._history.place(request)
         before = [] if place.parent is None else place.parent.ids()
         prompt = (*before, *place.context)
@@ -184,16 +186,38 @@ class Session:
         if self.ended or ((left := self._seconds_left()) is not None and left <= 0):
             raise self._over()
 
+    def _check_text(self, request: ModelRequest) -> None:
+        """Refuse token ids that the model does not know, and texts that are too long to be encoded for nothing."""
+        codec = self.model.codec
+        if not isinstance(codec, ChatTokenizer):
+            return
+        ids = request.prompt if request.prompt is not None and not isinstance(request.prompt, str) else ()
+        unknown = next((place for place, token in enumerate(ids) if not 0 <= token < codec.size), None)
+        if unknown is not None:
+            raise DataError(
+                f"prompt: token id {ids[unknown]} at index {unknown} is not in the vocabulary; "
+                f"expected 0 to {codec.size - 1}"
+            )
+        characters, most = request.characters, self._most_tokens * codec.longest_token
+        if characters > most:
+            message = f"the request has {characters:,} characters; a sequence of {self._most_tokens} tokens has at most {most:,}"
+            raise RequestRefusedError(400, "context_length_exceeded", message)
+
+    @property
+    def _most_tokens(self) -> int:
+        """Of prompt and response together."""
+        return min(self.limits.max_tokens or self.model.context_tokens, self.model.context_tokens)
+
     def _over(self) -> RequestRefusedError:
         self.ended = True
         return RequestRefusedError(410, "session_over", f"the session {self.key!r} is over")
 
     def _seconds_left(self) -> float | None:
-        most = self._limits.max_seconds
+        most = self.limits.max_seconds
         return None if most is None else self._begun + most - time.monotonic()
 
     def _params(self, request: ModelRequest, prompt_tokens: int) -> SamplingParams:
-        most = min(self._limits.max_tokens or self.model.context_tokens, self.model.context_tokens)
+        most = self._most_tokens
         room = most - prompt_tokens
         if room < 1:
             message = f"the prompt has {prompt_tokens} tokens; a sequence may have {most}, prompt and response together"
@@ -216,8 +240,10 @@ class Session:
         )
 
     def _next_ticket(self, request: ModelRequest) -> _Ticket:
-        if self._limits.max_calls is not None and self.calls >= self._limits.max_calls:
-            message = f"the session has answered {self.calls} requests, which is its limit"
+        if self.limits.max_calls is not None and self.calls >= self.limits.max_calls:
+            message = (
+                f"the session has answered {self.calls} requests, which is its limit (harness.max_requests)"
+            )
             raise RequestRefusedError(400, "max_calls", message)
         call, self.calls = self.calls, self.calls + 1
         first, self._generations = self._generations, self._generations + request.n

@@ -52,6 +52,9 @@ class HarnessSettings(Settings):
     retries: int = Field(default=1, ge=0)
     """Further attempts at an episode whose program hung, crashed or never asked the model. After the last one
     the episode has no score."""
+    max_requests: int | None = Field(default=None, ge=1)
+    """Requests of one attempt at an episode. Further ones are refused with status 400. The default is no limit but
+    ``timeout_s``."""
     concurrency: int = Field(default=16, ge=1)
     """Programs at the same time in each process that runs episodes."""
     max_output_bytes: int = Field(default=1 << 20, gt=0, le=1 << 30)

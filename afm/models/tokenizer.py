@@ -65,6 +65,11 @@ class ChatTokenizer:
         """Number of tokens, added ones included."""
         return len(self._tokenizer)
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of ``n`` characters has at least ``n / longest_token`` tokens."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
     @property
     def pad_id(self) -> int:
         """The padding token, or else any valid id."""

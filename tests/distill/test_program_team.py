@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from afm.agents import load_agent
 from afm.datasets import Task
-from afm.distill.program_team import ProgramTeam
+from afm.distill.program_team import ProgramTeam, write_down
 from afm.distill.run import distill
 from afm.distill.team_player import open_team
-from afm.models.base import ScriptedModel
+from afm.harness import Branch, Sampled
+from afm.harness.episode import HarnessEpisode, OwnVerdict
+from afm.harness.history import SampledTurn
+from afm.models.base import FinishReason, ScriptedModel
 from afm.models.tiny import train_tokenizer
 from afm.models.tokenizer import ChatTokenizer
 
@@ -44,6 +49,50 @@ for more in ("25", ""):
     messages += [{"role": "user", "content": more}] if more else []
 print(25)
 """
+
+
+class Events:
+    """Takes the events of an attempt in place of a log."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[str, str, str]] = []
+
+    def observe(self, member: str, tool: str, argument: str, text: str) -> None:
+        self.results.append((tool, argument, text))
+
+    def call(self, *_: object, **__: object) -> None: ...
+
+    say = finish = call
+
+
+@pytest.mark.parametrize("ids", [("c1", "c2"), ("", "")], ids=["by id", "without ids by order"])
+def test_results_of_parallel_calls_belong_to_the_calls_of_their_ids(ids: tuple[str, str]) -> None:
+    """Programs that run calls at the same time send each result when it is there."""
+    calls = [
+        {"id": identity, "function": {"name": "search", "arguments": json.dumps({"query": query})}}
+        for identity, query in zip(ids, ("Ilm", "Elbe"), strict=True)
+    ]
+    late, early = ids
+    messages = (
+        {"role": "user", "content": "Which is longer?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": early, "content": "1,094 km"},
+        {"role": "tool", "tool_call_id": late, "content": "131 km"},
+        {"role": "assistant", "content": "The Elbe."},
+    )
+    turns = (SampledTurn(0, 1, 0, FinishReason.END_OF_TEXT, True),)
+    trajectory = Sampled("0", Branch.FIRST, "", (1,), (2,), (1,), (), turns, messages)
+    events: Any = Events()
+    write_down(
+        HarnessEpisode((trajectory,), OwnVerdict(), "Elbe", ""),
+        load_agent("math"),
+        ScriptedModel([]),
+        events,
+    )
+    expected = [("search", "Elbe", "1,094 km"), ("search", "Ilm", "131 km")]
+    assert events.results == (
+        expected if early else [("search", "Ilm", "1,094 km"), ("search", "Elbe", "131 km")]
+    )
 
 
 @pytest.fixture(scope="module")

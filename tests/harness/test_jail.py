@@ -10,6 +10,7 @@ import pytest
 
 from afm.datasets import Task
 from afm.harness.episode import HarnessEpisode, HarnessRunner
+from afm.harness.program import NO_VERDICT
 from afm.harness.sessions import Session
 from afm.harness.settings import HarnessSettings
 from afm.models.base import ScriptedModel
@@ -87,3 +88,17 @@ async def test_a_program_that_fails_in_the_jail_is_no_episode(tmp_path: Path, pr
     episode = await play(tmp_path, program, timeout_s=seconds, max_output_bytes=1 << 16)
     assert dict(episode.ends) == {end: 1}
     assert episode.failure
+
+
+async def test_a_long_folder_of_temporary_files_and_a_folder_as_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway's socket is below TMPDIR; the kernel's limit for its path is 107 bytes."""
+    folder = tmp_path / ("d" * 120)
+    folder.mkdir()
+    for parent in (folder, *folder.parents[:-1]):
+        parent.chmod(parent.stat().st_mode | 0o011)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    episode = await play(tmp_path, "ask('q'); os.mkdir(os.environ['AFM_VERDICT'])")
+    assert episode.failure == NO_VERDICT
+    assert episode.turns == [1]

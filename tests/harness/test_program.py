@@ -18,7 +18,7 @@ import pytest
 from afm.datasets import Task
 from afm.errors import ConfigError, EngineError
 from afm.harness.episode import HarnessRunner
-from afm.harness.program import ProgramEnd, ProgramRun, _marked, run_program
+from afm.harness.program import NO_VERDICT, ProgramEnd, ProgramRun, _processes, run_program
 from afm.harness.sessions import Session
 from afm.harness.settings import HarnessSettings, program_finding
 from afm.models.base import FinishReason, Generation, SamplingParams, ScriptedModel
@@ -184,31 +184,72 @@ async def test_a_hung_program_ends_at_its_time_with_all_that_it_started(tmp_path
     ended = await run(tmp_path, FORKS + "time.sleep(60)", timeout_s=1.0, episode=episode)
     assert ended.end is ProgramEnd.TIMEOUT
     assert time.monotonic() - begun < 20
-    assert _marked(episode) == []
+    assert _processes(episode, tmp_path) == []
 
 
 async def test_what_a_program_leaves_behind_is_counted_and_killed(tmp_path: Path) -> None:
     episode = uuid4().hex
     ended = await run(tmp_path, FORKS, episode=episode)
     assert (ended.end, ended.stdout, ended.left_behind) == (ProgramEnd.DONE, "done\n", 2)
-    assert _marked(episode) == []
+    assert _processes(episode, tmp_path) == []
+
+
+async def test_a_process_without_the_mark_is_known_by_its_working_folder(tmp_path: Path) -> None:
+    """It left the session and has an empty environment."""
+    (tmp_path / "below").mkdir()
+    program = "import subprocess; subprocess.Popen(['setsid', 'env', '-i', 'sleep', '60'], cwd='below')"
+    ended = await run(tmp_path, program)
+    assert (ended.end, ended.left_behind) == (ProgramEnd.DONE, 1)
+    assert _processes("", tmp_path) == []
 
 
 async def test_a_cancelled_episode_leaves_no_process(tmp_path: Path) -> None:
     episode = uuid4().hex
     task = asyncio.create_task(run(tmp_path, FORKS + "time.sleep(60)", episode=episode))
-    while len(await asyncio.to_thread(_marked, episode)) < 3:
+    while len(await asyncio.to_thread(_processes, episode, tmp_path)) < 3:
         pass
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert _marked(episode) == []
+    assert _processes(episode, tmp_path) == []
 
 
 async def test_a_verdict_is_read_from_a_plain_file_alone(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("text of another file")
     link = f"import os; os.symlink({str(secret)!r}, os.environ['AFM_VERDICT'])"
-    assert (await run(tmp_path, link)).verdict is None
-    (tmp_path / "verdict.json").unlink()
-    assert (await run(tmp_path, "import os; os.mkfifo(os.environ['AFM_VERDICT'])")).verdict in (None, "")
+    for program in (
+        link,
+        "import os; os.mkfifo(os.environ['AFM_VERDICT'])",
+        "import os; os.mkdir(os.environ['AFM_VERDICT'])",
+    ):
+        ended = await run(tmp_path, program)
+        assert (ended.verdict, ended.verdict_fault) == (None, NO_VERDICT)
+        (tmp_path / "verdict.json").rename(tmp_path / uuid4().hex)
+    assert (await run(tmp_path, "pass")).verdict_fault == ""
+
+
+async def test_an_episode_whose_verdict_cannot_be_read_has_no_score(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(ASKS + "ask('x')\nos.mkdir(os.environ['AFM_VERDICT'])\nprint(25)\n")
+    runner = HarnessRunner(HarnessSettings(command=("python", "-S", str(tmp_path / "agent.py"))))
+    model = ScriptedModel(lambda text: "a")
+    try:
+        played = await runner.play(TASK, [], lambda key, seed: Session(key, model, None, seed=seed), 1)
+    finally:
+        await runner.close()
+    assert played.failure == NO_VERDICT
+
+
+async def test_a_program_asks_as_often_as_the_recipe_allows(tmp_path: Path) -> None:
+    """The third request is refused, and the program decides what becomes of it."""
+    swallow = "import urllib.error\ntry:\n    ask('x')\nexcept urllib.error.HTTPError as error:\n    print(error.read().decode())\n"
+    (tmp_path / "agent.py").write_text(ASKS + "ask('a')\nask('b')\n" + swallow)
+    command = ("python", "-S", str(tmp_path / "agent.py"))
+    runner = HarnessRunner(HarnessSettings(command=command, max_requests=2))
+    model = ScriptedModel(lambda text: "a")
+    try:
+        played = await runner.play(TASK, [], lambda key, seed: Session(key, model, None, seed=seed), 1)
+    finally:
+        await runner.close()
+    assert played.turns == [1, 1]
+    assert "has answered 2 requests" in str(played.answer)

@@ -16,7 +16,7 @@ from extras import LazyPackage
 from loopback import LoopbackServer
 from recording_model import wrong_tokens
 
-from afm.harness import Branch, HarnessServer, Session
+from afm.harness import Branch, HarnessServer, Session, SessionLimits
 from afm.models import ScriptedModel
 
 openai = LazyPackage("openai")
@@ -294,6 +294,15 @@ async def test_a_stream_of_calls_alone_begins_as_every_other(
             "mcp_servers: expected none",
         ),
         ("completions", {"prompt": "x", "echo": True}, 400, "echo: got true"),
+        (
+            "completions",
+            {"prompt": [5, 300]},
+            400,
+            "prompt: token id 300 at index 1 is not in the vocabulary",
+        ),
+        ("completions", {"prompt": [-1]}, 400, "prompt: token id -1 at index 0 is not in the vocabulary"),
+        ("chat/completions", {"messages": USER, "seed": 1 << 64}, 400, "seed: Input should be less than"),
+        ("completions", {"prompt": "x" * 7_000_000}, 400, "the request has 7,000,000 characters"),
         ("completions", {"prompt": "x", "stop": [""]}, 400, "stop contains an empty string"),
         ("images", {}, 404, "expected POST chat/completions"),
         ("embeddings", {"input": "x"}, 404, "no embeddings behind this server"),
@@ -309,6 +318,40 @@ async def test_what_cannot_be_answered_is_refused_with_a_reason(
             answer = await client.post(f"{url}/{path}", json=body | {"stream": stream})
             assert answer.status_code == status
             assert words in answer.json()["error"]["message"]
+
+
+async def test_a_request_of_any_length_is_refused_before_it_is_encoded(connect, recording) -> None:
+    """Tools and arguments count as well: all of them are in the prompt."""
+    session, client = connect(recording(), limits=SessionLimits(max_tokens=100))
+    long = "x" * 50_000
+    tool = {"type": "function", "function": {"name": "search", "description": long}}
+    call = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": long}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    for body in (
+        {"messages": [{**USER[0], "content": long}]},
+        {"messages": USER, "tools": [tool]},
+        {"messages": [*USER, said]},
+    ):
+        with pytest.raises(
+            openai.BadRequestError, match=r"has 5\d,\d{3} characters; a sequence of 100 tokens has at most"
+        ):
+            await client.chat.completions.create(model="tiny", **body)
+    assert session.refused == {"context_length_exceeded": 3}
+
+
+async def test_a_top_p_of_0_takes_the_likeliest_token(connect, recording) -> None:
+    """OpenAI allows it; engines do not."""
+    model = recording("One.")
+    _, client = connect(model)
+    await client.chat.completions.create(model="tiny", messages=USER, top_p=0)
+    assert (model.params[-1].top_p, model.params[-1].top_k) == (1.0, 1)
+
+
+async def test_a_response_that_is_not_to_be_stored_cannot_be_continued(connect, recording) -> None:
+    _, client = connect(recording("One.", "Two."))
+    first = await client.responses.create(model="tiny", input="x", store=False)
+    with pytest.raises(openai.BadRequestError, match="gave no response"):
+        await client.responses.create(model="tiny", input="y", previous_response_id=first.id)
 
 
 async def test_a_schema_reaches_a_model_that_constrains_and_a_required_call_is_left_to_the_model(
@@ -442,6 +485,20 @@ async def test_a_unix_socket_serves_the_same_sessions(opened, recording, tmp_pat
         async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path))) as client:
             answer = await client.post(f"{url}/chat/completions", json={"messages": USER})
             assert (await client.get(f"{url}/models")).json()["data"][0]["id"] == "tiny"
+    assert answer.json()["choices"][0]["message"]["content"] == "One."
+
+
+async def test_a_unix_socket_may_have_a_path_of_any_length(opened, recording, tmp_path) -> None:
+    """The kernel's limit is 107 bytes, which a long TMPDIR exceeds."""
+    folder = tmp_path / ("d" * 120)
+    folder.mkdir()
+    async with HarnessServer(host=None, unix_socket=folder / "gateway.sock") as server:
+        url = server.open(opened(recording("One.")))
+        (tmp_path / "short").symlink_to(folder)
+        async with httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(tmp_path / "short/gateway.sock"))
+        ) as client:
+            answer = await client.post(f"{url}/chat/completions", json={"messages": USER})
     assert answer.json()["choices"][0]["message"]["content"] == "One."
 
 
