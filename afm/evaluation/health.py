@@ -1,4 +1,4 @@
-"""The health of a reinforcement learning run: what its log and its alarms say about it."""
+"""The health of a reinforcement learning run, from its log and its alarms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 class Status(StrEnum):
-    """How an aspect of a training looks. The value is its colour in the report."""
+    """Status of an aspect. The value is its colour in the report."""
 
     GOOD = "good"
     WARN = "warn"
@@ -30,13 +30,13 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """One thing that a healthy run keeps in bounds.
+    """A figure that a healthy run keeps in bounds.
 
     Attributes:
-        alarms: Steps and messages of the alarms about it.
-        status: Bad after an alarm, good without one. A mean that fell and counts that should stay 0 warn; others have no status.
+        alarms: Steps and messages of its alarms.
+        status: Bad after an alarm. A warning for a mean that fell or stayed flat, and for a count that should be 0.
         share: Whether the values are shares.
-        fell: Whether it should stay or rise, and fell.
+        trend: ``fell`` or ``flat`` where the values should have risen, otherwise empty.
     """
 
     name: str
@@ -48,20 +48,19 @@ class Aspect:
     alarms: tuple[str, ...] = ()
     status: Status = Status.NONE
     share: bool = False
-    fell: bool = False
+    trend: str = ""
 
     @property
     def verdict(self) -> str:
         """The status in words."""
         if self.alarms:
             return plural(len(self.alarms), "alarm")
-        if self.fell:
-            return "fell"
-        return {Status.GOOD: "ok", Status.WARN: "look", Status.BAD: "fault", Status.NONE: "–"}[self.status]
+        words = {Status.GOOD: "ok", Status.WARN: "check", Status.BAD: "fault", Status.NONE: "–"}
+        return self.trend or words[self.status]
 
 
 def read_health(run_dir: Path) -> tuple[Aspect, ...]:
-    """The aspects that the run in ``run_dir`` (or its ``rl`` folder) has logged; empty without a log."""
+    """Return the aspects that ``run_dir`` or its ``rl`` folder has logged. Empty without a log."""
     log = rl_metrics(run_dir)
     rows = [row for _, row in sorted(training_rows(log, "step").items())] if log else []
     alarms = _alarms(log.parent / ALARMS_FILE) if log else {}
@@ -71,13 +70,14 @@ def read_health(run_dir: Path) -> tuple[Aspect, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """An aspect to look for: a series of the log, or its ratio to another one (``over``).
+    """An aspect to look for: a series of the log, or its ratio to the series ``over``.
 
     Attributes:
-        alarm: The alarm that is about it, if any.
-        nonzero: Its status when a step had more than 0; without one, 0 is not what is expected.
-        share: Whether its values are shares.
-        rises: Whether it should stay or rise.
+        alarm: Name of its alarm, if it has one.
+        nonzero: Status if a step had more than 0. ``None`` where values above 0 are normal.
+        share: Whether the values are shares.
+        holds: Whether the mean should not fall.
+        rises: Whether the mean should rise, unless it is near 1 already.
     """
 
     name: str
@@ -87,10 +87,11 @@ class _Watched:
     over: str = ""
     nonzero: Status | None = None
     share: bool = False
+    holds: bool = False
     rises: bool = False
 
     def value(self, row: Row) -> float | None:
-        """Of one step."""
+        """Return the value of one step."""
         value = metric(row, (self.key,))
         if value is None or not self.over:
             return value
@@ -99,25 +100,27 @@ class _Watched:
 
 
 _WATCHED = (
-    _Watched("Reward", "should rise; suspect if format or length falls meanwhile", "reward", "reward_hacking", rises=True),
-    _Watched("Format valid", "episodes in a valid format; should stay or rise", "format", "reward_hacking", share=True, rises=True),
+    _Watched("Reward", "should rise; suspect if format or length falls meanwhile", "reward", "reward_hacking", holds=True, rises=True),
+    _Watched("Valid format", "share of episodes; should not fall", "format", "reward_hacking", share=True, holds=True),
     _Watched("Entropy", "nats per token; near zero the policy no longer explores", "entropy", "entropy_collapse"),
-    _Watched("Mismatch", "KL between rollout engine and trainer, nats per token; an estimate, so it may be below 0", "mismatch_kl", "mismatch"),
+    _Watched("Engine mismatch", "KL between rollout engine and trainer, nats per token; an estimate, so it may be below 0", "mismatch_kl", "mismatch"),
     _Watched("Token drift", "trained tokens that differ from the sampled ones; should be 0", "token_drift", nonzero=Status.BAD),
-    _Watched("Failed calls", "tool calls that failed", "tool_failures", "failed_tools", "tool_calls", share=True),
-    _Watched("Groups alike", "groups whose samples all score the same, which teach nothing", "groups_alike", "no_signal", "groups_generated", share=True),
-    _Watched("Discarded", "the agent's tokens in groups that were not trained on", "unused_share", share=True),
-    _Watched("Cut short", "episodes that a limit ended", "cut_short", share=True),
-    _Watched("No score", "samples that the reward gave no score", "abstained_samples", nonzero=Status.WARN),
-    _Watched("Failed", "episodes that ended with an error (failures.jsonl)", "failed_episodes", nonzero=Status.WARN),
-    _Watched("Long tail", "time of the slowest episode, as a multiple of the mean", "slowest_episode_seconds", "long_tail", "episode_seconds"),
-    _Watched("Clipped tokens", "trained tokens whose update the clip limited", "clip_fraction", share=True),
+    _Watched("Failed tool calls", "share of tool calls", "tool_failures", "failed_tools", "tool_calls", share=True),
+    _Watched("Groups without signal", "share of groups whose samples all have the same score, so they teach nothing", "groups_alike", "no_signal", "groups_generated", share=True),
+    _Watched("Discarded tokens", "share of the agent's tokens, in groups that were not trained on", "unused_share", share=True),
+    _Watched("Cut off by a limit", "share of episodes", "cut_short", share=True),
+    _Watched("Samples without a score", "number per step; the reward abstained", "abstained_samples", nonzero=Status.WARN),
+    _Watched("Failed episodes", "number per step; they ended with an error (failures.jsonl)", "failed_episodes", nonzero=Status.WARN),
+    _Watched("Slowest episode", "its time as a multiple of the mean", "slowest_episode_seconds", "long_tail", "episode_seconds"),
+    _Watched("Clipped tokens", "share of trained tokens whose update was clipped", "clip_fraction", share=True),
     _Watched("Gradient norm", "before clipping; jumps are a warning", "grad_norm"),
-    _Watched("Seconds per step", "wall time", "seconds"),
-    _Watched("Rollout", "part of a step's time", "rollout_seconds", over="seconds", share=True),
+    _Watched("Time per step", "wall time in seconds", "seconds"),
+    _Watched("Rollout time", "share of the time of a step", "rollout_seconds", over="seconds", share=True),
 )  # fmt: skip
-_FALL = 0.05
-"""A fall of a mean by less than this is noise."""
+_NOISE = 0.05
+"""A mean that changes by less is flat."""
+_NEAR_TOP = 0.95
+"""A reward with this mean has little left to gain."""
 
 
 def _aspect(watched: _Watched, rows: Sequence[Row], alarms: Mapping[str, tuple[str, ...]]) -> Aspect | None:
@@ -126,20 +129,28 @@ def _aspect(watched: _Watched, rows: Sequence[Row], alarms: Mapping[str, tuple[s
         return None
     ends = values[0], values[-1], min(values), max(values)
     messages = alarms.get(watched.alarm, ())
-    quarter = max(1, len(values) // 4)
-    fell = watched.rises and mean(values[:quarter]) - mean(values[-quarter:]) > _FALL
+    trend = _trend(watched, values)
     status = Status.GOOD if watched.alarm or watched.nonzero else Status.NONE
     if messages:
         status = Status.BAD
     elif watched.nonzero and max(values) > 0:
         status = watched.nonzero
-    elif fell:
+    elif trend:
         status = Status.WARN
-    return Aspect(watched.name, watched.meaning, *ends, messages, status, watched.share, fell)
+    return Aspect(watched.name, watched.meaning, *ends, messages, status, watched.share, trend)
+
+
+def _trend(watched: _Watched, values: Sequence[float]) -> str:
+    """``fell`` or ``flat`` where the mean of the last quarter is not where it should be, otherwise empty."""
+    quarter = max(1, len(values) // 4)
+    before, after = mean(values[:quarter]), mean(values[-quarter:])
+    if watched.holds and before - after > _NOISE:
+        return "fell"
+    return "flat" if watched.rises and after - before <= _NOISE and after < _NEAR_TOP else ""
 
 
 def _alarms(file: Path) -> dict[str, tuple[str, ...]]:
-    """What each alarm said; lines that cannot be read are left out."""
+    """Return the messages of each alarm. Lines that cannot be read are skipped."""
     messages: dict[str, tuple[str, ...]] = {}
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
         try:

@@ -94,7 +94,7 @@ def role_colours(spec: AgentSpec) -> dict[str, int]:
 def blocks_of(record: Record, spec: AgentSpec | None) -> list[Block]:
     """The response in reading order; without a spec one block a segment."""
     if spec is None:
-        return [Block("", part.author, _shown(part.text)) for part in record.segments if part.text.strip()]
+        return [Block("", part.author, shortened(part.text)) for part in record.segments if part.text.strip()]
     return list(_by_role(record, spec))
 
 
@@ -119,15 +119,16 @@ def _block(role: str, author: Author, content: str, spec: AgentSpec, fault: str 
         fault = "written by the agent itself"
     colour = role_colours(spec).get(role) if agents else None
     code = not agents or role in spec.tool_roles
-    return Block(role, author, _shown(content), colour, code, fault)
+    return Block(role, author, shortened(content), colour, code, fault)
 
 
 def _loose(text: str, author: Author) -> Iterator[Block]:
     if text.strip():
-        yield Block("", author, _shown(text), fault="outside of every role")
+        yield Block("", author, shortened(text), fault="outside of every role")
 
 
-def _shown(text: str) -> str:
+def shortened(text: str) -> str:
+    """Return ``text`` without surrounding white space, and without its middle if it is longer than a page shows."""
     text = text.strip()
     if len(text) <= _MAX_CHARS:
         return text

@@ -22,11 +22,11 @@ def rl_run(tmp_path):
 
 def test_each_aspect_has_its_course_and_its_alarms(rl_run):
     found = {aspect.name: aspect for aspect in read_health(rl_run)}
-    assert list(found) == ["Reward", "Token drift", "Failed calls", "Seconds per step", "Rollout"]
-    failed = found["Failed calls"]
+    assert list(found) == ["Reward", "Token drift", "Failed tool calls", "Time per step", "Rollout time"]
+    failed = found["Failed tool calls"]
     assert (failed.first, failed.last, failed.low, failed.high) == (0.25, 0.0, 0.0, 0.25)
     assert failed.alarms == ("step 1: <b>25%</b> fail",) * 4
-    assert found["Rollout"].last == 0.25
+    assert found["Rollout time"].last == 0.25
     assert found["Reward"].alarms == ()
 
 
@@ -42,13 +42,23 @@ def test_the_output_folder_of_a_run_alone_has_a_page(rl_run):
 @pytest.mark.parametrize(
     ("rewards", "verdict"),
     [
-        ((0.5, 0.6, 0.4, 0.46), "ok"),
+        ((0.5, 0.6, 0.4, 0.46), "flat"),
         ((0.5, 0.6, 0.4, 0.44), "fell"),
+        ((0.5, 0.6, 0.4, 0.54), "flat"),
+        ((0.5, 0.6, 0.4, 0.56), "ok"),
+        ((0.96, 0.97, 0.9, 0.96), "ok"),  # nothing left to gain
         ((0.2, 0.8, 0.9, 0.9, 0.9, 0.9, 0.9, 0.4), "ok"),  # quarters: .5 and .65
     ],
 )
-def test_a_reward_that_fell_is_not_called_ok(tmp_path, rewards, verdict):
+def test_a_reward_that_fell_or_stayed_flat_is_not_called_ok(tmp_path, rewards, verdict):
     rows = [{"step": step, "reward": reward} for step, reward in enumerate(rewards, start=1)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     (reward,) = read_health(tmp_path)
     assert reward.verdict == verdict
+
+
+def test_a_format_that_stays_is_ok(tmp_path):
+    rows = [{"step": step, "format": 0.9} for step in range(1, 9)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    (aspect,) = read_health(tmp_path)
+    assert aspect.verdict == "ok"

@@ -17,7 +17,7 @@ from afm.agents.load import MODEL_AGENT_FILE, MODEL_AGENTS_DIR
 from afm.errors import ConfigError, DataError
 from afm.evaluation.compare import agents_of
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
-from afm.evaluation.page import blocks_of
+from afm.evaluation.page import blocks_of, shortened
 from afm.models.tokenizer import IncrementalDecoder
 from afm.trajectory.answer import answer_content, read_answer
 from afm.trajectory.record import Record
@@ -28,6 +28,7 @@ Decode = Callable[[Sequence[int]], str]
 
 _AS_RECORDED = {"id", "agent", "model", "question", "verdict", "stop", "cost", "kept", "reason", "error"}
 _MAX_TOKENS = 40_000
+_MAX_MESSAGES = 500
 _FOLDERS_UP = 4
 
 
@@ -55,6 +56,10 @@ def episode_view(record: Record, path: str) -> dict[str, Any]:
         "prompt": spec.user_message(record.question) if spec else "",
         "ground_truth": _text(record.ground_truth),
         "provenance": _text(record.provenance) if record.provenance else "",
+        "messages": [
+            {"speaker": speaker, "text": shortened(text)}
+            for speaker, text in messages_of(record.provenance)[:_MAX_MESSAGES]
+        ],
         "blocks": list(_blocks(record, spec)),
         "has_tokens": record.response_ids is not None,
         "spec_found": spec is not None,
@@ -223,6 +228,32 @@ class FileSums:
             "model = iif(model = '', ?, model) WHERE id = ?",
             (*figures, self.agent, self.model, number),
         )
+
+
+def messages_of(provenance: Any) -> list[tuple[str, str]]:
+    """Return speaker and text of each message of a team's members, or of the chats of a program.
+
+    An evaluated team or program has only its answer in the segments. Its other messages are in the provenance.
+    """
+    if not isinstance(provenance, dict):
+        return []
+    team = provenance.get("team")
+    said = [
+        (str(message.get("member")), str(message.get("text") or ""))
+        for message in _dicts(team.get("messages") if isinstance(team, dict) else None)
+    ]
+    for chat in _dicts(provenance.get("trajectories")):
+        name = str(chat.get("member") or chat.get("name"))
+        for message in _dicts(chat.get("messages")):
+            role, content = str(message.get("role")), message.get("content")
+            calls = [json.dumps(call, ensure_ascii=False) for call in _dicts(message.get("tool_calls"))]
+            text = "\n".join([_text(content) if content else "", *calls]).strip()
+            said.append((name if role == "assistant" else f"{role} to {name}", text))
+    return [(speaker, text) for speaker, text in said if text]
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def answer_line(row: dict[str, Any], path: str) -> str:

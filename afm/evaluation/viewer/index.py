@@ -21,6 +21,7 @@ from afm.evaluation.viewer.episodes import (
     answer_line,
     expected_line,
     is_storable,
+    messages_of,
     one_line,
     question_key,
     read_row,
@@ -71,7 +72,7 @@ def _begins_with_episode(file: Path) -> bool:
     return isinstance(row, dict) and row.keys() >= _KEYS
 
 
-_VERSION = 3
+_VERSION = 4
 _BATCH_BYTES = 4 << 20
 _TITLE_CHARS = 300
 _TEXT_CHARS = 200_000
@@ -283,6 +284,7 @@ def _insert(
         ),
     )
     text = "".join(str(part.get("text", "")) for part in row["segments"] if isinstance(part, dict))
+    text = "\n".join([text, *(said for _, said in messages_of(provenance))])
     connection.execute(
         "INSERT INTO texts (rowid, question, response) VALUES (?, ?, ?)",
         (number, question[:_TEXT_CHARS], storable(text[:_TEXT_CHARS])),

@@ -113,7 +113,15 @@ def test_hostile_text_stays_text(page, address):
         page.get_attribute(".tokens .down", "title")
         == "trained, log-probability -0.100, advantage −0.500, id 7"
     )
-    assert page.locator("text=green above 0 and red dashed below: −0.500 to +1.250").count() == 1
+    legend = page.inner_text(".tokens-legend")
+    for meaning in (
+        "3 tokens.",
+        "no loss",
+        "below 5 %",
+        "advantage up to +1.250",
+        "advantage down to −0.500",
+    ):
+        assert meaning in legend
     assert "owned" not in page.title()
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from afm.errors import DataError
 from afm.evaluation.viewer import EpisodeIndex, Filters, Order, facets, listing
+from afm.evaluation.viewer.episodes import messages_of
 
 
 @pytest.fixture
@@ -55,6 +56,24 @@ def test_filters_text_and_order_choose_episodes(tmp_path, index, viewer):
     assert ids(found, text='"river is the"') == []
     assert ids(found, text='NOT river" 4 OR (') == []  # words, no language
     assert ids(found, text="***") == []
+
+
+def test_words_of_members_and_of_chats_are_found(tmp_path, index, viewer):
+    calls = [{"function": {"name": "ask", "arguments": '{"who": "cartographer"}'}}]
+    chat = {
+        "name": "main",
+        "messages": [{"role": "assistant", "content": "A ferryman.", "tool_calls": calls}, 7],
+    }
+    said = {"messages": [{"member": "planner", "text": "Ask the hydrologist."}, {"member": "writer"}]}
+    broken = {"team": {"messages": "none"}, "trajectories": [None, {"messages": {}}]}
+    some = [{"team": said}, {"trajectories": [chat]}, broken]
+    viewer.write(tmp_path / "a.jsonl", [viewer.episode(n, provenance=one) for n, one in enumerate(some)])
+    found = index(tmp_path)
+    assert ids(found, text="hydrologist") == ["e0"]
+    assert ids(found, text="ferryman cartographer") == ["e1"]
+    assert ids(found, text="river") == ["e0", "e1", "e2"]
+    assert messages_of(some[0]) == [("planner", "Ask the hydrologist.")]
+    assert messages_of(some[1])[0][0] == "main"
 
 
 def test_an_index_grows_with_its_files_and_waits_for_whole_lines(tmp_path, index, viewer):

@@ -1,5 +1,5 @@
 "use strict";
-/* Answers the page's questions from data files, where no server does. */
+/* Answer the requests of the page from data files, where there is no server. */
 
 const AFM_BUNDLE = window.AFM_BUNDLE = (() => {
   const data = { run: null, episodes: {} };

@@ -1,12 +1,13 @@
 "use strict";
-/* What every part of the viewer uses: nodes, the address, the server, and words for figures.
-   Text of episodes reaches the page through textContent only. The address's hash holds the whole state. */
+/* Shared by all parts of the viewer: nodes, the address, requests to the server, and formats of figures.
+   Text of episodes reaches the page only through textContent. The hash of the address holds the whole state. */
 
 const $ = (id) => document.getElementById(id);
-const MARKS = { passed: "✓", failed: "✗", partly: "◐", abstained: "–", dropped: "✗", unjudged: "○" };
+const MARKS = { passed: "✓", failed: "✗", partly: "◐", abstained: "–", dropped: "⊘", unjudged: "○" };
+const COLOURS = 12;
 const HIDDEN = /[\x00-\x08\x0b-\x1f\x7f]|[\u202a-\u202e\u2066-\u2069]/g;
 
-/* Control characters as \x1b and \u202e: they would be boxes, or change the order in which text is read. */
+/* Show control characters as \x1b and \u202e. Otherwise they would be boxes or change the reading order. */
 const visible = (text) => String(text).replace(HIDDEN, (sign) => {
   const code = sign.charCodeAt(0).toString(16);
   return code.length > 2 ? `\\u${code}` : `\\x${code.padStart(2, "0")}`;
@@ -36,7 +37,7 @@ function go(changes, replace = false) {
   arrive();
 }
 
-/* A whole new address: nothing of the old one stays. */
+/* Go to a new address and drop the old state. */
 function visit(state) {
   history.pushState(null, "", `#${new URLSearchParams(state)}`);
   arrive();
@@ -60,5 +61,7 @@ const seconds = (value) => {
 };
 const mark = (verdict, word) => make("span", { class: `mark ${verdict}`, title: word, role: "img", "aria-label": word, text: MARKS[verdict] || "○" });
 const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
-const short = (path) => path.split("/").slice(-3).join("/");
+/* A path below the shown folder; only the last parts of any other path. */
+const root = { path: "" };
+const short = (path) => (root.path && path.startsWith(`${root.path}/`) ? path.slice(root.path.length + 1) : path.split("/").slice(-3).join("/"));
 const size = (bytes) => (bytes < 1024 ? `${bytes} B` : bytes < 1 << 20 ? `${(bytes / 1024).toFixed(0)} KiB` : `${(bytes / (1 << 20)).toFixed(1)} MiB`);

@@ -1,12 +1,12 @@
 "use strict";
-/* Two episodes of a question, step beside step, with the words that differ marked. */
+/* Two episodes of a question, step next to step, with the words that differ marked. */
 
 const MAX_STEPS = 400;
 const MAX_TABLE = 4_000_000;
 const WORDS = /\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu;
 const GAP = 0, ROLE = 0.2;
 
-/* Pairs of indices, null for a gap: the alignment of most alike steps in order (Needleman and Wunsch 1970). */
+/* Align the steps that are most alike, in order (Needleman and Wunsch 1970). Returns pairs of indices, null for a gap. */
 function alignSteps(left, right) {
   if (left.length > MAX_STEPS || right.length > MAX_STEPS) {
     return Array.from({ length: Math.max(left.length, right.length) }, (_, at) => [at < left.length ? at : null, at < right.length ? at : null]);
@@ -36,7 +36,7 @@ function alignSteps(left, right) {
   return out;
 }
 
-/* For each side its words with whether they differ: the longest common subsequence of what lies between equal ends. */
+/* For each side, the words and whether each differs, from the longest common subsequence between equal ends. */
 function wordDifferences(left, right) {
   const a = left.match(WORDS) || [], b = right.match(WORDS) || [];
   let start = 0, tail = 0;
@@ -82,8 +82,8 @@ function differences(first, second) {
     const same = left && right && left.text === right.text;
     equal += Boolean(same);
     const parts = left && right && !same ? wordDifferences(left.text, right.text) : null;
-    const cell = (item, at) => (item ? block(item, parts ? markedText(parts[at], at ? "new" : "old") : null, !left || !right ? "only" : "") : make("p", { class: "gap soft", text: "not in this episode" }));
+    const cell = (item, at) => (item ? block(item, parts ? markedText(parts[at], at ? "new" : "old") : null, `${at ? "second" : "first"} ${!left || !right ? "only" : ""}`) : make("p", { class: "gap soft", text: "not in this episode" }));
     out.append(make("div", { class: `pair ${same ? "same" : ""}` }, cell(left, 0), cell(right, 1)));
   }
-  return [make("p", { class: "soft", text: `${equal} of ${many(steps.length, "step")} ${equal === 1 ? "is" : "are"} equal and shown without colour. Words that differ are marked.` }), out];
+  return [make("p", { class: "soft", text: `${equal ? `${equal} of ${many(steps.length, "step")} ${equal === 1 ? "is" : "are"} equal, shown without colour.` : "No step is equal."} Words that differ are marked: red in the first episode, green in the second.` }), out];
 }

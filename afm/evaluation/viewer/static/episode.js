@@ -1,9 +1,9 @@
 "use strict";
-/* One episode, or two of them side by side; its tokens. */
+/* One episode, or two side by side, and the tokens of an episode. */
 
 const reader = { key: null, episodes: [] };
 
-/* A link of a report names the episode: #find=ID&in=FILE. Its number is known once it is indexed. */
+/* Links of reports name an episode: #find=ID&in=FILE. The episode has a number once it is indexed. */
 async function locate() {
   const state = hash();
   if (!state.has("find")) return;
@@ -11,7 +11,7 @@ async function locate() {
   const match = await ask(`api/find?${query}`).catch(() => ({ number: null }));
   if (hash().get("find") !== state.get("find")) return;
   if (match.number !== null) return go({ find: null, in: null, e: match.number }, true);
-  $("reader").replaceChildren(make("p", { class: "soft hint", text: `Looking for ${state.get("find")}: it is not in the index (yet).` }));
+  $("reader").replaceChildren(make("p", { class: "soft hint", text: `Waiting for episode ${state.get("find")}. It is not in the index yet.` }));
   setTimeout(locate, 1000);
 }
 
@@ -54,14 +54,14 @@ function bar(episodes, state) {
     state.get("with") ? toggle("diff", "Differences", "d: step by step, with the words that differ") : null,
     state.get("with") ? button("Close comparison", "Esc", () => go({ with: null, diff: null })) : null,
     episodes[0].has_tokens ? toggle("tokens", "Tokens", "t: tokens, mask and log-probabilities") : null,
-    button("Settings", "i: what the run was made with", aboutCurrent));
+    button("Settings", "i: settings of the run", aboutCurrent));
 }
 
 async function sameQuestion(first) {
   const page = await ask(`api/episodes?question=${first.question}&limit=200`);
   const rest = page.rows.filter((item) => item.id !== first.id);
   const box = make("div", { class: "others", "aria-label": "other episodes of this question" });
-  if (!rest.length) box.append(make("p", { class: "soft", text: "No other episode has this question." }));
+  box.append(make("p", { class: "soft", text: rest.length ? "Other episodes of this question" : "No other episode has this question." }));
   for (const item of rest) {
     const facts = [item.name, item.answer, short(item.file), many(item.calls, "call")];
     box.append(make("button", { type: "button", onclick: () => go({ with: item.id, others: null }) },
@@ -87,10 +87,17 @@ async function side(episode, id, withTokens, withBlocks) {
     episode.reason || episode.error ? make("p", { class: "error evidence", text: [episode.reason, episode.error].filter(Boolean).join(" · ") }) : null,
     episode.prompt ? make("details", {}, make("summary", { text: "Prompt" }), make("pre", { text: episode.prompt })) : null,
     episode.provenance ? make("details", {}, make("summary", { text: "Provenance" }), make("pre", { text: episode.provenance })) : null,
+    episode.messages.length ? make("details", { class: "messages", open: episode.blocks.length < 2 }, make("summary", { text: `Messages behind the answer, ${number(episode.messages.length)}` }), ...messageBlocks(episode.messages)) : null,
     withTokens && episode.has_tokens ? await tokenBox(id) : null,
-    episode.spec_found ? null : make("p", { class: "soft", text: `There is no declaration of the agent ${episode.agent} here, so its roles cannot be separated.` }),
+    episode.spec_found ? null : make("p", { class: "soft", text: `The roles are not separated, because the agent ${episode.agent} is not declared here.` }),
     withBlocks && !episode.blocks.length ? make("p", { class: "soft", text: "The response is empty." }) : null,
     ...(withBlocks ? episode.blocks.map((item) => block(item)) : []));
+}
+
+/* The messages of a team's members or of the chats of a program, one colour per speaker. */
+function messageBlocks(messages) {
+  const speakers = [...new Set(messages.map((item) => item.speaker))];
+  return messages.map((item) => block({ role: item.speaker, author: "agent", text: item.text, colour: speakers.indexOf(item.speaker) % COLOURS, code: false }));
 }
 
 function block(item, content = null, extra = "") {
@@ -111,12 +118,19 @@ async function tokenBox(id) {
     const gain = token.advantage === null || token.advantage === 0 ? "" : token.advantage > 0 ? "up" : "down";
     box.append(make("span", { class: token.trained === false ? "masked" : [surprise ? `p${surprise}` : "", gain].filter(Boolean).join(" "), title, text: token.text || "▪" }));
   }
-  return make("div", {}, make("p", { class: "soft", text: `${many(tokens.length, "token")}; struck out: no loss; the redder, the less probable${advantageWords(tokens)}. ${note}` }), box);
+  const legend = make("p", { class: "soft tokens-legend" }, make("span", { text: `${many(tokens.length, "token")}.` }),
+    ...tokenLegend(tokens).map(([name, text]) => make("span", { class: name, text })));
+  return make("div", {}, legend, make("p", { class: "soft", text: note }), box);
 }
 
-function advantageWords(tokens) {
-  const known = tokens.map((token) => token.advantage).filter((value) => value !== null);
-  if (!known.length) return "";
-  const [low, high] = known.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
-  return `; underlined by advantage, green above 0 and red dashed below: ${low === high ? signed(low) : `${signed(low)} to ${signed(high)}`}`;
+/* What the looks of the tokens mean, only those that occur: class and text. */
+function tokenLegend(tokens) {
+  const some = (test) => tokens.some(test), gains = tokens.map((token) => token.advantage).filter((value) => value !== null);
+  const [low, high] = gains.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+  const below = (limit) => some((token) => token.logprob !== null && token.logprob < limit);
+  const range = low === high ? `advantage ${signed(low)}` : `advantage up to ${signed(high)}`;
+  return [[some((token) => token.trained === false), "masked", "no loss"],
+    [below(-0.2), "p1", "probability below 82 %"], [below(-1), "p2", "below 37 %"], [below(-3), "p3", "below 5 %"],
+    [high > 0, "up", range], [low < 0, "down", low === high ? range : `advantage down to ${signed(low)}`]]
+    .filter(([shown]) => shown).map(([, name, text]) => [name, text]);
 }

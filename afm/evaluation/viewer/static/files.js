@@ -1,28 +1,29 @@
 "use strict";
-/* The table of files, what a run was made with, and its logs. */
+/* The table of files, the settings of a run, and its logs. */
 
 const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
-const day = (date) => date.slice(0, 16).replace("T", " ");
+const utc = (date) => (Number.isNaN(Date.parse(date)) ? date : new Date(date).toISOString().slice(0, 16).replace("T", " "));
 const FILE_ROWS = 500;
 const MAX_STEPS_SHOWN = 4;
 
 async function showFiles() {
   const files = await ask("api/files");
-  const names = ["File", "Model", "Agent", "Episodes", "pass@1", "Calls", "Tokens", "Time", "Date", ""];
+  const names = ["File", "Model", "Agent", "Episodes", "pass@1", "Calls", "Tokens", "Time", "Date (UTC)", ""];
   const head = make("tr", {}, ...names.map((text) => make("th", { scope: "col", text })));
   const known = files.slice(0, FILE_ROWS), evaluations = known.filter((file) => file.is_evaluation), others = known.filter((file) => !file.is_evaluation);
   const bodies = [["Evaluations", evaluations], ["Other episodes", others]].filter(([, part]) => part.length);
-  const more = files.length > FILE_ROWS ? ` Only ${number(FILE_ROWS)} of ${many(files.length, "file")} are here; the filter of the episodes has them all.` : "";
-  const none = "No file of episodes yet. An evaluation, a distillation or afm rl writes them, and then they appear here.";
+  const more = files.length > FILE_ROWS ? ` Only ${number(FILE_ROWS)} of ${many(files.length, "file")} are shown. The file filter of the episodes has all of them.` : "";
+  const none = "No episodes yet. Files appear here as soon as an evaluation, a distillation or afm rl writes them.";
+  const sorted = bodies.length > 1 ? "Newest first in each group." : "Newest first.";
   return [
     make("h2", { text: "Files" }),
-    make("p", { class: "soft", text: files.length ? `Newest first. Calls, tokens and time are means per episode.${more}` : none }),
+    make("p", { class: "soft", text: files.length ? `${sorted} Calls, tokens and time are means per episode. Tokens are those the model wrote.${more}` : none }),
     leftOut(),
     files.length ? make("table", { class: "files" }, make("thead", {}, head), ...bodies.map(([title, part]) => filesBody(bodies.length > 1 ? title : "", part))) : null,
   ];
 }
 
-/* The files of one kind; the many files of a training's steps are one line until it is opened. */
+/* The files of one kind. The many files of the steps of a training are one row until it is opened. */
 function filesBody(title, files) {
   const head = title ? [make("tr", { class: "headed" }, make("th", { class: "group", colspan: "10", scope: "rowgroup", text: title }))] : [];
   const steps = new Map();
@@ -42,10 +43,14 @@ function filesBody(title, files) {
 }
 
 function foldRow(folder, part) {
-  const sum = (value) => part.reduce((all, file) => all + value(file), 0);
+  const sum = (value) => part.reduce((all, file) => all + value(file), 0), first = part[0];
+  const mean = (value, weight = "episodes") => sum((file) => file[weight] * (file[value] ?? 0)) / sum((file) => file[weight]);
   const link = make("a", { href: "", "aria-expanded": "false", text: `${folder}step_*.jsonl, ${many(part.length, "file")}` });
-  const row = make("tr", { class: "fold" }, make("th", { scope: "row", colspan: "3" }, link),
-    make("td", { "data-label": "Episodes", text: number(sum((file) => file.episodes)) }), make("td", { colspan: "6" }));
+  const cell = (label, text, name = null) => make("td", { "data-label": label, text, class: name });
+  const row = make("tr", { class: "fold" }, make("th", { scope: "row" }, link), cell("Model", short(first.model), "wide"), cell("Agent", first.agent),
+    cell("Episodes", number(sum((file) => file.episodes))), cell("pass@1", percent(sum((file) => file.scored) ? mean("pass_at_1", "scored") : null), "score"),
+    cell("Calls", mean("calls").toFixed(2)), cell("Tokens", number(Math.round(mean("tokens")))), cell("Time", seconds(mean("seconds"))),
+    cell("Date", utc(part.map((file) => file.date).sort().at(-1)), "wide"), make("td"));
   link.addEventListener("click", (event) => {
     event.preventDefault();
     const open = link.getAttribute("aria-expanded") === "false";
@@ -63,35 +68,35 @@ function fileRow(file) {
     cell("Model", short(file.model), file.model, "wide"), cell("Agent", file.agent), cell("Episodes", number(file.episodes)),
     make("td", { "data-label": "pass@1", class: "score", title: `${many(file.scored, "episode")} with a score`, text: percent(file.pass_at_1) }),
     cell("Calls", file.calls.toFixed(2)), cell("Tokens", number(Math.round(file.tokens))), cell("Time", seconds(file.seconds ?? 0)),
-    cell("Date", day(file.date), file.date, "wide"),
+    cell("Date", utc(file.date), file.date, "wide"),
     make("td", {}, make("a", { href: `#about=${file.id}`, text: "settings" })));
 }
 
-/* A bundle says what it lacks. */
+/* List what a bundle lacks. */
 function leftOut() {
   const missing = window.AFM_BUNDLE?.leftOut() || [];
   if (!missing.length) return null;
-  return make("details", { class: "notice" }, make("summary", { text: "A part of the run: what was left out" }),
+  return make("details", { class: "notice" }, make("summary", { text: "This is a part of the run. Left out:" }),
     make("ul", {}, ...missing.map((text) => make("li", { text }))));
 }
 
 function pairs(rows, className) {
-  return make("dl", { class: className }, ...rows.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]));
+  return make("dl", { class: className }, ...rows.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value, class: value === "not recorded" ? "soft" : null })]));
 }
 
 async function showAbout(id) {
   const about = await ask(`api/files/${id}`);
-  const none = "There is no manifest or settings file next to these episodes, so it is not known how they were made.";
+  const none = "There is no manifest or settings file next to these episodes.";
   return [
     make("p", { class: "soft" }, make("a", { href: "#view=files", text: "← Files" })),
     make("h2", { class: "mono-name", text: about.name }),
-    make("p", {}, make("a", { href: `#${new URLSearchParams({ file: about.path })}`, text: "Its episodes" })),
-    about.facts.length ? pairs(about.facts, "facts") : make("p", { class: "soft", text: none }),
+    make("p", {}, make("a", { href: `#${new URLSearchParams({ file: about.path })}`, text: "Show the episodes" })),
+    about.facts.length ? pairs(about.facts.map(([name, value]) => [name, name === "date" && !Number.isNaN(Date.parse(value)) ? `${utc(value)} UTC` : value]), "facts") : make("p", { class: "soft", text: none }),
     ...about.parts.map((part) => make("details", {}, make("summary", { text: `${part.name}, ${many(part.rows.length, "key")}` }), pairs(part.rows, "facts keys"))),
   ];
 }
 
-/* The settings of the run that is being looked at: of the open episode's file, or of the file that is filtered by. */
+/* Show the settings of the open episode's file, or of the file in the filter. */
 async function aboutCurrent() {
   const state = hash(), shown = reader.episodes[0]?.row.file;
   const path = (state.get("e") && shown) || state.get("file");
@@ -106,7 +111,7 @@ const log = { name: null, begin: 0, end: 0 };
 
 async function showLog(chosen) {
   const logs = await ask("api/logs");
-  if (!logs.length) return [make("h2", { text: "Log" }), make("p", { class: "soft", text: "The run has no log file (*.log). Training and servers write one, evaluations do not." })];
+  if (!logs.length) return [make("h2", { text: "Log" }), make("p", { class: "soft", text: "The run has no log file (*.log). Trainings and servers write one. Evaluations do not." })];
   const name = logs.some((item) => item.name === chosen) ? chosen : logs[0].name;
   const piece = await ask(`api/logs/read?${new URLSearchParams({ name })}`);
   Object.assign(log, { name, begin: piece.begin, end: piece.end });

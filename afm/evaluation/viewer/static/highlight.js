@@ -1,5 +1,5 @@
 "use strict";
-/* Colours for code: one pass for words, texts, numbers and comments. Only text nodes and spans are made. */
+/* Colour code in one pass: words, strings, numbers and comments. It makes only text nodes and spans. */
 
 const words = (text) => new Set(text.split(" "));
 const LANGUAGES = {
@@ -36,7 +36,7 @@ function coloured(code, language) {
   return out;
 }
 
-/* Text with its fenced blocks in colour; a block that is code as a whole is recognised by its first line. */
+/* Colour the fenced blocks of a text. Text that is all code is recognised by its first line. */
 function highlighted(text, isCode) {
   const out = document.createDocumentFragment();
   let at = 0;

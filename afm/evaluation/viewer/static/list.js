@@ -35,17 +35,17 @@ async function loadList(append = false) {
   markRow();
 }
 
-/* Why there is no row, and the way back to all. */
+/* Say why there are no rows, with a link back to all episodes. */
 function showEmpty(query) {
   $("empty").hidden = list.rows.length > 0;
-  $("list").hidden = !list.rows.length;
+  $("list").hidden = $("list-head").hidden = !list.rows.length;
   if (list.rows.length) return;
   const filtered = [...query.keys()].some((key) => !["offset", "limit", "order"].includes(key));
   const words = filtered ? "No episode matches the search and the filters. " : "No episodes yet. The page shows them as the run writes them.";
   $("empty").replaceChildren(words, ...(filtered ? [make("a", { href: "#view=episodes", text: "Show all episodes" })] : []));
 }
 
-/* Rows that did not change stay the nodes they are: a click begins and ends on the same one, though the list was loaded again. */
+/* Keep the nodes of rows that did not change, so that a click survives a reload of the list. */
 function showRows(rows, from) {
   const nodes = $("list");
   rows.forEach((item, index) => {
@@ -56,6 +56,13 @@ function showRows(rows, from) {
     if (shown) shown.replaceWith(node); else nodes.append(node);
   });
   while (nodes.children.length > from + rows.length) nodes.lastElementChild.remove();
+  nodes.hidden = false;
+  alignHead();
+}
+
+/* The head of the table leaves as much room for a scroll bar as the rows do. */
+function alignHead() {
+  $("list-head").style.paddingRight = `${14 + $("list").offsetWidth - $("list").clientWidth}px`;
 }
 
 function row(item) {

@@ -1,10 +1,10 @@
 "use strict";
-/* What is on the screen by the address, the keys, and following a running job. */
+/* Choose the screen from the address, handle keys, and follow a running job. */
 
 const EPISODE_KEYS = [...KINDS.map(([kind]) => kind), "text", "step", "question", "order", "e", "find"];
 const screenState = { key: null, episodes: -1, isFile: null };
 
-/* Files, a run's settings and the log fill the page; everything else is the list with its reader. */
+/* Files, settings and the log fill the page. Everything else is the list with its reader. */
 function viewOf(state) {
   if (state.has("about")) return "about";
   if (state.get("view")) return state.get("view");
@@ -32,7 +32,7 @@ async function showPage(view, state) {
 
 function arrive() {
   const state = hash(), view = viewOf(state), isList = view === "episodes";
-  for (const link of document.querySelectorAll("nav a")) if (link.dataset.view === view) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+  for (const link of document.querySelectorAll("nav a")) if (link.dataset.view === (view === "about" ? "files" : view)) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   $("page").hidden = isList;
   $("panes").hidden = !isList;
   document.body.classList.toggle("reading", isList && (state.has("e") || state.has("find")));
@@ -49,11 +49,12 @@ async function follow() {
   try {
     const status = await ask("api/status");
     const left = status.bytes_total - status.bytes_done;
+    root.path = status.is_file ? status.path.replace(/\/[^/]*$/, "") : status.path;
     $("path").textContent = status.path;
     $("path").title = status.path;
     $("status").classList.toggle("failed", Boolean(status.failure));
     $("status").textContent = status.failure || `${many(status.episodes, "episode")} in ${many(status.files, "file")}`
-      + (left > 0 ? `, indexing ${Math.floor((100 * status.bytes_done) / status.bytes_total)} %` : "") + (status.bad_lines ? `, ${number(status.bad_lines)} unreadable lines` : "");
+      + (left > 0 ? `, indexing ${Math.floor((100 * status.bytes_done) / status.bytes_total)} %` : "") + (status.bad_lines ? `, ${many(status.bad_lines, "unreadable line")}` : "");
     const first = screenState.isFile === null;
     screenState.isFile = status.is_file;
     if (first) arrive();
@@ -78,7 +79,7 @@ function leave() {
   else visit({ view: "files" });
 }
 
-/* The next or previous line of the table of files. */
+/* Focus the next or previous row of the table of files. */
 function moveInTable(by) {
   const links = [...$("page").querySelectorAll("tbody tr:not([hidden]) th a")];
   links[links.indexOf(document.activeElement) + by]?.focus();
@@ -89,6 +90,7 @@ $("text").addEventListener("input", () => { clearTimeout(typing); typing = setTi
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("more").addEventListener("click", () => loadList(true));
 $("help-button").addEventListener("click", () => $("help").showModal());
+window.addEventListener("resize", alignHead);
 window.addEventListener("popstate", arrive);
 window.addEventListener("hashchange", arrive);
 document.addEventListener("keydown", (event) => {
