@@ -1,7 +1,8 @@
 """Traces of the OpenAI Agents SDK, as its exporters write them: one ``trace`` or ``trace.span`` object a row. Read only.
 
-Spans of one trace may be anywhere in the file. Text comes from ``generation`` spans, results of tools from ``function``
-spans. ``response`` spans hold no text, so a trace that has nothing else is refused.
+Spans of one trace may be anywhere in the file. Text comes from ``generation`` and ``response`` spans, results of tools
+from ``function`` spans. ``ResponseSpanData.export()`` of the SDK (0.24.0) writes only the id of a response. A trace
+processor of the user's own can add the span's ``input`` and ``response``. Without them a trace is refused.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from afm.errors import DataError
-from afm.trajectory.chat import called_function, content_text, hidden_reasoning
+from afm.trajectory.chat import called_function, chat_of_items, content_text, hidden_reasoning
 from afm.trajectory.convert.base import DialogueFormat, Item
 from afm.trajectory.convert.dialogue import AgentTurn, Dialogue, Use, Walk, second_question
 from afm.trajectory.record import Cost
 
-_ONLY_RESPONSES = (
-    "; `response` spans hold no words. Write `json.dumps(result.to_input_list())` of each run to a line, and convert that file "
-    "with --from messages"
+_NO_WORDS = (
+    "`response` spans hold no words. Write `json.dumps(result.to_input_list())` of each run to a line, and convert that file "
+    "with --from messages; or let your trace processor add `input` and `response` to the span_data"
 )
 
 
@@ -49,9 +50,8 @@ def _parse(row: Any) -> Dialogue:
     spans = [span for span in row if isinstance(span.get("span_data"), dict)]
     spans.sort(key=lambda span: str(span.get("started_at") or ""))
     kinds = {span["span_data"].get("type") for span in spans}
-    if "generation" not in kinds:
-        more = _ONLY_RESPONSES if "response" in kinds else ""
-        raise DataError(f"the trace has no generation span{more}")
+    if not kinds & {"generation", "response"}:
+        raise DataError("the trace has no generation span and no response span")
     walk = _SpanWalk({str(span.get("id")): span for span in spans})
     for number, span in enumerate(spans):
         try:
@@ -91,10 +91,15 @@ class _SpanWalk(Walk):
     def take(self, span: Mapping[str, Any]) -> None:
         data = span["span_data"]
         kind, above = data.get("type"), self._above(span)
+        inner = "function" in above
         if "guardrail" in above:  # its agent is asked about the conversation and takes no part in it
             return
         if kind == "generation":
-            self._generation(data, inner="function" in above)
+            self._generation(data, inner=inner)
+        elif kind == "response" and isinstance(data.get("response"), dict):
+            self._generation(_generation_of(data), inner=inner)
+        elif kind == "response" and not (inner or span.get("error")):
+            raise DataError(_NO_WORDS)
         elif kind == "function":
             self._function(data, failed=bool(span.get("error")))
         elif kind in ("handoff", "guardrail", "response"):
@@ -178,6 +183,19 @@ class _SpanWalk(Walk):
                 f"{name} ran with {str(argument)[:80]!r}, which no generation asked for; its result belongs to no call"
             )
         self.give(*same[0], str(result), ok=not failed)
+
+
+def _generation_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data of a response span, with items of the Responses API, in the form of a generation span."""
+    response, asked = data["response"], data.get("input")
+    if isinstance(asked, str):
+        asked = [{"role": "user", "content": asked}]
+    return {
+        "input": chat_of_items(asked or []),
+        "output": chat_of_items(response.get("output") or []),
+        "model": response.get("model"),
+        "usage": data.get("usage") or response.get("usage"),
+    }
 
 
 def _decoded(argument: Any) -> Any:

@@ -170,8 +170,51 @@ def test_the_spans_of_a_trace_become_one_trajectory_wherever_they_stand(tmp_path
 
 def test_a_trace_whose_words_were_not_exported_is_refused():
     spans = [{"object": "trace.span", "trace_id": "t", "span_data": {"type": "response", "response_id": "r"}}]
-    with pytest.raises(DataError, match="no generation span; `response` spans hold no words"):
+    with pytest.raises(DataError, match="span 0: `response` spans hold no words"):
         read("openai_agents", spans)
+    with pytest.raises(DataError, match="span r: `response` spans hold no words"):
+        read("openai_agents", [*SPANS, span(4, {"type": "response", "response_id": "r"}, id="r")])
+    failed = span(0, {"type": "response", "response_id": None}, error={"message": "timeout"})
+    assert read("openai_agents", [failed, *SPANS]).record.text == TEXT
+    with pytest.raises(DataError, match="no generation span and no response span"):
+        read("openai_agents", [span(1, {"type": "agent", "name": "a"})])
+
+
+def response(second, sent, *items, **changed):
+    """A span of the SDK's default model, with what a trace processor added to it."""
+    answered = {"id": "r", "object": "response", "model": "tiny", "output": list(items)}
+    usage = {"requests": 1, "input_tokens": 30, "output_tokens": 4}
+    data = {"type": "response", "response_id": "r", "usage": usage, "input": sent, "response": answered}
+    return span(second, data, **changed)
+
+
+def words(text):
+    part = {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
+    return {"id": "m", "content": [part], "role": "assistant", "status": "completed", "type": "message"}
+
+
+CALL_ITEM = {
+    "type": "function_call",
+    "id": "f",
+    "call_id": "c",
+    "name": "wiki_search",
+    "arguments": '{"query": "mill"}',
+}
+RESULT_ITEM = {"type": "function_call_output", "call_id": "c", "output": "Built in 1702."}
+
+
+@pytest.mark.parametrize("sent", ["When?", [{"role": "user", "content": "When?"}]])
+def test_response_spans_with_input_and_response_are_read(sent):
+    listed = [{"role": "user", "content": "When?"}, words("Look."), CALL_ITEM, RESULT_ITEM]
+    last = response(3, listed, words(FOUND))
+    row = [response(1, sent, words("Look."), CALL_ITEM), looked_up(2, "mill", "Built in 1702."), last]
+    found = read("openai_agents", row)
+    assert found.record.text == TEXT
+    assert (found.record.question, found.record.model, found.lost) == ("When?", "tiny", ())
+    assert (found.record.cost.prompt_tokens, found.record.cost.agent_tokens) == (60, 8)
+    searched = {"type": "web_search_call", "id": "w", "status": "completed"}
+    with pytest.raises(DataError, match="got an item of type 'web_search_call'"):
+        read("openai_agents", [response(1, sent, searched, CALL_ITEM)])
 
 
 ANSWERED = {"name": "Finish", "arguments": json.dumps({"return_type": "give_answer", "final_answer": "1702"})}
