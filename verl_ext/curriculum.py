@@ -1,8 +1,8 @@
-"""Which questions each step asks: those that are sometimes solved, rather than all alike.
+"""A curriculum: each step asks questions that are sometimes solved, instead of all questions equally often.
 
 A group of samples teaches by the spread of its rewards, p (1 - p) for a question that is solved with probability p
-(the variance of a Bernoulli variable). DAPO (arXiv 2503.14476, section 3.2) throws the others away after they were
-generated. :class:`Difficulty` keeps each question's solve rate across steps and draws by that spread.
+(the variance of a Bernoulli variable). DAPO (arXiv 2503.14476, section 3.2) discards the other groups after generating
+them. :class:`Difficulty` keeps each question's solve rate across steps and draws by that spread.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from afm.configuration import Settings
 from afm.errors import ConfigError
 
 QUESTION = "question_index"
-"""Key of a sample's facts: ``extra_info.index`` of its question."""
+"""Key of a sample's facts: the ``extra_info.index`` of its question."""
 SOLVED = "acc"
-"""The fact that says whether a sample solved its question."""
+"""Key of a sample's facts: whether the sample solved its question."""
 
 _UNSEEN = 0.5
 _MEMORY = 0.5
 
 
 class Curriculum(Settings):
-    """How questions are drawn; without this section every question is drawn once an epoch."""
+    """How questions are drawn. Without this section each question is drawn once per epoch."""
 
     floor: float = Field(default=0.05, gt=0, le=1)
-    """Added to p (1 - p), so that a question that no sample or every sample solved is asked again."""
+    """Added to p (1 - p), so that questions that no sample or every sample solved are asked again."""
     retire_after: int = Field(default=2, ge=0)
-    """Groups in a row that are solved by every sample, after which a question is not asked any more; 0
-    retires none. When all are retired, all come back."""
+    """Retires a question after this many consecutive groups in which every sample solved it. 0 retires none.
+    When all questions are retired, all come back."""
 
 
 class Difficulty:
-    """Draws positions of a data set by the solve rates of their questions, without end.
+    """An endless sampler that draws positions of a data set by the solve rates of their questions.
 
-    A stateful sampler of torchdata: its state is saved with the data loader in each checkpoint, so a resumed run draws what
-    the run would have drawn. A question rests until half as many others as are active have been drawn.
+    It is a stateful sampler of torchdata. Each checkpoint holds its state with the data loader's, so a resumed run makes
+    the same draws. After a draw, a question rests until half as many other questions as are active have been drawn.
 
     Args:
         indices: ``extra_info.index`` of each question.
         rules: See :class:`Curriculum`.
-        seed: Of the draws.
-        agents: Of each question, where there are several: what is known of a question holds for its agent alone.
+        seed: Seed of the draws.
+        agents: Agent of each question in a run of several agents. The solve rate of a question holds for its agent only.
 
     Raises:
         ConfigError: Two questions have the same index.
@@ -79,7 +79,7 @@ class Difficulty:
             yield self._draw()
 
     def record(self, index: Any, solved: float) -> None:
-        """Take note of a finished group: the share of its samples that solved the question ``index``."""
+        """Record the share of a finished group's samples that solved the question ``index``."""
         position = self._position.get(str(index))
         if position is None:
             return
@@ -89,7 +89,7 @@ class Difficulty:
         self._in_a_row[position] = self._in_a_row[position] + 1 if solved >= 1 else 0
 
     def metrics(self) -> dict[str, float]:
-        """What is known so far: questions asked, retired, and the mean solve rate of those asked."""
+        """Return the number of questions asked and retired, and the mean solve rate of those asked."""
         asked = self._groups > 0
         return {
             "curriculum/asked": float(asked.sum()),
@@ -98,7 +98,7 @@ class Difficulty:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later draws depend on."""
+        """Return everything that later draws depend on."""
         return {
             "questions": self._questions,
             "rate": self._rate.tolist(),
@@ -109,10 +109,10 @@ class Difficulty:
         } | ({"agents": self._agents} if self._agents else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`; questions that another agent works on now count as never asked.
+        """Restore a state of :meth:`state_dict`. Questions that now belong to another agent count as never asked.
 
         Raises:
-            ConfigError: The state is of another data set.
+            ConfigError: The state belongs to another data set.
         """
         if len(state["rate"]) != len(self):
             raise ConfigError(
@@ -157,12 +157,12 @@ _running: list[Difficulty] = []
 
 
 def running() -> Difficulty | None:
-    """The curriculum of the trainer in this process, if it has one."""
+    """Return the curriculum of the trainer in this process, if it has one."""
     return _running[-1] if _running else None
 
 
 def start_curriculum(data_config: Any, dataset: Any, agents: Sequence[str] = ()) -> Difficulty:
-    """The curriculum of ``data.curriculum`` over verl's data set, from now on the one that is :func:`running`.
+    """Start the curriculum of ``data.curriculum`` over verl's data set. :func:`running` returns it from then on.
 
     Args:
         agents: See :class:`Difficulty`.

@@ -1,6 +1,6 @@
-"""What would go wrong with a reinforcement-learning run, said before anything costs time.
+"""Checks of a reinforcement-learning run before it starts.
 
-:func:`diagnose` is ``afm doctor``; :func:`start_findings` is the part of it that every start of a run looks at.
+:func:`diagnose` is ``afm doctor``. :func:`start_findings` is the part of it that runs at every start.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ if TYPE_CHECKING:
 
 _TRACKER_KEYS = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
 _ELSEWHERE = re.compile(r"\w[\w.-]*(/[\w.-]+)?|\w+://.+")
-"""Models that need no folder here: names on the hub, and the addresses that verl copies from."""
+"""Models that need no local folder: names on the hub, and addresses from which verl copies."""
 
 Rewards = Mapping[str, RewardSettings]
-"""Of each agent, by its key in ``agents:``; the only one has the empty key."""
+"""Reward settings of each agent, by its key in ``agents:``. A single agent has the empty key."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedHardware:
-    """What options say; the configuration decides what they leave open."""
+    """Hardware that command-line options name. The configuration decides what they omit."""
 
     nodes: int | None = None
     gpus: int | None = None
     gpu_gib: float | None = None
 
     def overrides(self) -> list[str]:
-        """The options as keys of verl, which are what a run goes by."""
+        """Return the options as overrides of verl's keys, which decide what a run uses."""
         counts = {"trainer.nnodes": self.nodes, "trainer.n_gpus_per_node": self.gpus}
         return [f"verl.{key}={count}" for key, count in counts.items() if count is not None]
 
@@ -78,7 +78,7 @@ class AskedHardware:
 def diagnose(
     config_path: str | Path, overrides: Sequence[str], asked: AskedHardware, env: Mapping[str, str]
 ) -> list[Finding]:
-    """Everything that can be said about a run without starting it; no error is raised."""
+    """Return all findings about a run without starting it. Raises no error."""
     report = Report()
     settings = report.asked("keys", lambda: load_settings(config_path, [*overrides, *asked.overrides()]))
     if settings is None or report.asked("agent", settings.routes) is None:
@@ -104,10 +104,10 @@ def diagnose(
 
 
 def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
-    """Whether the files, packages and tools that a run reads are there.
+    """Return findings about the files, packages and tools that a run needs.
 
     Args:
-        here: The run is to train on this machine. Otherwise packages and models may be on the nodes of a cluster alone.
+        here: The run trains on this machine. Otherwise packages and models may exist only on the nodes of a cluster.
     """
     report = Report()
     for file in (*settings.train_files, *settings.val_files):
@@ -125,7 +125,7 @@ def _composed(settings: RlSettings) -> Any:
 
 
 def _requirements(settings: RlSettings, config: Any, report: Report, *, here: bool) -> Mapping[str, Tool]:
-    """Look for model, trackers, packages and the tools of the agents, which are returned."""
+    """Check the model, the trackers, the packages and the tools of the agents, and return the tools."""
     report.add(_model(settings, here=here))
     if settings.teacher is not None and Path(settings.model).is_dir():
         teacher = settings.teacher
@@ -158,7 +158,7 @@ def _model(settings: RlSettings, *, here: bool) -> Finding:
 
 
 def _packages(config: Any, *, here: bool) -> Iterator[Finding]:
-    """What verl imports on a GPU machine only, with who needs it and what to do."""
+    """Report packages that verl imports only on a GPU machine: what needs them, and what to do."""
     needs = _gpu_modules(config)
     errors = try_imports(list(needs)).errors
     for name, (package, why) in needs.items():
@@ -170,7 +170,7 @@ def _packages(config: Any, *, here: bool) -> Iterator[Finding]:
 
 
 def _gpu_modules(config: Any) -> dict[str, tuple[str, str]]:
-    """Modules that a configuration needs on GPUs, with their package and the reason."""
+    """Return the modules that a configuration needs on GPUs: module to package and reason."""
     actor = config.actor_rollout_ref
     lock = lock_advice(f"gpu-rl-{'sglang' if actor.rollout.name == 'sglang' else 'vllm'}")
     needs = {}
@@ -188,10 +188,10 @@ def _gpu_modules(config: Any) -> dict[str, tuple[str, str]]:
 
 
 def called_tools(settings: RlSettings) -> dict[str, Tool]:
-    """The tools that the agents call, by name; nothing is started.
+    """Return the tools that the agents call, by name. Starts nothing.
 
     Raises:
-        ConfigError: One is not declared, or the tools file is wrong.
+        ConfigError: A tool is not declared, or the tools file is wrong.
     """
     from afm.tools import load_tools
 
@@ -225,7 +225,7 @@ def _offline(settings: RlSettings, env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _rows(settings: RlSettings, rewards: Rewards, report: Report) -> Rows | None:
-    """Read the training rows and the others; only the training rows are returned."""
+    """Read the training and validation rows, and return the training rows."""
     routes = settings.routes()
     by_source = {agent: reward.by_source for agent, reward in rewards.items()}
     trained = report.asked("data", lambda: read_rows(settings.train_files, routes, by_source))
@@ -241,7 +241,7 @@ def _rows(settings: RlSettings, rewards: Rewards, report: Report) -> Rows | None
 
 
 def _engine(settings: RlSettings, config: Any, report: Report) -> None:
-    """Have verl check its configuration itself; a critic's needs the model's files."""
+    """Run verl's own validation of its configuration. The check of a critic needs the model's files."""
     local = (Path(settings.model) / "tokenizer.json").is_file()
     if report.asked("engine", lambda: _validated(config, with_critic=local)) is not None:
         report.add(Finding(Level.OK, "engine", "verl's own validation accepts the configuration"))
@@ -254,17 +254,17 @@ def _validated(config: Any, *, with_critic: bool) -> bool:
 
     try:
         with redirect_stdout(StringIO()), catch_warnings():
-            simplefilter("ignore")  # verl remarks that grpo has no critic
+            simplefilter("ignore")  # verl warns that grpo has no critic
             from omegaconf import OmegaConf
             from verl.trainer.ppo.utils import need_critic, need_reference_policy
             from verl.utils.config import validate_config
 
-            # Of adapters it asks only whether vLLM takes their rank, and it cannot without vLLM.
+            # For adapters it only checks whether vLLM accepts their rank, which it cannot do without vLLM.
             unasked = {} if find_spec("vllm") else {"lora_rank": 0, "lora": {"rank": 0}}
             checked = OmegaConf.merge(config, {"actor_rollout_ref": {"model": unasked}})
             critic = with_critic and need_critic(config)
             validate_config(checked, need_reference_policy(config), critic)
-    except Exception as error:  # noqa: BLE001 - whatever verl finds wrong, in whatever form
+    except Exception as error:  # noqa: BLE001 - verl reports errors as any exception
         reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
         raise ConfigError(f"verl refuses the configuration: {type(error).__name__}: {reason}") from None
     return True
@@ -323,7 +323,7 @@ def _arithmetic(
 
 
 def _of_agent(finding: Finding, route: Route) -> Finding:
-    """A finding about one of several agents, with its name."""
+    """Add the agent's name to a finding, if the run has several agents."""
     return replace(finding, text=f"{route.name}: {finding.text}") if route.name else finding
 
 

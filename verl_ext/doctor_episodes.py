@@ -1,6 +1,6 @@
-"""What the doctor looks at in episodes: whether they fit, whether they can be judged, and what a model judge costs.
+"""Doctor's checks of episodes: whether they fit, whether they can be judged, and what a model judge costs.
 
-Prompt, response and observations are compared with the limits of the engine, the model and the reward.
+The checks compare prompt, response and observations with the limits of the engine, the model and the reward.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from verl_ext.rows import Rows
 from verl_ext.sizes import RunSizes
 
 _CHARS_A_TOKEN = 4
-"""Of English text, roughly; only to tell how many observations a response has room for."""
+"""Approximate characters per token of English text, to estimate how many observations fit in a response."""
 _ENGINE_OVERRIDES = {"sglang": "json_model_override_args", "vllm": "hf_overrides"}
-"""By which key under ``rollout.engine_kwargs`` an engine reads another model configuration than the folder's."""
+"""Key under ``rollout.engine_kwargs`` by which an engine overrides the configuration in the model's folder."""
 
 
 def engine_findings(sizes: RunSizes, shape: ModelShape | None, config: Any) -> Iterator[Finding]:
-    """Of the longest episode of any agent, against engine, model and batches."""
+    """Report whether the longest episode of any agent fits the engine, the model and the batches."""
     yield _model_len(sizes, shape)
     if shape is not None and shape.max_positions:
         yield from _positions(sizes, shape, config)
@@ -42,7 +42,7 @@ def engine_findings(sizes: RunSizes, shape: ModelShape | None, config: Any) -> I
 
 
 def agent_findings(sizes: RunSizes, limits: Limits, reward: RewardSettings, config: Any) -> Iterator[Finding]:
-    """Of one agent's episodes, against its own limits and its reward's."""
+    """Report whether the episodes of one agent fit its own limits and those of its reward."""
     own = replace(sizes, response=min(sizes.response, limits.max_response_tokens or sizes.response))
     yield from _observations(own, limits)
     yield from _overlong(own, limits, reward)
@@ -63,7 +63,7 @@ def _model_len(sizes: RunSizes, shape: ModelShape | None) -> Finding:
 
 
 def _positions(sizes: RunSizes, shape: ModelShape, config: Any) -> Iterator[Finding]:
-    """Whether verl starts the engine: it refuses sequences longer than ``max_position_embeddings``."""
+    """Report whether verl starts the engine, which rejects sequences longer than ``max_position_embeddings``."""
     needed = sizes.engine.model_len or sizes.longest
     trainer = _positions_in(config.actor_rollout_ref.model.override_config) or shape.max_positions
     key = _ENGINE_OVERRIDES.get(sizes.engine.name)
@@ -81,7 +81,7 @@ def _positions(sizes: RunSizes, shape: ModelShape, config: Any) -> Iterator[Find
         yield Finding(
             Level.ERROR,
             "positions",
-            f"{text.format(engine)}, as {sizes.engine.name} reads them: override_config reaches the trainer alone; set "
+            f"{text.format(engine)}, as {sizes.engine.name} reads them: override_config reaches the trainer only; set "
             f"rollout.engine_kwargs.{sizes.engine.name}.{key} to {{max_position_embeddings: {needed}}} too",
         )
     elif shape.max_positions < needed:
@@ -92,7 +92,7 @@ def _positions(sizes: RunSizes, shape: ModelShape, config: Any) -> Iterator[Find
 
 
 def _positions_in(overrides: Any) -> int | None:
-    """``max_position_embeddings`` of a mapping or of its JSON text."""
+    """Return ``max_position_embeddings`` of a mapping or of JSON text, ``None`` without one."""
     if isinstance(overrides, str):
         try:
             overrides = json.loads(overrides)
@@ -103,7 +103,7 @@ def _positions_in(overrides: Any) -> int | None:
 
 
 def _unread_keys(sizes: RunSizes, config: Any) -> Iterator[Finding]:
-    """Keys of the critic's that verl 0.9.1 does not read."""
+    """Report keys of the critic that verl 0.9.1 does not read."""
     budget, split = config.critic.ppo_max_token_len_per_gpu, config.critic.ulysses_sequence_parallel_size
     if sizes.critic and split not in (1, sizes.critic_parallel):
         text = f"critic.ulysses_sequence_parallel_size={split} is not read"
@@ -155,7 +155,7 @@ def _overlong(sizes: RunSizes, limits: Limits, reward: RewardSettings) -> Iterat
 
 
 def _shaping(sizes: RunSizes, reward: RewardSettings, config: Any) -> Iterator[Finding]:
-    """Groups that differ in shaping alone: all answers are wrong, and training on them teaches their length."""
+    """Report a filter that keeps groups of wrong answers with different lengths. Training on them teaches length."""
     metric = config.algorithm.filter_groups.metric
     if sizes.filtered and reward.overlong is not None and metric in SHAPED:
         text = f"groups are filtered by {metric}, which holds the overlong penalty: a group of wrong answers"
@@ -164,15 +164,15 @@ def _shaping(sizes: RunSizes, reward: RewardSettings, config: Any) -> Iterator[F
 
 
 _JUDGE_CHARS_A_TOKEN = 3
-"""As the judge's own budget counts."""
+"""Characters per token, the same as in the judge's budget."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 def reward_settings(source: Path | dict[str, Any] | None) -> RewardSettings:
-    """The reward file of a run, checked as a whole.
+    """Return the reward settings of a run after a complete check.
 
     Raises:
-        ConfigError: Names the file, the key path, the value and what was expected.
+        ConfigError: A setting is wrong. The message names file, key, value and expectation.
     """
     load_reward(source)
     label, data = read_mapping({} if source is None else source, "reward")
@@ -187,10 +187,10 @@ def judge_findings(
     steps: int | None,
     share: float = 1.0,
 ) -> Iterator[Finding]:
-    """Scorers of the rows; for a model judge its endpoint, its key and the cost of a step.
+    """Report the scorers of the rows, and for a model judge its endpoint, its key and the cost of a step.
 
     Args:
-        share: Of all samples of a step, what belongs to these rows.
+        share: Share of a step's samples that belongs to these rows, 0 to 1.
     """
     if rows.scorers:
         listed = ", ".join(f"{name} ({count:,} rows)" for name, count in rows.scorers.most_common())
@@ -202,31 +202,31 @@ def judge_findings(
     if url is None:
         yield _unjudged(reward)
         return
-    ModelJudge(judge)  # an address or a key that cannot be used is an error
-    key = "" if environment.grm_api_key else "; GRM_API_KEY is not set, so it is asked without a key"
+    ModelJudge(judge)  # raises an error for an unusable address or key
+    key = "" if environment.grm_api_key else "; GRM_API_KEY is not set, so requests have no key"
     model = judge.model or environment.grm_model_name
     yield Finding(Level.WARNING if key else Level.OK, "judge", f"{model} at {url}{key}")
     yield Finding(Level.OK, "judge", _cost(rows, sizes, reward, model, steps, share))
 
 
 def judge_address(reward: RewardSettings, environment: Environment) -> str | None:
-    """Where the model judge is, if there is one."""
+    """Return the address of the model judge, if there is one."""
     return reward.judge.url or environment.grm_base_url
 
 
 def _unjudged(reward: RewardSettings) -> Finding:
     advice = "set GRM_BASE_URL (GRM_API_KEY, GRM_MODEL_NAME), or rewards.judge.url"
     if reward.judge.without_endpoint is WithoutEndpoint.ABSTAIN:
-        text = "no endpoint, so no sample of these rows has a score and the first step ends the run"
+        text = "no endpoint, so no sample of these rows gets a score and the first step ends the run"
         return Finding(Level.ERROR, "judge", f"{text}; {advice}")
-    text = "no endpoint: exact match stands in, which is harsher"
+    text = "no endpoint: exact match is used instead, which is stricter"
     return Finding(Level.WARNING, "judge", f"{text}; {advice}")
 
 
 def _cost(
     rows: Rows, sizes: RunSizes, reward: RewardSettings, model: str, steps: int | None, share: float
 ) -> str:
-    """Calls and tokens at most, of the samples that are trained on; those that group filtering drops come on top."""
+    """Return the most calls and tokens for the samples of a step, without those that group filtering drops."""
     judge = reward.judge
     samples = round(share * sizes.episodes * rows.scorers["judge"] / rows.good)
     calls = samples * (2 if judge.control else 1)

@@ -1,8 +1,8 @@
-"""What each rollout engine wants from a run: settings and variables of its own, and the parameters that it takes.
+"""Requirements of each rollout engine: its settings, its environment variables, and the parameters that it accepts.
 
-verl passes ``rollout.engine_kwargs.ENGINE`` on to its engine unseen. An engine that does not know one of them ends
-minutes after the start, in a process of its own. Here they are compared with the parameters of the releases that we use
-(``engine_parameters.yaml``): vLLM's release for CPUs, and those of the GPU locks.
+verl passes ``rollout.engine_kwargs.ENGINE`` to its engine unchecked. An engine that does not know a parameter fails
+minutes after the start, in a separate process. This module checks them against the parameters of the releases that we
+use (``engine_parameters.yaml``): vLLM's release for CPUs, and those of the GPU locks.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _GIB = 1 << 30
 
 GPU_RELEASES = {"vllm": "0.24.0", "sglang": "0.5.12"}
-"""Engines of the GPU locks in ``requirements/``."""
+"""Releases of the engines in the GPU locks (``requirements/``)."""
 
 SHOW_WEIGHTS = (CPU_ENGINE, "vllm")
-"""Engines whose weights can be compared with the trainer's (:mod:`verl_ext.weight_proof`)."""
+"""Engines whose weights :mod:`verl_ext.weight_proof` can compare with the trainer's."""
 
 
 def cpu_defaults(engine: str | None) -> dict[str, Any]:
-    """Keys of verl that an engine needs on a CPU; a ``+`` adds one that verl's YAML does not declare."""
+    """Return the verl keys that an engine needs on a CPU. A ``+`` adds a key that verl's YAML does not declare."""
     if engine != "vllm":
         return {}
     return {
         f"{_ROLLOUT}.dtype": "float32",
-        # Neither compilation nor sleep: vLLM's CPU workers cannot sleep, and compiling takes longer than a tiny run.
+        # vLLM's CPU workers cannot sleep, and compilation takes longer than a tiny run.
         f"{_ROLLOUT}.enforce_eager": True,
         f"{_ROLLOUT}.free_cache_engine": False,
         f"+{_ROLLOUT}.enable_sleep_mode": False,
-        # vLLM would otherwise take half of the machine's memory for its cache, and warm up with 8,192 tokens.
+        # Otherwise vLLM takes half of the machine's memory for its cache and warms up with 8,192 tokens.
         f"+{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": _GIB,
         f"{_ROLLOUT}.max_num_batched_tokens": 2048,
         f"{_ROLLOUT}.max_num_seqs": 64,
@@ -48,23 +48,23 @@ def cpu_defaults(engine: str | None) -> dict[str, Any]:
 
 
 def engine_environment(engine: str | None, *, on_cpu: bool) -> dict[str, str]:
-    """Variables that an engine reads, and verl has no setting for."""
+    """Return environment variables that an engine reads and verl has no setting for."""
     if engine != "vllm":
         return {}
     values = {"VLLM_NO_USAGE_STATS": "1"}
-    # Bound to cores, the engine's threads would share one core with the trainer's while the other idles.
+    # If bound to cores, the threads of engine and trainer share one core while the other one idles.
     return values | ({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if on_cpu else {})
 
 
 @cache
 def engine_parameters(engine: str, release: str) -> frozenset[str]:
-    """Names of the parameters that a release of an engine takes."""
+    """Return the names of the parameters that a release of an engine accepts."""
     _, known = read_mapping(Path(__file__).with_name("engine_parameters.yaml"), "engine parameters")
     return frozenset(known[engine][release])
 
 
 def release_of(config: Any) -> str | None:
-    """The release of its engine that a composed configuration is checked against, if there is one."""
+    """Return the release of the engine against which a composed configuration is checked, if there is one."""
     engine = config.actor_rollout_ref.rollout.name
     if engine == "vllm" and config.trainer.device == "cpu":
         return VLLM_ON_CPU.version
@@ -72,7 +72,7 @@ def release_of(config: Any) -> str | None:
 
 
 def parameter_findings(config: Any) -> Iterator[Finding]:
-    """Parameters for the chosen engine that its release does not take, each with what was probably meant."""
+    """Report parameters that the release of the chosen engine does not accept, each with the closest known one."""
     engine, release = config.actor_rollout_ref.rollout.name, release_of(config)
     if release is None:
         return
@@ -94,7 +94,7 @@ def parameter_findings(config: Any) -> Iterator[Finding]:
 
 
 def installed_findings(config: Any) -> Iterator[Finding]:
-    """Whether the engine that is installed here is the one that the configuration is checked against."""
+    """Report whether the installed engine is the release against which the configuration is checked."""
     engine, release = config.actor_rollout_ref.rollout.name, release_of(config)
     if release is None:
         return
@@ -109,5 +109,5 @@ def installed_findings(config: Any) -> Iterator[Finding]:
         text = f"rollout.name={engine} needs {package} {release}; {state}; {VLLM_ON_CPU.advice}"
         yield Finding(Level.ERROR, "packages", text)
     elif installed not in (None, release):
-        text = f"{package} {installed} is installed; its parameters were checked as those of {release}"
+        text = f"{package} {installed} is installed; its parameters were checked against {release}"
         yield Finding(Level.WARNING, "packages", text)

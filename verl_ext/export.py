@@ -1,6 +1,7 @@
-"""A checkpoint of any step as a Hugging Face model that `afm eval`, `afm ask` and `afm serve model` take.
+"""Export of a checkpoint of any step as a Hugging Face model for `afm eval`, `afm ask` and `afm serve model`.
 
-``python -m verl_ext.export RUN [--step N] [--output-dir DIR] [--agent NAME] [--adapter]``: what ``afm export`` starts. verl is not needed.
+``afm export`` runs ``python -m verl_ext.export RUN [--step N] [--output-dir DIR] [--agent NAME] [--adapter]``.
+It needs no verl.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from verl_ext.checkpoints import (
 from verl_ext.settings import SETTINGS_FILE
 
 AGENT_FILE = "agent.yaml"
-"""In the output folder of an `afm rl`: the agent that it trains."""
+"""File in the output folder of `afm rl` that holds the trained agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCheckpoints:
-    """Where the checkpoints of a run are.
+    """The folders of a run with checkpoints.
 
     Attributes:
-        run: The run's own folder; for stock verl the one with the checkpoints.
-        checkpoints: The folder with ``global_step_N``.
-        step: The step that was named by giving its folder.
+        run: Output folder of `afm rl`. For stock verl, the folder of the checkpoints.
+        checkpoints: The folder that holds ``global_step_N``.
+        step: The step, if the user named its folder.
     """
 
     run: Path
@@ -47,10 +48,10 @@ class RunCheckpoints:
 
 
 def source_of(path: Path) -> RunCheckpoints:
-    """Find the checkpoints of the output folder of an `afm rl`, of a folder of ``global_step_N``, or of one ``global_step_N``.
+    """Find the checkpoints of an output folder of `afm rl`, a folder of ``global_step_N``, or one ``global_step_N``.
 
     Raises:
-        ConfigError: There is no such folder, or nothing was saved in it.
+        ConfigError: The folder does not exist or holds no checkpoint.
     """
     path = path.absolute()
     step = None
@@ -74,21 +75,22 @@ def export(
     *,
     adapter: bool = False,
 ) -> Path:
-    """Export the model of a step; the run may continue, or have ended in any way.
+    """Export the model of a step of a run, which may still be running or may have failed.
 
     Args:
         path: See :func:`source_of`.
-        step: The newest whole checkpoint's when ``None``.
-        out: ``model_step_N`` (``adapter_step_N``) in the run's folder when ``None``.
+        step: The step. The default is that of the newest complete checkpoint.
+        out: Folder to write. The default is ``model_step_N`` (``adapter_step_N``) in the run's folder.
         agent: Name or YAML of the agent, for checkpoints without one.
-        adapter: Write the adapter alone, as peft does, instead of the model that it is merged into.
+        adapter: Write only the adapter, as peft does, instead of the model with the adapter merged in.
 
     Returns:
         The model's folder.
 
     Raises:
-        ConfigError: No such step, no agent, or ``out`` exists.
-        EngineError: The checkpoint holds no whole model.
+        ConfigError: The step or the agent is missing, or ``out`` exists.
+        EngineError: The checkpoint holds no complete model.
+        UsageError: ``path`` and ``step`` name different steps.
     """
     source = source_of(path)
     if step is not None and source.step not in (None, step):
@@ -111,7 +113,7 @@ def export(
 
 
 def base_of(run: Path) -> Path | None:
-    """The folder of the model that a run of `afm rl` began with, ``None`` where it is not known."""
+    """Return the folder of the model that a run of `afm rl` began with, ``None`` if it is unknown."""
     file = run / SETTINGS_FILE
     if not file.is_file():
         return None
@@ -139,15 +141,15 @@ def export_model(
 ) -> None:
     """Write a checkpoint's model in Hugging Face format, with its tokenizer, its agents and its prompts, to ``model_dir``.
 
-    verl's ``hf_model`` is copied; without it the weights are put together from the workers' parts. They keep their data
-    type (float32 unless the run chose another), which ``config.json`` then names.
+    verl's ``hf_model`` is copied. Without it the workers' shards are merged. The weights keep their data type (float32
+    unless the run chose another), and ``config.json`` names it.
 
     Args:
-        base: Folder of the model that a run of LoRA began with.
+        base: Folder of the model that a LoRA run began with.
         adapter: See :func:`export`.
 
     Raises:
-        EngineError: The checkpoint holds no whole model, or is removed meanwhile.
+        EngineError: The checkpoint holds no complete model, or is removed during the export.
     """
     actor = checkpoints / f"global_step_{step}" / "actor"
     temporary = model_dir.with_name(f"{model_dir.name}.new")
@@ -173,10 +175,10 @@ def export_model(
 
 
 def _write_weights(actor: Path, target: Path, base: Path | None, *, adapter: bool) -> None:
-    """Begin a model's folder with what verl stored next to its configuration and tokenizer, or with the workers' parts.
+    """Write configuration, tokenizer and weights to a new folder, from verl's ``hf_model`` or from the workers' shards.
 
     Raises:
-        EngineError: The checkpoint does not hold what is asked for.
+        EngineError: The checkpoint does not hold the weights or the adapter.
     """
     source = actor / "huggingface"
     copied = any(source.glob("*.safetensors")) and not adapter
@@ -198,10 +200,10 @@ def _write_weights(actor: Path, target: Path, base: Path | None, *, adapter: boo
 
 
 def _check_whole(folder: Path) -> None:
-    """Refuse weights of which a part is missing.
+    """Reject incomplete weights.
 
     Raises:
-        EngineError: A file is absent or cut off.
+        EngineError: A file is missing or truncated.
     """
     index = folder / "model.safetensors.index.json"
     listed = (
@@ -214,10 +216,10 @@ def _check_whole(folder: Path) -> None:
 
 
 def _name_true_dtype(folder: Path) -> None:
-    """Let config.json name the data type of the weights next to it.
+    """Write the true data type of the weights to config.json.
 
-    verl builds its export model as bfloat16 and fills it with the actor's weights, which are float32: the
-    file then says bfloat16, and a loader that believes it would round every weight.
+    verl builds its export model in bfloat16 and fills it with the actor's weights, which are float32. config.json then
+    says bfloat16, and a loader that trusts it rounds every weight.
     """
     config_file = folder / "config.json"
     config = json.loads(config_file.read_text(encoding="utf-8"))
@@ -230,10 +232,10 @@ def _name_true_dtype(folder: Path) -> None:
 
 
 def _stored_dtypes(file: Path) -> set[str]:
-    """Data types of a file's tensors.
+    """Return the data types of a file's tensors.
 
     Raises:
-        EngineError: It is not whole: its header names more bytes than it has.
+        EngineError: The file is truncated: its header names more bytes than it has.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -245,7 +247,7 @@ def _stored_dtypes(file: Path) -> set[str]:
 
 
 def prompts_of(run: Path) -> PromptRecord | None:
-    """The prompts that a run wrote down, ``None`` for checkpoints of others."""
+    """Return the prompts that a run recorded, ``None`` for checkpoints of stock verl."""
     file = run / PROMPT_FILE
     return PromptRecord.load(file) if file.is_file() else None
 
@@ -276,7 +278,7 @@ def _agents(run: Path, agent: str | None) -> Sequence[AgentSpec]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line of this module."""
+    """Run the command line of this module and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m verl_ext.export")
     parser.add_argument("run", type=Path)
     parser.add_argument("--step", type=int)

@@ -1,6 +1,6 @@
-"""Why a run ended: failed episodes, the reason of an intended end, and the processes that died.
+"""The reason why a run ended: failed episodes, an intended end, or processes that died.
 
-All of it is written to files, which outlive the processes that know the reason.
+Files hold the reason, because they outlive the processes that know it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from afm.errors import (
 from afm.runs.atomic import replace_text, replacing
 
 FAILURES_FILE = "failures.jsonl"
-"""One line for each episode that could not be finished, with its error; ``fatal`` ones ended the run."""
+"""One line per failed episode, with its error. A ``fatal`` one ended the run."""
 VERDICT_FILE = "failure.json"
-"""Why the run was ended on purpose; shown by the launcher."""
+"""The reason of an intended end, which the launcher prints."""
 
 
 _FATAL = (
@@ -41,7 +41,7 @@ _FATAL = (
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether an error would meet every episode, or make training wrong, so that the run has to end at the first one."""
+    """Return whether an error would hit every episode or corrupt the training, so the first one must end the run."""
     return isinstance(error, _FATAL)
 
 
@@ -54,7 +54,7 @@ def record_failure(
     episode: str = "",
     fatal: bool = True,
 ) -> None:
-    """Append an episode's failure; several processes may write at once."""
+    """Append the failure of an episode to ``failures.jsonl``. Several processes may write at once."""
     if output_dir is None:
         return
     row = {
@@ -71,20 +71,20 @@ def record_failure(
 
 
 def first_failure(output_dir: str | Path | None) -> str | None:
-    """``Type: message`` of the first recorded failure that ended the run."""
+    """Return ``Type: message`` of the first recorded failure that ended the run."""
     rows = _rows(Path(output_dir)) if output_dir is not None else []
     return next((f"{row['error']}: {row['message']}" for row in rows if row.get("fatal", True)), None)
 
 
 def _rows(output_dir: Path) -> list[dict[str, Any]]:
-    """The recorded failures; a last line that a kill cut off is left out."""
+    """Return the recorded failures without a half-written last line."""
     path = output_dir / FAILURES_FILE
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 def write_verdict(output_dir: str | Path | None, error: BaseException) -> None:
-    """Leave the reason of an intended end for the launcher."""
+    """Write the reason of an intended end for the launcher."""
     if output_dir is None:
         return
     row = {"error": type(error).__name__, "message": str(error)}
@@ -92,13 +92,13 @@ def write_verdict(output_dir: str | Path | None, error: BaseException) -> None:
 
 
 def read_verdict(output_dir: str | Path) -> str | None:
-    """The message left by :func:`write_verdict`."""
+    """Return the message of :func:`write_verdict`."""
     path = Path(output_dir) / VERDICT_FILE
     return json.loads(path.read_text(encoding="utf-8"))["message"] if path.exists() else None
 
 
 def forget_failures(output_dir: str | Path, step: int = 0) -> None:
-    """Remove what an earlier start left, but for the failed episodes that the run went on without, up to ``step``."""
+    """Remove the failures of an earlier start, except failed episodes up to ``step`` that did not end the run."""
     (Path(output_dir) / VERDICT_FILE).unlink(missing_ok=True)
     rows = _rows(Path(output_dir))
     kept = [row for row in rows if not row.get("fatal", True) and row.get("step", 0) <= step]
@@ -112,9 +112,9 @@ def forget_failures(output_dir: str | Path, step: int = 0) -> None:
 
 
 LOSS_FILE = "loss.json"
-"""In the output folder: what was lost, in a sentence."""
+"""File in the output folder that names the lost processes in a sentence."""
 STARTED_FILE = "started.json"
-"""In the output folder: which process trains, once Ray has started it."""
+"""File in the output folder that names the training process once Ray has started it."""
 
 _ROLES = (
     ("WorkerDict", "training worker"),
@@ -129,13 +129,13 @@ _ROLES = (
 
 @dataclass(frozen=True, slots=True)
 class DeadActor:
-    """A process of the run that is gone.
+    """A dead process of the run.
 
     Attributes:
-        role: What it did, in a user's words.
+        role: Role of the process, in a user's words.
         node: Address of its machine.
-        node_died: The machine is gone with it.
-        out_of_memory: Ray ended it because its machine ran out of memory.
+        node_died: The machine was lost too.
+        out_of_memory: Ray killed the process because its machine ran out of memory.
     """
 
     role: str
@@ -146,12 +146,12 @@ class DeadActor:
 
 
 def role_of(class_name: str) -> str:
-    """What an actor of this class does, in a user's words."""
+    """Return the role of an actor of this class, in a user's words."""
     return next((role for part, role in _ROLES if part in class_name), f"actor {class_name!r}")
 
 
 def describe_loss(actors: list[DeadActor]) -> str:
-    """A sentence about what was lost, without its full stop."""
+    """Describe the lost processes in a sentence without a full stop."""
     nodes = sorted({actor.node for actor in actors if actor.node_died})
     if nodes:
         roles = Counter(actor.role for actor in actors if actor.node_died)
@@ -163,7 +163,7 @@ def describe_loss(actors: list[DeadActor]) -> str:
 
 
 def write_loss(output_dir: Path, sentence: str) -> None:
-    """Leave what was lost for the launcher; the first one counts."""
+    """Write the lost processes for the launcher. Only the first call writes."""
     path = output_dir / LOSS_FILE
     if path.exists():
         return
@@ -171,7 +171,7 @@ def write_loss(output_dir: Path, sentence: str) -> None:
 
 
 def read_loss(output_dir: Path) -> str | None:
-    """The sentence left by :func:`write_loss`."""
+    """Return the sentence of :func:`write_loss`, ``None`` without one."""
     try:
         sentence: str = json.loads((output_dir / LOSS_FILE).read_text(encoding="utf-8"))["lost"]
     except (OSError, ValueError, KeyError):
@@ -180,13 +180,13 @@ def read_loss(output_dir: Path) -> str | None:
 
 
 def write_started(output_dir: Path, pid: int, node: str) -> None:
-    """Leave for the launcher which process trains, on the node of which address."""
+    """Write process id and node address of the trainer for the launcher."""
     output_dir.mkdir(parents=True, exist_ok=True)
     (output_dir / STARTED_FILE).write_text(json.dumps({"pid": pid, "node": node}), encoding="utf-8")
 
 
 def node_of_trainer(output_dir: Path) -> str:
-    """Address of the node that trains, empty when it is not known."""
+    """Return the address of the trainer's node, empty if it is unknown."""
     try:
         node: str = json.loads((output_dir / STARTED_FILE).read_text(encoding="utf-8"))["node"]
     except (OSError, ValueError, KeyError):
@@ -195,7 +195,7 @@ def node_of_trainer(output_dir: Path) -> str:
 
 
 def forget_losses(output_dir: Path) -> None:
-    """Remove what an earlier start left."""
+    """Remove the files of an earlier start."""
     for name in (LOSS_FILE, STARTED_FILE):
         (output_dir / name).unlink(missing_ok=True)
 
@@ -207,15 +207,15 @@ _UNREACHABLE = re.compile(r"\bActorUnavailableError: .*\n*\Z")
 
 
 def loss_in_log(text: str, trainer_node: str = "") -> str | None:
-    """What was lost, from the end of the trainer's log: used when the process that reports it died too.
+    """Return the lost processes from the end of the trainer's log, for losses that include the reporting process.
 
     Args:
-        text: The log's end.
-        trainer_node: Address of the node that the trainer ran on.
+        text: End of the log.
+        trainer_node: Address of the trainer's node.
     """
     deaths = list(_DEAD.finditer(text))
     if not deaths:
-        # A node that vanishes with the trainer leaves nobody to say who died: the socket is closed, no more.
+        # If a node vanishes with the trainer, no process can report the death. The log only shows a closed socket.
         if not _UNREACHABLE.search(text):
             return None
         return f"{describe_loss([DeadActor('trainer', 0, trainer_node or 'of the trainer', True)])}, or the connection to it"
@@ -229,7 +229,7 @@ def loss_in_log(text: str, trainer_node: str = "") -> str | None:
 
 
 def killed(status: int) -> str | None:
-    """What to say of a trainer that a signal ended, ``None`` for any other exit status."""
+    """Describe a trainer that SIGKILL ended, ``None`` for any other exit status."""
     if status != 128 + signal.SIGKILL:
         return None
-    return "the trainer's first process was killed (signal 9): by somebody, or because the machine ran out of memory"
+    return "the trainer's first process was killed (signal 9): by a user, or because the machine ran out of memory"

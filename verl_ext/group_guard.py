@@ -1,10 +1,10 @@
-"""Group statistics of dynamic sampling, and the guard that ends a run which cannot learn.
+"""Group statistics of dynamic sampling, and a guard that ends a run that cannot learn.
 
 DAPO (arXiv 2503.14476, section 3.2) drops a group of samples of one prompt when all of them have the same
-reward, because its advantages are zero. It generates until the batch is full. verl's V1 trainer does
-this without any bound: under a constant reward it generates without end.
+reward, because its advantages are zero. It generates until the batch is full. verl's V1 trainer sets no
+limit, so with a constant reward it generates without end.
 
-:func:`refuse_non_finite` guards the rewards: one NaN in a group makes all of its advantages NaN, and then the weights.
+:func:`refuse_non_finite` guards the rewards: one NaN in a group makes all its advantages NaN, and then the weights.
 """
 
 from __future__ import annotations
@@ -21,76 +21,76 @@ from afm.errors import AfmError, RewardError
 from verl_ext.curriculum import QUESTION
 
 SAMPLER = "pkg://verl_ext.sampler"
-"""Where verl finds the sampler that asks this guard: ``trainer.v1.sampler.custom_sampler.path``."""
+"""Value of ``trainer.v1.sampler.custom_sampler.path`` for the sampler that uses this guard."""
 ABSTAINED = "abstained"
-"""Key of a sample's facts: 1 when its reward abstained, so that the sample has no score."""
+"""Key of a sample's facts: 1 if its reward abstained, so the sample has no score."""
 FAILED = "failed"
-"""Key of a sample's facts: the error of an episode that failed, empty for any other; a failed one has no score either."""
+"""Key of a sample's facts: the error of a failed episode, else empty. A failed episode has no score either."""
 SOURCE = "data_source"
-"""Key of a sample's facts: where its question comes from."""
+"""Key of a sample's facts: the data source of its question."""
 DRIFT = "token_drift"
-"""Key of a sample's facts: tokens trained on that were not sampled exactly so. Anything but 0 ends the run."""
+"""Key of a sample's facts: trained tokens that differ from the sampled ones. Any value above 0 ends the run."""
 AGENT = "agent"
-"""Key of a sample's facts: which of the run's agents it is; absent where there is one."""
+"""Key of a sample's facts: its agent. Absent in a run of one agent."""
 HARNESS = "harness_"
-"""What the facts of a sample begin with that are counted over all samples, those without a score included: what became of
-the programs of a run whose agent is a program."""
+"""Prefix of the facts that count how the programs of a harness ended. They are counted over all samples, including those
+without a score."""
 PARTS = ("score", "acc", "correct", "format", "overlong")
-"""Facts that are also averaged by source."""
+"""Facts that are also averaged per data source."""
 AGENT_PARTS = (*PARTS, "tool_calls", "tool_failures", "agent_tokens", "response_tokens", "cut_short")
-"""Facts that are also averaged by agent."""
+"""Facts that are also averaged per agent."""
 
 
 class GroupsAlikeError(AfmError, RuntimeError):
-    """Too many batches were generated without a full batch of groups that differ."""
+    """Raised when too many batches were generated without a full batch of groups with different rewards."""
 
 
 class EpisodesFailedError(AfmError, RuntimeError):
-    """More episodes failed than a run may lose."""
+    """Raised when more episodes failed than a run may lose."""
 
 
 class ShortBatch(StrEnum):
-    """What to do when the allowed generation did not fill a training batch."""
+    """What to do if the allowed generation did not fill a training batch."""
 
     STOP = "stop"
-    """End the run and say why."""
+    """End the run with the reason."""
     FILL = "fill"
-    """Fill up with groups that are alike: their advantages are zero, so they change nothing but the time a
-    step takes. Only a step without any group to learn from ends the run."""
+    """Fill the batch with groups of equal rewards. Their advantages are zero, so they only cost time. The run
+    ends only at a step without any group to learn from."""
 
 
 class GroupFate(StrEnum):
-    """What becomes of the samples of one prompt."""
+    """The fate of the samples of one prompt."""
 
     KEPT = "kept"
     ALIKE = "alike"
-    """Every sample has the same metric: nothing to learn from."""
+    """All samples have the same metric, so there is nothing to learn."""
     VOID = "void"
-    """Too few samples have a score to compare."""
+    """Too few samples have a score for a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleGroup:
-    """The samples of one prompt: each a mapping of facts (reward parts, counts, ``abstained``)."""
+    """The samples of one prompt. Each is a mapping of facts (reward parts, counts, ``abstained``)."""
 
     samples: Sequence[Mapping[str, Any]]
 
     @property
     def scored(self) -> list[Mapping[str, Any]]:
-        """Samples whose reward did not abstain."""
+        """The samples whose reward did not abstain."""
         return [sample for sample in self.samples if not sample.get(ABSTAINED)]
 
     @property
     def agent_tokens(self) -> float:
-        """Tokens that the agent wrote."""
+        """Number of tokens that the agent wrote."""
         return sum(float(sample.get("agent_tokens", 0)) for sample in self.samples)
 
     def fate(self, metric: str | None, expected: int) -> GroupFate:
-        """Keep or drop.
+        """Return whether the group is kept or dropped.
 
         Args:
-            metric: The fact that has to differ; ``None`` keeps every group with enough scores.
-            expected: Samples asked for per prompt; with one there is nothing to compare.
+            metric: The fact that must differ. ``None`` keeps every group with enough scores.
+            expected: Requested samples per prompt. With one sample there is nothing to compare.
 
         Raises:
             KeyError: A scored sample lacks ``metric``.
@@ -106,7 +106,7 @@ class SampleGroup:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A finished group, what becomes of it, and why a sample of it has no score."""
+    """A finished group, its fate, and the reason why a sample has no score."""
 
     fate: GroupFate
     group: SampleGroup
@@ -115,15 +115,15 @@ class Entry:
 
 @dataclass(slots=True)
 class GroupLedger:
-    """Counts groups within one training step and raises when it goes nowhere.
+    """Counts the groups of one training step, and ends a step that cannot fill its batch.
 
     Args:
-        metric: What group filtering compares; ``None`` when it is off.
+        metric: The fact that group filtering compares, ``None`` without filtering.
         batch_groups: Groups of a full training batch.
         expected: Samples per prompt.
-        max_gen_batches: Generated batches after which an unfilled training batch ends the run; 0 or less
-            means no bound (verl's meaning of ``algorithm.filter_groups.max_num_gen_batches``).
-        short_batch: What to do then.
+        max_gen_batches: Generated batches after which an unfilled training batch ends the run. 0 or less
+            means no limit (as in verl's ``algorithm.filter_groups.max_num_gen_batches``).
+        short_batch: What to do with an unfilled batch.
     """
 
     metric: str | None
@@ -139,39 +139,39 @@ class GroupLedger:
     filled: int = 0
 
     def start(self, step: int) -> None:
-        """Forget the groups of the previous step; those that wait to be trained on, or came since it ended, stay."""
+        """Forget the groups of the previous step, except those that wait for training or finished after that step."""
         self.step = step
         self.entries = {uid: entry for uid, entry in self.entries.items() if uid not in self.settled}
         self.trained = self.waiting = self.settled = frozenset()
         self.filled = 0
 
     def add(self, uid: str, group: SampleGroup, evidence: str = "") -> GroupFate:
-        """Note a finished group and say what becomes of it; ``evidence``: why a sample has no score."""
+        """Record a finished group and return its fate. ``evidence`` is the reason why a sample has no score."""
         fate = group.fate(self.metric, self.expected)
         self.entries[uid] = Entry(fate, group, evidence)
         return fate
 
     def settle(self, trained: Iterable[str], waiting: Iterable[str]) -> None:
-        """End a step: which groups are trained on now, and which will be in a later step."""
+        """End a step with the groups that it trains on and those that wait for a later step."""
         self.trained = frozenset(trained)
         self.waiting = frozenset(waiting) - self.trained
         self.settled = frozenset(self.entries) - self.waiting
 
     @property
     def fates(self) -> Counter[GroupFate]:
-        """Number of groups by what becomes of them."""
+        """Number of groups by fate."""
         return Counter(entry.fate for entry in self._counted.values())
 
     @property
     def alike(self) -> Counter[float]:
-        """Number of groups without a signal, by the metric that all samples of each share."""
+        """Number of groups without a signal, by the metric value that all their samples have."""
         metric = self.metric
         groups = [entry.group for entry in self._counted.values() if entry.fate is GroupFate.ALIKE]
         return Counter(float(group.scored[0][metric]) for group in groups) if metric else Counter()
 
     @property
     def evidence(self) -> str:
-        """Why a sample has no score; the first reason given."""
+        """The first reason why a sample has no score."""
         return next((entry.evidence for entry in self._counted.values() if entry.evidence), "")
 
     @property
@@ -180,21 +180,21 @@ class GroupLedger:
 
     @property
     def generated(self) -> int:
-        """Groups of this step."""
+        """Number of groups of this step."""
         return self.fates.total()
 
     @property
     def exhausted(self) -> bool:
-        """Whether the allowed generation is used up without a full batch of groups to learn from."""
+        """Whether the allowed generation is used up and did not yield a full batch of groups to learn from."""
         if self.max_gen_batches <= 0 or self.fates[GroupFate.KEPT] >= self.batch_groups:
             return False
         return self.generated >= self.max_gen_batches * self.batch_groups
 
     def check(self) -> None:
-        """End a step that is exhausted, unless it may be filled up.
+        """End an exhausted step, unless it may be filled up.
 
         Raises:
-            GroupsAlikeError: See the class.
+            GroupsAlikeError: The step is exhausted and may not be filled up.
         """
         fillable = self.short_batch is ShortBatch.FILL and self.fates[GroupFate.KEPT] > 0
         if self.exhausted and not fillable:
@@ -233,7 +233,7 @@ class GroupLedger:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Facts of this step: groups by fate, and means over every scored sample, dropped groups included."""
+        """Return the metrics of this step: groups by fate, and means over every scored sample, including dropped groups."""
         entries, fates = self._counted, self.fates
         samples = [sample for entry in entries.values() for sample in entry.group.scored]
         facts: dict[str, float] = {"groups/generated": float(fates.total())}
@@ -253,7 +253,7 @@ class GroupLedger:
         return facts | _counts_of_programs(entries.values())
 
     def _tokens(self, entries: Mapping[str, Entry]) -> dict[str, float]:
-        """The agent's tokens, and the share of them in groups that are not trained on."""
+        """Return the number of the agent's tokens, and the share of them in groups that are not trained on."""
         tokens = {uid: entry.group.agent_tokens for uid, entry in entries.items()}
         total = sum(tokens.values())
         used = sum(count for uid, count in tokens.items() if uid in self.trained)
@@ -261,7 +261,7 @@ class GroupLedger:
 
 
 def _kept_by_agent(entries: Iterable[Entry]) -> dict[str, float]:
-    """Groups of each agent, and those that can be trained on."""
+    """Return the number of groups of each agent, and of those that can be trained on."""
     counts: Counter[str] = Counter()
     for entry in entries:
         agent = next((sample[AGENT] for sample in entry.group.samples if sample.get(AGENT)), None)
@@ -293,7 +293,7 @@ def _means_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 _WORDS = {ABSTAINED, FAILED, SOURCE, QUESTION, AGENT}
-"""Facts that have no mean."""
+"""Keys of facts without a mean."""
 
 
 def _means_by(
@@ -313,15 +313,15 @@ def _mean(samples: Sequence[Mapping[str, Any]], key: str) -> float:
 
 
 def refuse_non_finite(facts: Mapping[str, Any], *, data_source: str, episode: str) -> None:
-    """Let only finite numbers pass.
+    """Reject rewards that are not finite numbers.
 
     Args:
-        facts: Parts of a reward and their combination, by name; what is no number is not looked at.
-        data_source: Of the question.
-        episode: Which one, in the words that the logs and the kept episodes have for it.
+        facts: Parts of a reward and their combination, by name. Values that are not numbers are ignored.
+        data_source: Data source of the question.
+        episode: Name of the episode, as in the logs and the kept episodes.
 
     Raises:
-        RewardError: A value is NaN or infinite; it names them all.
+        RewardError: A value is NaN or infinite. The message lists all of them.
     """
     wrong = {
         name: value for name, value in facts.items() if isinstance(value, Real) and not math.isfinite(value)

@@ -1,8 +1,8 @@
-"""The agent loop ``harness``: a program of the user's own is the agent, and its trajectories are what verl trains on.
+"""The agent loop of a harness: a program or team of the user is the agent, and verl trains on its trajectories.
 
-verl takes several sequences of one sample: a list from the loop. Their keys in its queue are ``UID_SAMPLE_OUTPUT``. All
-sequences of an episode have the episode's score, so that verl's GRPO, which compares the last sequence of each sample,
-counts each episode once (:mod:`afm.harness.credit` has the formulas). Our sampler counts episodes in the same way.
+verl accepts a list of sequences for one sample. Their keys in its queue are ``UID_SAMPLE_OUTPUT``. All sequences of an
+episode have the episode's score. verl's GRPO compares the last sequence of each sample, so it counts each episode once
+(:mod:`afm.harness.credit` has the formulas). Our sampler counts episodes in the same way.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from verl_ext.settings import unfinished
 from verl_ext.training_sample import LOGGED, MEMBER, SHARE, ServerModel, training_sample, unscored_sample
 
 _RUNNERS: WeakKeyDictionary[asyncio.AbstractEventLoop, HarnessRunner] = WeakKeyDictionary()
-"""The gateway of this process, by its event loop."""
+"""The gateway of each event loop in this process."""
 
 
 class HarnessAgentLoop(AfmAgentLoop):
-    """Runs the user's program or team for one episode; verl makes an instance for each."""
+    """Runs the user's program or team for one episode. verl makes an instance for each episode."""
 
     async def _run(
         self, shared: Surroundings, task: Task, sampling_params: Mapping[str, Any], row: Mapping[str, Any]
@@ -103,12 +103,12 @@ class HarnessAgentLoop(AfmAgentLoop):
         settings = shared.settings.harness
         assert settings is not None
         verdict = await judge(episode, settings, shared.route.spec, task, shared.reward)
-        # A program's answer is brought into the agent's form by us, so that the form counts as kept.
+        # We write the program's answer in the agent's format, so the format counts as correct.
         return verdict.model_copy(update={"parts": {"format": 1.0} | verdict.parts})
 
 
 def as_episode(episode: HarnessEpisode, trajectory: Sampled, model: ServerModel) -> Episode:
-    """One trajectory in the form of our own loop's episodes."""
+    """Return a trajectory as an episode of our own loop."""
     return Episode(
         prompt_ids=trajectory.prompt_ids,
         response_ids=trajectory.response_ids,
@@ -128,7 +128,7 @@ def as_episode(episode: HarnessEpisode, trajectory: Sampled, model: ServerModel)
 
 
 def segments_of(trajectory: Sampled, model: ServerModel) -> tuple[Segment, ...]:
-    """The text of a response by author; turns that an earlier trajectory trains are the agent's all the same."""
+    """Return the text of a response by author. Turns that an earlier trajectory trains are the agent's too."""
     segments, end = [], 0
     for turn in trajectory.turns:
         segments += [
@@ -142,7 +142,7 @@ def segments_of(trajectory: Sampled, model: ServerModel) -> tuple[Segment, ...]:
 def member_part(
     episode: HarnessEpisode, member: str, score: float, own: Mapping[str, float]
 ) -> dict[str, Any]:
-    """What :func:`~verl_ext.training_sample.share_advantages` has to know of a member's part of an episode."""
+    """Return a member's part of an episode for :func:`~verl_ext.training_sample.share_advantages`."""
     words = hashlib.sha256(repr(episode.said_by(member)).encode()).hexdigest()
     return {"member": member, "score": score, "own": own.get(member, score), "words": words}
 
@@ -150,9 +150,9 @@ def member_part(
 def share_out(
     episode: HarnessEpisode, samples: Sequence[AgentLoopOutput], credit: Credit, own: Mapping[str, float]
 ) -> list[AgentLoopOutput]:
-    """The samples that are trained, each with its share in the episode's advantage, and its member's part.
+    """Return the trained samples, each with its share in the episode's advantage and its member's part.
 
-    All have the same facts: those of the whole episode. verl takes the facts of an episode's last sample for all of them.
+    All samples have the facts of the whole episode, because verl uses those of an episode's last sample for all of them.
     """
     last = episode.last
     total = samples[last].extra_fields[LOGGED] | {
@@ -166,7 +166,7 @@ def share_out(
         if not share:
             continue
         sample = samples[number]
-        if credit is Credit.LAST and any(sample.response_mask):  # an abstained one has no loss
+        if credit is Credit.LAST and any(sample.response_mask):  # an abstained sample has no loss
             sample.response_mask = _all_turns(episode.trajectories[number], len(sample.response_ids))
         sample.extra_fields |= {LOGGED: dict(total), SHARE: share}
         if member := episode.trajectories[number].member:
@@ -176,7 +176,7 @@ def share_out(
 
 
 def _all_turns(trajectory: Sampled, length: int) -> list[int]:
-    """A mask of every sampled turn, whichever trajectory trains it otherwise."""
+    """Return a mask of all sampled turns of a trajectory, including those that other trajectories train."""
     mask = [0] * length
     for turn in trajectory.turns:
         mask[turn.begin : turn.end] = [1] * (turn.end - turn.begin)

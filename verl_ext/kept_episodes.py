@@ -1,6 +1,6 @@
-"""Episodes of a training that are kept for reading: a few of each step, and those that ran out of time.
+"""Episodes that a training keeps to read: a few of each step, and those that ran out of time.
 
-Their advantages are known only after the batch is complete, so they are in a file next to the episodes.
+Their advantages are known only once the batch is complete, so a file next to the episodes holds them.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from afm.trajectory.io import Advantages, advantages_file, load_advantages
 from afm.trajectory.record import Record, StopReason
 
 EPISODES_DIR = "episodes"
-"""Sampled episodes, one file per step, in the form of `afm eval`'s."""
+"""Folder of the sampled episodes, one file per step, in the format of `afm eval`."""
 STUCK_FILE = "stuck.jsonl"
-"""Episodes that a limit on time ended, with what they were waiting for: their last call, or a generation."""
+"""File of the episodes that ran out of time, with what they waited for: their last call, or a generation."""
 
 _LOG = logging.getLogger(__name__)
 _OUT_OF_TIME = {StopReason.SECONDS, StopReason.TOOL_SECONDS}
 
 
 def episodes_file(output_dir: Path, step: int) -> Path:
-    """The file of the sampled episodes of a step."""
+    """Return the file of a step's sampled episodes."""
     return output_dir / EPISODES_DIR / f"step_{step:06d}.jsonl"
 
 
 def worth_keeping(stop: StopReason, *, sampled: bool) -> bool:
-    """Whether an episode that ended so is written down."""
+    """Return whether an episode with this stop reason is written."""
     return sampled or stop in _OUT_OF_TIME
 
 
 def keep(output_dir: Path, step: int, record: Record, *, sampled: bool) -> None:
-    """Write an episode down if it was chosen, or if it ran out of time; several processes may write at once.
+    """Write an episode if it was sampled or ran out of time. Several processes may write at once.
 
-    A write error is logged: it does not end the training.
+    A write error is logged and does not end the training.
     """
     try:
         if sampled:
@@ -53,11 +53,11 @@ def keep(output_dir: Path, step: int, record: Record, *, sampled: bool) -> None:
 
 
 def forget_after(output_dir: Path, step: int, *, validated_again: bool = False) -> None:
-    """Remove the kept episodes of steps that will be done again.
+    """Remove the kept episodes of steps that will run again.
 
     Args:
-        step: The last one that is not.
-        validated_again: Its validation is (``trainer.val_before_train``).
+        step: The last step that will not run again.
+        validated_again: The validation of ``step`` will run again (``trainer.val_before_train``).
     """
     for file in (output_dir / EPISODES_DIR).glob("step_*.jsonl"):
         if file > episodes_file(output_dir, step):
@@ -75,7 +75,7 @@ def forget_after(output_dir: Path, step: int, *, validated_again: bool = False) 
 
 
 def _thin_out(file: Path, stays: Callable[[dict[str, Any]], bool]) -> None:
-    """Keep the episodes whose provenance ``stays``, and lines that are no episodes; a half-written last line goes."""
+    """Keep the episodes whose provenance ``stays``, and lines without an episode. Drops a half-written last line."""
     if not file.exists():
         return
     lines = file.read_bytes().splitlines(keepends=True)
@@ -95,12 +95,12 @@ def _provenance(line: bytes) -> dict[str, Any]:
 
 
 _STEPS_BACK = 8
-"""An asynchronous trainer trains on episodes that began up to this many steps ago, never on older ones."""
+"""An asynchronous trainer trains on episodes that began at most this many steps ago."""
 _DIGITS = 6
 
 
 def keep_advantages(queue: Any, batch: Any, output_dir: Path, step: int) -> None:
-    """Nothing that goes wrong here ends a training."""
+    """Write the advantages of a batch's kept episodes. A failure is logged and does not end the training."""
     try:
         kept = kept_episodes(output_dir, step)
         keys = {key: kept[name] for key in _last_outputs(batch.keys) if (name := _name(key)) in kept}
@@ -115,7 +115,7 @@ def keep_advantages(queue: Any, batch: Any, output_dir: Path, step: int) -> None
 
 
 def kept_episodes(output_dir: Path, step: int) -> dict[str, tuple[int, str]]:
-    """Step and id of each kept episode that a batch of ``step`` may hold, by its prompt's uid and its sample's number."""
+    """Return step and id of each kept episode that a batch of ``step`` may hold, by ``UID/SAMPLE``."""
     kept = {}
     for begun in range(max(0, step - _STEPS_BACK), step + 1):
         file = episodes_file(output_dir, begun)
@@ -127,14 +127,14 @@ def kept_episodes(output_dir: Path, step: int) -> dict[str, tuple[int, str]]:
 
 
 def advantages_of(values: Sequence[float], mask: Sequence[int]) -> Advantages:
-    """One number where every trained token has the same advantage, as in a group; else one for each token."""
+    """Return one number if all trained tokens have the same advantage, as in a group, else one number per token."""
     rounded = [round(value, _DIGITS) for value in values]
     trained = {value for value, in_loss in zip(rounded, mask, strict=True) if in_loss}
     return trained.pop() if len(trained) == 1 else rounded
 
 
 def write_advantages(output_dir: Path, rows: Iterable[tuple[int, str, Advantages]]) -> None:
-    """Add the advantages of episodes, each with its step and id, to the files next to their episodes."""
+    """Add advantages to the files next to their episodes. Each row holds step, id and advantages of an episode."""
     by_step: dict[int, dict[str, Advantages]] = {}
     for step, name, advantages in rows:
         by_step.setdefault(step, {})[name] = advantages
@@ -144,7 +144,7 @@ def write_advantages(output_dir: Path, rows: Iterable[tuple[int, str, Advantages
 
 
 def _last_outputs(keys: Iterable[str]) -> list[str]:
-    """Of each sample the last sequence, which its record shows."""
+    """Return the key of each sample's last sequence, which is the one in its record."""
     last: dict[str, str] = {}
     for key in keys:
         sample, _, number = key.rpartition("_")
@@ -154,7 +154,7 @@ def _last_outputs(keys: Iterable[str]) -> list[str]:
 
 
 def _name(key: str) -> str:
-    """A sample's name among the kept ones, from its key in the queue: ``UID_SAMPLE_OUTPUT``."""
+    """Return ``UID/SAMPLE`` of a sample from its key in the queue, ``UID_SAMPLE_OUTPUT``."""
     uid, sample, _ = key.rsplit("_", 2)
     return f"{uid}/{sample}"
 

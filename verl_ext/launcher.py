@@ -1,7 +1,7 @@
-"""Start a reinforcement-learning run, follow it, resume it, export its model.
+"""Start, follow and resume a reinforcement-learning run, and export its model.
 
-``python -m verl_ext.launcher [--dry-run] CONFIG [key=value ...]``, or :func:`run_rl`.
-The exit status is the trainer's.
+The entry points are ``python -m verl_ext.launcher [--dry-run] CONFIG [key=value ...]`` and :func:`run_rl`. The exit
+status is that of the trainer.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ LOG_FILE = "training.log"
 PROCESS_FILE = "processes.json"
 MODEL_DIR = "model"
 _LOOPS = {False: "verl_ext.agent_loop.AfmAgentLoop", True: "verl_ext.harness_loop.HarnessAgentLoop"}
-"""The agent loop of a run, by whether a program of the user's is the agent."""
+"""The agent loop of a run, by whether the run has a harness."""
 _LOG_TAIL = 1 << 16
-"""Bytes at the log's end in which a reason is looked for."""
+"""Bytes at the end of the log that are searched for the reason of a failure."""
 
 
 _REFUSED = (
@@ -66,16 +66,16 @@ _REFUSED = (
 
 
 def run_rl(config_path: str | Path, overrides: Sequence[str] = (), *, dry_run: bool = False) -> int:
-    """Train as a YAML says, from the last checkpoint if there is one; returns the trainer's exit status.
+    """Train with the settings of a YAML, from the last checkpoint if there is one, and return the trainer's exit status.
 
     Args:
         config_path: See :class:`verl_ext.settings.RlSettings`.
-        overrides: ``key=value``; keys may be dotted, values are YAML.
-        dry_run: Print the resolved command, check it against verl's configuration, say what is missing, and start nothing.
+        overrides: ``key=value`` words. Keys may be dotted, values are YAML.
+        dry_run: Start nothing. Print the resolved command, check it against verl's configuration, and report what is missing.
 
     Raises:
         ConfigError: A setting is wrong.
-        EngineError: The trainer ended well but left no model.
+        EngineError: The trainer succeeded but left no model.
     """
     settings = load_settings(config_path, overrides)
     if dry_run:
@@ -94,7 +94,7 @@ def _show(settings: RlSettings) -> int:
     steps = config.trainer.total_training_steps
     print(f"# verl accepts this configuration; {steps or 'all'} steps, output in {settings.output_dir}")
     if settings.platform == "gpu" and not has_gpu():
-        print("warning: this machine has no GPU (no nvidia-smi), which the recipe is for", file=sys.stderr)
+        print("warning: the recipe needs a GPU, and this machine has none (no nvidia-smi)", file=sys.stderr)
     errors = [f.text for f in start_findings(settings, here=True) if f.level is Level.ERROR]
     missing = errors or _wrong_prompts(settings)
     for text in missing:
@@ -111,7 +111,7 @@ def _wrong_prompts(settings: RlSettings) -> list[str]:
 
 
 class Run:
-    """One run in its output folder."""
+    """A run in its output folder."""
 
     def __init__(self, settings: RlSettings) -> None:
         self._settings = settings
@@ -122,8 +122,8 @@ class Run:
         self._stopped_by: RaisedAlarm | None = None
 
     def start(self) -> int:
-        """Train what is left to train, then export the model."""
-        # Without GPUs here, the run may be meant for the nodes of a cluster, which have packages of their own.
+        """Train the remaining steps, export the model, and return the trainer's exit status."""
+        # A machine without GPUs may start a run on the nodes of a cluster, where other packages are installed.
         refuse_errors(start_findings(self._settings, here=has_gpu()))
         total = total_steps(self._settings)
         if (exported_step(self._model) or 0) >= total:
@@ -136,10 +136,10 @@ class Run:
             book = ProcessBook(self._out / PROCESS_FILE)
             ended = book.claim(scratch)
             if ended:
-                print(f"ended {ended} processes that an earlier start left over")
+                print(f"ended {ended} processes of an earlier start")
             step = resumable_step(self._checkpoints)
             for later, lack in incomplete_after(self._checkpoints, step).items():
-                print(f"the checkpoint of step {later} is not whole and is passed over: it lacks {lack}")
+                print(f"the checkpoint of step {later} is incomplete and is skipped: it lacks {lack}")
             try:
                 status = self._complete(step) if step >= total else self._train(scratch, book, step, total)
             finally:
@@ -149,7 +149,7 @@ class Run:
         return status
 
     def _complete(self, step: int) -> int:
-        """The trainer did its last step while this program was gone: take over what it logged."""
+        """Copy the metrics of a trainer that finished its last step after its launcher had ended."""
         MetricsLog(self._out, step)
         return 0
 
@@ -178,7 +178,7 @@ class Run:
             ended = trainer.follow(metrics, book, lambda row: self._report(watch, row, total), patience)
         if ended.status == ALARMED:
             print(
-                f"an alarm stopped the run; start again with other settings to continue from the checkpoint of step "
+                f"an alarm stopped the run; start it again with other settings to continue from the checkpoint of step "
                 f"{resumable_step(self._checkpoints)} in {self._checkpoints}"
             )
         elif ended.interrupted:
@@ -194,16 +194,16 @@ class Run:
 
     def _ended_early(self, reached: int, total: int) -> str:
         saved = saved_step(self._checkpoints)
-        lost = f"; the last checkpoint is that of step {saved} (trainer.save_freq)" if saved < reached else ""
+        lost = f"; the last checkpoint is of step {saved} (trainer.save_freq)" if saved < reached else ""
         return (
-            f"warning: the run ended after step {reached} of {total}: verl left rows out, for example by "
+            f"warning: the run ended after step {reached} of {total}: verl dropped rows, for example by "
             f"data.filter_overlong_prompts, so its epochs hold fewer steps; more rows or trainer.total_epochs give more{lost}"
         )
 
     def _report(self, watch: Watch, row: Mapping[str, Any], total: int) -> bool:
-        """Print a step and its alarms; whether the run is to end here, because an alarm stops it and a checkpoint is saved.
+        """Print a step and its alarms, and return whether the run ends here: an alarm stops it and its checkpoint is saved.
 
-        The trainer reports a step after it could have saved it: what an alarm asks for is saved at the end of the next one.
+        The trainer saves a step before it reports it, so an alarm gets its checkpoint at the end of the next step.
         """
         print(progress_line(row, total), flush=True)
         raised = watch.look(row)
@@ -219,7 +219,7 @@ class Run:
         if self._stopped_by or any(alarm.action is AlarmAction.CHECKPOINT for alarm in raised):
             (self._out / CHECKPOINT_REQUEST).touch()
         if stops:
-            text = "the run ends after the step under way, whose checkpoint is saved first"
+            text = "the run ends after the current step, once its checkpoint is saved"
             print(f"alarm {stops[0].alarm}: {text}", file=sys.stderr, flush=True)
         return False
 
@@ -253,10 +253,10 @@ class Run:
         (self._out / AGENT_LOOP_FILE).write_text(yaml.safe_dump([loop], sort_keys=False), encoding="utf-8")
 
     def _explain(self, status: int, begin: int) -> None:
-        """Say why the trainer ended: what was lost in one sentence, or its own reason, or its last lines.
+        """Print why the trainer ended: the loss in one sentence, or the trainer's own reason, or the last lines of its log.
 
         Args:
-            begin: Where its part of the log begins; earlier starts have written before.
+            begin: Offset in bytes at which this start's part of the log begins.
         """
         log = self._out / LOG_FILE
         with log.open("rb") as file:
@@ -279,11 +279,11 @@ class Run:
     def _goes_on(self, lost: str) -> str:
         step = resumable_step(self._checkpoints)
         reached = self._reached()
-        before = "once its place is taken, " if "the node" in lost else ""
+        before = "once the node is replaced, " if "the node" in lost else ""
         if step == 0:
-            return f"there is no checkpoint yet: {before}the same command starts anew"
-        again = f", {reached - step} of the finished steps again" if reached > step else ""
-        return f"the last checkpoint is that of step {step}: {before}the same command goes on with step {step + 1}{again}"
+            return f"no checkpoint was saved yet: {before}the same command starts from the beginning"
+        again = f" and repeats {reached - step} of the finished steps" if reached > step else ""
+        return f"the last checkpoint is of step {step}: {before}the same command continues with step {step + 1}{again}"
 
     def _export(self) -> None:
         step = resumable_step(self._checkpoints)
@@ -296,7 +296,7 @@ class Run:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line of this module."""
+    """Run the command line of this module and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     flags = {word for word in words if word.startswith("--")}
     if unknown := flags - {"--dry-run"}:

@@ -1,4 +1,4 @@
-"""LoRA adapters (Hu et al., arXiv 2106.09685): their names, the matrices that hold them, and what peft calls a folder."""
+"""LoRA adapters (Hu et al., arXiv 2106.09685): the names of their tensors, and merging them into their matrices."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import torch
 from afm.errors import EngineError
 
 _WRAPPED = "base_model.model."
-"""What peft puts before the name of each parameter."""
+"""The prefix that peft adds to the name of each parameter."""
 
 
 def served_name(name: str) -> tuple[str, bool]:
-    """A parameter's name as verl sends it, and whether it belongs to an adapter, which keeps peft's name."""
+    """Return the name under which verl sends a parameter, and whether it belongs to an adapter and so keeps peft's name."""
     if ".lora_" in name:
         return name.replace(".default.", "."), True
     return name.removeprefix(_WRAPPED).replace(".base_layer", ""), False
 
 
 def matrix_of(name: str) -> str:
-    """The weight that a part of an adapter belongs to."""
+    """Return the name of the weight to which a part of an adapter belongs."""
     return f"{name.removeprefix(_WRAPPED).rpartition('.lora_')[0]}.weight"
 
 
 def parts_of_matrix(matrix: str) -> tuple[str, str]:
-    """The names of the two parts of a weight's adapter: down to its rank, and up again."""
+    """Return the names of the two parts of a weight's adapter: the projection down to its rank, and the one up."""
     module = f"{_WRAPPED}{matrix.removesuffix('.weight')}"
     return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
 
 
 def scale_of(config: Mapping[str, Any]) -> float:
-    """What an adapter's product is multiplied by, from peft's configuration.
+    """Return the factor of an adapter's product, from peft's configuration.
 
     Raises:
-        EngineError: It is not plain LoRA.
+        EngineError: The adapter is not plain LoRA.
     """
     if config.get("use_dora") or config.get("bias", "none") not in (None, "none"):
         raise EngineError(f"expected LoRA without DoRA and without biases, got {dict(config)}")
@@ -44,16 +44,16 @@ def scale_of(config: Mapping[str, Any]) -> float:
 
 
 def with_adapter(matrix: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
-    """A weight and its adapter in one (section 4.1); the product is computed in float32."""
+    """Return a weight with its adapter merged in (section 4.1). The product is computed in float32."""
     return matrix + (up.float() @ down.float() * scale).to(matrix.dtype)
 
 
 class MergedAdapter:
-    """A LoRA adapter in the matrices of an engine, which also keeps them without it.
+    """A LoRA adapter merged into the matrices of an engine, with a copy of the original matrices.
 
     Args:
-        weights: Of the engine, without an adapter.
-        tensors: The first adapter, by peft's names; later ones belong to the same matrices.
+        weights: The weights of the engine without an adapter.
+        tensors: The first adapter, by peft's names. Later adapters must belong to the same matrices.
 
     Raises:
         EngineError: The engine has no such matrix.
@@ -70,10 +70,10 @@ class MergedAdapter:
     def replace(
         self, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
-        """Take another adapter; returns the matrices with it (Hu et al., arXiv 2106.09685, section 4.1).
+        """Replace the adapter and return the matrices with the new one merged in (Hu et al., arXiv 2106.09685, section 4.1).
 
         Raises:
-            EngineError: It is not plain LoRA, or belongs to other matrices.
+            EngineError: The adapter is not plain LoRA, or belongs to other matrices.
         """
         self._scale = scale_of(config)
         if {matrix_of(name) for name in tensors} != set(self._without):
@@ -82,7 +82,7 @@ class MergedAdapter:
         return {matrix: self._merged(matrix) for matrix in self._without}
 
     def parts_of(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The matrices without the adapter, and those parts of the adapter that ``weights`` hold."""
+        """Return the original matrices, and the parts of the adapter that are merged into ``weights``."""
         holds = {matrix: torch.equal(weights[matrix], self._merged(matrix)) for matrix in self._without}
         held = {name: tensor for name, tensor in self._tensors.items() if holds[matrix_of(name)]}
         return self._without | held

@@ -208,7 +208,7 @@ def test_what_ends_the_look_is_an_error_that_says_why(
 
 FAULTS = {  # a setting, the finding's subject, and what it says
     "tools=configs/tools/wiki_rag.yaml": ("tools", "calls ['crawl_page', 'web_search'], not declared there"),
-    "rewards.judge.url=": ("judge", "no sample of these rows has a score"),
+    "rewards.judge.url=": ("judge", "no sample of these rows gets a score"),
     "verl.actor_rollout_ref.actor.loss_agg_mode=mean": ("algorithm", "loss_agg_mode: got 'mean'"),
     "verl.data.train_batch_size=1000": ("steps", "600 rows, fewer than a batch"),
     "verl.data.max_prompt_length=16": ("prompts", "at least 256 rows are too long"),

@@ -183,8 +183,8 @@ def test_the_cost_of_a_step_is_that_of_its_judged_samples(sizes: RunSizes) -> No
 @pytest.mark.parametrize(
     ("judge", "at", "level", "text"),
     [
-        ({"without_endpoint": "abstain"}, -1, Level.ERROR, "no sample of these rows has a score"),
-        ({}, -1, Level.WARNING, "exact match stands in"),
+        ({"without_endpoint": "abstain"}, -1, Level.ERROR, "no sample of these rows gets a score"),
+        ({}, -1, Level.WARNING, "exact match is used instead"),
         ({"url": URL, "key": None}, 1, Level.WARNING, "GRM_API_KEY is not set"),
         ({"url": URL}, 1, Level.OK, f"gpt-4.1-mini at {URL}"),
     ],

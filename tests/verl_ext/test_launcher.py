@@ -57,16 +57,16 @@ def test_a_loss_is_one_sentence_with_the_last_checkpoint_and_what_is_done_again(
     metrics(tmp_path, 1, 2, 3, 4, 5, 6)
     write_loss(tmp_path, "lost the rollout engine (process 7 on 10.0.0.1): it was killed or crashed")
     assert explained() == (
-        "lost the rollout engine (process 7 on 10.0.0.1): it was killed or crashed; the last checkpoint is that of step 4: "
-        "the same command goes on with step 5, 2 of the finished steps again\n"
+        "lost the rollout engine (process 7 on 10.0.0.1): it was killed or crashed; the last checkpoint is of step 4: "
+        "the same command continues with step 5 and repeats 2 of the finished steps\n"
     )
 
 
 def test_a_lost_node_has_to_be_replaced_first(explained: Callable[..., str], tmp_path: Path) -> None:
     write_loss(tmp_path, "lost the node 10.0.0.2 (1 x training worker)")
     assert explained() == (
-        "lost the node 10.0.0.2 (1 x training worker); there is no checkpoint yet: once its place is taken, the same command "
-        "starts anew\n"
+        "lost the node 10.0.0.2 (1 x training worker); no checkpoint was saved yet: once the node is replaced, the same "
+        "command starts from the beginning\n"
     )
 
 
@@ -102,8 +102,8 @@ def test_a_run_with_fewer_steps_than_asked_for_says_so_in_one_line(run: Run, tmp
     checkpoint(tmp_path, 4)
     metrics(tmp_path, 1, 2, 3, 4, 5)
     told = run._ended_early(run._reached(), 8)
-    assert told.startswith("warning: the run ended after step 5 of 8: verl left rows out")
-    assert told.endswith("; the last checkpoint is that of step 4 (trainer.save_freq)")
+    assert told.startswith("warning: the run ended after step 5 of 8: verl dropped rows")
+    assert told.endswith("; the last checkpoint is of step 4 (trainer.save_freq)")
     assert "checkpoint" not in run._ended_early(4, 8)
     assert "\n" not in told
 

@@ -320,8 +320,6 @@ def test_an_alarm_that_stops_a_run_leaves_a_checkpoint(config: Path) -> None:
     last = rows(folder)[-1]["step"]
     assert last < 30
     assert saved_step(folder / "checkpoints") == last
-    assert (
-        "alarm long_tail: the run ends after the step under way, whose checkpoint is saved first\n" in output
-    )
+    assert "alarm long_tail: the run ends after the current step, once its checkpoint is saved\n" in output
     assert f"continue from the checkpoint of step {last} in" in output
     assert [finding.step for finding in read_alarms(folder / ALARMS_FILE)] == [1]

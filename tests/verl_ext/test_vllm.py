@@ -130,7 +130,7 @@ def trained(folder: Path) -> tuple[Path, str, float, str]:
 def test_a_dead_engine_ends_the_run_soon_and_says_so(trained: tuple[Path, str, float, str]) -> None:
     _, told, seconds, _ = trained
     assert "the rollout engine failed" in told
-    assert "the same command goes on with step" in told
+    assert "the same command continues with step" in told
     assert seconds < END_S
 
 
