@@ -49,6 +49,9 @@ CHECKED = 6
 """Episodes of the teacher that must be equal to their pattern."""
 VOCABULARY = 1024
 MAX_PROMPT_TOKENS = 448
+SFT_STEPS = ("max_steps=2800", "save_steps=700")
+"""Twice the quickstart's, unless the sizes say otherwise. A chat has fewer tokens with a loss: after 1,400 steps the model
+still copied numbers wrong (script, seed 0: .33, and .57 after reinforcement)."""
 PATTERN = "Tom has 1000003 coins. Then the number of coins grows 1000003 times. How many coins does Tom have?"
 """A question whose numbers are in no other text, so that they can be replaced in what a harness sends."""
 TEMPLATE = (
@@ -182,7 +185,7 @@ class HarnessQuickstart(Quickstart):
         config, overrides = super().training(kind)
         if kind == "sft":
             chats = ["agent=null", "ignore_observation=false", "match_chat_template=true", "dataset=chats"]
-            return config, [*overrides, *chats]
+            return config, [*SFT_STEPS, *overrides, *chats]
         command = json.dumps(list(self.harness.settings.command))
         program = [f"harness.command={command}", f"verl.data.max_prompt_length={MAX_PROMPT_TOKENS}"]
         return config.with_name("math_harness.yaml"), [*overrides, *program]
