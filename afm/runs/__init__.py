@@ -1,1 +1,1 @@
-"""Folders that long jobs fill: whole files, locks, claims, journals and manifests."""
+"""The output folders of long jobs: atomic files, locks, claims, journals and manifests."""

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writes: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from pathlib import Path
 from afm.errors import DataError
 
 _LEFT_S = 3_600
-"""Age at which an abandoned temporary file is removed; its writer may run on another machine."""
+"""Age in seconds at which an abandoned temporary file is removed. Its writer may run on another machine."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path next to ``path`` that takes its place when the block ends well, else is removed.
+    """Yield a temporary path next to ``path`` that replaces it if the block succeeds, and is removed otherwise.
 
-    A reader, a kill or a power failure sees the old content or the new, never half of it.
+    Readers see the old content or the new, never a part of it, even after a kill or a power failure.
     """
     with _removed(path) as temporary:
         yield temporary
-        _sync(temporary)  # before the rename: else the new name may outlive its content
+        _sync(temporary)  # before the rename, or the new name may survive a crash without its content
         temporary.replace(path)
         _sync(path.parent)
 
 
 @contextmanager
 def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """As :func:`replacing`, for files that are only right together: a kill leaves all old ones, all new ones, or no first one.
+    """Replace several files that belong together, as :func:`replacing` does for one.
 
-    Without the first file no job starts from a mixture. A file that the block does not write is absent afterwards.
+    A kill leaves all old files, all new files, or no first file. Without the first file, no job starts from a mixture.
+    A file that the block does not write is absent afterwards.
     """
     with ExitStack() as stack:
         temporaries = [stack.enter_context(_removed(path)) for path in paths]
@@ -56,7 +57,7 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 @contextmanager
 def _removed(path: Path) -> Iterator[Path]:
-    """A temporary path next to ``path``, which is gone after the block."""
+    """Yield a temporary path next to ``path``, and remove it after the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f"{escape(path.name)}.*.tmp"):
         if _is_left(left):
@@ -69,14 +70,14 @@ def _removed(path: Path) -> Iterator[Path]:
         yield temporary
     except OSError as error:
         if str(error.filename) == str(temporary):
-            error.filename = str(path)  # the name that the user knows
+            error.filename = str(path)  # the user knows this name
         raise
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder."""
+    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -85,7 +86,7 @@ def _sync(path: Path) -> None:
 
 
 def _is_left(temporary: Path) -> bool:
-    """Whether a process that was killed left it: none of that number is here, and none elsewhere has written for long."""
+    """Return whether a killed process left the file: the process is not on this machine, and the file is old."""
     number = temporary.suffixes[-2].removeprefix(".")
     try:
         aged = time.time() - temporary.stat().st_mtime > _LEFT_S
@@ -95,6 +96,6 @@ def _is_left(temporary: Path) -> bool:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write ``text`` as the whole of ``path``."""
+    """Replace the content of ``path`` by ``text`` atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The folder of a run: one process fills it, it holds one set of settings, and a manifest names its inputs."""
+"""The folder of a run: one process writes to it, it holds one set of settings, and a manifest lists its inputs."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _SHOWN_CHANGES = 5
 
 
 class Declaration(Protocol):
-    """What a manifest says about an agent."""
+    """An agent as a manifest records it."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The agent's name."""
         ...
 
     @property
     def digest(self) -> str:
-        """Changes with its content."""
+        """A digest of the agent's content."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """A folder that a long job fills and resumes.
+    """The output folder of a long job that can be resumed.
 
     Attributes:
-        option: What chooses the folder, for error messages.
+        option: The option that sets the folder, for error messages.
     """
 
     path: Path
@@ -51,17 +51,17 @@ class RunFolder:
 
     @contextmanager
     def locked(self, *, name: str | None = _LOCK_FILE, wait_s: float = 0.0) -> Iterator[int]:
-        """Keep a second process out; the system drops the lock with the process, however that ends.
+        """Exclude a second process. The system releases the lock when the process ends, even after a kill.
 
         Args:
-            name: The file that is locked; ``None`` locks the folder itself and leaves no file there.
-            wait_s: How long to wait for another process.
+            name: The file to lock. ``None`` locks the folder itself and leaves no file in it.
+            wait_s: Seconds to wait for another process.
 
         Yields:
-            The descriptor of the lock. A child process that inherits it holds the lock as well.
+            The descriptor of the lock. A child process that inherits it holds the lock too.
 
         Raises:
-            ConfigError: Another process holds it.
+            ConfigError: Another process holds the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDONLY if name is None else os.O_RDWR | os.O_CREAT
@@ -73,16 +73,16 @@ class RunFolder:
             os.close(descriptor)
 
     def claim(self, settings: Mapping[str, Any], results: Iterable[Path]) -> None:
-        """Write down what the run depends on, or check that the folder holds a run with the same settings.
+        """Record the settings of the run, or check that the folder holds a run with the same settings.
 
-        A folder claims nothing until it holds a result: a run that was refused, or died before its first one, leaves it
-        to other settings. Call it while holding the run's lock.
+        A folder without results can be reused with other settings, for example after a run that was refused or died
+        before its first result. Call this while holding the run's lock.
 
         Args:
             results: Files that are not empty once the run has a result.
 
         Raises:
-            ConfigError: It holds results of other settings.
+            ConfigError: The folder holds results of other settings.
         """
         file = self.path / SETTINGS_FILE
         settings = json.loads(json.dumps(dict(settings)))
@@ -95,13 +95,13 @@ class RunFolder:
         """Refuse a run whose settings differ.
 
         Raises:
-            ConfigError: There is a difference; the error lists them.
+            ConfigError: There are differences. The message lists them.
         """
         if differences:
             more = len(differences) - _SHOWN_CHANGES
             listed = ", ".join(differences[:_SHOWN_CHANGES]) + (f", and {more} more" if more > 0 else "")
             raise ConfigError(
-                f"{self.path} holds a run with other settings ({listed}); choose another {self.option}, "
+                f"{self.path} holds a run with other settings ({listed}); choose another {self.option} "
                 "or delete the folder to start over"
             )
 
@@ -110,7 +110,7 @@ def hold(descriptor: int, path: Path, advice: str = "wait for it or stop it", *,
     """Lock an open file or folder until it is closed.
 
     Raises:
-        ConfigError: Another process holds it, and did not end within ``wait_s``.
+        ConfigError: Another process holds the lock and did not release it within ``wait_s`` seconds.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -124,7 +124,7 @@ def hold(descriptor: int, path: Path, advice: str = "wait for it or stop it", *,
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """``key: old -> new`` for every setting that differs, in the order of the keys; nested keys have dots."""
+    """Return ``key: old -> new`` for every setting that differs, sorted by key. Nested keys have dots."""
     old, new = flatten(before), flatten(after)
     return [
         f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
@@ -134,7 +134,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level of keys with dots."""
+    """Return nested settings as one level of keys with dots."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -150,13 +150,13 @@ def _short(value: Any) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes in hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def manifest_of(path: Path) -> dict[str, Any]:
-    """What :func:`write_manifest` wrote; empty without a valid file."""
+    """Return the content that :func:`write_manifest` wrote, empty without a valid file."""
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -173,10 +173,10 @@ def write_manifest(
     seed: int | None = None,
     **facts: Any,
 ) -> None:
-    """Write ``path`` atomically: counts, seed, agent and its digest, SHA-256 of the inputs, further facts.
+    """Write a manifest atomically: counts, seed, agent and its digest, SHA-256 of the inputs, further facts.
 
     Args:
-        inputs: Files, with their SHA-256 where the caller has it.
+        inputs: Files, or a mapping of files to their SHA-256.
     """
     digests = inputs if isinstance(inputs, Mapping) else {file: sha256_of(file) for file in inputs}
     agent = None if spec is None else {"name": spec.name, "digest": spec.digest}

@@ -1,4 +1,4 @@
-"""Append-only JSON lines that survive ``kill -9``: only the line being written is lost, and a file of its own keeps it."""
+"""Append-only JSON lines that survive ``kill -9``. Only the line being written is cut off, and a separate file keeps it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _BLOCK_BYTES = 1 << 16
 class Journal:
     """A file of JSON lines, open for appending. Use it as a context manager.
 
-    Opening it moves a half-written last line to ``<file>.partial``.
+    Opening it moves an incomplete last line to ``<file>.partial``.
 
     Args:
         exclusive: Whether a second process is refused.
         sync: Whether each line waits for the disk.
 
     Attributes:
-        repaired_bytes: Length of the half-written line that was moved away, else 0.
+        repaired_bytes: Length of the incomplete line that was moved, else 0.
     """
 
     def __init__(self, path: Path, *, exclusive: bool = True, sync: bool = False) -> None:
@@ -54,7 +54,7 @@ class Journal:
         return self
 
     def _read_back(self) -> None:
-        """Called on opening, for subclasses that need to know what the file holds."""
+        """Read the existing rows. Subclasses override it, and opening the journal calls it."""
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
@@ -62,7 +62,7 @@ class Journal:
             self._file = None
 
     def fileno(self) -> int:
-        """Descriptor of the file.
+        """Return the descriptor of the file.
 
         Raises:
             ValueError: The journal is not open.
@@ -72,15 +72,15 @@ class Journal:
         return self._file.fileno()
 
     def give_back(self) -> None:
-        """Free blocks that were reserved behind the end of the file, by a process that was killed for instance."""
+        """Free blocks that are reserved after the end of the file, for example by a process that was killed."""
         descriptor = self.fileno()
         os.ftruncate(descriptor, os.fstat(descriptor).st_size)
 
     def append(self, line: bytes) -> int:
-        """Add one line, with its line feed, and hand it to the system; returns the length of the file now, in bytes.
+        """Write one line, which includes its line feed, and return the new length of the file in bytes.
 
         Raises:
-            OSError: It cannot be written, on a full disk for instance. Nothing of it is then in the file.
+            OSError: The line cannot be written, for example on a full disk. The file then holds no part of it.
             ValueError: The journal is not open.
         """
         end = os.fstat(self.fileno()).st_size
@@ -92,44 +92,44 @@ class Journal:
             if self._sync:
                 os.fsync(self._file.fileno())
         except OSError:
-            self._file.truncate(end)  # the next line would continue what was written of this one
+            self._file.truncate(end)  # otherwise the next line would continue the incomplete one
             raise
         return end + len(line)
 
     def append_row(self, row: dict[str, Any]) -> int:
-        """:meth:`append` a row as JSON."""
+        """Append a row as JSON. See :meth:`append`."""
         return self.append(json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
 
 
 class KeyedJournal(Journal):
-    """Rows with a text under ``key``, each key once.
+    """A journal of rows with a unique text under ``key``.
 
     Raises:
-        DataError: On opening: a complete line is no row with a key.
+        DataError: On opening, if a complete line is not a row with a key.
     """
 
     def _read_back(self) -> None:
         self._rows = {row["key"]: row for _, row in read_rows(self.path, {"key": str})}
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The row under ``key``."""
+        """Return the row under ``key``, if any."""
         return self._rows.get(key)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Append a row, unless its key is there."""
+        """Append a row unless the journal has its key."""
         if row["key"] not in self._rows:
             self.append_row(row)
             self._rows[row["key"]] = row
 
 
 def read_rows(path: Path, types: dict[str, type]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every complete row with its 1-based line; nothing where there is no file.
+    """Yield every complete row with its 1-based line, nothing if there is no file.
 
     Args:
-        types: Keys that each row must hold, with the types of their values.
+        types: Keys that each row must have, with the types of their values.
 
     Raises:
-        DataError: A complete line is no such row.
+        DataError: A complete line is not a row with these keys.
     """
     if not path.exists():
         return
@@ -148,7 +148,7 @@ def read_rows(path: Path, types: dict[str, type]) -> Iterator[tuple[int, dict[st
 
 
 def heal(path: Path) -> int:
-    """Set a half-written last line aside and return its length; a complete one only gets its line feed."""
+    """Move an incomplete last line to ``<file>.partial`` and return its length. A complete one gets its line feed."""
     if not path.exists():
         return 0
     with path.open("r+b") as file:
@@ -173,12 +173,12 @@ def _set_aside(path: Path, partial: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     _LOG.warning(
-        "%s: its last line was only half written; moved %d bytes to %s", path, len(partial), target.name
+        "%s: the last line was incomplete; moved its %d bytes to %s", path, len(partial), target.name
     )
 
 
 def _last_line_start(file: BinaryIO, size: int) -> int:
-    """Offset just behind the last line feed; ``size`` when the file ends with one."""
+    """Return the offset after the last line feed, which is ``size`` if the file ends with one."""
     position = size
     while position > 0:
         begin = max(0, position - _BLOCK_BYTES)

@@ -83,7 +83,7 @@ _BACKENDS: dict[str, Callable[[SandboxSettings], LocalSandbox]] = {
 def open_sandbox(backend: str = "auto", **options: Any) -> LocalSandbox:
     """Return a sandbox by the name of its backend, with the options of :class:`SandboxSettings`.
 
-    This starts nothing. The first run looks for isolation and fails if there is none.
+    This starts nothing. The first run looks for isolation and fails without it.
 
     Raises:
         ConfigError: A backend, option or limit is unknown, or a value is invalid.

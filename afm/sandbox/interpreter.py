@@ -251,8 +251,8 @@ def _ask(path: str, identity: Identity) -> dict[str, Any]:
         user = "nobody" if identity.uid is not None else "this user"
         reason = getattr(error, "stderr", None) or error
         raise SandboxUnavailableError(
-            f"the sandbox's Python {path!r} does not start as {user}: {str(reason).strip()[-300:]}; other users "
-            "cannot read a Python below a home directory; set the option `python` to another one"
+            f"the sandbox's Python {path!r} does not start as {user}: {str(reason).strip()[-300:]}; set the option "
+            "`python` to one that other users can read, which excludes home directories"
         ) from None
     return answer
 

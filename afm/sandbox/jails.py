@@ -144,7 +144,7 @@ class NsjailJail(Jail):
     Attributes:
         binds: Further host paths that programs may read.
         tied: Words before nsjail's command that make it end with the process that started it.
-        nice: Whether this nsjail lowers the program's priority unless told otherwise by ``--nice_level``.
+        nice: Whether this nsjail lowers the program's priority unless ``--nice_level`` sets it.
     """
 
     binds: tuple[str, ...]

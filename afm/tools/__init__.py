@@ -1,4 +1,4 @@
-"""Tools that agents call: their interface, the ones we ship, and the registry that loads them."""
+"""Tools that agents call: their interface, the shipped tools, and the registry that loads them."""
 
 from afm.tools.base import Tool, ToolContext, ToolResult, ToolSchema
 from afm.tools.registry import check_tools, load_tools

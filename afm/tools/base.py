@@ -1,6 +1,6 @@
 """The interface of a tool, independent of any training engine, and the goal of the episode that calls it.
 
-The goal is the question and the agent's last thought, for tools whose answer depends on it.
+The goal is the question and the agent's last thought. Some tools answer depending on it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SharedT = TypeVar("SharedT")
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool returned.
+    """The result of a tool call.
 
     Attributes:
-        text: Shown to the agent as the observation (raw: the rollout loop neutralises tags and cuts it).
-        ok: False when the tool's infrastructure failed; ``text`` then describes the failure. A program that
+        text: The observation for the agent. The rollout loop neutralises tags in it and shortens it.
+        ok: False if the tool's infrastructure failed, in which case ``text`` describes the failure. A program that
             crashed inside the sandbox is a successful call whose text is the traceback.
-        meta: Extra facts for logs (exit status, hits, cache state).
+        meta: Further facts for logs, such as exit status, hits and cache state.
     """
 
     text: str
@@ -41,10 +41,10 @@ class ToolResult:
 
 
 def checked_result(tool: str, result: object) -> ToolResult:
-    """``result``, if it is what a tool must return.
+    """Return ``result`` if it is a valid result of a tool.
 
     Raises:
-        OwnCodeError: It is something else.
+        OwnCodeError: ``result`` is not a :class:`ToolResult` with a string.
     """
     if isinstance(result, ToolResult) and isinstance(result.text, str):
         return result
@@ -127,32 +127,32 @@ class Tool(Protocol):
 
     @property
     def name(self) -> str:
-        """The name an agent's role refers to."""
+        """The name that an agent's role refers to."""
         ...
 
     async def call(self, argument: str) -> ToolResult:
-        """Run once. Expected failures come back as ``ok=False``; never raises for bad arguments.
+        """Run the tool once. Expected failures return ``ok=False``, and invalid arguments never raise.
 
         Raises:
-            ReplayError, SandboxUnavailableError: No call can succeed; the run must end.
+            ReplayError, SandboxUnavailableError: No call can succeed, and the run must end.
         """
         ...
 
     async def close(self) -> None:
-        """Free connections and processes."""
+        """Close connections and end processes."""
         ...
 
 
 @runtime_checkable
 class ReadingTool(Protocol):
-    """A class of tools with a reader of its arguments, which needs neither settings nor a server."""
+    """A tool class that can read arguments without settings or a server."""
 
     @classmethod
     def read(cls, argument: str) -> object:
-        """What an agent asks for, as :meth:`Tool.call` understands it.
+        """Return the agent's request as :meth:`Tool.call` understands it.
 
         Raises:
-            BadArgumentError: The tool can do nothing with it; the agent reads the message.
+            BadArgumentError: The argument is invalid. The agent reads the message.
         """
         ...
 
@@ -162,28 +162,28 @@ class ContextTool(Tool, Protocol):
     """A tool whose answer depends on more than its argument."""
 
     def context(self) -> str:
-        """What it depends on in the episode that calls; calls with equal arguments and contexts are alike."""
+        """Return what the answer depends on in the calling episode. Equal arguments and contexts give equal answers."""
         ...
 
 
 @runtime_checkable
 class TrustedTool(Tool, Protocol):
-    """A tool that hands variables of the environment to others."""
+    """A tool that passes environment variables to other programs or servers."""
 
     def variables(self) -> tuple[str, ...]:
-        """Their names; what they hold is taken as secret."""
+        """Return the names of the variables. Their values are treated as secret."""
         ...
 
 
 class FunctionSchema(Settings):
-    """What a model sees of a tool: the ``function`` part of an OpenAI tool."""
+    """A tool as the model sees it: the ``function`` part of an OpenAI tool."""
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
 
     def argument(self, named: Mapping[str, Any]) -> str:
-        """The text a tool is called with for named arguments: the only parameter's text, or all as a JSON object.
+        """Return the argument text for named arguments: the text of the only parameter, or a JSON object of all.
 
         Raises:
             ValueError: An argument is unknown or missing.
@@ -209,11 +209,12 @@ class ToolSchema(Settings):
 
 @dataclass(slots=True)
 class ToolContext:
-    """What a tool class gets in addition to its own settings.
+    """The context that a tool class gets in addition to its own settings.
 
     Attributes:
-        label: File and key path of its settings, for errors: ``tools.yaml`` and ``tools[0].config``.
-        opened: What tools of this file opened so far (sandboxes, connections), by settings.
+        label: The file of its settings for error messages, such as ``tools.yaml``.
+        at: The key path of its settings for error messages, such as ``tools[0].config``.
+        opened: Sandboxes and connections that the tools of this file have opened, by settings.
     """
 
     label: str
@@ -222,23 +223,23 @@ class ToolContext:
     opened: dict[str, Any] = field(default_factory=dict)
 
     def shared(self, settings: Mapping[str, Any], opener: Callable[[], SharedT]) -> SharedT:
-        """What an earlier tool opened with equal ``settings``, or something new."""
+        """Return the object that an earlier tool opened with equal ``settings``, or open a new one."""
         key = json.dumps(settings, sort_keys=True, default=str)
         if key not in self.opened:
             self.opened[key] = opener()
         return cast("SharedT", self.opened[key])
 
     def sandbox(self, settings: Mapping[str, Any], opener: Callable[[], Sandbox]) -> Sandbox:
-        """The sandbox for ``settings``; see :meth:`shared`."""
+        """Return the sandbox for ``settings``. See :meth:`shared`."""
         return self.shared({"sandbox": dict(settings)}, opener)
 
 
 class ConfiguredTool(Protocol):
-    """A class that the registry can make tools of."""
+    """A class from which the registry can make tools."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> Tool:
-        """A tool with these settings; raises ``ConfigError`` for wrong ones."""
+        """Return a tool with these settings. Raises ``ConfigError`` if they are invalid."""
         ...
 
 
@@ -249,7 +250,7 @@ _goal: ContextVar[str] = ContextVar("goal", default="")
 
 @contextmanager
 def working_toward(question: str, thought: str) -> Iterator[None]:
-    """Let tools that are called inside know the goal. Episodes that run at the same time do not mix."""
+    """Set the goal for the tools that are called inside. Concurrent episodes do not share it."""
     text = f"{question.strip()}\n{thought.strip()}".strip()
     token = _goal.set(text[:MAX_GOAL_CHARS])
     try:
@@ -259,5 +260,5 @@ def working_toward(question: str, thought: str) -> Iterator[None]:
 
 
 def current_goal() -> str:
-    """The goal of the episode that calls; empty outside of one."""
+    """Return the goal of the calling episode, or an empty text outside of an episode."""
     return _goal.get()

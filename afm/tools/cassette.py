@@ -1,4 +1,4 @@
-"""Tool calls recorded once and replayed for free: the same answers, in evaluation and in training.
+"""Recording and replay of tool calls, which gives the same answers in evaluation and in training at no cost.
 
 A cassette is one SQLite file (:class:`Cassette`). In a tools YAML::
 
@@ -48,9 +48,9 @@ class Recorded:
     """One call on a cassette.
 
     Attributes:
-        version: Digest of the tool's class and settings when it was recorded.
+        version: Digest of the tool's class and settings at the time of the recording.
         recorded_at: Seconds since the epoch.
-        context: What the answer depends on in addition to the argument; empty when nothing, or unknown.
+        context: What the answer depends on in addition to the argument. Empty if that is nothing or unknown.
     """
 
     tool: str
@@ -62,7 +62,7 @@ class Recorded:
 
 
 def normalised(argument: str) -> str:
-    """An argument without differences that no tool sees: Unicode form, line ends, blanks at line ends."""
+    """Return an argument without differences that tools ignore: Unicode form, line ends, blanks at line ends."""
     lines = unicodedata.normalize("NFC", argument).replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return "\n".join(line.rstrip() for line in lines).strip()
 
@@ -71,12 +71,12 @@ class Cassette:
     """The recorded calls in one file.
 
     Args:
-        path: The file; made when the first call is recorded.
-        readonly: Refuse a file that is not there.
+        path: The file, which the first recorded call creates.
+        readonly: Require that the file exists.
         secrets: Environment variables whose values are secret although their names do not show it.
 
     Raises:
-        ConfigError: The file is missing though it must be read, or is no cassette of this version.
+        ConfigError: The file is missing although ``readonly`` is set, or it is not a cassette of this version.
     """
 
     def __init__(self, path: Path, *, readonly: bool = False, secrets: Iterable[str] = ()) -> None:
@@ -95,24 +95,24 @@ class Cassette:
     async def find(
         self, tool: str, argument: str, context: str = "", *, any_context: bool = False
     ) -> Recorded | None:
-        """The recorded call, if there is one: that of this context, else one that was recorded without any.
+        """Return the recorded call of this context, else one without context, else ``None``.
 
         Args:
-            any_context: Take one of another context, too, when there is no better one; the latest.
+            any_context: As a last resort, return the latest call of another context.
         """
         key = (tool, self._cleaned(argument), self._cleaned(context), any_context)
         return await asyncio.to_thread(self._find, key)
 
     async def add(self, call: Recorded) -> None:
-        """Record a call, in place of an equal one, without secrets (:class:`afm.tools.secrets.Secrets`)."""
+        """Record a call without its secrets (:class:`afm.tools.secrets.Secrets`). It replaces an equal one."""
         await asyncio.to_thread(self._add, call)
 
     def same(self, recorded: str, text: str) -> bool:
-        """Whether ``text`` is what was ``recorded``, as far as a cassette tells texts apart."""
+        """Return whether ``text`` equals the ``recorded`` one after the cassette's normalisation."""
         return recorded == self._cleaned(text)
 
     def calls(self) -> Iterator[Recorded]:
-        """Every call, the oldest first."""
+        """Yield every call, the oldest first."""
         if not self._path.is_file():
             return
         with self._opened() as connection:
@@ -161,17 +161,17 @@ class Cassette:
                     yield self._connection
             except sqlite3.DatabaseError as error:
                 raise ConfigError(
-                    f"{self._path}: cannot be used as a cassette: {error}; expected the file that `cassette` of a tools YAML "
-                    "names, or a new path"
+                    f"{self._path}: cannot be used as a cassette: {error}; set `cassette` in the tools YAML to a "
+                    "recorded file or a new path"
                 ) from error
 
     def _cleaned(self, text: str) -> str:
-        # A secret may be there as it is, or only once blanks and line ends are as those of others.
+        # A secret may only appear after blanks and line ends are normalised.
         return _storable(self._secrets.hidden(normalised(self._secrets.hidden(text))))
 
 
 def _storable(text: str) -> str:
-    """``text`` as UTF-8 can hold it."""
+    """Return ``text`` without lone surrogates, which UTF-8 cannot encode."""
     return _LONE_SURROGATE.sub("\ufffd", text)
 
 
@@ -191,12 +191,12 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _connect_where_nothing_can_be_written(path: Path) -> sqlite3.Connection:
-    """Even to read a file with a write-ahead log, SQLite creates files next to it unless it is opened as immutable."""
+    """Open a file as immutable. Otherwise SQLite creates files next to it even to read its write-ahead log."""
     log = path.with_name(f"{path.name}-wal")
     if log.is_file() and log.stat().st_size:
         raise ConfigError(
-            f"{path}: its recorder was stopped and left {log.name}; open it once where that can be written: "
-            "afm cassette FILE"
+            f"{path}: its recorder was stopped and left {log.name}; make the folder writable and run "
+            "`afm cassette FILE` once"
         )
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True, check_same_thread=False)
     try:
@@ -211,7 +211,7 @@ def _connect_where_nothing_can_be_written(path: Path) -> sqlite3.Connection:
 def _create(connection: sqlite3.Connection, path: Path) -> None:
     """Make the table of a new file."""
     with connection:
-        connection.execute("BEGIN IMMEDIATE")  # others may be doing the same
+        connection.execute("BEGIN IMMEDIATE")  # another process may create it at the same time
         if _version(connection) == _SCHEMA_VERSION:
             return
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
@@ -222,7 +222,9 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
 
 def _other_version(connection: sqlite3.Connection, path: Path) -> ConfigError:
     version = _version(connection)
-    return ConfigError(f"{path}: a cassette of version {version}, expected {_SCHEMA_VERSION}; record it anew")
+    return ConfigError(
+        f"{path}: a cassette of version {version}, expected {_SCHEMA_VERSION}; record it again"
+    )
 
 
 def _version(connection: sqlite3.Connection) -> int:
@@ -237,38 +239,38 @@ def _call(row: tuple[Any, ...]) -> Recorded:
 
 
 class Mode(StrEnum):
-    """What a cassette is used for."""
+    """The use of a cassette."""
 
     RECORD = "record"
-    """Every call is made and recorded; what was recorded before is replaced."""
+    """Makes and records every call, and replaces earlier recordings."""
     REPLAY = "replay"
-    """Recorded calls are answered from the cassette."""
+    """Answers recorded calls from the cassette."""
 
 
 class OnMiss(StrEnum):
-    """What happens to a call that is not on the cassette."""
+    """The treatment of a call that is missing from the cassette."""
 
     ERROR = "error"
-    """The episode ends with an error."""
+    """Ends the episode with an error."""
     LIVE = "live"
-    """The call is made, and recorded."""
+    """Makes and records the call."""
     EMPTY = "empty"
-    """The agent reads that nothing was found."""
+    """Tells the agent that nothing was found."""
 
 
 class Goal(StrEnum):
-    """Which recorded call answers that of a tool whose answer depends on what the episode is after."""
+    """The recorded calls that may answer a tool whose result depends on the goal of the episode."""
 
     SAME = "same"
-    """One toward the same goal."""
+    """Only calls with the same goal."""
     ANY = "any"
-    """Falls back to the latest call with another goal, for agents that word their thoughts differently each time."""
+    """Also the latest call with another goal, for agents that word their thoughts differently each time."""
 
 
 class CassetteSettings(Settings):
-    """The ``cassette`` part of a tools YAML; a path alone stands for ``{file: PATH}``.
+    """The ``cassette`` section of a tools YAML. A path is short for ``{file: PATH}``.
 
-    ``on_miss`` and ``goal`` are for replay.
+    ``on_miss`` and ``goal`` apply to replay.
     """
 
     file: Path
@@ -278,7 +280,7 @@ class CassetteSettings(Settings):
 
 
 def tool_version(class_name: str, config: Mapping[str, Any]) -> str:
-    """Digest of what a tool is; a call recorded under another one is stale."""
+    """Return the digest of a tool's class and settings. A call recorded with another digest is stale."""
     text = json.dumps([class_name, config], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -287,7 +289,7 @@ class CassetteTool:
     """A tool behind a cassette.
 
     Args:
-        tool: The real one; called when recording, and on a miss that is answered live.
+        tool: The real tool. It is called for recordings and for misses with ``live``.
         version: See :func:`tool_version`.
     """
 
@@ -299,16 +301,16 @@ class CassetteTool:
 
     @property
     def name(self) -> str:
-        """That of the tool."""
+        """The name of the tool."""
         return self._tool.name
 
     async def call(self, argument: str) -> ToolResult:
-        """See :class:`afm.tools.base.Tool`; ``meta`` says ``cassette``: hit, miss or recorded, and ``stale``.
+        """See :class:`afm.tools.base.Tool`. ``meta`` holds ``cassette`` (hit, miss or recorded) and ``stale``.
 
-        Stale is a hit that was recorded with other settings of the tool, toward another goal, or toward an unknown one.
+        A hit is stale if it was recorded with other settings of the tool, with another goal, or with an unknown one.
 
         Raises:
-            ReplayError: The call is not on the cassette, and ``on_miss`` is ``error``.
+            ReplayError: The call is missing from the cassette, and ``on_miss`` is ``error``.
         """
         context = self._tool.context() if isinstance(self._tool, ContextTool) else ""
         if self._settings.mode is Mode.REPLAY:
@@ -316,7 +318,7 @@ class CassetteTool:
             if replayed is not None:
                 return replayed
             if self._settings.on_miss is OnMiss.ERROR:
-                toward = " toward this goal" if context else ""
+                toward = " with this goal" if context else ""
                 or_any = ", or cassette.goal to any" if context else ""
                 raise ReplayError(
                     f"{self._settings.file}: no recorded call of {self.name} with argument "
@@ -325,7 +327,7 @@ class CassetteTool:
             if self._settings.on_miss is OnMiss.EMPTY:
                 return ToolResult("Nothing was found.", meta={"cassette": "miss"})
         result = await self._tool.call(argument)
-        if result.ok:  # a failure of the infrastructure would be replayed for ever
+        if result.ok:  # a recorded failure of the infrastructure would be replayed every time
             call = Recorded(self.name, argument, result, self._version, time.time(), context)
             await self._cassette.add(call)
         return ToolResult(result.text, result.ok, {**result.meta, "cassette": "recorded"})
@@ -347,12 +349,12 @@ class CassetteTool:
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How old the calls of one tool are.
+    """The age of the calls of one tool.
 
     Attributes:
-        oldest: Seconds since the epoch; so is ``newest``.
-        outdated: Calls recorded longer ago than allowed.
-        versions: Calls by version of the tool; more than one means that its settings changed in between.
+        oldest: Time of the oldest call in seconds since the epoch, like ``newest``.
+        outdated: Number of calls that are older than allowed.
+        versions: Number of calls by version of the tool. Several versions mean that its settings changed.
     """
 
     calls: int
@@ -363,7 +365,7 @@ class Staleness:
 
 
 def staleness(cassette: Cassette, max_age_s: float, now: float | None = None) -> dict[str, Staleness]:
-    """How old a cassette's calls are, by tool."""
+    """Return the age of a cassette's calls by tool."""
     limit = (time.time() if now is None else now) - max_age_s
     by_tool: dict[str, list[Recorded]] = {}
     for call in cassette.calls():

@@ -1,4 +1,4 @@
-"""The tool that runs the agent's Python in the sandbox; its argument is read by :mod:`afm.trajectory.programs`."""
+"""The tool that runs the agent's Python in the sandbox. :mod:`afm.trajectory.programs` reads its argument."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class CodeSettings(Settings):
     """Settings of :class:`CodeTool` in a tools file."""
 
     sandbox: SandboxSettings | None = None
-    """Where programs run on this machine."""
+    """The sandbox of this machine that runs the programs."""
     urls: tuple[str, ...] = ()
     """Code servers that run the programs instead (``python -m tool_servers code``)."""
     limits: SandboxLimits = SandboxLimits()
-    """Bounds of one run, by field of :class:`SandboxLimits`."""
+    """Limits of one run, with the fields of :class:`SandboxLimits`."""
     max_observation_chars: int = Field(default=1536, ge=200)
-    """Longer observations lose their middle."""
+    """Longest observation, in characters. Longer ones lose their middle."""
     nsjail_path: str | None = None
-    """As in AFM's files: the same as ``sandbox: {backend: nsjail, nsjail_path: PATH}``."""
+    """The key in AFM's files. Short for ``sandbox: {backend: nsjail, nsjail_path: PATH}``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -66,13 +66,13 @@ class CodeSettings(Settings):
 
 
 class CodeTool:
-    """Runs one program a call, each in a fresh sandbox.
+    """Runs one program per call, each in a fresh sandbox.
 
     Args:
-        sandbox: Where programs run; closed together with the tool.
-        limits: Bounds of one run; the sandbox's own when ``None``.
-        max_observation_chars: Longer observations lose their middle.
-        schema: How the tool is announced to models that take tool declarations.
+        sandbox: Runs the programs. It is closed together with the tool.
+        limits: Limits of one run, by default those of :class:`SandboxLimits`.
+        max_observation_chars: Longest observation, in characters. Longer ones lose their middle.
+        schema: The declaration of the tool for models that take tool declarations.
     """
 
     usual_name: ClassVar[str] = CODE_TOOL
@@ -94,7 +94,7 @@ class CodeTool:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> CodeTool:
-        """A tool with the settings of a tools file; see :class:`CodeSettings`."""
+        """Return a tool with the settings of a tools file. See :class:`CodeSettings`."""
         settings = validated(CodeSettings, config, context.label, context.at)
         try:
             sandbox = _sandbox(settings, context)
@@ -115,11 +115,11 @@ class CodeTool:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Addresses of the code servers, none when programs run on this machine."""
+        """Addresses of the code servers, empty if programs run on this machine."""
         return self._sandbox.servers if isinstance(self._sandbox, RemoteSandbox) else ()
 
     async def call(self, argument: str) -> ToolResult:
-        """Run the program in ``argument``; what it printed is the result's text."""
+        """Run the program in ``argument`` and return its output as the text of the result."""
         try:
             program = self.read(argument)
             result = await self._sandbox.run(program.code, program.stdin, self._limits)
@@ -128,7 +128,7 @@ class CodeTool:
         except DataError as error:
             return ToolResult(f"Nothing was run: {error.message}.", meta={"reason": "bad_argument"})
         except SandboxUnavailableError:
-            raise  # no call can succeed here: the run must end, and say what to install
+            raise  # no call can succeed here, so the run must end with the advice on what to install
         except SandboxError as error:
             text = f"The {self.name} tool failed, the program did not run: {error}"
             return ToolResult(text, ok=False, meta={"reason": "sandbox", "error": str(error)})
@@ -154,10 +154,10 @@ def _sandbox(settings: CodeSettings, context: ToolContext) -> Sandbox:
 
 
 def observation(result: RunResult, limits: SandboxLimits, max_chars: int) -> str:
-    """What the agent is shown of a run: output, errors of its own code, why it was stopped.
+    """Return the observation of a run: its output, the errors of the program, and why it was stopped.
 
-    At most ``max_chars`` characters: the middle is cut and the cut is marked. The same program gives the
-    same text: no host paths, no addresses, no timings. Nothing in it can steer a terminal.
+    It has at most ``max_chars`` characters. Longer ones lose their middle, and the cut is marked. The same program gives
+    the same text, without host paths, addresses and timings. The text has no control characters for a terminal.
     """
     output = _repeatable(plain(result.stdout)).rstrip()
     errors = _repeatable(shortened(plain(result.stderr))).rstrip()
@@ -170,12 +170,12 @@ def observation(result: RunResult, limits: SandboxLimits, max_chars: int) -> str
 
 
 def _repeatable(text: str) -> str:
-    """``text`` without what differs from run to run: addresses of objects, numbers of threads."""
+    """Return ``text`` without what differs between runs: addresses of objects and numbers of threads."""
     return _THREAD.sub("...", _ADDRESS.sub("0x...", text))
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    """``text`` with at most ``max_chars`` characters: head and tail stay, the cut is marked."""
+    """Return ``text`` shortened to ``max_chars`` characters: head and tail stay, and the cut is marked."""
     if len(text) <= max_chars:
         return text
     longest = f"\n[... {len(text)} characters cut ...]\n"
@@ -221,10 +221,10 @@ _FIRST, _LAST = 4, 8
 
 
 def shortened(stderr: str) -> str:
-    """``stderr`` without the frames of library files in its tracebacks, and without the middle of deep recursions.
+    """Return ``stderr`` without library frames in its tracebacks and without the middle of deep recursions.
 
-    Library files are those with an absolute path and those frozen into the interpreter; the program's own
-    file is called by its name alone. Everything outside a traceback stays as it is.
+    Library files have an absolute path or are frozen into the interpreter. The program's own file has only a name.
+    Everything outside of tracebacks stays unchanged.
     """
     kept: list[str] = []
     frames: list[list[str]] | None = None
@@ -250,7 +250,7 @@ def shortened(stderr: str) -> str:
 
 
 def _outer_and_inner(frames: Iterable[list[str]]) -> list[str]:
-    """Lines of the outermost and the innermost frames, the ones between them counted."""
+    """Return the lines of the outermost and the innermost frames, with a count in place of the others."""
     frames = list(frames)
     missing = len(frames) - _FIRST - _LAST
     if missing > 0:

@@ -1,6 +1,6 @@
-"""The page tool: pages read by a page server, summed up toward what the episode is after.
+"""The page tool: a page server reads pages and summarizes them with regard to the goal of the episode.
 
-Agents write addresses separated by ``|``, as markdown links, in angle brackets or in lists: :func:`urls_in`.
+Agents write addresses separated by ``|``, as Markdown links, in angle brackets or in lists. :func:`urls_in` reads them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SEPARATOR = re.compile(r"\s*\|\s*(?=$|\[|<|(?i:https?:))|\s+\|\s*|\s*\|\s+|\n")
 
 
 def urls_in(text: str) -> list[str]:
-    """The addresses in ``text``, each once, in order; anything else is returned unchanged, so that it can be reported.
+    """Return the distinct addresses in ``text`` in order, and any other pieces unchanged, so that they can be reported.
 
-    A ``|`` without blanks around it separates only if an address follows, since addresses may contain it.
+    A ``|`` without blanks around it separates only if an address follows, because addresses may contain it.
     """
     urls: list[str] = []
     rest = []
@@ -43,7 +43,7 @@ def urls_in(text: str) -> list[str]:
 
 
 def is_address(url: str) -> bool:
-    """Whether one of :func:`urls_in` is a full address of the web."""
+    """Return whether a result of :func:`urls_in` is a full web address."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -52,7 +52,7 @@ def is_address(url: str) -> bool:
 
 
 def _closing(text: str, position: int) -> int:
-    """The parenthesis that closes a link; those inside the address come in pairs."""
+    """Return the position of the parenthesis that closes a link, or -1. Those inside the address come in pairs."""
     depth = 0
     for place in range(position, min(len(text), position + 5000)):
         if text[place] == "(":
@@ -80,7 +80,7 @@ class CrawlPageSettings(WebToolSettings):
     """Settings of :class:`CrawlPageTool` in a tools file. Without ``urls``: ``SERVER_HOST`` and ``CRAWL_PAGE_PORT``."""
 
     timeout_s: float = Field(default=95.0, gt=2 * MARGIN_S)
-    """For one request. The server knows it, and answers with what it has by then."""
+    """Time limit of a request in seconds. The server receives it too and answers in time with what it has."""
     goal: bool = True
     """Whether the server gets the question and the agent's last thought."""
 
@@ -99,7 +99,7 @@ class _PageReply(BaseModel):
 
 
 class CrawlPageTool(WebTool[CrawlPageSettings, str, _PageReply]):
-    """Reads the pages at some addresses: separated by ``|``, or markdown links."""
+    """Reads the pages at addresses that are separated by ``|`` or are Markdown links."""
 
     settings_type = CrawlPageSettings
     reply_type = _PageReply
@@ -114,14 +114,14 @@ class CrawlPageTool(WebTool[CrawlPageSettings, str, _PageReply]):
 
     @classmethod
     def read(cls, argument: str) -> str:
-        """The addresses as they are, at least one; the server takes them apart in the same way."""
+        """Return the addresses unchanged. There is at least one, and the server splits them in the same way."""
         listed = argument[:_MAX_ARGUMENT_CHARS]
         if not any(map(is_address, urls_in(listed))):
             raise BadArgumentError(NO_ADDRESS)
         return listed
 
     def request(self, asked: str) -> Mapping[str, Any]:
-        """The addresses, and what the episode is after."""
+        """Return the request body with the addresses and the goal of the episode."""
         return {
             "urls": asked,
             "goal": self.context(),
@@ -129,11 +129,11 @@ class CrawlPageTool(WebTool[CrawlPageSettings, str, _PageReply]):
         }
 
     def context(self) -> str:
-        """The goal, when the server gets it; see :class:`afm.tools.base.ContextTool`."""
+        """Return the goal if the server gets it, else an empty text. See :class:`afm.tools.base.ContextTool`."""
         return current_goal() if self.settings.goal else ""
 
     def shown(self, reply: _PageReply) -> ToolResult:
-        """The pages one after the other, those that could not be read with the reason."""
+        """Return the pages one after the other, with the reason for each that could not be read."""
         if not reply.pages:
             return ToolResult(NO_ADDRESS, meta={"reason": "bad_argument"})
         meta = {

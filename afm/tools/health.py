@@ -1,4 +1,4 @@
-"""Whether what tools depend on is there (servers, the sandbox of this machine), and ``afm doctor`` for a tools file."""
+"""Health checks of what tools depend on (servers, the local sandbox), and ``afm doctor`` for a tools file."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _PROGRAM = "```py\nprint(6 * 7)\n```"
 
 @runtime_checkable
 class ServedTool(Protocol):
-    """A tool that asks servers."""
+    """A tool that uses servers."""
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Their addresses, without the path of requests."""
+        """The servers' addresses, without the path of requests."""
         ...
 
 
 async def tool_troubles(tools: Iterable[Tool]) -> dict[str, str]:
-    """What is wrong with each tool that cannot work now, by its name. Nothing is searched, read or looked at.
+    """Return the fault of each tool that cannot work now, by its name. This searches, reads and inspects nothing.
 
-    Tools of other kinds (MCP, cassettes, your own) are not asked.
+    Other kinds of tools (MCP, cassettes, your own) are not checked.
     """
     asked = list(tools)
     troubles = await asyncio.gather(*(_trouble(tool) for tool in asked))
@@ -42,7 +42,7 @@ async def tool_troubles(tools: Iterable[Tool]) -> dict[str, str]:
 
 
 async def unanswered(address: str) -> str | None:
-    """Why no server answers at an address; ``None`` when any server does."""
+    """Return why no server answers at an address, or ``None`` if one does."""
     try:
         async with httpx.AsyncClient(timeout=_PATIENCE_S, trust_env=False) as client:
             await client.get(address)
@@ -73,9 +73,9 @@ async def _sandbox_trouble(tool: CodeTool) -> str | None:
 
 
 def diagnose(config_path: str | Path, overrides: Sequence[str], env: Mapping[str, str]) -> list[Finding]:
-    """Everything that can be said about a tools file; no error is raised.
+    """Return all findings on a tools file. It raises no error.
 
-    Every server is asked for its health, and a local sandbox runs one program. Nothing is searched or read.
+    It checks the health of every server and runs one program in a local sandbox. It searches and reads nothing.
     """
     report = Report()
     tools = report.asked("tools", lambda: _loaded(Path(config_path), overrides))
@@ -89,11 +89,11 @@ def diagnose(config_path: str | Path, overrides: Sequence[str], env: Mapping[str
 
 
 def tool_findings(tools: Mapping[str, Tool]) -> Iterator[Finding]:
-    """For each tool whether its server answers here, or its sandbox runs a program."""
+    """Yield a finding per tool: whether its server answers, or its sandbox runs a program."""
     troubles = asyncio.run(tool_troubles(tools.values()))
     for name in sorted(tools):
         if name in troubles:
-            text = f"{name}: {troubles[name]}; start it before the run (docs/tools.md), where every node reaches it"
+            text = f"{name}: {troubles[name]}; start it before the run where every node can reach it (docs/tools.md)"
             yield Finding(Level.WARNING, "tools", text)
         else:
             yield Finding(Level.OK, "tools", f"{name}: {_place(tools[name])}")
@@ -110,16 +110,16 @@ def _loaded(path: Path, overrides: Sequence[str]) -> dict[str, Tool]:
 def _place(tool: Tool) -> str:
     servers = getattr(tool, "servers", None)
     if servers is None:
-        return "declared, not asked"
+        return "declared, not checked"
     return f"answers at {', '.join(servers)}" if servers else "runs programs on this machine"
 
 
 def _variables(tools: Mapping[str, Tool], env: Mapping[str, str]) -> Iterator[Finding]:
-    """Variables of the environment that a tool hands on."""
+    """Yield a finding per tool that needs environment variables which are not set."""
     for name, tool in sorted(tools.items()):
         unset = [key for key in tool.variables() if not env.get(key)] if isinstance(tool, TrustedTool) else []
         if unset:
-            text = f"{name}: {', '.join(unset)} not set; export it where the run starts"
+            text = f"{name}: {', '.join(unset)} not set; export it before you start the run"
             yield Finding(Level.WARNING, "environment", text)
 
 

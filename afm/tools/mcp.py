@@ -1,6 +1,6 @@
 """Tools of any MCP server (Model Context Protocol) as an agent's tools.
 
-In a tools YAML, one entry per tool. Entries with the same server share one connection::
+A tools YAML has one entry per tool. Entries with the same server share one connection::
 
     - class_name: afm.tools.mcp.McpTool
       config: {command: [uvx, mcp-server-time], tool: get_current_time, argument: timezone}
@@ -30,28 +30,28 @@ _CLOSE_S = 10.0
 
 
 class McpServer(Settings):
-    """Where a server is: a program that speaks over its standard streams, or an address."""
+    """An MCP server: a program that speaks over its standard streams, or an address."""
 
     command: tuple[str, ...] = ()
-    """Program and arguments, started with the first call."""
+    """Program and arguments. The first call starts it."""
     environment: tuple[str, ...] = ()
     """Names of environment variables that the program gets in addition to the usual ones."""
     url: str | None = Field(default=None, pattern=r"^https?://")
-    """Of a Streamable HTTP endpoint, e.g. ``http://127.0.0.1:8000/mcp``."""
+    """Address of a Streamable HTTP endpoint, such as ``http://127.0.0.1:8000/mcp``."""
     token_variable: str | None = None
     """Environment variable with the bearer token for ``url``."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """For one call."""
+    """Time limit of one call in seconds."""
     max_bytes: int = Field(default=16 << 20, ge=1024)
-    """Of one answer. A program that writes a longer line is ended; an HTTP answer that is longer, or an event
-    of its stream, fails its call."""
+    """Longest answer. A program that writes a longer line is ended. A longer HTTP answer or stream event fails its
+    call."""
     connect_s: float | None = Field(default=None, gt=0)
-    """For connecting. By default ``timeout_s`` for an address, and a minute for a program, which may have to
-    be installed first."""
+    """Time limit for connecting in seconds. The default is ``timeout_s`` for an address and at least a minute for a
+    program, which may have to be installed first."""
 
     @property
     def patience_s(self) -> float:
-        """Longest wait for a connection."""
+        """Longest wait for a connection in seconds."""
         if self.connect_s is not None:
             return self.connect_s
         return self.timeout_s if self.url else max(self.timeout_s, _START_S)
@@ -64,14 +64,13 @@ class McpServer(Settings):
 
 
 class McpConnection:
-    """A connection to one server. Each event loop has its own.
+    """A connection to one server. Each event loop has its own session.
 
-    Calls do not disturb one another: one that takes too long is cancelled by itself while the server answers others.
-    When the server hangs as a whole or is gone, the next call makes a new session, and the old one is ended with the
-    last call on it.
+    Calls are independent: a call that takes too long is cancelled while the server answers others. If the whole server
+    hangs or is gone, the next call opens a new session, and the old one ends with its last call.
 
     Raises:
-        MissingExtraError: The package ``mcp`` is absent.
+        MissingExtraError: The package ``mcp`` is not installed.
     """
 
     def __init__(self, server: McpServer) -> None:
@@ -83,11 +82,11 @@ class McpConnection:
         self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Session]] = WeakKeyDictionary()
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
-        """The server's result of one call.
+        """Return the server's result of one call.
 
         Raises:
-            TimeoutError: It took longer than ``timeout_s``, or connecting longer than ``connect_s``.
-            Exception: Whatever the transport or the protocol raises.
+            TimeoutError: The call took longer than ``timeout_s``, or connecting longer than ``connect_s``.
+            Exception: The transport or the protocol failed.
         """
         session = self._session()
         await session.connected()
@@ -96,7 +95,7 @@ class McpConnection:
             async with asyncio.timeout(self._server.timeout_s):
                 return await session.call(tool, arguments)
         except TimeoutError:
-            if session.answers == answers:  # silent to everybody since this call began
+            if session.answers == answers:  # the server has answered no call since this one began
                 session.leave()
             raise
         except Exception as error:
@@ -105,12 +104,12 @@ class McpConnection:
             raise
 
     async def close(self) -> None:
-        """End this event loop's sessions; calls on them fail."""
+        """End this event loop's sessions. Calls on them fail."""
         sessions = self._sessions.pop(asyncio.get_running_loop(), [])
         await asyncio.gather(*(session.close() for session in sessions))
 
     def _session(self) -> _Session:
-        """The one for new calls; those that were left stay listed until they have ended."""
+        """Return the session for new calls. Sessions that take no new calls stay listed until they have ended."""
         sessions = self._sessions.setdefault(asyncio.get_running_loop(), [])
         sessions[:] = [session for session in sessions if not session.ended]
         if not sessions or sessions[-1].left:
@@ -119,11 +118,11 @@ class McpConnection:
 
 
 class _Session:
-    """Holds a client open in a task of its own: it must be left by the task that entered it.
+    """Holds a client open in a separate task, because the task that enters a client must also leave it.
 
     Attributes:
-        answers: Calls that the server has answered, errors included.
-        left: Whether it takes no new calls; it ends with the last one under way.
+        answers: Calls that the server has answered, including errors.
+        left: Whether the session takes no new calls. It ends with its last call.
     """
 
     def __init__(self, server: McpServer) -> None:
@@ -157,25 +156,25 @@ class _Session:
         return result
 
     def answered_by(self, error: Exception) -> bool:
-        """Whether an error is the server's answer to one call, and the session good for more."""
+        """Return whether an error is the server's answer to one call and the session can take more."""
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
 
         if not isinstance(error, MCPError):
             return isinstance(
                 error, ValidationError | RuntimeError
-            )  # a result that is none, or not as declared
-        # Behind an address, "invalid request" is also what a call gets when the server has forgotten the session.
+            )  # the result is invalid or not as declared
+        # A server behind an address also answers "invalid request" after it has forgotten the session.
         forgotten = error.code == INVALID_REQUEST and self._server.url is not None
         return error.code != CONNECTION_CLOSED and not forgotten
 
     def leave(self) -> None:
-        """Take no new calls, and end with the last one under way."""
+        """Take no new calls, and end with the last current one."""
         self.left = True
         self._end_if_idle()
 
     async def close(self) -> None:
-        """End now."""
+        """End the session now."""
         self.left = True
         self._end()
         await asyncio.wait([self._task], timeout=_CLOSE_S)
@@ -187,7 +186,7 @@ class _Session:
 
     def _end(self) -> None:
         self._closing.set()
-        if not self._client.done():  # still connecting: the event is not looked at yet
+        if not self._client.done():  # it is still connecting and does not watch the event yet
             self._task.cancel()
 
     async def _hold(self) -> None:
@@ -197,7 +196,7 @@ class _Session:
                     client = await stack.enter_async_context(await _client(self._server, stack))
                 self._client.set_result(client)
                 await self._closing.wait()
-        except Exception as error:  # noqa: BLE001 - told to the callers that wait for the client
+        except Exception as error:  # noqa: BLE001 - passed to the callers that wait for the client
             self._fail(error)
         finally:
             self._fail(ConnectionError("the connection was closed"))
@@ -205,7 +204,7 @@ class _Session:
     def _fail(self, error: Exception) -> None:
         if not self._client.done():
             self._client.set_exception(error)
-            self._client.exception()  # nobody may be waiting any more
+            self._client.exception()  # no caller may be waiting to retrieve it
 
 
 async def _client(server: McpServer, stack: AsyncExitStack) -> Any:
@@ -233,17 +232,18 @@ class McpSettings(McpServer):
     """One tool of a server."""
 
     tool: str | None = None
-    """What the server calls it; default: the name in ``tool_schema``."""
+    """The server's name for the tool, by default the name in ``tool_schema``."""
     argument: str | None = None
-    """Parameter that gets the text between the agent's tags; by default that text is a JSON object of all
+    """The parameter that gets the text between the agent's tags. By default the text is a JSON object of all
     parameters."""
 
 
 class McpTool:
     """A tool of an MCP server.
 
-    What the server reports as the tool's own error (a wrong argument) is an answer to the agent. A call that takes too
-    long, or that the server cannot answer, is a failed tool. The next call reconnects a server that hangs or is gone.
+    An error that the server reports as the tool's own, such as an invalid argument, is an answer to the agent. A call that
+    takes too long, or that the server cannot answer, is a failure of the tool. The next call reconnects to a server that
+    hangs or is gone.
     """
 
     def __init__(self, name: str, settings: McpSettings, connection: McpConnection) -> None:
@@ -256,8 +256,8 @@ class McpTool:
         """See :class:`afm.tools.base.ConfiguredTool`.
 
         Raises:
-            ConfigError: Wrong settings.
-            MissingExtraError: The package ``mcp`` is absent.
+            ConfigError: A setting is invalid.
+            MissingExtraError: The package ``mcp`` is not installed.
         """
         settings = validated(McpSettings, dict(config), context.label, context.at)
         server = McpServer(**settings.model_dump(include=set(McpServer.model_fields)))
@@ -266,11 +266,11 @@ class McpTool:
 
     @property
     def name(self) -> str:
-        """The name an agent's role refers to."""
+        """The name that an agent's role refers to."""
         return self._name
 
     def variables(self) -> tuple[str, ...]:
-        """What its server gets of the environment; see :class:`afm.tools.base.TrustedTool`."""
+        """Return the environment variables that the server gets. See :class:`afm.tools.base.TrustedTool`."""
         token = self._settings.token_variable
         return (*self._settings.environment, *([token] if token else []))
 
@@ -293,7 +293,7 @@ class McpTool:
         await self._connection.close()
 
     def _arguments(self, text: str) -> dict[str, Any] | str:
-        """The call's arguments, or what is wrong with them."""
+        """Return the call's arguments, or a text that explains why they are invalid."""
         if self._settings.argument is not None:
             return {self._settings.argument: text.strip()}
         try:
@@ -306,7 +306,7 @@ class McpTool:
 
 
 def _text(result: Any) -> str:
-    """A result in words; media are named, not shown."""
+    """Return a result as text, with names in place of media."""
     parts = []
     for block in result.content:
         if block.type == "text":
@@ -321,7 +321,7 @@ def _text(result: Any) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The first leaf of an exception group, in words."""
+    """Return the text of an error, or of the first error in a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return without_password(f"{type(error).__name__}: {error}")[:300]

@@ -1,6 +1,6 @@
-"""Transports to MCP servers that hold no answer longer than agreed: a program's standard streams, and HTTP.
+"""Transports to MCP servers with a limit on the length of an answer: a program's standard streams, and HTTP.
 
-The standard streams of the package ``mcp`` (2.3) collect a line until it ends, however long it grows.
+The standard streams of the package ``mcp`` (2.3) collect a line of any length until it ends.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _Streams: TypeAlias = "tuple[ObjectReceiveStream[_Incoming], ObjectSendStream[Se
 async def program(
     command: Sequence[str], environment: dict[str, str], max_bytes: int
 ) -> AsyncIterator[_Streams]:
-    """Start a server's program and speak with it, one line of JSON a message; its error output is this process's.
+    """Start a server's program and exchange messages with it, one line of JSON each. Its errors go to our stderr.
 
-    ``environment`` is the whole of its environment.
+    The connection ends with the program, or when it writes a line of more than ``max_bytes``. On exit, the program's input
+    is closed, and after a short wait the program is killed with everything it started.
 
-    The connection ends when the program does, or when it writes a line of more than ``max_bytes``. Leaving closes the
-    program's input, waits a moment for it to exit and then kills it with all it has started.
+    Args:
+        environment: The complete environment of the program.
 
     Raises:
         OSError: The program cannot be started.
@@ -50,7 +51,7 @@ async def program(
         stderr=sys.stderr,
         start_new_session=True,
     )
-    # No await until the task group is entered: a cancellation in between would leave the program running.
+    # No await before the task group, because a cancellation in between would leave the program running.
     arrived, incoming = anyio.create_memory_object_stream["_Incoming"](0)
     outgoing, sent = anyio.create_memory_object_stream["SessionMessage"](0)
     flushed, silent = anyio.Event(), anyio.Event()
@@ -77,7 +78,7 @@ async def _read(
         async with arrived:
             await _pass_on(BufferedByteReceiveStream(process.stdout), arrived, max_bytes)
     with suppress(*_GONE):
-        async for _ in process.stdout:  # a program that waits for its reader could not exit
+        async for _ in process.stdout:  # without a reader the program may block and never exit
             pass
     silent.set()
 
@@ -95,7 +96,7 @@ async def _pass_on(
 
 
 def _message(line: bytes) -> _Incoming:
-    """A line's message, or the error of a line without one: the session reports it and continues."""
+    """Return the message of a line, or the error of an invalid line, which the session reports before it continues."""
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
@@ -118,7 +119,7 @@ async def _write(
                 line = each.message.model_dump_json(by_alias=True, exclude_unset=True) + "\n"
                 await process.stdin.send(line.encode("utf-8"))
     except _GONE:
-        await arrived.aclose()  # calls under way end now, even if the program lives on
+        await arrived.aclose()  # current calls end now, even if the program continues to run
     finally:
         flushed.set()
 
@@ -140,7 +141,7 @@ async def _end(process: Process, silent: anyio.Event) -> None:
 
 
 async def _exited(process: Process) -> bool:
-    """Whether it exits in time. Not by ``process.wait()``, which waits for all who inherited the pipes too."""
+    """Return whether the program exits in time. ``process.wait()`` would also wait for all that inherited the pipes."""
     with anyio.move_on_after(_EXIT_S):
         while process.returncode is None:  # noqa: ASYNC110 - a process has no such event
             await anyio.sleep(_POLL_S)
@@ -148,17 +149,17 @@ async def _exited(process: Process) -> bool:
 
 
 class AnswerTooLargeError(httpx2.StreamError):
-    """An answer is larger than agreed; the protocol's client makes it the failure of that one call."""
+    """An answer exceeds the limit. The protocol's client makes only that call fail."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
 
 
 def bounded_client(headers: dict[str, str], max_bytes: int) -> httpx2.AsyncClient:
-    """A client whose answers raise :class:`AnswerTooLargeError` when more than ``max_bytes`` of a body are read.
+    """Return a client whose answers raise :class:`AnswerTooLargeError` once a body exceeds ``max_bytes``.
 
-    A compressed body could grow after it was counted: none is asked for, and one that comes is refused. The
-    length of a stream of events is the transport's to bound, event by event.
+    A compressed body could exceed the limit after it is counted, so the client requests none and refuses one that
+    arrives. In a stream of events, the transport limits each event.
     """
     from mcp.shared._httpx_utils import create_mcp_http_client
 
@@ -181,7 +182,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._coding != "identity":
-            raise AnswerTooLargeError(f"the answer is compressed ({self._coding}), which was not asked for")
+            raise AnswerTooLargeError(f"the answer is compressed ({self._coding}), which was not requested")
         received = 0
         async for piece in self._stream:
             received += len(piece)

@@ -1,6 +1,6 @@
-"""Tools from a YAML file, and whether they can read the arguments that a trajectory calls them with.
+"""Loading of tools from a YAML file, and checks of a trajectory's arguments with the tools' readers.
 
-The file has the shape that verl reads too::
+verl reads files of the same shape::
 
     tools:
       - class_name: afm.tools.code.CodeTool
@@ -30,7 +30,7 @@ from afm.trajectory.tags import Segment, SplitText, split
 from afm.trajectory.validate import FaultFinder, validate
 
 Reader = Callable[[str], object]
-"""Reads an argument, or raises :class:`BadArgumentError`."""
+"""Reads an argument or raises :class:`BadArgumentError`."""
 
 
 class ToolEntry(Settings):
@@ -42,7 +42,7 @@ class ToolEntry(Settings):
 
 
 class ToolsFile(Settings):
-    """The whole file."""
+    """A whole tools file."""
 
     tools: tuple[ToolEntry, ...]
     cassette: CassetteSettings | None = None
@@ -54,13 +54,13 @@ class ToolsFile(Settings):
 
 
 def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
-    """Tools by name, as an agent's roles refer to them.
+    """Return the tools of a file by the names that an agent's roles refer to.
 
-    Classes of your own are imported from the folder of the file (see :mod:`afm.plugins`). Nothing is started yet.
+    Your own classes are imported from the folder of the file (see :mod:`afm.plugins`). This starts nothing.
     Tools with equal sandbox settings share one sandbox. Closing one of these tools closes the sandbox for all.
 
     Raises:
-        ConfigError: Names the file, the key path, the value and what was expected.
+        ConfigError: The file is invalid. The message names the file, the key path, the value and the expectation.
     """
     label, data = read_mapping(source, "tools")
     file = validated(ToolsFile, data, label)
@@ -97,10 +97,10 @@ def check_tools(who: str, needed: Iterable[str], tools: Collection[str]) -> None
 
 
 def default_tools(spec: AgentSpec) -> dict[str, Tool]:
-    """The tools that an agent calls, as the files in ``configs/tools`` declare them; nothing is started yet.
+    """Return the tools of an agent as the files in ``configs/tools`` declare them. This starts nothing.
 
     Raises:
-        ConfigError: No file there declares one of them.
+        ConfigError: No file there declares one of the tools.
     """
     needed = set(spec.tool_roles.values())
     entries: dict[str, Any] = {}
@@ -109,16 +109,17 @@ def default_tools(spec: AgentSpec) -> dict[str, Tool]:
             entries.setdefault(entry["tool_schema"]["function"]["name"], entry)
     if missing := sorted(needed - set(entries)):
         raise ConfigError(
-            f"agent {spec.name!r} calls {', '.join(missing)}, which configs/tools does not hold"
+            f"agent {spec.name!r} calls {', '.join(missing)}, which no file in configs/tools declares; "
+            "pass a tools YAML that does"
         )
     return load_tools({"tools": [entries[name] for name in sorted(needed)]})
 
 
 def tool_classes(path: Path) -> dict[str, type[ConfiguredTool]]:
-    """The classes of the tools in a file, by the names of the tools; nothing is opened.
+    """Return the tool classes of a file by the names of the tools. This opens nothing.
 
     Raises:
-        ConfigError: Names the file, the key path, the value and what was expected.
+        ConfigError: The file is invalid. The message names the file, the key path, the value and the expectation.
     """
     return {
         entry.tool_schema.function.name: _tool_class(
@@ -129,10 +130,10 @@ def tool_classes(path: Path) -> dict[str, type[ConfiguredTool]]:
 
 
 def read_tools_file(source: Path | Mapping[str, Any]) -> ToolsFile:
-    """What a tools YAML declares; no class is imported.
+    """Return the declarations of a tools YAML without an import of their classes.
 
     Raises:
-        ConfigError: Names the file, the key path, the value and what was expected.
+        ConfigError: The file is invalid. The message names the file, the key path, the value and the expectation.
     """
     label, data = read_mapping(source, "tools")
     return validated(ToolsFile, data, label)
@@ -159,13 +160,13 @@ _OF_VERL = {
     "wiki_search_r1": ("search.WikiSearchTool", "wiki_rag"),
     "visual_inspector": ("visual_inspector.VisualInspectorTool", "visual_inspector"),
 }
-"""Modules of tools in AFM's and stock verl's files: our class, and our file that declares it."""
+"""Maps the tool modules of AFM and stock verl to our class and to our file that declares it."""
 
 
 def _ours_for(module: str) -> str:
     known = _OF_VERL.get(module.rpartition(".")[2])
     if known is None:
-        return "which our loops cannot call; docs/tools.md says how to write one"
+        return "which our loops cannot call; docs/tools.md shows how to write a tool"
     return f"here it is afm.tools.{known[0]}, with its settings in configs/tools/{known[1]}.yaml (docs/from_afm.md)"
 
 
@@ -178,7 +179,7 @@ def _tool_class(name: str, where: str, folder: Path | None) -> type[ConfiguredTo
     if not module_name:
         raise ConfigError(f"{where}: got {name!r}, expected a dotted name such as afm.tools.code.CodeTool")
     if name.startswith("verl.tools."):
-        raise ConfigError(f"{where}: {name!r} is a tool of verl's, {_ours_for(module_name)}")
+        raise ConfigError(f"{where}: {name!r} is a tool of verl, {_ours_for(module_name)}")
     module = import_module_of(name, folder, where)
     kind = getattr(module, class_name, None)
     classes = [key for key, value in vars(module).items() if hasattr(value, "from_config")]
@@ -187,17 +188,19 @@ def _tool_class(name: str, where: str, folder: Path | None) -> type[ConfiguredTo
         raise ConfigError(f"{where}: {module_name} has no class {class_name!r}; {hint}")
     if not callable(getattr(kind, "from_config", None)) or inspect.isabstract(kind):
         raise ConfigError(
-            f"{where}: {name!r} is no tool class: it lacks the class method from_config, or leaves methods open"
+            f"{where}: {name!r} is not a tool class: it lacks the class method from_config or has abstract methods"
         )
     for method in ("call", "close"):
         if not inspect.iscoroutinefunction(getattr(kind, method, None)):
-            raise ConfigError(f"{where}: {name!r} is no tool class: expected a method `async def {method}`")
+            raise ConfigError(
+                f"{where}: {name!r} is not a tool class: expected a method `async def {method}`"
+            )
     return kind  # type: ignore[no-any-return]
 
 
 @cache
 def usual_readers() -> Mapping[str, Reader]:
-    """The readers of the shipped tools, by their usual names."""
+    """Return the readers of the shipped tools by their usual names."""
     from afm.tools.code import CodeTool
     from afm.tools.crawl_page import CrawlPageTool
     from afm.tools.search import WebSearchTool, WikiSearchTool
@@ -208,10 +211,10 @@ def usual_readers() -> Mapping[str, Reader]:
 
 
 def readers_of(tools: Path | None) -> Mapping[str, Reader]:
-    """The readers of the tools in a tools file, by name; those of the usual tools without a file.
+    """Return the readers of the tools in a file by name, or those of the shipped tools without a file.
 
     Raises:
-        ConfigError: The file is no tools file, or names a class that cannot be had.
+        ConfigError: The file is not a tools file, or names a class that cannot be imported.
     """
     if tools is None:
         return usual_readers()
@@ -219,7 +222,7 @@ def readers_of(tools: Path | None) -> Mapping[str, Reader]:
 
 
 def readers_among(tools: Mapping[str, object]) -> Mapping[str, Reader]:
-    """The readers of those tools, or classes of tools, that have one."""
+    """Return the readers of the tools or tool classes that have one."""
     return {name: tool.read for name, tool in tools.items() if isinstance(tool, ReadingTool)}
 
 
@@ -230,11 +233,12 @@ def faults_of(
     parts: SplitText | None = None,
     readers: Mapping[str, Reader] | None = None,
 ) -> tuple[TrajectoryError, ...]:
-    """Every fault of a response: those of :func:`afm.trajectory.validate`, and calls whose argument the tool refuses.
+    """Return every fault of a response: those of :func:`afm.trajectory.validate` and arguments that a tool refuses.
 
     Args:
-        parts: What :func:`afm.trajectory.tags.split` made of the text, where the caller has it already.
-        readers: By the names of tools; the usual ones by default. A tool without one takes any argument.
+        parts: The result of :func:`afm.trajectory.tags.split` for the text, if the caller has it.
+        readers: Readers by the names of tools, by default those of the shipped tools. A tool without one accepts any
+            argument.
     """
     text = "".join(segment.text for segment in segments)
     parts = split(text, spec) if parts is None else parts

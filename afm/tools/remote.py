@@ -1,6 +1,6 @@
-"""Sandboxes on other machines: programs go to the code server that is least busy, and to the next when it fails.
+"""Sandboxes on other machines: a program goes to the least busy code server, and to the next one if that fails.
 
-The code tool and a code server exchange one JSON object each way: :class:`RunRequest` and a ``RunResult``.
+The code tool sends one JSON object, a :class:`RunRequest`, and the code server answers with a ``RunResult``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ class RunRequest(Settings):
     code: str
     stdin: str = ""
     limits: dict[str, float | int] = Field(default_factory=dict)
-    """Some or all of :class:`SandboxLimits`; the rest are its defaults, or the server's most where that is
-    less."""
+    """Fields of :class:`SandboxLimits`. The others get their default, or the server's maximum if that is lower."""
 
 
 def result_body(result: RunResult) -> bytes:
-    """The JSON of a result."""
+    """Return a result as JSON."""
     return _RESULT.dump_json(result)
 
 
@@ -56,18 +55,18 @@ _EXAMPLE = "http://127.0.0.1:9002"
 class RemoteSandbox:
     """A sandbox (:class:`afm.sandbox.Sandbox`) made of code servers.
 
-    A program whose connection broke is sent to another server, so it may run twice: programs in a sandbox have no
-    effect outside.
+    A program whose connection breaks is sent to another server and may run twice. This is safe because programs in a
+    sandbox have no effect outside.
 
     Args:
-        urls: Code servers, e.g. ``http://node1:9002``.
-        token: Sent in the header ``Authorization`` and nowhere else.
-        rounds: How often all servers are asked before a failure counts.
-        busy_s: How long to keep asking servers that are well but full.
-        queue_s: Longest wait for an answer beyond the run's own ``wall_s``: the server's queue, the transfer.
+        urls: Code servers, such as ``http://node1:9002``.
+        token: Sent only in the header ``Authorization``.
+        rounds: Attempts with all servers before the run fails.
+        busy_s: Seconds to keep asking servers that are healthy but full.
+        queue_s: Longest wait in seconds beyond the run's ``wall_s``, for the server's queue and the transfer.
 
     Raises:
-        ConfigError: No address, one that is not ``http://`` or ``https://``, or a token that no header can carry.
+        ConfigError: There is no address, one is not ``http://`` or ``https://``, or the token does not fit in a header.
     """
 
     def __init__(
@@ -97,10 +96,10 @@ class RemoteSandbox:
 
         Raises:
             DataError: The program or its input is larger than the servers take.
-            SandboxError: No server could run it; the message says what each of them answered.
+            SandboxError: No server could run it. The message lists their answers.
         """
         limits = limits or SandboxLimits()
-        # Half characters, which JSON cannot carry, become question marks as in a local sandbox.
+        # Lone surrogates, which JSON cannot hold, become question marks as in a local sandbox.
         code, stdin = (text.encode("utf-8", "replace").decode() for text in (code, stdin))
         request = RunRequest(code=code, stdin=stdin, limits=limits.model_dump())
         body = request.model_dump_json().encode()
@@ -153,13 +152,15 @@ class RemoteSandbox:
         except ValidationError as error:
             fault: Any = error.errors(include_url=False, include_input=False)[0]
             reason = f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}"
-            raise RequestFailedError(f"its answer is not a result of a run: {reason}", lasting=True) from None
+            raise RequestFailedError(
+                f"its answer is not the result of a run: {reason}", lasting=True
+            ) from None
 
 
 def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:
-    """The sandbox behind these code servers, with the token of CODE_SERVER_TOKEN.
+    """Return the sandbox of these code servers, with the token in CODE_SERVER_TOKEN.
 
     Raises:
-        ConfigError: An address or the token is wrong.
+        ConfigError: An address or the token is invalid.
     """
     return RemoteSandbox(urls, token=environment_key(_TOKEN))

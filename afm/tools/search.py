@@ -1,4 +1,4 @@
-"""The search tools: pages from a web search server, passages from wiki servers (or any with Search-R1's protocol)."""
+"""The search tools: pages from a web search server, and passages from wiki servers or others with Search-R1's protocol."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class WebSearchSettings(WebToolSettings):
     """Settings of :class:`WebSearchTool` in a tools file. Without ``urls``: ``SERVER_HOST`` and ``WEBSEARCH_PORT``."""
 
     results: int = Field(default=10, ge=1, le=100)
-    """Of one search."""
+    """Results of one search."""
     run: str = ""
-    """Name of the run whose budget pays, when the server has one."""
+    """Name of the run whose budget the search counts towards, if the server has budgets."""
     timeout_s: float = Field(default=70.0, gt=0)
-    """For one request; longer than the server's own patience with its provider."""
+    """Time limit of a request in seconds. It exceeds the server's own limit for its provider."""
     tries: int = Field(default=3, ge=1)
 
 
@@ -39,7 +39,7 @@ class _SearchReply(BaseModel):
 
 
 class WebSearchTool(WebTool[WebSearchSettings, str, _SearchReply]):
-    """Shows titles, addresses and short extracts of the pages that fit a query."""
+    """Returns titles, addresses and short extracts of the pages that match a query."""
 
     settings_type = WebSearchSettings
     reply_type = _SearchReply
@@ -54,15 +54,15 @@ class WebSearchTool(WebTool[WebSearchSettings, str, _SearchReply]):
 
     @classmethod
     def read(cls, argument: str) -> str:
-        """The query, on one line."""
+        """Return the query on one line."""
         return _query(cls, argument)
 
     def request(self, asked: str) -> Mapping[str, Any]:
-        """A search for it."""
+        """Return the request body of a search."""
         return {"q": asked, "num": self.settings.results, "run": self.settings.run}
 
     def shown(self, reply: _SearchReply) -> ToolResult:
-        """The results, numbered."""
+        """Return the numbered results."""
         hits = [_hit(number, hit) for number, hit in enumerate(reply.organic, 1)]
         return ToolResult("\n\n".join(hits) or NO_PAGE, meta={"hits": len(hits), "cached": reply.cached})
 
@@ -81,9 +81,9 @@ class WikiSearchSettings(WebToolSettings):
     """Settings of :class:`WikiSearchTool` in a tools file. Without ``urls``: ``WIKI_RAG_SERVER_URL``."""
 
     topk: int = Field(default=3, ge=1, le=100)
-    """Passages for a query."""
+    """Passages per query."""
     max_passage_chars: int = Field(default=2_000, ge=100)
-    """Longer passages are cut at the end."""
+    """Longest passage, in characters. Longer ones are cut at the end."""
     timeout_s: float = Field(default=30.0, gt=0)
     tries: int = Field(default=4, ge=1)
 
@@ -98,11 +98,11 @@ class _Passage(BaseModel):
 
 class _PassageReply(BaseModel):
     result: Annotated[list[list[_Passage]], Field(min_length=1, max_length=1)]
-    """For the one query that was asked."""
+    """The passages of the single query."""
 
 
 class WikiSearchTool(WebTool[WikiSearchSettings, str, _PassageReply]):
-    """Shows the passages closest to a query, the closest first."""
+    """Returns the passages closest to a query, the closest first."""
 
     settings_type = WikiSearchSettings
     reply_type = _PassageReply
@@ -117,18 +117,18 @@ class WikiSearchTool(WebTool[WikiSearchSettings, str, _PassageReply]):
 
     @classmethod
     def read(cls, argument: str) -> str:
-        """The query, on one line."""
+        """Return the query on one line."""
         query = _query(cls, argument)
         if len(query) > _MAX_QUERY_CHARS:
             raise cls.refusal(f"the query has {len(query)} characters, expected at most {_MAX_QUERY_CHARS}")
         return query
 
     def request(self, asked: str) -> Mapping[str, Any]:
-        """A search for it."""
+        """Return the request body of a search."""
         return {"queries": [asked], "topk": self.settings.topk, "return_scores": True}
 
     def shown(self, reply: _PassageReply) -> ToolResult:
-        """The passages, numbered."""
+        """Return the numbered passages."""
         most = self.settings.max_passage_chars
         passages = [
             _passage(number, passage.document.contents, most)
@@ -138,7 +138,7 @@ class WikiSearchTool(WebTool[WikiSearchSettings, str, _PassageReply]):
 
 
 def _passage(number: int, contents: str, max_chars: int) -> str:
-    """``[1] Title`` and the text below it."""
+    """Return ``[1] Title`` and the text below it."""
     title, _, text = contents.strip().partition("\n")
     whole = f"[{number}] {title.strip().strip(chr(34))}\n{text.strip()}".rstrip()
     return whole if len(whole) <= max_chars else whole[: max_chars - 4].rstrip() + " ..."

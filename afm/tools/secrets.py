@@ -1,4 +1,4 @@
-"""What must never be written down: the values of secret environment variables, however they are written."""
+"""Redaction of the values of secret environment variables, in all their encodings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from urllib.parse import quote, quote_plus, unquote
 
 _SHORTEST = 8
 _HIDDEN = "[secret]"
-# A word of a variable's name; run together they count as well, as in PGPASSWORD, but not KEY and PAT: MONKEY, KEYBOARD.
+# A word in a variable's name. A prefix may be attached, as in PGPASSWORD, but not to KEY and PAT, because of MONKEY.
 _WORD = re.compile(
     r"(?:[A-Z]*(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|APIKEY|ACCESSKEY|SECRETKEY|PRIVATEKEY)"
     r"|KEY|PAT|PASS|O?AUTH|AUTHORIZATION|BEARER|JWT|COOKIE)S?[0-9]*"
 )
-# A variable whose name ends so says where a secret is, not what it is.
+# A variable whose name ends like this holds the place of a secret, not the secret.
 _PLACE = re.compile(r"(?:FILE|PATH|DIR|FOLDER|HOME|SOCK|SOCKET|URL|URI|ENDPOINT|HOST|PORT|NAME)S?[0-9]*")
-# Programs are told these as a matter of course, and they tell nothing.
+# Programs get these as usual, and they are not secret.
 _ORDINARY = frozenset(
     [
         "HOME",
@@ -43,14 +43,14 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/?#]*)@")
 
 
 class Secrets:
-    """Hides secrets of this process's environment, as they are and in the forms that programs and servers give them.
+    """Hides the secrets in this process's environment, in plain and encoded form.
 
-    Hidden are values of at least 8 characters: of variables with secret names (``GITHUB_TOKEN``, ``SMTP_PASS``,
-    ``AWS_SECRET_ACCESS_KEY``), of ``others``, and passwords in addresses that any variable holds. Each is also hidden
-    when it is URL-encoded, escaped for JSON or HTML, or in base64, there also in the middle of other text.
+    It hides values of at least 8 characters: those of variables with secret names (``GITHUB_TOKEN``, ``SMTP_PASS``,
+    ``AWS_SECRET_ACCESS_KEY``), those of ``others``, and the passwords in the addresses of any variable. It also finds
+    them URL-encoded, escaped for JSON or HTML, and in base64, even in the middle of other encoded text.
 
     Args:
-        others: Names of more variables whose values are secret.
+        others: Names of further variables whose values are secret.
     """
 
     def __init__(self, others: Iterable[str] = ()) -> None:
@@ -59,13 +59,13 @@ class Secrets:
         self._forms = sorted(forms, key=lambda form: (-len(form), form))
 
     def hidden(self, text: str) -> str:
-        """``text`` with ``[secret]`` in place of each."""
+        """Return ``text`` with ``[secret]`` in place of each secret."""
         for form in self._forms:
             text = text.replace(form, _HIDDEN)
         return text
 
     def hidden_within(self, value: Any) -> Any:
-        """``value`` as JSON can hold it, without secrets in any of its texts or keys."""
+        """Return ``value`` as JSON types, without secrets in any of its texts or keys."""
         if isinstance(value, str):
             return self.hidden(value)
         if isinstance(value, Mapping):
@@ -86,7 +86,7 @@ def _values(environment: Mapping[str, str], others: frozenset[str]) -> Iterator[
         stripped = value.strip()
         yield _SCHEME.sub("", stripped, count=1) if _SCHEME.match(stripped) else stripped
         yield unicodedata.normalize("NFC", "\n".join(line.rstrip() for line in stripped.splitlines()))
-        if name.upper().endswith("S"):  # several of them
+        if name.upper().endswith("S"):  # the value is a list
             yield from re.split(r"[,;\s]+", stripped)
 
 
@@ -94,17 +94,17 @@ def _is_secret(name: str) -> bool:
     words = [word for word in re.split(r"[^A-Z0-9]+", _separated(name)) if word]
     if not words or _PLACE.fullmatch(words[-1]):
         return False
-    password = words[-1] == "PWD" and len(words) > 1  # alone it is the working directory
+    password = words[-1] == "PWD" and len(words) > 1  # PWD itself is the working directory
     return password or any(map(_WORD.fullmatch, words))
 
 
 def _separated(name: str) -> str:
-    """``authToken`` as ``AUTH_TOKEN``."""
+    """Return ``authToken`` as ``AUTH_TOKEN``."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
 
 
 def _passwords(value: str) -> Iterator[str]:
-    """Those in addresses: ``scheme://user:password@host``, or ``https://token@host``."""
+    """Yield the passwords in addresses: ``scheme://user:password@host`` or ``https://token@host``."""
     for address in _ADDRESS.finditer(value):
         user, colon, password = address[1].partition(":")
         if not colon and not address[0].lower().startswith("http"):
@@ -115,7 +115,7 @@ def _passwords(value: str) -> Iterator[str]:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """How a secret may be written; each of them somewhere in a text gives it away."""
+    """Yield the forms of a secret, each of which would reveal it in a text."""
     yield secret
     yield secret.replace("\n", "\r\n")
     raw = secret.encode("utf-8", "surrogateescape")
@@ -140,6 +140,8 @@ def _base64(raw: bytes) -> Iterator[str]:
         yield whole
         yield whole.rstrip("=")
         yield "\n".join(whole[start : start + 76] for start in range(0, len(whole), 76))
-        for before in range(3):  # behind that many bytes of a group of three: what no neighbour changes
+        for before in range(
+            3
+        ):  # after this many bytes of a group of three, the characters without neighbouring bits
             first = -(-before * 8 // 6)
             yield encode(bytes(before) + raw).decode()[first : (before + len(raw)) * 8 // 6]

@@ -1,4 +1,4 @@
-"""The image tool: a picture looked at by an image server's vision model."""
+"""The image tool, which asks the vision model of an image server about a picture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class VisualInspectorSettings(WebToolSettings):
     """Settings of :class:`VisualInspectorTool`. Without ``urls``: ``SERVER_HOST`` and ``VISUAL_INSPECTOR_PORT``."""
 
     timeout_s: float = Field(default=95.0, gt=2 * MARGIN_S)
-    """Time limit of a request. The server receives it too and gives up in time."""
+    """Time limit of a request in seconds. The server receives it too and answers in time."""
 
 
 class _Look(BaseModel):
@@ -40,7 +40,7 @@ class _LookReply(BaseModel):
 
 
 class VisualInspectorTool(WebTool[VisualInspectorSettings, _Look, _LookReply]):
-    """Looks at one picture a call: that which a JSON object names, in a fence or not."""
+    """Inspects one picture per call. A JSON object, with or without a fence, names it."""
 
     settings_type = VisualInspectorSettings
     reply_type = _LookReply
@@ -55,7 +55,7 @@ class VisualInspectorTool(WebTool[VisualInspectorSettings, _Look, _LookReply]):
 
     @classmethod
     def read(cls, argument: str) -> _Look:
-        """The picture and the question."""
+        """Return the picture and the question."""
         fenced = _FENCE.fullmatch(argument)
         try:
             return _Look.model_validate_json(fenced[1] if fenced else argument)
@@ -63,7 +63,7 @@ class VisualInspectorTool(WebTool[VisualInspectorSettings, _Look, _LookReply]):
             raise BadArgumentError(HOW_TO) from None
 
     def request(self, asked: _Look) -> Mapping[str, Any]:
-        """The picture and the question for the server."""
+        """Return the request body with the picture and the question."""
         return {
             "image": asked.file_path,
             "question": asked.question or "",
@@ -71,7 +71,7 @@ class VisualInspectorTool(WebTool[VisualInspectorSettings, _Look, _LookReply]):
         }
 
     def shown(self, reply: _LookReply) -> ToolResult:
-        """What the model saw, or why it saw nothing."""
+        """Return the model's answer, or the reason for its absence."""
         meta = {"cached": reply.cached}
         if reply.kind is not None:
             text = f"This image could not be looked at: {reply.text}."

@@ -1,6 +1,6 @@
-"""What the tools that use our servers share: settings, client, failures in words.
+"""The common part of the tools that use our servers: settings, client and messages for failures.
 
-The client sends each request to the next server, and repeats it when that server fails or is full.
+The client sends each request to the next server, and tries the one after it if that server fails or is full.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from afm.tools.base import ToolContext, ToolResult, ToolSchema
 _KEPT_OPEN = 64
 """Connections to one kind of server that stay open between requests."""
 LONGEST_PAUSE_S = 5.0
-"""Before a request is repeated: an episode waits meanwhile."""
+"""Longest pause before a request is repeated. The episode waits that long."""
 _SHOWN_CHARS = 300
 
 
 class RequestFailedError(Exception):
-    """One request brought nothing; it is of no use to ask that server again where this is ``lasting``.
+    """One request failed.
 
     Attributes:
-        kind: What the server called it.
+        kind: The server's name for the failure.
+        lasting: Whether the same request to the same server would fail again.
     """
 
     def __init__(self, reason: str, kind: str = "", *, lasting: bool = False) -> None:
@@ -51,7 +52,7 @@ class RequestFailedError(Exception):
 
 
 class ServerFullError(RequestFailedError):
-    """The server is well, but full; it asked for a pause of ``wait_s``."""
+    """The server is healthy but full, and asked for a pause of ``wait_s`` seconds."""
 
     def __init__(self, reason: str, wait_s: float) -> None:
         super().__init__(reason, "busy")
@@ -59,12 +60,12 @@ class ServerFullError(RequestFailedError):
 
 
 def transport_failure(error: Exception) -> RequestFailedError:
-    """The failure of a request that got no whole answer."""
+    """Return the failure of a request that got no complete answer."""
     return RequestFailedError(f"{type(error).__name__}: {error}".rstrip(": "))
 
 
 def status_failure(status: int, headers: Mapping[str, str], content: bytes, token: str) -> RequestFailedError:
-    """The failure of a request that was answered with this status; ``token`` names the variable of the server's token."""
+    """Return the failure of a request with this status. ``token`` is the name of the variable of the server's token."""
     message, kind = read_failure(content)
     if status == 429:
         return ServerFullError(f"busy: {message}", retry_after_s(headers, longest_s=LONGEST_PAUSE_S))
@@ -74,7 +75,7 @@ def status_failure(status: int, headers: Mapping[str, str], content: bytes, toke
 
 
 def connections_to(key: str | None, key_name: str) -> Connections:
-    """Connections to our servers, for any event loop."""
+    """Return connections to our servers, for any event loop."""
     return Connections(
         _KEPT_OPEN,
         bounded=False,
@@ -86,7 +87,7 @@ def connections_to(key: str | None, key_name: str) -> Connections:
 
 
 def read_failure(content: bytes) -> tuple[str, str]:
-    """The message of a failed request and the server's name for that kind of failure; ``""`` when it gives none."""
+    """Return the message of a failed request and the server's name for the failure, ``""`` if it gives no name."""
     try:
         answer = json.loads(content)
     except (ValueError, RecursionError):
@@ -107,10 +108,10 @@ class ServerKind:
     """A kind of server.
 
     Attributes:
-        path: Where requests are posted.
-        answer: What its answers look like, in words.
+        path: Path of the requests.
+        answer: A description of its answers.
         token: Environment variable of its token.
-        address: Where it is when a tools file does not say.
+        address: Returns its address if a tools file does not set one.
     """
 
     path: str
@@ -120,10 +121,10 @@ class ServerKind:
 
 
 class WebServerError(ToolError):
-    """A server gave no answer.
+    """No server gave a usable answer.
 
     Attributes:
-        kind: What it called the failure; empty when it did not answer at all.
+        kind: The server's name for the failure, empty if it did not answer at all.
     """
 
     def __init__(self, message: str, kind: str = "") -> None:
@@ -132,21 +133,20 @@ class WebServerError(ToolError):
 
 
 class WebToolSettings(Settings):
-    """Settings that every one of these tools takes in a tools file."""
+    """Settings that all these tools accept in a tools file."""
 
     urls: tuple[str, ...] = ()
-    """Servers, with or without the path of their requests; asked in turn. By default where the environment
-    says."""
+    """Servers to ask in turn, with or without the path of their requests. By default the address in the environment."""
     timeout_s: float = Field(default=95.0, gt=0)
-    """For one request."""
+    """Time limit of a request in seconds."""
     tries: int = Field(default=2, ge=1)
-    """Requests before a failure counts, each to the next server."""
+    """Attempts before a call fails, each with the next server."""
     busy_s: float = Field(default=120.0, ge=0)
-    """How long to keep asking servers that are well but full."""
+    """Seconds to keep asking servers that are healthy but full."""
 
 
 MARGIN_S = 2.0
-"""Kept back from the time that a request names to its server, for the way there and back."""
+"""Seconds for the transfer. A server gets a time limit that is shorter by this margin."""
 
 
 SettingsT = TypeVar("SettingsT", bound=WebToolSettings)
@@ -157,17 +157,17 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
     """A tool that asks a server of one kind.
 
     Attributes:
-        settings_type: What ``config`` is in a tools file.
-        reply_type: What the server answers.
-        usual_name: Of a tool that is made without a tools file.
-        failure: What did not happen, e.g. ``nothing was searched``.
+        settings_type: The type of ``config`` in a tools file.
+        reply_type: The type of the server's answer.
+        usual_name: The name of a tool that is made without a tools file.
+        failure: What did not happen, such as ``nothing was searched``.
 
     Args:
-        urls: At least one address; the path of the requests may be left out.
-        token: Sent in the header ``Authorization`` and nowhere else.
+        urls: At least one address. The path of the requests may be omitted.
+        token: Sent only in the header ``Authorization``.
 
     Raises:
-        ConfigError: No address, one that is not ``http://`` or ``https://``, or a token that no header can carry.
+        ConfigError: There is no address, one is not ``http://`` or ``https://``, or the token does not fit in a header.
     """
 
     settings_type: type[SettingsT]
@@ -198,10 +198,10 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], context: ToolContext) -> Self:
-        """A tool with the settings of a tools file; see its ``settings_type``.
+        """Return a tool with the settings of a tools file. See its ``settings_type``.
 
         Raises:
-            ConfigError: Names the file, the key path, the value and what was expected.
+            ConfigError: A setting is invalid. The message names the file, the key path, the value and the expectation.
         """
         settings = validated(cls.settings_type, config, context.label, context.at)
         environment = load_settings()
@@ -218,7 +218,7 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Addresses of the servers that it asks."""
+        """Addresses of the servers."""
         return tuple(url.removesuffix(self.server.path) for url in self._urls)
 
     @classmethod
@@ -228,14 +228,14 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
 
     @abstractmethod
     def request(self, asked: AskedT) -> Mapping[str, Any]:
-        """The body of the request for what :meth:`read` gave."""
+        """Return the request body for a result of :meth:`read`."""
 
     @abstractmethod
     def shown(self, reply: ReplyT) -> ToolResult:
-        """What the agent reads of an answer."""
+        """Return the observation for an answer."""
 
     async def call(self, argument: str) -> ToolResult:
-        """See :class:`afm.tools.base.Tool`; ``meta`` says ``wall_s`` of a call that was answered."""
+        """See :class:`afm.tools.base.Tool`. ``meta`` holds ``wall_s``, the seconds of an answered call."""
         try:
             body = self.request(self.read(argument))
         except BadArgumentError as error:
@@ -260,14 +260,14 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
 
     @classmethod
     def refusal(cls, reason: str) -> BadArgumentError:
-        """The error of an argument that the tool can do nothing with."""
+        """Return the error for an invalid argument."""
         return BadArgumentError(f"{cls.failure[0].upper()}{cls.failure[1:]}: {reason}.")
 
     async def _post(self, body: Mapping[str, Any]) -> ReplyT:
-        """What a server answers.
+        """Return the answer of a server.
 
         Raises:
-            WebServerError: None did.
+            WebServerError: No server gave a usable answer.
         """
         content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         began, failures, first = time.monotonic(), 0, next(self._turn)
@@ -304,7 +304,7 @@ class WebTool(ABC, Generic[SettingsT, AskedT, ReplyT]):
             message, kind = read_failure(content)
             failure = status_failure(status, response.headers, content, self.server.token)
             if kind and (failure.lasting or status in (502, 503)) and failure.kind != "token":
-                raise WebServerError(message, kind)  # it has tried for us as often as makes sense
+                raise WebServerError(message, kind)  # the server has already retried
             raise failure
         try:
             return self.reply_type.model_validate_json(content)

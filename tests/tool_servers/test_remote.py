@@ -164,7 +164,7 @@ async def test_strange_answers_are_failures_of_the_server(remote: Any) -> None:
         writer.close()
 
     async with listening(speak) as odd:
-        with pytest.raises(SandboxError, match="its answer is not a result of a run: stdout: "):
+        with pytest.raises(SandboxError, match="its answer is not the result of a run: stdout: "):
             await remote(odd).run("print(1)")
 
 

@@ -89,7 +89,7 @@ async def test_an_answer_toward_one_goal_is_not_replayed_toward_another(tmp_path
     who = await called_toward(played, "Who? ")
     assert (who.text, who.meta["stale"]) == (texts[2], False)
     with pytest.raises(
-        ReplayError, match=r"argument 'q' toward this goal; record it.* or cassette.goal to any"
+        ReplayError, match=r"argument 'q' with this goal; record it.* or cassette.goal to any"
     ):
         await called_toward(played, "Where?")
     loose = await called_toward(taped(path, Aimed(), goal="any"), "Where?")
@@ -109,7 +109,7 @@ def test_a_cassette_of_another_version_is_refused_and_kept(tmp_path):
         old.execute("CREATE TABLE calls (tool TEXT, argument TEXT)")
         old.execute("PRAGMA user_version = 1")
     old.close()
-    with pytest.raises(ConfigError, match="a cassette of version 1, expected 2; record it anew"):
+    with pytest.raises(ConfigError, match="a cassette of version 1, expected 2; record it again"):
         Cassette(tmp_path / "x")
     with sqlite3.connect(tmp_path / "x") as kept:
         assert kept.execute("SELECT count(*) FROM calls").fetchone() == (0,)
@@ -254,5 +254,5 @@ def test_where_nothing_can_be_written_cassettes_are_read_or_say_what_to_do(tmp_p
     done = subprocess.run([*words, tmp_path], capture_output=True, text=True)
     read, killed = done.stdout.splitlines()
     assert read == "1 q 1"
-    assert "left killed-wal; open it once where that can be written" in killed
+    assert "left killed-wal; make the folder writable and run `afm cassette FILE` once" in killed
     assert {file.name for file in tmp_path.iterdir()} == names

@@ -76,9 +76,9 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
         (of_class("CodeTool"), r"tools\[0\]\.class_name: got 'CodeTool', expected a dotted"),
         (of_class("afm.nope.X"), r"'afm\.nope\.X' cannot be imported: No module named"),
         (of_class("afm.tools.code.CodeTol"), r"code has no class 'CodeTol'; did you mean 'CodeTool'"),
-        (of_class("pathlib.Path"), r"'pathlib\.Path' is no tool class"),
+        (of_class("pathlib.Path"), r"'pathlib\.Path' is not a tool class"),
         (of_class("..a.Foo"), r"'\.\.a\.Foo' cannot be imported: TypeError"),
-        (of_class("afm.tools.web_tool.WebTool"), r"WebTool' is no tool class"),
+        (of_class("afm.tools.web_tool.WebTool"), r"WebTool' is not a tool class"),
         (code(urls=["http://a:99999"]), r"urls: got 'http://a:99999', expected an address"),
         (
             code(urls=["http://x:1"], sandbox={}),
@@ -110,7 +110,7 @@ def test_the_path_of_nsjail_may_stand_where_afm_has_it() -> None:
     "module", ["code_executor", "web_search_v2", "crawl_page_v2", "search_tool", "visual_inspector"]
 )
 def test_every_tool_of_afm_names_a_class_and_a_file_of_ours(module: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'verl\.tools\.{module}\.Tool' is a tool of verl's") as caught:
+    with pytest.raises(ConfigError, match=rf"'verl\.tools\.{module}\.Tool' is a tool of verl") as caught:
         load_tools(of_class(f"verl.tools.{module}.Tool"))
     found = re.search(r"here it is (\S+), with its settings in (\S+) ", str(caught.value))
     assert found is not None

@@ -1,15 +1,16 @@
 """The zygote: a warm Python that forks every run. Runs as process 1 of the outer jail.
 
-The arguments are the descriptor of the control socket, one JSON object and the file of the seccomp rules. The keys of
-the object are ``preload`` (modules to import), ``exercises`` (packages and their programs), ``imports`` (import paths
-of installed packages), ``root`` (the folder that becomes a run's ``/``) and ``devices`` (the device files in it).
+The arguments are the descriptor of the control socket, one JSON object and the file of the seccomp rules. The object
+has ``preload`` (modules to import), ``exercises`` (packages and their programs) and ``imports`` (import paths of
+installed packages). Its ``root`` is the folder that becomes a run's ``/``, and ``devices`` names its device files.
 
 On the control socket a request is one packet: JSON, and the descriptors of program, stdin, stdout, stderr and report.
 The JSON has ``limits`` (soft and hard value of each ``RLIMIT_``), ``file_bytes`` and ``inodes`` (size of ``/tmp``, and
 of ``/dev/shm``) and ``stdin_named`` (whether ``/dev/stdin`` is the standard input instead of empty). The answer is
 ``started`` with a pidfd of the run's process 1, or ``failed: REASON``. That process writes ``ready`` to the report when
-the program is about to run, then ``STATUS PEAK_KIB CPU_SECONDS`` with the status from ``waitpid``, and then ``memory``
-if the program ended because memory was refused, each with a newline. If isolation fails, it writes ``failed: REASON``.
+the program is about to run, then ``STATUS PEAK_KIB CPU_SECONDS`` with the status from ``waitpid``. It adds ``memory``
+if the program ended because memory was refused. Each ends with a newline. If isolation fails, it writes
+``failed: REASON``.
 """
 
 from __future__ import annotations
@@ -272,7 +273,8 @@ def main() -> harden.Refusal:
     failed = warm_up(settings["preload"], settings["imports"])
     if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - as above
         raise SystemExit(
-            "a preloaded module started a thread; a process with threads cannot be forked safely; remove it from `warm`"
+            "a preloaded module started a thread, but only a process without threads can be forked safely; "
+            "remove the module from `warm`"
         )
     failed += exercise(settings["exercises"])
     null = os.open("/dev/null", os.O_RDWR)
