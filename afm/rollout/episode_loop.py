@@ -1,7 +1,7 @@
-"""The one loop that lets a model act: evaluation, distillation, ``afm ask`` and reinforcement learning.
+"""The episode loop of a model that acts, for evaluation, distillation, ``afm ask`` and reinforcement learning.
 
-Tokens in, tokens out: what the model sampled is kept byte for byte with mask 1, and what the environment
-answered is appended as its own tokens with mask 0.
+It works on tokens. The sampled tokens are kept unchanged with mask 1, and the environment's answers are appended as
+separate tokens with mask 0.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ async def run_episode(
     seed: int | None = None,
     on_event: OnEvent | None = None,
 ) -> Episode:
-    """Let ``model`` act as ``spec`` until it answers or a limit ends it.
+    """Let ``model`` act as ``spec`` until it answers or reaches a limit.
 
-    Whatever ends it, the episode is returned with its :class:`~afm.trajectory.record.StopReason`. A tool that
-    fails is answered with an observation of the failure. The response exceeds neither its limits nor the model's
-    context: an observation that would is not appended and ends the episode. ``max_seconds`` ends a generation that can be
-    cancelled (:attr:`TokenModel.cancellable`). For another one the episode waits, at most for ``max_new_tokens``.
+    The returned episode has its :class:`~afm.trajectory.record.StopReason`. The failure of a tool becomes an observation.
+    The response stays within its limits and the model's context: an observation that would exceed them is not appended
+    and ends the episode. ``max_seconds`` ends a generation that can be cancelled (:attr:`TokenModel.cancellable`).
+    Otherwise the episode waits for the generation, which ``max_new_tokens`` limits.
 
     Args:
         spec: The agent.
         model: Samples the agent's text.
-        tools: By name; must hold every tool the agent may call.
-        question: Put into the agent's prompt, unless ``prompt_ids`` are given; tools see it as the goal.
-        limits: Instead of the agent's own.
-        sampling: How to sample; ``max_new_tokens`` bounds the tokens between two observations, and ``stop``
-            is replaced by the agent's stop strings. Default: temperature 1, bounded by ``limits`` alone.
-        prompt_ids: The encoded prompt, when the caller has it.
-        seed: Makes the episode reproducible; each generation gets a seed of its own from it. Default: the
-            seed in ``sampling``.
-        on_event: Receives what happens, for a live view. Tokens come one by one from a model that streams.
+        tools: Tools by name, including every tool that the agent may call.
+        question: The question in the agent's prompt, unless ``prompt_ids`` is set. Tools receive it as the goal.
+        limits: Limits that replace the agent's own.
+        sampling: Sampling parameters. ``max_new_tokens`` limits the tokens between two observations, and the agent's
+            stop strings replace ``stop``. The default is temperature 1 with no limit except ``limits``.
+        prompt_ids: The encoded prompt, if the caller has it.
+        seed: Makes the episode reproducible. Each generation gets its own seed from it. The default is the seed in
+            ``sampling``.
+        on_event: Receives the events of the episode, for a live view. A streaming model sends single tokens.
 
     Raises:
         ConfigError: A tool is missing.
-        EngineError: The model failed; there is no episode.
+        EngineError: The model failed, and there is no episode.
     """
     caller = ToolCaller(
         tools_by_role(spec, tools), run_repeated=(limits or spec.limits).duplicate_calls == "execute"
@@ -110,7 +110,7 @@ class EpisodeRun:
         self._stops = spec.stop_strings
 
     async def to_the_end(self) -> Episode:
-        """Play on until an answer or a limit."""
+        """Play until an answer or a limit."""
         stop = None
         while stop is None:
             stop = await self._turn()
@@ -121,7 +121,7 @@ class EpisodeRun:
         return self._episode(stop)
 
     async def _turn(self) -> StopReason | None:
-        """One generation and what follows from it; a reason when that is the end."""
+        """Make one generation and act on it. Return the reason if this ends the episode."""
         transcript = self._transcript
         room = self._budget.room(
             response=len(transcript.ids), agent=transcript.agent_tokens, turn=transcript.turn_tokens
@@ -144,7 +144,7 @@ class EpisodeRun:
         return self._after(generation, room)
 
     def _after(self, generation: Generation, room: Room) -> StopReason | None:
-        """What a generation means that neither called a tool nor answered."""
+        """Return why a generation without a call or an answer ends the episode, or ``None`` if it does not."""
         match generation.finish:
             case FinishReason.END_OF_TEXT:
                 return StopReason.END_OF_TEXT
@@ -153,11 +153,11 @@ class EpisodeRun:
             case FinishReason.LENGTH:
                 return room.reason
         if not generation.token_ids:
-            raise EngineError("the model reports a completed stop string, but returned no token")
-        return None  # a stop string inside another role is text
+            raise EngineError("the model reports a complete stop string, but returned no token")
+        return None  # inside another role, a stop string is text
 
     async def _generate(self, max_new_tokens: int) -> Generation | None:
-        """The next generation; ``None`` when time ran out in it, if it can be cancelled."""
+        """Return the next generation, or ``None`` if it was cancelled because time ran out."""
         params = replace(
             self._sampling,
             max_new_tokens=max_new_tokens,
@@ -171,7 +171,9 @@ class EpisodeRun:
                 generation = await self._ask(prompt, params)
         except TimeoutError as error:
             if not timer.expired():
-                raise EngineError("the model timed out on its own account") from error
+                raise EngineError(
+                    "the model timed out by itself, before the episode's time was over"
+                ) from error
             return None
         finally:
             self._generations += 1
@@ -184,7 +186,7 @@ class EpisodeRun:
         return generation
 
     def _reading(self) -> list[int]:
-        """Token ids that the next generation continues."""
+        """Return the token ids that the next generation continues."""
         return [*self._prompt, *self._transcript.ids]
 
     async def _ask(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
@@ -197,9 +199,9 @@ class EpisodeRun:
         return generation
 
     def _until_stop(self, generation: Generation, stop: Sequence[str]) -> Generation:
-        """Cut behind a stop string that began before the generation: engines look for them in the new text alone.
+        """Cut a generation after a stop string that began before it, because engines only search the new text.
 
-        For example ``<answer></code></answer>``, where one token ends the first tag and begins the second.
+        An example is ``<answer></code></answer>``, where one token ends the first tag and begins the second.
         """
         written = self._transcript.turn_tokens  # since the last observation, in which no stop string begins
         if not written or not generation.token_ids:
@@ -209,7 +211,7 @@ class EpisodeRun:
         return generation if count is None else generation.stopped(count)
 
     def _decisive(self, events: Sequence[StreamEvent]) -> StepOpened | StepClosed | None:
-        """The event that ends the turn, if there is one; nothing may follow it."""
+        """Return the event that ends the turn, if any. Nothing may follow it."""
         for index, event in enumerate(events):
             if not self._decides(event):
                 if isinstance(event, StepClosed) and event.step.role in self._spec.thought_roles:
@@ -217,8 +219,8 @@ class EpisodeRun:
                 continue
             if index + 1 < len(events):
                 raise EngineError(
-                    f"the model went on after {self._name(event)} instead of stopping there; "
-                    "the engine must honour stop strings"
+                    f"the model continued after {self._name(event)} instead of stopping there; "
+                    "use an engine that obeys stop strings"
                 )
             return event
         return None
@@ -232,7 +234,7 @@ class EpisodeRun:
         return f"<{event.role}>" if isinstance(event, StepOpened) else f"</{event.step.role}>"
 
     async def _call(self, step: Step) -> StopReason | None:
-        """Run a tool and append its answer; a reason when that is the end."""
+        """Run a tool and append its answer. Return the reason if this ends the episode."""
         if self._limits.max_turns is not None and len(self._calls) >= self._limits.max_turns:
             return StopReason.TURNS
         if self._clock.left == 0:
@@ -261,7 +263,7 @@ class EpisodeRun:
         return None
 
     def _tool_time(self) -> tuple[float | None, StopReason]:
-        """Seconds that the next call may take, and what has run out when it takes longer."""
+        """Return the seconds that the next call may take, and the reason to stop if it takes longer."""
         whole = self._clock.left
         if self._limits.max_tool_seconds is None:
             return whole, StopReason.SECONDS
@@ -300,7 +302,7 @@ class EpisodeRun:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Tokens that the next generation may have, and the reason to stop once they are used up."""
+    """The number of tokens for the next generation, and the reason to stop once they are used up."""
 
     tokens: int
     reason: StopReason
@@ -308,12 +310,12 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """The bounds on tokens of one episode; ``None`` means unbounded.
+    """The token limits of one episode. ``None`` means unlimited.
 
     Attributes:
-        response: Sampled and observed tokens together, the model's context included.
-        agent: Sampled tokens.
-        turn: Sampled tokens since the last observation.
+        response: Limit of sampled and observed tokens together, which respects the model's context.
+        agent: Limit of sampled tokens.
+        turn: Limit of sampled tokens since the last observation.
     """
 
     response: int
@@ -322,7 +324,7 @@ class TokenBudget:
 
     @classmethod
     def of(cls, limits: Limits, *, context_left: int, turn_tokens: int | None) -> TokenBudget:
-        """The bounds from an agent's limits, the room a prompt leaves, and the caller's own bound a turn."""
+        """Return the budget for an agent's limits, the context after the prompt, and the caller's limit per turn."""
         response = context_left
         if limits.max_response_tokens is not None:
             response = min(response, limits.max_response_tokens)
@@ -332,7 +334,7 @@ class TokenBudget:
         return cls(response, limits.max_agent_tokens, turn)
 
     def room(self, *, response: int, agent: int, turn: int) -> Room:
-        """What is left after these numbers of tokens."""
+        """Return the tokens that are left after these numbers of tokens."""
         rooms = [Room(self.response - response, StopReason.RESPONSE_TOKENS)]
         if self.agent is not None:
             rooms.append(Room(self.agent - agent, StopReason.AGENT_TOKENS))
@@ -342,7 +344,7 @@ class TokenBudget:
 
 
 class Clock:
-    """Wall time since the episode began."""
+    """The wall-clock time since the episode began."""
 
     def __init__(self, max_seconds: float | None) -> None:
         self._begun = time.perf_counter()
@@ -355,5 +357,5 @@ class Clock:
 
     @property
     def left(self) -> float | None:
-        """Seconds that remain, not below 0; ``None`` when time is unbounded."""
+        """Seconds that remain, at least 0, or ``None`` if time is unlimited."""
         return None if self._max_seconds is None else max(0.0, self._max_seconds - self.elapsed)

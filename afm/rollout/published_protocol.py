@@ -1,8 +1,8 @@
-"""AFM's published way to run its web agent, as a thin layer over the one episode loop.
+"""AFM's published protocol for its web agent, as a thin layer over the episode loop.
 
-Facts: ``AFM/evaluation/web_agent/inference_web_agent.py`` and ``utils.py`` of the published repository (revision 8f94516).
-Each step is a chat request of its own: the assistant's turn so far, trimmed and closed, then a new turn.
-The record still has every sampled token. What the model read is not a prefix of them, which the provenance notes
+Source: ``AFM/evaluation/web_agent/inference_web_agent.py`` and ``utils.py`` of the published repository (revision
+8f94516). Each step is a separate chat request: the assistant's turn so far, trimmed and closed, then a new turn.
+The record still has every sampled token. They do not start with what the model read, which the provenance notes
 (``protocol``).
 """
 
@@ -36,11 +36,11 @@ def trimmed(
     encode: Callable[[str], list[int]],
     decode: Callable[[Sequence[int]], str],
 ) -> str:
-    """``text`` in at most ``max_tokens`` tokens, counted piece by piece between tags.
+    """Return ``text`` trimmed to ``max_tokens`` tokens, counted piece by piece between tags.
 
-    Closed blocks of ``kept_roles`` come first, then as many of the other pieces as fit, the newest first, in their order.
-    The first text that does not fit keeps its beginning. Where the blocks alone are too long, only the newest of their
-    pieces that fit are left, or else the first piece of the text.
+    Closed blocks of ``kept_roles`` come first, then the newest of the other pieces that fit, in their order. The first
+    text that does not fit keeps its beginning. If the blocks are too long themselves, only the newest of their pieces
+    that fit remain, or else the first piece of the text.
     """
     pieces = [piece for piece in _TAG.split(text) if piece]
     if not pieces:
@@ -65,7 +65,7 @@ def trimmed(
 
 
 def _blocks(pieces: Sequence[str], roles: Sequence[str]) -> set[int]:
-    """Places of the pieces in closed blocks of ``roles``, tags included."""
+    """Return the places of the pieces in closed blocks of ``roles``, including the tags."""
     places: set[int] = set()
     opened: dict[str, list[int]] = {role: [] for role in roles}
     for at, piece in enumerate(pieces):
@@ -99,14 +99,14 @@ class PublishedProtocol:
     """The numbers of the published script.
 
     Attributes:
-        max_steps: Tool calls, suggested answers and the answer together.
-        max_errors: Generations that ended without a step; they are forgotten.
-        suggestions: The suggested answer of this number is the answer.
-        same_function: After this number of steps of one kind in a row the next step is not carried out, whatever it is.
-        total_tokens: Context.
+        max_steps: Limit of tool calls, suggested answers and the answer together.
+        max_errors: Limit of generations without a step, which the history drops.
+        suggestions: The suggested answer with this number becomes the answer.
+        same_function: After this number of equal kinds of steps in a row, the next step is not carried out.
+        total_tokens: Context in tokens.
         turn_tokens: New tokens of a step.
-        reserve: Tokens left free.
-        attempts: An episode without an answer is played again, so often in all.
+        reserve: Tokens that stay free.
+        attempts: Number of times that an episode is played until it has an answer.
     """
 
     max_steps: int = 36
@@ -120,7 +120,7 @@ class PublishedProtocol:
 
     @classmethod
     def of(cls, limits: Limits) -> PublishedProtocol:
-        """With the tool calls, turn tokens and episode tokens of ``limits`` as steps, new tokens and context."""
+        """Return the protocol with the turns, turn tokens and response tokens of ``limits`` where they are set."""
         values = {
             "max_steps": limits.max_turns,
             "turn_tokens": limits.max_turn_tokens,
@@ -130,7 +130,7 @@ class PublishedProtocol:
 
 
 def suggestion_role(spec: AgentSpec) -> str | None:
-    """The role of an answer that is checked before it is given: all that may follow it is a check that leads to the answer."""
+    """Return the role of an answer that is checked first: only checks that lead to the answer may follow it."""
     for role, following in spec.transitions.items():
         grades = [spec.roles[tag].grade for tag in following]
         if following and all(grade and spec.answer_role in grade.when_accepted for grade in grades):
@@ -139,10 +139,10 @@ def suggestion_role(spec: AgentSpec) -> str | None:
 
 
 def check_agent(spec: AgentSpec) -> None:
-    """Whether the published script can run an agent.
+    """Check that the published script can run an agent.
 
     Raises:
-        ConfigError: It suggests no answers: the script runs the web agent alone.
+        ConfigError: The agent suggests no answers. The script only runs the web agent.
     """
     if suggestion_role(spec) is None or spec.observation_role is None or not spec.thought_roles:
         raise ConfigError(
@@ -164,17 +164,17 @@ async def run_published(
     sampling: SamplingParams,
     seed: int | None = None,
 ) -> Episode:
-    """Play a question in the published way; see :func:`afm.rollout.run_episode`.
+    """Play a question with the published protocol. See :func:`afm.rollout.run_episode`.
 
-    Of several attempts the first with an answer counts, or else the last; its cost is that of all. From ``limits`` come
-    the time and the length of an observation. Steps and tokens are the protocol's.
+    The first attempt with an answer counts, or else the last one. Its cost includes all attempts. ``limits`` sets the
+    time and the length of an observation, and the protocol sets steps and tokens.
 
     Args:
-        messages: The prompt; the history follows it as the assistant's turn.
+        messages: The prompt. The history follows it as the assistant's turn.
 
     Raises:
         ConfigError: A tool is missing, or the agent suggests no answers.
-        EngineError: The model failed; there is no episode.
+        EngineError: The model failed, and there is no episode.
     """
     check_agent(spec)
     by_role = tools_by_role(spec, tools)
@@ -195,17 +195,17 @@ async def run_published(
 
 
 def _sum_of(costs: Sequence[Cost]) -> Cost:
-    """All attempts together; the prompt is the same in each."""
+    """Return the cost of all attempts together. They share the prompt."""
     parts = {name: [getattr(cost, name) for cost in costs] for name in Cost.model_fields}
     total = {name: sum(values) for name, values in parts.items() if None not in values}
     return Cost(**total | {"prompt_tokens": costs[-1].prompt_tokens})
 
 
 class PublishedRun(EpisodeRun):
-    """The state of one episode, step by step."""
+    """The state of one episode of the published protocol."""
 
     def begin(self, messages: Sequence[Mapping[str, str]], protocol: PublishedProtocol) -> None:
-        """Set up what the loop itself does not have."""
+        """Set up the state that the episode loop does not have."""
         spec, model = self._spec, self._model
         self._protocol = protocol
         self._messages = [dict(message) for message in messages]
@@ -229,7 +229,7 @@ class PublishedRun(EpisodeRun):
         )
 
     async def to_the_end(self) -> Episode:
-        """Play on until an answer or a limit, where the last suggested answer counts."""
+        """Play until an answer or a limit. At a limit, the last suggested answer counts."""
         stop = None
         while stop is None:
             stop = await self._turn()
@@ -277,7 +277,7 @@ class PublishedRun(EpisodeRun):
         self._read = self._model.encode_prompt([*self._messages, {"role": "assistant", "content": shown}])
 
     def _step(self, text: str) -> Step | None:
-        """The step that ended a generation; ``None`` when it ended by itself, in a thought or with a written observation."""
+        """Return the step that ended a generation, or ``None`` if it ended otherwise, for example in a thought."""
         event = self._decisive(StreamParser(self._spec).feed(text))
         return event.step if isinstance(event, StepClosed) else None
 
@@ -290,7 +290,7 @@ class PublishedRun(EpisodeRun):
         self._counts["forgotten_tokens"] += tokens
 
     async def _taken(self, generation: Generation, step: Step) -> StopReason | None:
-        """Carry a step out, unless it repeats."""
+        """Carry out a step unless it is a repetition."""
         notice = self._repeats(self._model.decode(generation.token_ids))
         self._kinds.append(step.role)
         self._counts["steps"] += 1
@@ -313,7 +313,7 @@ class PublishedRun(EpisodeRun):
         return StopReason.ANSWER
 
     def _repeats(self, text: str) -> str | None:
-        """Why a step is not carried out, ``None`` when it is."""
+        """Return why a step is not carried out, or ``None`` if it is."""
         recent = self._kinds[-self._protocol.same_function :]
         if len(recent) == self._protocol.same_function and len(set(recent)) == 1:
             return SAME_FUNCTION
@@ -321,7 +321,7 @@ class PublishedRun(EpisodeRun):
         return SAME_CONTENT if bare in self._history else None
 
     def _quote(self, text: str, notice: str) -> None:
-        """The step is recorded as a quotation of the environment, so no answer in it counts."""
+        """Record a step as a quotation by the environment, so that an answer in it does not count."""
         self._counts["quoted_steps"] += 1
         self._transcript.end_segment(Author.ENVIRONMENT)
         observation = observation_text(notice, self._spec, self._limits.max_observation_chars)
@@ -335,7 +335,7 @@ class PublishedRun(EpisodeRun):
         return reason
 
     def _adopt(self, content: str, source: str) -> None:
-        """Write a suggested answer down as the answer: counted as the agent's, its tokens with mask 0."""
+        """Append a suggested answer as the answer. It counts as the agent's text, and its tokens have mask 0."""
         role = self._spec.answer_role
         text = f"\n<{role}>{content}</{role}>"
         self._transcript.add_adopted(self._model.encode(text), text)
@@ -343,7 +343,7 @@ class PublishedRun(EpisodeRun):
 
 
 def _kept_roles(spec: AgentSpec) -> tuple[str, ...]:
-    """Plans and reflections: the agent's own text but for suggested answers and their checks."""
+    """Return the roles of plans and reflections: text roles except suggested answers and their checks."""
     suggesting = suggestion_role(spec) or ""
     checked = {suggesting, *spec.transitions.get(suggesting, ())}
     return tuple(tag for tag, role in spec.roles.items() if role.kind is RoleKind.TEXT and tag not in checked)

@@ -1,4 +1,4 @@
-"""Which agent works on which row: the ``agents:`` of a recipe, the same for training and evaluation.
+"""The agent of each row: the section ``agents:`` of a recipe, for training and evaluation.
 
 ::
 
@@ -26,38 +26,39 @@ from afm.errors import ConfigError, DataError
 from afm.rewards.text_match import kind_of_gold
 
 ROUTE_KEY = "route"
-"""Where a record's provenance says under which name of ``agents:`` it was made."""
-HOPELESS_ADVICE = "name them under `agents` for one that can, or correct their data_source"
-"""What to do about rows that their agent can never solve."""
+"""The key in a record's provenance with the name of its entry in ``agents:``."""
+HOPELESS_ADVICE = "list them in `agents` for an agent that can, or correct their data_source"
+"""Advice on rows that their agent can never solve."""
 _SHORT_ANSWERS = ("math", "exact_match", "f1", "substring", "choice")
 _LISTED = 5
 
 _OWN = PromptSource()
 
 Source = Path | dict[str, Any] | None
-"""A YAML, its content, or nothing."""
+"""The path of a YAML, its content, or ``None``."""
 OpenedT = TypeVar("OpenedT")
 
 
 class AgentRoute(BaseModel):
-    """One entry of ``agents:``; what it does not say it takes from the top level."""
+    """One entry of ``agents:``. Missing keys are taken from the top level."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     agent: str | None = None
     """Name of a shipped agent, or path of a YAML."""
     data_sources: tuple[str, ...] = ()
-    """Rows that it takes, ``*`` for anything; case does not matter."""
+    """Patterns of the data sources of its rows, with ``*`` for any text. Case does not matter."""
     abilities: tuple[str, ...] = ()
-    """The same by the column ``ability``; a row needs one of the two. Without both it takes every row."""
+    """Patterns of the column ``ability``. A row must match one of the two lists. Without both, the entry takes every
+    row."""
     tools: Path | dict[str, Any] | None = None
-    """Path of a tool YAML, or its content; replaces that of the top level."""
+    """Path of a tools YAML, or its content. Replaces the one at the top level."""
     rewards: Path | dict[str, Any] | None = None
-    """Path of a reward YAML, or its content; replaces that of the top level."""
+    """Path of a rewards YAML, or its content. Replaces the one at the top level."""
     limits: dict[str, Any] = Field(default_factory=dict)
-    """Merged into those of the top level."""
+    """Limits that are merged into those at the top level."""
     prompt: str | None = None
-    """``own``, ``row`` or a file with ``{question}``; see :mod:`afm.agents.prompt_source`."""
+    """``own``, ``row`` or a file with ``{question}``. See :mod:`afm.agents.prompt_source`."""
 
     @field_validator("data_sources", "abilities", mode="before")
     @classmethod
@@ -74,18 +75,18 @@ AgentRoutes = Annotated[
     dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], AgentRoute],
     BeforeValidator(lambda value: {} if value is None else value),
 ]
-"""The section ``agents:``, in the order written; ``null`` takes it away."""
+"""The section ``agents:`` in its order. ``null`` removes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An agent with everything its rows are worked on with.
+    """An agent with its limits, tools, rewards and prompts.
 
     Attributes:
-        name: Its key in ``agents:``; empty where all rows have one agent.
-        declared: The agent as its YAML has it.
-        limits: Its own, with the overrides of the settings.
-        prompt: Where the prompts of its rows come from.
+        name: Its key in ``agents:``, empty if all rows have one agent.
+        declared: The agent as its YAML declares it.
+        limits: The agent's limits with the overrides of the settings.
+        prompt: The source of the prompts of its rows.
     """
 
     name: str
@@ -99,27 +100,27 @@ class Route:
 
     @property
     def spec(self) -> AgentSpec:
-        """The agent with these limits."""
+        """The agent with the limits of the route."""
         return self.declared.model_copy(update={"limits": self.limits})
 
     @property
     def key(self) -> str:
-        """Its path in the YAML, for errors."""
+        """The route's path in the YAML, for error messages."""
         return f"agents.{self.name}" if self.name else "agent"
 
     @property
     def takes_all(self) -> bool:
-        """Whether it takes every row."""
+        """Whether the route takes every row."""
         return not self.data_sources and not self.abilities
 
     def takes(self, data_source: str, ability: str) -> bool:
-        """Whether a row of this kind is its own."""
+        """Return whether the route takes rows with this data source and ability."""
         return self.takes_all or _matches(data_source, self.data_sources) or _matches(ability, self.abilities)
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The agents of a run, in the order in which rows are offered to them."""
+    """The agents of a run. Each row goes to the first one that takes it."""
 
     all: tuple[Route, ...]
 
@@ -133,34 +134,34 @@ class Routes:
 
     @property
     def first(self) -> Route:
-        """The run's main agent: used when a question names no agent."""
+        """The run's main agent, which plays questions that name no agent."""
         return self.all[0]
 
     @property
     def specs(self) -> tuple[AgentSpec, ...]:
-        """Each agent once, with its limits, the first one first."""
+        """The distinct agents with their limits, in order."""
         return tuple({route.declared.name: route.spec for route in reversed(self.all)}.values())[::-1]
 
     @property
     def max_response_tokens(self) -> int | None:
-        """Of the agent with the most; ``None`` when one has no limit."""
+        """The largest ``max_response_tokens`` of the agents, or ``None`` if one has no limit."""
         most = [route.limits.max_response_tokens for route in self.all]
         bounded = [limit for limit in most if limit is not None]
         return max(bounded) if len(bounded) == len(most) else None
 
     def filled_by(self, template: PromptTemplate | None) -> Routes:
-        """The same, with what ``prompt: row`` asks rows without a prompt with."""
+        """Return the routes that, with ``prompt: row``, use ``template`` for rows without a prompt."""
         return Routes(tuple(replace(route, prompt=route.prompt.filled_by(template)) for route in self.all))
 
     def find(self, data_source: str, ability: str = "") -> Route | None:
-        """The agent of a row, ``None`` when nothing takes it."""
+        """Return the route of a row, or ``None`` if no route takes it."""
         return next((route for route in self.all if route.takes(data_source, ability)), None)
 
     def of(self, data_source: str, ability: str = "") -> Route:
-        """The agent of a row.
+        """Return the route of a row.
 
         Raises:
-            DataError: Nothing takes it.
+            DataError: No route takes the row.
         """
         route = self.find(data_source, ability)
         if route is None:
@@ -168,21 +169,26 @@ class Routes:
         return route
 
     def lack(self, data_source: str, ability: str) -> str:
-        """That nothing takes such a row, in words."""
+        """Return a message that no entry takes rows of this kind."""
         kind = f"data_source {data_source!r}" + (f" and ability {ability!r}" if ability else "")
         return f"no entry of `agents` takes rows of {kind}"
 
     @property
     def advice(self) -> str:
-        """What to do about a row that nothing takes."""
+        """Advice on a row that no route takes."""
         names = ", ".join(route.name for route in self.all)
-        return f"name it under data_sources of one of {names}, or add an entry without data_sources and abilities"
+        return (
+            f"list it in data_sources of one of {names}, or add an entry without data_sources and abilities"
+        )
 
     def check(self, kinds: Mapping[tuple[str, str], int], where: str) -> list[str]:
-        """Compare with the numbers of rows by data source and ability: a warning for each list with patterns that no row matches.
+        """Compare the routes with the numbers of rows by data source and ability.
+
+        Returns:
+            A warning per list with patterns that no row matches.
 
         Raises:
-            DataError: Rows that nothing takes.
+            DataError: No route takes some of the rows.
         """
         lacking = {kind: count for kind, count in kinds.items() if self.find(*kind) is None}
         if lacking:
@@ -206,10 +212,10 @@ class Routes:
 
 
 def routes_of(top: AgentRoute, agents: AgentRoutes, load: Callable[[str], AgentSpec]) -> Routes:
-    """The agents that settings name, at the ``top`` level and in the section ``agents`` (empty where all rows have one agent).
+    """Return the agents of settings: the one at the ``top`` level, or those in the section ``agents`` if it is not empty.
 
     Raises:
-        ConfigError: No such agent, a bad declaration, or entries that contradict each other.
+        ConfigError: An agent does not exist, a declaration is invalid, or entries contradict each other.
     """
     if not agents:
         return Routes((_route("", top, top, load),))
@@ -220,14 +226,14 @@ def routes_of(top: AgentRoute, agents: AgentRoutes, load: Callable[[str], AgentS
 
 
 class Opened(Generic[OpenedT]):
-    """What sources open, each once however many agents name it."""
+    """Opens sources, each only once even if several agents name it."""
 
     def __init__(self, open_source: Callable[[Source], OpenedT]) -> None:
         self._open = open_source
         self._by_source: dict[str, OpenedT] = {}
 
     def of(self, source: Source) -> OpenedT:
-        """What ``source`` opens."""
+        """Return the object that ``source`` opens."""
         key = json.dumps(source, sort_keys=True, default=str)
         if key not in self._by_source:
             self._by_source[key] = self._open(source)
@@ -238,25 +244,25 @@ class Opened(Generic[OpenedT]):
 
 
 def mismatch(spec: AgentSpec, scorer: str, ground_truth: Any = None) -> str | None:
-    """Why an agent cannot solve a row that ``scorer`` judges; else ``None``.
+    """Return why an agent cannot solve a row that ``scorer`` judges, or ``None`` if it can.
 
     Args:
-        ground_truth: Of the row. ``None`` asks about the form of the agent's answers alone.
+        ground_truth: The row's ground truth. With ``None``, only the form of the agent's answers is checked.
     """
     if spec.answer_format is AnswerFormat.FENCE and scorer in _SHORT_ANSWERS:
-        return f"agent {spec.name!r} answers with a program in a fence, where {scorer} wants a result"
+        return f"agent {spec.name!r} answers with a program in a fence, but {scorer} expects a result"
     if spec.answer_format is AnswerFormat.BOXED and scorer == "code_tests":
-        return f"agent {spec.name!r} answers with a boxed result, where code_tests wants a program"
+        return f"agent {spec.name!r} answers with a boxed result, but code_tests expects a program"
     kind = None if ground_truth is None else kind_of_gold(ground_truth)
     if scorer == "code_tests" and kind == "result":
-        return "their gold is a result, where code_tests wants tests"
+        return "their gold is a result, but code_tests expects tests"
     if scorer in _SHORT_ANSWERS and kind == "tests":
-        return f"their gold is tests of a program, where {scorer} wants a result"
+        return f"their gold is tests of a program, but {scorer} expects a result"
     return None
 
 
 def anchor_routes(data: Mapping[str, Any], place: Callable[[str], str]) -> None:
-    """Rewrite, in place, the files that the entries of ``agents:`` name in a YAML."""
+    """Rewrite in place the files that the entries of ``agents:`` name in a YAML."""
     agents = data.get("agents")
     for entry in agents.values() if isinstance(agents, dict) else ():
         if not isinstance(entry, dict):
@@ -288,11 +294,12 @@ def _route(name: str, entry: AgentRoute, top: AgentRoute, load: Callable[[str], 
 
 
 def _check_reach(routes: tuple[Route, ...]) -> None:
-    """Refuse an entry, or a pattern of one, that an earlier entry leaves nothing to."""
+    """Refuse an entry or a pattern that gets no rows because of an earlier entry."""
     for before, after in pairwise(routes):
         if before.takes_all:
             raise ConfigError(
-                f"{after.key} gets no row: {before.key} has neither data_sources nor abilities and takes all; put it last"
+                f"{after.key} gets no row: {before.key} has neither data_sources nor abilities and takes all; "
+                f"put {before.key} last"
             )
     for number, later in enumerate(routes):
         for earlier in routes[:number]:
@@ -300,20 +307,20 @@ def _check_reach(routes: tuple[Route, ...]) -> None:
                 for pattern in wanted:
                     if _matches(pattern, taken):
                         raise ConfigError(
-                            f"{later.key}.{field}: {pattern!r} is taken by {earlier.key}.{field} already; remove it "
-                            "from one of them, or write the narrower entry first"
+                            f"{later.key}.{field}: {earlier.key}.{field} already takes {pattern!r}; remove it "
+                            "from one of them, or put the narrower entry first"
                         )
 
 
 def _check_names(routes: tuple[Route, ...]) -> None:
-    """Refuse two declarations of one name, which records and model folders could not tell apart."""
+    """Refuse two declarations with the same name, because records and model folders refer to agents by name."""
     known: dict[str, Route] = {}
     for route in routes:
         other = known.setdefault(route.declared.name, route)
         if other.declared != route.declared:
             raise ConfigError(
-                f"{other.key} and {route.key}: two different agents are called {route.declared.name!r}; give one of the "
-                "YAMLs another name"
+                f"{other.key} and {route.key}: two different agents are called {route.declared.name!r}; change the "
+                "name in one of the YAMLs"
             )
 
 

@@ -1,4 +1,4 @@
-"""Runs the tool calls of an episode: every failure becomes an observation, and a repeated call is not run again."""
+"""The tool calls of an episode. Every failure becomes an observation, and a repeated call is not run again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPEATED = (
 
 
 def tools_by_role(spec: AgentSpec, tools: Mapping[str, Tool]) -> dict[str, Tool]:
-    """The tool behind each tool role.
+    """Return the tool of each tool role.
 
     Raises:
         ConfigError: A tool is missing.
@@ -31,7 +31,7 @@ def tools_by_role(spec: AgentSpec, tools: Mapping[str, Tool]) -> dict[str, Tool]
 
 
 class ToolCaller:
-    """Runs the calls of one episode, each by its role: every failure becomes words, and repeated calls are not run."""
+    """Runs the calls of one episode by role. Failures become text, and repeated calls are not run again."""
 
     def __init__(self, tools: Mapping[str, Tool], *, run_repeated: bool) -> None:
         self._tools = tools
@@ -39,16 +39,16 @@ class ToolCaller:
         self._answered: set[tuple[str, str]] = set()
 
     def tool_name(self, role: str) -> str:
-        """Name of the tool that ``role`` calls."""
+        """Return the name of the tool that ``role`` calls."""
         return self._tools[role].name
 
     async def call(self, step: Step, seconds_left: float | None) -> tuple[CallRecord, bool]:
         """Run one call for at most ``seconds_left``.
 
-        A call that failed may be tried again; one that was answered is a duplicate.
+        A failed call may be repeated. A repeated call that was answered is a duplicate.
 
         Returns:
-            The call, its ``observation`` raw as the tool gave it, and whether time ran out.
+            The call with the tool's unchanged text as its ``observation``, and whether time ran out.
         """
         tool = self._tools[step.role]
         key = (tool.name, step.content.strip())
@@ -86,11 +86,11 @@ async def _bounded(tool: Tool, argument: str, seconds_left: float | None) -> tup
 async def _run(tool: Tool, argument: str) -> ToolResult:
     try:
         result = await call_tool(tool.name, tool, argument)
-    except (ReplayError, SandboxUnavailableError):  # no later call would do better
+    except (ReplayError, SandboxUnavailableError):  # no later call can succeed
         raise
     except AfmError as error:
         return ToolResult(f"The tool {tool.name} failed: {error}", ok=False)
-    except Exception as error:  # noqa: BLE001 - a tool is foreign code; its failure is the agent's to work around
+    except Exception as error:  # noqa: BLE001 - a tool is foreign code, and the agent must handle its failure
         return ToolResult(f"The tool {tool.name} failed: {fault_of(error)}", ok=False)
     if not result.ok and not result.text.strip():
         return ToolResult(f"The tool {tool.name} failed without saying why.", ok=False, meta=result.meta)

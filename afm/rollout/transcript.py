@@ -1,4 +1,4 @@
-"""One episode: its transcript while it grows, its events, its result token for token, and its record on disk."""
+"""One episode: its growing transcript, its events, its result with every token, and its record on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from afm.trajectory.tags import Author, Segment, StreamParser
 
 @dataclass(frozen=True, slots=True)
 class TextWritten:
-    """The agent or the environment wrote a piece of text, or a tag. ``role`` is ``None`` between roles."""
+    """The agent or the environment wrote a piece of text or a tag. ``role`` is ``None`` between roles."""
 
     text: str
     role: str | None
@@ -26,7 +26,7 @@ class TextWritten:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool begins to work."""
+    """A tool starts to work."""
 
     role: str
     tool: str
@@ -35,14 +35,14 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A tool is done, or the call was a repeated one."""
+    """A tool has finished, or the call was a repeated one."""
 
     call: CallRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The episode is over."""
+    """The episode has ended."""
 
     reason: StopReason
 
@@ -53,19 +53,19 @@ OnEvent = Callable[[EpisodeEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Everything that happened between a prompt and the end of the response.
+    """Everything from the prompt to the end of the response.
 
     Attributes:
-        prompt_ids: Token ids the model was given, length P.
-        response_ids: Sampled and observed ids in order, length R. Concatenated to ``prompt_ids`` they are
-            exactly what the model saw; nothing is ever re-tokenized.
-        response_mask: Length R; 1 where the model sampled the token, 0 where the environment wrote it.
-        logprobs: Length R; the sampling log-probability where the mask is 1, else 0.0.
+        prompt_ids: Token ids of the prompt, length P.
+        response_ids: Sampled and observed ids in order, length R. After ``prompt_ids`` they are exactly what the model
+            saw. Nothing is ever tokenized again.
+        response_mask: Length R. 1 if the model sampled the token, 0 if the environment wrote it.
+        logprobs: Length R. The log-probability of sampling where the mask is 1, else 0.0.
         segments: The same response as text by author.
         calls: Tool calls in order.
-        stop: Why it ended.
-        unfit_tokens: Length of the observation that ended it, because the response had no room for it; it is in nothing above.
-        protocol: What a protocol other than ours did: it may have shown the model a trimmed history, and have added an answer.
+        stop: Why the episode ended.
+        unfit_tokens: Length of the observation that ended the episode because it did not fit. No other field has it.
+        protocol: Facts about a protocol other than ours, which may have trimmed the history or added an answer.
     """
 
     prompt_ids: tuple[int, ...]
@@ -81,12 +81,12 @@ class Episode:
 
     @property
     def length(self) -> int:
-        """Tokens that the response came to, those of an observation that did not fit included."""
+        """Tokens of the response, including those of an observation that did not fit."""
         return len(self.response_ids) + self.unfit_tokens
 
     @property
     def text(self) -> str:
-        """The whole response, observations included."""
+        """The whole response, including observations."""
         return "".join(segment.text for segment in self.segments)
 
 
@@ -104,7 +104,7 @@ def episode_record(
     provenance: Mapping[str, Any] | None = None,
     with_tokens: bool = True,
 ) -> Record:
-    """One line of an episodes file; see :class:`~afm.trajectory.record.Record` for its fields.
+    """Return one line of an episodes file. See :class:`~afm.trajectory.record.Record` for its fields.
 
     ``with_tokens`` keeps token ids, mask and log-probabilities.
     """
@@ -132,7 +132,7 @@ def episode_record(
 
 
 class Transcript:
-    """Appends what was sampled and what was observed; nothing is ever tokenized again."""
+    """Collects sampled and observed tokens. Nothing is ever tokenized again."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decoder = IncrementalDecoder(decode)
@@ -147,14 +147,14 @@ class Transcript:
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """One for each token, 0.0 for observed ones; empty when the model reports none."""
+        """One log-probability per token, 0.0 for observed ones. Empty if the model does not report them."""
         return tuple(self._logprobs) if self._with_logprobs else ()
 
     def add_generation(self, generation: Generation) -> str:
-        """Append what the model sampled; returns its text as far as its characters are whole.
+        """Append a generation and return its text up to the last complete character.
 
         Raises:
-            EngineError: The model returned log-probabilities for some of its tokens only.
+            EngineError: The model returned log-probabilities for only some of its tokens.
         """
         count = len(generation.token_ids)
         if len(generation.logprobs) == count:
@@ -162,7 +162,7 @@ class Transcript:
         elif generation.logprobs:
             raise EngineError(
                 f"the model returned {count} tokens with {len(generation.logprobs)} log-probabilities; "
-                "expected one for each token, or none at all"
+                "expected one per token or none at all"
             )
         else:
             self._with_logprobs = False
@@ -175,16 +175,16 @@ class Transcript:
         return text
 
     def add_observation(self, token_ids: Sequence[int], text: str) -> None:
-        """Append what the environment wrote."""
+        """Append an observation of the environment."""
         self._add_unsampled(token_ids, Segment(Author.ENVIRONMENT, text))
 
     def add_adopted(self, token_ids: Sequence[int], text: str) -> None:
-        """Append words of the agent in another place than it wrote them: its text, not its samples."""
+        """Append text that the agent wrote in another place. It counts as the agent's text, but not as sampled."""
         self._add_unsampled(token_ids, Segment(Author.AGENT, text))
 
     @property
     def last_text(self) -> str:
-        """Text of the last finished segment."""
+        """The text of the last finished segment."""
         return self._segments[-1].text if self._segments else ""
 
     def _add_unsampled(self, token_ids: Sequence[int], segment: Segment) -> None:
@@ -196,12 +196,12 @@ class Transcript:
         self.turn_tokens = 0
 
     def segments(self) -> tuple[Segment, ...]:
-        """The finished response as text by author; a character cut in half becomes a replacement character."""
+        """Return the finished response as text by author. An incomplete character becomes a replacement character."""
         self.end_segment()
         return tuple(self._segments)
 
     def end_segment(self, author: Author = Author.AGENT) -> None:
-        """End what the agent wrote since the last segment; ``author`` is the environment where it only quotes the agent."""
+        """End the segment of the agent's text. ``author`` is the environment if it only quotes the agent."""
         text = "".join(self._agent_text) + self._decoder.finish()
         self._agent_text.clear()
         if text:
@@ -214,7 +214,7 @@ _AT_BRACKETS = re.compile(r"(?<=>)|(?=<)")
 class LiveText:
     """Turns tokens into :class:`TextWritten` events.
 
-    Keeps a parser of its own: the loop looks at a generation as a whole, a viewer at every token.
+    It has its own parser, because the loop parses whole generations and a viewer every token.
     """
 
     def __init__(self, spec: AgentSpec, decode: Callable[[Sequence[int]], str], on_event: OnEvent) -> None:
@@ -229,17 +229,17 @@ class LiveText:
         self.add_tokens([token])
 
     def add_tokens(self, token_ids: Sequence[int]) -> None:
-        """Show sampled tokens; what may be the beginning of a tag waits for its end."""
+        """Show sampled tokens. Text that may be the beginning of a tag waits for the end of the tag."""
         self._show(self._decoder.feed(token_ids))
 
     def add_observation(self, text: str) -> None:
-        """Show what the environment appended."""
+        """Show an observation."""
         self.finish()
         self._parser.feed_observation(text)
         self._on_event(TextWritten(text, self._spec.observation_role, by_agent=False))
 
     def finish(self) -> None:
-        """Show what was held back."""
+        """Show the text that was held back."""
         rest = self._held + self._decoder.finish()
         self._held = ""
         self._show(rest, final=True)

@@ -284,7 +284,7 @@ async def test_an_aborted_generation_is_kept(spec, calculator):
     ("generation", "words"),
     [
         (Generation((), (), FinishReason.STOP), "no token"),
-        (Generation(tuple(b"<answer>5</answer><think>"), (), FinishReason.STOP), "went on after </answer>"),
+        (Generation(tuple(b"<answer>5</answer><think>"), (), FinishReason.STOP), "continued after </answer>"),
         (Generation(tuple(b"abc"), (0.0,), FinishReason.STOP), "3 tokens with 1 log-prob"),
         (Generation(tuple(b"abc" * 99), (), FinishReason.LENGTH), "asked for at most 50"),
     ],

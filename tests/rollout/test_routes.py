@@ -36,7 +36,7 @@ def test_rows_go_to_the_first_entry_that_takes_them_whatever_the_letter_case() -
     assert found.of("aime24").name == found.of("MATH").name == "math"
     assert found.find("gaia") is None
     with pytest.raises(
-        DataError, match=r"takes rows of data_source 'gaia' and ability 'web'; name it under .* code, math"
+        DataError, match=r"takes rows of data_source 'gaia' and ability 'web'; list it in .* code, math"
     ):
         found.of("gaia", "web")
 
@@ -71,7 +71,7 @@ def test_the_longest_response_is_that_of_the_agent_with_the_most() -> None:
         ({"a": {}, "b": {"data_sources": "x"}}, r"agents\.b gets no row: agents\.a has neither"),
         (
             {"a": {"data_sources": "aime*"}, "b": {"data_sources": ["AIME24"]}},
-            r"agents\.b\.data_sources: 'AIME24' is taken by agents\.a\.data_sources already",
+            r"agents\.b\.data_sources: agents\.a\.data_sources already takes 'AIME24'",
         ),
     ],
 )
@@ -110,8 +110,8 @@ def test_rows_that_nothing_takes_end_a_run_and_patterns_that_take_nothing_are_to
 
 def test_an_agent_can_only_solve_what_wants_the_form_of_its_answers() -> None:
     code, math, web = load_agent("code"), load_agent("math"), load_agent("web")
-    wants_result = "agent 'code' answers with a program in a fence, where math wants a result"
-    wants_program = "agent 'math' answers with a boxed result, where code_tests wants a program"
+    wants_result = "agent 'code' answers with a program in a fence, but math expects a result"
+    wants_program = "agent 'math' answers with a boxed result, but code_tests expects a program"
     assert (mismatch(code, "math"), mismatch(math, "code_tests")) == (wants_result, wants_program)
     assert mismatch(code, "code_tests") is mismatch(math, "math") is mismatch(web, "code_tests") is None
     assert mismatch(code, "my_rewards.Mine") is mismatch(code, "judge") is None

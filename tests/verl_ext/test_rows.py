@@ -111,7 +111,7 @@ def test_rows_that_their_agent_can_never_solve_are_named(found: Any) -> None:
     assert level is Level.ERROR
     assert text.startswith(
         "train_files: 2 rows of data_source 'codeforces' can never be solved: agent 'math' answers with a boxed result, "
-        "where code_tests wants a program; name them under `agents`"
+        "but code_tests expects a program; list them in `agents`"
     )
     findings = found(*rows, agents=MIXED)
     assert errors(findings) == []
@@ -125,8 +125,8 @@ def test_rows_that_their_agent_can_never_solve_are_named(found: Any) -> None:
 @pytest.mark.parametrize(
     ("source", "gold", "why"),
     [
-        ("codeforces", "4", "their gold is a result, where code_tests wants tests"),
-        ("gsm8k", TESTS, "their gold is tests of a program, where math wants a result"),
+        ("codeforces", "4", "their gold is a result, but code_tests expects tests"),
+        ("gsm8k", TESTS, "their gold is tests of a program, but math expects a result"),
         ("gsm8k", '["\\\\frac{1}{2}"]', None),
         ("gsm8k", "{3}", None),
         ("gsm8k", '{"target": ["4"], "question": "q"}', None),
@@ -140,8 +140,8 @@ def test_gold_that_its_reward_cannot_use_is_named(
 ) -> None:
     rows = row("1", source=source, reward_model={"ground_truth": gold})
     message = (
-        f"train_files: 1 rows of data_source {source!r} can never be solved: {why}; name them under `agents` for one "
-        "that can, or correct their data_source"
+        f"train_files: 1 rows of data_source {source!r} can never be solved: {why}; list them in `agents` for an "
+        "agent that can, or correct their data_source"
     )
     assert errors(found(rows, agents=MIXED)) == ([message] if why else [])
 
@@ -150,7 +150,7 @@ def test_a_row_that_no_agent_takes_is_an_error_before_a_run(found: Any, tmp_path
     other = row("3", source="olympiadbench", ability="math")
     [text] = errors(found(row("1", source="codeforces", ability=None), row("2"), other, agents=MIXED))
     message = "no entry of `agents` takes rows of data_source 'olympiadbench' and ability 'math' (1 rows)"
-    assert text.startswith(f"train_files: {message}; name it under data_sources of one of code, math")
+    assert text.startswith(f"train_files: {message}; list it in data_sources of one of code, math")
     file = str(tmp_path / "rows.parquet")
     settings = RlSettings(agent="math", model="m", output_dir=tmp_path, train_files=(file,), val_files=(file,), agents=MIXED)  # fmt: skip
     with pytest.raises(DataError, match=re.escape(message)):
