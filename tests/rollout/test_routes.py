@@ -103,7 +103,7 @@ def test_rows_that_nothing_takes_end_a_run_and_patterns_that_take_nothing_are_to
     ]
     with pytest.raises(
         DataError,
-        match=r"^a\.parquet: no entry of `agents` takes rows of data_source 'gpqa' \(4 rows\); name",
+        match=r"^a\.parquet: no entry of `agents` takes rows of data_source 'gpqa' \(4 rows\); list",
     ):
         found.check({**kinds, ("gpqa", ""): 4}, "a.parquet")
 
