@@ -142,9 +142,8 @@ class PromptTally:
 
     Args:
         mode: The source of the prompts.
-        known: Prompts to look for first. In an unknown prompt the question follows a line ``Question:`` or ``Task:``,
-            or it is the whole user turn after a system turn. In mode ``row`` the bare question is tried last, because
-            it fits every chat.
+        known: Prompts to look for first. In an unknown prompt the question follows a line ``Question:`` or ``Task:``, or is
+            the user turn after a system turn. In mode ``row`` the bare question, which fits every chat, is tried last.
     """
 
     def __init__(self, mode: PromptMode, known: Iterable[PromptTemplate] = ()) -> None:
@@ -192,10 +191,7 @@ class PromptTally:
         yield from places or ([_BARE] if bare else [])
 
     def record(self) -> PromptRecord:
-        """Return the counted prompts.
-
-        A question may contain a ``Question:`` line itself. The split that most rows share wins, then the last one.
-        """
+        """Return the counted prompts. If a prompt can be split in several ways, the most frequent or last one counts."""
         rows = self._rows.copy()
         for places in self._open:
             rows[max(reversed(places), key=self._seen.__getitem__)] += 1

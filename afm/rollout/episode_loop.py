@@ -52,8 +52,7 @@ async def run_episode(
         sampling: Sampling parameters. ``max_new_tokens`` limits the tokens between two observations, and the agent's
             stop strings replace ``stop``. The default is temperature 1 with no limit except ``limits``.
         prompt_ids: The encoded prompt, if the caller has it.
-        seed: Makes the episode reproducible. Each generation gets its own seed from it. The default is the seed in
-            ``sampling``.
+        seed: Makes the episode reproducible, by default the one in ``sampling``. Each generation gets a seed from it.
         on_event: Receives the events of the episode, for a live view. A streaming model sends single tokens.
 
     Raises:

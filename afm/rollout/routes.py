@@ -49,8 +49,7 @@ class AgentRoute(BaseModel):
     data_sources: tuple[str, ...] = ()
     """Patterns of the data sources of its rows, with ``*`` for any text. Case does not matter."""
     abilities: tuple[str, ...] = ()
-    """Patterns of the column ``ability``. A row must match one of the two lists. Without both, the entry takes every
-    row."""
+    """Patterns of the column ``ability``. A row must match one of the two lists, if there are any."""
     tools: Path | dict[str, Any] | None = None
     """Path of a tools YAML, or its content. Replaces the one at the top level."""
     rewards: Path | dict[str, Any] | None = None
@@ -182,10 +181,7 @@ class Routes:
         )
 
     def check(self, kinds: Mapping[tuple[str, str], int], where: str) -> list[str]:
-        """Compare the routes with the numbers of rows by data source and ability.
-
-        Returns:
-            A warning per list with patterns that no row matches.
+        """Check the numbers of rows by data source and ability. Return a warning per list with unmatched patterns.
 
         Raises:
             DataError: No route takes some of the rows.
@@ -298,8 +294,7 @@ def _check_reach(routes: tuple[Route, ...]) -> None:
     for before, after in pairwise(routes):
         if before.takes_all:
             raise ConfigError(
-                f"{after.key} gets no row: {before.key} has neither data_sources nor abilities and takes all; "
-                f"put {before.key} last"
+                f"{after.key} gets no row: {before.key} has neither data_sources nor abilities and takes all; put it last"
             )
     for number, later in enumerate(routes):
         for earlier in routes[:number]:

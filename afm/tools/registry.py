@@ -109,8 +109,7 @@ def default_tools(spec: AgentSpec) -> dict[str, Tool]:
             entries.setdefault(entry["tool_schema"]["function"]["name"], entry)
     if missing := sorted(needed - set(entries)):
         raise ConfigError(
-            f"agent {spec.name!r} calls {', '.join(missing)}, which no file in configs/tools declares; "
-            "pass a tools YAML that does"
+            f"agent {spec.name!r} calls {', '.join(missing)}, which no file in configs/tools declares"
         )
     return load_tools({"tools": [entries[name] for name in sorted(needed)]})
 
@@ -237,8 +236,7 @@ def faults_of(
 
     Args:
         parts: The result of :func:`afm.trajectory.tags.split` for the text, if the caller has it.
-        readers: Readers by the names of tools, by default those of the shipped tools. A tool without one accepts any
-            argument.
+        readers: Readers by tool, by default those of the shipped tools. A tool without one accepts any argument.
     """
     text = "".join(segment.text for segment in segments)
     parts = split(text, spec) if parts is None else parts

@@ -175,8 +175,7 @@ for _ in range(3):
         except MemoryError:
             os._exit(1)
     os.close(writing); held.append(reading)
-for reading in held:
-    os.read(reading, 4)  # each holds its memory or is dead
+for reading in held: os.read(reading, 4)  # each holds its memory or is dead
 os.close(opener)
 ends = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in held]
 verdict(not any(ends), ends)

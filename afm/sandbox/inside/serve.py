@@ -272,10 +272,7 @@ def main() -> harden.Refusal:
         rules = file.read()
     failed = warm_up(settings["preload"], settings["imports"])
     if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - as above
-        raise SystemExit(
-            "a preloaded module started a thread, but only a process without threads can be forked safely; "
-            "remove the module from `warm`"
-        )
+        raise SystemExit("a preloaded module started a thread, so forks are not safe; remove it from `warm`")
     failed += exercise(settings["exercises"])
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
