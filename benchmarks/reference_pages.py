@@ -34,7 +34,12 @@ def commands_page() -> str:
     from afm.cli.commands import app
 
     root: Any = typer.main.get_command(app)
-    lines = ["# Commands", "", "Exit status: 0 done, 1 failed, 2 typed wrongly. Each has `--help`.", ""]
+    lines = [
+        "# Commands",
+        "",
+        "Exit status: 0 for success, 1 for a failure, 2 for wrong usage. Every command has `--help`.",
+        "",
+    ]
     for name, command in _leaves(root, "afm"):
         lines += [f"## `{name}`", "", *_described(command), ""]
     return "\n".join(lines)
@@ -50,7 +55,12 @@ def configs_page() -> str:
         "",
     ]
     for group in sorted({file.parent for file in folder.rglob("*.yaml")}):
-        lines += [f"## `configs/{group.relative_to(folder).as_posix()}`", "", "| file | |", "|---|---|"]
+        lines += [
+            f"## `configs/{group.relative_to(folder).as_posix()}`",
+            "",
+            "| file | header |",
+            "|---|---|",
+        ]
         lines += [f"| `{file.name}` | {_header(file)} |" for file in sorted(group.glob("*.yaml"))]
         lines += [""]
     return "\n".join(lines)
@@ -128,7 +138,7 @@ def _described(command: Any) -> Iterator[str]:
         yield from (_safe(" ".join(paragraph.split())), "")
     rows = [row for option in command.params if option.name != "help" and (row := _row(option))]
     if rows:
-        yield from ("| option | |", "|---|---|", *rows)
+        yield from ("| option | meaning |", "|---|---|", *rows)
 
 
 def _row(parameter: Any) -> str:

@@ -1,6 +1,6 @@
-"""Evaluation: run tasks through the one episode loop, measure, compare, report.
+"""Evaluation: play tasks in the episode loop, measure, compare and report.
 
-``metrics`` holds the figures of a run, ``tallies`` the counts over single episodes, ``statistics`` the estimators.
+``metrics`` has the figures of a run, ``tallies`` the counts over single episodes, ``statistics`` the estimators.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The agents of an evaluation, one or several where each row chooses, and what its manifest says of them."""
+"""The agents of an evaluation and their description in the manifest. Rows may choose between several agents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from afm.trajectory.record import Record
 
 @dataclass(frozen=True, slots=True)
 class RowAgents:
-    """What the episodes of each agent need, by its key in ``agents:``. ``originals`` are agents with all their tools."""
+    """What the episodes of each agent need, by key in ``agents:``. ``originals`` are the agents with all their tools."""
 
     routes: Routes
     tools: Mapping[str, Mapping[str, Tool]]
@@ -32,11 +32,11 @@ class RowAgents:
 
     @property
     def agents(self) -> Agents:
-        """Their declarations."""
+        """Declarations of the agents."""
         return Agents({spec.name: spec for spec in self.routes.specs}, self.originals)
 
     async def close(self) -> None:
-        """Free what tools and rewards hold."""
+        """Close tools and rewards."""
         tools = {id(tool): tool for opened in self.tools.values() for tool in opened.values()}
         rewards = {id(reward): reward for reward in self.rewards.values()}
         await asyncio.gather(
@@ -46,58 +46,58 @@ class RowAgents:
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """The declarations that records were made with, by the name that records have, the first one first."""
+    """Declarations of the agents of records, by name. The first is the main one."""
 
     specs: Mapping[str, AgentSpec]
     originals: Mapping[str, AgentSpec] = field(default_factory=dict)
 
     @classmethod
     def of(cls, agents: AgentSpec | Agents, original: AgentSpec | None = None) -> Agents:
-        """One agent as the only one; several as they are."""
+        """Wrap a single agent. Several are returned unchanged."""
         if isinstance(agents, Agents):
             return agents
         return cls({agents.name: agents}, {} if original is None else {agents.name: original})
 
     @property
     def first(self) -> AgentSpec:
-        """The main one."""
+        """The main agent."""
         return next(iter(self.specs.values()))
 
     def declared(self, record: Record) -> AgentSpec:
-        """That of a record; the main one for a name that is not known."""
+        """Return the agent of a record, the main one for an unknown name."""
         return self.specs.get(record.agent, self.first)
 
     def original(self, record: Record) -> AgentSpec | None:
-        """The agent of a record with its tools, where they were taken away."""
+        """Return the agent of a record with its tools, if they were removed."""
         return self.originals.get(self.declared(record).name)
 
 
 def describe_agent(spec: AgentSpec, original: AgentSpec | None) -> dict[str, Any]:
-    """What a manifest says of an agent; ``original`` is the one before its tools were taken away."""
+    """Describe an agent for a manifest. ``original`` is the agent before its tools were removed."""
     before = {} if original is None else {"without_tools_of": original.dump()}
     return {"name": spec.name, "digest": spec.digest, "spec": spec.dump(), **before}
 
 
 def describe_row_agents(agents: RowAgents, tasks: list[Task]) -> dict[str, Any]:
-    """What a manifest says of several agents, by key in ``agents:``: everything that their scores depend on."""
+    """Describe several agents for a manifest, by key in ``agents:``: everything that their scores depend on."""
     own = {route.name: _of_route(tasks, agents.routes, route) for route in agents.routes}
     return {route.name: _entry(route, agents, own[route.name]) for route in agents.routes}
 
 
 def describe_prompt(tasks: list[Task], spec: AgentSpec, prompt: PromptSource) -> dict[str, Any]:
-    """What tells the prompts of two runs apart; nothing for an agent's own, for which its digest speaks."""
+    """Describe the prompts of a run for a manifest. Empty for the agent's own prompt, which its digest covers."""
     if prompt.mode is PromptMode.OWN:
         return {}
     return {"prompt": prompt.told | {"sha256": _prompt_checksum(tasks, spec, prompt)}}
 
 
 def content_of(source: Path | dict[str, Any] | None, what: str) -> dict[str, Any] | None:
-    """The settings in a YAML, or as they are; ``None`` without settings."""
+    """Return the settings, read from a YAML if ``source`` is a path. ``None`` without settings."""
     return None if source is None else read_mapping(source, what)[1]
 
 
 def with_judge_text(reward: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The reward with the digest of its judge's own prompt in place of the path: a score depends on the text."""
+    """Return the reward with a digest in place of the path of its judge's prompt: a score depends on the text."""
     judge = (reward or {}).get("judge")
     if reward is None or not isinstance(judge, dict) or not judge.get("prompt"):
         return reward
@@ -106,7 +106,7 @@ def with_judge_text(reward: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _entry(route: Route, agents: RowAgents, tasks: list[Task]) -> dict[str, Any]:
-    """Everything that the scores of one agent of several depend on."""
+    """Describe everything that the scores of one of several agents depend on."""
     spec = route.declared
     return {
         "agent": describe_agent(spec, agents.originals.get(spec.name)),
@@ -125,7 +125,7 @@ def _of_route(tasks: list[Task], routes: Routes, route: Route) -> list[Task]:
 
 
 def _prompt_checksum(tasks: Iterable[Task], spec: AgentSpec, prompt: PromptSource) -> str:
-    """Over the chats that the tasks are asked with, in order."""
+    """Return a SHA-256 over the chats that ask the tasks, in order."""
     digest = hashlib.sha256()
     for task in tasks:
         chat = prompt.messages(spec, task.question, task.prompt)

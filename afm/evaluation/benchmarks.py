@@ -144,7 +144,7 @@ class Benchmark:
     own_list: bool = False
 
     def commands(self, place: Path) -> tuple[str, ...]:
-        """What fetches the data to where a run looks for it."""
+        """Return the commands that fetch the data to where a run looks for it."""
         source, only = (self.choice_in, _LIST) if self.choice_in else (_LIST, self.name)
         source = self.name if self.own_list else source
         raw = place.parent.parent / "raw" if self.prepared else place.parent
@@ -155,7 +155,7 @@ class Benchmark:
         return fetch, f"afm data prepare published {source} --data {raw} --output-dir {out} --only {only}"
 
     def missing(self, place: Path) -> DataError:
-        """What to say when there is no data."""
+        """Return the error for missing data, with the commands that fetch it."""
         owner = (
             "its owner" if self.choice_in is None else f"AFM, which asks {self.questions} of its questions"
         )
@@ -167,39 +167,39 @@ class Benchmark:
         )
 
     def departures(self, settings: Mapping[str, Any]) -> Iterator[str]:
-        """Where a manifest's ``settings`` are not the published ones, so that scores cannot be compared."""
+        """Yield each setting of a manifest that differs from the published one, so that scores cannot be compared."""
         published = self.settings
         if published is None:
             if (asked := settings["data"]["tasks"]) != self.questions:
-                yield f"questions: {asked}, published {self.questions}"
+                yield f"questions: {asked} here, {self.questions} published"
             if settings["rounds"] != 1:
-                yield f"rounds: {settings['rounds']}, published 1"
+                yield f"rounds: {settings['rounds']} here, 1 published"
             yield from _other_score(settings)
             return
         sampling, limits = settings["sampling"], settings["limits"]
         if sampling["temperature"] not in published.temperatures:
             wanted = " or ".join(f"{value:g}" for value in published.temperatures)
-            yield f"temperature {sampling['temperature']:g}, published {wanted}"
+            yield f"temperature: {sampling['temperature']:g} here, {wanted} published"
         pairs = (
             ("top_p", sampling["top_p"], published.top_p),
             ("top_k", sampling["top_k"], published.top_k),
-            ("tokens of a turn", limits["max_turn_tokens"], published.turn_tokens),
-            ("tokens of an episode", limits["max_response_tokens"], published.response_tokens),
+            ("tokens per turn", limits["max_turn_tokens"], published.turn_tokens),
+            ("tokens per episode", limits["max_response_tokens"], published.response_tokens),
             ("tool calls", limits["max_turns"], published.turns),
             ("rounds", settings["rounds"], published.rounds),
             ("questions", settings["data"]["tasks"], self.questions),
         )
         for name, ours, theirs in pairs:
             if ours != theirs and theirs is not None:
-                yield f"{name}: {ours}, published {theirs}"
+                yield f"{name}: {ours} here, {theirs} published"
         yield from _other_texts(
-            settings, "AFM's text; say prompt=FILE" if published is WEB else "the row's; say prompt=row"
+            settings, ("AFM's text", "FILE") if published is WEB else ("the row's", "row")
         )
         if published is WEB and not settings.get("model", {}).get("team"):
             yield from _departures_from_the_script(settings)
         if lacking := settings["data"].get("sample_tests_only"):
             yield (
-                f"tests: samples only for {lacking} of {settings['data']['tasks']} problems, published complete tests; "
+                f"tests: only samples for {lacking} of {settings['data']['tasks']} problems here, complete tests published; "
                 "set LIVECODEBENCH_DATA_PATH (`afm data livecodebench` makes the folder)"
             )
         if settings["agent"].get("without_tools_of") is not None:
@@ -249,18 +249,19 @@ READ_AS_PUBLISHED = {name: Benchmark(name, None, 0, prepared=False) for name in 
 """Sets of the same list that AFM was not evaluated on."""
 
 _OUR_PROTOCOL = (
-    "suggested answers: never the answer, published the third one and at a limit the last one; say protocol=published",
-    "full context: ends the episode, published its history is trimmed and it goes on",
-    "steps: one turn of the assistant together, published a turn each",
-    "repeats: an answered call is not run again, published no step that was written before and none after five of one kind",
-    "attempts: 1, published up to 3 until there is an answer",
+    "suggested answers: never count as the answer here; published, the third one does, and the last one at a limit; "
+    "set protocol=published",
+    "full context: ends the episode here; published, the history is trimmed and the episode continues",
+    "steps: all in one turn of the assistant here, one turn each published",
+    "repeats: an answered call is not run again here; published, no step may repeat, and none may follow five of its kind",
+    "attempts: 1 here; published, up to 3 until there is an answer",
 )
 
 PUBLISHED_REMARKS = (
-    "Faults of the published script are not repeated: its stop list lacks suggested answers, so that its own rule about them "
-    "never applies; a call inside a thought is run, an observation that the agent wrote is kept.",
-    "An episode without an answer counts as wrong; the published script leaves it out of its file. A judge's reply that cannot be "
-    "read is no score; there it is a wrong answer.",
+    "Faults of the published script are not repeated. Its stop list lacks suggested answers, so its own rule about them "
+    "never applies. It runs a call inside a thought and keeps an observation that the agent wrote.",
+    "An episode without an answer counts as wrong here. The published script leaves it out of its file. A judge's reply that "
+    "cannot be read gives no score here. There it counts as a wrong answer.",
 )
 """What a reader of a run with ``protocol: published`` should know."""
 
@@ -279,22 +280,22 @@ def checked_benchmark(name: str) -> str:
 def _other_score(settings: Mapping[str, Any]) -> Iterator[str]:
     formula = (settings.get("reward") or {}).get("formula", DEFAULT_FORMULA)
     if formula != "correct":
-        yield f"score: {formula}, published correct"
+        yield f"score: {formula} here, correct published"
 
 
-def _other_texts(settings: Mapping[str, Any], prompt: str) -> Iterator[str]:
-    """What is asked and what makes a score, in any benchmark of AFM's."""
+def _other_texts(settings: Mapping[str, Any], prompt: tuple[str, str]) -> Iterator[str]:
+    """Departures of prompt and score in a benchmark of AFM. ``prompt`` is the published one and the value that sets it."""
     yield from _other_score(settings)
     if "prompt" not in settings and not settings.get("model", {}).get("team"):
-        yield f"prompt: the agent's own, published {prompt}"
+        yield f"prompt: the agent's own here, {prompt[0]} published; set prompt={prompt[1]}"
 
 
 def _departures_from_the_script(settings: Mapping[str, Any]) -> Iterator[str]:
-    """What the web agent's published script does in another way."""
+    """Departures from the published script of the web agent."""
     if "protocol" not in settings:
         yield from _OUR_PROTOCOL
     judge = (settings.get("reward") or {}).get("judge") or {}
     if not judge.get("prompt"):
-        yield "judge's text: ours, published AFM's; say rewards.judge.prompt=FILE"
+        yield "judge's text: ours here, AFM's published; set rewards.judge.prompt=FILE"
     elif judge.get("control", True):
-        yield "judge's verdicts: an accepted answer is controlled, published one verdict; say rewards.judge.control=false"
+        yield "judge's verdicts: an accepted answer is checked again here, one verdict published; set rewards.judge.control=false"

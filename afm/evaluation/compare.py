@@ -91,7 +91,7 @@ class Evaluation:
         if note is None:
             return None
         unscored = self.metrics.episodes - self.metrics.scored
-        remark = f"{unscored} of {self.metrics.episodes} episodes have no score; ours are the shares of the others."
+        remark = f"{unscored} of {self.metrics.episodes} episodes have no score. Our figures are shares of the others."
         return replace(
             note,
             departures=(*note.departures, *self._further_departures(episode_scan)),
@@ -99,11 +99,11 @@ class Evaluation:
         )
 
     def _further_departures(self, episode_scan: Scan | None) -> Iterator[str]:
-        """What became known only while it ran."""
+        """Departures that only the episodes show."""
         if not self.finished:
             yield f"not finished: {self.metrics.episodes} episodes so far"
         if episode_scan is not None and episode_scan.unjudged:
-            yield f"judge: exact match stood in for a model in {episode_scan.unjudged} of {self.metrics.scored} episodes"
+            yield f"judge: exact match replaced a model in {episode_scan.unjudged} of {self.metrics.scored} episodes"
 
 
 def read_evaluation(folder: Path, name: str) -> Evaluation:

@@ -1,4 +1,4 @@
-"""The settings of ``afm eval``, who answers (model or team) among them: one YAML, refused at the first unknown key."""
+"""The settings of ``afm eval`` in one YAML. An unknown key is an error."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class ModelSettings(Settings):
     tokenizer: str | None = None
     """Folder of the tokenizer, for a server."""
     context_tokens: int | None = Field(default=None, ge=1)
-    """Bound on prompt and response together, for a server that does not tell."""
+    """Limit on prompt and response together, for a server that does not report it."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of an in-process model."""
     max_batch: int = Field(default=64, ge=1)
-    """Sequences an in-process model generates at once."""
+    """Number of sequences that an in-process model generates at once."""
     chat: ToolCalls | None = None
-    """For a server that shows no token ids: the model is asked by chat completions and calls tools in the
-    agent's ``tags`` or by the endpoint's ``native`` tool calls. Token counts are then estimates."""
+    """For a server that returns no token ids. The model is asked by chat completions. It calls tools in the
+    agent's ``tags`` or with the endpoint's ``native`` tool calls. Token counts are then estimates."""
     request: dict[str, Any] = Field(default_factory=dict)
     """Merged into the fields of a chat request; ``null`` removes one, e.g. ``{max_tokens: null,
     max_completion_tokens: 4096}``."""
@@ -71,33 +71,33 @@ class ModelSettings(Settings):
     @model_validator(mode="after")
     def _chats_with_a_server(self) -> Self:
         if self.request and self.chat is None:
-            raise ValueError("no `request` without `chat`; only chat requests can be changed")
+            raise ValueError("no `request` without `chat`; only chat requests have fields to change")
         if self.chat is not None and (
             self.folder is not None or self.tokenizer is not None or "," in self.path
         ):
             raise ValueError(
-                "the address of one server and no tokenizer with `chat`; a model whose folder or tokenizer is at hand "
+                "the address of one server and no tokenizer with `chat`; a model whose folder or tokenizer is here "
                 "is asked with token ids, without `chat`"
             )
         return self
 
     @property
     def folder(self) -> Path | None:
-        """The model's folder, ``None`` for a server."""
+        """Folder of the model, ``None`` for a server."""
         return None if "://" in self.path else Path(self.path).expanduser()
 
 
 class TeamChoice(Settings):
-    """Which team answers in place of a model."""
+    """The team that answers in place of a model."""
 
     file: str = Field(min_length=1)
-    """A team's YAML, as of ``afm data distill --team``; ``scripted`` is the embedded team of the agent."""
+    """YAML of a team, as for ``afm data distill --team``. ``scripted`` is the embedded team of the agent."""
     changes: tuple[str, ...] = ()
     """``key=value`` for that file, e.g. ``budget.usd=5``."""
 
 
 class SamplingSettings(Settings):
-    """How the model samples; ``max_new_tokens`` bounds one generation, ``null`` leaves that to the limits."""
+    """How the model samples. ``max_new_tokens`` limits one generation. With ``null`` only ``limits`` apply."""
 
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -106,17 +106,17 @@ class SamplingSettings(Settings):
 
 
 class EvalConfig(Settings):
-    """Everything ``afm eval`` needs."""
+    """Settings of ``afm eval``."""
 
     name: str
     """Name of the benchmark in reports."""
     benchmark: Annotated[str, AfterValidator(checked_benchmark)] | None = None
-    """The published benchmark that this is (docs/evaluation.md lists them). The manifest then lists settings
+    """Name of the published benchmark, from the list in docs/evaluation.md. The manifest then lists settings
     that differ from the published ones, and the error for missing data names its source."""
     data: tuple[Path, ...] = Field(min_length=1)
     """Files of tasks (JSONL, JSON, parquet, CSV, TSV), or folders of them."""
     reader: Annotated[str, AfterValidator(checked_reader)] | None = None
-    """Name of the owner's row layout, for rows that are not in our layout. See docs/data.md."""
+    """Name of the row layout of the owner, for rows in another layout than ours. See docs/data.md."""
     data_source: str | None = None
     """Data source of rows without one. It selects the reward."""
     prompt: str = "own"
@@ -130,16 +130,16 @@ class EvalConfig(Settings):
     agents: AgentRoutes = Field(default_factory=dict)
     """Maps rows to agents, for data sets with rows of several agents."""
     without_tools: bool = False
-    """Ask the agent the same questions without its tools, to see whether it calls some. ``tools`` is then
+    """Ask the agent the same questions without its tools, to see whether it still calls them. ``tools`` is then
     ignored."""
     unseen_tools: dict[str, UnseenTool] = Field(default_factory=dict)
-    """Tool roles that the model was not trained with, and the form of their arguments. Calls that break it
+    """Tool roles that the model was not trained with, and the form of their arguments. Calls with another form
     are counted."""
     model: ModelSettings | None = None
-    """The model to evaluate. A folder or an address alone is short for ``{path: ...}``."""
+    """The model to evaluate. A folder or an address is short for ``{path: ...}``."""
     team: TeamChoice | None = None
-    """A team in place of a model. The file alone is short for ``{file: ...}``. Sampling and limits are then
-    those of its file."""
+    """A team in place of a model. A path is short for ``{file: ...}``. Sampling and limits are then those of
+    the file."""
     harness: HarnessSettings | None = None
     """A program of your own, or a team, asks the model in place of the agent's loop, as in ``afm rl``. See docs/harness.md."""
     tools: Path | dict[str, Any] | None = None
@@ -161,13 +161,13 @@ class EvalConfig(Settings):
     parallel: int = Field(default=64, ge=1)
     """Episodes in progress at the same time."""
     seed: int = 0
-    """Together with task and round it determines all randomness."""
+    """Seed. With task and round it determines all randomness."""
     prices: Prices | None = None
     """Prices of tokens and tool calls, to report US dollars too."""
     best_of: BestOfSettings | None = None
     """How a judge chooses among the rounds of a question at the end. ``null`` switches it off."""
     agreement: AgreementSettings | None = None
-    """Who judges again at the end, to see whether judges agree. ``null`` switches it off."""
+    """Judges that judge again at the end, to measure agreement. ``null`` switches it off."""
     retries: int = Field(default=2, ge=0)
     """Further attempts at an episode whose engine, tools or reward failed."""
     max_failed_share: float = Field(default=0.1, ge=0, le=1)
@@ -195,9 +195,9 @@ class EvalConfig(Settings):
         return self
 
     def _fault(self) -> str | None:
-        """What cannot go together."""
+        """Return the first conflict between settings."""
         if (self.model is None) == (self.team is None):
-            return "either a model or a team answers; give exactly one of `model` and `team`"
+            return "give exactly one of `model` and `team`; either a model or a team answers"
         if not self.agent and not self.agents:
             return "agent: missing, but required"
         if self.team is not None:
@@ -215,19 +215,19 @@ class EvalConfig(Settings):
         return None
 
     def prompt_source(self, route: Route) -> PromptSource:
-        """Where the prompts of an agent's rows come from.
+        """Return the source of the prompts of an agent's rows.
 
         Raises:
-            ConfigError: The file is missing or no prompt, or the benchmark asks in chats of its own.
+            ConfigError: The prompt file is missing or invalid, or the rows of the benchmark hold their own chats.
         """
         if self.reader in ("t_eval", "glaive") and route.prompt.mode is not PromptMode.ROW:
             raise ConfigError(
-                f"prompt: got {str(route.prompt)!r}, but rows of {self.reader} are chats of their own; say row"
+                f"prompt: got {str(route.prompt)!r}, but rows of {self.reader} hold their own chats; set prompt=row"
             )
         return route.prompt
 
     def published_protocol(self) -> PublishedProtocol | None:
-        """The numbers of ``protocol: published``, of several agents the first one's; ``None`` for ours.
+        """Return the numbers of ``protocol: published``, for several agents those of the first. ``None`` for ours.
 
         Raises:
             ConfigError: AFM's script cannot run an agent.
@@ -240,13 +240,13 @@ class EvalConfig(Settings):
         return PublishedProtocol.of(routes.first.limits)
 
     def routes(self, *, with_tools: bool = False) -> Routes:
-        """The agents, each with its limits, tools and rewards.
+        """Return the agents, each with its limits, tools and rewards.
 
         Args:
-            with_tools: As they are declared, even if they have to do ``without_tools``.
+            with_tools: Keep the declared tools despite ``without_tools``.
 
         Raises:
-            ConfigError: No such agent, a bad declaration, or entries of ``agents`` that contradict each other.
+            ConfigError: An agent does not exist, its declaration is invalid, or entries of ``agents`` contradict each other.
         """
         top = AgentRoute(
             agent=self.agent or None,
@@ -276,10 +276,10 @@ class EvalConfig(Settings):
         return self.model
 
     def unseen_roles(self) -> dict[str, UnseenTool]:
-        """``unseen_tools``, once every one is a tool role of an agent.
+        """Return ``unseen_tools`` after a check.
 
         Raises:
-            ConfigError: One is not.
+            ConfigError: One of them is no tool role of an agent.
         """
         specs = self.routes().specs
         known = sorted({role for spec in specs for role in spec.tool_roles})
@@ -291,7 +291,7 @@ class EvalConfig(Settings):
         return self.unseen_tools
 
     def choosing(self) -> tuple[BestOfSettings | None, str]:
-        """How a judge is to choose, or ``None`` and why it cannot: too few rounds, or no judge."""
+        """Return how a judge chooses, or ``None`` and the reason: too few rounds, or no judge."""
         if self.best_of is None:
             return None, ""
         sizes, least = tuple(k for k in self.best_of.sizes if k <= self.rounds), min(self.best_of.sizes)
@@ -303,7 +303,7 @@ class EvalConfig(Settings):
         return self.best_of.model_copy(update={"sizes": sizes}), ""
 
     def agreeing(self) -> tuple[AgreementSettings | None, str]:
-        """Who judges again, or ``None`` and the reason."""
+        """Return the judges that judge again, or ``None`` and the reason."""
         if self.agreement is None:
             return None, ""
         if any(judge.place().url is None for judge in self.agreement.judges):
@@ -312,14 +312,14 @@ class EvalConfig(Settings):
         return self.agreement, ""
 
     def tools_in_use(self, route: Route) -> Path | dict[str, Any] | None:
-        """An agent's tools, or ``None`` where it has to do without."""
+        """Return the tools of an agent, ``None`` with ``without_tools``."""
         return None if self.without_tools else route.tools
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
     """Read a YAML of ``afm eval`` and apply ``key=value`` overrides (dots reach into mappings, values are YAML).
 
-    A YAML may say ``extends: FILE``: mappings are merged, other values replaced. The files that ``extends``,
+    With ``extends: FILE`` in a YAML, mappings are merged and other values replaced. The files that ``extends``,
     ``agent``, ``tools`` and ``rewards`` name in a YAML are relative to it; data, models, ``output_dir`` and every
     override are relative to the working folder.
 
@@ -348,9 +348,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
 
 
 def saved_section(folder: Path, key: str, model: type[SectionT], overrides: Sequence[str]) -> SectionT:
-    """One part of the settings that an evaluation left in ``folder``, with overrides of its own keys.
+    """Return one section of the settings in an evaluation's ``folder``, with overrides of its keys.
 
-    Defaults where the evaluation had no such part, or left no settings.
+    A missing section or file gives the defaults.
 
     Raises:
         ConfigError: The file cannot be read, or a key or value is wrong.
@@ -364,7 +364,7 @@ def saved_section(folder: Path, key: str, model: type[SectionT], overrides: Sequ
 
 
 def dump_config(config: EvalConfig) -> str:
-    """The resolved settings as YAML that :func:`load_config` reads back."""
+    """Return the resolved settings as YAML for :func:`load_config`."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
@@ -378,7 +378,7 @@ def _anchored(data: dict[str, Any], folder: Path) -> None:
 
 
 def _team_in_place(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Put ``team=FILE`` and ``team.KEY=VALUE`` into ``data``; a model of the YAML gives way. Returns the other overrides."""
+    """Put ``team=FILE`` and ``team.KEY=VALUE`` into ``data``, in place of a model. Return the other overrides."""
     files = [text for text in overrides if override_key(text) == "team"]
     changes = [text.strip()[len("team.") :] for text in overrides if override_key(text).startswith("team.")]
     if files:
@@ -387,14 +387,14 @@ def _team_in_place(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
     if changes:
         team = data.get("team")
         if not team:
-            raise UsageError(f"team.{changes[0]}: is for a team's file; give it: team=FILE")
+            raise UsageError(f"team.{changes[0]}: changes the file of a team; also set team=FILE")
         team = {"file": team} if isinstance(team, str) else team
         data["team"] = team | {"changes": [*team.get("changes", ()), *changes]}
     return [text for text in overrides if override_key(text).partition(".")[0] != "team"]
 
 
 def _model_path(override: str) -> str:
-    """``model=DIR`` is short for ``model.path=DIR``."""
+    """Expand ``model=DIR`` to ``model.path=DIR``."""
     key, _, value = override.partition("=")
     short = key.strip() == "model" and not value.lstrip().startswith("{")
     return f"model.path={value}" if short else override

@@ -1,4 +1,4 @@
-"""Curves of a report: of trainings (LLaMA-Factory's log, the log of ``afm rl``) and of scores."""
+"""Curves of a report: of trainings (the logs of LLaMA-Factory and ``afm rl``) and of scores."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ RL_METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A curve: its lines by label, with the keys under which a row may hold each, best first.
+    """A curve: its lines by label, each with the keys of a row that may hold it, best first.
 
     Attributes:
-        unit: What its values are, on the vertical axis.
-        share: Whether values are shares, so that the axis ends at 100 %.
-        only_some: Not every run has it, so its absence needs no note.
-        reach: How far up the vertical axis goes at least, so that noise below it looks small.
+        unit: Label of the vertical axis.
+        share: Whether values are shares. The axis then shows percent and ends at ``reach`` or 100 %.
+        only_some: Whether only some runs have it, so that its absence needs no note.
+        reach: Least end of the vertical axis, so that noise below it looks small.
     """
 
     title: str
@@ -44,29 +44,29 @@ _RL_CURVES = (
     _Wanted(
         "Reward",
         "Mean over every sampled episode of a step, discarded groups included.",
-        "score of an episode",
+        "reward",
         {"reward": ("reward", "critic/score/mean")},
         reach=1.0,
     ),
     _Wanted(
         "Right answers",
-        "Share of the same episodes whose answer is right, whatever else the reward counts.",
-        "sampled episodes",
+        "Share of the same episodes with a right answer, whatever else the reward counts.",
+        "share of sampled episodes",
         {"answer right": ("correct",)},
         share=True,
     ),
     _Wanted(
         "Validation reward",
         "Mean over the scored episodes of each validation during the training.",
-        "score of an episode",
+        "reward",
         {"reward": ("validation_reward",)},
         only_some=True,
         reach=1.0,
     ),
     _Wanted(
-        "Validation, solved",
+        "Validation solved",
         "Share of the scored episodes of each validation that passed.",
-        "scored episodes",
+        "share of scored episodes",
         {"solved": ("validation_solved",)},
         share=True,
         only_some=True,
@@ -74,7 +74,7 @@ _RL_CURVES = (
     _Wanted(
         "Tool use",
         "Share of sampled episodes with at least one tool call.",
-        "sampled episodes",
+        "share of sampled episodes",
         {"share": ("tool_share",)},
         share=True,
     ),
@@ -91,16 +91,17 @@ _RL_CURVES = (
         {"response": ("response_tokens", "response_length/mean"), "agent": ("agent_tokens",)},
     ),
     _Wanted(
-        "Group filter",
-        "Groups of samples generated in a step, and those that differ enough to learn from.",
+        "Groups of samples",
+        "Groups generated in a step, and those kept because their samples differ in score.",
         "groups per step",
         {"generated": ("groups_generated",), "kept": ("groups_kept",)},
     ),
     _Wanted(
         "Clipped tokens",
-        "Share of trained tokens whose update the clip limited.",
-        "share of tokens",
+        "Share of trained tokens whose update was clipped.",
+        "share of trained tokens",
         {"share": ("clip_fraction", "actor/pg_clipfrac")},
+        share=True,
         reach=0.05,
     ),
     _Wanted(
@@ -119,8 +120,8 @@ _RL_CURVES = (
         only_some=True,
     ),
     _Wanted(
-        "Time of a step",
-        "Wall time of the whole step, and the parts for the rollout and the policy update.",
+        "Time per step",
+        "Wall time of a step, and of its rollout and policy update.",
         "seconds",
         {
             "step": ("seconds", "timing_s/step"),
@@ -140,7 +141,7 @@ _RL_CURVES = (
 
 
 def read_curves(run_dir: Path) -> tuple[list[Curve], list[str]]:
-    """The curves of ``sft/`` and ``rl/`` (or of one of the two itself), and a note for each series that is missing."""
+    """Return the curves of ``sft/`` and ``rl/``, or of one of these folders, and a note for each missing series."""
     curves: list[Curve] = []
     notes: list[str] = []
     log = _first(run_dir / "sft" / TRAINER_LOG, run_dir / TRAINER_LOG)
@@ -167,12 +168,12 @@ def read_curves(run_dir: Path) -> tuple[list[Curve], list[str]]:
 
 
 def _by_agent(rows: Mapping[float, Mapping[str, Any]]) -> tuple[_Wanted, ...]:
-    """Of a training with several agents: what each of them solves."""
+    """Curves of a training with several agents: what each of them solves."""
     names = sorted({name for row in rows.values() for name in row.get("by_agent") or ()})
 
     def wanted(title: str, caption: str, begin: str) -> _Wanted:
         lines = {name: (f"{begin}/{name}/acc",) for name in names}
-        return _Wanted(title, caption, "episodes solved", lines, share=True, only_some=True)
+        return _Wanted(title, caption, "share of episodes", lines, share=True, only_some=True)
 
     caption = "Share of each agent's sampled episodes, discarded groups included."
     return (
@@ -182,7 +183,7 @@ def _by_agent(rows: Mapping[float, Mapping[str, Any]]) -> tuple[_Wanted, ...]:
 
 
 def rl_metrics(run_dir: Path) -> Path | None:
-    """The metrics of ``run_dir/rl``, or of ``run_dir`` itself."""
+    """Return the metrics file of ``run_dir/rl`` or of ``run_dir`` itself, if there is one."""
     return _first(run_dir / "rl" / RL_METRICS, run_dir / RL_METRICS)
 
 
@@ -211,7 +212,7 @@ def _series(label: str, keys: Sequence[str], rows: Mapping[float, Mapping[str, A
 
 
 def metric(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
-    """The first finite number under one of ``keys``, in the row itself or among the engine's own names."""
+    """Return the first finite number under one of ``keys``, in the row or among the names of the engine."""
     engine = row.get("engine") or row.get("data")
     for part in (row, engine if isinstance(engine, Mapping) else {}):
         for key in keys:
@@ -222,7 +223,7 @@ def metric(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
 
 
 def training_rows(path: Path, step_key: str) -> dict[float, Mapping[str, Any]]:
-    """Rows of a log by step; what a resumed training logged again replaces the earlier, unreadable lines are left out."""
+    """Return the rows of a log by step. Of a step that was logged twice the last row counts. Unreadable lines are skipped."""
     rows: dict[float, Mapping[str, Any]] = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -235,39 +236,40 @@ def training_rows(path: Path, step_key: str) -> dict[float, Mapping[str, Any]]:
 
 
 _AT_MOST = 4
-"""Stages in one picture; it has as many colours."""
+"""Limit on the stages in one picture, which has as many colours."""
 
 
 def score_curves(stages: Sequence[StageResult]) -> Iterator[Curve]:
-    """pass@k over k for every stage with several rounds, then cost against score over all of them."""
+    """Yield pass@k over k for every stage with several rounds, then cost against score over all stages."""
     shown = stages[:_AT_MOST]
     for stage in shown:
         if stage.metrics.pass_at_k:
             yield _rounds(stage, alone=len(stages) == 1)
     if budgets := _budgets(shown):
+        alone = f", {budgets[0].label}" if len(budgets) == 1 < len(shown) else ""
         yield Curve(
-            "Solved within a budget",
-            "tokens of an episode, agent and observed",
+            f"Solved within a budget{alone}",
+            "agent and observed tokens per episode",
             budgets,
             "Share of the scored episodes that passed with at most this many tokens. It ends at the share that passed at all.",
-            "scored episodes solved",
+            "share of scored episodes",
             y_share=True,
             stepped=True,
         )
     money = tuple(line for stage in shown if (line := _money(stage)) is not None)
     points = tuple(point for stage in shown if (point := _point(stage)) is not None)
     if any(len(line.x) > 1 for line in money) or len(money) > 1:
-        caption = (
-            "pass@k at the price of k episodes, from k = 1, with its 95 % interval. Further left is cheaper."
-        )
-        costs = replace(_COSTS, x_label="USD per question", y_label="pass@k")
-        yield replace(costs, series=money, caption=caption, x_whole=False)
+        costs = replace(_COSTS, series=money, x_label="USD per question", x_whole=False)
+        if any(len(line.x) > 1 for line in money):
+            caption = "pass@k at the cost of k episodes, from k = 1, with its 95 % interval. Further left is cheaper."
+            costs = replace(costs, y_label="pass@k", caption=caption)
+        yield costs
     elif len(points) > 1:
         yield replace(_COSTS, series=points)
 
 
 def _budgets(stages: Sequence[StageResult]) -> tuple[Series, ...]:
-    """What each stage solves within a budget, all over the same budgets: 0 below its cheapest, the same above its dearest."""
+    """Return the share that each stage solves within a budget, over the same range: 0 below its cheapest episode."""
     known = [(stage.name, stage.scan) for stage in stages if stage.scan and stage.scan.tokens]
     budgets = [tokens for _, scan in known for tokens in scan.tokens]
     low, high = min(budgets, default=0.0), max(budgets, default=0.0)
@@ -309,12 +311,12 @@ def _rounds(stage: StageResult, *, alone: bool) -> Curve:
         "Chance that one (pass@k) or each (pass^k) of k episodes of a question passes. "
         "The band is the 95 % interval of pass@k over questions."
     )
-    return Curve(title, "episodes per question, k", lines, caption, "questions", y_share=True)
+    return Curve(title, "episodes per question, k", lines, caption, "share of questions", y_share=True)
 
 
 def _choices(metrics: Metrics) -> Iterator[Series]:
     if metrics.majority is not None:
-        yield Series("majority", (float(metrics.rounds),), (metrics.majority,), points=True)
+        yield Series("majority vote", (float(metrics.rounds),), (metrics.majority,), points=True)
     by_method: dict[str, dict[float, Interval]] = {}
     for choice in metrics.best_of:
         if choice.share is not None:
@@ -327,7 +329,7 @@ def _choices(metrics: Metrics) -> Iterator[Series]:
 
 
 def _money(stage: StageResult) -> Series | None:
-    """pass@k over the dollars of k episodes; pass@1 alone for one round."""
+    """Return pass@k over the dollars of k episodes, or pass@1 for one round."""
     metrics, usd = stage.metrics, stage.metrics.usd
     if usd is None or metrics.pass_at_1 is None:
         return None

@@ -1,4 +1,4 @@
-"""Statistics of a set of trajectories in one pass, and the report on them."""
+"""Statistics of a set of trajectories in one pass, and their report."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 
 from afm.agents import AgentSpec, load_agent
 from afm.errors import ConfigError
-from afm.evaluation.page import blocks_of, role_colours, template, write_page
-from afm.evaluation.wording import number, percent
+from afm.evaluation.page import blocks_of, plural, role_colours, template, write_page
+from afm.evaluation.wording import dollars, number, percent
+from afm.terminal import visible
 from afm.trajectory import answers
 from afm.trajectory.programs import call_form
 from afm.trajectory.record import Record
@@ -32,15 +33,15 @@ _PHRASE_WORDS = 8
 
 
 class Histogram(Counter[int]):
-    """Whole numbers and how often each was seen."""
+    """Counts of whole numbers."""
 
     @property
     def mean(self) -> float:
-        """0 when nothing was seen."""
+        """Mean of the numbers, 0 without any."""
         return sum(value * count for value, count in self.items()) / max(1, self.total())
 
     def quantile(self, share: float) -> int:
-        """The smallest value that at least ``share`` of all do not exceed; 0 when nothing was seen."""
+        """Return the smallest value that at least ``share`` of all do not exceed, 0 without any."""
         passed = 0
         for value in sorted(self):
             passed += self[value]
@@ -51,16 +52,17 @@ class Histogram(Counter[int]):
 
 @dataclass
 class DataStats:
-    """Counts over all rows seen so far. Memory grows by 16 bytes a row for duplicates, and by nothing else.
+    """Counts over all rows so far. Memory grows by 16 bytes per row, for duplicates, and by nothing else.
 
     Args:
-        samples: Rows kept to be shown: each row with the same chance, the same ones for the same ``seed``.
+        samples: Number of rows to show. Each row has the same chance. The same ``seed`` gives the same rows.
 
     Attributes:
-        characters: Of what the agent wrote, in hundreds (rounded up).
-        hops: Facts that a question needs, where its row tells.
-        roles: How often each role was written; ``with_role``: rows that hold it at least once.
-        repairs: Repaired breaks of the agent's order, by kind.
+        characters: Hundreds of characters that the agent wrote, rounded up.
+        hops: Facts that a question needs, where its row has them.
+        roles: Number of steps with each role.
+        with_role: Number of rows with each role.
+        repairs: Repaired faults of format, by kind.
     """
 
     samples: int = 6
@@ -97,7 +99,7 @@ class DataStats:
         self._random = random.Random(self.seed)
 
     def add(self, record: Record, agent: AgentSpec | None = None) -> None:
-        """Count one row; ``agent`` is its declaration where the shipped one of its name is not."""
+        """Count one row. ``agent`` is its declaration if the agent is not a shipped one."""
         self.rows += 1
         self.kept += record.kept
         if not record.kept:
@@ -166,7 +168,7 @@ class DataStats:
 
 
 def answer_type(parts: tuple[str, ...]) -> str:
-    """What kind of thing a final answer is, by its form alone."""
+    """Return the kind of a final answer, by its form."""
     if not parts:
         return "none"
     if len(parts) > 1:
@@ -191,7 +193,7 @@ def answer_type(parts: tuple[str, ...]) -> str:
 
 
 def _count(counter: Counter[str], name: str, count: int = 1) -> None:
-    """Count a name that strangers may have chosen: only so many different ones have their own count."""
+    """Count a name from the data. Only the first names have a count of their own, so that memory stays bounded."""
     counter[name[:120] if name[:120] in counter or len(counter) < _MOST_NAMES else _OTHER] += count
 
 
@@ -202,7 +204,7 @@ def _mark(text: str) -> int:
 
 @lru_cache(maxsize=64)
 def shipped_agent(name: str) -> AgentSpec | None:
-    """The shipped agent of that name; rows may name anything, files included, so nothing else is opened."""
+    """Return the shipped agent of that name. Rows may hold any name, even a path, so no other file is opened."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         return None
     try:
@@ -216,7 +218,7 @@ _MOST_BARS = 24
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One line of a distribution; ``width`` is a share of the longest bar's."""
+    """One line of a distribution. ``width`` is its share of the longest bar."""
 
     label: str
     count: int
@@ -226,7 +228,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One distribution; ``note`` tells its middle, or what is counted."""
+    """One distribution. ``note`` has its median and mean, or what is counted."""
 
     title: str
     note: str
@@ -235,7 +237,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class FunnelStage:
-    """Rows that a filter stage dropped, and what was left behind it; ``width`` is a share of all."""
+    """Rows that a filter stage dropped and left. ``width`` is the share that is left."""
 
     name: str
     dropped: int
@@ -251,10 +253,11 @@ def write_data_report(
     funnels: Mapping[str, Sequence[FunnelStage]],
     agent: AgentSpec | None = None,
 ) -> Path:
-    """Write the page, replacing ``path`` once it is complete. Text of strangers is escaped; nothing can run or load."""
+    """Write the page. ``path`` is replaced once it is complete. Text of the data is escaped: nothing can run or load."""
     samples = [(record, blocks_of(record, agent or shipped_agent(record.agent))) for record in stats.shown]
     specs = [agent] if agent else [spec for name in stats.agents if (spec := shipped_agent(name)) is not None]
-    html = template("data.html.j2", percent=percent, number=number).render(
+    filters = {"percent": percent, "number": number, "dollars": dollars, "plural": plural}
+    html = template("data.html.j2", **filters).render(
         title=title,
         stats=stats,
         charts=charts(stats),
@@ -263,35 +266,35 @@ def write_data_report(
         colours=role_colours(specs[0]) if len(specs) == 1 else {},
     )
     target = Path(path)
-    write_page(target, html)
+    write_page(target, visible(html))
     return target
 
 
 def charts(stats: DataStats) -> list[Chart]:
-    """Every distribution that has something to show."""
-    length = f"characters that the agent wrote; {_middle(stats.characters, 100)}"
-    repeats = f"calls; {stats.repeated_calls} repeat an earlier one of their row"
+    """Return every distribution that is not empty."""
+    length = f"characters written by the agent; {_middle(stats.characters, 100)}"
+    repeats = f"calls; {stats.repeated_calls} repeat an earlier call of their row"
     rows = (
         ("Agent", "rows", named(stats.agents)),
         ("Source of the question", "rows", named(stats.sources)),
         ("Teacher", "rows", named(stats.models)),
         ("Length", length, binned(stats.characters, 100)),
         ("Steps", _middle(stats.steps), binned(stats.steps)),
-        ("Tool calls in a row", _middle(stats.calls), binned(stats.calls)),
+        ("Tool calls per row", _middle(stats.calls), binned(stats.calls)),
         ("Hops", f"facts that the question needs; {_middle(stats.hops)}", binned(stats.hops)),
         ("Tools", repeats, named(stats.tools)),
         ("Tool calls that failed", "calls", named(stats.tool_failures)),
         ("Roles", "steps", named(stats.roles)),
         ("Rows with the role", "rows", named(stats.with_role, of=stats.rows)),
-        ("Final answer", "rows, by the answer's form", named(stats.answers)),
+        ("Final answer", "rows, by the form of the answer", named(stats.answers)),
         ("Dropped rows in these files", "rows, by reason", named(stats.reasons)),
-        ("Mended breaks of the order", "repairs", named(stats.repairs)),
+        ("Repaired faults", "repairs, by kind", named(stats.repairs)),
     )
     return [Chart(title, note, bars) for title, note, bars in rows if bars]
 
 
 def named(counts: Counter[str], of: int | None = None) -> list[Bar]:
-    """Names by count, the most frequent first; shares of ``of``, or of all."""
+    """Return bars of names, the most frequent first. Shares are of ``of``, or of all."""
     total, top = of or counts.total(), max(counts.values(), default=1)
     bars = [Bar(name, n, n / max(1, total), n / top) for name, n in counts.most_common(_MOST_BARS)]
     if rest := sum(n for _, n in counts.most_common()[_MOST_BARS:]):
@@ -300,10 +303,10 @@ def named(counts: Counter[str], of: int | None = None) -> list[Bar]:
 
 
 def binned(histogram: Histogram, scale: int = 1) -> list[Bar]:
-    """Values in bins of equal width, as narrow as the page has room for.
+    """Return bars of values in bins of equal width, as narrow as the page allows.
 
     Args:
-        scale: What 1 means: the value 3 of scale 100 is anything from 201 to 300.
+        scale: Size of a unit. With scale 100, the value 3 stands for 201 to 300.
     """
     if not histogram:
         return []

@@ -1,4 +1,4 @@
-"""Why episodes did not pass: each in exactly one class, with examples; and what solved episodes cost."""
+"""Why episodes did not pass: each in exactly one class, with examples. And the budgets that solved episodes need."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _LIMITS = frozenset(
 
 
 class Failure(StrEnum):
-    """Classes of episodes that did not pass, each with a label and a sentence. Where several fit, the first one counts."""
+    """Classes of episodes that did not pass, each with a label and a sentence. The first that fits counts."""
 
     label: str
     meaning: str
 
     def __new__(cls, value: str, label: str, meaning: str) -> Failure:
-        """A member, which is its value as text."""
+        """Make a member that equals its value as text."""
         member = str.__new__(cls, value)
         member._value_, member.label, member.meaning = value, label, meaning
         return member
@@ -43,17 +43,17 @@ class Failure(StrEnum):
     INFRASTRUCTURE = (
         "infrastructure",
         "No score: engine or tools failed",
-        "Not counted as wrong; run again to repeat them.",
+        "Not counted as wrong. Run again to repeat them.",
     )
     ABSTAINED = (
         "abstained",
         "No score: the reward abstained",
-        "The judge or the checker had no verdict; not counted as wrong.",
+        "The judge or the checker gave no verdict. Not counted as wrong.",
     )
     CUT_SHORT = (
         "cut_short",
-        "Cut short by a limit",
-        "Tool calls, tokens or seconds ran out before an answer.",
+        "Cut off by a limit",
+        "The limit of tool calls, tokens or seconds was reached before an answer.",
     )
     FORGED_OBSERVATION = (
         "forged_observation",
@@ -63,26 +63,26 @@ class Failure(StrEnum):
     NO_ANSWER = (
         "no_answer",
         "No answer",
-        "The episode ended by itself without an answer in the agent's format.",
+        "The model ended the episode without an answer in the agent's format.",
     )
-    PARTLY = "partly", "Partly right", "The reward grades in parts, and not all of them are right."
+    PARTLY = "partly", "Partly right", "The reward grades several parts, and not all are right."
     FORMAT_ONLY = (
         "format_only",
         "Right answer, broken format",
-        "The answer is right, but the agent's rules are broken.",
+        "The answer is right, but the response breaks the agent's format.",
     )
     WRONG_AND_FORMAT = (
         "wrong_and_format",
         "Wrong answer, broken format",
-        "The answer is wrong, and the agent's rules are broken.",
+        "The answer is wrong, and the response breaks the agent's format.",
     )
     TOOL_ERRORS = "tool_errors", "Wrong answer after tool errors", "At least half of the tool calls failed."
-    WRONG = "wrong", "Wrong answer", "In a valid format, with tools that worked."
+    WRONG = "wrong", "Wrong answer", "The format is valid and the tools worked."
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An episode of a class, as it is in the file: sealed where its benchmark is; the answer is then empty."""
+    """An episode of a class, as it is in the file. It is sealed if its benchmark is, and its answer is then empty."""
 
     record: Record
     answer: str
@@ -90,7 +90,7 @@ class Example:
 
 @dataclass(slots=True)
 class FailureGroup:
-    """All episodes of one class: how they ended, and a few examples of different questions, by question."""
+    """All episodes of one class: how they stopped, and a few examples by question."""
 
     kind: Failure
     count: int = 0
@@ -100,7 +100,7 @@ class FailureGroup:
 
 
 def failure_of(record: Record, spec: AgentSpec | None) -> Failure | None:
-    """The class of an episode, ``None`` when it passed."""
+    """Return the class of an episode, ``None`` if it passed."""
     if record.error:
         return Failure.INFRASTRUCTURE
     outcome = passed(record)
@@ -141,11 +141,11 @@ _POINTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a pass over the episodes of a run shows.
+    """The results of one pass over the episodes of a run.
 
     Attributes:
         failures: Classes of episodes that did not pass, the largest first.
-        tokens: Of budgets, rising: agent and observation tokens of one episode.
+        tokens: Budgets in rising order: agent and observation tokens of one episode.
         solved: Share of all scored episodes that passed within each budget.
         unjudged: Episodes in which exact match replaced the model judge.
     """
@@ -160,7 +160,7 @@ def scan(records: Iterable[Record], spec: AgentSpec | Agents | None) -> Scan:
     """Read ``records`` once, in the order of the file.
 
     Args:
-        spec: Their agent, or all their agents; without it an episode without an answer counts as wrong.
+        spec: Their agent, or all their agents. Without it an episode without an answer counts as wrong.
     """
     agents = None if spec is None else Agents.of(spec)
     groups: dict[Failure, FailureGroup] = {}
@@ -188,7 +188,7 @@ def scan(records: Iterable[Record], spec: AgentSpec | Agents | None) -> Scan:
 
 
 def _within(spent: list[float], scored: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Budgets and shares, at most ``_POINTS`` of them; nothing where no tokens were counted."""
+    """Return at most ``_POINTS`` budgets and shares. Both are empty if no tokens were counted."""
     if not spent or not spent[-1]:
         return (), ()
     places = sorted({round(step * (len(spent) - 1) / (_POINTS - 1)) for step in range(_POINTS)})

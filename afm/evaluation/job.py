@@ -1,4 +1,4 @@
-"""From resolved settings to metrics: load everything, evaluate, close everything."""
+"""Run an evaluation from its settings: load model, tools, rewards and data, evaluate, and close them."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from afm.runs.atomic import replace_text
 from afm.tools import load_tools
 
 _OUR_KEYS = frozenset({"ground_truth", "data_source", "prompt", "reward_model"})
-"""A row with one of them is a task, a raw question or an RL row, whichever benchmark it is of."""
+"""A row with one of these keys is in our layout: a task, a raw question or an RL row."""
 
 
 def task_files(place: Path) -> list[Path]:
-    """The file itself, or all files of a folder that can hold rows, by name.
+    """Return the file, or all files of a folder that can hold rows, by name.
 
     Raises:
-        DataError: There is nothing.
+        DataError: The folder holds no such file.
     """
     if not place.is_dir():
         return [place]
@@ -64,8 +64,8 @@ def read_benchmark(
 
     Args:
         reader: Name of the owner's layout (see :mod:`afm.datasets.readers`), for rows in another layout than ours.
-        data_source: Of rows that name none; chooses the reward.
-        routes: The agents. A row is refused if its agent does not get the row's prompt and its question cannot be
+        data_source: Data source of rows without one. It selects the reward.
+        routes: The agents. A row is rejected if its agent does not use the prompt of the row and the question cannot be
             separated from that prompt.
 
     Raises:
@@ -101,8 +101,8 @@ def _task(row: Any, default: str, reader: str | None, data_source: str | None) -
         raise DataError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except DataError as error:
         raise DataError(
-            f"reader {reader!r}: {error.message}. `afm data prepare tasks FILE --reader {reader} -o TASKS.jsonl` leaves "
-            "those rows out and lists them"
+            f"reader {reader!r}: {error.message}. `afm data prepare tasks FILE --reader {reader} -o TASKS.jsonl` drops "
+            "these rows and lists them"
         ) from None
     if not isinstance(task, Task):
         raise DataError(f"reader {reader!r} makes rows of kind {type(task).__name__}, not questions")
@@ -112,16 +112,16 @@ def _task(row: Any, default: str, reader: str | None, data_source: str | None) -
 _LOG = logging.getLogger(__name__)
 
 OnVerdict = Callable[[str, int, int], None]
-"""Receives what judges are asked for, how much of it is done, and how much there is."""
+"""Receives what judges are asked for, the number that is done, and the total."""
 
 
 class OpenTeam(Protocol):
-    """Opens the team of an evaluation: who plays, and what the manifest says about it."""
+    """Opens the team of an evaluation. Gives the player and its description for the manifest."""
 
     def __call__(
         self, config: EvalConfig, spec: AgentSpec
     ) -> AbstractAsyncContextManager[tuple[Player, dict[str, Any]]]:
-        """Everything is closed at the end of the block."""
+        """Open the team. It is closed at the end of the block."""
         ...
 
 
@@ -133,11 +133,11 @@ async def run_job(
     on_progress: OnProgress | None = None,
     on_verdict: OnVerdict | None = None,
 ) -> Metrics:
-    """Evaluate as ``config`` says, with its best-of-k and its second judges; see :func:`afm.evaluation.evaluate`.
+    """Run the evaluation of ``config``, with best-of-k and agreement of judges. See :func:`afm.evaluation.evaluate`.
 
     Args:
-        open_team: Needed where a team answers.
-        open_harness: Makes the player of ``harness``, with the arguments of :class:`HarnessPlayer`; needed where that is a team.
+        open_team: Needed if a team answers.
+        open_harness: Makes the player of ``harness``, with the arguments of :class:`HarnessPlayer`. Needed for a team.
 
     Raises:
         ConfigError: Settings of agent, model, tools or rewards are wrong.
@@ -188,7 +188,7 @@ async def run_job(
 
 
 async def _judged_further(config: EvalConfig, metrics: Metrics, on_verdict: OnVerdict | None) -> Metrics:
-    """What judges add to a finished evaluation."""
+    """Add best-of-k and agreement of judges to a finished evaluation."""
 
     def progress_of(what: str) -> OnProgress | None:
         return None if on_verdict is None else partial(on_verdict, what)
@@ -203,14 +203,14 @@ async def _judged_further(config: EvalConfig, metrics: Metrics, on_verdict: OnVe
 
 
 def row_agents(config: EvalConfig, tasks: Sequence[Task], *, opened: bool = True) -> RowAgents:
-    """Every agent with what its episodes need; where there is one, it has the empty key.
+    """Return every agent with what its episodes need. A single agent has the empty key.
 
     Args:
-        opened: With tools and rewards; a team has tools of its own.
+        opened: Whether to open tools and rewards. A team has its own tools.
 
     Raises:
         ConfigError: Settings of agents, tools, rewards or prompts are wrong.
-        DataError: No agent takes a task, or a row holds no prompt.
+        DataError: A task matches no agent, or a row holds no prompt.
     """
     routes = config.routes()
     own = tasks_by_agent(config, routes, tasks)
@@ -233,10 +233,10 @@ def row_agents(config: EvalConfig, tasks: Sequence[Task], *, opened: bool = True
 
 
 def tasks_by_agent(config: EvalConfig, routes: Routes, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-    """The tasks of each agent, by its key in ``agents:``; patterns that no task matches are warned of.
+    """Return the tasks of each agent, by key in ``agents:``. Logs a warning for patterns that match no task.
 
     Raises:
-        DataError: No agent takes a task.
+        DataError: A task matches no agent.
     """
     if not routes.by_row:
         return {routes.first.name: list(tasks)}
@@ -250,14 +250,14 @@ def tasks_by_agent(config: EvalConfig, routes: Routes, tasks: Sequence[Task]) ->
 
 
 def checked_prompts(config: EvalConfig, route: Route, tasks: Sequence[Task]) -> RunPrompts:
-    """The prompts of an agent's tasks, once they are known to be those that the model was trained with.
+    """Return the prompts of an agent's tasks, after a check that the model was trained with them.
 
-    For a model behind an address the folder of its tokenizer is checked. An agent without its tools, or with tools that
+    For a model at an address, the folder of its tokenizer is checked. An agent without its tools, or with tools that
     are new to the model, differs from training on purpose.
 
     Raises:
         ConfigError: The model was trained with another prompt and ``prompt_check`` is on, or the file of ``prompt`` is wrong.
-        DataError: A row holds no prompt, and ``prompt: row`` asks for it.
+        DataError: A row holds no prompt, but ``prompt: row`` needs it.
     """
     rows = ((f"task {task.id!r}", task.question, task.prompt) for task in tasks)
     changed = route.prompt.mode is PromptMode.OWN and (config.without_tools or config.unseen_tools)
@@ -271,10 +271,10 @@ def checked_prompts(config: EvalConfig, route: Route, tasks: Sequence[Task]) -> 
 
 
 def load_tasks(config: EvalConfig) -> list[Task]:
-    """The tasks of all files; an id that occurs in two files gets its file's name in front.
+    """Return the tasks of all files. An id that occurs in two files gets the name of its file as prefix.
 
     Raises:
-        DataError: A file or row is wrong, or there is no task at all.
+        DataError: A file or row is invalid, or there is no task.
     """
     tasks: list[Task] = []
     seen: set[str] = set()
@@ -300,7 +300,7 @@ def _files(config: EvalConfig) -> list[Path]:
 
 
 def open_model(config: EvalConfig) -> TokenModel:
-    """The model of ``config``, loaded or connected."""
+    """Load the model of ``config``, or connect to its server."""
     settings = config.answering
     return load_model(
         settings.path,
@@ -317,13 +317,13 @@ def open_model(config: EvalConfig) -> TokenModel:
 
 
 def _tool_purposes(config: EvalConfig) -> dict[str, str]:
-    """Tag and description of each tool role, for an endpoint's own tool calls."""
+    """Return tag and description of each tool role, for native tool calls."""
     spec = config.routes().first.declared
     return {tag: f"{spec.roles[tag].purpose} {spec.roles[tag].format}".strip() for tag in spec.tool_roles}
 
 
 def sources_of(config: EvalConfig) -> Sources:
-    """What the manifest says about model, tools, rewards and data; of several agents about the first."""
+    """Describe model, tools, rewards and data for the manifest. Of several agents the first counts."""
     first = config.routes().first
     return Sources(
         model=config.model.path if config.model is not None else None,
@@ -338,10 +338,10 @@ def sources_of(config: EvalConfig) -> Sources:
 
 
 def prices_of(config: EvalConfig) -> Prices | None:
-    """``prices``, with the judge's from the rewards.
+    """Return ``prices``, with the price of the judge from the rewards.
 
     Raises:
-        ConfigError: They name a tool that the agent does not call.
+        ConfigError: A price is for a tool that the agent does not call.
     """
     if config.prices is None:
         return None
@@ -358,7 +358,7 @@ def prices_of(config: EvalConfig) -> Prices | None:
 def conditions_of(
     config: EvalConfig, agents: RowAgents, sources: Sources, *, model: TokenModel | None = None
 ) -> Conditions:
-    """What the scores of an evaluation depend on; ``model`` bounds answers that nothing else does."""
+    """Return what the scores depend on. The context of ``model`` limits generations that have no other limit."""
     first, sampling = agents.routes.first, config.sampling
     room = model.context_tokens if model is not None else 1
     return Conditions(

@@ -1,4 +1,4 @@
-"""What a score depends on, written before the first episode and checked whenever a run resumes."""
+"""The manifest of a run: what its scores depend on. It is written before the first episode and checked on resume."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ _PIECES = 64
 _NO_SETTING = re.compile(
     r"(agents\.[\w-]+\.)?(agent\.(spec|without_tools_of)\.|reward\.judge\.price_per_million_tokens)"
 )
-"""The digest speaks for a whole declaration, and prices change no score."""
+"""The digest covers a whole declaration, and prices do not change scores."""
 
 
 class Sources(Settings):
-    """Where the parts of a run came from. ``reward: None`` is the built-in table. Scores ignore ``parallel``, ``prices``."""
+    """Sources of the parts of a run. ``reward: None`` is the built-in table. ``parallel``, ``prices`` change no score."""
 
     model: str | None = None
     team: dict[str, Any] | None = None
@@ -76,16 +76,16 @@ class Sources(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a score depends on, in addition to the questions, the agent and who plays.
+    """What a score depends on, in addition to the questions, the agent and the player.
 
     Attributes:
-        limits: In place of the agent's own.
-        prompt: Where prompts come from; by default the agent's own.
-        protocol: How AFM's script plays episodes; ``None`` for ours.
-        original: The agent before its tools were taken away, so that its tags are known.
-        unseen: Tools that the model was not trained with, by role, whose arguments are checked.
-        row_agents: Where rows choose their agent: all of them, with what they need in place of the first one's.
-        sources: Where model, tools and reward came from.
+        limits: Replace the limits of the agent.
+        prompt: Source of prompts, by default the agent.
+        protocol: How AFM's script plays episodes, ``None`` for ours.
+        original: The agent before its tools were removed, so that its tags are known.
+        unseen: Tools that the model was not trained with, by role. Their arguments are checked.
+        row_agents: All agents with what they need, if rows choose their agents.
+        sources: Sources of model, tools and reward.
     """
 
     sampling: SamplingParams
@@ -100,7 +100,7 @@ class Conditions:
     sources: Sources = field(default_factory=Sources)
 
     def agents(self, spec: AgentSpec) -> Agents:
-        """All agents; ``spec`` is the first."""
+        """Return all agents. ``spec`` is the first."""
         return Agents.of(spec, self.original) if self.row_agents is None else self.row_agents.agents
 
 
@@ -116,24 +116,24 @@ class RunManifest(Settings):
 
     @property
     def spec(self) -> AgentSpec:
-        """The agent as it was declared when the run began; of several the first."""
+        """The agent as declared at the start of the run, the first of several."""
         return AgentSpec.model_validate(self.settings["agent"]["spec"])
 
     @property
     def team(self) -> dict[str, Any] | None:
-        """The team that played, ``None`` where a model did."""
+        """The team that played, ``None`` if a model played."""
         team: dict[str, Any] | None = self.settings["model"].get("team")
         return team
 
     @property
     def prices(self) -> Prices | None:
-        """What the money of the run is counted by."""
+        """The prices of the run."""
         dumped = self.sources.get("prices")
         return None if dumped is None else Prices.model_validate(dumped)
 
     @property
     def agents(self) -> Agents:
-        """All agents as they were declared when the run began, and before their tools were taken away."""
+        """All agents as declared at the start of the run, and before their tools were removed."""
         several = self.settings.get("agents") or {"": {"agent": self.settings["agent"]}}
         specs: dict[str, AgentSpec] = {}
         originals: dict[str, AgentSpec] = {}
@@ -152,7 +152,7 @@ def make_manifest(
     *,
     token_exact: bool = True,
 ) -> RunManifest:
-    """Describe a run that is about to begin.
+    """Make the manifest of a new run.
 
     Args:
         token_exact: Whether the model's token ids are known.
@@ -212,7 +212,7 @@ def _settings(
 
 
 def _sample_tests_only(tasks: Iterable[Task], sources: Sources) -> int:
-    """Problems of LiveCodeBench that would be judged by their sample tests."""
+    """Count the problems of LiveCodeBench that only have sample tests."""
     if not (sources.benchmark or "").startswith("livecodebench"):
         return 0
     reward = validated(RewardSettings, sources.reward or {}, "reward")
@@ -220,7 +220,7 @@ def _sample_tests_only(tasks: Iterable[Task], sources: Sources) -> int:
 
 
 def _benchmark(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What was published of a benchmark, and where this run is another one."""
+    """Return what was published of a benchmark, and where this run differs."""
     benchmark = BENCHMARKS[name]
     return {
         "name": name,
@@ -238,7 +238,7 @@ def read_manifest(path: str | Path) -> RunManifest:
     """Read a manifest.
 
     Raises:
-        DataError: No such file, or it is no manifest of this format.
+        DataError: The file does not exist or is no manifest of this format.
     """
     try:
         return RunManifest.model_validate_json(Path(path).read_text(encoding="utf-8"))
@@ -247,7 +247,7 @@ def read_manifest(path: str | Path) -> RunManifest:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "file"
-        raise DataError(f"is no manifest: {key}: {first['msg']}", path=str(path)) from None
+        raise DataError(f"invalid manifest: {key}: {first['msg']}", path=str(path)) from None
 
 
 def holds_episodes(output_dir: Path) -> bool:
@@ -257,9 +257,9 @@ def holds_episodes(output_dir: Path) -> bool:
 
 
 def claim(output_dir: Path, manifest: RunManifest) -> None:
-    """Write the manifest into a folder without episodes, or check that its run has an equal one; prices may be new.
+    """Write the manifest into a folder without episodes, or check that the run in it has the same. Prices may change.
 
-    A run that was refused, or died before its first episode, claims nothing.
+    A run without a finished episode does not claim its folder.
 
     Raises:
         ConfigError: The folder holds another run.
@@ -280,7 +280,7 @@ def claim(output_dir: Path, manifest: RunManifest) -> None:
 
 
 def differences(before: RunManifest, after: RunManifest) -> list[str]:
-    """What two runs do not share, as ``key: old -> new``, in the order of the keys."""
+    """Return the settings that differ between two runs, as ``key: old -> new``, in the order of the keys."""
     old = flatten({"versions": before.versions, **before.settings})
     new = flatten({"versions": after.versions, **after.settings})
     if old.get("model.digest") is not None and old["model.digest"] == new.get("model.digest"):
@@ -291,11 +291,11 @@ def differences(before: RunManifest, after: RunManifest) -> list[str]:
 
 
 def model_digest(source: str) -> str | None:
-    """Fingerprint of a model folder, ``None`` for anything else (an address has no files to look at).
+    """Return the fingerprint of a model folder, ``None`` for an address.
 
-    SHA-256 over names, sizes and contents of its configuration, tokenizer and weights, and for a LoRA adapter also of
-    its model's. Of a file larger than 8 MiB
-    64 evenly spaced pieces of 64 KiB are read, which takes well under a second for a model of any size.
+    It is a SHA-256 over names, sizes and contents of configuration, tokenizer and weights. For a LoRA adapter it covers
+    the base model too. Of a file larger than 8 MiB only 64 evenly spaced pieces of 64 KiB are read, which takes well
+    under a second for a model of any size.
     """
     folder = model_folder(source)
     if not folder.is_dir():
@@ -322,7 +322,7 @@ def _add_file(digest: Any, file: Path) -> None:
 
 
 def data_checksum(tasks: Iterable[Task]) -> tuple[int, str]:
-    """Number of tasks, and a SHA-256 over all of them in order; their prompts and abilities are left out.
+    """Return the number of tasks and a SHA-256 over them in order, without prompts and abilities.
 
     Raises:
         DataError: An id occurs twice.
@@ -351,7 +351,7 @@ def _machine() -> dict[str, Any]:
     facts: dict[str, Any] = {"system": platform.platform(), "cpus": os.cpu_count()}
     if (commit := _commit()) is not None:
         facts["commit"] = commit
-    # torch is looked at only where a model has loaded it already: importing it takes seconds.
+    # torch is used only if a model has imported it already, because the import takes seconds.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -359,7 +359,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this program runs from; ``None`` where it is installed otherwise."""
+    """Return the commit of the checkout that runs, ``None`` outside a checkout."""
     git = Path(afm.__file__).resolve().parents[1] / ".git"
     try:
         head = (git / "HEAD").read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""What pages show: an episode as blocks of who wrote what, and curves as pictures (PNG data URIs, light and dark)."""
+"""Parts of pages: episodes as blocks by author and role, and curves as pictures (PNG data URIs, light and dark)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from afm.trajectory.record import Record
 from afm.trajectory.tags import Author, split
 
 COLOURS = len(ROLE_HUES)
-"""Colours a page has for roles; an agent with more begins again with the first."""
+"""Number of colours for roles. An agent with more roles starts again with the first colour."""
 
 _MAX_CHARS = 20_000
 
 
 def template(name: str, **filters: Callable[..., Any]) -> Any:
-    """A template of ``templates/``; values are escaped in HTML and in Markdown."""
+    """Return a template of ``templates/``. Values are escaped in HTML and in Markdown."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -47,34 +47,34 @@ class InMarkdown(str):
 
 
 def in_markdown(value: Any) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """Escape a text so that Markdown shows it unchanged, on one line."""
     if isinstance(value, InMarkdown):
         return value
     flat = " ".join(str(value).split())
     return re.sub(r"([\\`*_{}\[\]<>#|~$!])", r"\\\1", flat.replace("&", "&amp;"))
 
 
-def plural(count: int, noun: str) -> str:
-    """``1 question``, ``2,000 questions``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def plural(count: int, noun: str, several: str = "") -> str:
+    """Return a count with its noun: ``1 question``, ``2,000 questions``. ``several`` is an irregular plural."""
+    return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
 def write_page(path: Path, text: str) -> None:
-    """Replace a file; model-written text may hold half a surrogate pair, which UTF-8 cannot carry."""
+    """Replace a file. Half surrogate pairs, which a model may write and UTF-8 cannot hold, become question marks."""
     with replacing(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A run of text on the page.
+    """A piece of text by one author in one role.
 
     Attributes:
-        role: Empty for text outside of every role.
-        text: Without the surrounding white space, the middle of very long text left out.
-        colour: Number of the role's colour, ``None`` for the environment and for text without a role.
-        code: Whether it reads best in a fixed-width font.
-        fault: What is wrong with it in a few words, empty when nothing is.
+        role: Empty for text outside every role.
+        text: The text without surrounding white space, and without the middle if it is very long.
+        colour: Number of the colour of the role. ``None`` for the environment and for text without a role.
+        code: Whether to show it in a fixed-width font.
+        fault: The fault in a few words, empty without one.
     """
 
     role: str
@@ -86,13 +86,13 @@ class Block:
 
 
 def role_colours(spec: AgentSpec) -> dict[str, int]:
-    """Colour number of each role the agent itself may write, in the order of the declaration."""
+    """Return the colour number of each role that the agent may write, in the order of the declaration."""
     own = [role for role in spec.roles if role != spec.observation_role]
     return {role: number % COLOURS for number, role in enumerate(own)}
 
 
 def blocks_of(record: Record, spec: AgentSpec | None) -> list[Block]:
-    """The response in reading order; without a spec one block a segment."""
+    """Return the response as blocks in reading order. Without a spec each segment is a block."""
     if spec is None:
         return [Block("", part.author, shortened(part.text)) for part in record.segments if part.text.strip()]
     return list(_by_role(record, spec))
@@ -124,7 +124,7 @@ def _block(role: str, author: Author, content: str, spec: AgentSpec, fault: str 
 
 def _loose(text: str, author: Author) -> Iterator[Block]:
     if text.strip():
-        yield Block("", author, shortened(text), fault="outside of every role")
+        yield Block("", author, shortened(text), fault="outside every role")
 
 
 def shortened(text: str) -> str:
@@ -137,7 +137,7 @@ def shortened(text: str) -> str:
 
 
 class _Authors:
-    """Who wrote the character at an offset."""
+    """Author of the character at an offset."""
 
     def __init__(self, record: Record) -> None:
         parts = [part for part in record.segments if part.text]
@@ -152,11 +152,11 @@ class _Authors:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a curve: finite numbers, ``x`` and ``y`` of the same length.
+    """One line of a curve: finite numbers. ``x`` and ``y`` have the same length.
 
     Attributes:
-        low, high: Ends of an interval around every ``y``, drawn as a band (as bars for points); empty for none.
-        points: Whether it is points that belong to no line.
+        low, high: Ends of an interval around each ``y``, drawn as a band, or as bars for points. Empty without intervals.
+        points: Whether to draw points without a line.
     """
 
     label: str
@@ -169,16 +169,15 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One picture. Its vertical axis always includes zero, unless it is logarithmic.
+    """One picture. The vertical axis includes zero, unless it is logarithmic.
 
     Attributes:
-        x_label, y_label: What the axes show, with the unit.
-        caption: What to see in it.
-        y_share: Whether values are shares; the axis then goes from 0 % to 100 %.
-        y_log: Whether the vertical axis is logarithmic; every value is then above 0.
-        y_reach: How far up the vertical axis goes at least.
+        x_label, y_label: Labels of the axes, with the unit.
+        y_share: Whether values are shares. The axis is then in percent, to 100 % or to the larger of ``y_reach`` and the values.
+        y_log: Whether the vertical axis is logarithmic. Every value must be above 0.
+        y_reach: Least end of the vertical axis.
         x_from_zero: Whether the horizontal axis includes zero.
-        stepped: Whether a value holds until the next one, so that the line has steps and no slopes.
+        stepped: Whether a value holds until the next one.
         x_whole: Whether the horizontal axis has ticks at whole numbers only.
     """
 
@@ -197,7 +196,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class DrawnCurve:
-    """A drawn curve: ``data:`` URIs for a light and a dark page, and the curve in words (``alt``)."""
+    """A drawn curve: ``data:`` URIs for a light and a dark page, and a description (``alt``)."""
 
     title: str
     caption: str
@@ -220,7 +219,7 @@ _SIZE_INCHES = (4.2, 2.6)
 _DPI = 200
 _SMOOTH_FROM = 60
 _TICKS = [1, 2, 2.5, 5, 10]
-"""Ticks are these times a power of ten apart."""
+"""Distances between ticks, times a power of ten."""
 
 
 def draw(curve: Curve) -> DrawnCurve:
@@ -270,7 +269,7 @@ def _png(curve: Curve, theme: _Theme) -> str:
 
 
 def _plot(axes: Any, line: Series, colour: str, *, stepped: bool) -> None:
-    """A short series as a line with its points, a long one faint behind its running mean; points with their bars."""
+    """Draw a short series with its points, a long one faint behind its running mean, points with their bars."""
     if stepped:
         axes.step(line.x, line.y, where="post", linewidth=1.9, color=colour, label=line.label)
         return
@@ -281,7 +280,7 @@ def _plot(axes: Any, line: Series, colour: str, *, stepped: bool) -> None:
         style = {"fmt": "o", "markersize": 6, "capsize": 3, "clip_on": False}
         axes.errorbar(line.x, line.y, yerr=bars, color=colour, label=line.label, **style)
         return
-    # The marks of points at 0 % or 100 % reach over the axis and are drawn whole.
+    # Points at 0 % and 100 % are not cut off at the axis.
     style = {"color": colour, "markersize": 3.2, "clip_on": False}
     if line.low:
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=0)
@@ -295,7 +294,7 @@ def _plot(axes: Any, line: Series, colour: str, *, stepped: bool) -> None:
 
 
 def _scale(axes: Any, curve: Curve) -> None:
-    """Limits and ticks that make no small change look large: zero is on the axis, a logarithmic one has whole decades."""
+    """Set limits and ticks so that small changes look small: a zero, or whole decades of a logarithmic axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
     values = [value for line in curve.series for value in (*line.y, *line.low, *line.high)] or [1.0]
@@ -310,12 +309,21 @@ def _scale(axes: Any, curve: Curve) -> None:
         axes.minorticks_off()
         return
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=_TICKS))
-    if curve.y_share:
+    if curve.y_share and not curve.y_reach:
         axes.set_ylim(0, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
-    else:
-        top = max(0.0, curve.y_reach, *values)
-        axes.set_ylim(1.05 * min(0.0, *values), 1.05 * top or None)
+        return
+    top = max(0.0, curve.y_reach, *values)
+    axes.set_ylim(1.05 * min(0.0, *values), 1.05 * top or None)
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{100 * value:g} %" if curve.y_share else _tick(value))
+    )
+
+
+def _tick(value: float) -> str:
+    """``1,500``, ``0.00025`` and ``0``, without a power of ten."""
+    text = f"{value:,.7f}".rstrip("0").rstrip(".").replace("-", "−")
+    return "0" if text == "−0" else text
 
 
 def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
@@ -328,7 +336,7 @@ def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(theme.grid)
-    if len(curve.series) > 1:  # above the lines: among them it would hide some
+    if len(curve.series) > 1:  # above the picture, where it hides no line
         options = {
             "frameon": False,
             "labelcolor": theme.text,
@@ -340,13 +348,13 @@ def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
 
 
 def _smoothing_span(line: Series) -> int:
-    """Over how many neighbouring points a line is smoothed: about a twentieth of a long one, 0 for others."""
+    """Return the number of neighbouring points to smooth over: about a twentieth of a long line, 0 for others."""
     short = line.points or line.low or len(line.y) < _SMOOTH_FROM
     return 0 if short else 2 * max(1, len(line.y) // 40) + 1
 
 
 def _smoothed(values: Sequence[float], reach: int) -> list[float]:
-    """The centred mean over ``reach`` points on either side."""
+    """Return the centred mean over ``reach`` points on either side."""
     sums = [0.0]
     for value in values:
         sums.append(sums[-1] + value)

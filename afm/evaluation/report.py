@@ -1,4 +1,4 @@
-"""Reports: one self-contained HTML page about a run, and the same as Markdown and JSON."""
+"""Reports of runs: one self-contained HTML page, and the same as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from afm.evaluation.failures import Example, Failure, FailureGroup
 from afm.evaluation.metrics import passed
-from afm.evaluation.page import InMarkdown, blocks_of, draw, role_colours, template, write_page
+from afm.evaluation.page import InMarkdown, blocks_of, draw, plural, role_colours, template, write_page
 from afm.evaluation.report_folder import read_comparison, read_run
 from afm.evaluation.report_input import VIEW_PORT, Pair, ReportInput, StageResult
 from afm.evaluation.wording import (
@@ -29,6 +29,7 @@ from afm.evaluation.wording import (
     percent,
     points,
     savings_words,
+    stop_word,
     stops_words,
 )
 from afm.terminal import visible
@@ -49,7 +50,7 @@ def _html(run: ReportInput) -> str:
 
 
 def _markdown(run: ReportInput) -> str:
-    """Figures, failures and facts; trajectories are links, curves are tables."""
+    """Render figures, failures and facts. Trajectories are links, curves are tables."""
     text: str = template("report.md.j2", **_FILTERS).render(run=run, **_shared(run))
     return visible(text)
 
@@ -65,7 +66,7 @@ def _shared(run: ReportInput) -> dict[str, Any]:
 
 
 def _by_benchmark(stages: Sequence[StageResult]) -> list[tuple[str, list[StageResult]]]:
-    """Stages of published benchmarks, those of the same one together."""
+    """Group the stages of published benchmarks by benchmark."""
     by_name: dict[str, list[StageResult]] = {}
     for stage in stages:
         if stage.published is not None:
@@ -76,7 +77,7 @@ def _by_benchmark(stages: Sequence[StageResult]) -> list[tuple[str, list[StageRe
 def _by_class(
     failures: Sequence[tuple[StageResult, Sequence[FailureGroup]]],
 ) -> list[tuple[Failure, list[FailureGroup | None]]]:
-    """Every class that occurs in some stage, with each stage's group; the order of the classes."""
+    """Return every class that occurs, in the order of the classes, with the group of each stage."""
     tables = [{group.kind: group for group in groups} for _, groups in failures]
     return [
         (kind, [table.get(kind) for table in tables])
@@ -86,7 +87,7 @@ def _by_class(
 
 
 def _problem(pair: Pair, run: ReportInput) -> dict[str, Any]:
-    """What the template needs of a question and its episodes."""
+    """Return what the template needs of a question and its episodes."""
     first = pair.episodes[0][1]
     spec = pair.spec or (run.agents.declared(first) if run.agents else run.spec)
     asked_otherwise = {stage.name for stage in run.stages if not stage.own_prompt}
@@ -116,7 +117,7 @@ def _link(run: ReportInput, record: Record, file: Path | None) -> str | None:
 
 
 def _gold_text(gold: Any) -> str:
-    """The expected answer for a person: alternatives joined, anything longer as JSON."""
+    """Return the expected answer as text: alternatives joined, anything else as JSON."""
     if isinstance(gold, dict) and set(gold) <= {"target", "question"}:
         gold = gold.get("target", "")
     if isinstance(gold, list | tuple) and all(isinstance(part, str) for part in gold):
@@ -136,6 +137,8 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "difference": difference_words,
     "ours": ours_words,
     "stops": stops_words,
+    "stop": stop_word,
+    "plural": plural,
     "cost": cost_cells,
     "savings": savings_words,
     "gold": _gold_text,
@@ -146,12 +149,12 @@ _FILTERS: dict[str, Callable[..., Any]] = {
 
 
 def _unbroken(value: float | None) -> str:
-    """A share whose sign stays on its line."""
+    """Format a share with a percent sign that stays on its line."""
     return percent(value).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _breakable(text: str) -> str:
-    """Text whose paths may break after a slash."""
+    """Return text whose paths may break after a slash."""
     return escape(text).replace("/", Markup("/<wbr>"))
 
 
@@ -161,7 +164,7 @@ _SHOWN = 400
 
 
 def _json(run: ReportInput) -> str:
-    """Figures as in metrics.json: shares between 0 and 1, published scores in percent; text is cut."""
+    """Render figures as in metrics.json: shares between 0 and 1, published scores in percent. Long text is cut."""
     data = {
         "title": run.title,
         "kind": run.kind,
@@ -244,12 +247,12 @@ def _example(example: Example, stage: StageResult, run: ReportInput) -> dict[str
 
 
 def write_report(run: ReportInput, path: str | Path) -> Path:
-    """Write the page to ``path``, and the same as Markdown and JSON next to it (``.md``, ``.json``); all or none.
+    """Write the page to ``path``, and the same as ``.md`` and ``.json`` next to it.
 
-    The page needs no network and no script.
+    The page needs no network and no script. All texts are rendered before a file is replaced.
 
     Raises:
-        MissingExtraError: There are curves and matplotlib is not installed.
+        MissingExtraError: There are curves, but matplotlib is not installed.
     """
     target = Path(path)
     texts = {
@@ -263,12 +266,12 @@ def write_report(run: ReportInput, path: str | Path) -> Path:
 
 
 def write_run_report(run_dir: str | Path, path: str | Path, *, view_port: int = VIEW_PORT) -> Path:
-    """:func:`write_report` of a run folder or of one evaluation's ``output_dir``; errors as of :func:`read_run`."""
+    """Call :func:`write_report` for a run folder or the ``output_dir`` of one evaluation. Raises as :func:`read_run`."""
     return write_report(read_run(Path(run_dir), view_port=view_port), path)
 
 
 def write_comparison(
     folders: Sequence[Path], path: str | Path, *, anyway: bool = False, view_port: int = VIEW_PORT
 ) -> Path:
-    """:func:`write_report` of several evaluations, each compared with the first; errors as of :func:`read_comparison`."""
+    """Call :func:`write_report` for several evaluations, each compared with the first. Raises as :func:`read_comparison`."""
     return write_report(read_comparison(folders, anyway=anyway, view_port=view_port), path)

@@ -1,4 +1,4 @@
-"""What a report shows, as data: whoever fills a :class:`ReportInput` gets a page. The facts of what was run."""
+"""The content of a report as data, :class:`ReportInput`, and the facts of what was run."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ VIEW_PORT = 8765
 
 @dataclass(frozen=True, slots=True)
 class ViewLinks:
-    """Links into the episodes that `afm view` shows of ``root``."""
+    """Links to episodes in `afm view` of ``root``."""
 
     root: Path
     port: int = VIEW_PORT
 
     @property
     def command(self) -> str:
-        """What makes the links work."""
+        """The command that makes the links work."""
         return f"afm view {shlex.quote(str(self.root))} --port {self.port}"
 
     def to(self, record_id: str, episodes: Path) -> str:
-        """The address of one episode of the file ``episodes``."""
+        """Return the address of an episode in the file ``episodes``."""
         where = os.path.relpath(episodes.resolve(), self.root.resolve())
-        # Half a surrogate pair has no place in an address.
+        # An address cannot hold half a surrogate pair.
         known = record_id.encode("utf-8", "replace").decode()
         return f"http://127.0.0.1:{self.port}/#" + urlencode({"find": known, "in": where})
 
 
 def links_below(folders: Sequence[Path], port: int = VIEW_PORT) -> ViewLinks:
-    """Links into several folders: the deepest one that holds them all is shown."""
+    """Return links into several folders. `afm view` then shows the deepest folder above all of them."""
     return ViewLinks(Path(os.path.commonpath([folder.resolve() for folder in folders])), port)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedFigure:
-    """A published figure and ours; ``missing`` says why this run lacks it."""
+    """A published figure and ours. ``missing`` is the reason why this run lacks it."""
 
     score: PublishedScore
     ours: Interval | None
@@ -64,7 +64,7 @@ class PublishedFigure:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkNote:
-    """A run compared with the published scores of its benchmark; without ``departures`` their settings are comparable."""
+    """A run next to the published scores of its benchmark. Without ``departures`` they can be compared."""
 
     benchmark: str
     rows: tuple[PublishedFigure, ...]
@@ -78,12 +78,12 @@ class BenchmarkNote:
 
     @property
     def has_other_protocols(self) -> bool:
-        """Whether some scores are of other projects' models, measured in their own way."""
+        """Whether some scores are of models of other projects, measured in their own way."""
         return any(row.score.own_protocol for row in self.rows)
 
 
 def beside_published(manifest: RunManifest, metrics: Metrics) -> BenchmarkNote | None:
-    """What was published of the benchmark that ``manifest`` names, ``None`` where it names none."""
+    """Return the published scores of the benchmark in ``manifest``. ``None`` without a benchmark."""
     benchmark = manifest.sources.get("benchmark")
     if not isinstance(benchmark, Mapping):
         return None
@@ -96,18 +96,18 @@ def beside_published(manifest: RunManifest, metrics: Metrics) -> BenchmarkNote |
 
 
 def _ours(metric: str, metrics: Metrics) -> tuple[Interval | None, str]:
-    """Our figure, or why it is missing; best-of-k by choice from a list where there is one, else by grades."""
+    """Return our figure, or why it is missing. Best-of-k is by choice from a list if there is one, otherwise by grades."""
     kind, _, size = metric.rpartition("-" if metric.startswith("best-of") else "@")
     k, figure, reason = int(size), None, f"needs {size} rounds, has {metrics.rounds}"
     if kind == "best-of":
         by_method = {choice.method: choice for choice in metrics.best_of if choice.k == k}
         choice = by_method.get(Method.LIST) or by_method.get(Method.SCORE)
         figure = choice.share if choice else None
-        reason = "the judge chose nowhere" if choice else "no judge has chosen"
+        reason = "the judge made no choice" if choice else "no judge has chosen"
     elif kind == "avg":
         figure = metrics.pass_at_1 if metrics.rounds == k else None
     elif k == 1:
-        figure, reason = metrics.pass_at_1, "nothing has a score"
+        figure, reason = metrics.pass_at_1, "no episode has a score"
     else:
         figure = metrics.pass_at_k_intervals.get(k)
     return figure, "" if figure is not None else reason
@@ -118,9 +118,9 @@ class StageResult:
     """One evaluated stage.
 
     Attributes:
-        name: What a reader calls it: ``after SFT``.
-        note: A remark under the name: model, benchmark, rounds.
-        scan: What only its episodes tell.
+        name: Name for readers: ``after SFT``.
+        note: Remark under the name: model, benchmark, rounds.
+        scan: Results that need its episodes.
         own_prompt: Whether its questions were asked in the agent's own prompt, which a page can show.
     """
 
@@ -135,7 +135,7 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class StageDifference:
-    """The paired difference between two stages, with a sentence for each reason why they may not be comparable."""
+    """The paired difference between two stages. ``caveats`` are reasons why they may not be comparable."""
 
     before: str
     after: str
@@ -146,7 +146,7 @@ class StageDifference:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Episodes on one question, by the name of their stage; ``spec`` is their agent, where it is another than the report's."""
+    """Episodes on one question, by the name of their stage. ``spec`` is their agent if it is not that of the report."""
 
     title: str
     episodes: tuple[tuple[str, Record], ...]
@@ -155,7 +155,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line of "what was run"."""
+    """One line of "What was run"."""
 
     label: str
     value: str
@@ -163,7 +163,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command line to try, and what it does."""
+    """A command line to try, and its purpose."""
 
     line: str
     purpose: str
@@ -171,16 +171,16 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class ReportInput:
-    """Everything a report shows; empty parts are left out of the page.
+    """Everything a report shows. Empty parts are left out of the page.
 
     Attributes:
-        kind: What the page is called above its title.
-        spec: The agent, of several the first; without it trajectories are shown by author only.
-        agents: All of them, where rows chose theirs.
-        tool_story: Names of the stages before and after learning when to use the tool; the page then
+        kind: Label above the title.
+        spec: The agent, or the first of several. Without it trajectories are shown by author only.
+        agents: All agents, where rows chose theirs.
+        tool_story: Names of the stages before and after learning when to use the tool. The page then
             explains why fine-tuning left room.
-        differences: Between two stages each, all of them from the same one.
-        savings: Of models against teams.
+        differences: Differences from one stage to each of the others.
+        savings: Savings of models against teams.
     """
 
     title: str
@@ -200,7 +200,7 @@ class ReportInput:
     links: ViewLinks | None = None
 
     def stage(self, name: str) -> StageResult:
-        """The stage called ``name``."""
+        """Return the stage called ``name``."""
         return next(stage for stage in self.stages if stage.name == name)
 
 
@@ -208,7 +208,7 @@ _STAGES_FILE = "stages.jsonl"
 
 
 def facts_of(run_dir: Path, stages: Sequence[tuple[str, RunManifest | None]]) -> Iterator[Fact]:
-    """Facts of a run folder and its evaluations, in the order a reader asks for them."""
+    """Yield the facts of a run folder and its evaluations, the most important first."""
     known = [(name, manifest) for name, manifest in stages if manifest is not None]
     if known:
         first = known[0][1]
@@ -228,12 +228,12 @@ def facts_of(run_dir: Path, stages: Sequence[tuple[str, RunManifest | None]]) ->
 
 
 def _each(label: str, values: Sequence[tuple[str, str]]) -> Iterator[Fact]:
-    """One fact: the value all stages share, or each value with the stages that have it."""
+    """Yield one fact: the value that all stages share, or each value with its stages."""
     stages: dict[str, list[str]] = {}
     for name, value in values:
         stages.setdefault(value, []).append(name)
     shared = next(iter(stages))
-    listed = ";\n".join(f"{', '.join(names)}: {value or 'none'}" for value, names in stages.items())
+    listed = "\n".join(f"{', '.join(names)}: {value or 'none'}" for value, names in stages.items())
     if len(stages) > 1 or shared:
         yield Fact(label, listed if len(stages) > 1 else shared)
 
@@ -249,7 +249,7 @@ def _model(manifest: RunManifest) -> str:
 
 
 def _prompt(manifest: RunManifest) -> str:
-    """Whose words asked, where they are not the agent's own."""
+    """Return the source of the prompt where it is not the agent's own."""
     prompt = manifest.settings.get("prompt")
     if prompt is None:
         return ""
@@ -275,7 +275,7 @@ def _sampling(manifest: RunManifest) -> str:
 
 
 def _protocol(manifest: RunManifest) -> str:
-    """Whose way to play episodes where it is not ours."""
+    """Return the protocol of the episodes where it is not ours."""
     protocol = manifest.settings.get("protocol")
     return "" if protocol is None else f"{protocol['name']}: as AFM's script plays its web agent"
 
@@ -310,9 +310,10 @@ def _prices(manifest: RunManifest) -> str:
     if prices is None:
         return ""
     cached = "" if prices.cached is None else f", {prices.cached:g} cached"
-    judge = "" if prices.judge is None else f", {prices.judge:g} of the judge"
-    tools = "".join(f", {usd:g} a call of {name}" for name, usd in prices.tools.items())
-    return f"USD {prices.prompt:g} prompt{cached}, {prices.completion:g} completion{judge} (a million tokens){tools}"
+    judge = "" if prices.judge is None else f", {prices.judge:g} judge"
+    calls = ", ".join(f"{usd:g} {name}" for name, usd in prices.tools.items())
+    tools = f"\nUSD per call: {calls}" if calls else ""
+    return f"USD per million tokens: {prices.prompt:g} prompt{cached}, {prices.completion:g} completion{judge}{tools}"
 
 
 _DESCRIBED: dict[str, Callable[[RunManifest], str]] = {
@@ -330,7 +331,7 @@ _DESCRIBED: dict[str, Callable[[RunManifest], str]] = {
 
 
 def _stage_seconds(path: Path) -> list[tuple[str, float]]:
-    """Name and seconds of each finished stage of a job; a half-written last line is ignored."""
+    """Return name and seconds of each finished stage of a job. A half-written last line is ignored."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

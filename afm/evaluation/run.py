@@ -1,4 +1,4 @@
-"""Evaluate a model: every task through the one episode loop, resumable after any kind of death."""
+"""Evaluate a model: play every task in the episode loop. An interrupted run can be resumed at any point."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METRICS_FILE = "metrics.json"
 _FAILURES_IN_A_ROW = 20
 
 OnProgress = Callable[[int, int], None]
-"""Receives how many episodes are done, those of earlier starts included, and how many there are."""
+"""Receives the number of finished episodes, with those of earlier starts, and the total."""
 
 
 async def evaluate(
@@ -46,24 +46,24 @@ async def evaluate(
     team: Player | None = None,
     on_progress: OnProgress | None = None,
 ) -> Metrics:
-    """Run every task as often as ``conditions`` say, and judge it.
+    """Play and judge every task in ``conditions.rounds`` rounds.
 
-    Writes ``manifest.json`` first, one line of ``episodes.jsonl`` for every finished episode (its id is the
-    task's and the round's), and ``metrics.json`` last. Called again after a kill it skips what is finished and
-    repeats episodes without a score. An episode's randomness depends on seed, task and round only, so an
-    interrupted run gives the same episodes as an undisturbed one, whatever ``parallel``.
+    Writes ``manifest.json`` first, then a line of ``episodes.jsonl`` for each finished episode, and ``metrics.json``
+    last. The id of an episode has its task and round. After a kill, the same call skips finished episodes and repeats
+    those without a score. The randomness of an episode depends only on seed, task and round. So an interrupted run
+    gives the same episodes as an undisturbed one, with any ``parallel``.
 
     Args:
-        parallel: Episodes in flight; tasks beyond wait as data, not as coroutines.
+        parallel: Episodes in progress. Other tasks wait as data, not as coroutines.
         keep_tokens: Whether episodes hold token ids, mask and log-probabilities.
-        team: Who plays where ``model`` is ``None``; sampling, limits and tools are then its own.
+        team: Plays if ``model`` is ``None``, with its own sampling, limits and tools.
 
     Raises:
-        BudgetSpentError: The team's budget is spent. What is finished stays.
+        BudgetSpentError: The budget of the team is spent. Finished episodes are kept.
         ConfigError: A tool of the agent is missing, ``output_dir`` holds a run with other settings, or another
-            process is at work in it.
-        DataError: A task id occurs twice, or a line of an earlier start is broken.
-        EngineError: Too many episodes failed. What is finished stays; run again to repeat the rest.
+            process uses it.
+        DataError: A task id occurs twice, or a line of an earlier start is invalid.
+        EngineError: Too many episodes failed. Finished episodes are kept. Run again to repeat the rest.
         SandboxUnavailableError: Model-written code cannot run on this machine.
     """
     player = team or _model_player(spec, model, tools, conditions, keep_tokens=keep_tokens)
@@ -96,10 +96,10 @@ def _model_player(
     keep_tokens: bool,
 ) -> Player:
     if model is None:
-        raise ConfigError("no player; expected a model or a team")
+        raise ConfigError("evaluate: got neither a model nor a team, expected one of them")
     if keep_tokens and not model.token_exact:
         raise ConfigError(
-            "keep_tokens: a chat endpoint shows no token ids; leave it out, or serve the model with token ids"
+            "keep_tokens: a chat endpoint returns no token ids; remove it, or serve the model with token ids"
         )
     check_tools(f"agent {spec.name!r}", spec.tool_roles.values(), tools)
     return ModelPlayer(
@@ -115,9 +115,9 @@ def _model_player(
 
 
 def _referees(like: Referee, agents: RowAgents) -> dict[str, Referee]:
-    """Of each agent, by its key in ``agents:``; they share the model."""
+    """Return a referee for each agent, by key in ``agents:``. They share the model."""
     if not isinstance(like.player, ModelPlayer):
-        raise ConfigError("a team answers as one agent; rows cannot choose theirs")
+        raise ConfigError("a team answers as one agent, so rows cannot choose their agents")
     referees = {}
     for route in agents.routes:
         spec, tools = route.declared, agents.tools[route.name]
@@ -136,12 +136,12 @@ def _referees(like: Referee, agents: RowAgents) -> dict[str, Referee]:
 
 
 class FinishedEpisodes(RecordWriter):
-    """The episodes file of one evaluation, as earlier starts left it and as this one continues it.
+    """The episodes file of an evaluation, which this start continues.
 
-    Making it sets a half-written last line aside, and forgets episodes without a score.
+    The constructor moves a half-written last line to another file and removes episodes without a score.
 
     Attributes:
-        ids: Of the episodes of earlier starts.
+        ids: Ids of the episodes of earlier starts.
 
     Raises:
         DataError: A line is no record.
@@ -150,7 +150,7 @@ class FinishedEpisodes(RecordWriter):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         with self:
-            pass  # sets a half-written last line aside
+            pass  # moves a half-written last line to another file
         self.ids: set[str] = set()
         unscored: set[int] = set()
         for number, item in numbered_records(path):
@@ -165,16 +165,16 @@ class FinishedEpisodes(RecordWriter):
                 scored.writelines(line for number, line in raw_lines(path) if number not in unscored)
 
     def records(self) -> Iterator[Record]:
-        """The episodes of earlier starts, one in memory at a time.
+        """Yield the episodes of earlier starts, one at a time.
 
         Raises:
-            DataError: A line is no record; names file and line.
+            DataError: A line is no record. The error names file and line.
         """
         return islice(records_of(self.path.parent), len(self.ids))
 
 
 class _Run:
-    """The workers of one evaluation: they share an iterator of jobs, so only what is in flight is in memory."""
+    """The workers of an evaluation. They share an iterator of jobs, so only episodes in progress are in memory."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class _Run:
         self._spent: BudgetSpentError | None = None
 
     async def work(self, jobs: Iterator[Job], parallel: int) -> None:
-        """Play ``jobs``; those under way when the budget is spent may still end."""
+        """Play ``jobs``. After the budget is spent, only episodes in progress continue."""
         self._report()
         affordable = takewhile(lambda _: self._spent is None, jobs)
         await work_in_parallel(affordable, lambda job: self._play(job, parallel), parallel)
@@ -225,7 +225,7 @@ class _Run:
             self._on_progress(len(self._finished.ids) + self._tally.episodes, self._total)
 
     def _check(self, record: Record, parallel: int) -> None:
-        """End the run when failures are more than accidents."""
+        """End the run if too many episodes failed, or many in a row."""
         self._failures_in_a_row = 0 if has_score(record) else self._failures_in_a_row + 1
         share = self._max_share
         too_many = self._tally.failed > share * self._total
@@ -237,15 +237,15 @@ class _Run:
             f"{self._tally.failed} of {len(self._finished.ids) + self._tally.episodes} episodes ended without a score "
             f"({self._tally.errors} failures of engine or tools, {self._tally.abstained} abstentions of the "
             f"reward); at most {share:.0%} of {self._total} may. The last one: {cause or 'no reason given'}. "
-            "Remove the cause and run again: finished episodes are kept, these are repeated"
+            "Remove the cause and run again. Finished episodes are kept, failed ones are repeated"
         )
 
 
 def finished_metrics(output_dir: Path) -> Metrics:
-    """The figures of an evaluation that ended.
+    """Return the figures of a finished evaluation.
 
     Raises:
-        DataError: The file is missing, or of another version.
+        DataError: The file is missing, or has another format.
     """
     file = output_dir / METRICS_FILE
     if not file.is_file():
@@ -256,19 +256,19 @@ def finished_metrics(output_dir: Path) -> Metrics:
     try:
         return Metrics.model_validate_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataError(f"no metrics of this version: {error}", path=str(file)) from None
+        raise DataError(f"metrics in another format: {error}", path=str(file)) from None
 
 
 def keep_metrics(output_dir: Path, metrics: Metrics) -> None:
-    """Replace the figures."""
+    """Replace the figures of an evaluation."""
     replace_text(output_dir / METRICS_FILE, metrics.model_dump_json(indent=2) + "\n")
 
 
 def records_of(output_dir: Path) -> Iterator[Record]:
-    """The episodes in the order of the file.
+    """Yield the episodes in the order of the file.
 
     Raises:
-        DataError: A line is broken.
+        DataError: A line is invalid.
     """
     for item in read_records(output_dir / EPISODES_FILE):
         if isinstance(item, DataError):

@@ -1,4 +1,4 @@
-"""Figures and findings in words, for the page and the terminal."""
+"""Figures and results in words, for reports and the terminal."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ _SURE = 0.05
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A share as percent: ``0.875`` is ``87.5 %``."""
+    """Format a share as percent: ``0.875`` is ``87.5 %``."""
     return "–" if value is None else f"{100 * value:.{digits}f} %"
 
 
 def points(value: float) -> str:
-    """A difference of shares in percentage points, with its sign."""
-    return f"{100 * value:+.1f}".replace("-", "−")
+    """Format a difference of shares in percentage points, with its sign."""
+    text = f"{100 * value:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
 
 
 def number(value: float | None) -> str:
-    """A figure with as many digits as help."""
+    """Format a figure with about two digits after the point."""
     if value is None:
         return "–"
     if 0 < abs(value) < 0.1:
         text = f"{value:.2g}"
+        if "e" in text:  # below 0.0001, where Python writes a power of ten
+            text = f"{value:.{min(12, 1 - math.floor(math.log10(abs(value))))}f}".rstrip("0")
     elif abs(value) >= 100:
         text = f"{value:,.0f}"
     else:
@@ -42,12 +45,14 @@ def number(value: float | None) -> str:
 
 
 def figure(value: float | None, share: bool) -> str:
-    """A share as percent, any other value as a number."""
-    return percent(value) if share else number(value)
+    """Format a share as percent, a whole number without digits after the point, anything else as a number."""
+    if share or value is None:
+        return percent(value)
+    return f"{value:,.0f}".replace("-", "−") if value == int(value) else number(value)
 
 
 def metric_lines(metrics: Metrics) -> Iterator[str]:
-    """Everything that the table of a report has no column for, a line each."""
+    """Yield a line for each result that has no column in the table of a report."""
     if metrics.pass_at_k:
         yield rounds_words(metrics)
     yield from judged_lines(metrics)
@@ -64,34 +69,34 @@ def metric_lines(metrics: Metrics) -> Iterator[str]:
     yield from (f"agent {name}: {_agent_words(part)}" for name, part in metrics.by_agent.items())
     for field, scores in ({"source": metrics.by_source} | metrics.by_group).items():
         if scores:
-            listed = (f"{name}: {ours(score)}" for name, score in scores.items())
-            yield f"by {field}, {'; '.join(listed)}"
+            listed = (f"{ours(score)} for {name}" for name, score in scores.items())
+            yield f"by {field}, pass@1: {'; '.join(listed)}"
 
 
 _AGENT_H = {
     "h_react": "H_ReAct",
     "h_general": "H_General",
     "h_score": "H_Score",
-    "invented_tool": "calls of tools not given",
+    "invented_tool": "calls of tools that were not offered",
     "called_when_asked": "called when asked",
 }
 
 
 def judged_lines(metrics: Metrics) -> Iterator[str]:
-    """best-of-k compared with what chance and an oracle would choose, and how far judges agree."""
+    """Yield best-of-k, next to a random choice and an oracle, and the agreement of judges."""
     yield from map(_best_of_words, metrics.best_of)
     for k in sorted({best.k for best in metrics.best_of}):
         oracle = metrics.pass_at_k_intervals.get(k)
         chance = metrics.pass_at_1.value if metrics.pass_at_1 else None
         yield (
-            f"for comparison: pass@{k} {ours(oracle) if oracle else '–'}, a random choice {percent(chance)}, "
-            f"majority of {metrics.rounds} {percent(metrics.majority)}"
+            f"to compare with best-of-{k}: pass@{k} {ours(oracle) if oracle else '–'}, random choice {percent(chance)}, "
+            f"majority vote of {metrics.rounds} rounds {percent(metrics.majority)}"
         )
     yield from (f"judges: {_agreement_words(pair)}" for pair in metrics.agreement)
 
 
 def cost_lines(metrics: Metrics) -> Iterator[str]:
-    """What a solved episode takes, and what episodes cost in dollars, where that is known."""
+    """Yield the cost per solved episode, and the cost in dollars where it is known."""
     if metrics.per_solved:
         yield _solved_words(metrics.per_solved)
     if metrics.usd:
@@ -99,7 +104,7 @@ def cost_lines(metrics: Metrics) -> Iterator[str]:
 
 
 def rounds_words(metrics: Metrics) -> str:
-    """avg@k and some pass@k of several rounds."""
+    """Return avg@k and some pass@k of several rounds."""
     shown = [k for k in metrics.pass_at_k if k > 1 and (k & (k - 1) == 0 or k == metrics.rounds)]
     parts = [f"avg@{metrics.rounds} {percent(metrics.avg_at_k)}"]
     parts += [f"pass@{k} {percent(metrics.pass_at_k[k])}" for k in shown]
@@ -111,65 +116,64 @@ def rounds_words(metrics: Metrics) -> str:
 
 
 def _best_of_words(choice: BestOf) -> str:
-    """One best-of-k with what it rests on."""
-    share = ours(choice.share) if choice.share else "nothing chosen"
+    """Return one best-of-k and the choices behind it."""
+    share = ours(choice.share) if choice.share else "no choice"
     parts = [f"{choice.name} by {choice.judge}: {share} of {choice.questions:,} questions"]
     if choice.abstained:
-        parts.append(
-            f"{choice.abstained:,} of {choice.abstained + choice.asked:,} times the judge gave no verdict"
-        )
+        parts.append(f"no verdict in {choice.abstained:,} of {choice.abstained + choice.asked:,} requests")
     if choice.places:
         parts.append(
-            "chose places "
-            + ", ".join(f"{place}: {percent(part, 0)}" for place, part in choice.places.items())
+            "chosen by position: "
+            + ", ".join(f"{percent(part, 0)} at {place}" for place, part in choice.places.items())
         )
     return "; ".join(parts)
 
 
 def _agreement_words(pair: Agreement) -> str:
-    """How far two judges agree, in a sentence."""
+    """Return the agreement of two judges in a sentence."""
     if pair.agreed is None:
-        return f"{pair.first} and {pair.second}: no episode with a verdict of both"
+        return f"{pair.first} and {pair.second} have no episode with verdicts of both"
     kappa = "not defined (all verdicts are the same)" if pair.kappa is None else f"{pair.kappa:.2f}"
     if pair.kappa_interval is not None:
         kappa += f" ({pair.kappa_interval.low:.2f} to {pair.kappa_interval.high:.2f})"
-    lost = f"; {pair.abstained:,} more without a verdict of one of them" if pair.abstained else ""
+    lost = f"; in {pair.abstained:,} more, one of them gave no verdict" if pair.abstained else ""
     return (
-        f"{pair.first} and {pair.second} agree on {ours(pair.agreed)}, Cohen's kappa {kappa}, of {pair.episodes:,} episodes of "
-        f"{pair.questions:,} questions that need a judge (correct by {pair.first} alone {pair.only_first:,}, by {pair.second} "
-        f"alone {pair.only_second:,}){lost}"
+        f"{pair.first} and {pair.second} agree on {ours(pair.agreed)} of {plural(pair.episodes, 'episode')} "
+        f"({plural(pair.questions, 'question')}) that need a judge; Cohen's kappa {kappa}; correct only by {pair.first} "
+        f"{pair.only_first:,}, only by {pair.second} {pair.only_second:,}{lost}"
     )
 
 
 def _solved_words(cost: Mapping[str, float]) -> str:
-    """What one solved episode costs, in a sentence."""
+    """Return the calls and tokens per solved episode in a sentence."""
     if "agent_tokens" not in cost:
-        return f"a solved episode costs {number(cost['tool_calls'])} tool calls, failed ones included; tokens are not known"
+        return f"per solved episode, with the failed ones included: {number(cost['tool_calls'])} tool calls; tokens are not known"
     tokens = cost["agent_tokens"] + cost["observation_tokens"]
     return (
-        f"a solved episode costs {number(cost['tool_calls'])} tool calls and {number(tokens)} tokens "
-        f"({number(cost['agent_tokens'])} of the agent), failed ones included"
+        f"per solved episode, with the failed ones included: {number(cost['tool_calls'])} tool calls and {number(tokens)} "
+        f"tokens ({number(cost['agent_tokens'])} written by the agent)"
     )
 
 
 def dollars(value: float) -> str:
-    """An amount with at least three digits that count: ``0.00123 USD``."""
+    """Format an amount with at least three significant digits: ``0.00123 USD``."""
     places = 2 if value >= 1 or value <= 0 else min(12, 2 - math.floor(math.log10(value)))
     return f"{value:,.{places}f} USD"
 
 
 def money_words(usd: Usd) -> str:
-    """What an episode and a solved task cost, in a sentence."""
+    """Return the dollars per episode and per solved task in a sentence."""
     mean, solved = usd.per_episode, usd.per_solved
-    text = f"{dollars(mean.value)} an episode ({_between(mean.low, mean.high)})"
+    paid = {name: part for name, part in usd.parts.items() if part}
+    parts = ", ".join(f"{name} {dollars(part)}" for name, part in paid.items()) if len(paid) > 1 else ""
+    text = (
+        f"{dollars(mean.value)} per episode ({_between(mean.low, mean.high)}{f'; {parts}' if parts else ''})"
+    )
     if solved is None:
         text += ", no task solved"
     else:
         text += f", {dollars(solved.value)} per solved task ({_between(solved.low, solved.high)})"
-    paid = {name: part for name, part in usd.parts.items() if part}
-    if len(paid) > 1:
-        text += "; of an episode " + ", ".join(f"{name} {dollars(part)}" for name, part in paid.items())
-    return text + ("; without the judge, whose price is not given" if usd.judge_unpriced else "")
+    return text + ("; without the judge, which has no price" if usd.judge_unpriced else "")
 
 
 def _between(low: float, high: float | None) -> str:
@@ -178,17 +182,17 @@ def _between(low: float, high: float | None) -> str:
 
 
 def unseen_words(metrics: Metrics) -> str:
-    """Broken arguments of tools that were new to the agent."""
+    """Return the share of invalid arguments in calls of tools that were new to the agent."""
     shares = dict(metrics.unseen_argument_errors)
     whole = shares.pop("all")
     by_role = ", ".join(f"{role} {percent(share)}" for role, share in shares.items())
-    return f"{percent(whole)} of the calls of unseen tools break the form of the argument ({by_role})"
+    return f"{percent(whole)} of the calls of unseen tools have an invalid argument ({by_role})"
 
 
 def hallucination_words(metrics: Metrics) -> str:
-    """Calls of tools that are not there, in a sentence; empty where they were not counted."""
+    """Return the calls of tools that were not offered, in a sentence. Empty where they were not counted."""
     if metrics.tool_format_without_tool is not None:
-        return f"no tool offered: {percent(metrics.tool_format_without_tool)} of the episodes hold the form of a call"
+        return f"no tool offered: {percent(metrics.tool_format_without_tool)} of the episodes have the form of a call"
     if metrics.invented_tool is None:
         return ""
     calls = metrics.invented_tool_calls
@@ -197,37 +201,51 @@ def hallucination_words(metrics: Metrics) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """``text`` on one line, its end left out beyond ``length`` characters."""
+    """Return ``text`` on one line, cut after ``length`` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= length else f"{flat[:length].rstrip()} ..."
 
 
 def ours_words(row: PublishedFigure) -> str:
-    """Our figure next to a published one: with its interval, or why it is missing."""
+    """Return our figure next to a published one, with its interval, or why it is missing."""
     return row.missing if row.ours is None else ours(row.ours)
 
 
 def ours(figure: Interval) -> str:
-    """A share with its interval."""
+    """Format a share with its interval."""
     return f"{percent(figure.value)} ({percent(figure.low)} to {percent(figure.high)})"
 
 
 def _agent_words(part: Metrics) -> str:
-    """The figures of one agent of several."""
+    """Return the figures of one agent of several."""
     score = part.pass_at_1
     return (
-        f"{ours(score) if score else 'no score'} of {part.questions:,} questions, format valid {percent(part.format_valid)}, "
+        f"{ours(score) if score else 'no score'} of {plural(part.questions, 'question')}, format valid {percent(part.format_valid)}, "
         f"tool calls {number(part.tool_calls)}, agent tokens {number(part.agent_tokens)}"
     )
 
 
 def stops_words(stops: Counter[str]) -> str:
-    """How episodes ended, the most frequent way first: ``answer 12, turns 3``."""
-    return ", ".join(f"{stop.replace('_', ' ')} {count:,}" for stop, count in stops.most_common())
+    """Return how episodes ended, the most frequent way first: ``answer 12, turn limit 3``."""
+    return ", ".join(f"{stop_word(stop)} {count:,}" for stop, count in stops.most_common())
+
+
+_STOPS = {
+    "turns": "turn limit",
+    "agent_tokens": "limit of agent tokens",
+    "response_tokens": "limit of response tokens",
+    "seconds": "time limit",
+    "tool_seconds": "limit of tool time",
+}
+
+
+def stop_word(stop: str) -> str:
+    """Return a stop reason in words: ``turns`` is ``turn limit``."""
+    return _STOPS.get(stop, stop.replace("_", " "))
 
 
 def headline(run: ReportInput) -> str:
-    """The result in one sentence."""
+    """Return the result of a report in one sentence."""
     if len(run.differences) == 1:
         difference = run.differences[0]
         before, after = run.stage(difference.before), run.stage(difference.after)
@@ -244,7 +262,7 @@ def headline(run: ReportInput) -> str:
 
 
 def _scored(stage: StageResult) -> str:
-    """``49.0 % after SFT``; a name that is not a time is in parentheses: ``49.0 % (base)``."""
+    """Return ``49.0 % after SFT``. A name that is not a time is in parentheses: ``49.0 % (base)``."""
     score = stage.metrics.pass_at_1
     name = stage.name if stage.name.startswith("after ") else f"({stage.name})"
     return f"{percent(score.value if score else None)} {name}"
@@ -255,30 +273,30 @@ def _possessor(name: str) -> str:
 
 
 def difference_words(difference: StageDifference) -> str:
-    """The paired difference as a paragraph."""
+    """Return the paired difference as a paragraph."""
     result = difference.result
     change = result.difference
     clear = change.low > 0 or change.high < 0
     before, after = _possessor(difference.before), _possessor(difference.after)
-    size = f"{abs(100 * change.value):.1f} points {'higher' if change.value > 0 else 'lower'} than {before}"
+    size = f"{abs(100 * change.value):.1f} points {'higher' if change.value > 0 else 'lower'} than {before if before.startswith('after ') else f'that {before}'}"
     text = (
         f"On the same {plural(result.questions, 'question')}, pass@1 {after} is "
-        f"{size if change.value else f'equal to that {before}'} (95 % interval {points(change.low)} to {points(change.high)}, "
+        f"{size if change.value else f'equal to pass@1 {before}'} (95 % interval {points(change.low)} to {points(change.high)}, "
         f"bootstrap over questions). {plural(result.gained, 'question')} went better and {result.lost:,} worse: {p_words(result)}."
     )
     if not clear:
-        text += " The interval includes zero: this is no clear difference."
+        text += " The interval includes zero, so the difference is not clear."
     elif result.p_value >= _SURE:
-        text += " The exact test is less sure than the interval: take this difference with care."
+        text += " The exact test is less certain than the interval, so treat this difference with care."
     if result.by_source:
         parts = "; ".join(f"{name} {source_words(part)}" for name, part in result.by_source.items())
-        text += f" By source, corrected by Holm: {parts}."
+        text += f" By source, with Holm's correction: {parts}."
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class CostCells:
-    """A row of :class:`Savings` in words; intervals are empty where unknown."""
+    """A row of :class:`Savings` in words. Intervals are empty where unknown."""
 
     label: str
     team: str
@@ -290,13 +308,14 @@ class CostCells:
 
 
 def cost_cells(row: CostRow) -> CostCells:
-    """The row as a reader sees it."""
+    """Format a row of the table of savings."""
     change, saving = row.difference, row.saving
     difference = saved = "–"
     changes = saves = ""
     if change is not None:
-        difference = _signed(row, change.value)
-        changes = f"{_signed(row, change.low)} to {_signed(row, change.high)}"
+        unit = " points" if row.quantity is Quantity.SCORE else ""
+        difference = f"{_signed(row, change.value)}{unit}"
+        changes = f"{_signed(row, change.low).removesuffix(' USD')} to {_signed(row, change.high)}"
     if saving is not None:
         saved = _share(saving.value)
         saves = f"{'no lower end' if saving.low is None else _share(saving.low)} to {_share(saving.high)}"
@@ -316,7 +335,7 @@ def _figure(row: CostRow, value: float | None) -> str:
 def _signed(row: CostRow, value: float) -> str:
     if row.quantity is Quantity.SCORE:
         return points(value)
-    return f"{'−' if value < 0 else '+'}{_figure(row, abs(value)).removesuffix(' USD')}"
+    return f"{'−' if value < 0 else '+'}{_figure(row, abs(value))}"
 
 
 def _share(value: float) -> str:
@@ -324,7 +343,7 @@ def _share(value: float) -> str:
 
 
 def savings_words(table: Savings) -> str:
-    """What the model saves, in a sentence."""
+    """Return what the model saves, in a sentence."""
     named = [
         (name, table.row(quantity, Per.SOLVED).saving)
         for name, quantity in (("tokens", Quantity.TOKENS), ("tool calls", Quantity.CALLS))
@@ -335,13 +354,11 @@ def savings_words(table: Savings) -> str:
         if saving is not None
     ]
     needs = f" The model needs {' and '.join(parts)} per solved task." if parts else ""
-    return (
-        f"The team {table.team} and the model {table.model} on the same {table.questions:,} questions.{needs}"
-    )
+    return f"{table.team} (team) and {table.model} (model) on the same {plural(table.questions, 'question')}.{needs}"
 
 
 def p_words(result: Difference) -> str:
-    """The p-value with its test, and what Holm's correction makes of it."""
+    """Return the p-value with its test, and the p-value after Holm's correction."""
     corrected = (
         "" if result.p_holm is None else f", corrected for several comparisons (Holm) {_p(result.p_holm)}"
     )
@@ -349,7 +366,7 @@ def p_words(result: Difference) -> str:
 
 
 def source_words(result: Difference) -> str:
-    """The difference on one data source."""
+    """Return the difference on one data source."""
     change = result.difference
     p = result.p_value if result.p_holm is None else result.p_holm
     return f"{points(change.value)} points ({points(change.low)} to {points(change.high)}, {plural(result.questions, 'question')}, {_p(p)})"

@@ -1,5 +1,5 @@
-/* Search on pages opened from a disk. A browser starts no Worker from file://, so the search script runs in a hidden frame.
-   Material for MkDocs talks to what stands here as `Worker`; on a server the browser's own Worker stays. */
+/* Search on pages that are opened from a disk. A browser starts no Worker from file://, so the search script runs in a
+   hidden frame, behind the interface of a Worker. On a server the Worker of the browser is used. */
 if (location.protocol === "file:") {
   window.IFrameWorker = class extends EventTarget {
     constructor(url) {

@@ -1,4 +1,4 @@
-"""Links of a page to files outside ``docs``: checked, and shown as text; pages that stand elsewhere are brought in.
+"""Check links to files outside ``docs``, show them as text, and bring in pages from other folders.
 
 A hook of MkDocs (https://www.mkdocs.org/user-guide/configuration/#hooks).
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BROUGHT_IN = {"benchmarks.md": "benchmarks/README.md", "changelog.md": "CHANGELOG.md"}
-"""Page of the site to the file whose text it has."""
+"""Maps a page of the site to the file that has its text."""
 
 _LINK = re.compile(r"\[([^\]]+)\]\((?![a-z]+:|#)([^)\s]+)\)")
 _ROLE = re.compile(r":(?:mod|class|func|meth|data|attr|exc):<code>~?")
@@ -20,7 +20,7 @@ _log = logging.getLogger("mkdocs.hooks.outside")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The text of a page with links that work on the site."""
+    """Return the text of a page with links that work on the site."""
     name = page.file.src_uri
     source = BROUGHT_IN.get(name)
     if source is not None:
@@ -30,7 +30,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Names in docstrings, without the marks of another documentation tool."""
+    """Remove the roles of Sphinx from names in docstrings."""
     return _ROLE.sub("<code>", html)
 
 
@@ -39,7 +39,7 @@ def _link(link: re.Match[str], folder: Path, name: str) -> str:
     path, _, anchor = target.partition("#")
     file = (folder / path).resolve()
     if not file.exists():
-        _log.warning("%s: link to %s, which is not there", name, target)
+        _log.warning("%s: link to %s, which does not exist", name, target)
         return link[0]
     docs = ROOT / "docs"
     if file.is_relative_to(docs) and file.suffix == ".md":

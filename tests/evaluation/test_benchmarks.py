@@ -127,9 +127,9 @@ def test_a_set_of_another_size_is_a_departure() -> None:
         "reward": {"formula": "correct"},
         "prompt": {"mode": "row"},
     }
-    assert [*BENCHMARKS["triviaqa"].departures(settings)] == ["questions: 17944, published 11313"]
+    assert [*BENCHMARKS["triviaqa"].departures(settings)] == ["questions: 17944 here, 11313 published"]
     graded = settings | {"reward": {"formula": "correct * format"}}
-    assert "score: correct * format, published correct" in BENCHMARKS["triviaqa"].departures(graded)
+    assert "score: correct * format here, correct published" in BENCHMARKS["triviaqa"].departures(graded)
 
 
 def test_every_published_benchmark_has_its_settings_and_a_cpu_twin() -> None:

@@ -31,9 +31,9 @@ def test_text_outside_of_roles_and_open_roles_are_marked(record, solver) -> None
     parts = segments((AGENT, "well\n<plan>go</plan> hm <think>and then"))
     blocks = blocks_of(record("a", 0.0, segments=parts), solver.spec())
     assert [(block.role, block.text, block.fault) for block in blocks] == [
-        ("", "well", "outside of every role"),
+        ("", "well", "outside every role"),
         ("plan", "go", ""),
-        ("", "hm", "outside of every role"),
+        ("", "hm", "outside every role"),
         ("think", "and then", "never closed"),
     ]
 

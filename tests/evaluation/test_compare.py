@@ -50,5 +50,5 @@ def test_wrong_use_and_broken_figures_are_told_in_a_line(runs, compare, tmp_path
     shutil.copytree(runs / "always", broken)
     (broken / "metrics.json").write_text('{"questions":')
     result = compare(runs / "never", broken, status=1)
-    assert "metrics.json: no metrics of this version" in result.stderr
+    assert "metrics.json: metrics in another format" in result.stderr
     assert "Traceback" not in result.stderr

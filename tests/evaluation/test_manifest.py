@@ -72,5 +72,5 @@ def test_a_broken_manifest_is_named(tmp_path) -> None:
     with pytest.raises(DataError, match=r"manifest.json: cannot be read"):
         read_manifest(file)
     file.write_text('{"format": 2}')
-    with pytest.raises(DataError, match="is no manifest: format"):
+    with pytest.raises(DataError, match="invalid manifest: format"):
         read_manifest(file)

@@ -67,7 +67,7 @@ def test_judges_cost_where_their_price_is_known(record) -> None:
     assert known.parts["judge"] == pytest.approx(0.001)
     unknown = summarise([row], prices=Prices(prompt=2, completion=8))
     assert unknown.usd.judge_unpriced
-    assert money_words(unknown.usd).endswith("; without the judge, whose price is not given")
+    assert money_words(unknown.usd).endswith("; without the judge, which has no price")
 
 
 def test_the_judges_price_comes_from_the_rewards(tmp_path) -> None:

@@ -75,9 +75,9 @@ async def test_the_report_tells_what_is_left_of_the_differences(tmp_path, run) -
     left = set(told["published"]["departures"])
     gone = {text.partition(":")[0] for text in told["ours"]["departures"] if text not in left}
     assert gone == {"suggested answers", "full context", "steps", "repeats", "attempts"}
-    assert "judge's text: ours, published AFM's; say rewards.judge.prompt=FILE" in left
+    assert "judge's text: ours here, AFM's published; set rewards.judge.prompt=FILE" in left
     assert told["published"]["remarks"] == list(PUBLISHED_REMARKS)
-    assert "its stop list lacks suggested answers" in texts["published"]
+    assert "Its stop list lacks suggested answers" in texts["published"]
     assert "published: as AFM's script plays its web agent" in texts["published"]
     assert "as AFM's script" not in texts["ours"]
 
@@ -117,7 +117,7 @@ def test_with_the_users_texts_nothing_differs_but_the_questions(tmp_path) -> Non
     )
     manifest = make_manifest(TASKS, route.declared, "m", conditions)
     told = manifest.sources["benchmark"]
-    assert told["departures"] == ["questions: 2, published 103"]
+    assert told["departures"] == ["questions: 2 here, 103 published"]
     assert (told["published"]["temperatures"], told["published_scores"]["pass@3"]) == ([1.0], 69.9)
     digest = manifest.settings["reward"]["judge"]["prompt"]
     (tmp_path / "judge.txt").write_text("Well? {question} {gt_answer} {pred_answer}")
@@ -138,7 +138,7 @@ def test_the_doctor_names_what_differs(tmp_path, monkeypatch) -> None:
     level, text = diagnosed("gaia", "gaia_dev_103.json", json.dumps(rows))
     assert level is Level.OK
     assert text.startswith("gaia, not as published: ")
-    assert "suggested answers: never the answer" in text
+    assert "suggested answers: never count as the answer here" in text
     cases = json.dumps([{"input": "1", "output": "1", "testtype": "stdin"}])
     problem = {
         "question_id": "a",
@@ -148,7 +148,7 @@ def test_the_doctor_names_what_differs(tmp_path, monkeypatch) -> None:
     }
     level, text = diagnosed("livecodebench_v5", "lcb.jsonl", json.dumps(problem) + "\n")
     assert level is Level.WARNING
-    assert "tests: samples only for 1 of 1 problems" in text
+    assert "tests: only samples for 1 of 1 problems" in text
 
 
 def test_an_agent_that_the_script_cannot_run_is_refused() -> None:

@@ -26,7 +26,16 @@ from afm.evaluation.report_input import (
     StageResult,
     ViewLinks,
 )
-from afm.evaluation.wording import difference_words, dollars, headline, number, percent, points, rounds_words
+from afm.evaluation.wording import (
+    difference_words,
+    dollars,
+    figure,
+    headline,
+    number,
+    percent,
+    points,
+    rounds_words,
+)
 from afm.models.base import SamplingParams
 from afm.trajectory.io import RecordWriter
 from afm.trajectory.record import Verdict
@@ -156,7 +165,7 @@ def test_a_run_folder_becomes_a_whole_page(shown, run_folder) -> None:
         "On the same 10 questions, pass@1 after RL is 50.0 points higher than after SFT",
         # 2 / 2^5 for five of five: the bootstrap is surer of ten questions than the exact test.
         "5 questions went better and 0 worse: p = 0.062 (exact McNemar test).",
-        "The exact test is less sure than the interval",
+        "The exact test is less certain than the interval",
         "Why fine-tuning left room for improvement",
         "after SFT it called a tool in 40.0 % of the episodes",
         "Loss of fine-tuning",
@@ -221,7 +230,7 @@ def test_a_difference_that_may_be_chance_is_not_called_one(record) -> None:
     stages = (StageResult("x", summarise(before)), StageResult("y", summarise(after)))
     run = ReportInput("t", stages=stages, differences=(difference,))
     assert headline(run) == "pass@1 shows no clear difference: 50.0 % (x), 60.0 % (y)."
-    assert difference_words(difference).endswith("includes zero: this is no clear difference.")
+    assert difference_words(difference).endswith("includes zero, so the difference is not clear.")
     ends_at_zero = result.difference.model_copy(update={"low": -0.5, "high": 0.0})
     touching = StageDifference("x", "y", result.model_copy(update={"difference": ends_at_zero}))
     assert "The interval includes zero" in difference_words(touching)
@@ -229,8 +238,10 @@ def test_a_difference_that_may_be_chance_is_not_called_one(record) -> None:
 
 def test_figures_in_words() -> None:
     assert [percent(0.875), percent(None)] == ["87.5 %", "–"]
-    assert [points(-0.031), points(0.5)] == ["−3.1", "+50.0"]
+    assert [points(-0.031), points(0.5), points(-0.0001)] == ["−3.1", "+50.0", "0.0"]
     assert [number(1234.5), number(12.34), number(0.456), number(None)] == ["1,234", "12.3", "0.46", "–"]
+    assert [number(3e-06), number(-0.00012), figure(0.0, False)] == ["0.000003", "−0.00012", "0"]
+    assert [figure(1234.0, False), figure(0.5, False), figure(0.5, True)] == ["1,234", "0.50", "50.0 %"]
     amounts = [dollars(12.345), dollars(0.0123456), dollars(0.00001234), dollars(0)]
     assert amounts == ["12.35 USD", "0.0123 USD", "0.0000123 USD", "0.00 USD"]
 
@@ -276,7 +287,9 @@ def gaia(tmp_path, record, write_run):
 
 def test_published_scores_stand_beside_ours_with_what_differs(gaia, tmp_path, shown) -> None:
     page = shown(gaia("run", [(1.0, 0.0, 0.0), (0.0, 0.0, 0.0)]))
-    assert not page.lacks("gaia not comparable", "rounds: 3, published 5", "questions: 2, published 103")
+    assert not page.lacks(
+        "gaia not comparable", "rounds: 3 here, 5 published", "questions: 2 here, 103 published"
+    )
     data = json.loads((tmp_path / "page.json").read_text())["stages"][0]["published"]
     assert data["comparable"] is False
     figures = {row["metric"]: row for row in data["scores"] if not row["own_protocol"]}
@@ -294,7 +307,7 @@ def test_published_scores_stand_beside_ours_with_what_differs(gaia, tmp_path, sh
     assert records == {"MiroThinker-1.7-mini": 80.3, "Tongyi-DeepResearch-30B-A3B": 70.9}
     assert "MiroThinker-1.7-mini (own protocol)" in text
     assert page.all_text.count("own protocol") == 2
-    assert "such a score is no comparison" in page.all_text
+    assert "Such a score cannot be compared" in page.all_text
 
 
 def test_a_run_with_published_settings_is_called_so(gaia, shown) -> None:
@@ -313,7 +326,7 @@ def test_exact_match_in_the_place_of_the_judge_is_a_departure(gaia, shown, recor
     row = record("a", 0.0, id="a#9", source="gaia", verdict=Verdict(score=0.0, evidence=evidence))
     with RecordWriter(folder / "episodes.jsonl") as writer:
         writer.write(row)
-    assert "judge: exact match stood in for a model in 1 of 6 episodes" in shown(folder).all_text
+    assert "judge: exact match replaced a model in 1 of 6 episodes" in shown(folder).all_text
 
 
 @pytest.mark.slow
@@ -322,7 +335,7 @@ def test_several_runs_are_compared_with_the_first(gaia, tmp_path) -> None:
     page = Page(write_comparison(runs, tmp_path / "page.html"))
     risen, gained = (
         "pass@1 rose from 0.0 % (a) to 100.0 % (b).",
-        "pass@1 of b is 100.0 points higher than of a",
+        "pass@1 of b is 100.0 points higher than that of a",
     )
     assert not page.lacks(risen, gained, "Same question, side by side")
     colder = gaia("c", [(0.0,) * 3] * 2, temperature=0.0)

@@ -66,7 +66,7 @@ def test_a_solved_task_carries_the_cost_of_the_failed_ones(record):
     assert tokens.saving.value <= tokens.saving.high <= 1
     assert cost_cells(tokens).saving_range.startswith("no lower end to ")
     assert savings_words(found) == (
-        "The team team and the model model on the same 4 questions. The model needs 85.0 % fewer tokens and 62.5 % fewer "
+        "team (team) and model (model) on the same 4 questions. The model needs 85.0 % fewer tokens and 62.5 % fewer "
         "tool calls per solved task."
     )
 

@@ -287,5 +287,5 @@ def test_a_team_and_a_model_are_compared_on_cost(tmp_path, world, endpoint, tiny
     for shown in (file.read_text(), file.with_suffix(".md").read_text()):
         assert "Team against model" in shown
         assert "planner gpt-4.1" in shown.replace("\\", "")
-    assert "The team the team and the model model on the same 12 questions." in text
+    assert "the team (team) and model (model) on the same 12 questions." in text
     assert "tool calls per solved task" in text
