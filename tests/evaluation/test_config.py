@@ -59,7 +59,7 @@ def test_a_child_config_keeps_what_it_does_not_say() -> None:
         (MODELLESS, ["modle=m"], r"'modle=m': modle: unknown key; did you mean 'model'\?"),
         (MODELLESS + "modell: m\n", [], r"eval.yaml: modell: unknown key; did you mean 'model'\?"),
         (MODELLESS, [], r"model: missing; name a model \(model=DIR_OR_URL\) or a team \(team=FILE\)"),
-        (MINIMAL, ["team=t.yaml", "model=m"], "either a model or a team answers; give exactly one"),
+        (MINIMAL, ["team=t.yaml", "model=m"], "give exactly one of `model` and `team`"),
         (MINIMAL, ["team.budget.usd=1"], "team.budget.usd=1: changes the file of a team; also set team=FILE"),
         (MODELLESS, ["team=t.yaml", "keep_tokens=true"], "are for a model, not for a team"),
         (MODELLESS, ["team=t.yaml", "agents={math: {agent: math}}"], "agents: a team answers as one agent"),
