@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from extras import needs
+from loopback import OWN_HOST, free_port
 from sft_rows import CALL, FEEDBACK, PAIRS, alpaca, pairs
 
 from afm.agents import agent_of_model, load_agent
@@ -128,12 +128,10 @@ def test_two_nodes_and_fsdp2_train_what_one_process_does(arguments, monkeypatch)
     assert run_sft(CONFIG, arguments("alone", disable_shuffling=True), echo=False) == 0
     alone = history(arguments.folder / "alone")
 
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_ADDR", OWN_HOST)
     nodes = arguments.folder / "nodes"
     halves = {"disable_shuffling": True, "per_device_train_batch_size": 2}
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    job = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_PORT": str(port)}
+    job = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_PORT": str(free_port())}
     command = [*LAUNCHER, *arguments("nodes", **halves)]
     env = {**os.environ, **job, "PYTHONPATH": os.pathsep.join(sys.path)}
     quiet = {"stdout": subprocess.DEVNULL}

@@ -1,10 +1,24 @@
 """An application behind a real HTTP server on this machine."""
 
+import os
 import socket
 import threading
 from typing import Any, Self
 
 import uvicorn
+
+OWN_HOST = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}.7"
+"""A loopback address that no other process uses.
+
+A free port of 127.0.0.1 can be taken before a server binds it, because every outgoing connection takes one.
+"""
+
+
+def free_port() -> int:
+    """Return a port of :data:`OWN_HOST` that stays free until this process or its server binds it."""
+    with socket.create_server((OWN_HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 class LoopbackServer:

@@ -45,6 +45,7 @@ class Site:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        self._server.socket.listen(256)  # with the default of 5, a burst of connections waits for a second
         self.port = self._server.server_address[1]
         self.host = f"127.0.0.1:{self.port}"
         self.url = f"http://{self.host}"

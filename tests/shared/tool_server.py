@@ -40,7 +40,7 @@ class ServerClient:
         return await client.post(self.url + path, json=body, headers=self._headers(None), timeout=60)
 
     def metrics(self) -> str:
-        return httpx.get(f"{self.url}/metrics", headers=self._headers(None), trust_env=False).text
+        return httpx.get(f"{self.url}/metrics", headers=self._headers(None), timeout=60, trust_env=False).text
 
     def metric(self, name: str) -> float:
         [line] = [line for line in self.metrics().splitlines() if line.startswith(f"{name} ")]
@@ -130,12 +130,12 @@ class ToolServerProcess(ServerClient):
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def stop(self) -> None:
         assert self.process.stdout is not None
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(60)
         self.process.stdout.close()
 
 

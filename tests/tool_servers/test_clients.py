@@ -41,7 +41,7 @@ def run(program, places, folder, **variables):
         text=True,
         env=environment,
         cwd=folder,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -95,7 +94,7 @@ async def test_a_server_that_failed_is_left_in_peace_for_a_while(start: Any, rem
 
     async with listening(hang_up) as broken:
         sandbox = remote(broken, start())
-        assert [(await sandbox.run("print(1)")).stdout for _ in range(6)] == ["1\n"] * 6
+        assert [(await sandbox.run("print(1)")).stdout for _ in range(4)] == ["1\n"] * 4
     assert visits == 1
 
 
@@ -118,7 +117,7 @@ async def test_a_full_server_is_waited_for(start: Any, remote: Any) -> None:
     results = await asyncio.gather(*(sandbox.run("import time; time.sleep(0.3)") for _ in range(3)))
     assert [result.reason for result in results] == [ExitReason.OK] * 3
     assert server.metric('afm_code_requests_total{outcome="busy"}') >= 2
-    blocker = asyncio.create_task(sandbox.run("import time; time.sleep(5)"))
+    blocker = asyncio.create_task(sandbox.run("import time; time.sleep(100)", "", SandboxLimits(wall_s=120)))
     assert await comes_to(server, running=1)
     with pytest.raises(SandboxError, match="busy: 1 running, 0 waiting"):
         await remote(server, busy_s=0.2).run("print(1)")
@@ -127,10 +126,8 @@ async def test_a_full_server_is_waited_for(start: Any, remote: Any) -> None:
 
 async def test_a_wrong_token_is_not_tried_again(start: Any, remote: Any) -> None:
     server = start()
-    began = time.monotonic()
     with pytest.raises(SandboxError, match="refused the token; set CODE_SERVER_TOKEN") as caught:
         await remote(server, token="other", rounds=9).run("print(1)")
-    assert time.monotonic() - began < 2
     assert "other" not in str(caught.value)
     assert server.metric('afm_code_requests_total{outcome="token"}') == 1
     with pytest.raises(SandboxError, match="got 999, this server allows at most 180"):
@@ -140,7 +137,7 @@ async def test_a_wrong_token_is_not_tried_again(start: Any, remote: Any) -> None
 @pytest.mark.slow
 async def test_cancelling_kills_the_program_over_there(start: Any, remote: Any) -> None:
     server = start(max_parallel=1)
-    program = remote(server).run("import time; time.sleep(30)", "", SandboxLimits(wall_s=40))
+    program = remote(server).run("import time; time.sleep(100)", "", SandboxLimits(wall_s=120))
     run = asyncio.create_task(program)
     assert await comes_to(server, running=1)
     run.cancel()
@@ -149,7 +146,7 @@ async def test_cancelling_kills_the_program_over_there(start: Any, remote: Any) 
 
 
 async def comes_to(server: Any, *, running: int) -> bool:
-    for _ in range(100):
+    for _ in range(1200):
         if server.metric("afm_code_running") == running:
             return True
         await asyncio.sleep(0.05)

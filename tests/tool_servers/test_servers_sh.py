@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from loopback import OWN_HOST, free_port
 
 from afm.models.tiny import create_tiny_model, train_tokenizer
 from tool_servers import __main__ as command_line
@@ -31,11 +32,6 @@ OURS = (
 )
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 class Servers:
     """The commands of the script in this process, with a state folder, settings and environment of their own."""
 
@@ -49,15 +45,16 @@ class Servers:
         for name in list(os.environ):
             if name.startswith(OURS):
                 monkeypatch.delenv(name)
+        monkeypatch.setenv("SERVER_HOST", OWN_HOST)
         for name, port in self.ports.items():
             monkeypatch.setenv(f"{name}_PORT", str(port))
         monkeypatch.setenv("WEB_CACHE", str(folder / "cache.sqlite"))
         monkeypatch.setenv("WEB_SERVER_TOKEN", TOKEN)
-        monkeypatch.setenv("WIKI_RAG_SERVER_URL", f"http://127.0.0.1:{free_port()}/retrieve")
+        monkeypatch.setenv("WIKI_RAG_SERVER_URL", f"http://{OWN_HOST}:{free_port()}/retrieve")
 
     def __call__(self, *words, status=0, cwd="/", **variables):
         verb, *rest = map(str, words)
-        options = ["--state", str(self.state), "--configs", str(self.configs)]
+        options = ["--state", str(self.state), "--configs", str(self.configs), "--wait", "300"]
         with self._monkeypatch.context() as patch:
             patch.chdir(cwd)
             for name, value in variables.items():
@@ -77,19 +74,19 @@ class Servers:
 
     def wait_for_port(self, name):
         """Until a killed server's port is free: the kernel closes sockets after the process has gone."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             try:
-                return socket.create_server(("127.0.0.1", self.ports[name])).close()
+                return socket.create_server((OWN_HOST, self.ports[name])).close()
             except OSError:
                 time.sleep(0.05)
         raise AssertionError("the port is still taken")
 
-    def crawl(self, url, seconds=20):
-        place = f"http://127.0.0.1:{self.ports['CRAWL_PAGE']}/crawl_page"
+    def crawl(self, url, seconds=60):
+        place = f"http://{OWN_HOST}:{self.ports['CRAWL_PAGE']}/crawl_page"
         headers = {"Authorization": f"Bearer {TOKEN}"}
         body = {"urls": url, "seconds": seconds}
-        return httpx.post(place, json=body, headers=headers, timeout=60, trust_env=False)
+        return httpx.post(place, json=body, headers=headers, timeout=120, trust_env=False)
 
 
 @pytest.fixture
@@ -103,26 +100,28 @@ def servers(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def slow_site(site):
-    """Answers after two seconds; ``site.waiting`` is set when somebody waits."""
-    site.waiting = threading.Event()
+    """Answers when ``site.released`` is set; sets ``site.waiting`` when a request waits."""
+    site.waiting, site.released = threading.Event(), threading.Event()
 
     def mill(_):
         site.waiting.set()
-        time.sleep(2)
+        site.released.wait(60)
         return 200, "text/html", b"<p>The mill was built in 1702.</p>"
 
     site.pages["/mill"] = mill
-    return site
+    yield site
+    site.released.set()
 
 
 @pytest.fixture
 def request_under_way(servers, slow_site):
     """A page server that has begun to answer; the future answer."""
-    (servers.configs / "crawl_page.yaml").write_text(f"trusted: ['{slow_site.host}']\nworkers: 1\n")
+    settings = f"trusted: ['{slow_site.host}']\nworkers: 1\nfetch_s: 60\nfinish_s: 60\n"
+    (servers.configs / "crawl_page.yaml").write_text(settings)
     servers("start", "crawl_page")
     with ThreadPoolExecutor() as pool:
         request = pool.submit(servers.crawl, f"{slow_site.url}/mill")
-        assert slow_site.waiting.wait(10)
+        assert slow_site.waiting.wait(60)
         yield request
 
 
@@ -212,7 +211,8 @@ def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, site, t
 
 
 @pytest.mark.slow
-def test_a_stop_lets_requests_finish(servers, request_under_way):
+def test_a_stop_lets_requests_finish(servers, request_under_way, slow_site):
+    threading.Timer(1, slow_site.released.set).start()  # while the stop waits
     assert "crawl_page       stopped after" in servers("stop", "crawl_page")
     [page] = request_under_way.result().json()["pages"]
     assert "1702" in page["text"]
@@ -236,11 +236,11 @@ def test_all_problems_are_told_before_anything_starts(servers, mill_index, tmp_p
     (servers.configs / "wiki.yaml").write_text(f"index: {torn}\n")
     names = ("code", "crawl_page", "web_search", "visual_inspector", "wiki_search")
     variables = {"WEB_PAGE_STORE": pages, "VISION_MODEL": "eyes", "VISION_OPENAI_API_KEY": KEY}
-    with socket.create_server(("127.0.0.1", taken)):
+    with socket.create_server((OWN_HOST, taken)):
         told = servers("start", *names, status=1, CRAWL_PAGE_PORT=port, **variables)
     for line in (
         f"crawl_page       cannot start: port {port} is that of code, too",
-        f"web_search       cannot start: cannot listen on 127.0.0.1, port {taken}",
+        f"web_search       cannot start: cannot listen on {OWN_HOST}, port {taken}",
         "VISION_OPENAI_API_BASE_URL not set",
         f"wiki_search      cannot start: {torn}/passages.jsonl: it has 10 bytes, expected",
         "error: nothing was started",
@@ -298,8 +298,8 @@ def test_a_killed_server_is_noticed_and_can_be_started_again(servers):
 
 @pytest.mark.slow
 def test_a_server_that_hangs_is_not_healthy(servers, monkeypatch):
-    monkeypatch.setattr(command_line, "_HEALTH_S", 0.5)
     servers("start", "crawl_page")
+    monkeypatch.setattr(command_line, "_HEALTH_S", 0.5)
     os.kill(servers.pid("crawl_page"), signal.SIGSTOP)
     try:
         assert "not healthy" in servers("status", "crawl_page", status=1)

@@ -56,7 +56,6 @@ class Teacher(Site):
 
     def __init__(self):
         super().__init__()
-        self._server.socket.listen(256)
         self.url += "/v1"
         self.script = lambda body: {"role": "assistant", "content": f"You said {said(body)}."}
         self.most_at_once = 0
@@ -138,13 +137,13 @@ class Teacher(Site):
         handler.connection.shutdown(socket.SHUT_RDWR)
 
     def fault_silent(self, handler, body):
-        self.pause.wait(20)
+        self.pause.wait(60)
 
     def fault_slow(self, handler, body):
         """The first word, then nothing until it is told."""
         begin_stream(handler)
         chunk(handler, chunk_of({"role": "assistant", "content": "First"}))
-        self.pause.wait(20)
+        self.pause.wait(60)
         chunk(handler, chunk_of({"content": " last"}, finish_reason="stop"))
         end_stream(handler)
 
@@ -290,7 +289,7 @@ class Process:
 
     def kill(self):
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 @pytest.fixture
@@ -311,7 +310,7 @@ def spawn(tmp_path, teacher):
         )
         told = process.stdout.readline()
         if not told:
-            return process.communicate(timeout=20)[1]
+            return process.communicate(timeout=60)[1]
         running.append(Process(process, told.split()[-1], tmp_path / "events.jsonl"))
         return running[-1]
 

@@ -59,7 +59,7 @@ async def test_over_http_with_a_token(tools_file, mcp_server_url):
         Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
     ):
         await use(client)
-    async with httpx.AsyncClient() as plain:
+    async with httpx.AsyncClient(timeout=60) as plain:
         assert (await plain.post(f"{url}/mcp", json={})).status_code == 401
         assert (await plain.get(f"{url}/health")).json() == {"status": "ok", "running": 0, "waiting": 0}
         assert (await plain.get(f"{url}/metrics")).status_code == 401

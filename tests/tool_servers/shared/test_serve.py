@@ -33,6 +33,6 @@ serve(ServedApp(app, token=None, finish_s=1.0), Address("127.0.0.1", 0, None))
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 def test_a_signal_right_after_the_address_is_printed_ends_the_server(number: str) -> None:
     words = [sys.executable, "-c", SCRIPT, number]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert ended.stdout.startswith("listening on http://127.0.0.1:")
     assert (ended.returncode, ended.stderr) == (0, "")

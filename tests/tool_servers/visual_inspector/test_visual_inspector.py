@@ -175,7 +175,7 @@ def test_an_inline_picture_is_taken(start):
 
 @pytest.mark.slow
 def test_a_model_that_fails_is_named_and_its_words_are_not_passed_on(start, eyes):
-    server = start({"model_s": 1.0})
+    server = start({"model_s": 600})
     for status, kind in ((500, "status"), (401, "key"), (400, "status"), (429, "busy")):
         eyes.status = status
         response = ask(server, INLINE)
@@ -184,8 +184,8 @@ def test_a_model_that_fails_is_named_and_its_words_are_not_passed_on(start, eyes
     eyes.status, eyes.reply = 200, {"choices": []}
     empty = {"error": "the answer of the vision model holds no text", "kind": "broken"}
     assert ask(server, INLINE).json() == empty
-    eyes.reply, eyes.delay_s = None, 5.0
-    assert ask(server, INLINE, "slow", seconds=2).json()["kind"] == "timeout"
+    eyes.reply, eyes.delay_s = None, 100.0
+    assert ask(server, INLINE, "slow", seconds=10).json()["kind"] == "timeout"
 
 
 MODEL = {"VISION_OPENAI_API_BASE_URL": "http://x/v1", "VISION_MODEL": "m"}

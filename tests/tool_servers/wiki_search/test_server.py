@@ -97,7 +97,7 @@ def test_what_no_text_can_hold_is_replaced_in_its_query_alone(server, world, odd
 async def test_many_clients_at_once_get_their_own_answers(start, world, index):
     server, engine = start(), Bm25(index)
     async with httpx.AsyncClient(
-        trust_env=False, timeout=30, limits=httpx.Limits(max_connections=64)
+        trust_env=False, timeout=120, limits=httpx.Limits(max_connections=64)
     ) as client:
 
         async def ask(number):
@@ -119,6 +119,6 @@ def test_the_afm_command_serves(index):
     command = [Path(sys.executable).with_name("afm"), "serve", "wiki", "--index", index, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         url = process.stdout.readline().split()[-1]
-        answer = httpx.post(f"{url}/retrieve", json={"queries": ["mayor"]}, trust_env=False)
+        answer = httpx.post(f"{url}/retrieve", json={"queries": ["mayor"]}, timeout=60, trust_env=False)
         assert len(answer.json()["result"][0]) == 3
         process.terminate()
