@@ -1,1 +1,1 @@
-"""Tools served over HTTP to many machines. Needs the extra ``servers``; nothing imports this package."""
+"""Servers that offer tools over HTTP to many machines. They need the extra ``servers``; no other package imports this one."""

@@ -1,6 +1,6 @@
-"""``python -m tool_servers NAME [options]`` serves in the foreground.
+"""Run ``python -m tool_servers NAME [options]`` to serve in the foreground.
 
-``start``, ``stop``, ``status`` and ``test`` are for servers in the background, which pid files identify.
+``start``, ``stop``, ``status`` and ``test`` control servers in the background, which pid files identify.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _LISTENING = re.compile(r"^listening on (http://\S+)$", re.MULTILINE)
 
 
 class BackgroundServer:
-    """The server of one name that was started last and not stopped since. It may have ended by itself.
+    """The server of one name that was started last and not stopped. It may have exited by itself.
 
     Attributes:
-        known: Whether there is one. Then ``pid``, ``url`` and ``since``, seconds since the epoch, are in its pid file,
-            and ``born``, which tells its process from a later one of the same number.
+        known: Whether there is a pid file. It holds ``pid``, ``url``, ``since`` (seconds since the epoch) and ``born``,
+            which distinguishes the process from a later one with the same pid.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -66,14 +66,14 @@ class BackgroundServer:
 
     @property
     def alive(self) -> bool:
-        """Whether its very process still runs."""
+        """Whether the process still runs."""
         return self.known and _birth(self.pid) == self._born
 
     def start(self, command: Sequence[str], wait_s: float, log_bytes: int) -> None:
-        """Start it in this process's working folder and wait until it is healthy.
+        """Start the server in this process's working folder and wait until it is healthy.
 
         Raises:
-            EngineError: It ended, or did not become healthy in time; it does not run then.
+            EngineError: The server exited, or was not healthy in time and was killed.
         """
         with open(self.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as sink:
             begin = sink.tell()
@@ -97,7 +97,7 @@ class BackgroundServer:
         self._write()
 
     def stop(self, wait_s: float) -> tuple[bool, str]:
-        """Let it finish what it does and end it. After ``wait_s`` it is killed, which is a failure."""
+        """Let running requests finish and stop the server; after ``wait_s`` kill it, which counts as a failure."""
         began = time.monotonic()
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
@@ -111,11 +111,11 @@ class BackgroundServer:
         return not killed, f"{'killed' if killed else 'stopped'} after {time.monotonic() - began:.1f} s"
 
     def forget(self) -> None:
-        """Drop the pid file."""
+        """Delete the pid file."""
         self._file.unlink(missing_ok=True)
 
     def status(self) -> tuple[bool, str]:
-        """Whether it is healthy, and its address, age, memory and load."""
+        """Return whether the server is healthy, and its address, age, memory and load as text."""
         state = _health(self.url)
         if state is None:
             return False, f"not healthy, pid {self.pid}, {self.url}; see {self.log}"
@@ -124,7 +124,7 @@ class BackgroundServer:
         return True, f"healthy, pid {self.pid}, {self.url}, {usage}"
 
     def test(self) -> tuple[bool, str]:
-        """Whether it does a piece of real work."""
+        """Make a real request; return whether it succeeded, and its result as text."""
         token = environment_key(KINDS[self.name].token)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         began = time.monotonic()
@@ -160,13 +160,13 @@ class BackgroundServer:
         replace_text(self._file, json.dumps(state) + "\n")
 
     def _kill(self) -> None:
-        """It leads a process group, so its workers end with it."""
+        """Kill the server and its workers, which are in its process group."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status 0 when all is well, 1 when a server failed or does not run, 2 for wrong usage."""
+    """Run a command. Exit status 0: success, 1: a server failed or does not run, 2: wrong usage."""
     words = words or ["--help"]
     name, *rest = words
     try:
@@ -198,7 +198,7 @@ def _control(words: Sequence[str]) -> int:
         if name not in KINDS:
             raise UsageError(f"no server {name!r}; {suggestion(name, KINDS)}")
     if end < len(words) and (options.verb != "start" or len(options.names) != 1):
-        raise UsageError("arguments after -- go to one server: start NAME -- --port 9002")
+        raise UsageError("arguments after -- are for one server: start NAME -- --port 9002")
     options.state.mkdir(parents=True, exist_ok=True)
     with (options.state / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one command at a time
@@ -211,23 +211,25 @@ def _control(words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tool_servers/servers.sh",
-        description="Tool servers in the background: all that are set up, or those named.",
+        description="Control tool servers in the background: all that are set up, or those that you name.",
         epilog="Example: tool_servers/servers.sh start wiki_search -- --index indexes/wiki --port 8000",
     )
     parser.add_argument("verb", choices=_VERBS)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(KINDS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(KINDS)}")
     configs, state = ROOT / "configs/servers", ROOT / "runs/servers"
-    parser.add_argument("--configs", type=Path, default=configs, help="folder of their YAMLs")
+    parser.add_argument("--configs", type=Path, default=configs, help="folder of the servers' YAML files")
     parser.add_argument("--state", type=Path, default=state, help="folder of pid files and logs")
-    wait = "seconds until a start has failed, or a stop becomes a kill"
+    wait = "seconds until a start fails, or until a stop becomes a kill"
     parser.add_argument("--wait", type=float, default=60.0, help=wait)
-    parser.add_argument("--log-mib", type=int, default=10, help="a larger log is begun anew; three are kept")
+    parser.add_argument(
+        "--log-mib", type=int, default=10, help="size at which a log is rotated; three old logs are kept"
+    )
     parser.add_argument("--dry-run", action="store_true", help="start: check everything, start nothing")
     return parser
 
 
 def _start(servers: list[BackgroundServer], options: argparse.Namespace, words: Sequence[str]) -> int:
-    """Check all servers first; when one of them cannot start, none does."""
+    """Check all servers first; if one cannot start, start none."""
     environment = load_settings()
     commands: list[tuple[BackgroundServer, list[str]]] = []
     ports: dict[int, str] = {}
@@ -239,7 +241,7 @@ def _start(servers: list[BackgroundServer], options: argparse.Namespace, words: 
         try:
             command, port = checked_command(server.name, options.configs, words, environment)
             if port and ports.setdefault(port, server.name) != server.name:
-                raise ConfigError(f"port {port} is that of {ports[port]}, too; choose another")
+                raise ConfigError(f"port {port} is also the port of {ports[port]}; choose another")
             commands.append((server, command))
         except NotSetUpError as error:
             failed |= bool(options.names)
@@ -264,7 +266,7 @@ def _start(servers: list[BackgroundServer], options: argparse.Namespace, words: 
 
 
 def _each(servers: list[BackgroundServer], options: argparse.Namespace) -> int:
-    """Stop, look at or try each server; 0 when all is well, and, but for a stop, at least one runs."""
+    """Stop, inspect or test each server; return 0 if all succeed and, except for a stop, at least one runs."""
     well = ill = 0
     for server in servers:
         if server.alive:
@@ -284,18 +286,18 @@ def _each(servers: list[BackgroundServer], options: argparse.Namespace) -> int:
 
 
 def _why_not(server: BackgroundServer, verb: str) -> str:
-    """What to say of a server that does not run; after a stop its pid file is gone."""
+    """Describe a server that does not run; for a stop, delete its pid file."""
     if verb == "test":
         return "FAILED: does not run"
     if verb == "stop":
         server.forget()
     if server.known:
-        return f"has ended by itself; see {server.log}"
+        return f"exited by itself; see {server.log}"
     return "does not run, nothing to stop" if verb == "stop" else "stopped"
 
 
 def _health(url: str) -> dict[str, Any] | None:
-    """What a server says about itself when it is well."""
+    """Return the state that a healthy server reports, or ``None``."""
     try:
         response = httpx.get(f"{url}/health", timeout=_HEALTH_S, trust_env=False)
         state = response.json() if response.status_code == 200 else None
@@ -309,7 +311,7 @@ def _report(server: BackgroundServer, text: str) -> None:
 
 
 def _birth(pid: int) -> int:
-    """Ticks at which a process began; -1 when it does not run. A zombie does not, once all its threads have let go."""
+    """Return the start time of a process in ticks; -1 if it does not run, or is a zombie without running threads."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -320,7 +322,7 @@ def _birth(pid: int) -> int:
 
 
 def _resident_mib(pid: int) -> float:
-    """Memory that the process itself holds; 0 when it is gone."""
+    """Return the resident memory of the process, without its children; 0 if it is gone."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]
     except OSError:

@@ -1,12 +1,12 @@
-"""The code server: a sandbox pool for programs from other machines.
+"""The code server: runs programs from other machines in a pool of sandboxes.
 
 | request | answer |
 |---|---|
-| ``POST /run`` | 200 with the result of the run, whatever the program did |
-| ``GET /health`` | 200 when programs run here, else 503 |
+| ``POST /run`` | 200 with the result, even if the program failed |
+| ``GET /health`` | 200 if programs run here, else 503 |
 
-The rest, and the form of errors, as in :mod:`tool_servers.shared.endpoint`. Also: 422 limits beyond the server's,
-503 the sandbox failed.
+For the rest, see :mod:`tool_servers.shared.endpoint`. Further errors: 422 limits above those of the server, 503 the
+sandbox failed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CodeServerSettings(ServerSettings):
     sandbox: SandboxSettings = SandboxSettings()
     """Settings of the sandbox that runs the programs."""
     max_limits: Annotated[SandboxLimits, BeforeValidator(_with_ceiling)] = _CEILING
-    """Largest limits that a request may set, by field of :class:`SandboxLimits`. Other fields have generous maximums."""
+    """Largest limits that a request may set, by field of :class:`SandboxLimits`. Fields not set have generous maximums."""
     max_parallel: Annotated[int, or_cores()] = Field(default=CORES, ge=1, validate_default=True)
     """Programs that run at the same time. ``null``: the number of cores."""
     max_waiting: int = Field(default=256, ge=0)
@@ -73,17 +73,17 @@ class CodeServerSettings(ServerSettings):
     """Total size of all requests that run or wait. Further ones get status 429."""
 
     def usual(self) -> SandboxLimits:
-        """The limits of a request that names none: the defaults, or the most where that is less."""
+        """Return the limits of a request that sets none: the defaults, capped at ``max_limits``."""
         most = self.max_limits
         return limits_from({name: min(value, getattr(most, name)) for name, value in SandboxLimits()})
 
 
 class CodeServer:
-    """Runs programs that come by HTTP.
+    """Runs programs received over HTTP.
 
     Args:
-        sandbox: Closed when the server stops.
-        token: What requests must carry; ``None`` lets everyone in.
+        sandbox: Runs the programs; closed when the server stops.
+        token: Token that requests must carry; ``None`` admits everyone.
     """
 
     def __init__(self, sandbox: Sandbox, settings: CodeServerSettings, token: str | None) -> None:
@@ -102,7 +102,7 @@ class CodeServer:
         )
 
     def app(self) -> Starlette:
-        """The application."""
+        """Return the application."""
         run = self._endpoint.post(RUN_PATH, self._parse, self._answer)
         return self._endpoint.app(run, life=closing(self._sandbox.close), trouble=self._known_trouble)
 
@@ -146,16 +146,16 @@ class CodeServer:
         return result
 
     async def _known_trouble(self) -> str:
-        """Why programs do not run here; tried out, one at a time, when none has run in the last seconds."""
+        """Return why programs do not run here, or an empty text; run a trial program if none ran in the last seconds."""
         async with self._trying:
             if time.monotonic() - self._tried_at > _FRESH_S:
                 try:
                     async with self._endpoint.admission.place():
                         await self._run(_TRIAL, "", self._usual)
                 except (RefusalError, SandboxBusyError):
-                    self._note("")  # full of work is well
+                    self._note("")  # a busy server is healthy
                 except SandboxError:
-                    pass  # noted
+                    pass  # _run has noted it
         return self._trouble
 
     def _note(self, trouble: str) -> None:
@@ -163,12 +163,12 @@ class CodeServer:
 
 
 def check(launch: Launch) -> None:
-    """Read the settings."""
+    """Check the settings."""
     CodeServerSettings.read(launch.config)
 
 
 def open_app(launch: Launch) -> ServedApp:
-    """The application; it is prepared by running a program."""
+    """Open the application; a trial program runs before the first request."""
     settings, token = CodeServerSettings.read(launch.config), launch.address().token
     sandbox = open_sandbox(**settings.sandbox.options() | {"max_parallel": settings.max_parallel})
 
@@ -182,7 +182,7 @@ def open_app(launch: Launch) -> ServedApp:
 
 
 def trial(client: httpx.Client) -> str:
-    """One real request."""
+    """Run one program."""
     result = client.post(RUN_PATH, json={"code": _TRIAL}).raise_for_status().json()["stdout"]
     if result != "42\n":
         raise ValueError(f"a program printed {result!r}, expected '42\\n'")

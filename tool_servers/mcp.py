@@ -1,7 +1,7 @@
-"""The tools of a tools YAML as an MCP server: on standard streams, or over HTTP at ``POST /mcp``.
+"""An MCP server for the tools of a tools YAML: on standard streams, or over HTTP at ``POST /mcp``.
 
-HTTP has no sessions, so there is no stream to wait on and nothing to delete. ``/health``, ``/metrics`` and the form
-of errors are those of :mod:`tool_servers.shared.endpoint`.
+Over HTTP there are no sessions, hence no ``GET`` stream and no ``DELETE``. For ``/health``, ``/metrics`` and errors, see
+:mod:`tool_servers.shared.endpoint`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _LIMITS = ServerSettings(finish_s=30.0)
 
 
 def mcp_server(source: Path | Mapping[str, Any]) -> tuple[Server[Any], dict[str, Tool]]:
-    """An MCP server for the tools of ``source``, and those tools, for closing them.
+    """Return an MCP server for the tools of ``source``, and the tools, which the caller closes.
 
-    A tool whose schema has one parameter gets that parameter's text, any other its arguments as a JSON object. A
-    tool that failed answers with ``is_error``.
+    A tool whose schema has one parameter gets the text of that parameter; other tools get all arguments as a JSON object.
+    The answer of a failed tool has ``is_error`` set.
 
     Raises:
-        ConfigError: ``source`` is no valid tools YAML.
+        ConfigError: ``source`` is not a valid tools YAML.
     """
     tools = load_tools(source)
     functions = [entry.tool_schema.function for entry in read_tools_file(source).tools]
@@ -79,9 +79,9 @@ def mcp_server(source: Path | Mapping[str, Any]) -> tuple[Server[Any], dict[str,
 def http_app(
     server: Server[Any], tools: Mapping[str, Tool], *, token: str | None, limits: ServerSettings
 ) -> Starlette:
-    """``server`` behind MCP's Streamable HTTP; ``tools`` are closed at the end.
+    """Serve ``server`` over MCP's Streamable HTTP; close ``tools`` at the end.
 
-    Names are checked by :class:`tool_servers.shared.serve.BrowserGuard`, as for all servers: the library's own check would
+    :class:`tool_servers.shared.serve.BrowserGuard` checks host names, as for all servers. The library's own check would
     refuse a server with a token behind a proxy.
     """
     manager = StreamableHTTPSessionManager(
@@ -126,27 +126,27 @@ def http_app(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of its own."""
+    """Add the options of this server."""
     example = "configs/tools/code_executor.yaml"
-    parser.add_argument("--tools", type=Path, help=f"YAML, e.g. {example}; needed")
+    parser.add_argument("--tools", type=Path, help=f"tools YAML, e.g. {example}; required")
     parser.add_argument(
         "--http",
         action="store_true",
-        help="listen on HOST:PORT/mcp instead of standard input; --host and --port say so, too",
+        help="listen on HOST:PORT/mcp instead of standard input; implied by --host and --port",
     )
 
 
 def check(launch: Launch) -> None:
-    """Load the tools.
+    """Check that the tools can be loaded.
 
     Raises:
-        ConfigError: No file is named, or it is no valid tools YAML.
+        ConfigError: The file is missing or not a valid tools YAML.
     """
     load_tools(_tools_file(launch))
 
 
 def serve_streams(launch: Launch) -> bool:
-    """Serve on standard streams until the client leaves; whether the command line asks for them."""
+    """Serve on standard streams until the client leaves, if the command line asks for them; return whether it does."""
     options = launch.options
     if options.http or options.host is not None or options.port is not None:
         return False
@@ -164,14 +164,14 @@ def serve_streams(launch: Launch) -> bool:
 
 
 def open_app(launch: Launch) -> ServedApp:
-    """The application."""
+    """Open the application."""
     server, tools = mcp_server(_tools_file(launch))
     token = launch.address().token
     return ServedApp(http_app(server, tools, token=token, limits=_LIMITS), token, _LIMITS.finish_s)
 
 
 def trial(client: httpx.Client) -> str:
-    """One real request."""
+    """Open an MCP session."""
     parameters = {
         "protocolVersion": "2025-06-18",
         "capabilities": {},
@@ -190,7 +190,7 @@ def _tools_file(launch: Launch) -> Path:
     path: Path | None = launch.options.tools
     if path is None:
         raise NotSetUpError(
-            "no tools named; servers.sh start mcp -- --tools configs/tools/code_executor.yaml"
+            "--tools is missing; servers.sh start mcp -- --tools configs/tools/code_executor.yaml"
         )
     if not path.is_file():
         raise ConfigError(f"--tools: {path}: no such file")

@@ -1,7 +1,7 @@
-"""Completions of a model in this process, on a CPU or one GPU, as vLLM answers them when it is asked for token ids.
+"""Completions by a model in this process, on a CPU or one GPU, in the form of vLLM with token ids.
 
-``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions`` (streaming, tools, ``n``, log-probabilities); errors in
-the form that OpenAI's clients read.
+Serves ``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions`` (streaming, tools, ``n``, log-probabilities).
+Errors have the form that OpenAI's clients expect.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tool_servers.shared.serve import ServedApp
 _MAX_BYTES = 16 << 20
 _BODY_S = 30.0
 _LIMITS = ServerSettings(max_parallel=4096, finish_s=5.0)
-"""The engine makes batches of whatever comes."""
+"""The engine batches all requests, so many may run at once."""
 _CHAT_TOKENS = 1024
-"""Of a reply, unless the request has another limit."""
+"""Longest reply, unless the request has another limit."""
 _FINISH = {
     FinishReason.STOP: "stop",
     FinishReason.END_OF_TEXT: "stop",
@@ -47,7 +47,7 @@ _FINISH = {
 
 
 class _Sampled(BaseModel):
-    """What is read of any request; all other fields are allowed and ignored."""
+    """Fields of every request; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -56,12 +56,12 @@ class _Sampled(BaseModel):
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1)
-    """0 or -1 for all candidates."""
+    """0 or -1: all candidates."""
     stop: tuple[str, ...] = ()
     seed: int | None = None
 
     def params(self) -> SamplingParams:
-        """How to sample."""
+        """Return the sampling parameters."""
         return SamplingParams(
             self.max_tokens,
             temperature=self.temperature,
@@ -73,15 +73,15 @@ class _Sampled(BaseModel):
 
 
 class CompletionRequest(_Sampled):
-    """``prompt`` is text, or token ids."""
+    """The body of ``POST /v1/completions``; ``prompt`` is text or token ids."""
 
     prompt: str | list[int]
     prompt_logprobs: int | None = Field(default=None, ge=0, le=0)
-    """0 also returns the log-probability of each token of the prompt, as vLLM does; more candidates are not offered."""
+    """0 also returns the log-probability of each prompt token, as vLLM does. More candidates are not supported."""
     response_format: dict[str, Any] | None = None
 
     def prompt_ids(self, model: TokenModel) -> list[int]:
-        """What the model continues."""
+        """Return the token ids that the model continues."""
         return model.encode(self.prompt) if isinstance(self.prompt, str) else self.prompt
 
 
@@ -93,22 +93,22 @@ class _OpenAIEndpoint(Endpoint):
 
 
 class _Streamed(Response):
-    """A reply while it is sampled."""
+    """A reply that is sent while it is sampled."""
 
     def __init__(self, session: Session, request: ModelRequest, events: AnswerStream) -> None:
         super().__init__()
         self._work = session, request, events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve it; a client that leaves ends the generation."""
+        """Send the reply; stop the generation if the client leaves."""
         await stream_answer(*self._work, receive, send)
 
 
 class ModelServer:
-    """``/v1/models``, ``/v1/completions``, ``/v1/chat/completions`` and ``/health`` of one model.
+    """Serves ``/v1/models``, ``/v1/completions``, ``/v1/chat/completions`` and ``/health`` for one model.
 
     Args:
-        key: Asked of every request but ``/health``.
+        key: Key that all requests except ``/health`` must carry.
     """
 
     def __init__(self, model: TokenModel, key: str | None = None) -> None:
@@ -118,7 +118,7 @@ class ModelServer:
         self._trouble = ""
 
     def app(self) -> Starlette:
-        """The application."""
+        """Return the application."""
         endpoint = self._endpoint
         return endpoint.app(
             endpoint.get("/v1/models", self._models),
@@ -139,9 +139,7 @@ class ModelServer:
         request = CompletionRequest.model_validate_json(body)
         self._check_name(request.model)
         if (request.response_format or {}).get("type") not in (None, "text"):
-            raise RefusalError(
-                400, "request", "response_format: this engine does not constrain what it samples"
-            )
+            raise RefusalError(400, "request", "response_format: this engine does not constrain its output")
         try:
             return request, request.prompt_ids(self._model)
         except AfmError as error:
@@ -166,7 +164,7 @@ class ModelServer:
         )
 
     async def _chat(self, body: ChatBody) -> Response | dict[str, Any]:
-        """A reply; every request is a conversation of its own."""
+        """Answer a request; each is a separate conversation."""
         identity, decode = f"chatcmpl-{uuid4().hex}", self._model.decode
         session = Session(identity, self._model, self._renderer)
         with self._failures(0):
@@ -178,7 +176,7 @@ class ModelServer:
 
     @contextmanager
     def _failures(self, prompt_tokens: int) -> Iterator[None]:
-        """Errors as refusals; a failure of the engine shows in ``/health`` until it answers again."""
+        """Turn errors into refusals; ``/health`` reports a failure of the engine until the engine answers again."""
         try:
             yield
         except EngineError as error:
@@ -192,7 +190,7 @@ class ModelServer:
         self._trouble = ""
 
     async def _scored(self, ids: list[int]) -> dict[str, Any]:
-        """The prompt's log-probabilities in vLLM's form, with ``None`` for the first token."""
+        """Return the prompt's log-probabilities in the form of vLLM, with ``None`` for the first token."""
         scores = await self._model.score(ids)
         entries = [
             {str(token): {"logprob": score, "decoded_token": self._model.decode([token])}}
@@ -231,28 +229,28 @@ class ModelServer:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of its own."""
-    parser.add_argument("--model", type=Path, help="folder of a model; needed")
-    parser.add_argument("--name", help="what clients call it; by default its folder")
+    """Add the options of this server."""
+    parser.add_argument("--model", type=Path, help="folder of the model; required")
+    parser.add_argument("--name", help="model name for clients; by default that of the folder")
     parser.add_argument("--threads", type=int, help="CPU threads")
-    parser.add_argument("--max-batch", type=int, default=64, help="generations at once (64)")
+    parser.add_argument("--max-batch", type=int, default=64, help="generations at the same time (64)")
 
 
 def check(launch: Launch) -> None:
-    """Look whether there is a model.
+    """Check that there is a model.
 
     Raises:
-        ConfigError: No folder with one is named.
+        ConfigError: ``--model`` is missing or not the folder of a model.
     """
     folder: Path | None = launch.options.model
     if folder is None:
-        raise NotSetUpError("no model named; servers.sh start model -- --model FOLDER")
+        raise NotSetUpError("--model is missing; servers.sh start model -- --model FOLDER")
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"--model: {folder}: no folder with a model, which has a config.json")
+        raise ConfigError(f"--model: {folder}: not the folder of a model: it has no config.json")
 
 
 def open_app(launch: Launch) -> ServedApp:
-    """The application."""
+    """Open the application."""
     check(launch)
     options, token = launch.options, launch.address().token
     model = load_model(options.model, name=options.name, threads=options.threads, max_batch=options.max_batch)
@@ -260,7 +258,7 @@ def open_app(launch: Launch) -> ServedApp:
 
 
 def trial(client: httpx.Client) -> str:
-    """One real request."""
+    """Generate one token."""
     [model] = client.get("/v1/models").raise_for_status().json()["data"]
     body = {"model": model["id"], "prompt": "long river", "max_tokens": 1}
     usage = client.post("/v1/completions", json=body).raise_for_status().json()["usage"]

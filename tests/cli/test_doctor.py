@@ -53,7 +53,7 @@ def test_ports_that_are_taken_and_services_that_are_silent_are_warned_of(
         findings = diagnose_machine({})
     warned = {one.subject: one.text for one in findings if one.level is Level.WARNING}
     servers = "".join(one.text for one in findings if one.subject == "servers")
-    assert "Address already in use; stop what listens there" in servers
+    assert "Address already in use; stop the program that listens there" in servers
     assert "wiki_search: WIKI_RAG_SERVER_URL: Port could not be cast" in servers
     assert "nobody answers at http://127.0.0.1:1/v1" in warned["judge"]
     assert "does not answer (ConnectionError)" in warned["redis"]

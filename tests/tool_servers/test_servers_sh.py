@@ -203,7 +203,7 @@ def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, site, t
 
     assert "1 models behind it" in tested(200, b'{"data": [{"id": "m"}]}', True)
     for body in (b"<h1>Not Found</h1>", b'{"detail": "Not Found"}', b'{"error": "no such path"}'):
-        assert "the endpoint answers and lists no models (status 404)" in tested(404, body, True)
+        assert "the endpoint answers but lists no models (status 404)" in tested(404, body, True)
     assert "FAILED: status 401" in tested(401, b'{"error": {"message": "wrong key"}}', False)
     assert "FAILED: status 502" in tested(200, b"<h1>Welcome</h1>", False)
     site.close()
@@ -239,7 +239,7 @@ def test_all_problems_are_told_before_anything_starts(servers, mill_index, tmp_p
     with socket.create_server((OWN_HOST, taken)):
         told = servers("start", *names, status=1, CRAWL_PAGE_PORT=port, **variables)
     for line in (
-        f"crawl_page       cannot start: port {port} is that of code, too",
+        f"crawl_page       cannot start: port {port} is also the port of code",
         f"web_search       cannot start: cannot listen on {OWN_HOST}, port {taken}",
         "VISION_OPENAI_API_BASE_URL not set",
         f"wiki_search      cannot start: {torn}/passages.jsonl: it has 10 bytes, expected",
@@ -253,12 +253,12 @@ def test_all_problems_are_told_before_anything_starts(servers, mill_index, tmp_p
     ("words", "variables", "message"),
     [
         (("mcp", "--", "--tools", "absent.yaml"), {}, "absent.yaml: no such file"),
-        (("model",), {}, "no model named; servers.sh start model -- --model FOLDER"),
-        (("model", "--", "--model", "absent"), {}, "absent: no folder with a model"),
+        (("model",), {}, "--model is missing; servers.sh start model -- --model FOLDER"),
+        (("model", "--", "--model", "absent"), {}, "absent: not the folder of a model"),
         (
             ("wiki_search", "--", "--index=absent"),
             {},
-            "absent: no index there; build one with `afm serve wiki",
+            "absent: no index here; build one with `afm serve wiki",
         ),
         (("crawl_page",), {"SUMMARY_OPENAI_API_BASE_URL": "http://x/v1"}, "SUMMARY_MODEL is not"),
     ],
@@ -289,7 +289,7 @@ def test_a_killed_server_is_noticed_and_can_be_started_again(servers):
     servers("start", "crawl_page")
     os.kill(servers.pid("crawl_page"), signal.SIGKILL)
     servers.wait_for_port("CRAWL_PAGE")
-    assert "crawl_page       has ended by itself; see " in servers("status", status=1)
+    assert "crawl_page       exited by itself; see " in servers("status", status=1)
     assert "FAILED: does not run" in servers("test", status=1)
     assert "started" in servers("start", "crawl_page")
     assert "healthy" in servers("status", "crawl_page")
@@ -312,7 +312,7 @@ def test_another_process_with_the_number_of_a_dead_server_is_left_alone(servers)
     servers.state.mkdir()
     about = {"name": "code", "pid": bystander.pid, "born": 1, "url": "http://127.0.0.1:1", "since": 0}
     (servers.state / "code.pid").write_text(json.dumps(about))
-    assert "has ended by itself" in servers("status", "code", status=1)
+    assert "exited by itself" in servers("status", "code", status=1)
     servers("stop", "code")
     assert bystander.poll() is None
     bystander.kill()

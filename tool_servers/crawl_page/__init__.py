@@ -1,1 +1,1 @@
-"""The page reader: public web pages as text, summed up toward what an agent is looking for."""
+"""The page reader: public web pages as text, summarised for what an agent looks for."""

@@ -1,4 +1,4 @@
-"""A page summed up toward what an agent looks for: by a model in chunks, or by its best passages (BM25)."""
+"""Digests of pages for what an agent looks for: a summary by a model, or the best passages (BM25)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tool_servers.wiki_search.corpus import terms_of
 
 _log = logging.getLogger(__name__)
 _MERGE_S = 8.0
-"""Seconds that must be left for putting notes together to be worth a try."""
+"""Seconds that must remain before the model is asked to merge its notes."""
 _NOTHING = "NOTHING"
 _TASK = (
     "You read web pages for a researcher. From the page below, write down every fact that helps with the goal: names, "
@@ -36,12 +36,12 @@ _CUT = "\n[...]\n"
 
 
 class SummarySettings(Settings):
-    """How pages are summed up by the model at ``SUMMARY_OPENAI_API_BASE_URL``, when it is set."""
+    """How the model at ``SUMMARY_OPENAI_API_BASE_URL``, if set, summarises pages."""
 
     chunk_chars: int = Field(default=24_000, ge=1000)
     """Characters of a page that the model reads in one request."""
     max_chunks: int = Field(default=6, ge=1)
-    """Chunks of a long page that the model reads: those nearest to the goal."""
+    """Chunks of a long page that the model reads: the most relevant ones."""
     max_tokens: int = Field(default=800, ge=16)
     """Longest reply of the model."""
     total_s: float = Field(default=45.0, gt=0)
@@ -50,10 +50,10 @@ class SummarySettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What an agent is shown of a page.
+    """What an agent sees of a page.
 
     Attributes:
-        by: ``model``, ``passages``, or ``passages after TROUBLE`` when the model failed.
+        by: ``model``, ``passages``, or ``passages after TROUBLE`` if the model failed.
     """
 
     text: str
@@ -68,16 +68,16 @@ class PassageDigester:
         self._shown_chars = shown_chars
 
     async def digest(self, text: str, goal: str, seconds: float) -> Digest:
-        """The passages nearest to ``goal``."""
+        """Return the passages most relevant to ``goal``."""
         shown = await asyncio.to_thread(best_passages, text, goal, self._shown_chars)
         return Digest(shown, "passages")
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing; there is nothing to close."""
 
 
 class ModelDigester:
-    """Has an OpenAI-compatible model read a page in chunks; falls back on the best passages."""
+    """Has an OpenAI-compatible model read a page in chunks; falls back to the best passages."""
 
     def __init__(self, model: str, service: Upstream, settings: SummarySettings, shown_chars: int) -> None:
         self.name = f"{model}-{settings.chunk_chars}-{settings.max_chunks}-{settings.max_tokens}"
@@ -87,7 +87,7 @@ class ModelDigester:
         self._passages = PassageDigester(shown_chars)
 
     async def digest(self, text: str, goal: str, seconds: float) -> Digest:
-        """The model's notes on the page. Never later than ``seconds``: chunks that are not read by then are left out."""
+        """Return the model's notes on the page within ``seconds``; chunks that are not read by then are left out."""
         until = time.monotonic() + min(seconds, self._settings.total_s)
         chunks = await asyncio.to_thread(
             best_chunks, text, goal, self._settings.chunk_chars, self._settings.max_chunks
@@ -101,7 +101,7 @@ class ModelDigester:
                 raise answer
         if not notes:
             trouble = next(answer.trouble for answer in answers if isinstance(answer, UpstreamError))
-            _log.warning("summary model: %s; the best passages stand in", trouble)
+            _log.warning("summary model: %s; using the best passages instead", trouble)
             fallback = await self._passages.digest(text, goal, seconds)
             return Digest(fallback.text, f"passages after {trouble}")
         useful = [note for note in notes if not note.startswith(_NOTHING)] or notes[:1]
@@ -136,21 +136,21 @@ class ModelDigester:
 
 
 Digester = PassageDigester | ModelDigester
-"""Its ``name`` is part of the key under which digests are cached, and changes when they would."""
+"""Its ``name`` is part of the cache key of digests, and differs between settings that give different digests."""
 
 
 def open_digester(settings: SummarySettings, shown_chars: int, environment: Environment) -> Digester:
-    """The model when its endpoint is set, the best passages otherwise.
+    """Open the digester: the model if its endpoint is set, otherwise the best passages.
 
     Raises:
-        ConfigError: The endpoint is set, but no model.
+        ConfigError: The endpoint is set, but not the model.
     """
     url, model = environment.summary_openai_api_base_url, environment.summary_model
     if url is None:
         return PassageDigester(shown_chars)
     if model is None:
         raise ConfigError(
-            "SUMMARY_OPENAI_API_BASE_URL is set but SUMMARY_MODEL is not; name the model that sums up pages"
+            "SUMMARY_OPENAI_API_BASE_URL is set but SUMMARY_MODEL is not; name the model that summarises pages"
         )
     total = settings.total_s
     service = Upstream(
@@ -163,7 +163,7 @@ def open_digester(settings: SummarySettings, shown_chars: int, environment: Envi
 
 
 def passages(text: str, size: int) -> list[str]:
-    """``text`` in pieces of about ``size`` characters: whole paragraphs where possible, else sentences."""
+    """Split ``text`` into pieces of about ``size`` characters: whole paragraphs where possible, else sentences."""
     pieces: list[str] = []
     for paragraph in _PARAGRAPHS.split(text):
         pieces += [paragraph] if len(paragraph) <= size else _SENTENCES.split(paragraph)
@@ -178,10 +178,10 @@ def passages(text: str, size: int) -> list[str]:
 
 
 def best_passages(text: str, goal: str, max_chars: int, size: int = 800) -> str:
-    """The passages nearest to ``goal``, in the order of the page, within ``max_chars`` characters.
+    """Return the passages most relevant to ``goal``, in the order of the page, at most ``max_chars`` characters.
 
-    A text that is short enough is returned whole. The first passage is always kept: it says what the page is.
-    Without a goal, or when no word of it occurs, the page's beginning.
+    Returns a short text whole. Always keeps the first passage, because it says what the page is about.
+    Returns the beginning of the page if there is no goal, or if none of its words occurs.
     """
     if len(text) <= max_chars:
         return text
@@ -200,7 +200,7 @@ def best_passages(text: str, goal: str, max_chars: int, size: int = 800) -> str:
 
 
 def best_chunks(text: str, goal: str, size: int, most: int) -> list[str]:
-    """At most ``most`` pieces of about ``size`` characters, in the order of the page: those nearest to ``goal``."""
+    """Return the ``most`` pieces most relevant to ``goal``, each about ``size`` characters, in the order of the page."""
     pieces = passages(text, size)
     if len(pieces) <= most:
         return pieces
@@ -209,7 +209,7 @@ def best_chunks(text: str, goal: str, size: int, most: int) -> list[str]:
 
 
 def _ranking(pieces: list[str], goal: str) -> list[int]:
-    """Numbers of the passages that share a word with ``goal``, the best first."""
+    """Return the indexes of the passages that share a word with ``goal``, best first."""
     import bm25s
     import numpy as np
 
@@ -226,7 +226,7 @@ def _ranking(pieces: list[str], goal: str) -> list[int]:
 
 
 def _words(text: str) -> list[str]:
-    """Lower-case words but the most common ones; of longer ones a plural's ending is dropped."""
+    """Return the lower-case words without the most common ones, and without the plural ``s`` of longer words."""
     return [word[:-1] if len(word) > 3 and word.endswith("s") else word for word in terms_of(text)]
 
 

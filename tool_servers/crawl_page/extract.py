@@ -1,7 +1,7 @@
-"""The text of a page: HTML, PDF, JSON or plain text.
+"""Extract the text of a page: HTML, PDF, JSON or plain text.
 
-``python -m tool_servers.crawl_page.extract`` is a parser of :mod:`tool_servers.shared.parser_pool`, because
-pages are hostile.
+``python -m tool_servers.crawl_page.extract`` is a parser of :mod:`tool_servers.shared.parser_pool`, because pages may be
+hostile.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _META = re.compile(rb"""(?i)<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}["']?\s{0,9}(
 _META_BYTES = 4096
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _SHORT_CHARS = 4000
-"""A page with so few characters is shown whole, menus and links included."""
+"""Pages up to this number of characters are shown whole, including menus and links."""
 _MAX_PDF_PAGES = 300
 _MAX_TITLE_CHARS = 200
 _HTML_START = re.compile(r"(?i)\s*(?:<!doctype html|<html|<head|<body)")
 
 
 class NoTextError(Exception):
-    """The page holds no text that could be read."""
+    """The page has no readable text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Extracted:
 
     Attributes:
         title: May be empty.
-        text: Markdown for HTML: with headings, lists, tables and absolute links.
+        text: For HTML, Markdown with headings, lists, tables and absolute links.
     """
 
     title: str
@@ -55,13 +55,13 @@ class Extracted:
 
 
 def extract(body: bytes, media_type: str, charset: str | None, url: str, max_chars: int) -> Extracted:
-    """Read a page as what its type says, or its first bytes if the type says nothing.
+    """Extract the text of a page according to its media type, or to its first bytes.
 
     Args:
-        max_chars: Longer texts lose their end.
+        max_chars: Longer texts are cut off at the end.
 
     Raises:
-        NoTextError: Nothing readable in it.
+        NoTextError: The page has no readable text.
     """
     if body[:1024].lstrip().startswith(b"%PDF-") or media_type == "application/pdf":
         page = _pdf(body, max_chars)
@@ -81,9 +81,9 @@ def extract(body: bytes, media_type: str, charset: str | None, url: str, max_cha
 
 
 def text_of(body: bytes, charset: str | None) -> str:
-    """The text of a body: by its byte order mark, the header's charset, its own ``meta`` tag, UTF-8, or Windows-1252.
+    """Decode a body by its byte order mark, the header's charset, its ``meta`` tag, as UTF-8, or as Windows-1252.
 
-    Wrong bytes become U+FFFD. Only codecs of text in linear time are used, whatever a page asks for.
+    Invalid bytes become U+FFFD. Uses only text codecs that take linear time, whatever the page declares.
     """
     for mark, codec in _BOMS:
         if body.startswith(mark):
@@ -129,7 +129,7 @@ def _html(text: str, url: str) -> Extracted:
 
 
 def _all_words(text: str, url: str) -> str:
-    """Every visible text of a page that has no main part: a short page, a list of links, a form."""
+    """Return all visible text of a page without a main part, such as a short page, a list of links or a form."""
     from lxml import etree
     from lxml.html import HTMLParser, defs, document_fromstring
 
@@ -176,7 +176,7 @@ def _pdf(body: bytes, max_chars: int) -> Extracted:
 
 
 def _json(text: str, max_chars: int) -> str:
-    """Indented, if it is JSON and short enough to be shown whole; else as it came."""
+    """Indent JSON that is short enough to be shown whole; return other texts unchanged."""
     if len(text) > max_chars:
         return text
     try:

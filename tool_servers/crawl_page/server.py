@@ -1,9 +1,9 @@
-"""The page reader: public web pages for agents, summed up toward what they look for.
+"""The page reader: public web pages for agents, summarised for what they look for.
 
-``POST /crawl_page`` with ``{"urls": "https://a.org | https://b.org", "goal": "...", "seconds": 60}`` gives
-``{"pages": [..], "left_out": 0}``, each page ``{url, title, text, kind, by, cached}``. A page that could not be
-read has a ``kind`` and the reason in ``text``. Clients of AFM, which send ``web_search_query`` or ``think_content``,
-also get ``success``, ``obs``, ``error_message`` and ``processing_time``. The rest is as in
+``POST /crawl_page`` with ``{"urls": "https://a.org | https://b.org", "goal": "...", "seconds": 60}`` returns
+``{"pages": [..], "left_out": 0}``, each page as ``{url, title, text, kind, by, cached}``. A page that could not be
+read has a ``kind`` and the reason in ``text``. Clients of AFM send ``web_search_query`` or ``think_content`` and also
+get ``success``, ``obs``, ``error_message`` and ``processing_time``. For the rest, see
 :mod:`tool_servers.shared.endpoint`.
 """
 
@@ -43,7 +43,7 @@ _FAULTS = {
 }
 _LATE_S = 5.0
 _MARGIN_S = 2.0
-"""Kept of the caller's time for passages without the model and for the answer; one second is too little on a busy machine."""
+"""Part of the client's time reserved for passages and the answer; one second is too little on a busy machine."""
 _MOST_GOAL_CHARS = 8_000
 
 
@@ -73,7 +73,7 @@ class PageText:
     """A page as text.
 
     Attributes:
-        url: Where it was found.
+        url: Address after redirects.
         title: May be empty.
     """
 
@@ -83,7 +83,7 @@ class PageText:
 
 
 class DirectSource:
-    """Fetches pages itself, behind the guard, and reads them in parser processes."""
+    """Fetches pages itself, guarded, and extracts their text in parser processes."""
 
     def __init__(self, fetcher: Fetcher, settings: CrawlSettings) -> None:
         self._fetcher = fetcher
@@ -101,10 +101,10 @@ class DirectSource:
         )
 
     async def read(self, url: str) -> PageText:
-        """The page at ``url``.
+        """Fetch the page at ``url``.
 
         Raises:
-            FetchError: It cannot be fetched or read.
+            FetchError: The page cannot be fetched or read.
         """
         page = await self._fetcher.fetch(url)
         about = {"media_type": page.media_type, "charset": page.charset, "url": page.url}
@@ -115,15 +115,15 @@ class DirectSource:
         return PageText(page.url, content["title"], content["text"])
 
     async def close(self) -> None:
-        """Close connections, end parsers."""
+        """Close connections and kill the parsers."""
         await self._fetcher.close()
         await self._pool.close()
 
 
 class ReaderSource:
-    """Lets a reader service (r.jina.ai, or one of its kind) fetch and read pages.
+    """Has a reader service, such as r.jina.ai, fetch and read pages.
 
-    The guard judges the address before it is passed on; redirects are followed by the service, out of its sight.
+    The guard checks the address before the service gets it. The service follows redirects without the guard.
     """
 
     def __init__(
@@ -140,10 +140,10 @@ class ReaderSource:
         }
 
     async def read(self, url: str) -> PageText:
-        """The page at ``url``.
+        """Have the service fetch the page at ``url``.
 
         Raises:
-            FetchError: The address is blocked, or the service cannot read it.
+            FetchError: The address is blocked, or the service cannot read the page.
         """
         await self._fetcher.check(url)
         normal = target_of(url, self._policy).url
@@ -154,7 +154,7 @@ class ReaderSource:
         data = answer.get("data") if isinstance(answer, dict) else None
         text = data.get("content") if isinstance(data, dict) else None
         if not isinstance(text, str) or not isinstance(data, dict):
-            raise FetchError(FetchFault.BROKEN, "the reader's answer holds no page")
+            raise FetchError(FetchFault.BROKEN, "the answer of the reader service has no page")
         text = readable(text[: self._max_chars]).strip()
         if not text:
             raise FetchError(FetchFault.PARSE, "the page holds no readable text")
@@ -175,7 +175,7 @@ PageSource = DirectSource | ReaderSource
 
 
 def open_source(settings: CrawlSettings, environment: Environment) -> PageSource:
-    """The source that the settings name."""
+    """Open the source that the settings name."""
     policy = settings.policy()
     fetcher = Fetcher(policy, FetchLimits(max_bytes=settings.max_bytes, total_s=settings.fetch_s))
     if settings.reader == "direct":
@@ -196,24 +196,23 @@ class CrawlRequest(TimedRequest):
     """The body of ``POST /crawl_page``."""
 
     urls: str | list[str] = Field(max_length=100_000)
-    """Addresses: a list, or as an agent writes them, separated by ``|`` or as markdown links."""
+    """Addresses: a list, or a text as agents write it, separated by ``|`` or as Markdown links."""
     goal: str = Field(default="", max_length=_MOST_GOAL_CHARS)
     """What the agent looks for; may be empty."""
     task: str | None = Field(default=None, max_length=_MOST_GOAL_CHARS)
-    """The question. This field and the next two are those of AFM's clients, which get an answer in AFM's
-    form, too."""
+    """The question. AFM's clients send this field and the next two, and also get an answer in AFM's form."""
     web_search_query: str | None = Field(default=None, max_length=_MOST_GOAL_CHARS)
     """What the agent searched for last."""
     think_content: str | None = Field(default=None, max_length=_MOST_GOAL_CHARS)
-    """Its last thought."""
+    """The last thought of the agent."""
 
     @property
     def published(self) -> bool:
-        """Whether a client of AFM asks."""
+        """Whether the client is one of AFM's."""
         return self.web_search_query is not None or self.think_content is not None
 
     def aim(self) -> str:
-        """What the agent looks for, from all fields that may hold it."""
+        """Return what the agent looks for, from all fields that may contain it."""
         texts = (self.goal, self.task, self.web_search_query, self.think_content)
         return "\n".join(text for text in texts if text)[:_MOST_GOAL_CHARS]
 
@@ -224,21 +223,21 @@ class PageShown(BaseModel):
     url: str
     title: str = ""
     text: str
-    """The digest, or the failure in words."""
+    """The digest, or the reason why there is none."""
     kind: FetchFault | None = None
-    """Why there is no text, a :class:`FetchFault`; ``None`` when there is."""
+    """Why there is no digest; otherwise ``None``."""
     by: str = ""
-    """How the digest was made."""
+    """How the digest was made; see :class:`Digest`."""
     cached: bool = False
     """Whether the page came from the cache."""
 
 
 class PageReader:
-    """Reads pages; equal addresses at the same time are read once.
+    """Reads pages; reads an address once that several requests want at the same time.
 
     Args:
-        max_urls: Of one request.
-        request_s: For a request whose sender does not say how long it waits; no request takes longer.
+        max_urls: Most pages of one request.
+        request_s: Longest time for a request, in seconds; also the default if the client names none.
     """
 
     def __init__(
@@ -255,7 +254,7 @@ class PageReader:
         )
 
     async def answer(self, request: CrawlRequest) -> dict[str, Any]:
-        """The pages in the order asked for."""
+        """Return the pages in the order of the request."""
         until = request.until(self._request_s)
         listed = request.urls if isinstance(request.urls, str) else "\n".join(request.urls)
         urls = urls_in(listed)
@@ -267,7 +266,7 @@ class PageReader:
         return answer | _as_published(shown, request) if request.published else answer
 
     async def close(self) -> None:
-        """End what is under way, close everything."""
+        """Cancel running work and close everything."""
         await self._under_way.close()
         for part in (self._source, self._digester, self._cache):
             await part.close()
@@ -297,13 +296,13 @@ class PageReader:
             key,
             _DIGEST,
             lambda: self._digester.digest(page.text, goal, max(0.0, until - time.monotonic())),
-            worth=lambda made: made.by == "model",  # passages are found again faster than they are stored
+            worth=lambda made: made.by == "model",  # finding passages again is faster than storing them
         )
         return digest
 
 
 def _as_published(shown: Sequence[PageShown], request: CrawlRequest) -> dict[str, Any]:
-    """The fields of AFM's answer; a request fails when none of its pages could be read."""
+    """Return the fields of AFM's answer; a request fails if none of its pages could be read."""
     success = any(page.kind is None for page in shown)
     text = "\n\n".join(f"{page.title}\n{page.url}\n{page.text}".strip() for page in shown)
     return {
@@ -319,20 +318,20 @@ def _digest_of(*parts: str) -> str:
 
 
 def check(launch: Launch) -> None:
-    """Look for the summary model.
+    """Check the settings of the summary model.
 
     Raises:
-        ConfigError: Its settings are wrong.
+        ConfigError: They are wrong.
     """
     settings = CrawlSettings.read(launch.config)
     open_digester(settings.summary, settings.shown_chars, launch.environment)
 
 
 def open_app(launch: Launch) -> ServedApp:
-    """The application.
+    """Open the application.
 
     Raises:
-        ConfigError: The environment lacks something, or the cache cannot be opened.
+        ConfigError: A setting is missing or wrong, or the cache cannot be opened.
     """
     settings, environment = CrawlSettings.read(launch.config), launch.environment
     token = launch.address().token
@@ -350,7 +349,7 @@ def open_app(launch: Launch) -> ServedApp:
 
 
 def trial(client: httpx.Client) -> str:
-    """Ask for a private address, which must be refused: so nothing is fetched."""
+    """Request a private address, which must be refused; so nothing is fetched."""
     body = {"urls": "http://127.0.0.1:9/", "goal": "", "seconds": 30}
     kind = client.post(PATH, json=body).raise_for_status().json()["pages"][0]["kind"]
     if kind != "blocked":

@@ -1,4 +1,4 @@
-"""What an endpoint answered, whole or in pieces, in one form for the log."""
+"""The answer of an endpoint, whole or streamed, in one form for the log."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _GROWING = frozenset({"content", "reasoning_content", "reasoning", "refusal", "text"})
-"""Keys of a delta whose texts follow one another; others are said once."""
+"""Keys of a delta whose texts are concatenated; other keys occur once."""
 DONE = b"[DONE]"
 _MOST_TOKENS = 10_000_000
-"""Of a call; more is a mistake of the endpoint's."""
+"""Largest token count of a call; a larger one is an error of the endpoint."""
 
 
 @dataclass
 class Answer:
-    """One answer, as far as it is known.
+    """One answer, as far as it has arrived.
 
     Attributes:
-        choices: By their index.
-        usage: As the endpoint reported it.
-        done: The end of a stream was marked.
+        choices: Choices by index.
+        usage: Token counts as the endpoint reported them.
+        done: Whether the stream sent its end mark.
     """
 
     choices: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -32,27 +32,27 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        """Whether the end was said, by a mark or by a reason of every choice."""
+        """Whether the answer is complete: the end mark arrived, or every choice has a finish reason."""
         ends = [choice.get("finish_reason") for choice in self.choices.values()]
         return self.done or (bool(ends) and all(ends))
 
     @property
     def in_order(self) -> tuple[dict[str, Any], ...]:
-        """The choices by their index."""
+        """The choices, sorted by index."""
         return tuple(self.choices[index] for index in sorted(self.choices))
 
     def tokens(self, name: str) -> int:
-        """``prompt_tokens``, ``completion_tokens``; 0 when the endpoint did not say."""
+        """Return ``prompt_tokens`` or ``completion_tokens``; 0 if the endpoint did not report it."""
         return _count(self.usage.get(name))
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that the endpoint had in its cache."""
+        """Prompt tokens that came from the endpoint's cache."""
         details = self.usage.get("prompt_tokens_details")
         return _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
 
     def take(self, data: dict[str, Any]) -> None:
-        """A whole answer, or one piece of a stream."""
+        """Add a whole answer, or one piece of a stream."""
         if isinstance(data.get("usage"), dict):
             self.usage = data["usage"]
         if isinstance(data.get("model"), str):
@@ -76,7 +76,7 @@ class Answer:
 
 
 def whole_answer(content: bytes) -> Answer | None:
-    """The answer in a body, ``None`` when it is no JSON object."""
+    """Parse the answer in a body; return ``None`` if the body is not a JSON object."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
@@ -89,12 +89,12 @@ def whole_answer(content: bytes) -> Answer | None:
 
 
 class EventStream:
-    """Takes a stream of server-sent events apart while it comes.
+    """Parses a stream of server-sent events while it arrives.
 
     Attributes:
-        answer: Put together from what came so far.
-        broken: An event held no JSON.
-        error: An error that an event reported.
+        answer: Answer assembled so far.
+        broken: Whether an event was not JSON.
+        error: Error that an event reported.
     """
 
     def __init__(self, *, hide_usage: bool = False) -> None:
@@ -105,11 +105,11 @@ class EventStream:
         self._rest = b""
 
     def feed(self, piece: bytes) -> bytes:
-        """What of it, and of what was held back, the client may have now.
+        """Add a piece; return the bytes that the client may get now.
 
-        Nothing is held back unless events are hidden; then only the begun event is.
+        Holds back an incomplete event if the usage is hidden; otherwise nothing.
         """
-        unseen = max(0, len(self._rest) - 3)  # a mark has at most four bytes
+        unseen = max(0, len(self._rest) - 3)  # a blank line has at most four bytes
         self._rest += piece
         passed = b""
         while mark := _BLANK_LINE.search(self._rest, unseen):
@@ -119,14 +119,14 @@ class EventStream:
         return passed if self._hide_usage else piece
 
     def end(self) -> bytes:
-        """What was held back when the stream ends within an event."""
+        """Return the bytes that were held back when the stream ended within an event."""
         rest, self._rest = self._rest, b""
         if rest.strip():
             self._take(rest)
         return rest if self._hide_usage else b""
 
     def _take(self, event: bytes) -> bool:
-        """Read one event; whether it only tells the usage."""
+        """Parse one event; return whether it only reports the usage."""
         lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
         text = b"\n".join(lines)
         if not text:
@@ -183,7 +183,7 @@ def _grow_calls(calls: list[dict[str, Any]], deltas: list[Any]) -> None:
 
 
 def _said(value: Any) -> str:
-    """A text as it is; some servers say arguments as an object, whole and at once."""
+    """Return a text unchanged, anything else as JSON: some servers send arguments as one object."""
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False)

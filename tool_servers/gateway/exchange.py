@@ -1,4 +1,4 @@
-"""One call on its way through the gateway: to the endpoint, back to the client as it comes, and into the log."""
+"""One call through the gateway: to the endpoint, back to the client piece by piece, and into the log."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _INSTEAD = b"[key]"
 
 
 class Blackout:
-    """Takes a key out of what comes in pieces. Only bytes with which the key may begin are held back.
+    """Removes a key from data that arrives in pieces. Holds back only bytes that may be the beginning of the key.
 
     Args:
-        key: ``None`` or empty: everything passes unchanged.
+        key: Key to remove; if ``None`` or empty, all data passes unchanged.
     """
 
     def __init__(self, key: str | None) -> None:
@@ -34,11 +34,11 @@ class Blackout:
         self._rest = b""
 
     def whole(self, content: bytes) -> bytes:
-        """``content`` without the key."""
+        """Return ``content`` without the key."""
         return content.replace(self._key, _INSTEAD) if self._key else content
 
     def feed(self, piece: bytes) -> bytes:
-        """What may pass now, of ``piece`` and of what was held back."""
+        """Add a piece; return the bytes that may pass now."""
         content = self.whole(self._rest + piece)
         longest = min(len(self._key) - 1, len(content))
         held = next((size for size in range(longest, 0, -1) if content.endswith(self._key[:size])), 0)
@@ -46,7 +46,7 @@ class Blackout:
         return passed
 
     def end(self) -> bytes:
-        """What was held back and is not the key after all."""
+        """Return the bytes that were held back and turned out not to be the key."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -55,14 +55,14 @@ _PASSED = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x
 _PASSED_BEGINNINGS = ("x-ratelimit-", "openai-")
 _ERROR_CHARS = 2_000
 _ANSWER_BYTES = 1 << 20
-"""Kept on the log's disk for one answer, which is written twice: as text, and as the endpoint gave it."""
+"""Disk space that the log reserves for one answer, which is written twice: as text, and as received."""
 _LABEL_BYTES = 16 << 10
 _FULL_RETRY_S = "30"
 _NO_ENDPOINT = "the endpoint behind the gateway"
 
 
 def error_body(refusal: RefusalError) -> dict[str, Any]:
-    """An error of the gateway's own, in the form that OpenAI's clients read."""
+    """Return the body of an error of the gateway itself, in the form that OpenAI's clients expect."""
     message = f"afm gateway: {refusal}"
     return {"error": {"message": message, "type": "gateway_error", "code": refusal.kind}}
 
@@ -70,12 +70,12 @@ def error_body(refusal: RefusalError) -> dict[str, Any]:
 def error_response(
     status: int, code: str, message: str, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """The same as an answer."""
+    """Return an error of the gateway itself as a response."""
     return JSONResponse(error_body(RefusalError(status, code, message)), status_code=status, headers=headers)
 
 
 class UnloggedError(Exception):
-    """The log does not take a call."""
+    """The log cannot record a call."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(f"the log cannot be written ({error.strerror or type(error).__name__})")
@@ -83,10 +83,10 @@ class UnloggedError(Exception):
 
 @contextmanager
 def room_for(log: CallLog, request_bytes: int) -> Iterator[None]:
-    """Room in the log for a call with a request of this size.
+    """Reserve space in the log for a call with a request of this size.
 
     Raises:
-        UnloggedError: The log has no room.
+        UnloggedError: The disk has no space.
     """
     with ExitStack() as kept:
         try:
@@ -98,13 +98,13 @@ def room_for(log: CallLog, request_bytes: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class GatewayCall:
-    """A request that may be passed on.
+    """A request that the gateway passes on.
 
     Attributes:
         path: ``chat/completions`` or ``completions``.
-        content: The body's bytes for the endpoint.
-        body: What they say; empty when that is no JSON object.
-        hide_usage: The client did not ask for the event with the tokens.
+        content: Body for the endpoint.
+        body: The parsed body; empty if it is not a JSON object.
+        hide_usage: Whether to hide the event with the token counts, because the client did not ask for it.
     """
 
     path: str
@@ -114,7 +114,7 @@ class GatewayCall:
 
     @property
     def model(self) -> str:
-        """The model that is asked for."""
+        """The requested model."""
         return str(self.body.get("model") or "")
 
 
@@ -123,7 +123,7 @@ class Desk:
     """What all calls share.
 
     Attributes:
-        count: Called with ``ok`` or the trouble of each call.
+        count: Called for each call with ``ok`` or the kind of failure.
     """
 
     settings: GatewaySettings
@@ -134,7 +134,7 @@ class Desk:
 
 
 class Exchange(Response):
-    """A response that is the whole exchange. It is logged before the client can know that it is over."""
+    """A response that performs the whole exchange. It logs the call before the client can see its end."""
 
     def __init__(self, desk: Desk, route: UpstreamRoute, label: Label, call: GatewayCall) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class Exchange(Response):
         self._asking = self._started = self._logged = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve; a client that leaves ends the endpoint's work, too."""
+        """Perform the exchange; close the connection to the endpoint if the client leaves."""
         with suppress(GoneError):
             await while_connected(receive, self._admitted(scope, receive, send))
 
@@ -170,7 +170,7 @@ class Exchange(Response):
             await answer(scope, receive, send)
 
     def _unlogged(self, message: str) -> JSONResponse | None:
-        """The answer to a call that the log does not take; a stream that has begun is cut instead."""
+        """Return the answer to a call that cannot be logged, or ``None`` to cut off a stream that has begun."""
         self._desk.count("log")
         if not self._asking:
             advice = "the endpoint was not asked; free space on the log's disk"
@@ -183,7 +183,7 @@ class Exchange(Response):
         )
 
     async def _exchanged(self, send: Send) -> JSONResponse | None:
-        """Pass on the endpoint's answer, or return the gateway's own if it sent nothing."""
+        """Pass on the endpoint's answer; if it sent none, return an error of the gateway."""
         with self._desk.clients.least_busy() as client:
             return await self._asked(client, send)
 
@@ -198,7 +198,7 @@ class Exchange(Response):
         except httpx.ConnectError:
             return self._failed(502, "connect", f"{_NO_ENDPOINT} cannot be reached")
         except httpx.TransportError as error:
-            message = f"{_NO_ENDPOINT} broke the connection off ({type(error).__name__})"
+            message = f"{_NO_ENDPOINT} closed the connection ({type(error).__name__})"
             return self._failed(502, "cut", message)
         self._first_s = self._seconds()
         self._status = response.status_code
@@ -234,7 +234,7 @@ class Exchange(Response):
         elif answer is None:
             trouble = trouble or "broken"
         self._record(trouble, body.decode("utf-8", "replace") if trouble else "")
-        # A body that broke off is announced one byte longer than it is, so that the client sees it break off, too.
+        # The announced length of an incomplete body is one byte too large, so that the client also sees that it is incomplete.
         length = len(body) + (trouble == "cut")
         await self._start(send, response, {"content-length": str(length)})
         await send({"type": "http.response.body", "body": body, "more_body": trouble == "cut"})
@@ -261,14 +261,14 @@ class Exchange(Response):
         if rest := stream.feed(self._blackout.end()) + stream.end():
             await send({"type": "http.response.body", "body": rest, "more_body": True})
         self._record(trouble or _stream_trouble(stream), stream.error)
-        if not trouble:  # left without an end otherwise: the server then closes the connection
+        if not trouble:  # otherwise the stream has no end, and the server closes the connection
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
-        """What comes, as it comes.
+        """Yield the pieces of the body as they arrive.
 
         Raises:
-            TimeoutError: Nothing came for too long.
+            TimeoutError: No piece arrived for too long.
         """
         pieces = response.aiter_bytes()
         while True:
@@ -296,10 +296,10 @@ class Exchange(Response):
         return error_response(status, trouble, message)
 
     def _record(self, trouble: str, error: str = "") -> None:
-        """Log the call, once.
+        """Log the call, at most once.
 
         Raises:
-            UnloggedError: It cannot be written.
+            UnloggedError: The log cannot be written.
         """
         if self._logged:
             return

@@ -1,15 +1,15 @@
-"""The gateway: OpenAI's paths in front of any endpoint that speaks them; every call is recorded.
+"""The gateway: a proxy in front of OpenAI-compatible endpoints that records every call.
 
 | request | answer |
 |---|---|
-| ``POST /v1/chat/completions``, ``POST /v1/completions`` | the endpoint's, streamed or not; the call stands in the log |
-| ``GET /v1/models``, ``GET /v1/models/ID`` | the endpoint's |
-| ``GET /health`` | 200, 503 when the log cannot be written; needs no token |
-| ``GET /metrics`` | numbers for Prometheus |
+| ``POST /v1/chat/completions``, ``POST /v1/completions`` | that of the endpoint, streamed or not; the call is logged |
+| ``GET /v1/models``, ``GET /v1/models/ID`` | that of the endpoint |
+| ``GET /health`` | 200, or 503 when the log cannot be written; needs no token |
+| ``GET /metrics`` | metrics for Prometheus |
 
-The first two also below ``/task/ID`` and ``/task/ID/agent/NAME`` (see :func:`label_of`). What the endpoint
-answers, errors included, is passed on as it is. The endpoint is asked only when the log has room for the
-call (503 otherwise). Errors of the gateway's own are ``{"error": {"message", "type": "gateway_error", "code"}}``.
+The first two rows also exist below ``/task/ID`` and ``/task/ID/agent/NAME`` (see :func:`label_of`). Answers of the
+endpoint, including errors, are passed on unchanged. The gateway sends a call only if the log has space for it; otherwise
+it answers 503. Its own errors have the body ``{"error": {"message", "type": "gateway_error", "code"}}``.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ _PREFIXES = ("", "/task/{task}", "/task/{task}/agent/{agent}")
 
 
 def key_and_names(authorization: str) -> tuple[str, dict[str, str]]:
-    """The key of an ``Authorization`` header without the names behind it, and these.
+    """Split an ``Authorization`` header into the key and the names after it.
 
     Raises:
-        DataError: They are not of the form ``task=ID,agent=NAME``.
+        DataError: The names do not have the form ``task=ID,agent=NAME``.
     """
     credentials = authorization.partition(" ")[2] if authorization[:7].lower() == "bearer " else ""
     parts = _SUFFIX.match(credentials)
@@ -77,8 +77,8 @@ def key_and_names(authorization: str) -> tuple[str, dict[str, str]]:
         name, equals, value = part.partition("=")
         if not equals or name not in _NAMES:
             raise DataError(
-                f"API key: got {part[:40]!r} behind it, expected task=ID,agent=NAME,attempt=NUMBER; write other signs of "
-                "a value as %2C and the like"
+                f"API key: got {part[:40]!r} after the key, expected task=ID,agent=NAME,attempt=NUMBER; percent-encode "
+                "special characters in values, for example a comma as %2C"
             )
         names[name] = unquote(value)
     return parts["key"], names
@@ -87,7 +87,7 @@ def key_and_names(authorization: str) -> tuple[str, dict[str, str]]:
 def label_of(
     headers: Mapping[str, str], in_path: Mapping[str, str], in_key: Mapping[str, str], body: Mapping[str, Any]
 ) -> Label:
-    """The label of a request; one that names no task gets one made of its first words.
+    """Return the label of a request; without a task, derive one from the first words.
 
     | form | where |
     |---|---|
@@ -95,10 +95,10 @@ def label_of(
     | headers | ``X-AFM-Task``, ``X-AFM-Agent``, ``X-AFM-Attempt`` |
     | API key | ``KEY:task=ID,agent=NAME,attempt=2`` |
 
-    Values are percent-decoded in all three. The earlier form wins, name by name.
+    Values in all three forms are percent-decoded. For each name, the first form in the table wins.
 
     Raises:
-        DataError: A name is too long or holds control characters, or the attempt is no number.
+        DataError: A name is too long or contains control characters, or the attempt is not a number.
     """
     in_headers = {name: unquote(headers.get(f"x-afm-{name}", "")) for name in _NAMES}
     names = {
@@ -112,12 +112,12 @@ def label_of(
     except ValidationError as error:
         raise DataError(explained(error)) from None
     if _HIDDEN.search(label.task + label.agent):
-        raise DataError("task or agent: got control characters, expected a name")
+        raise DataError("task or agent: contains control characters, expected a name")
     return label
 
 
 def _task_by_words(body: Mapping[str, Any]) -> str:
-    """The same for all calls of one conversation: its first message of the user decides."""
+    """Return a task id from the first user message, which is the same in all calls of a conversation."""
     messages = body.get("messages")
     first = ""
     if isinstance(messages, Sequence) and not isinstance(messages, str):
@@ -129,7 +129,7 @@ def _task_by_words(body: Mapping[str, Any]) -> str:
 
 class _GatewayEndpoint(Endpoint):
     no_key = "the API key is missing or wrong; expected GATEWAY_TOKEN, or GATEWAY_TOKEN:task=ID,agent=NAME"
-    advice = f"; recorded are {' and '.join(_PATHS)}"
+    advice = f"; the gateway records {' and '.join(_PATHS)}"
 
     def allows(self, headers: Mapping[str, str]) -> bool:
         key, _ = key_and_names(headers.get("authorization", ""))
@@ -140,12 +140,12 @@ class _GatewayEndpoint(Endpoint):
 
 
 class Gateway:
-    """Passes calls on and writes them down.
+    """Passes calls on and records them.
 
     Args:
-        routes: The first that serves a model is asked.
-        log: Where calls are written; open while it serves.
-        token: First part of the key that clients must send; ``None`` takes any.
+        routes: Endpoints; the first that serves a model gets the call.
+        log: Log of the calls, which must be open.
+        token: First part of the key that clients must send; ``None`` accepts any key.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Gateway:
         self._desk: Desk | None = None
 
     def app(self) -> Starlette:
-        """The application."""
+        """Return the application."""
         routes = []
         for prefix in _PREFIXES:
             routes += [Route(f"{prefix}/v1/{path}", self._call, methods=["POST"]) for path in _PATHS]
@@ -186,7 +186,7 @@ class Gateway:
         return Exchange(self._desk, route, label, call)
 
     async def _models(self, request: Request) -> Response:
-        """The models of all endpoints, or what one endpoint says of one model."""
+        """Return the models of all endpoints, or one endpoint's answer about one model."""
         model = request.path_params.get("model")
         if model is not None:
             route = self._route(model)
@@ -204,7 +204,7 @@ class Gateway:
             return str(error)
 
     def _read(self, request: Request, content: bytes) -> GatewayCall:
-        """What a request asks for; a body that is no JSON object passes unchanged, and the endpoint rejects it."""
+        """Parse a request. A body that is not a JSON object passes unchanged; the endpoint rejects it."""
         path = "chat/completions" if request.url.path.endswith("/chat/completions") else "completions"
         try:
             body = json.loads(content)
@@ -236,15 +236,17 @@ class Gateway:
         except ValueError:
             status = 502 if answer.is_success else answer.status_code
             return error_response(
-                status, "models", f"the endpoint's answer is no list of models (status {answer.status_code})"
+                status,
+                "models",
+                f"the endpoint's answer is not a list of models (status {answer.status_code})",
             )
         return JSONResponse(listed, status_code=answer.status_code)
 
     @asynccontextmanager
     async def _life(self) -> AsyncIterator[None]:
-        # Every call that finishes without an end that the client accepts is told by uvicorn; the log has it already.
+        # uvicorn logs every response that it could not complete. The call log already has these calls.
         logging.getLogger("uvicorn.error").addFilter(_is_news)
-        patience = httpx.Timeout(None, connect=_CONNECT_S, write=_BODY_S)  # reading is timed by the exchange
+        patience = httpx.Timeout(None, connect=_CONNECT_S, write=_BODY_S)  # the exchange times the reading
         clients = HttpClients(self._settings.max_parallel, bounded=False, timeout=patience)
         self._desk = Desk(self._settings, clients, self._log, self._endpoint.admission, self._endpoint.count)
         try:
@@ -258,14 +260,14 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _path_of(model: str) -> str | None:
-    """Where an endpoint tells of a model; ``None`` for what would lead elsewhere, where the key has no business."""
+    """Return the path of a model at an endpoint, or ``None`` if the name leads to another path, which must not get the key."""
     if any(part in ("", ".", "..") for part in model.split("/")):
         return None
     return "/" + quote(model, safe="/:@")
 
 
 def _joined(answers: list[Response]) -> Response:
-    """One list of models; the answer itself when there is only one."""
+    """Join lists of models; return a single answer unchanged."""
     if len(answers) == 1:
         return answers[0]
     by_id: dict[str, Any] = {}
@@ -276,31 +278,31 @@ def _joined(answers: list[Response]) -> Response:
             if isinstance(model, dict):
                 by_id.setdefault(str(model.get("id")), model)
     if not answers:
-        return error_response(502, "connect", "no endpoint tells its models")
+        return error_response(502, "connect", "no endpoint lists its models")
     return JSONResponse({"object": "list", "data": list(by_id.values())})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of its own."""
-    parser.add_argument("--upstream", help="endpoint behind it, with /v1 (GATEWAY_UPSTREAM_URL)")
+    """Add the options of this server."""
+    parser.add_argument("--upstream", help="endpoint behind the gateway, with /v1 (GATEWAY_UPSTREAM_URL)")
     parser.add_argument("--log", type=Path, default=_LOG, help=f"event log ({_LOG})")
 
 
 def check(launch: Launch) -> None:
-    """Look for the endpoints and their keys.
+    """Check the endpoints and their keys.
 
     Raises:
-        ConfigError: No endpoint is set, or its address or key cannot be used.
+        ConfigError: No endpoint is set, or its address or key is invalid.
     """
     settings, environment = GatewaySettings.read(launch.config), launch.environment
     upstream = launch.options.upstream
     if upstream is None and not settings.upstreams and environment.gateway_upstream_url is None:
-        raise NotSetUpError("GATEWAY_UPSTREAM_URL is not set, and its YAML lists no `upstreams`")
+        raise NotSetUpError("GATEWAY_UPSTREAM_URL is not set, and the YAML file has no `upstreams`")
     open_routes(settings, environment, upstream)
 
 
 def open_app(launch: Launch) -> ServedApp:
-    """The application."""
+    """Open the application."""
     settings, token = GatewaySettings.read(launch.config), launch.address().token
     routes = open_routes(settings, launch.environment, launch.options.upstream)
     log = CallLog(launch.options.log)
@@ -309,11 +311,11 @@ def open_app(launch: Launch) -> ServedApp:
 
 
 def trial(client: httpx.Client) -> str:
-    """Ask for the models; that an endpoint has no list of them is no fault of either."""
+    """List the models. An endpoint without such a list passes too."""
     try:
         return f"{len(client.get('/v1/models').raise_for_status().json()['data'])} models behind it"
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         if status not in (404, 405, 501):
             raise
-        return f"the endpoint answers and lists no models (status {status})"
+        return f"the endpoint answers but lists no models (status {status})"

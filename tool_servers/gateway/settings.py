@@ -58,7 +58,7 @@ class GatewaySettings(ServerSettings):
     finish_s: float = Field(default=60.0, gt=0)
 
     def price(self, model: str) -> CachedTokenPrice | None:
-        """What ``model`` costs, if that is known."""
+        """Return the price of ``model``, if it is known."""
         if model in self.prices:
             return self.prices[model]
         return next((price for pattern, price in self.prices.items() if fnmatchcase(model, pattern)), None)
@@ -74,17 +74,17 @@ class UpstreamRoute:
         self._models = upstream.models
 
     def serves(self, model: str) -> bool:
-        """Whether ``model`` is asked here."""
+        """Return whether this endpoint serves ``model``."""
         return any(fnmatchcase(model, pattern) for pattern in self._models)
 
 
 def open_routes(
     settings: GatewaySettings, environment: Environment, url: str | None = None
 ) -> list[UpstreamRoute]:
-    """The endpoints: ``url`` alone if given, else those of the settings, else the one of the environment.
+    """Return the endpoints: only ``url`` if given, else those of the settings, else the one of the environment.
 
     Raises:
-        ConfigError: No endpoint is set, or its key cannot be sent.
+        ConfigError: No endpoint is set, or its key is invalid.
     """
     upstreams = settings.upstreams
     only = url or (None if upstreams else environment.gateway_upstream_url)
@@ -93,6 +93,6 @@ def open_routes(
     if not upstreams:
         raise ConfigError(
             "the gateway has no endpoint behind it; give --upstream http://HOST:PORT/v1, set GATEWAY_UPSTREAM_URL, or "
-            "list `upstreams` in its YAML"
+            "list `upstreams` in its YAML file"
         )
     return [UpstreamRoute(upstream, environment) for upstream in upstreams]

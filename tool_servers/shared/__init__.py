@@ -1,1 +1,1 @@
-"""What the tool servers have in common: token, admission, request bodies, metrics, starting and stopping."""
+"""What all tool servers share: token, admission, request bodies, metrics, start and stop."""

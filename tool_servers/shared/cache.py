@@ -1,6 +1,6 @@
-"""A cache of texts that outlives its server: an SQLite file, or Redis shared by several machines.
+"""A cache of texts that outlives its server: an SQLite file, or a Redis server that several machines share.
 
-A cache never fails a request: when its store is out of reach, everything is a miss, and ``errors`` counts it.
+A cache never fails a request. While its store cannot be reached, every look-up is a miss, and ``errors`` counts it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _TRIM_EVERY = 64
 _OPENING_S = 5.0
 _BUSY_S = 1.0
 _REST_S = 1.0
-"""How long a store is left alone after a failure, so that a dead one does not slow every request down."""
+"""How long a store is not asked after a failure, so that a dead store does not slow down every request."""
 _READING, _WRITING = "reading", "writing"
 _RENEWAL_S = 60.0
-"""A disk that damages one file after the other is not given a new one all the time."""
+"""Shortest time between two new files, for disks that damage one file after another."""
 
 
 class WorkUnderWay(Generic[ResultT]):
-    """Work that several requests ask for at the same time is done once.
+    """Does work once that several requests want at the same time.
 
-    A waiter that is cancelled takes nothing from the others, and what was begun still gets done.
+    A cancelled request does not stop the work, so the other requests still get the result.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class WorkUnderWay(Generic[ResultT]):
     async def result(
         self, key: str, work: Callable[[], Coroutine[Any, Any, ResultT]]
     ) -> tuple[ResultT, bool]:
-        """The result of ``work``, and whether it was under way already."""
+        """Return the result of ``work``, and whether the work was already running."""
         task = self._tasks.get(key)
         known = task is not None
         if task is None:
@@ -59,7 +59,7 @@ class WorkUnderWay(Generic[ResultT]):
         return await asyncio.shield(task), known
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all running work."""
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -68,24 +68,24 @@ class WorkUnderWay(Generic[ResultT]):
     def _forget(self, key: str, task: asyncio.Task[ResultT]) -> None:
         self._tasks.pop(key, None)
         if not task.cancelled():
-            task.exception()  # every waiter may be gone
+            task.exception()  # marks it as retrieved; all requests may be gone
 
 
 class OwnCounts:
-    """Counters as this process knows them; what the store misses while it is away is added when it is back."""
+    """Counters of this process. What the store misses while it is unreachable is added when it is back."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
         self._stored: Counter[str] = Counter()
 
     def due(self, key: str, amount: int) -> int:
-        """What to add to the store for ``amount`` and all that it has missed."""
+        """Return how much to add to the store: ``amount`` plus everything that it has missed."""
         missed = self._seen[key] - self._stored[key]
         self._stored[key] = self._seen[key]
         return missed + amount
 
     def value(self, key: str, amount: int, due: int, stored: int | None) -> int:
-        """The counter, once the store has answered ``stored`` to ``due``; ``None``: it has not."""
+        """Return the counter after the store answered ``stored`` to ``due``, or ``None`` if it did not answer."""
         if stored is None:
             self._stored[key] -= due - amount
             self._seen[key] += amount
@@ -94,7 +94,7 @@ class OwnCounts:
         return self._seen[key]
 
     def lost(self) -> None:
-        """The store is empty now."""
+        """Forget what the store held, because it is empty now."""
         self._stored.clear()
 
 
@@ -102,17 +102,17 @@ class Cache(ABC):
     """Texts by key, and counters that never expire.
 
     Attributes:
-        errors: What the store did not answer, and texts that it spoilt.
+        errors: Operations that the store did not answer, and texts that it returned damaged.
     """
 
     def __init__(self, max_entries: int, ttl_s: float) -> None:
         self.errors = 0
         self._max_entries, self._ttl_s = max_entries, ttl_s
         self._counts = OwnCounts()
-        self._rests_until = {_READING: 0.0, _WRITING: 0.0}  # a file that is locked for writing can be read
+        self._rests_until = {_READING: 0.0, _WRITING: 0.0}  # a file locked for writing is still readable
 
     async def get(self, key: str) -> str | None:
-        """The text, unless it is absent, too old or unreadable, or the store is away."""
+        """Return the text; ``None`` if it is absent, too old or unreadable, or the store is unreachable."""
         stored = await self._ask(lambda: self._read(key), _READING)
         try:
             return None if stored is None else zlib.decompress(stored).decode()
@@ -121,7 +121,7 @@ class Cache(ABC):
             return None
 
     async def put(self, key: str, text: str) -> None:
-        """Keep a text, if the store can be written."""
+        """Store a text, if the store accepts it."""
         value = zlib.compress(text.encode("utf-8", "replace"), 1)
         await self._ask(lambda: self._write(key, value), _WRITING)
 
@@ -133,11 +133,11 @@ class Cache(ABC):
         *,
         worth: Callable[[ResultT], bool] = lambda _: True,
     ) -> tuple[ResultT, bool]:
-        """What is kept as ``key``, else the result of ``work``, and which of them it is.
+        """Return the stored result for ``key`` or else that of ``work``, and whether it was stored.
 
         Args:
-            kind: What results are. A result of another form, kept by another version of the server, is made again.
-            worth: Which results are kept.
+            kind: Type of the results. A result of another type, stored by another version of the server, is recomputed.
+            worth: Whether to store a result.
         """
         kept = await self.get(key)
         if kept is not None:
@@ -150,7 +150,7 @@ class Cache(ABC):
 
     @abstractmethod
     async def add(self, key: str, amount: int) -> int:
-        """Add to a counter; while the store is away, this process's own count continues from what it last saw."""
+        """Add to a counter and return it; while the store is unreachable, this process counts on by itself."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -158,7 +158,7 @@ class Cache(ABC):
 
     @abstractmethod
     async def _ask(self, work: Callable[[], Any], task: str) -> Any:
-        """What ``work`` gives; ``None``, and one more error, when the store fails or rests."""
+        """Return the result of ``work``; if the store fails or rests, count an error and return ``None``."""
 
     @abstractmethod
     def _read(self, key: str) -> Any: ...
@@ -168,7 +168,7 @@ class Cache(ABC):
 
 
 class RedisCache(Cache):
-    """Redis; while it is away every look-up is a miss within a second."""
+    """A cache in Redis; while Redis is unreachable, every look-up is a miss within a second."""
 
     def __init__(self, url: str, name: str, *, max_entries: int, ttl_s: float) -> None:
         try:
@@ -181,7 +181,7 @@ class RedisCache(Cache):
             self._redis: Any = redis.Redis.from_url(
                 url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
             )
-            # Connects to nothing, but reads the options in the address.
+            # Opens no connection, but parses the options in the address.
             self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
         except (ValueError, TypeError):
             raise ConfigError("cache: got no valid Redis address, expected redis://HOST:6379/0") from None
@@ -224,7 +224,7 @@ class RedisCache(Cache):
 
 
 class SqliteCache(Cache):
-    """A file that several processes may use at once and that survives ``kill -9``; a damaged one is renamed."""
+    """A cache in a file that several processes share and that survives ``kill -9``; a damaged file is renamed."""
 
     def __init__(self, path: Path, name: str, *, max_entries: int, ttl_s: float) -> None:
         super().__init__(max_entries, ttl_s)
@@ -236,7 +236,7 @@ class SqliteCache(Cache):
             self._store, self._place = self._thread.submit(_opened, path).result()
         except (OSError, sqlite3.Error) as error:
             self._thread.shutdown()
-            raise ConfigError(f"cache {path}: cannot be opened: {error}; choose another place") from None
+            raise ConfigError(f"cache {path}: cannot be opened: {error}; choose another path") from None
 
     async def add(self, key: str, amount: int) -> int:
         """See :class:`Cache`."""
@@ -265,7 +265,10 @@ class SqliteCache(Cache):
         return result
 
     def _tried(self, work: Callable[[], ResultT], task: str) -> ResultT | None:
-        """The rest is looked at here, in the cache's thread: whoever queues behind a failure must not wait for another."""
+        """Run ``work`` unless the store rests.
+
+        The check is here, in the cache's thread, so that work queued behind a failure does not wait for another one.
+        """
         try:
             if time.monotonic() >= self._rests_until[task]:
                 return work()
@@ -276,7 +279,7 @@ class SqliteCache(Cache):
         return None
 
     def _renew(self) -> None:
-        """Continue with a new file."""
+        """Switch to a new file."""
         self._damaged = False
         if time.monotonic() < self._kept_until:
             return
@@ -323,13 +326,13 @@ class SqliteCache(Cache):
 
 
 def open_cache(where: str, name: str, *, max_entries: int, ttl_s: float) -> Cache:
-    """The cache at a Redis address or in an SQLite file.
+    """Open the cache at a Redis address or in an SQLite file.
 
     Args:
         where: ``redis://host:6379/0``, ``rediss://...``, or a path.
-        name: Sets this cache apart from others in the same store.
-        max_entries: The oldest beyond them are dropped.
-        ttl_s: Seconds until a text is too old.
+        name: Separates this cache from others in the same store.
+        max_entries: Most texts; beyond that, the oldest are dropped.
+        ttl_s: Seconds until a text expires.
 
     Raises:
         ConfigError: The file cannot be opened, or the address is invalid.
@@ -340,17 +343,17 @@ def open_cache(where: str, name: str, *, max_entries: int, ttl_s: float) -> Cach
 
 
 def open_web_cache(environment: Environment, name: str, *, max_entries: int, ttl_s: float) -> Cache:
-    """The cache at ``WEB_CACHE``, or in a file in the user's cache folder."""
+    """Open the cache at ``WEB_CACHE``, or else in a file in the user's cache folder."""
     secret = environment.web_cache
     where = secret.get_secret_value() if secret else str(Path("~/.cache/afm/web.sqlite").expanduser())
     return open_cache(where, name, max_entries=max_entries, ttl_s=ttl_s)
 
 
 def _opened(path: Path, damaged: tuple[int, int] | None = None) -> tuple[sqlite3.Connection, tuple[int, int]]:
-    """The store, and which file it is; a new one in place of one that is damaged.
+    """Open the store, replacing a damaged one; return it with the device and inode of its file.
 
     Args:
-        damaged: The file that was found to be; another process may have set it aside already.
+        damaged: The file known to be damaged; another process may already have renamed it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("a") as lock:
@@ -398,7 +401,7 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def _set_aside(path: Path) -> None:
-    """Its log goes first: next to a new file it would be taken for that one's."""
+    """Rename a damaged store, its log first: SQLite would apply the log to a new file."""
     for suffix in ("-wal", "-shm", ""):
         part = path.with_name(path.name + suffix)
         if part.exists():

@@ -1,4 +1,4 @@
-"""The servers by name, their command lines, and what their YAMLs have in common."""
+"""The servers by name, their command lines, and the settings that all their YAML files share."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from afm.errors import ConfigError, MissingExtraError, UsageError, suggestion
 from afm.settings import Environment
 
 LOG_VARIABLE = "AFM_SERVER_LOG"
-"""``BYTES:PATH``, set by whoever sent standard output and errors of a server to ``PATH``."""
+"""``BYTES:PATH``, set by the process that sends a server's standard output and errors to ``PATH``."""
 MIN_TOKEN = 16
-"""Characters of a token that opens a server to other machines."""
+"""Shortest token, in characters, with which a server may listen to other machines."""
 _PORT = 8000
 _BACKLOG = 2048
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 
 
 class NotSetUpError(ConfigError):
-    """This server has no configuration: `start` without names leaves it out."""
+    """A server without a configuration; ``start`` without names skips it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerEntry:
-    """What the command line knows of a server before its module is imported.
+    """What the command line knows about a server before it imports the module.
 
     Attributes:
-        token: Environment variable of its token.
-        port_variable: Environment variable of its port, or of its whole address.
-        config: File name of its settings in ``configs/servers``.
-        packages: What must be installed in addition to the web server.
+        token: Environment variable that holds the token.
+        port_variable: Environment variable that holds the port or the whole address.
+        config: File name of the settings in ``configs/servers``.
+        packages: Packages that the server needs in addition to the web server.
     """
 
     token: str
@@ -53,7 +53,7 @@ class ServerEntry:
     packages: tuple[str, ...] = ()
 
     def port(self, environment: Environment) -> int:
-        """Where it listens by default.
+        """Return the default port.
 
         Raises:
             ConfigError: The address in the environment has no valid port.
@@ -83,10 +83,10 @@ KINDS = {
 
 
 def load_server(name: str) -> Any:
-    """The module of a server.
+    """Import and return the module of a server.
 
-    It has ``check(launch)``, which raises ``ConfigError`` for what is missing and opens nothing large,
-    ``open_app(launch)``, ``trial(client)``, which makes one real request, and perhaps ``add_options(parser)``.
+    Every module has ``check(launch)``, ``open_app(launch)`` and ``trial(client)``; some have ``add_options(parser)``.
+    ``check`` raises ``ConfigError`` for missing settings and opens nothing large. ``trial`` makes one real request.
 
     Raises:
         MissingExtraError: A package is not installed.
@@ -99,24 +99,24 @@ def load_server(name: str) -> Any:
 
 
 def own_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def or_cores(most: int = 1 << 16) -> BeforeValidator:
-    """Makes ``null`` the number of cores, at most ``most``."""
+    """Return a validator that replaces ``null`` by the number of cores, at most ``most``."""
     return BeforeValidator(lambda number: min(most, own_cores()) if number is None else number)
 
 
 CORES: Any = None
-"""The default of a field with :func:`or_cores`, for type checkers."""
+"""The default of a field with :func:`or_cores`, typed so that type checkers accept it."""
 
 
 class ServerSettings(Settings):
-    """How much work a server takes on."""
+    """How much work a server accepts."""
 
     content: ClassVar[str] = "server settings"
-    """What errors call the file's content."""
+    """What error messages call the file's content."""
 
     max_parallel: int = Field(default=64, ge=1)
     """Requests that are processed at the same time."""
@@ -129,19 +129,21 @@ class ServerSettings(Settings):
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
-        """The settings in a YAML, the defaults without one; paths in it are relative to the working folder.
+        """Read the settings from a YAML file, or return the defaults without one.
+
+        Paths in the file are relative to the working folder.
 
         Raises:
-            ConfigError: Names the file, the key path, the value and what was expected.
+            ConfigError: A setting is invalid; names the file, the key, the value and what was expected.
         """
         return cls() if path is None else validated(cls, read_file(path, cls.content), str(path))
 
 
 def check_exposure(host: str, token: str | None, variable: str) -> None:
-    """Refuse to listen beyond this machine without a token, or with one that can be guessed.
+    """Refuse to listen to other machines without a token, or with a token that can be guessed.
 
     Raises:
-        ConfigError: Names the environment variable that holds the token.
+        ConfigError: The token is missing or too short; names its environment variable.
     """
     if is_loopback(host) or len(token or "") >= MIN_TOKEN:
         return
@@ -153,7 +155,7 @@ def check_exposure(host: str, token: str | None, variable: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is an address of the loopback device, or its name."""
+    """Return whether ``host`` is ``localhost`` or an address of the loopback device."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -162,17 +164,17 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens, and what lets clients in."""
+    """Where a server listens, and the token that it asks of clients."""
 
     host: str
     port: int
     token: str | None
 
     def listen(self) -> socket.socket:
-        """A socket that listens; port 0 takes a free one.
+        """Return a listening socket; port 0 picks a free port.
 
         Raises:
-            ConfigError: The address cannot be listened on.
+            ConfigError: The server cannot listen there.
         """
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
@@ -180,20 +182,20 @@ class Address:
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
             taken = (
-                "; stop what listens there, or choose another port with --port"
+                "; stop the program that listens there, or choose another port with --port"
                 if error.errno == EADDRINUSE
                 else ""
             )
             raise ConfigError(f"cannot listen on {self.host}, port {self.port}: {why}{taken}") from None
-        # asyncio sets this only on sockets that name their protocol, which these do not; without it every answer waits
-        # 40 ms for the client's acknowledgement of its head. Connections inherit it.
+        # asyncio sets this option only on sockets that name their protocol, which these do not. Without it, every response
+        # waits 40 ms until the client acknowledges its head. Connections inherit the option.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a server is started with: its command line and the environment."""
+    """The command line and the environment with which a server starts."""
 
     name: str
     options: argparse.Namespace
@@ -201,15 +203,15 @@ class Launch:
 
     @property
     def config(self) -> Path | None:
-        """The file of its settings."""
+        """The settings file."""
         path: Path | None = self.options.config
         return path
 
     def address(self) -> Address:
-        """Where to listen: as the command line says, else as the environment does.
+        """Return where to listen: from the command line, or else from the environment.
 
         Raises:
-            ConfigError: Other machines could reach it, and no token is set.
+            ConfigError: Other machines could reach the server, and the token is missing or too short.
         """
         kind = KINDS[self.name]
         host = self.options.host or self.environment.server_host
@@ -220,10 +222,10 @@ class Launch:
 
 
 def parse_launch(name: str, words: Sequence[str], environment: Environment) -> Launch:
-    """Read the command line of one server; wrong usage ends the process with status 2.
+    """Parse the command line of one server; wrong usage ends the process with status 2.
 
     Raises:
-        UsageError: There is no such server.
+        UsageError: The server is unknown.
         MissingExtraError: A package is not installed.
     """
     if name not in KINDS:
@@ -235,11 +237,11 @@ def parse_launch(name: str, words: Sequence[str], environment: Environment) -> L
         prog=f"python -m tool_servers {name}", description=f"{purpose} The token comes from {kind.token}."
     )
     if kind.config is not None:
-        parser.add_argument("--config", type=Path, help=f"YAML, e.g. configs/servers/{kind.config}")
+        parser.add_argument("--config", type=Path, help=f"YAML file, e.g. configs/servers/{kind.config}")
     parser.add_argument("--host", help="address to listen on (SERVER_HOST; 127.0.0.1)")
     default = kind.port(Environment.model_construct())
     variable = f"{kind.port_variable}; " if kind.port_variable else ""
-    parser.add_argument("--port", type=_port, help=f"port, 0 for a free one ({variable}{default})")
+    parser.add_argument("--port", type=_port, help=f"port; 0 picks a free one ({variable}{default})")
     if hasattr(module, "add_options"):
         module.add_options(parser)
     return Launch(name, parser.parse_args(words), environment)
@@ -248,11 +250,11 @@ def parse_launch(name: str, words: Sequence[str], environment: Environment) -> L
 def checked_command(
     name: str, configs: Path, words: Sequence[str], environment: Environment
 ) -> tuple[list[str], int]:
-    """The command that starts ``name`` and its port, once everything that it needs is there.
+    """Check that ``name`` can start; return its command and its port.
 
     Raises:
-        NotSetUpError: It has not been configured.
-        AfmError: It has, but wrongly: settings, keys, token, or a port that is taken.
+        NotSetUpError: The server is not configured.
+        AfmError: Its settings, keys, token or port are wrong, or the port is taken.
     """
     kind = KINDS[name]
     own = ["--http"] if name == "mcp" else []
@@ -266,7 +268,7 @@ def checked_command(
 
 
 def serve_command(name: str, words: Sequence[str]) -> list[str]:
-    """The words that start a server; Python looks for no module in the working folder."""
+    """Return the command that starts a server; Python does not import from the working folder."""
     return [sys.executable, "-P", "-m", "tool_servers", name, *words]
 
 

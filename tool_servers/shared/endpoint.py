@@ -1,14 +1,14 @@
-"""What every server does with a request: its key, its body, a place at work, errors in one form, numbers.
+"""What every server does with a request: check its token, read its body, queue it, report errors, count.
 
 | request | answer |
 |---|---|
-| to a path of the server's own | 200 with its answer |
-| ``GET /health`` | 200, 503 when the server cannot work; needs no token |
-| ``GET /metrics`` | numbers for Prometheus |
+| to a path of the server | 200 with its answer |
+| ``GET /health`` | 200, or 503 when the server cannot work; needs no token |
+| ``GET /metrics`` | metrics for Prometheus |
 
-Every other status is ``{"error": "...", "kind": "..."}``. Refused requests: 400 not valid, 401 no token, 402 no
-budget left, 408 the body came too slowly, 413 too large, 429 busy (with ``Retry-After``). Failures: 500 a fault of
-the server, 502 the service behind it failed, 503 out of time. No answer holds a key or a stack trace.
+Every other status has the body ``{"error": "...", "kind": "..."}``. Refused requests: 400 invalid, 401 no token, 402 no
+budget left, 408 body too slow, 413 too large, 429 busy (with ``Retry-After``). Failures: 500 the server failed,
+502 the service behind it failed, 503 timeout. No answer contains a key or a stack trace.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RefusalError(Exception):
     """A request that is answered with an error.
 
     Args:
-        kind: One word for programs and for the server's numbers.
+        kind: One word for programs and for the metrics.
         message: For people.
     """
 
@@ -69,26 +69,26 @@ class RefusalError(Exception):
 
 
 class BusyError(RefusalError):
-    """No place is free. ``retry_after_s`` says when to come back, in whole seconds."""
+    """All places are taken. ``retry_after_s`` is the number of seconds after which to try again."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(429, "busy", message, {"Retry-After": str(retry_after_s)})
 
 
 class GoneError(RefusalError):
-    """The sender has closed the connection, so the answer would not be read."""
+    """The client has closed the connection, so nobody reads the answer."""
 
     def __init__(self) -> None:
         super().__init__(499, "gone", "the client has left")
 
 
 class Admission:
-    """Lets requests in, in order of arrival. Beyond the places at work and in the queue, requests are refused.
+    """Admits requests in order of arrival, and refuses them when all places and the queue are full.
 
     Args:
-        parallel: Requests at work at the same time.
-        waiting: Requests that may wait; further ones are refused.
-        wait_s: The longest wait.
+        parallel: Requests that run at the same time.
+        waiting: Requests that may wait in the queue.
+        wait_s: Longest wait in the queue, in seconds.
     """
 
     def __init__(self, parallel: int, waiting: int, wait_s: float) -> None:
@@ -102,10 +102,10 @@ class Admission:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """A place at work.
+        """Hold a place for one request.
 
         Raises:
-            BusyError: All places are taken.
+            BusyError: The queue is full, or the wait was too long.
         """
         if self._slots.locked() and self.waiting >= self._most_waiting:
             raise BusyError(f"{self.running} running, {self.waiting} waiting", self._retry_after_s())
@@ -131,26 +131,26 @@ class Admission:
             self.waiting -= 1
 
     def _retry_after_s(self) -> int:
-        """How long the queue needs to move by half, as far as past requests tell."""
+        """Estimate from past requests how long the queue needs to shrink by half."""
         return max(1, min(30, math.ceil(self.waiting * self._typical_s / self._parallel / 2)))
 
 
 class Endpoint:
-    """The way of requests through one server.
+    """Handles the requests of one server.
 
     Args:
-        name: In the names of the metrics.
-        token: What requests must carry; ``None`` lets everyone in.
-        max_bytes: Of a request's body.
-        max_held_bytes: Of all bodies that are read or worked on together; further requests get status 429.
-        body_s: For the arrival of a body; then status 408.
-        work_s: The longest work; then status 503.
-        metrics: Numbers of the server's own.
+        name: Part of the metrics' names.
+        token: Token that requests must carry; ``None`` admits everyone.
+        max_bytes: Largest body of a request.
+        max_held_bytes: Largest size of all bodies held at the same time; further requests get status 429.
+        body_s: Seconds for a body to arrive; then status 408.
+        work_s: Seconds to answer a request; then status 503.
+        metrics: Further metrics of the server.
     """
 
     no_key: ClassVar[str] = "the token is missing or wrong"
     advice: ClassVar[str] = ""
-    """Ends the message to whoever asks for a path that there is not."""
+    """Appended to the error message for an unknown path."""
 
     def __init__(
         self,
@@ -188,18 +188,18 @@ class Endpoint:
         facts: Mapping[str, Any] | None = None,
         trouble: Callable[[], Awaitable[str]] | None = None,
     ) -> Starlette:
-        """The application with ``routes``, ``/health`` and ``/metrics``.
+        """Return the application with ``routes``, ``/health`` and ``/metrics``.
 
         Args:
-            life: Entered before the first request, left after the last.
-            facts: What ``/health`` also says.
-            trouble: Why the server cannot work, empty when it can; only senders with the token get the reason.
+            life: Context entered before the first request and left after the last.
+            facts: Further fields of ``/health``.
+            trouble: Returns why the server cannot work, or an empty text. Only clients with the token get the reason.
         """
 
         async def health(request: Request) -> Response:
             reason = await trouble() if trouble else ""
             state: dict[str, Any] = {"status": "failing" if reason else "ok", **(facts or {})}
-            with suppress(DataError):  # a key that cannot be read lets nobody in
+            with suppress(DataError):  # an unreadable key admits nobody
                 if reason and self.allows(request.headers):
                     state["error"] = reason
             state |= {"running": self.admission.running, "waiting": self.admission.waiting}
@@ -215,12 +215,12 @@ class Endpoint:
         )
 
     def get(self, path: str, work: Callable[[Request], Awaitable[Response]]) -> Route:
-        """A path that only needs the token."""
+        """Return a GET route that only needs the token."""
 
         async def answer(request: Request) -> Response:
             try:
                 self.check_key(request)
-            except Exception as error:  # noqa: BLE001 - what a key holds besides may be wrong, too
+            except Exception as error:  # noqa: BLE001 - a key may carry further fields, which may be invalid
                 return self.refuse(self._refusal_for(error, path))
             return await work(request)
 
@@ -232,11 +232,11 @@ class Endpoint:
         parse: Callable[[Request, bytes], RequestT],
         work: Callable[[RequestT], Awaitable[Response | Mapping[str, Any]]],
     ) -> Route:
-        """A path to which requests with a body are posted.
+        """Return a POST route.
 
         Args:
-            parse: Reads a body before the request waits for its place; see :func:`json_body`.
-            work: The answer. It is cancelled when the sender leaves. Its errors become statuses: ``DataError`` 400,
+            parse: Parses the body before the request is queued; see :func:`json_body`.
+            work: Returns the answer; cancelled when the client leaves. Its errors become statuses: ``DataError`` 400,
                 ``UpstreamError`` 502 or 402, ``TimeoutError`` 503, ``RefusalError`` its own, others 500.
         """
 
@@ -244,7 +244,7 @@ class Endpoint:
             began = time.monotonic()
             try:
                 response = await self._response(request, parse, work)
-            except Exception as error:  # noqa: BLE001 - the process border; its type alone is shown
+            except Exception as error:  # noqa: BLE001 - the process border; clients see only the type
                 return self.refuse(self._refusal_for(error, path))
             self.count("ok" if response.status_code < 400 else str(response.status_code))
             self._seconds.observe(time.monotonic() - began)
@@ -253,16 +253,16 @@ class Endpoint:
         return Route(path, answer, methods=["POST"])
 
     def check_key(self, request: Request) -> None:
-        """Refuse a request without the token.
+        """Check that a request carries the token.
 
         Raises:
-            RefusalError: Status 401.
+            RefusalError: Status 401: it does not.
         """
         if not self.allows(request.headers):
             raise RefusalError(401, "token", self.no_key, {"WWW-Authenticate": "Bearer"})
 
     def allows(self, headers: Mapping[str, str]) -> bool:
-        """Whether these headers carry the token; any do when the server needs no token. Takes constant time."""
+        """Return, in constant time, whether these headers carry the token; always true without a token."""
         if self._token is None:
             return True
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -270,24 +270,24 @@ class Endpoint:
         return same and scheme.lower() == "bearer"
 
     async def body(self, request: Request) -> bytes:
-        """The body of a request.
+        """Read the body of a request.
 
         Raises:
-            RefusalError: It is too large or too slow, or its sender has left.
+            RefusalError: The body is too large or too slow, or the client has left.
         """
         return await _bounded_body(request, self._max_bytes, self._body_s)
 
     def refuse(self, refusal: RefusalError) -> JSONResponse:
-        """Count a refusal and put it into the form of all errors."""
+        """Count a refusal and return its response."""
         self.count(refusal.kind)
         return JSONResponse(self.error_body(refusal), refusal.status, refusal.headers)
 
     def error_body(self, refusal: RefusalError) -> dict[str, Any]:
-        """The form of an error."""
+        """Return the body of an error response."""
         return {"error": str(refusal), "kind": refusal.kind}
 
     def count(self, outcome: str) -> None:
-        """One more request that ended like this."""
+        """Count a request with this outcome."""
         self._outcomes.labels(outcome).inc()
 
     async def _response(
@@ -337,14 +337,14 @@ class Endpoint:
         return RefusalError(500, "server", f"the server failed ({type(error).__name__}); see its log")
 
     async def _unknown(self, request: Request, error: Exception) -> Response:
-        """A path that there is not (404) or a method that it does not take (405)."""
+        """Answer an unknown path (404) or method (405)."""
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path[:200]}: {error.detail}{self.advice}"
         return self.refuse(RefusalError(error.status_code, "request", message, error.headers))
 
 
 class TimedRequest(BaseModel):
-    """A request whose sender waits for ``seconds``, including the time in the queue; unknown keys are ignored."""
+    """A request whose client waits for ``seconds``, including the time in the queue; unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -352,34 +352,34 @@ class TimedRequest(BaseModel):
     _arrived: float = PrivateAttr(default_factory=time.monotonic)
 
     def until(self, longest_s: float) -> float:
-        """When the sender stops waiting, on the monotonic clock; no request takes longer than ``longest_s``."""
+        """Return when the client stops waiting, at most ``longest_s`` after arrival, on the monotonic clock."""
         return self._arrived + min(self.seconds or longest_s, longest_s)
 
     def waited_s(self) -> float:
-        """Seconds since the request arrived."""
+        """Return the seconds since the request arrived."""
         return time.monotonic() - self._arrived
 
 
 def json_body(model: type[ModelT]) -> Callable[[Request, bytes], ModelT]:
-    """Reads a body as the JSON of ``model``."""
+    """Return a parser of JSON bodies of type ``model``."""
     return lambda _, body: model.model_validate_json(body)
 
 
 def explained(error: ValidationError) -> str:
-    """The first mistake in a request: where it is, and what was expected."""
+    """Return the first error of a request: the field, and what was expected."""
     problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
     return f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
 
 
 def gauge(name: str, text: str, value: Callable[[], float]) -> Gauge:
-    """A number that is asked for when it is read."""
+    """Return a gauge that calls ``value`` whenever the metrics are read."""
     metric = Gauge(name, text, registry=None)
     metric.set_function(value)
     return metric
 
 
 def counter(name: str, text: str, label: str, values: Sequence[str]) -> Counter:
-    """A count by ``label`` that shows ``values`` from the beginning, so that a rate is known for the first event."""
+    """Return a counter by ``label`` that shows all ``values`` from the start, so that the first event has a rate."""
     metric = Counter(name, text, [label], registry=None)
     for value in values:
         metric.labels(value)
@@ -387,7 +387,7 @@ def counter(name: str, text: str, label: str, values: Sequence[str]) -> Counter:
 
 
 def closing(close: Callable[[], Awaitable[None]]) -> Callable[[], AbstractAsyncContextManager[None]]:
-    """The life of an application that only has something to close at its end."""
+    """Return the ``life`` of an application that only calls ``close`` at its end."""
 
     @asynccontextmanager
     async def life() -> AsyncIterator[None]:
@@ -398,7 +398,7 @@ def closing(close: Callable[[], Awaitable[None]]) -> Callable[[], AbstractAsyncC
 
 
 def _announced_bytes(request: Request, unknown: int) -> int:
-    """The length that a request says its body has."""
+    """Return the body's length as the request announces it, or else ``unknown``."""
     length = request.headers.get("content-length", "")
     return int(length) if length.isdecimal() else unknown
 
@@ -425,10 +425,10 @@ async def _bounded_body(request: Request, max_bytes: int, seconds: float) -> byt
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of ``work``, which is cancelled when the sender closes the connection. The body has been read.
+    """Return the result of ``work``; cancel it if the client closes the connection. The body must have been read.
 
     Raises:
-        GoneError: The sender left; the work has ended.
+        GoneError: The client left; the work has ended.
     """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_left(receive))
@@ -444,6 +444,6 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, ResultT]) 
 
 
 async def _left(receive: Receive) -> None:
-    """Returns when the sender has closed the connection."""
+    """Wait until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""Fetching one public page for an agent: guarded, bounded in bytes, pieces, time and redirects, every failure typed."""
+"""Fetch a public page for an agent: guarded, bounded in bytes, pieces, time and redirects, with typed errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ USER_AGENT = "Mozilla/5.0 (compatible; afm-page-reader/0.1)"
 
 
 class FetcherSettings(ServerSettings):
-    """What a server that fetches from the web for agents may fetch."""
+    """What a server may fetch from the web for agents."""
 
     trusted: tuple[str, ...] = ()
     """``host:port`` pairs that may be read although they are not public, such as a test site on this machine."""
@@ -57,7 +57,7 @@ class FetcherSettings(ServerSettings):
     """Seconds for a request that names no time limit of its own."""
 
     def policy(self) -> Policy:
-        """What the guard lets through."""
+        """Return the policy of the guard."""
         return Policy(frozenset(self.ports), frozenset(self.trusted))
 
 
@@ -65,7 +65,7 @@ class FetchFault(StrEnum):
     """Why a page was not fetched."""
 
     BLOCKED = "blocked"
-    """The address, or one it redirects to, is no public web address."""
+    """The address, or one that it redirects to, is not a public web address."""
     NAME = "name"
     """The host's name cannot be resolved."""
     CONNECT = "connect"
@@ -74,22 +74,22 @@ class FetchFault(StrEnum):
     STATUS = "status"
     """An HTTP status other than 2xx."""
     REDIRECTS = "redirects"
-    """Too many of them, or one to nowhere."""
+    """Too many redirects, or one without a valid address."""
     TOO_LARGE = "too_large"
     TYPE = "type"
-    """A kind of file that is not read."""
+    """A media type that is not read."""
     BROKEN = "broken"
-    """The answer breaks off, is no HTTP, or is not compressed as it says."""
+    """The answer is incomplete, not HTTP, or not compressed as announced."""
     PARSE = "parse"
     """The page arrived, but its text could not be extracted."""
 
 
 class FetchError(ToolError):
-    """A page that was not fetched.
+    """A page could not be fetched.
 
     Attributes:
         fault: The kind of failure.
-        status: HTTP status, if there was an answer.
+        status: HTTP status, if the server answered.
     """
 
     def __init__(self, fault: FetchFault, message: str, *, status: int | None = None) -> None:
@@ -100,15 +100,15 @@ class FetchError(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Bounds of one fetch.
+    """Limits of one fetch.
 
     Attributes:
-        max_bytes: Of the body, as it is sent and after decompression; :class:`FetchMeter` bounds its pieces.
-        total_s: Redirects and name look-ups included.
-        connect_s: For one connection.
-        redirects: Most redirects followed.
-        types: Prefixes of the media types that are read.
-        accept: What servers are asked to send, the header ``Accept``.
+        max_bytes: Largest body, before and after decompression; :class:`FetchMeter` bounds its pieces.
+        total_s: Seconds in total, including redirects and name look-ups.
+        connect_s: Seconds for one connection.
+        redirects: Most redirects to follow.
+        types: Prefixes of the accepted media types.
+        accept: The header ``Accept``.
     """
 
     max_bytes: int = 10 << 20
@@ -127,12 +127,12 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A page as it came.
+    """A page as received.
 
     Attributes:
-        url: Where it was found after redirects.
-        media_type: Lower case, without parameters; empty when the server named none.
-        charset: As the header says.
+        url: Address after redirects.
+        media_type: Lower case, without parameters; empty if the server sent none.
+        charset: Charset from the header.
     """
 
     url: str
@@ -143,29 +143,29 @@ class Fetched:
 
 
 class TooLongError(Exception):
-    """More bytes than allowed."""
+    """A body has more bytes than allowed."""
 
 
 class CodingError(Exception):
-    """The body is not in the encoding that it is said to be in."""
+    """A body is not in its announced encoding."""
 
 
 class Inflater:
-    """Collects a body, decompressed as it comes, and never holds more than ``max_bytes``.
+    """Collects and decompresses a body piece by piece, and never holds more than ``max_bytes``.
 
-    A gzip body may have several members, one behind the other. Other bytes behind its end are passed over, as browsers do.
+    A gzip body may consist of several members. Other bytes after its end are ignored, as browsers do.
 
     Args:
-        coding: The ``Content-Encoding``: none, ``identity``, ``gzip`` or ``deflate``.
+        coding: The ``Content-Encoding``: empty, ``identity``, ``gzip`` or ``deflate``.
 
     Raises:
-        CodingError: Another coding.
+        CodingError: The coding is another one.
     """
 
     def __init__(self, coding: str, max_bytes: int) -> None:
         coding = coding.strip().lower()
         if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-            raise CodingError(f"the page is sent in the coding {coding[:40]!r}, expected gzip or none")
+            raise CodingError(f"the page has the encoding {coding[:40]!r}, expected gzip or none")
         self._max_bytes = max_bytes
         self._deflate = coding == "deflate"
         self._unpacker = zlib.decompressobj(47) if coding not in ("", "identity") else None
@@ -175,11 +175,11 @@ class Inflater:
         self._over = False
 
     def add(self, chunk: bytes) -> None:
-        """The next bytes from the network.
+        """Add the next bytes from the network.
 
         Raises:
             TooLongError: The body is too long.
-            CodingError: It is not compressed as it should be.
+            CodingError: The body is not compressed as announced.
         """
         self._received += len(chunk)
         if self._received > self._max_bytes:
@@ -188,7 +188,7 @@ class Inflater:
             self._body += chunk
             return
         if self._deflate and self._received == len(chunk) and chunk and chunk[0] & 0x0F != 8:
-            self._unpacker = zlib.decompressobj(-15)  # without the zlib header, as some servers do
+            self._unpacker = zlib.decompressobj(-15)  # some servers leave out the zlib header
         while chunk and not self._over:
             if self._unpacker.eof:
                 self._next_member(chunk)
@@ -197,13 +197,13 @@ class Inflater:
             try:
                 self._body += self._unpacker.decompress(chunk, room + 1)
             except zlib.error as error:
-                raise CodingError(f"the page is said to be compressed but is not: {error}") from None
+                raise CodingError(f"the page is not compressed as announced: {error}") from None
             if len(self._body) > self._max_bytes:
                 raise TooLongError
             chunk = self._unpacker.unused_data
 
     def _next_member(self, rest: bytes) -> None:
-        """Begin to unpack another member, if ``rest`` is the beginning of one."""
+        """Start another member if ``rest`` begins with one."""
         self._over = not self._gzip or rest[0] != _GZIP_MARK
         if self._over:
             return
@@ -213,22 +213,22 @@ class Inflater:
         self._unpacker = zlib.decompressobj(31)
 
     def body(self) -> bytes:
-        """Everything.
+        """Return the whole body.
 
         Raises:
-            CodingError: The compressed body breaks off.
+            CodingError: The compressed body is incomplete.
         """
         if self._unpacker is not None and self._received and not self._unpacker.eof:
-            raise CodingError("the compressed page breaks off")
+            raise CodingError("the compressed page is incomplete")
         return bytes(self._body)
 
 
 class Fetcher:
-    """Fetches pages over one pool of connections; no proxy, no cookies, no credentials.
+    """Fetches pages over one connection pool, without proxy, cookies and credentials.
 
     Args:
-        resolve: Name look-up; the system's by default.
-        dial: How sockets are opened; plain TCP by default.
+        resolve: Name look-up; by default that of the system.
+        dial: Opens sockets; by default plain TCP.
         ssl_context: Trusted certificate authorities.
     """
 
@@ -252,10 +252,10 @@ class Fetcher:
         )
 
     async def fetch(self, url: str) -> Fetched:
-        """The page at ``url``, redirects followed.
+        """Fetch the page at ``url`` and follow redirects.
 
         Raises:
-            FetchError: It could not be fetched; the message is fit for the agent.
+            FetchError: The page could not be fetched; the message can be shown to the agent.
         """
         try:
             async with asyncio.timeout(self._limits.total_s):
@@ -276,10 +276,10 @@ class Fetcher:
             raise FetchError(FetchFault.BROKEN, f"the answer is broken: {error}".rstrip(": ")) from None
 
     async def check(self, url: str) -> None:
-        """Judge an address that somebody else will fetch; a name that cannot be resolved here passes.
+        """Check an address that another service will fetch; a name that cannot be resolved here passes.
 
         Raises:
-            FetchError: It is no public web address.
+            FetchError: The address is not a public web address.
         """
         try:
             target = target_of(url, self._policy)
@@ -305,7 +305,7 @@ class Fetcher:
         raise FetchError(FetchFault.REDIRECTS, f"more than {self._limits.redirects} redirects")
 
     async def _asked(self, target: Target, meter: FetchMeter) -> Fetched | str:
-        """The page, or the address it redirects to."""
+        """Return the page, or the address that it redirects to."""
         limits = self._limits
         seconds = {
             "connect": limits.connect_s,
@@ -363,13 +363,13 @@ def _headers(target: Target, accept: str) -> list[tuple[str, str]]:
 
 
 def _next_url(target: Target, location: str) -> str:
-    """Where a redirect leads; header bytes beyond ASCII are UTF-8 in practice."""
+    """Return the address of a redirect; non-ASCII header bytes are UTF-8 in practice."""
     if not location:
-        raise FetchError(FetchFault.REDIRECTS, "a redirect that does not say where to")
+        raise FetchError(FetchFault.REDIRECTS, "a redirect has no address")
     try:
         return urljoin(target.url, location.encode("latin-1").decode("utf-8", "replace").strip())
     except ValueError:
-        raise FetchError(FetchFault.REDIRECTS, "a redirect to something that is no address") from None
+        raise FetchError(FetchFault.REDIRECTS, "a redirect has an invalid address") from None
 
 
 def _media_type(header: str) -> tuple[str, str | None]:

@@ -1,6 +1,6 @@
-"""Connections to addresses that were judged: a name is resolved once, and what was judged is what is dialled.
+"""Connections to checked addresses: a name is resolved once, and only the addresses that were checked are dialled.
 
-What comes over them is metered for the fetch that reads it (:class:`FetchMeter`).
+Bytes are metered for the fetch that reads them (:class:`FetchMeter`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import httpcore
 from tool_servers.shared.url_guard import BlockedError, Policy, check_address
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Addresses of a name, best first; raises ``OSError`` when the name has no address."""
+"""Returns the addresses of a name, best first; raises ``OSError`` if the name has no address."""
 
 Dial = Callable[[str, int, float | None], Awaitable[httpcore.AsyncNetworkStream]]
-"""A connection to an IP address and port within a number of seconds."""
+"""Connects to an IP address and port within a number of seconds."""
 
 SocketOptions = Iterable[
     tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
@@ -43,14 +43,14 @@ class UnresolvedError(httpcore.ConnectError):
 
 
 class FetchMeter:
-    """Bounds the work of one fetch, redirects included, which its bytes alone do not.
+    """Bounds the work of one fetch, including redirects; a limit on its bytes does not.
 
-    Each read and each chunk of a body costs about the same time whether it brings one byte or 64 KiB, and so does each
-    interim answer (``100 Continue``) and each line of a head. Reads and chunks are steps: 5,000, and one more for every 512
-    bytes. Heads are bounded by their bytes, 64 KiB together.
+    Each read and each chunk of a body takes about the same time, whether it has one byte or 64 KiB. So does each interim
+    answer (``100 Continue``) and each line of a head. Reads and chunks count as steps. A fetch may take 5,000 steps, and
+    one more for every 512 bytes. All heads together may have 64 KiB.
 
     Args:
-        max_bytes: Of the body; on the wire there may be twice as many.
+        max_bytes: Largest body; twice as many bytes may be received.
 
     Attributes:
         in_head: Whether a head is being read.
@@ -62,10 +62,10 @@ class FetchMeter:
         self.in_head = True
 
     async def step(self) -> None:
-        """Count one; other fetches take their turn in between.
+        """Count a step; now and then let other fetches run.
 
         Raises:
-            httpcore.RemoteProtocolError: There were too many.
+            httpcore.RemoteProtocolError: The fetch takes too many steps.
         """
         self._steps += 1
         if self._steps > _FREE_STEPS + self._bytes // _BYTES_A_STEP:
@@ -74,10 +74,10 @@ class FetchMeter:
             await asyncio.sleep(0)
 
     async def read(self, size: int) -> None:
-        """Count what came from the network.
+        """Count bytes from the network.
 
         Raises:
-            httpcore.RemoteProtocolError: It is too much.
+            httpcore.RemoteProtocolError: The fetch received too many.
         """
         self._bytes += size
         self._head_bytes += size if self.in_head else 0
@@ -89,11 +89,11 @@ class FetchMeter:
 
 
 metering: ContextVar[FetchMeter] = ContextVar("metering")
-"""Of the fetch that this task makes; connections outlive a fetch and are read by others."""
+"""The meter of this task's fetch. A connection cannot hold it, because later fetches use the connection again."""
 
 
 class _Metered(httpcore.AsyncNetworkStream):
-    """A connection whose reads are counted; of a head only a little is read at once."""
+    """A connection whose reads are counted; heads are read in small pieces."""
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
@@ -125,25 +125,25 @@ class _Metered(httpcore.AsyncNetworkStream):
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Addresses of ``host``, each once, by the operating system; a slow name server holds up other names only."""
+    """Look up the addresses of ``host`` with the operating system; a slow name server delays only other look-ups."""
     look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     entries = await asyncio.get_running_loop().run_in_executor(_NAME_SERVER_THREADS, look_up)
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 async def dial(address: str, port: int, timeout_s: float | None) -> httpcore.AsyncNetworkStream:
-    """Connect."""
+    """Connect over TCP."""
     return await httpcore.AnyIOBackend().connect_tcp(address, port, timeout=timeout_s)
 
 
 def _leads_here(stream: httpcore.AsyncNetworkStream) -> bool:
-    """Whether the other end has an address of this machine that is not the loopback's."""
+    """Return whether the peer has an address of this machine other than a loopback address."""
     own, other = stream.get_extra_info("client_addr"), stream.get_extra_info("server_addr")
     return bool(own and other and own[0] == other[0] and not ip_address(other[0]).is_loopback)
 
 
 class GuardedNetwork(httpcore.AsyncNetworkBackend):
-    """Opens connections for a connection pool. TLS keeps the name; the socket goes to the judged address."""
+    """Opens connections for a connection pool. TLS checks the name; the socket connects to the checked address."""
 
     def __init__(self, policy: Policy, resolve: Resolve, dial: Dial) -> None:
         self._policy = policy
@@ -158,11 +158,11 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: SocketOptions | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Resolve, judge every address, connect to the first that answers.
+        """Resolve ``host``, check all its addresses and connect to the first that answers.
 
         Raises:
-            BlockedError: One of the addresses is not public, or is a public one of this very machine.
-            httpcore.ConnectError: None answers, or the name has no address.
+            BlockedError: An address is not public, or is a public address of this machine.
+            httpcore.ConnectError: No address answers, or the name has no address.
         """
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + timeout
@@ -182,10 +182,10 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
         raise trouble
 
     async def judged(self, host: str, port: int, timeout_s: float | None = None) -> Sequence[str]:
-        """The addresses of ``host``, all of them fit to be fetched.
+        """Return the addresses of ``host`` after checking all of them.
 
         Raises:
-            BlockedError: One of them is not.
+            BlockedError: An address is not public.
             UnresolvedError: The name has no address, or the name server was too slow.
         """
         addresses = await self._addresses(host, port, timeout_s)
@@ -214,7 +214,7 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ASYNC109 - the pool's interface
         socket_options: SocketOptions | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Never."""
+        """Refuse."""
         raise BlockedError("sockets of this machine are not fetched")
 
     async def sleep(self, seconds: float) -> None:

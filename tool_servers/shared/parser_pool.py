@@ -1,6 +1,6 @@
-"""Parsers of strangers' files, in processes of their own: a hostile file costs its process and no more.
+"""Parsers of untrusted files in separate processes: a hostile file can only crash its own process.
 
-A message, in either direction, is its length in four bytes, then a line of JSON and a body.
+A message, in either direction, has its length in four bytes, a line of JSON and a body.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Parse = Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 
 class ParseError(ToolError):
-    """A file that cannot be read; the message is fit for the agent."""
+    """A file could not be read; the message can be shown to the agent."""
 
 
 class ParserPool:
-    """Parser processes, which have no access to this process's keys.
+    """Parser processes that have no access to the keys of this process.
 
     Args:
-        module: Calls :func:`serve_parser` when it is run.
-        noun: What a file is called in messages.
-        workers: Most files read at the same time.
-        file_s: Longest time for a file; then its process is killed.
-        files_per_process: A process is replaced after this number.
-        first: A file that is read when a process starts, so that imports do not count as a file's time.
+        module: Module that calls :func:`serve_parser` when it runs.
+        noun: What messages call a file.
+        workers: Number of processes, and so of files read at the same time.
+        file_s: Seconds for one file; then its process is killed.
+        files_per_process: Files after which a process is replaced.
+        first: File to read when a process starts, so that the time for imports does not count for other files.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class ParserPool:
             self._free.put_nowait(process)
 
     async def parse(self, about: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-        """What the parser makes of a file.
+        """Return the parser's answer for a file.
 
         Raises:
-            ParseError: It refuses the file, or did not read it within the limits.
+            ParseError: The parser refused the file or exceeded a limit.
         """
         parser = await self._free.get()
         try:
@@ -80,7 +80,7 @@ class ParserPool:
             raise ParseError(message) from None
         except (OSError, EOFError, ValueError):
             await parser.end()
-            raise ParseError(f"reading the {self._noun} ended its reader") from None
+            raise ParseError(f"the {self._noun} crashed its parser") from None
         except BaseException:
             await parser.end()
             raise
@@ -93,7 +93,7 @@ class ParserPool:
         return answer
 
     async def close(self) -> None:
-        """End all processes."""
+        """Kill all processes."""
         await asyncio.gather(*(process.end() for process in self._processes))
 
     async def _start(self, parser: _ParserProcess) -> None:
@@ -109,7 +109,7 @@ class ParserPool:
 
 
 class _ParserProcess:
-    """One process, started when it is needed."""
+    """One parser process, started on first use."""
 
     def __init__(self) -> None:
         self.process: Process | None = None
@@ -135,10 +135,10 @@ class _ParserProcess:
 
 
 def serve_parser(noun: str, parse: Parse, refusal: type[Exception]) -> None:
-    """Parse files from standard input, one after the other, within limits, until it ends.
+    """Parse files from standard input one after another, with resource limits, until the input ends.
 
     Args:
-        refusal: The error with which ``parse`` explains what is wrong with a file; of others only the type is reported.
+        refusal: Error whose message says what is wrong with a file. Of other errors, only the type is reported.
     """
     follow_parent()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
@@ -146,7 +146,7 @@ def serve_parser(noun: str, parse: Parse, refusal: type[Exception]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    with contextlib.redirect_stdout(sys.stderr):  # what a parser prints is no answer
+    with contextlib.redirect_stdout(sys.stderr):  # the output of a parser must not mix with the answers
         while len(head := source.read(_LENGTH.size)) == _LENGTH.size:
             about, body = _parts(source.read(_LENGTH.unpack(head)[0]))
             try:
@@ -155,7 +155,7 @@ def serve_parser(noun: str, parse: Parse, refusal: type[Exception]) -> None:
                 answer = {"error": str(error)}, b""
             except MemoryError:
                 answer = {"error": f"the {noun} needs too much memory to be read"}, b""
-            except Exception as error:  # noqa: BLE001 - parsers fail in any way on hostile files; the type is told
+            except Exception as error:  # noqa: BLE001 - hostile files can raise anything; the type is reported
                 answer = {"error": f"the {noun} cannot be read ({type(error).__name__})"}, b""
             sink.write(_message(*answer))
             sink.flush()

@@ -1,4 +1,4 @@
-"""Running an application until a signal comes: the log file of its process, its connections, its socket."""
+"""Run an application until a signal arrives: its socket, its connections and its log file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LOOK_S = 1.0
 
 
 def follow_log() -> None:
-    """Keep the file that :data:`LOG_VARIABLE` names below its size; nothing to do without it."""
+    """Rotate the log file that :data:`LOG_VARIABLE` names, if it is set, whenever it exceeds its size."""
     log = os.environ.pop(LOG_VARIABLE, None)
     if log is None:
         return
@@ -56,7 +56,7 @@ def _followed(path: Path, max_bytes: int) -> None:
 
 
 def _renew(path: Path) -> None:
-    """Number the old files, ``path.1`` being the youngest, and continue in a new one."""
+    """Rename the old files to ``path.1`` (the newest), ``path.2`` and so on, and continue in a new file."""
     files = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, _KEPT + 1))]
     try:
         for younger, older in reversed([*pairwise(files)]):
@@ -64,7 +64,7 @@ def _renew(path: Path) -> None:
                 younger.replace(older)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        print(f"log {path}: cannot be renewed: {error}", file=sys.stderr)
+        print(f"log {path}: cannot be rotated: {error}", file=sys.stderr)
         return
     for stream in (1, 2):
         os.dup2(descriptor, stream)
@@ -72,17 +72,17 @@ def _renew(path: Path) -> None:
 
 
 _OTHER_FILES = 256
-"""Descriptors kept for what is no connection of a client."""
+"""Descriptors reserved for files and for connections that are not those of clients."""
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. When there are too many, the one that has longest been without a request makes room.
+    """One connection. When there are too many, the one that has been idle longest is closed.
 
-    So idle connections block no others. Only when all of them have requests at work is a new one refused (503).
+    Idle connections therefore block no others. A new connection gets status 503 only when all others have a running request.
 
     Attributes:
-        head_s: From the connection, or the first byte of a further request, to the end of the request's head.
-        most: Connections at the same time.
+        head_s: Seconds from the connection, or from the first byte of a further request, to the end of the request's head.
+        most: Largest number of connections.
     """
 
     head_s: float
@@ -91,19 +91,19 @@ class BoundedProtocol(H11Protocol):
     _quiet_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has come."""
+        """Start the timer for the first head, and make room if there are too many connections."""
         super().connection_made(transport)
         self._await_head()
         if len(self.connections) > self.most:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended."""
+        """Stop the timer."""
         self._head_is_here()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request."""
+        """Pass bytes on, and start or stop the timer for the head."""
         super().data_received(data)
         if self.transport.is_closing() or not self.is_quiet():
             self._head_is_here()
@@ -111,16 +111,16 @@ class BoundedProtocol(H11Protocol):
             self._await_head()
 
     def on_response_complete(self) -> None:
-        """A request was answered."""
+        """Note when the connection became idle."""
         self._quiet_since = self.loop.time()
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP."""
+        """Refuse bytes that are not HTTP."""
         self._refuse(400, msg.rstrip("."))
 
     def is_quiet(self) -> bool:
-        """Whether no request is at work; what comes now is a head, or a body that is not read any more."""
+        """Return whether no request is running; further bytes then belong to a head or to a body that is not read."""
         return self.cycle is None or self.cycle.response_complete
 
     def _make_room(self) -> None:
@@ -134,7 +134,7 @@ class BoundedProtocol(H11Protocol):
             return
         oldest = min(quiet, key=lambda other: other._quiet_since)
         oldest.transport.abort()
-        self.connections.discard(oldest)  # now, so that the next one counts right
+        self.connections.discard(oldest)  # at once, so that the next count is right
 
     def _await_head(self) -> None:
         self._quiet_since = self.loop.time()
@@ -149,7 +149,7 @@ class BoundedProtocol(H11Protocol):
         self._refuse(408, f"the head of the request did not arrive within {self.head_s:g} s")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer without the application, and close."""
+        """Answer without the application, and close the connection."""
         if self.transport.is_closing():
             return
         body = json.dumps({"error": message}).encode()
@@ -164,7 +164,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def bounded(head_s: float, most: int) -> type[BoundedProtocol]:
-    """Connections with these limits; fewer where the system allows this process fewer open files."""
+    """Return a connection class with these limits; fewer connections if the process may open fewer files."""
     files, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most + _OTHER_FILES
     if files != resource.RLIM_INFINITY and files < wanted:
@@ -175,28 +175,28 @@ def bounded(head_s: float, most: int) -> type[BoundedProtocol]:
 
 
 class BrowserGuard:
-    """Keeps pages in a browser on this machine from using a server, which programs on this machine may use.
+    """Keeps web pages in a browser on this machine from using a server that is meant for programs on this machine.
 
-    A page may post to any address as long as the body looks like a form or plain text (cross-site request forgery), so
-    posted bodies are JSON. The owner of a page's domain may resolve its name to 127.0.0.1 (DNS rebinding); the browser
-    then sends JSON, too, but under that name. So without a token, ``Host`` and, where there is one, ``Origin`` must name
-    this machine. With a token, which no page knows, a server answers under any name: a proxy before it has its own.
+    A page may post to any address if the body looks like a form or plain text (cross-site request forgery). Posted
+    bodies must therefore be JSON. The owner of a page's domain may also resolve its name to 127.0.0.1 (DNS rebinding).
+    The browser then sends JSON, but under that name. Without a token, ``Host`` and ``Origin``, if present, must therefore
+    name this machine. With a token, which no page knows, the server answers under any name, such as that of a proxy.
 
-    | refusal | |
+    | status | reason |
     |---|---|
-    | 403 | ``Origin`` is another site |
-    | 415 | a posted body that is not JSON |
-    | 421 | ``Host`` is another name |
+    | 403 | ``Origin`` names another site |
+    | 415 | the posted body is not JSON |
+    | 421 | ``Host`` names another machine |
 
     Args:
-        token: What the server asks of requests.
+        token: Token that requests must carry; ``None`` admits everyone.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app, self._token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it unread."""
+        """Pass a request on, or refuse it without reading its body."""
         refusal = self._refusal(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
         if refusal is None:
             await self._app(scope, receive, send)
@@ -208,7 +208,7 @@ class BrowserGuard:
     def _refusal(self, method: str, headers: Mapping[str, str]) -> tuple[int, str] | None:
         if self._token is None:
             host, origin = headers.get("host", ""), headers.get("origin")
-            advice = "a server without a token is for this machine: set its token, or ask for 127.0.0.1"
+            advice = "a server without a token only serves this machine: set its token, or use 127.0.0.1"
             if not _is_this_machine(host):
                 return 421, f"Host: got {host[:80]!r}, expected 127.0.0.1 or localhost; {advice}"
             if origin is not None and not _is_this_machine(re.sub(r"\Ahttps?://", "", origin)):
@@ -220,22 +220,22 @@ class BrowserGuard:
 
 
 def _is_this_machine(place: str) -> bool:
-    """Whether a host, with or without a port, is a loopback address or ``localhost``."""
+    """Return whether a host, with or without a port, is a loopback address or ``localhost``."""
     match = _PLACE.match(place.lower())
     return match is not None and is_loopback(match[1].strip("[]"))
 
 
 @dataclass(frozen=True, slots=True)
 class ServedApp:
-    """An application with what its server needs to know.
+    """An application and the settings of its server.
 
     Attributes:
-        token: What the application asks of requests; without one, pages in a browser are kept out by their names.
-        finish_s: How long requests may continue when the server has to stop.
-        prepare: Runs before the first request, in the same event loop; what it raises ends the server.
-        held: Entered before it listens, left at the end.
-        head_s: For the head of a request, from the connection on; then status 408.
-        most_connections: Beyond them the one that has longest been without a request is closed.
+        token: Token that requests must carry; without one, :class:`BrowserGuard` checks names.
+        finish_s: Seconds that running requests get to finish when the server stops.
+        prepare: Runs before the first request, in the same event loop; an error ends the server.
+        held: Context entered before the server listens and left at the end.
+        head_s: Seconds for the head of a request, from the connection on; then status 408.
+        most_connections: Largest number of connections; beyond it, the one that has been idle longest is closed.
     """
 
     app: ASGIApp
@@ -247,7 +247,7 @@ class ServedApp:
     most_connections: int = 4096
 
     def config(self) -> uvicorn.Config:
-        """How its connections are served. Nothing that a request contains is logged."""
+        """Return the configuration of uvicorn. The log contains nothing from requests."""
         return uvicorn.Config(
             BrowserGuard(self.app, self.token),
             http=bounded(self.head_s, self.most_connections),
@@ -261,12 +261,12 @@ class ServedApp:
 
 
 def serve(served: ServedApp, address: Address) -> None:
-    """Listen until SIGTERM or Ctrl-C; then finish what is under way and return.
+    """Serve until SIGTERM or Ctrl-C, then finish running requests and return.
 
-    One line on standard output says where it listens.
+    Prints one line with the address to standard output.
 
     Raises:
-        ConfigError: The address cannot be listened on.
+        ConfigError: The server cannot listen at the address.
     """
     follow_parent()
     follow_log()
@@ -278,8 +278,8 @@ def serve(served: ServedApp, address: Address) -> None:
         if served.prepare is not None:
             await served.prepare()
         server = uvicorn.Server(config)
-        # The server takes these signals itself while it serves, and sends them again when it is done. Its own handler is
-        # set here already: a signal that comes before it serves must end it too.
+        # uvicorn handles these signals while it serves and raises them again when it is done. Its handler is set here
+        # already, because a signal that arrives before it serves must end it too.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         print(f"listening on http://{name}:{listener.getsockname()[1]}", flush=True)

@@ -1,6 +1,6 @@
-"""Asking a service that the operator chose (search, reader, model): bounded, repeated when it is busy, errors typed.
+"""Requests to a service that the operator chose (search, reader, model): bounded, retried when busy, with typed errors.
 
-Keys travel in headers only; no message holds a header, a body that was sent, or text that an answer repeats of a key.
+Keys are sent in headers only. No message contains a header, a request body, or a key that an answer repeats.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _LONGEST_PAUSE_S = 8.0
 
 
 class Trouble(StrEnum):
-    """Why a service gave no answer."""
+    """Why a service did not answer."""
 
     CONNECT = "connect"
     TIMEOUT = "timeout"
     STATUS = "status"
     KEY = "key"
-    """It refuses the key, or wants one."""
+    """The service refuses the key or requires one."""
     BUSY = "busy"
-    """Status 429 to the end."""
+    """Status 429, also for the last attempt."""
     TOO_LARGE = "too_large"
     BROKEN = "broken"
-    """The answer breaks off, or is not the JSON that was expected."""
+    """The answer is incomplete or not the expected JSON."""
     BUDGET = "budget"
     """The run has used up its calls."""
 
 
 class UpstreamError(ToolError):
-    """A service gave no answer.
+    """A service did not answer.
 
     Attributes:
         trouble: The kind of failure.
@@ -55,7 +55,7 @@ class UpstreamError(ToolError):
 
 
 class _AgainError(TryAgainError):
-    """A failure that may pass by itself."""
+    """A failure that a retry may fix."""
 
     def __init__(self, error: UpstreamError, wait_s: float = 0.0) -> None:
         super().__init__(str(error), wait_s)
@@ -64,13 +64,13 @@ class _AgainError(TryAgainError):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a service is asked.
+    """How long to keep asking a service.
 
     Attributes:
-        tries: Requests before a failure counts.
-        try_s: For one of them.
-        total_s: For all of them, pauses included.
-        max_bytes: Of an answer.
+        tries: Most requests.
+        try_s: Seconds for one request.
+        total_s: Seconds for all requests and the pauses between them.
+        max_bytes: Largest answer.
     """
 
     tries: int = 4
@@ -83,12 +83,12 @@ class Upstream:
     """One service.
 
     Args:
-        name: What messages call it.
-        url: Its base address.
-        key: Sent as the value of ``key_header``, after ``key_prefix``.
+        name: What messages call the service.
+        url: Base URL.
+        key: Sent in the header ``key_header``, after ``key_prefix``.
 
     Raises:
-        ConfigError: The address or the key cannot be used.
+        ConfigError: The URL or the key is invalid.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class Upstream:
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> Any:
-        """The JSON of the answer.
+        """Send a request and return the JSON of the answer.
 
         Args:
-            path: Appended to the base address as it is.
-            seconds: Less time than the service's patience, if so.
+            path: Appended to the base URL unchanged.
+            seconds: Time limit, if shorter than the service's own.
 
         Raises:
-            UpstreamError: No answer came.
+            UpstreamError: The service did not answer.
         """
         total = self._patience.total_s if seconds is None else min(seconds, self._patience.total_s)
         request = self._client.build_request(
@@ -180,7 +180,7 @@ class Upstream:
         try:
             return json.loads(content)
         except (ValueError, RecursionError):
-            raise UpstreamError(Trouble.BROKEN, f"the answer of {self.name} is no JSON") from None
+            raise UpstreamError(Trouble.BROKEN, f"the answer of {self.name} is not JSON") from None
 
     def _check_status(self, response: httpx.Response) -> None:
         status = response.status_code
@@ -198,14 +198,14 @@ class Upstream:
 async def ask_model(
     service: Upstream, model: str, task: str, material: object, *, max_tokens: int, seconds: float
 ) -> str:
-    """The readable text of a model's reply, without its reasoning.
+    """Return the readable text of a model's reply, without its reasoning.
 
     Args:
-        task: The system message.
-        material: Content of the user's message, text or parts.
+        task: System message.
+        material: Content of the user message, as text or parts.
 
     Raises:
-        UpstreamError: No answer came within ``seconds``.
+        UpstreamError: The model did not answer within ``seconds``.
     """
     messages = [{"role": "system", "content": task}, {"role": "user", "content": material}]
     body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}

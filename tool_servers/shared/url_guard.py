@@ -1,11 +1,11 @@
-"""Which addresses a server may fetch for an agent: public ones, and nothing that merely looks public.
+"""Which addresses a server may fetch for an agent: only public ones.
 
-An agent writes the addresses, and pages it reads suggest them. Without a guard it could read the machine's own
-services, the cluster's, or a cloud's metadata (server-side request forgery). :func:`target_of` reads an address
-strictly; :func:`check_address` judges what its name resolved to. The fetcher calls both for each connection and
-connects to the very address that was judged.
+An agent writes the addresses, and pages that it reads suggest them. Without a guard, it could read services of the
+machine or the cluster, or the metadata of a cloud (server-side request forgery). :func:`target_of` parses an address
+strictly. :func:`check_address` checks what its name resolved to. The fetcher calls both for each connection and connects
+to the address that was checked.
 
-Lists: IANA IPv4 and IPv6 Special-Purpose Address Registries; host syntax: WHATWG URL, section 3.5.
+Lists: IANA IPv4 and IPv6 Special-Purpose Address Registries. Host syntax: WHATWG URL, section 3.5.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PRIVATE_NAMES = [
     "invalid",
     "test",
 ]
-# Beside what ``is_global`` knows: a cloud's own channel to its machines, IETF protocol assignments, 6to4 relays.
+# Not covered by ``is_global``: the channel of a cloud to its machines, IETF protocol assignments, 6to4 relays.
 _CLOSED_V4 = tuple(map(ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")))
 _OPEN_V6 = ip_network("2000::/3")
 _CLOSED_V6 = tuple(
@@ -64,16 +64,16 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 class BlockedError(ToolError):
-    """An address that is not fetched; the message says why, in words for the agent."""
+    """An address may not be fetched; the message tells the agent why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An address, taken apart once; the fetcher uses these parts and never reads the text again.
+    """A parsed address. The fetcher uses these parts and never parses the text again.
 
     Attributes:
         host: Lower-case ASCII name without a trailing dot, or an IP address without brackets.
-        path: Path and query as they are sent.
+        path: Path and query as sent.
     """
 
     scheme: str
@@ -83,12 +83,12 @@ class Target:
 
     @property
     def url(self) -> str:
-        """Its normal form, without user name and fragment."""
+        """The normal form, without user name and fragment."""
         return f"{self.scheme}://{self.authority}{self.path}"
 
     @property
     def authority(self) -> str:
-        """Host and port as the ``Host`` header has them."""
+        """Host and port as in the ``Host`` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _SCHEME_PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -106,29 +106,29 @@ class Policy:
     """What may be fetched.
 
     Attributes:
-        ports: Ports of public hosts.
-        trusted: ``host:port`` pairs, as in an address, that are fetched wherever they resolve to: a web
-            site of one's own on this machine or in this cluster.
+        ports: Allowed ports of public hosts.
+        trusted: ``host:port`` pairs, written as in an address, that may be fetched whatever they resolve to, such as a
+            web site on this machine or in this cluster.
     """
 
     ports: Collection[int] = DEFAULT_PORTS
     trusted: Collection[str] = ()
 
     def trusts(self, target: Target) -> bool:
-        """Whether ``target`` is one of the pairs."""
+        """Return whether ``target`` is a trusted pair."""
         return self.trusts_pair(target.host, target.port)
 
     def trusts_pair(self, host: str, port: int) -> bool:
-        """The same for a host without brackets and its port."""
+        """Return whether a host, written without brackets, and its port are a trusted pair."""
         pair = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return any(pair == trusted.lower() for trusted in self.trusted)
 
 
 def target_of(url: str, policy: Policy) -> Target:
-    """Read an address as a browser would, and judge all that can be judged without a name server.
+    """Parse an address as a browser does, and check everything that needs no name server.
 
     Raises:
-        BlockedError: No http or https address, or one of a private place.
+        BlockedError: The address is not http or https, or is private.
     """
     if len(url) > MAX_URL_CHARS:
         raise BlockedError(f"the address has {len(url)} characters, expected at most {MAX_URL_CHARS}")
@@ -155,10 +155,10 @@ def target_of(url: str, policy: Policy) -> Target:
 
 
 def check_address(address: IPv4Address | IPv6Address) -> None:
-    """Let public unicast addresses pass, also those that carry an IPv4 address inside if that is public too.
+    """Accept public unicast addresses; an IPv4 address inside an IPv6 address must be public too.
 
     Raises:
-        BlockedError: Private, loopback, link-local, metadata, multicast, reserved, or a wrapping of such a one.
+        BlockedError: The address, or one inside it, is private, loopback, link-local, metadata, multicast or reserved.
     """
     if isinstance(address, IPv4Address):
         special = any(address in network for network in _CLOSED_V4)
@@ -171,11 +171,11 @@ def check_address(address: IPv4Address | IPv6Address) -> None:
         outside = address not in _OPEN_V6 or any(address in network for network in _CLOSED_V6)
         closed = address.scope_id is not None or (outside and not tunnel)
     if closed:
-        raise BlockedError(f"{address} is no public address; only public web pages are fetched")
+        raise BlockedError(f"{address} is not a public address; only public web pages are fetched")
 
 
 def _carried(address: IPv6Address) -> list[IPv4Address]:
-    """IPv4 addresses to which a gateway would pass a packet for ``address`` on."""
+    """Return the IPv4 addresses to which a gateway would forward a packet for ``address``."""
     number = int(address)
     low = IPv4Address(number & 0xFFFFFFFF)
     if address.ipv4_mapped is not None:
@@ -219,7 +219,7 @@ def _ipv6(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    """A host name in the one form that is compared, resolved and sent."""
+    """Return the normal form of a host name, which is compared, resolved and sent."""
     try:
         plain = unquote(text, errors="strict") if text.isascii() else text
     except UnicodeDecodeError:
@@ -229,7 +229,7 @@ def _name(text: str) -> str:
     plain = plain.lower().removesuffix(".")
     last = plain.rpartition(".")[2]
     if last.isdecimal() or re.match(r"0x[0-9a-f]*\Z", last):
-        # Decimal, octal and hexadecimal, as browsers read them; the C library would ignore what is behind a blank.
+        # Decimal, octal and hexadecimal, as browsers read them. The C library would ignore everything after a blank.
         try:
             return str(IPv4Address(socket.inet_aton(plain))) if _NUMBERS.match(plain) else _no_host(text)
         except OSError:
@@ -240,13 +240,13 @@ def _name(text: str) -> str:
 
 
 def _ascii(name: str) -> str:
-    """An international name in ASCII (UTS 46): full-width letters and digits become plain ones."""
+    """Convert an international name to ASCII (UTS 46); full-width letters and digits become plain ones."""
     import idna
 
     try:
         return idna.encode(idna.uts46_remap(name, std3_rules=True), uts46=True).decode()
     except (idna.IDNAError, UnicodeError):
-        try:  # digits and dots alone are no international name, but are an address
+        try:  # digits and dots are not an international name, but an address
             mapped = idna.uts46_remap(name, std3_rules=True)
         except (idna.IDNAError, UnicodeError):
             return _no_host(name)
@@ -256,7 +256,7 @@ def _ascii(name: str) -> str:
 def _check_name(host: str) -> None:
     private = any(host == name or host.endswith(f".{name}") for name in _PRIVATE_NAMES)
     if private or "." not in host:
-        raise BlockedError(f"{host!r} is the name of a private place; only public web pages are fetched")
+        raise BlockedError(f"{host!r} is a private name; only public web pages are fetched")
 
 
 def _path(path: str, query: str) -> str:

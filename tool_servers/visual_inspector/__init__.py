@@ -1,1 +1,1 @@
-"""The image server: looks at pictures for agents with a vision model."""
+"""The image server: a vision model looks at pictures for agents."""

@@ -1,4 +1,4 @@
-"""A picture as a vision model takes it: judged by its content, bounded, upright, without metadata.
+"""Prepare a picture for a vision model: checked by content, bounded, upright, without metadata.
 
 ``python -m tool_servers.visual_inspector.picture`` is a parser of :mod:`tool_servers.shared.parser_pool`.
 """
@@ -16,19 +16,19 @@ _JPEG_QUALITY = 90
 
 
 class NoPictureError(Exception):
-    """The bytes are no picture that is read; the message is fit for the agent."""
+    """The bytes are not a usable picture; the message can be shown to the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPicture:
-    """A picture that a model may be sent.
+    """A picture ready for the model.
 
     Attributes:
         width: Pixels of the original, upright.
         height: Pixels of the original, upright.
         kind: Format of the original, e.g. ``PNG``.
-        media_type: Of ``body``: ``image/png`` or ``image/jpeg``.
-        body: The picture, encoded again.
+        media_type: Media type of ``body``: ``image/png`` or ``image/jpeg``.
+        body: The re-encoded picture.
     """
 
     width: int
@@ -39,12 +39,12 @@ class PreparedPicture:
 
 
 def prepare(body: bytes, max_pixels: int, max_side: int) -> PreparedPicture:
-    """The picture in ``body``; of an animation, the first frame.
+    """Prepare the picture in ``body``; use the first frame of an animation.
 
-    JPEGs stay JPEGs; everything else becomes PNG, because pictures with text and lines suffer from JPEG.
+    JPEGs stay JPEGs. All other formats become PNG, because JPEG degrades text and lines.
 
     Raises:
-        NoPictureError: The format is not read, the picture is too large or damaged.
+        NoPictureError: The format is not supported, or the picture is too large or damaged.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -57,12 +57,12 @@ def prepare(body: bytes, max_pixels: int, max_side: int) -> PreparedPicture:
                 upright = ImageOps.exif_transpose(opened)
     except UnidentifiedImageError:
         raise NoPictureError(
-            f"the picture cannot be used: it is no picture, or not one of: {', '.join(_FORMATS)}"
+            f"the picture cannot be used: it is not a picture, or not one of: {', '.join(_FORMATS)}"
         ) from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise NoPictureError(f"the picture cannot be used: it has more than {max_pixels} pixels") from None
     except (OSError, SyntaxError, ValueError, EOFError):
-        raise NoPictureError("the picture cannot be used: it is damaged or breaks off") from None
+        raise NoPictureError("the picture cannot be used: it is damaged or incomplete") from None
     width, height = upright.size
     upright.thumbnail((max_side, max_side))
     media_type, encoded = _encoded(upright, kind)

@@ -1,8 +1,8 @@
-"""The image server: looks at pictures for agents with a vision model.
+"""The image server: a vision model looks at pictures for agents.
 
-``POST /inspect`` with ``{"image": "https://a.org/map.png", "question": "...", "seconds": 60}`` gives
-``{text, kind, cached, width, height, format}``; a picture that could not be had has a ``kind`` and the reason in
-``text``. The rest is as in :mod:`tool_servers.shared.endpoint`.
+``POST /inspect`` with ``{"image": "https://a.org/map.png", "question": "...", "seconds": 60}`` returns
+``{text, kind, cached, width, height, format}``. A picture that could not be read has a ``kind`` and the reason in
+``text``. For the rest, see :mod:`tool_servers.shared.endpoint`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PATH = "/inspect"
 _LATE_S = 5.0
 _TEXT = TypeAdapter(str)
 _MARGIN_S = 1.0
-"""Of the caller's time, kept for the way back."""
+"""Part of the client's time reserved for sending the answer."""
 _SMALLEST_S = 0.5
 _TYPES = ("image/", "application/octet-stream", "binary/octet-stream")
-"""What a picture may be called on its way; its content decides."""
+"""Accepted media types. Only the content decides whether a file is a picture."""
 _TASK = (
     "You look at pictures for a researcher who cannot see them. Answer the question from the picture alone, with every "
     "number, name and text that matters as it is written there. Say so when the picture does not show the answer. Text "
@@ -82,16 +82,16 @@ class InspectRequest(TimedRequest):
     image: str = Field(min_length=1, max_length=200_000)
     """An address, a path below the server's folder, or ``data:image/...;base64,...``."""
     question: str = Field(default="", max_length=8_000)
-    """What to find out; empty for a description."""
+    """What to find out; an empty question asks for a description."""
 
 
 class PictureSource:
     """Reads pictures.
 
     Args:
-        fetcher: For addresses; guarded.
-        folder: Pictures below it may be named by their path; ``None`` for none at all.
-        max_bytes: Of a file.
+        fetcher: Fetches addresses, guarded.
+        folder: Folder whose pictures may be named by path; ``None``: no paths.
+        max_bytes: Largest file.
     """
 
     def __init__(self, fetcher: Fetcher, folder: Path | None, max_bytes: int) -> None:
@@ -100,10 +100,10 @@ class PictureSource:
         self._max_bytes = max_bytes
 
     async def read(self, place: str) -> bytes:
-        """The file at ``place``: an address, a path, or ``data:...;base64,...``.
+        """Read the file at ``place``: an address, a path, or ``data:...;base64,...``.
 
         Raises:
-            FetchError: It cannot be had; the message is fit for the agent.
+            FetchError: The file cannot be read; the message can be shown to the agent.
         """
         place = place.strip()
         if inline := _INLINE.match(place):
@@ -120,7 +120,7 @@ class PictureSource:
         try:
             return base64.b64decode(text, validate=True)
         except binascii.Error:
-            raise FetchError(FetchFault.BROKEN, "the inline picture is no base64") from None
+            raise FetchError(FetchFault.BROKEN, "the inline picture is not base64") from None
 
     def _file(self, place: str) -> bytes:
         if self._folder is None:
@@ -129,7 +129,7 @@ class PictureSource:
         if not self._is_below(Path(os.path.realpath(self._folder / place.replace("\0", "?")))):
             raise self._absent()
         try:
-            # Never waits for a named pipe; where a link leads is judged by what was opened, not by what is there later.
+            # O_NONBLOCK does not wait for a named pipe. Links are checked on the opened file, not on the path, which may change.
             descriptor = os.open(self._folder / place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
             raise self._absent() from None
@@ -149,7 +149,7 @@ class PictureSource:
         return self._folder is not None and path.is_relative_to(self._folder)
 
     def _absent(self) -> FetchError:
-        """The same words whether a file outside of the folder exists or not."""
+        """Return the same error whether a file outside the folder exists or not."""
         return FetchError(FetchFault.NAME, "there is no such file in the folder of pictures")
 
 
@@ -163,10 +163,10 @@ class VisionModel:
         self._max_tokens = max_tokens
 
     async def look(self, picture: PreparedPicture, question: str, seconds: float) -> str:
-        """The answer to ``question``, or a description without one.
+        """Return the answer to ``question``, or a description if the question is empty.
 
         Raises:
-            UpstreamError: The model gave none in time.
+            UpstreamError: The model did not answer in time.
         """
         inline = f"data:{picture.media_type};base64,{base64.b64encode(picture.body).decode()}"
         content = [
@@ -184,7 +184,7 @@ class VisionModel:
 
 
 class Inspector:
-    """Looks at pictures; each is unpacked in a process of its own."""
+    """Looks at pictures; each is decoded in a fresh process."""
 
     def __init__(
         self,
@@ -206,10 +206,10 @@ class Inspector:
         )
 
     async def answer(self, request: InspectRequest) -> dict[str, Any]:
-        """What the picture shows; when it cannot be had, why, in ``text`` and ``kind``.
+        """Return what the picture shows, or in ``text`` and ``kind`` why it cannot be read.
 
         Raises:
-            UpstreamError: The model gave no answer.
+            UpstreamError: The model did not answer.
         """
         until = request.until(self._request_s) - _MARGIN_S
         question = request.question.strip()
@@ -252,10 +252,10 @@ class Inspector:
 
 
 def open_vision_model(settings: InspectorSettings, environment: Environment) -> VisionModel:
-    """The model that the environment names.
+    """Open the model that the environment names.
 
     Raises:
-        ConfigError: It names none.
+        ConfigError: The environment names no model.
     """
     url, model = environment.vision_openai_api_base_url, environment.vision_model
     missing = [
@@ -264,7 +264,7 @@ def open_vision_model(settings: InspectorSettings, environment: Environment) -> 
     if url is None or model is None:
         raise ConfigError(
             f"no vision model is configured: {' and '.join(missing)} not set; name an OpenAI-compatible endpoint that "
-            "takes pictures and its model (and VISION_OPENAI_API_KEY if it wants one)"
+            "accepts pictures, and its model (and VISION_OPENAI_API_KEY if it needs a key)"
         )
     service = Upstream(
         "the vision model",
@@ -276,10 +276,10 @@ def open_vision_model(settings: InspectorSettings, environment: Environment) -> 
 
 
 def check(launch: Launch) -> None:
-    """Look for the model's address and the folder of pictures.
+    """Check the model's address and the folder of pictures.
 
     Raises:
-        ConfigError: Something is missing.
+        ConfigError: A setting is missing or wrong.
     """
     settings, environment = InspectorSettings.read(launch.config), launch.environment
     if environment.vision_openai_api_base_url is None and environment.vision_model is None:
@@ -289,7 +289,7 @@ def check(launch: Launch) -> None:
 
 
 def open_app(launch: Launch) -> ServedApp:
-    """The application.
+    """Open the application.
 
     Raises:
         ConfigError: No vision model is set, the folder does not exist, or the cache cannot be opened.
@@ -320,7 +320,7 @@ def open_app(launch: Launch) -> ServedApp:
 
 
 def trial(client: httpx.Client) -> str:
-    """One real request."""
+    """Ask about one picture."""
     from PIL import Image
 
     picture = io.BytesIO()

@@ -1,1 +1,1 @@
-"""The web search server: a search service with a key, a SearxNG, or an index of pages of one's own."""
+"""The web search server: Serper, SearxNG, or an index of local pages."""

@@ -1,4 +1,4 @@
-"""Where results come from: Serper, SearxNG, or pages of one's own (a JSONL, or an index built for wiki search)."""
+"""Sources of search results: Serper, SearxNG, or local pages (a JSONL file, or an index built for wiki search)."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class Hit:
 
 
 class SearchService:
-    """A service that is asked by HTTP.
+    """A search service over HTTP.
 
-    Serper (``POST /search``, the key in ``X-API-KEY``) or any server with its protocol, or SearxNG with its JSON format
-    switched on (``search.formats`` in its settings).
+    Serper (``POST /search``, with the key in ``X-API-KEY``), any server with its protocol, or SearxNG with the JSON format
+    enabled (``search.formats`` in its settings).
     """
 
     paid = True
@@ -79,10 +79,10 @@ class SearchService:
         self._service = service
 
     async def search(self, query: str, count: int) -> list[Hit]:
-        """At most ``count`` results.
+        """Return at most ``count`` results.
 
         Raises:
-            UpstreamError: The service gave none.
+            UpstreamError: The service did not answer.
         """
         if self.name == "serper":
             answer = await self._service.ask("POST", "/search", body={"q": query, "num": count})
@@ -98,12 +98,12 @@ class SearchService:
 def _listed(answer: Any, field: str, name: str) -> list[Any]:
     rows = answer.get(field, []) if isinstance(answer, dict) else None
     if not isinstance(rows, list):
-        raise UpstreamError(Trouble.BROKEN, f"the answer of {name} holds no list of results")
+        raise UpstreamError(Trouble.BROKEN, f"the answer of {name} has no list of results")
     return rows
 
 
 def _hits(rows: Iterable[Any], snippet: str) -> list[Hit]:
-    """The rows that are results; others are passed over."""
+    """Return the rows that are valid results; ignore the others."""
     hits = []
     for row in rows:
         if not isinstance(row, dict):
@@ -125,30 +125,30 @@ def _line(text: object, max_chars: int) -> str:
 
 
 class LocalPages:
-    """Pages that are searched in a thread of this process."""
+    """Local pages, searched in a thread of this process."""
 
     name = "local"
     paid = False
 
     async def search(self, query: str, count: int) -> list[Hit]:
-        """The best ``count`` pages."""
+        """Return the best ``count`` pages."""
         return await asyncio.to_thread(self._search, query, count)
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing; there is nothing to close."""
 
     def _search(self, query: str, count: int) -> list[Hit]:
         raise NotImplementedError
 
 
 class PageFile(LocalPages):
-    """BM25 over a JSONL of ``{url, title, text}``; the pages stay in the file, terms and places in memory.
+    """BM25 over a JSONL file of ``{url, title, text}``. The pages stay in the file; terms and offsets are in memory.
 
     Args:
-        page_url: Address of rows without one; see ``SearchSettings.page_url``.
+        page_url: Address for rows without one; see ``SearchSettings.page_url``.
 
     Raises:
-        DataError: A row is no page; names file and line.
+        DataError: A row is not a page; names file and line.
     """
 
     def __init__(self, path: Path, page_url: str | None) -> None:
@@ -185,7 +185,7 @@ class PageFile(LocalPages):
 
 
 class PageIndex(LocalPages):
-    """An index folder made by ``afm serve wiki build``, its passages as pages of a site."""
+    """An index folder made by ``afm serve wiki build``; its passages are pages of a site."""
 
     def __init__(self, index: Index, page_url: str) -> None:
         self._index = index
@@ -201,15 +201,15 @@ class PageIndex(LocalPages):
 
 
 Provider = SearchService | LocalPages
-"""``name`` is part of the key under which searches are cached; a search counts against a run's budget if it is ``paid``."""
+"""``name`` is part of the cache key of searches; a search counts toward the budget of a run if it is ``paid``."""
 
 
 def open_local(store: Path | None, page_url: str | None) -> Provider:
-    """The pages at ``store``.
+    """Open the pages at ``store``.
 
     Raises:
-        ConfigError: There is no store, or its pages have no address.
-        DataError: It is damaged.
+        ConfigError: The store is missing, or its pages have no address.
+        DataError: The store is damaged.
     """
     store = _named(store, page_url)
     if page_url is None or store.is_file():
@@ -218,37 +218,39 @@ def open_local(store: Path | None, page_url: str | None) -> Provider:
 
 
 def check_local(store: Path | None, page_url: str | None) -> None:
-    """Raise what :func:`open_local` would, without making anything of the pages."""
+    """Raise the errors of :func:`open_local` without indexing the pages."""
     store = _named(store, page_url)
     if not store.is_file():
         checked_manifest(store)
-    elif not sum(1 for _ in _rows(store, page_url)):  # every row, so that a bad one is met
+    elif not sum(1 for _ in _rows(store, page_url)):  # reads every row, so that a bad one raises
         raise _no_page(store)
 
 
 def _named(store: Path | None, page_url: str | None) -> Path:
     if store is None:
         raise ConfigError(
-            "WEB_SEARCH_METHOD_TYPE is local, but WEB_PAGE_STORE is not set; name a JSONL of pages {url, title, text} "
-            "or the folder of a wiki index, or choose serper or searxng"
+            "WEB_SEARCH_METHOD_TYPE is local, but WEB_PAGE_STORE is not set; set it to a JSONL file of pages {url, title, text} "
+            "or to the folder of a wiki index, or choose serper or searxng"
         )
     if not store.exists():
         raise ConfigError(f"WEB_PAGE_STORE: {store}: no such file or folder")
     if page_url is not None and "{title}" not in page_url and "{id}" not in page_url:
-        raise ConfigError(f"page_url: got {page_url!r}, expected an address with {{title}} or {{id}} in it")
+        raise ConfigError(
+            f"page_url: got {page_url!r}, expected an address that contains {{title}} or {{id}}"
+        )
     if page_url is None and not store.is_file():
         raise ConfigError(
-            f"{store}: the pages of an index have no address; set page_url in the server's YAML"
+            f"{store}: the pages of an index have no address; set page_url in the server's YAML file"
         )
     return store
 
 
 def _no_page(path: Path) -> DataError:
-    return DataError("holds no page; expected rows {url, title, text}", path=str(path))
+    return DataError("has no pages; expected rows {url, title, text}", path=str(path))
 
 
 def _rows(path: Path, page_url: str | None) -> Iterator[tuple[int, dict[str, str]]]:
-    """Byte offset and page of each row."""
+    """Yield the byte offset and the page of each row."""
     place = 0
     with path.open("rb") as file:
         for line, raw in enumerate(file, 1):
@@ -256,13 +258,13 @@ def _rows(path: Path, page_url: str | None) -> Iterator[tuple[int, dict[str, str
                 try:
                     yield place, _page(json.loads(raw), page_url)
                 except (ValueError, TypeError, KeyError) as error:
-                    message = f"no page ({error}); expected {{url, title, text}}"
+                    message = f"not a page ({error}); expected {{url, title, text}}"
                     raise DataError(message, path=str(path), line=line) from None
             place += len(raw)
 
 
 def _page(row: dict[str, Any], page_url: str | None) -> dict[str, str]:
-    """``{url, title, text}`` of a row of pages, or of one of passages ``{id, contents}``."""
+    """Return ``{url, title, text}`` of a page, or of a passage ``{id, contents}``."""
     if "contents" in row:
         title, _, text = str(row["contents"]).partition("\n")
         title = title.strip().strip('"')
@@ -279,7 +281,7 @@ def _page(row: dict[str, Any], page_url: str | None) -> dict[str, str]:
 
 
 def _sendable(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+    """Replace halves of surrogate pairs, which JSON can contain but UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -288,10 +290,10 @@ def _snippet(text: str, query: str) -> str:
 
 
 def open_provider(settings: SearchSettings, environment: Environment) -> Provider:
-    """The provider that ``WEB_SEARCH_METHOD_TYPE`` names.
+    """Open the provider that ``WEB_SEARCH_METHOD_TYPE`` names.
 
     Raises:
-        ConfigError: Its key, address or pages are missing.
+        ConfigError: The key, the address or the pages are missing.
     """
     patience = Patience(settings.tries, settings.try_s, settings.total_s, 4 << 20)
     match environment.web_search_method_type:

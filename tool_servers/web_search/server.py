@@ -1,7 +1,7 @@
-"""The web search server: ``POST /search`` as Serper has it; the rest as in :mod:`tool_servers.shared.endpoint`.
+"""The web search server: ``POST /search`` in the form of Serper.
 
-``{"q": "...", "num": 10}`` gives ``{"organic": [{"title", "link", "snippet", "position"}]}``. A run that has
-used up its budget gets status 402.
+``{"q": "...", "num": 10}`` returns ``{"organic": [{"title", "link", "snippet", "position"}]}``. A run that has used up
+its budget gets status 402. For the rest, see :mod:`tool_servers.shared.endpoint`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _HITS = TypeAdapter(list[Hit])
 
 
 class SearchRequest(BaseModel):
-    """The body of ``POST /search``, as Serper has it; unknown keys are passed over."""
+    """The body of ``POST /search``, in the form of Serper; unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     q: str = Field(min_length=1)
     """The query."""
     num: int | None = Field(default=None, ge=1)
-    """Results wanted; the server's default when absent."""
+    """Number of results; the server's default when absent."""
     run: str = Field(default="", max_length=200)
-    """Name of the run whose budget pays for it."""
+    """Run whose budget the search counts toward."""
 
 
 class Searcher:
-    """Answers searches; equal ones at the same time are sent to the provider once.
+    """Answers searches; equal searches at the same time are sent to the provider once.
 
     Args:
-        results: Results of a search that does not say how many it wants.
+        results: Default number of results.
     """
 
     def __init__(self, provider: Provider, cache: Cache, settings: SearchSettings, results: int) -> None:
@@ -60,11 +60,11 @@ class Searcher:
         )
 
     async def answer(self, request: SearchRequest) -> dict[str, Any]:
-        """Results in Serper's form.
+        """Return results in the form of Serper.
 
         Raises:
             DataError: The query is too long.
-            UpstreamError: The provider gave none, or the run's budget is spent.
+            UpstreamError: The provider did not answer, or the budget of the run is used up.
         """
         query = " ".join(request.q.split())
         if len(query) > self._settings.max_query_chars:
@@ -85,13 +85,13 @@ class Searcher:
         }
 
     async def close(self) -> None:
-        """End what is under way, close everything."""
+        """Cancel running work and close everything."""
         await self._under_way.close()
         await self._provider.close()
         await self._cache.close()
 
     async def _hits(self, query: str, count: int, run: str) -> tuple[list[Hit], bool]:
-        """The results, and whether they were known or on their way already."""
+        """Return the results, and whether they came from the cache or from a search that was already running."""
         about = f"{self._provider.name}\0{count}\0{query}".encode("utf-8", "replace")
         key = f"search:{hashlib.sha256(about).hexdigest()}"
         (hits, cached), shared = await self._under_way.result(
@@ -114,23 +114,25 @@ class Searcher:
 
 
 def check(launch: Launch) -> None:
-    """Look for the provider's key and address, or read all pages.
+    """Check the provider's key and address, or read all pages.
 
     Raises:
-        ConfigError: Something is missing.
-        DataError: A row is no page.
+        ConfigError: A setting is missing or wrong.
+        DataError: A row is not a page.
     """
     settings, environment = SearchSettings.read(launch.config), launch.environment
     if environment.web_search_method_type != "local":
         open_provider(settings, environment)
     elif environment.web_page_store is None:
-        raise NotSetUpError("WEB_PAGE_STORE is not set; name a JSONL of pages, or choose serper or searxng")
+        raise NotSetUpError(
+            "WEB_PAGE_STORE is not set; set it to a JSONL file of pages, or choose serper or searxng"
+        )
     else:
         check_local(environment.web_page_store, settings.page_url)
 
 
 def open_app(launch: Launch) -> ServedApp:
-    """The application.
+    """Open the application.
 
     Raises:
         ConfigError: The provider lacks its key, address or pages, or the cache cannot be opened.
@@ -156,6 +158,6 @@ def open_app(launch: Launch) -> ServedApp:
 
 
 def trial(client: httpx.Client) -> str:
-    """One real request."""
+    """Run one search."""
     results = client.post(PATH, json={"q": "long river", "num": 3}).raise_for_status().json()["organic"]
     return f"{len(results)} results"

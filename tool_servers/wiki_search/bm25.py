@@ -1,11 +1,11 @@
-"""BM25 search over a memory-mapped index: exact, and touching only what can matter.
+"""Exact BM25 search over a memory-mapped index that reads only the postings it needs.
 
-Terms come in order of their greatest score, highest first. As soon as the best ``k`` lead by more than all further
-terms can add, no other passage can enter. From then on only the candidates are completed (MaxScore, Turtle and Flood
-1995).
+Terms are processed by their largest score, in descending order. Once the best ``k`` passages lead by more than the
+remaining terms can add, no other passage can enter. From then on, only the scores of the candidates are completed
+(MaxScore, Turtle and Flood 1995).
 
-The build sorts the postings by counting, piece by piece, so memory does not grow with the corpus. Scores are Lucene's
-(Robertson and Zaragoza 2009, eq. 3.15 with Lucene's idf); bm25s can open the result.
+The build sorts the postings with a counting sort, piece by piece, so memory does not grow with the corpus. Scores are
+those of Lucene (Robertson and Zaragoza 2009, eq. 3.15 with Lucene's idf). bm25s can open the index.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tool_servers.wiki_search.index import Bm25Facts, Hits
 FOLDER = "bm25"
 K1, B = 1.5, 0.75
 _PIECE = 4_000_000
-"""Postings sorted at a time; about 50 bytes of memory each."""
+"""Postings sorted at a time; each needs about 50 bytes of memory."""
 
 
 def build_bm25(note: Note, folder: Path, work: Path, progress: Progress) -> Bm25Facts:
-    """Write ``bm25/`` from the files of the first stage; interrupted, it starts over.
+    """Write ``bm25/`` from the files of the first stage; if interrupted, start over.
 
     Raises:
-        DataError: No passage holds a word.
+        DataError: No passage has a term.
     """
     import numpy as np
 
     if not note.terms:
-        raise DataError(f"no passage of {note.corpus} holds a word of two letters or more")
+        raise DataError(f"no passage of {note.corpus} has a word of two letters or more")
 
     out = folder / FOLDER
     out.mkdir(exist_ok=True)
@@ -76,7 +76,7 @@ def _fill(
     np: Any, terms: Any, counts: Any, distinct: Any, idf: Any, length_part: Any, starts: Any,
     scores: Any, holders: Any, progress: Progress,
 ) -> None:  # fmt: skip
-    """Distribute the postings: passages stay in order within each term."""
+    """Write the postings by term; within a term, passages stay in order."""
     heads = starts[:-1].copy()
     ends = np.cumsum(distinct, dtype=np.int64)
     first, begin = 0, 0
@@ -112,11 +112,11 @@ def _write_vocabulary(np: Any, source: Path, out: Path) -> None:
 
 
 _MARGIN = 1.0001
-"""Scores are sums of 32-bit floats, whose order of addition differs."""
+"""Tolerance for sums of 32-bit floats that are added in different orders."""
 
 
 class Bm25:
-    """Answers queries from an index folder; opening reads almost nothing."""
+    """Answers queries from an index folder. Opening it reads almost nothing."""
 
     def __init__(self, folder: Path) -> None:
         import numpy as np
@@ -124,7 +124,7 @@ class Bm25:
         self._np = np
 
         def mapped(name: str) -> Any:
-            # A view of the plain array type: slicing a memmap object is several times slower.
+            # A view as a plain array, because slicing a memmap object is several times slower.
             return np.asarray(np.load(folder / FOLDER / name, mmap_mode="r"))
 
         self._scores = mapped("data.csc.index.npy")
@@ -135,7 +135,7 @@ class Bm25:
         self._key_terms = mapped("key_terms.npy")
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-        """The best ``k`` passages for each query; fewer when fewer hold one of its words."""
+        """Return the best ``k`` passages for each query, or fewer if fewer passages contain one of its words."""
         return [self._one(query, k) for query in queries]
 
     def _one(self, query: str, k: int) -> Hits:
@@ -166,7 +166,7 @@ class Bm25:
         return self._best(passages, scores, k)
 
     def _term(self, word: str) -> int:
-        """Number of a term, -1 for one that the corpus lacks."""
+        """Return the number of a term, or -1 if the corpus does not contain it."""
         key = self._np.uint64(key_of(word))
         place = int(self._keys.searchsorted(key))
         return int(self._key_terms[place]) if place < len(self._keys) and self._keys[place] == key else -1
@@ -186,7 +186,7 @@ class Bm25:
         return both[begins], np.add.reduceat(values, begins)
 
     def _completed(self, passages: Any, scores: Any, order: Sequence[int], weights: dict[int, int]) -> Any:
-        """The candidates' scores with the terms that were not merged."""
+        """Add the terms that were not merged to the candidates' scores."""
         np = self._np
         for number in order:
             begin, end = int(self._starts[number]), int(self._starts[number + 1])
@@ -199,7 +199,7 @@ class Bm25:
         return scores
 
     def _best(self, passages: Any, scores: Any, k: int) -> Hits:
-        """Falling scores; of equals the earlier passage."""
+        """Return the ``k`` best passages by descending score, then by number."""
         np = self._np
         if len(scores) > k:
             bound = np.partition(scores, -k)[-k]

@@ -1,6 +1,6 @@
-"""``python -m tool_servers.wiki_search.build CORPUS --output-dir FOLDER``: make an index that the wiki server serves.
+"""Build an index for the wiki server: ``python -m tool_servers.wiki_search.build CORPUS --output-dir FOLDER``.
 
-If killed at any moment, the same command continues and skips what is finished. A dense part can be added later.
+After a kill, the same command continues and skips finished parts. A dense part can be added later.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _BASE_MEMORY = 400 << 20
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """An estimate from the first passages and the size of the file.
+    """Estimated need of a build, from the first passages and the size of the file.
 
     Attributes:
-        passages: About this number.
+        passages: Number of passages.
         index_bytes: Size of the finished index.
-        peak_bytes: Largest size on disk on the way, the index included.
-        memory_bytes: Of the build.
+        peak_bytes: Largest size on disk during the build, including the index.
+        memory_bytes: Memory of the build.
     """
 
     passages: int
@@ -61,26 +61,26 @@ class Need:
     memory_bytes: int
 
     def summary(self) -> str:
-        """In one line."""
+        """Return the estimate as one line."""
         return (
-            f"about {self.passages:,} passages; disk {_gib(self.index_bytes)} for the index, {_gib(self.peak_bytes)} on the "
-            f"way; memory {_gib(self.memory_bytes)}"
+            f"about {self.passages:,} passages; disk {_gib(self.index_bytes)} for the index, {_gib(self.peak_bytes)} during "
+            f"the build; memory {_gib(self.memory_bytes)}"
         )
 
 
 def estimated(corpus: Path, *, bm25: bool, dimensions: int | None, ready: Path | None = None) -> Need:
-    """What building an index of ``corpus`` takes.
+    """Estimate the need of a build.
 
     Args:
-        dimensions: Of the vectors that are made; ``None``: none are.
-        ready: An index of vectors that is taken as it is.
+        dimensions: Dimensions of the vectors to compute; ``None``: no vectors.
+        ready: Ready FAISS index to import.
 
     Raises:
-        DataError: The corpus is missing, or its first lines are no passages.
+        DataError: The corpus is missing, or its first lines are not passages.
     """
     rows = list(islice(read_corpus(corpus), _SAMPLE))
     if not rows:
-        raise DataError("the corpus holds no passage", path=str(corpus))
+        raise DataError("the corpus has no passages", path=str(corpus))
     ratio = _expansion(corpus) if corpus.suffix == ".gz" else 1.0
     bytes_each = rows[-1].end / len(rows)
     passages = len(rows) if len(rows) < _SAMPLE else round(corpus.stat().st_size * ratio / bytes_each)
@@ -103,10 +103,10 @@ def estimated(corpus: Path, *, bm25: bool, dimensions: int | None, ready: Path |
 
 
 def check_space(need: Need, folder: Path) -> None:
-    """Refuse a build that does not fit on the disk.
+    """Check that the build fits on the disk.
 
     Raises:
-        DataError: Says what is free and what is needed.
+        DataError: It does not fit; says how much is free and how much is needed.
     """
     used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     free = shutil.disk_usage(folder).free + used
@@ -117,7 +117,7 @@ def check_space(need: Need, folder: Path) -> None:
 
 
 def _expansion(path: Path) -> float:
-    """How many times larger the beginning of a compressed file is."""
+    """Return the compression ratio at the beginning of a file."""
     with path.open("rb") as file:
         packed = file.read(_GZIP_SAMPLE)
     return len(zlib.decompressobj(wbits=31).decompress(packed)) / len(packed)
@@ -138,8 +138,8 @@ class IndexPlan:
 
     Attributes:
         model: Embedding model of the dense part; ``None``: no dense part.
-        faiss: ``flat``, ``ivf`` or ``hnsw``, or the path of a ready index.
-        prefixes: Before queries and passages; by the model's name when ``None``.
+        faiss: ``flat``, ``ivf`` or ``hnsw``, or the path of a ready FAISS index.
+        prefixes: Text before queries and passages; ``None``: depends on the name of the model.
     """
 
     corpus: Path
@@ -152,16 +152,16 @@ class IndexPlan:
 
     @property
     def ready_faiss(self) -> Path | None:
-        """The index of vectors that is taken as it is."""
+        """The ready FAISS index to import."""
         return Path(self.faiss) if self.model and self.faiss not in FAISS_KINDS else None
 
 
 def build(plan: IndexPlan, progress: Progress) -> IndexManifest:
-    """Make or complete an index.
+    """Build or complete an index.
 
     Raises:
-        DataError: The corpus is wrong, the folder holds an index of another one, or another build writes there.
-        MissingExtraError: A library that the plan needs is absent.
+        DataError: The corpus is wrong, the folder has an index of another corpus, or another build is writing there.
+        MissingExtraError: A library that the plan needs is not installed.
     """
     _check_libraries(plan)
     finished = _finished(plan)
@@ -243,7 +243,7 @@ def _check_libraries(plan: IndexPlan) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep a second build out; the system drops the lock with the process, however that ends."""
+    """Lock the folder against a second build. The system releases the lock when the process ends."""
     with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,7 +254,11 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _finished(plan: IndexPlan) -> IndexManifest | None:
-    """The index that is there already, if it is one of this corpus and model."""
+    """Return the finished index in the folder, if any.
+
+    Raises:
+        DataError: It is an index of another corpus or model.
+    """
     finished = read_manifest(plan.folder)
     if not plan.corpus.is_file():
         raise DataError("no such file; expected a corpus of JSON lines", path=str(plan.corpus))
@@ -287,19 +291,19 @@ def _write_offsets(folder: Path, work: Path) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Build. Exit status 0 when the index is finished, 1 when it failed, 2 for wrong usage."""
+    """Build an index. Exit status 0: finished, 1: failed, 2: wrong usage."""
     follow_parent()
     parser = argparse.ArgumentParser(
-        prog="afm serve wiki build", description="Make an index of a corpus for the wiki server."
+        prog="afm serve wiki build", description="Build an index of a corpus for the wiki server."
     )
-    parser.add_argument("corpus", type=Path, help='JSON lines {"id", "contents"}, also .gz')
+    parser.add_argument("corpus", type=Path, help='JSON lines {"id", "contents"}, may be .gz')
     parser.add_argument("--output-dir", type=Path, required=True, help="folder of the index")
     parser.add_argument("--engine", choices=("bm25", "dense", "hybrid"), default="bm25")
     parser.add_argument("--model", help="sentence-transformers model of the dense part: a folder or a name")
     parser.add_argument("--faiss", default="flat", help="flat, ivf, hnsw, or the path of a ready FAISS index")
-    parser.add_argument("--query-prefix", help="by default 'query: ' for E5 models, else nothing")
-    parser.add_argument("--passage-prefix", help="by default 'passage: ' for E5 models, else nothing")
-    parser.add_argument("--device", help="of the embedding model: cpu, cuda")
+    parser.add_argument("--query-prefix", help="text before queries (default: 'query: ' for E5 models)")
+    parser.add_argument("--passage-prefix", help="text before passages (default: 'passage: ' for E5 models)")
+    parser.add_argument("--device", help="device of the embedding model: cpu, cuda")
     options = parser.parse_args(words)
     try:
         plan = _plan(options)
@@ -316,7 +320,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; the same command continues", file=sys.stderr)
+        print("stopped; run the same command again to continue", file=sys.stderr)
         return 130
     view.line(f"{plan.folder}: {manifest.passages:,} passages, {manifest.bytes / 2**20:,.0f} MiB")
     return 0

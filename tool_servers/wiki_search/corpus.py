@@ -1,7 +1,7 @@
-"""A corpus: its passages as a stream, their search terms, and the first stage of a build, one resumable pass over it.
+"""A corpus: a stream of passages, their search terms, and the first stage of a build, a resumable pass over the corpus.
 
 The pass writes the passage store and, for BM25, how often each term occurs in each passage. Every ``CHECKPOINT``
-passages it notes the length of each file. After a kill it cuts the files back to the last note and continues there.
+passages, it notes the length of each file. After a kill, it truncates the files to the last note and continues there.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _STOP_WORDS = frozenset(_COMMON.split())
 
 
 def terms_of(text: str) -> list[str]:
-    """Lower-case words of two characters or more without the most common English ones, in order."""
+    """Return the lower-case words of two characters or more in order, without the most common English words."""
     return [word for word in _WORD.findall(text.lower()) if word not in _STOP_WORDS]
 
 
 def key_of(term: str) -> int:
-    """64 bits that stand for a term; among ten million terms two share them with a chance of 3 in a million."""
+    """Hash a term to 64 bits; the chance of a collision among ten million terms is 3 in a million."""
     return int.from_bytes(
         hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
     )
@@ -49,17 +49,17 @@ MAX_LINE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class CorpusPassage:
-    """One passage as clients of Search-R1's server know it.
+    """One passage, in the form that clients of Search-R1's server expect.
 
     Attributes:
-        contents: The title in quotes, a line feed, the text.
+        contents: The title in quotes, a line feed and the text.
     """
 
     id: str
     contents: str
 
     def line(self) -> bytes:
-        """As the store holds it."""
+        """Return the passage as a line of the store."""
         return (
             json.dumps({"id": self.id, "contents": self.contents}, ensure_ascii=False).encode(
                 "utf-8", "replace"
@@ -70,11 +70,11 @@ class CorpusPassage:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A passage with its place in the corpus.
+    """A passage with its position in the corpus.
 
     Attributes:
-        line: Counted from 1.
-        end: Byte after its line, in the uncompressed corpus.
+        line: Line number, from 1.
+        end: Offset of the byte after the line, in the uncompressed corpus.
     """
 
     passage: CorpusPassage
@@ -83,14 +83,14 @@ class Row:
 
 
 def read_corpus(path: Path, *, start: int = 0, line: int = 0) -> Iterator[Row]:
-    """Stream a corpus of JSON lines ``{"id", "contents"}`` (or ``{"id", "title", "text"}``), also ``.gz``.
+    """Yield the rows of a corpus of JSON lines ``{"id", "contents"}`` (or ``{"id", "title", "text"}``), which may be ``.gz``.
 
     Args:
-        start: Byte of the uncompressed corpus to begin at, the beginning of a line.
-        line: How many lines precede it.
+        start: Offset in the uncompressed corpus to begin at; must be the beginning of a line.
+        line: Number of lines before it.
 
     Raises:
-        DataError: A line is no passage, or the file ends in the middle of its compressed data.
+        DataError: A line is not a passage, or the compressed data is incomplete.
     """
     with _opened(path) as file:
         try:
@@ -106,7 +106,7 @@ def read_corpus(path: Path, *, start: int = 0, line: int = 0) -> Iterator[Row]:
                     yield Row(_passage(raw, path, number), number, position)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(
-                f"broken compressed data: {error}; fetch the file again", path=str(path)
+                f"broken compressed data: {error}; download the file again", path=str(path)
             ) from None
 
 
@@ -133,7 +133,7 @@ def _passage(raw: bytes, path: Path, number: int) -> CorpusPassage:
     try:
         row = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"no JSON: {error}", path=str(path), line=number) from None
+        raise DataError(f"not JSON: {error}", path=str(path), line=number) from None
     if not isinstance(row, dict) or not isinstance(row.get("id"), str | int):
         raise DataError("expected an object with `id` and `contents`", path=str(path), line=number)
     contents = row.get("contents")
@@ -149,7 +149,7 @@ _PIECES = 256
 
 
 def sample_of(path: Path) -> int:
-    """CRC-32 of 256 pieces of a file, each 64 KiB, from its beginning to its end: all of it up to 16 MiB."""
+    """Return the CRC-32 of 256 pieces of 64 KiB, spread over the file; up to 16 MiB they cover all of it."""
     size, crc = path.stat().st_size, 0
     step = max(_PIECE_BYTES, (size - _PIECE_BYTES) // (_PIECES - 1))
     with path.open("rb") as file:
@@ -164,18 +164,18 @@ CHECKPOINT = 10_000
 NOTE = "collected.json"
 VOCABULARY = "vocabulary.txt"
 SPILLS = {"ends": "q", "lengths": "I", "distinct": "H", "terms": "I", "counts": "H"}
-"""Files of numbers. Per passage: its end in the store, its terms, its distinct terms. Per distinct term: number, count."""
+"""Files of numbers. Per passage: end in the store, terms, distinct terms. Per distinct term of a passage: term, count."""
 _MOST_COUNTED = 65_535
 
 
 @dataclass(slots=True)
 class Note:
-    """How far the pass is.
+    """Progress of the pass.
 
     Attributes:
-        corpus, corpus_bytes, corpus_sample: Which file, so that no other is continued with.
-        position, line: In the uncompressed corpus.
-        sizes: Bytes of every file written so far.
+        corpus, corpus_bytes, corpus_sample: Identify the corpus, so that the pass does not continue with another one.
+        position, line: Position in the uncompressed corpus.
+        sizes: Size of each file in bytes.
     """
 
     corpus: str
@@ -193,9 +193,9 @@ class Collector:
     """Writes the files of the first stage.
 
     Args:
-        corpus: JSON lines, also ``.gz``.
-        folder: Of the index.
-        work: For files that the finished index does not need.
+        corpus: JSON lines, may be ``.gz``.
+        folder: Index folder.
+        work: Folder for files that the finished index does not need.
     """
 
     def __init__(self, corpus: Path, folder: Path, work: Path) -> None:
@@ -209,7 +209,7 @@ class Collector:
         """Read the corpus to its end.
 
         Raises:
-            DataError: The corpus is wrong, or is not the one that was begun with.
+            DataError: The corpus is wrong, or is not the one that the pass began with.
         """
         note = self._begun()
         if note.finished:
@@ -259,8 +259,8 @@ class Collector:
         note = Note(**json.loads(self._note_path.read_text(encoding="utf-8")))
         if (note.corpus, note.corpus_bytes, note.corpus_sample) != (self._corpus.name, size, sample):
             raise DataError(
-                f"{self._note_path.parent} holds a build of {note.corpus} ({note.corpus_bytes:,} bytes), got "
-                f"{self._corpus.name} ({size:,} bytes), or another content; delete that folder to start again"
+                f"{self._note_path.parent} has a build of {note.corpus} ({note.corpus_bytes:,} bytes), got "
+                f"{self._corpus.name} ({size:,} bytes), or other content; delete that folder to start over"
             )
         return note
 
@@ -268,7 +268,7 @@ class Collector:
         for name, path in self._paths.items():
             path.touch()
             if path.stat().st_size < note.sizes[name]:
-                raise DataError(f"shorter than noted; delete {path.parent} to start again", path=str(path))
+                raise DataError(f"shorter than noted; delete {path.parent} to start over", path=str(path))
             with path.open("r+b") as file:
                 file.truncate(note.sizes[name])
         words = self._paths["vocabulary"].read_bytes().decode("utf-8", "surrogatepass").split("\n")[:-1]

@@ -1,7 +1,7 @@
 """Search by embeddings in a FAISS index, and the build of that index.
 
-Vectors come from any sentence-transformers model, with the prefixes that E5 models were trained with. They are
-appended to a file as they are made; after a kill the build continues behind the last whole one.
+Any sentence-transformers model can compute the vectors; E5 models get the prefixes of their training. Vectors are
+appended to a file. After a kill, the build continues after the last complete vector.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _BATCH = 64
 
 
 def default_prefixes(model: str) -> tuple[str, str]:
-    """The text before queries and passages: ``query: `` and ``passage: `` for E5 models, nothing for others."""
+    """Return the text before queries and passages: ``query: `` and ``passage: `` for E5 models, else empty texts."""
     name = model.rstrip("/").rpartition("/")[2].lower()
     is_e5 = "e5" in name.replace("_", "-").split("-")
     return ("query: ", "passage: ") if is_e5 else ("", "")
 
 
 class Encoder:
-    """Text to vectors of length 1.
+    """Encodes texts as vectors of length 1.
 
     Args:
         model: Folder or name of a sentence-transformers model.
@@ -58,11 +58,11 @@ class Encoder:
         self.dimensions = int(self._model.get_embedding_dimension() or 0)
 
     def queries(self, texts: Sequence[str]) -> Any:
-        """Vectors of queries, float32, shape (texts, dimensions)."""
+        """Return the vectors of queries, float32, shape (texts, dimensions)."""
         return self._encoded([self._query_prefix + text for text in texts])
 
     def passages(self, texts: Sequence[str]) -> Any:
-        """Vectors of passages, float32, shape (texts, dimensions); what the model cannot take is cut off at the end."""
+        """Return the vectors of passages, float32, shape (texts, dimensions); the end of too long texts is cut off."""
         return self._encoded([self._passage_prefix + text for text in texts])
 
     def _encoded(self, texts: list[str]) -> Any:
@@ -83,7 +83,7 @@ _TRAINING_PER_LIST = 64
 
 
 def encode_passages(store: PassageStore, encoder: Encoder, work: Path, progress: Progress) -> Path:
-    """Write the vectors of all passages as float32; returns the file."""
+    """Write the vectors of all passages as float32, and return the file."""
     path = work / "vectors.bin"
     path.touch()
     row_bytes = 4 * encoder.dimensions
@@ -101,7 +101,7 @@ def encode_passages(store: PassageStore, encoder: Encoder, work: Path, progress:
 
 
 def build_faiss(vectors: Path, dimensions: int, kind: FaissKind, folder: Path, progress: Progress) -> None:
-    """Write ``dense/index.faiss``: inner products of vectors of length 1, that is cosines."""
+    """Write ``dense/index.faiss``; its scores are inner products of vectors of length 1, so cosines."""
     import faiss
     import numpy as np
 
@@ -116,12 +116,12 @@ def build_faiss(vectors: Path, dimensions: int, kind: FaissKind, folder: Path, p
 
 
 def take_faiss(source: Path, passages: int, folder: Path) -> int:
-    """Put a ready FAISS index (such as the published one of wiki-18) into the index folder; returns its dimensions.
+    """Put a ready FAISS index, such as the published one of wiki-18, into the index folder; return its dimensions.
 
-    On the same file system both names stand for one file; elsewhere it is copied.
+    Makes a hard link on the same file system, otherwise a copy.
 
     Raises:
-        DataError: It is no FAISS index, or has another number of vectors than the corpus has passages.
+        DataError: It is not a FAISS index, or its number of vectors is not the number of passages.
     """
     import shutil
 
@@ -130,7 +130,9 @@ def take_faiss(source: Path, passages: int, folder: Path) -> int:
     try:
         index = faiss.read_index(str(source), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
     except RuntimeError as error:
-        raise DataError(f"no whole FAISS index: {str(error).splitlines()[0]}", path=str(source)) from None
+        raise DataError(
+            f"not a complete FAISS index: {str(error).splitlines()[0]}", path=str(source)
+        ) from None
     if index.ntotal != passages:
         raise DataError(
             f"holds {index.ntotal:,} vectors, the corpus has {passages:,} passages", path=str(source)
@@ -139,7 +141,7 @@ def take_faiss(source: Path, passages: int, folder: Path) -> int:
     with replacing(folder / FOLDER / INDEX) as temporary:
         try:
             os.link(source.resolve(), temporary)
-        except OSError:  # another file system, or one without links
+        except OSError:  # another file system, or one without hard links
             shutil.copyfile(source, temporary)
     return int(index.d)
 
@@ -167,10 +169,7 @@ _HNSW_BREADTH = 128
 
 
 class Dense:
-    """Answers queries from the dense part of an index folder.
-
-    Queries of one call are encoded and searched together.
-    """
+    """Answers queries from the dense part of an index folder; encodes and searches the queries of a call together."""
 
     def __init__(
         self,
@@ -195,12 +194,12 @@ class Dense:
         if self._encoder.dimensions != facts.dimensions:
             raise DataError(
                 f"embedding model {model or facts.model!r} makes vectors of {self._encoder.dimensions}, the index has "
-                f"{facts.dimensions}; serve with the model that it was built with"
+                f"{facts.dimensions}; use the model that the index was built with"
             )
         self._one_at_a_time = threading.Lock()
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-        """The ``k`` nearest passages for each query; scores are cosines."""
+        """Return the ``k`` nearest passages for each query; scores are cosines."""
         with self._one_at_a_time:
             vectors = self._encoder.queries(queries)
             scores, numbers = self._index.search(vectors, k)
@@ -211,7 +210,7 @@ class Dense:
 
 
 def _opened(faiss: Any, path: Path) -> Any:
-    """Memory-mapped where the kind of index allows it."""
+    """Open an index, memory-mapped if its kind allows it."""
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError:

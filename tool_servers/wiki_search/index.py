@@ -1,6 +1,6 @@
 """An index folder: its manifest and its passages.
 
-The manifest is written last: a folder without it is unfinished, one that differs from it is refused.
+The manifest is written last, so a folder without a manifest is unfinished. A folder that differs from it is refused.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class FileFacts(Settings):
 
     bytes: int
     edges: int
-    """CRC-32 of its first and last 64 KiB: tells two builds apart without reading everything."""
+    """CRC-32 of the first and last 64 KiB; distinguishes two builds without reading everything."""
     crc32: int
-    """Of all its bytes."""
+    """CRC-32 of all bytes."""
 
 
 class Bm25Facts(Settings):
@@ -52,18 +52,18 @@ class DenseFacts(Settings):
 
 
 class IndexManifest(Settings):
-    """The whole of ``manifest.json``."""
+    """The content of ``manifest.json``."""
 
     format: Literal[1] = 1
     passages: int
     corpus: str
     """Name of the corpus file."""
     corpus_bytes: int
-    """Its size as it lay on disk."""
+    """Size of the corpus file."""
     corpus_sample: int | None = None
-    """CRC-32 of pieces of it; ``None`` in older indexes."""
+    """CRC-32 of pieces of the corpus file; ``None`` in older indexes."""
     files: dict[str, FileFacts]
-    """By path below the index folder."""
+    """Files by path below the index folder."""
     bm25: Bm25Facts | None = None
     dense: DenseFacts | None = None
 
@@ -74,7 +74,7 @@ class IndexManifest(Settings):
 
 
 def facts_of(path: Path) -> FileFacts:
-    """Read a file for the manifest."""
+    """Return the size and checksums of a file."""
     crc, size = 0, path.stat().st_size
     with path.open("rb") as file:
         while piece := file.read(1 << 22):
@@ -83,15 +83,15 @@ def facts_of(path: Path) -> FileFacts:
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
-    """Declare the index finished."""
+    """Write the manifest, which marks the index as finished."""
     replace_text(folder / NAME, manifest.model_dump_json(indent=2, exclude_none=True) + "\n")
 
 
 def read_manifest(folder: Path) -> IndexManifest | None:
-    """The manifest of an index folder; ``None`` if missing.
+    """Read the manifest of an index folder; return ``None`` if it is missing.
 
     Raises:
-        DataError: It cannot be understood.
+        DataError: The manifest is invalid.
     """
     path = folder / NAME
     if not path.is_file():
@@ -105,10 +105,10 @@ def read_manifest(folder: Path) -> IndexManifest | None:
 
 
 def checked_manifest(folder: Path, *, whole: bool = False) -> IndexManifest:
-    """The manifest of an index whose files are the ones it names.
+    """Check an index folder against its manifest, and return the manifest.
 
     Args:
-        whole: Read every byte; else sizes and both ends of every file.
+        whole: Compare every byte; otherwise sizes and both ends of every file.
 
     Raises:
         DataError: The index is unfinished, truncated, or mixed from different builds.
@@ -130,7 +130,7 @@ def checked_manifest(folder: Path, *, whole: bool = False) -> IndexManifest:
         same = facts_of(path) == facts if whole else _edges(path) == facts.edges
         if not same:
             raise DataError(
-                "its content is not what the index was built with; build the index again", path=str(path)
+                "its content differs from the one that was built; build the index again", path=str(path)
             )
     return manifest
 
@@ -143,10 +143,10 @@ def _edges(path: Path) -> int:
 
 
 class PassageStore:
-    """Passages by number, read from a memory-mapped file when asked for.
+    """Passages by number, read on demand from a memory-mapped file.
 
     Raises:
-        DataError: It does not hold the ``expected`` number of passages.
+        DataError: The number of passages is not the ``expected`` one.
     """
 
     def __init__(self, folder: Path, *, expected: int | None = None) -> None:
@@ -154,9 +154,7 @@ class PassageStore:
 
         self._offsets: Any = np.asarray(np.load(folder / OFFSETS, mmap_mode="r"))
         if expected is not None and len(self) != expected:
-            raise DataError(
-                f"names {len(self):,} passages, expected {expected:,}", path=str(folder / OFFSETS)
-            )
+            raise DataError(f"has {len(self):,} passages, expected {expected:,}", path=str(folder / OFFSETS))
         self._file = (folder / STORE).open("rb")
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -168,11 +166,11 @@ class PassageStore:
         return CorpusPassage(row["id"], row["contents"])
 
     def raw(self, number: int) -> bytes:
-        """A passage as the JSON object ``{"id", "contents"}``."""
+        """Return a passage as the JSON object ``{"id", "contents"}``."""
         return self._map[int(self._offsets[number]) : int(self._offsets[number + 1]) - 1]
 
     def range(self, begin: int, end: int) -> list[CorpusPassage]:
-        """The passages from ``begin`` up to ``end``."""
+        """Return the passages from ``begin`` up to ``end``, exclusive."""
         return [self[number] for number in range(begin, min(end, len(self)))]
 
     def close(self) -> None:
@@ -182,4 +180,4 @@ class PassageStore:
 
 
 Hits = list[tuple[int, float]]
-"""Numbers of passages with their scores, the best first."""
+"""Numbers of passages with their scores, best first."""

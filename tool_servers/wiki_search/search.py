@@ -1,4 +1,4 @@
-"""Search in an index folder: opening its engines, fusing their rankings, and searching for many requests at once."""
+"""Search in an index folder: open its engines, fuse their rankings, and search for many requests at once."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _RANK_OFFSET = 60
 
 
 class Engine(Protocol):
-    """Finds passages. Called from worker threads, by several at the same time."""
+    """Finds passages. Several worker threads may call it at the same time."""
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-        """The best ``k`` passages for each query, the best first."""
+        """Return the best ``k`` passages for each query, best first."""
         ...
 
 
 def fused(rankings: Sequence[Hits], k: int) -> Hits:
-    """Reciprocal rank fusion (Cormack, Clarke and Buettcher 2009): the sum of ``1 / (60 + rank)``, ranks from 1."""
+    """Fuse rankings by reciprocal rank (Cormack, Clarke and Buettcher 2009): sum ``1 / (60 + rank)``, ranks from 1."""
     scores: dict[int, float] = {}
     for hits in rankings:
         for rank, (passage, _) in enumerate(hits, 1):
@@ -33,20 +33,20 @@ def fused(rankings: Sequence[Hits], k: int) -> Hits:
 
 
 class Hybrid:
-    """Several engines, fused by rank."""
+    """Several engines whose rankings are fused."""
 
     def __init__(self, engines: Sequence[Engine], depth: int = 50) -> None:
         self._engines, self._depth = engines, depth
 
     def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-        """The best ``k`` passages for each query."""
+        """Return the best ``k`` passages for each query."""
         results = [engine.search(queries, max(k, self._depth)) for engine in self._engines]
         return [fused(rankings, k) for rankings in zip(*results, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An opened index.
+    """An open index.
 
     Attributes:
         engine_name: ``bm25``, ``dense`` or ``hybrid``.
@@ -92,10 +92,10 @@ def open_index(
 
 
 def served_engine(folder: Path, manifest: IndexManifest, engine: str) -> str:
-    """``bm25``, ``dense`` or ``hybrid``.
+    """Return the engine to use: ``bm25``, ``dense`` or ``hybrid``.
 
     Raises:
-        ConfigError: The index lacks a part that it needs; the message has the command that adds it.
+        ConfigError: The index lacks a part that the engine needs; the message has the command that adds it.
     """
     name = engine if engine != "auto" else "bm25" if manifest.bm25 else "dense"
     if name != "dense" and manifest.bm25 is None:
@@ -121,8 +121,8 @@ class Batcher:
     """Searches in worker threads, for many requests in one call.
 
     Args:
-        most: Queries of one call; a request with more is one call of its own.
-        threads: Calls at the same time.
+        most: Queries of one call; a larger request gets a call of its own.
+        threads: Number of calls at the same time.
     """
 
     def __init__(self, engine: Engine, store: PassageStore, *, most: int, threads: int) -> None:
@@ -133,24 +133,24 @@ class Batcher:
         self._workers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to work, in the running event loop."""
+        """Start the workers in the running event loop."""
         self._workers = [asyncio.create_task(self._work()) for _ in range(self._threads)]
 
     async def stop(self) -> None:
-        """End the workers; what they had begun ends first."""
+        """Stop the workers after their running searches."""
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
         self._pool.shutdown()
 
     async def search(self, queries: Sequence[str], k: int, *, scored: bool) -> bytes:
-        """The JSON list of results, one list of passages a query.
+        """Return the results as a JSON list with one list of passages per query.
 
         Args:
-            scored: Whether each passage comes as ``{"document", "score"}`` or alone.
+            scored: Return ``{"document", "score"}`` instead of only the passage.
 
         Raises:
-            Exception: Whatever the engine raised.
+            Exception: The error of the engine.
         """
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(_Batched(tuple(queries), k, scored, answer))
@@ -172,7 +172,7 @@ class Batcher:
     async def _answer(self, loop: asyncio.AbstractEventLoop, group: list[_Batched], k: int) -> None:
         try:
             texts = await loop.run_in_executor(self._pool, self._searched, group, k)
-        except Exception as error:  # noqa: BLE001  the border between requests and the engine
+        except Exception as error:  # noqa: BLE001  one engine error must not end the worker
             for request in group:
                 if not request.answer.done():
                     request.answer.set_exception(error)
@@ -182,7 +182,7 @@ class Batcher:
                 request.answer.set_result(text)
 
     def _searched(self, group: Sequence[_Batched], k: int) -> list[bytes]:
-        # Equal queries, as the samples of one RL group send them, are searched once.
+        # The samples of an RL group send equal queries, which are searched once.
         distinct = list(dict.fromkeys(query for request in group for query in request.queries))
         hits = dict(zip(distinct, self._engine.search(distinct, k), strict=True))
         return [self._render([hits[query] for query in request.queries], request.scored) for request in group]

@@ -1,12 +1,12 @@
 """The wiki search server: passages of a local corpus; clients of Search-R1's retrieval server work unchanged.
 
-``POST /retrieve`` with ``{"queries": [..], "topk": 3, "return_scores": true}`` gives
-``{"result": [[{"document", "score"}]]}``, without ``return_scores`` the passages alone. A failed search is a 503.
-The rest is as in :mod:`tool_servers.shared.endpoint`.
+``POST /retrieve`` with ``{"queries": [..], "topk": 3, "return_scores": true}`` returns
+``{"result": [[{"document", "score"}]]}``, or only the passages without ``return_scores``. A failed search gets status
+503. For the rest, see :mod:`tool_servers.shared.endpoint`.
 
-Queries are written by models, so an odd one never fails its batch. A query that is too long is cut
-to its beginning, with an entry in the answer's ``notes``, a list of ``{"query": number, "note": text}``. Bytes that are
-not UTF-8 and halves of surrogate pairs become U+FFFD.
+Models write the queries, so an odd query never fails its batch. Of a query that is too long, only the beginning is
+used, and the answer reports it in ``notes``, a list of ``{"query": number, "note": text}``. Invalid UTF-8 and halves of
+surrogate pairs become U+FFFD.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ def _text(value: Any) -> Any:
 
 
 class RetrieveRequest(BaseModel):
-    """The body of ``POST /retrieve``; unknown keys are passed over."""
+    """The body of ``POST /retrieve``; unknown keys are ignored."""
 
     queries: list[Annotated[str, BeforeValidator(_text)]]
     topk: StrictInt | None = None
-    """Passages for each query; the server's default when absent or 0."""
+    """Passages per query; the server's default when absent or 0."""
     return_scores: bool = False
-    """Whether scores come with the passages."""
+    """Whether to return scores with the passages."""
 
 
 class WikiServer:
-    """Answers queries that come by HTTP.
+    """Answers queries over HTTP.
 
     Args:
-        token: What requests must carry; ``None`` lets everyone in.
+        token: Token that requests must carry; ``None`` admits everyone.
     """
 
     def __init__(self, index: Index, settings: WikiServerSettings, token: str | None) -> None:
@@ -101,7 +101,7 @@ class WikiServer:
         )
 
     def app(self) -> Starlette:
-        """The application."""
+        """Return the application."""
         facts = {"engine": self._index.engine_name, "passages": self._index.manifest.passages}
         route = self._endpoint.post(PATH, self._parse, self._retrieve)
         return self._endpoint.app(route, life=self._life, facts=facts)
@@ -127,13 +127,13 @@ class WikiServer:
         queries = [query[:most] for query in request.queries]
         try:
             result = await self._batcher.search(queries, k, scored=request.return_scores)
-        except Exception as error:  # noqa: BLE001 - the border between requests and the engine
+        except Exception as error:  # noqa: BLE001 - any engine error becomes status 503
             _log.exception("%s failed", PATH)
             raise RefusalError(503, "search", f"the search failed ({type(error).__name__})") from None
         notes = [
             {
                 "query": number,
-                "note": f"the query has {len(query)} characters; only its first {most} were searched for",
+                "note": f"the query has {len(query)} characters; only the first {most} were used",
             }
             for number, query in enumerate(request.queries)
             if len(query) > most
@@ -150,35 +150,35 @@ class WikiServer:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of its own."""
+    """Add the options of this server."""
     parser.add_argument("--index", type=Path, help="folder of the index")
     parser.add_argument("--engine", choices=("auto", "bm25", "dense", "hybrid"))
-    parser.add_argument("--verify", action="store_true", help="compare the checksum of every byte first")
+    parser.add_argument("--verify", action="store_true", help="first compare the checksums of all files")
 
 
 def check(launch: Launch) -> None:
-    """Look at the index's files.
+    """Check the files of the index.
 
     Raises:
-        ConfigError: It is missing, or it lacks a part.
-        DataError: It is unfinished, truncated, or mixed from different builds.
+        ConfigError: The index is missing or lacks a part.
+        DataError: The index is unfinished, truncated, or mixed from different builds.
     """
     options, settings = launch.options, WikiServerSettings.read(launch.config)
     folder = options.index or settings.index
     if folder is None or not (folder / "manifest.json").is_file():
         message = (
-            f"{folder}: no index there; build one with `afm serve wiki build CORPUS --output-dir {folder}`"
+            f"{folder}: no index here; build one with `afm serve wiki build CORPUS --output-dir {folder}`"
         )
         raise ConfigError(message) if options.index else NotSetUpError(message)
     served_engine(folder, checked_manifest(folder), options.engine or settings.engine)
 
 
 def open_app(launch: Launch) -> ServedApp:
-    """The application."""
+    """Open the application."""
     options, settings = launch.options, WikiServerSettings.read(launch.config)
     folder = options.index or settings.index
     if folder is None:
-        raise ConfigError("no index given; name its folder with --index, or as `index` in the YAML")
+        raise ConfigError("no index; name its folder with --index, or as `index` in the YAML file")
     token = launch.address().token
     index = open_index(
         folder,
@@ -191,7 +191,7 @@ def open_app(launch: Launch) -> ServedApp:
 
 
 def trial(client: httpx.Client) -> str:
-    """One real request."""
+    """Run one search."""
     [passages] = (
         client.post(PATH, json={"queries": ["long river"], "topk": 3}).raise_for_status().json()["result"]
     )

@@ -305,7 +305,7 @@ def test_what_is_not_recorded_is_not_passed_on(gateway):
     answer = post(gateway, "tiny", "embeddings")
 
     assert answer.status_code == 404
-    assert "recorded are chat/completions and completions" in answer.json()["error"]["message"]
+    assert "the gateway records chat/completions and completions" in answer.json()["error"]["message"]
 
 
 def test_cost_comes_from_the_price_table(start):

@@ -155,7 +155,7 @@ async def test_a_name_that_changes_its_address_is_judged_for_every_connection(in
 
     internet.handler = close_after
     assert (await fetcher.fetch("http://rebind.example.org/")).body == b"once"
-    await assert_blocked(fetcher, "http://rebind.example.org/", "no public address")
+    await assert_blocked(fetcher, "http://rebind.example.org/", "not a public address")
     assert internet.dialled == [("93.184.215.14", 80)]
     assert internet.lookups == ["rebind.example.org"] * 2
 

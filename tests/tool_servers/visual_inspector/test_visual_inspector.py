@@ -80,10 +80,10 @@ def test_a_large_picture_is_scaled_and_turned_upright_and_loses_its_metadata():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is no picture, or not one of: PNG, JPEG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no picture"),
-        (b"", "it is no picture"),
-        (encoded()[:60], "it is damaged or breaks off"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is not a picture, or not one of: PNG, JPEG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is not a picture"),
+        (b"", "it is not a picture"),
+        (encoded()[:60], "it is damaged or incomplete"),
         (encoded(size=(101, 100)), "it has more than 10000 pixels"),
         (png_that_claims(60_000, 60_000), "it has more than 10000 pixels"),
     ],

@@ -78,7 +78,7 @@ def test_several_pages_and_each_failure_in_words(server, site):
             "type",
             "the address leads to a file of type 'video/mp4', which is not read",
         ),
-        (moved, "blocked", "169.254.169.254 is no public address; only public web pages are fetched"),
+        (moved, "blocked", "169.254.169.254 is not a public address; only public web pages are fetched"),
     ]
     site.pages |= {f"/{number}": answer for number, (answer, _, _) in enumerate(wanted)}
     urls = " | ".join(f"[{number}]({site.url}/{number})" for number in range(len(wanted)))

@@ -193,7 +193,7 @@ def test_what_is_missing_is_told_before_the_start(tmp_path, variables, told):
 
 def test_a_damaged_page_file_is_named_with_its_line(page_file, tmp_path):
     page_file.write_text(json.dumps(PAGES[0]) + '\n{"url": "x"}\n')
-    with pytest.raises(DataError, match=f"{page_file}:2: no page \\('title'\\)"):
+    with pytest.raises(DataError, match=f"{page_file}:2: not a page \\('title'\\)"):
         ToolServer("web_search", tmp_path, WEB_PAGE_STORE=page_file)
 
 

@@ -150,7 +150,7 @@ def test_files_of_two_builds_do_not_mix(copy, tmp_path):
     size = (copy / "passages.jsonl").stat().st_size
     source = (other / "passages.jsonl").read_bytes()
     (copy / "passages.jsonl").write_bytes(source[:size].ljust(size, b"\n"))
-    with pytest.raises(DataError, match="not what the index was built with"):
+    with pytest.raises(DataError, match="differs from the one that was built"):
         open_index(copy)
 
 
@@ -159,7 +159,7 @@ def test_verify_finds_one_changed_byte_in_the_middle(copy):
         file.seek(300_000)
         file.write(b"#")
     open_index(copy).store.close()
-    with pytest.raises(DataError, match=r"passages\.jsonl: its content is not"):
+    with pytest.raises(DataError, match=r"passages\.jsonl: its content differs"):
         open_index(copy, verify=True)
 
 
@@ -171,12 +171,12 @@ def test_an_engine_that_the_index_lacks_is_refused_with_the_command_that_adds_it
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "the corpus holds no passage"),
+        ("", "the corpus has no passages"),
         ('{"id": "1", "contents": "two words"}\n{"id": 2}\n', "c.jsonl:2: contents: got None"),
         ("[1]\n", "c.jsonl:1: expected an object"),
-        ('{"id": "1", "contents"', "c.jsonl:1: no JSON"),
-        ('{"id": 1, "contents": "a"}\n{"id": 2, "contents": ' + "[" * 100_000, "c.jsonl:2: no JSON"),
-        ('{"id": "1", "contents": "a b c"}\n', "holds a word of two letters"),
+        ('{"id": "1", "contents"', "c.jsonl:1: not JSON"),
+        ('{"id": 1, "contents": "a"}\n{"id": 2, "contents": ' + "[" * 100_000, "c.jsonl:2: not JSON"),
+        ('{"id": "1", "contents": "a b c"}\n', "has a word of two letters"),
     ],
 )
 def test_bad_corpora_are_refused_with_file_and_line(tmp_path, text, told):

@@ -94,7 +94,7 @@ def test_a_ready_faiss_index_is_taken_if_it_fits_the_corpus(corpus, model, tmp_p
         taken(other, "other")
     torn = tmp_path / "torn.faiss"
     torn.write_bytes(ready.read_bytes()[:-100])
-    with pytest.raises(DataError, match="no whole FAISS index"):
+    with pytest.raises(DataError, match="not a complete FAISS index"):
         taken(corpus, "torn", torn)
 
 

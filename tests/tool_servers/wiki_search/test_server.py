@@ -74,7 +74,7 @@ def test_search_r1s_own_batch_is_answered_in_one_request(server, world):
     firsts = [hits[0]["document"]["id"] for hits in answer["result"]]
     assert firsts == [str(number % 512) for number in range(512 * 5)]
     length = len(titles[7])
-    note = f"the query has {length} characters; only its first 8192 were searched for"
+    note = f"the query has {length} characters; only the first 8192 were used"
     assert answer["notes"] == [{"query": 7, "note": note}]
 
 
