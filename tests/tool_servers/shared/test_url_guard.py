@@ -214,7 +214,7 @@ async def test_a_trusted_pair_may_be_this_machine_on_its_network_and_be_written_
     "end", ["svc", "consul", "localdomain", "private", "home", "in-addr.arpa", "ip6.arpa"]
 )
 def test_names_of_private_places_are_closed_and_names_like_them_are_not(end):
-    with pytest.raises(BlockedError, match="private place"):
+    with pytest.raises(BlockedError, match="private name"):
         target_of(f"http://db.{end}/", Policy())
     assert target_of(f"http://db{end}.org/", Policy()).host == f"db{end}.org"
 
