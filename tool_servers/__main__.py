@@ -166,7 +166,7 @@ class BackgroundServer:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a command. Exit status 0: success, 1: a server failed or does not run, 2: wrong usage."""
+    """Run a command. Return 0 on success, 1 if a server failed or does not run, 2 for wrong usage."""
     words = words or ["--help"]
     name, *rest = words
     try:
@@ -221,9 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", type=Path, default=state, help="folder of pid files and logs")
     wait = "seconds until a start fails, or until a stop becomes a kill"
     parser.add_argument("--wait", type=float, default=60.0, help=wait)
-    parser.add_argument(
-        "--log-mib", type=int, default=10, help="size at which a log is rotated; three old logs are kept"
-    )
+    parser.add_argument("--log-mib", type=int, default=10, help="size of a log before it is rotated")
     parser.add_argument("--dry-run", action="store_true", help="start: check everything, start nothing")
     return parser
 

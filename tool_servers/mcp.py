@@ -1,7 +1,7 @@
 """An MCP server for the tools of a tools YAML: on standard streams, or over HTTP at ``POST /mcp``.
 
-Over HTTP there are no sessions, hence no ``GET`` stream and no ``DELETE``. For ``/health``, ``/metrics`` and errors, see
-:mod:`tool_servers.shared.endpoint`.
+Over HTTP there are no sessions, and so no ``GET`` stream and no ``DELETE``. For ``/health``, ``/metrics`` and errors,
+see :mod:`tool_servers.shared.endpoint`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from tool_servers.shared.serve import ServedApp
 _MAX_BYTES = 16 << 20
 _BODY_S = 30.0
 _LIMITS = ServerSettings(max_parallel=4096, finish_s=5.0)
-"""The engine batches all requests, so many may run at once."""
+"""The engine batches requests, so this server limits them little."""
 _CHAT_TOKENS = 1024
 """Longest reply, unless the request has another limit."""
 _FINISH = {
@@ -246,7 +246,7 @@ def check(launch: Launch) -> None:
     if folder is None:
         raise NotSetUpError("--model is missing; servers.sh start model -- --model FOLDER")
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"--model: {folder}: not the folder of a model: it has no config.json")
+        raise ConfigError(f"--model: {folder}: not the folder of a model, because it has no config.json")
 
 
 def open_app(launch: Launch) -> ServedApp:

@@ -1,7 +1,7 @@
 """Extract the text of a page: HTML, PDF, JSON or plain text.
 
-``python -m tool_servers.crawl_page.extract`` is a parser of :mod:`tool_servers.shared.parser_pool`, because pages may be
-hostile.
+``python -m tool_servers.crawl_page.extract`` is a parser of :mod:`tool_servers.shared.parser_pool`, because pages may
+be hostile.
 """
 
 from __future__ import annotations

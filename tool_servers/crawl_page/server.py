@@ -223,7 +223,7 @@ class PageShown(BaseModel):
     url: str
     title: str = ""
     text: str
-    """The digest, or the reason why there is none."""
+    """The digest, or the reason why it is missing."""
     kind: FetchFault | None = None
     """Why there is no digest; otherwise ``None``."""
     by: str = ""

@@ -8,8 +8,8 @@
 | ``GET /metrics`` | metrics for Prometheus |
 
 The first two rows also exist below ``/task/ID`` and ``/task/ID/agent/NAME`` (see :func:`label_of`). Answers of the
-endpoint, including errors, are passed on unchanged. The gateway sends a call only if the log has space for it; otherwise
-it answers 503. Its own errors have the body ``{"error": {"message", "type": "gateway_error", "code"}}``.
+endpoint, including errors, are passed on unchanged. The gateway sends a call only if the log has space for it;
+otherwise it answers 503. Its own errors have the body ``{"error": {"message", "type": "gateway_error", "code"}}``.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def check(launch: Launch) -> None:
     settings, environment = GatewaySettings.read(launch.config), launch.environment
     upstream = launch.options.upstream
     if upstream is None and not settings.upstreams and environment.gateway_upstream_url is None:
-        raise NotSetUpError("GATEWAY_UPSTREAM_URL is not set, and the YAML file has no `upstreams`")
+        raise NotSetUpError("GATEWAY_UPSTREAM_URL is not set, and its YAML has no `upstreams`")
     open_routes(settings, environment, upstream)
 
 

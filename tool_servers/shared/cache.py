@@ -85,7 +85,7 @@ class OwnCounts:
         return missed + amount
 
     def value(self, key: str, amount: int, due: int, stored: int | None) -> int:
-        """Return the counter after the store answered ``stored`` to ``due``, or ``None`` if it did not answer."""
+        """Return the counter. ``stored`` is the store's answer to adding ``due``; ``None``: it did not answer."""
         if stored is None:
             self._stored[key] -= due - amount
             self._seen[key] += amount
@@ -150,7 +150,7 @@ class Cache(ABC):
 
     @abstractmethod
     async def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return it; while the store is unreachable, this process counts on by itself."""
+        """Add to a counter and return it; while the store is unreachable, continue the count of this process."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -265,10 +265,7 @@ class SqliteCache(Cache):
         return result
 
     def _tried(self, work: Callable[[], ResultT], task: str) -> ResultT | None:
-        """Run ``work`` unless the store rests.
-
-        The check is here, in the cache's thread, so that work queued behind a failure does not wait for another one.
-        """
+        """Run ``work`` unless the store rests; the check is in the cache's thread, after any failure queued before."""
         try:
             if time.monotonic() >= self._rests_until[task]:
                 return work()

@@ -129,9 +129,7 @@ class ServerSettings(Settings):
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
-        """Read the settings from a YAML file, or return the defaults without one.
-
-        Paths in the file are relative to the working folder.
+        """Read settings from a YAML file, whose paths are relative to the working folder; without one, use defaults.
 
         Raises:
             ConfigError: A setting is invalid; names the file, the key, the value and what was expected.

@@ -76,7 +76,7 @@ class BusyError(RefusalError):
 
 
 class GoneError(RefusalError):
-    """The client has closed the connection, so nobody reads the answer."""
+    """The client has closed the connection and will not read the answer."""
 
     def __init__(self) -> None:
         super().__init__(499, "gone", "the client has left")

@@ -37,7 +37,7 @@ class ParserPool:
 
     Args:
         module: Module that calls :func:`serve_parser` when it runs.
-        noun: What messages call a file.
+        noun: Word for a file in messages.
         workers: Number of processes, and so of files read at the same time.
         file_s: Seconds for one file; then its process is killed.
         files_per_process: Files after which a process is replaced.

@@ -78,7 +78,8 @@ _OTHER_FILES = 256
 class BoundedProtocol(H11Protocol):
     """One connection. When there are too many, the one that has been idle longest is closed.
 
-    Idle connections therefore block no others. A new connection gets status 503 only when all others have a running request.
+    Idle connections therefore block no others. A new connection gets status 503 only when all others have a running
+    request.
 
     Attributes:
         head_s: Seconds from the connection, or from the first byte of a further request, to the end of the request's head.

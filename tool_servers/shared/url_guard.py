@@ -2,8 +2,8 @@
 
 An agent writes the addresses, and pages that it reads suggest them. Without a guard, it could read services of the
 machine or the cluster, or the metadata of a cloud (server-side request forgery). :func:`target_of` parses an address
-strictly. :func:`check_address` checks what its name resolved to. The fetcher calls both for each connection and connects
-to the address that was checked.
+strictly. :func:`check_address` checks what its name resolved to. The fetcher calls both for each connection and
+connects to the address that was checked.
 
 Lists: IANA IPv4 and IPv6 Special-Purpose Address Registries. Host syntax: WHATWG URL, section 3.5.
 """

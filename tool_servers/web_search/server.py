@@ -124,9 +124,7 @@ def check(launch: Launch) -> None:
     if environment.web_search_method_type != "local":
         open_provider(settings, environment)
     elif environment.web_page_store is None:
-        raise NotSetUpError(
-            "WEB_PAGE_STORE is not set; set it to a JSONL file of pages, or choose serper or searxng"
-        )
+        raise NotSetUpError("WEB_PAGE_STORE is not set; name a JSONL of pages, or choose serper or searxng")
     else:
         check_local(environment.web_page_store, settings.page_url)
 

@@ -254,11 +254,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _finished(plan: IndexPlan) -> IndexManifest | None:
-    """Return the finished index in the folder, if any.
-
-    Raises:
-        DataError: It is an index of another corpus or model.
-    """
+    """Return the finished index in the folder, if any; refuse an index of another corpus or model."""
     finished = read_manifest(plan.folder)
     if not plan.corpus.is_file():
         raise DataError("no such file; expected a corpus of JSON lines", path=str(plan.corpus))
@@ -291,7 +287,7 @@ def _write_offsets(folder: Path, work: Path) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Build an index. Exit status 0: finished, 1: failed, 2: wrong usage."""
+    """Build an index. Return 0 when it is finished, 1 if the build failed, 2 for wrong usage."""
     follow_parent()
     parser = argparse.ArgumentParser(
         prog="afm serve wiki build", description="Build an index of a corpus for the wiki server."
