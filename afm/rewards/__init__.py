@@ -1,4 +1,4 @@
-"""Rewards: a verdict with evidence for each response, or an abstention; never a guess."""
+"""Rewards: each response gets a verdict with evidence, or the reward abstains."""
 
 from afm.rewards.base import Reward, Sample, score_many
 from afm.rewards.registry import CombinedReward, RewardSettings, load_reward

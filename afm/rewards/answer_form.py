@@ -1,8 +1,7 @@
-r"""Whether an answer is a value or an expression that somebody still has to work out.
+r"""Tell an answer that is a value from an expression that is still to be evaluated.
 
-``60+12``, ``6 × 12`` or a sum equal 72, but whoever writes them has not found 72: to accept them would pay a model
-for copying the question. What counts as a value is a list of forms, not a list of forbidden operators: languages have
-too many of those.
+``60+12``, ``6 × 12`` and a sum equal 72, but do not state 72. Accepting them would pay a model for copying the question.
+Values are recognised by a list of forms instead of a list of forbidden operators, because there are too many operators.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _CURRENCY = r"(?:\\?\$|\\pounds|\\euro|[£€¥])"
 _UNIT_WORD = r"[A-Za-z][A-Za-z.°]*(?:\s*\^\s*\{?\s*-?\d\s*\}?)?"
 _SYMBOL = rf"{_CURRENCY}|\\?%|°|\^\s*\{{?\s*\\circ\s*\}}?|\\degree"
 _UNIT = rf"(?:\s*(?:{_SYMBOL})|(?:\s+|\\ |\\,|~)*{_UNIT_WORD}(?:(?:\s*/\s*|\s+|\\cdot\s*){_UNIT_WORD})*)"
-_NOT_UNITS = (  # number words and the closed classes of words: they change what stands before them
+_NOT_UNITS = (  # number words and the closed classes of words, which change the number before them
     "hundred thousand million billion trillion dozen gross half halves double twice triple squared cubed factorial inverse "
     "one two three four five six seven eight nine ten plus minus over choose mod modulo base or and but nor not no never "
     "neither either none more less fewer most least greater larger smaller below about approximately roughly nearly almost "
@@ -55,11 +54,11 @@ class Form(StrEnum):
     FRACTION = "fraction"
     """In lowest terms."""
     UNREDUCED = "unreduced"
-    """A fraction that is not in lowest terms, or a whole number: 144/2 is a sum to do."""
+    """A fraction that is not in lowest terms, or equals a whole number: 144/2 is still to be evaluated."""
 
 
 def form_of(answer: str) -> Form | None:
-    r"""How the one value in ``answer`` is written, as ``x = 72`` too; ``None`` when it is no value.
+    r"""Return the form of the one value in ``answer``, also in ``x = 72``, or ``None`` if it is not a value.
 
     An exact value may be followed by a rounded one (``1/3 \approx 0.33``).
 
@@ -88,7 +87,7 @@ def form_of(answer: str) -> Form | None:
 
 
 def without_unit(answer: str) -> str:
-    """The number of ``x = 7,200`` or ``72 cm^2``; ``answer`` itself where a letter may be a factor, as in ``72x``."""
+    """Return the number in ``x = 7,200`` or ``72 cm^2``, or ``answer`` unchanged if a letter may be a factor (``72x``)."""
     parts = _plain(answer).split("=") if len(answer) <= _LONGEST else [""]
     before, value = parts[:-1], _unwrapped(parts[-1])
     number = _VALUE.fullmatch(value)
@@ -103,7 +102,7 @@ def without_unit(answer: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Letters, digits and minus signs in their ordinary form; only text and number wrappers taken off."""
+    """Return letters, digits and minus signs in their ordinary form, without text and number wrappers."""
     text = unicodedata.normalize("NFKC", text).replace("\u2212", "-").replace("\u2013", "-")
     for _ in range(3):
         text = _WRAPPED.sub(_bare, text)
@@ -111,7 +110,7 @@ def _plain(text: str) -> str:
 
 
 def _bare(wrapped: re.Match[str]) -> str:
-    """What a wrapper holds; a letter alone becomes a command, unless it can be a unit: it is a symbol (or i, or e)."""
+    """Return the content of a wrapper. A single letter that cannot be a unit becomes a command, because it is a symbol."""
     inner = wrapped[2].strip()
     upright = wrapped[1] in ("mathrm", "text", "mathsf", "operatorname")
     symbol = len(inner) == 1 and inner.isalpha() and not (upright and inner in _SI.split())
@@ -119,13 +118,13 @@ def _bare(wrapped: re.Match[str]) -> str:
 
 
 def is_equation(text: str) -> bool:
-    """Whether ``text`` relates quantities (``2x+4y-3=0``, ``x=4, y=5``): it says more than ``name = value``."""
+    """Return whether ``text`` relates quantities (``2x+4y-3=0``, ``x=4, y=5``), beyond ``name = value``."""
     *before, _ = _plain(text).split("=")
     return len(before) > 1 or any(not _NAME.fullmatch(part) and _ARITHMETIC.search(part) for part in before)
 
 
 def _leads_to(before: list[str]) -> bool:
-    """Whether the text before the last ``=`` is work that was done (``60 + 12 = 72``) or the quantity (``m+n = 72``)."""
+    """Return whether the text before the last ``=`` is finished work (``60 + 12 = 72``) or the quantity (``m+n = 72``)."""
     return all(
         part.strip() and not _RELATION.search(part) and not _VALUE.fullmatch(_unwrapped(part.strip()))
         for part in before
@@ -133,7 +132,7 @@ def _leads_to(before: list[str]) -> bool:
 
 
 def _unwrapped(value: str) -> str:
-    """Without one pair of brackets, or dollar signs, around everything."""
+    """Remove one pair of brackets or dollar signs around everything."""
     value = value.strip()
     for opening, closing in (("(", ")"), ("{", "}"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         inner = value[len(opening) : -len(closing)]

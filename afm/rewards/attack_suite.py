@@ -1,7 +1,7 @@
-"""The attack suite: responses that try to be paid for nothing, and what each of them deserves.
+"""The attack suite: responses that try to earn an undeserved score, each with the score that it deserves.
 
-The attacks are rows of ``attacks/*.yaml`` next to this module. Some rows are honest responses, so that a reward which
-pays nothing does not pass.
+The attacks are rows of ``attacks/*.yaml`` next to this module. Some rows are honest responses, so a reward that always
+scores 0 does not pass.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FOLDER = Path(__file__).with_name("attacks")
 
 
 class Repeated(Settings):
-    """A long piece of a response."""
+    """A text that a response repeats."""
 
     repeat: str
     times: int = Field(ge=1)
 
 
 class EnvironmentText(Settings):
-    """A piece of a response that the environment wrote, not the agent."""
+    """A part of a response that the environment wrote."""
 
     environment: str
 
@@ -41,11 +41,11 @@ Pieces = str | tuple[str | Repeated | EnvironmentText, ...]
 
 
 class Attack(Settings):
-    """One row: a response and the part of the verdict that it deserves."""
+    """One row: a response and the score that it deserves."""
 
     name: str
     scorer: str
-    """Name of the scorer that judges it, whatever the data source."""
+    """Name of the scorer that judges it, regardless of the data source."""
     agent: str
     question: str
     ground_truth: Any
@@ -53,14 +53,14 @@ class Attack(Settings):
     part: str = "correct"
     """Part of the verdict that ``deserves`` is about."""
     frame: str = "{answer}"
-    """A response in which ``{answer}`` stands for ``answer``."""
+    """A response with ``{answer}`` as the placeholder for ``answer``."""
     answer: Pieces = ""
     response: Pieces | None = None
-    """The whole response, in place of ``frame`` and ``answer``."""
+    """The whole response, instead of ``frame`` and ``answer``."""
     why: str = ""
 
     def segments(self) -> tuple[Segment, ...]:
-        """The response by author; everything that is not marked is the agent's."""
+        """Return the response by author. Unmarked text is the agent's."""
         if self.response is not None:
             return _segments(self.response)
         before, _, after = self.frame.partition("{answer}")
@@ -68,7 +68,7 @@ class Attack(Settings):
         return _segments((before, *inner, after))
 
     def sample(self) -> Sample:
-        """What the reward is asked to judge."""
+        """Return the sample for the reward."""
         return Sample(
             spec=_agent(self.agent),
             data_source="attack",
@@ -83,11 +83,11 @@ class Attack(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an attack got.
+    """The result of an attack.
 
     Attributes:
-        got: The part of the verdict; ``None`` when the reward abstained or failed.
-        evidence: The reward's own words.
+        got: The part of the verdict. ``None`` if the reward abstained or failed.
+        evidence: The reward's evidence.
     """
 
     attack: Attack
@@ -97,21 +97,21 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether it got what it deserves."""
+        """Whether the attack got the score that it deserves."""
         return self.got == self.attack.deserves
 
 
 @cache
 def shipped_attacks() -> tuple[Attack, ...]:
-    """All attacks that come with the framework."""
+    """Load all attacks that the framework ships."""
     return tuple(attack for path in sorted(FOLDER.glob("*.yaml")) for attack in load_attacks(path))
 
 
 def load_attacks(path: Path) -> tuple[Attack, ...]:
-    """The attacks in a YAML: keys next to ``attacks`` are defaults for each row.
+    """Load the attacks of a YAML. Keys next to ``attacks`` are defaults for each row.
 
     Raises:
-        ConfigError: Names the file, the row, the value and what was expected.
+        ConfigError: The message names the file, the row, the value and what was expected.
     """
     data = read_file(path, "attacks")
     rows = data.pop("attacks", None)
@@ -124,7 +124,7 @@ def load_attacks(path: Path) -> tuple[Attack, ...]:
 
 
 def outcomes(reward: Reward, attacks: Sequence[Attack]) -> AsyncGenerator[Outcome]:
-    """What each attack got, in order; four are tried at the same time."""
+    """Yield the outcome of each attack in order, trying four at the same time."""
 
     async def attempt(attack: Attack) -> Outcome:
         began = time.monotonic()

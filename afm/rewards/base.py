@@ -1,4 +1,4 @@
-"""What a reward is: a sample to judge, the parts of a verdict, their scorers, and the formula that makes the score."""
+"""Rewards: the sample to judge, the parts of a verdict, their scorers, and the formula that combines them."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class AskedQuestion(Protocol):
 
     @property
     def data_source(self) -> str:
-        """Chooses the reward."""
+        """The data source, which chooses the reward."""
         ...
 
     @property
     def question(self) -> str:
-        """What was asked."""
+        """The question."""
         ...
 
     @property
     def ground_truth(self) -> Any:
-        """What the reward compares with."""
+        """The gold answer."""
         ...
 
 
 class ResponseRow(BaseModel):
-    """A line of a file of responses to score; further keys are left alone."""
+    """One line of a file of responses to score. Other keys are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -62,11 +62,11 @@ class Sample:
     """One response to judge.
 
     Attributes:
-        segments: The response by author, so that text in an observation never counts as the agent's.
-        ground_truth: As in the row: str, list of str, {"target": [..]} or a JSON string of that.
-        agent_tokens: Sampled tokens; ``None`` when unknown.
-        response_tokens: Sampled and observed tokens, those of an observation that did not fit included; ``None`` when unknown.
-        answer_alone: Whether the form counts as kept: a team's words are brought into the agent's form by us.
+        segments: The response by author, so that text of an observation never counts as the agent's.
+        ground_truth: As in the row: a string, a list of strings, {"target": [..]}, or JSON of these.
+        agent_tokens: Sampled tokens; ``None`` if unknown.
+        response_tokens: Sampled and observed tokens, including an observation that did not fit; ``None`` if unknown.
+        answer_alone: Whether only the answer is judged, because the framework itself wrote the agent's format around it.
     """
 
     spec: AgentSpec
@@ -81,15 +81,15 @@ class Sample:
 
     @classmethod
     def of(cls, spec: AgentSpec, asked: AskedQuestion, segments: tuple[Segment, ...], **more: Any) -> Sample:
-        """A response to a task, or the one that a record holds; ``more`` are the other fields."""
+        """Make a sample of a task or record and a response. ``more`` sets the other fields."""
         return cls(spec, asked.data_source, asked.question, segments, asked.ground_truth, **more)
 
 
 class Reward(Protocol):
-    """Judges one response. Infrastructure failure is an abstaining verdict, never a score."""
+    """Judges one response. If infrastructure fails, the verdict abstains and has no score."""
 
     async def score(self, sample: Sample) -> Verdict:
-        """Judge ``sample``; does not raise for anything the response contains."""
+        """Judge ``sample``. No content of the response raises an error."""
         ...
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class Reward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A number with its reason; ``score`` is ``None`` when the scorer could not tell (it abstains)."""
+    """A number with its reason. A ``score`` of ``None`` means that the scorer abstains."""
 
     score: float | None
     evidence: str = ""
@@ -109,28 +109,29 @@ class Scorer(Protocol):
     """Judges one aspect of a response: its answer, its format, its length."""
 
     async def judge(self, sample: Sample) -> Part:
-        """The part for ``sample``; does not raise for anything the response contains."""
+        """Score ``sample``. No content of the response raises an error."""
         ...
 
     async def close(self) -> None:
-        """Free worker processes, if there are any."""
-        return  # most scorers hold none
+        """Free worker processes, if any."""
+        return  # most scorers have none
 
 
 @runtime_checkable
 class FormScorer(Protocol):
-    """A scorer whose replies have a format of their own, which counts in place of the agent's."""
+    """A scorer whose replies have their own format, which replaces the agent's in the verdict."""
 
     async def form(self, sample: Sample) -> Part:
-        """1 when the reply has it, else 0."""
+        """Return 1 if the reply has that format, else 0."""
         ...
 
 
 async def score_many(reward: Reward, samples: Iterable[Sample], *, parallel: int = 64) -> list[Verdict]:
-    """Verdicts in the order of ``samples``, up to ``parallel`` of them worked on at the same time.
+    """Return the verdicts in the order of ``samples``, judging up to ``parallel`` at the same time.
 
     Raises:
-        AfmError: What the first failing sample raised, e.g. no scorer for its data source; the others are cancelled.
+        AfmError: The error of the first sample that fails, for example no scorer for its data source. The others are
+            cancelled.
     """
     async with aclosing(in_order(reward.score, samples, parallel)) as verdicts:
         return [verdict async for verdict in verdicts]
@@ -143,13 +144,13 @@ async def in_order(
     *,
     ahead: int | None = None,
 ) -> AsyncGenerator[ResultT]:
-    """The result of ``work`` for each of ``items`` in their order, up to ``parallel`` of them at the same time.
+    """Yield the result of ``work`` for each item in order, working on up to ``parallel`` items at the same time.
 
-    Work under way is cancelled when the caller stops.
+    Running work is cancelled when the caller stops.
 
     Args:
-        ahead: How many items are taken before the first result is out, for items that are read as they are needed. A slow
-            one then holds up those further behind it. All when ``None``.
+        ahead: Number of items to take before the first result is ready, for items that are read on demand. A slow item
+            then delays those behind it. ``None`` takes all.
     """
     gate = asyncio.Semaphore(parallel)
 
@@ -182,9 +183,9 @@ _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
 }
 _UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
-_LARGEST = 1_000_000  # whatever is made of such numbers stays finite
+_LARGEST = 1_000_000  # usual formulas of such numbers stay finite
 CORRECT, FORMAT, OVERLONG = "correct", "format", "overlong"
-"""The parts of a verdict that a formula can name."""
+"""Parts of a verdict that a formula can name."""
 DEFAULT_FORMULA = f"{CORRECT} * {FORMAT}"
 _ALLOWED = f"numbers up to {_LARGEST}, names, + - * ( ), min() and max()"
 
@@ -192,12 +193,11 @@ _ALLOWED = f"numbers up to {_LARGEST}, names, + - * ( ), min() and max()"
 class Formula:
     """An expression such as ``correct * format + overlong``.
 
-    Only numbers, part names, ``+ - *``, brackets, ``min`` and ``max`` are understood; nothing is evaluated as
-    Python.
+    It consists of numbers, part names, ``+ - *``, brackets, ``min`` and ``max``. Nothing is evaluated as Python.
 
     Args:
         text: The expression.
-        known: Names it may use.
+        known: Names that it may use.
 
     Raises:
         ConfigError: It contains anything else.
@@ -209,16 +209,16 @@ class Formula:
         try:
             tree = ast.parse(text.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise ConfigError(f"formula {text!r} is no expression; expected {_ALLOWED}") from None
+            raise ConfigError(f"formula {text!r} is not an expression; expected {_ALLOWED}") from None
         self._body = tree.body
         self.names = frozenset(self._check(self._body))
 
     def __call__(self, parts: Mapping[str, float]) -> float:
-        """The value of the formula; ``parts`` holds at least :attr:`names`."""
+        """Return the value of the formula. ``parts`` holds at least :attr:`names`."""
         return float(_value(self._body, parts))
 
     def _check(self, node: ast.expr) -> list[str]:
-        """Names used below ``node``."""
+        """Return the names used in ``node``."""
         match node:
             case ast.Constant(value=bool()):
                 pass
@@ -265,14 +265,14 @@ class CountedTokens(StrEnum):
 
 
 class OverlongPenalty(Scorer):
-    """0 up to the buffer, then linearly down to -1 at the limit and beyond.
+    """A penalty of 0 up to the buffer, falling linearly to -1 at the limit and beyond.
 
-    Soft overlong punishment of DAPO (arXiv 2503.14476, equation 13): the length is that of the whole response, observations
-    included, and one that did not fit any more. So a response that observations filled is punished like any other.
+    This is DAPO's soft overlong punishment (arXiv 2503.14476, equation 13). The length is that of the whole response with
+    its observations, including one that did not fit. A response that observations filled is punished like any other.
 
     Args:
-        max_tokens: The length at which the penalty reaches -1.
-        buffer_tokens: How many tokens before that it begins.
+        max_tokens: Length at which the penalty reaches -1.
+        buffer_tokens: Number of tokens before that length at which the penalty begins.
     """
 
     def __init__(self, max_tokens: int, buffer_tokens: int, count: CountedTokens = CountedTokens.ALL) -> None:
@@ -281,7 +281,7 @@ class OverlongPenalty(Scorer):
         self._count = count
 
     async def judge(self, sample: Sample) -> Part:
-        """The penalty for the response's length; abstains when the length is unknown."""
+        """Return the penalty for the response's length. Abstains if the length is unknown."""
         agent = self._count is CountedTokens.AGENT
         length = sample.agent_tokens if agent else sample.response_tokens
         if length is None:

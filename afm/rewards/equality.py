@@ -1,7 +1,7 @@
-r"""Whether two mathematical answers are equal, as far as no algebra is needed (:mod:`afm.rewards.verifier` has the rest).
+r"""Compare mathematical answers as far as no algebra is needed (:mod:`afm.rewards.verifier` does the rest).
 
-Also whether an answer was copied out of the question instead of worked out: ``\sqrt{242}`` equals ``11\sqrt{2}``, but a
-model that was asked to simplify it and writes it down again has done nothing.
+The module also finds answers that are copied from the question: ``\sqrt{242}`` equals ``11\sqrt{2}``, but a model that
+must simplify it and repeats it has done nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from fractions import Fraction
 from afm.rewards.answer_form import Form, form_of, is_equation, without_unit
 
 MAX_ANSWER_CHARS = 4000
-"""Longer answers are wrong unless they are the gold answer letter for letter."""
+"""Longer answers are wrong unless they are identical to the gold answer."""
 
 REPEATING = re.compile(
     r"(?<![\w.])(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot)\s*(?:\{\s*(\d{1,30})\s*\}|(\d))"
 )
-"""A repeating decimal: whole part, digits that come once, digits that come over and over (in braces or alone)."""
+"""A repeating decimal: whole part, digits that occur once, digits that repeat (in braces or single)."""
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})")
 _GROUPED = re.compile(
@@ -42,7 +42,7 @@ _BASE_IN_WORDS = re.compile(
 )
 _BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _SIZES = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!,;:]|~")
-_SPELLINGS = [  # one thing, written in several ways
+_SPELLINGS = [  # different spellings of the same thing
     (re.compile(pattern), plain)
     for pattern, plain in (
         ("[\u2212\u2013]", "-"),
@@ -75,10 +75,10 @@ _ASSIGNMENT = re.compile(r"\\?([A-Za-z]+(?:_\{?\w+\}?)?)\s*=([^=<>]+)")
 
 
 def readings(gold: str, answer: str, question: str = "") -> list[tuple[str, str]]:
-    r"""What to compare in place of ``gold`` and ``answer``: they are equal if one of these pairs is.
+    r"""Return the pairs to compare for ``gold`` and ``answer``, which are equal if one pair is.
 
-    The gold answer and the question decide what a percent sign in only one of the two means. ``x=4, y=5`` is the pair
-    ``(4, 5)`` where the other answer names no unknowns.
+    If only one of the two has a percent sign, the gold answer and the question decide its meaning. ``x=4, y=5`` is the
+    pair ``(4, 5)`` if the other answer names no unknowns.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return [(gold, answer)]
@@ -95,11 +95,11 @@ def readings(gold: str, answer: str, question: str = "") -> list[tuple[str, str]
 
 
 def _percent_readings(gold: str, answer: str, question: str, in_gold: bool) -> list[tuple[str, str]]:
-    """Pairs for a percent sign that only one of the two has; both come without it."""
+    """Return the pairs for a percent sign that only one of the two has. Both texts come without it."""
     signs = [match.start() for match in _PERCENT.finditer(question)]
     amounts = [_AMOUNT_BEFORE.search(question[max(0, at - 40) : at]) for at in signs]
     pairs = [(gold, answer)] if in_gold or signs or not question else []
-    if None not in amounts:  # no percentage is asked for, so 20% may be written as the number it is
+    if None not in amounts:  # no percentage is asked for, so 20% may be written as 0.2
         number = _as_number(gold if in_gold else answer)
         share = None if number is None else _decimal(number / 100)
         copied = not in_gold and number in {_as_number(amount[1]) for amount in amounts if amount}
@@ -109,7 +109,7 @@ def _percent_readings(gold: str, answer: str, question: str, in_gold: bool) -> l
 
 
 def _decimal(number: Fraction) -> str | None:
-    """A terminating decimal as text, ``None`` for other fractions."""
+    """Return a terminating decimal as text, or ``None`` for other fractions."""
     for places in range(305):
         if (number * 10**places).denominator == 1:
             digits = str(abs(int(number * 10**places))).zfill(places + 1)
@@ -120,7 +120,7 @@ def _decimal(number: Fraction) -> str | None:
 
 
 def _without_names(gold: str, answer: str) -> tuple[str, str]:
-    """``x=4, y=5`` as ``(4, 5)``, when only one of the two is written that way."""
+    """Rewrite ``x=4, y=5`` as ``(4, 5)`` if only one of the two is written that way."""
     named, answered = _assigned(gold), _assigned(answer)
     if named and "=" not in answer:
         listed = _parts(answer)
@@ -133,7 +133,7 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
 
 
 def _without_column(gold: str, answer: str) -> tuple[str, str]:
-    """A column vector as ``(1, 2)``, when only one of the two is a matrix."""
+    """Rewrite a column vector as ``(1, 2)`` if only one of the two is a matrix."""
     columns = [_COLUMN.fullmatch(tidied(text)) for text in (gold, answer)]
     if "\\begin" in gold and "\\begin" in answer:
         return gold, answer
@@ -145,7 +145,7 @@ def _without_column(gold: str, answer: str) -> tuple[str, str]:
 
 
 def _union(text: str) -> str:
-    r"""``x < 2 \text{ or } x \ge 3`` as a union of intervals, other texts as they are."""
+    r"""Rewrite ``x < 2 \text{ or } x \ge 3`` as a union of intervals. Other texts stay unchanged."""
     bounds = [_BOUND.fullmatch(part.strip()) for part in _OR.split(tidied(text))]
     if len(bounds) < 2 or len({bound and bound[1] for bound in bounds}) > 1:
         return text
@@ -164,24 +164,24 @@ def _tuple(values: Iterable[str]) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """The entries of a list without brackets around it, ``[]`` when it has some."""
+    """Return the entries of a list without brackets, or ``[]`` for one with brackets."""
     parts = [part.strip() for part in _SEPARATOR.split(tidied(text))]
     balanced = all(part.count(a) == part.count(b) for part in parts for a, b in ("()", "[]", "{}"))
     return parts if balanced else []
 
 
 def _assigned(text: str) -> dict[str, str]:
-    """The values of two or more different unknowns by name, ``{}`` when ``text`` is something else."""
+    """Return the values of two or more different unknowns by name, or ``{}`` for other text."""
     parts = [_ASSIGNMENT.fullmatch(part) for part in _parts(text)] if "=" in text else []
     values = {part[1]: part[2].strip() for part in parts if part is not None}
     return values if 1 < len(values) == len(parts) else {}
 
 
 def quick_verdict(gold: str, answer: str) -> bool | None:
-    """Equal, different, or ``None`` when only algebra can tell.
+    """Return whether two answers are equal, or ``None`` if that needs algebra.
 
-    Decides equal texts, plain numbers, words (Math-Verify takes a word for the product of its letters, so
-    it accepts anagrams) and numbers that name their base (whose base it ignores).
+    It decides equal texts, plain numbers, words and numbers with a base. Math-Verify reads a word as the product of its
+    letters, so it accepts anagrams, and it ignores the base of a number.
     """
     if gold.strip() == answer.strip():
         return True
@@ -197,11 +197,11 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
     if in_base := _IN_BASE.fullmatch(left):
         return _same_in_base(in_base[1], in_base[2], right)
     if (_is_list(left) and _ORDER.search(right)) or (_is_list(right) and _ORDER.search(left)):
-        return False  # Math-Verify takes -2 < x < 1 for the two numbers -2 and 1
+        return False  # Math-Verify reads -2 < x < 1 as the two numbers -2 and 1
     first, second = _as_number(left), _as_number(right)
     if (
         first is None and "{" in left and "=" not in left
-    ):  # where the gold answer has no brackets, letters may be factors
+    ):  # if the gold answer has no brackets, letters may be factors
         first = _as_number(without_unit(left))
     if first is not None and second is None:
         second = _as_number(without_unit(right))
@@ -214,9 +214,9 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
 
 
 def is_unevaluated(gold: str, answer: str) -> bool:
-    r"""Whether the gold answer is one number and the answer an expression that was never worked out.
+    r"""Return whether the gold answer is one number and the answer is an expression that is not evaluated.
 
-    See :mod:`afm.rewards.answer_form`. ``144/2`` is not worked out for 72; ``10/12`` is for 5/6.
+    See :mod:`afm.rewards.answer_form`. ``144/2`` is not an evaluated form of 72, but ``10/12`` is one of 5/6.
     """
     if is_equation(tidied(gold)):
         return False
@@ -227,7 +227,7 @@ def is_unevaluated(gold: str, answer: str) -> bool:
 
 
 def tidied(text: str) -> str:
-    r"""Without spacing commands, ``$`` around it, groups of digits, one ``\boxed`` too many and a closing full stop."""
+    r"""Remove spacing commands, outer ``$``, digit grouping, a redundant ``\boxed`` and a final full stop."""
     text = _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
     text = _NUMBER_AS_TEXT.sub(r"\1", _SIZES.sub("", text))
     text = " ".join(text.split()).strip("$ ").removesuffix(".").strip()
@@ -239,9 +239,9 @@ def tidied(text: str) -> str:
 
 
 def _as_words(text: str) -> str | None:
-    r"""The words of an answer that is nothing but words, or a ``\text{}`` alone; else ``None``.
+    r"""Return the words of an answer that consists only of words or one ``\text{}``, else ``None``.
 
-    ``xy``, ``ab - c`` and their like are products and differences of letters, no words.
+    ``xy``, ``ab - c`` and similar are products and differences of letters.
     """
     tidy = tidied(text)
     inner = _TEXT.fullmatch(tidy)
@@ -254,7 +254,7 @@ def _as_words(text: str) -> str | None:
 
 
 def _is_list(text: str) -> bool:
-    """Whether it has several entries, without brackets around them, and compares nothing."""
+    """Return whether ``text`` has several entries without brackets around them and compares nothing."""
     return not _ORDER.search(text) and len(_parts(text)) > 1
 
 
@@ -278,7 +278,7 @@ def _as_number(text: str) -> Fraction | None:
 
 
 def repeating_decimal(match: re.Match[str]) -> Fraction:
-    r"""The number that a match of :data:`REPEATING` says: 1/6 for ``0.1\overline{6}``."""
+    r"""Return the number of a match of :data:`REPEATING`: 1/6 for ``0.1\overline{6}``."""
     whole, once, again = match[1], match[2], match[3] or match[4]
     nines = 10 ** len(again) - 1
     return Fraction(int(whole + once or "0") * nines + int(again), nines * 10 ** len(once))
@@ -290,10 +290,10 @@ _LONGEST = 400
 
 
 def is_copied(gold: str, answer: str, question: str) -> bool:
-    """Whether ``answer``, which equals ``gold`` by algebra, occurs in the question and ``gold`` does not.
+    """Return whether ``answer``, which equals ``gold`` by algebra, occurs in the question and ``gold`` does not.
 
-    The same value or the same terms written another way (``1,000`` and ``1000``, ``y+x`` and ``x+y``) are no copy:
-    there was nothing to work out between them.
+    The same value or the same terms in another notation (``1,000`` and ``1000``, ``y+x`` and ``x+y``) are not a copy,
+    because there is nothing to work out between them.
     """
     gold, answer = tidied(gold), tidied(answer)
     form = form_of(gold)
@@ -307,7 +307,7 @@ def _terms(text: str) -> Counter[str]:
 
 
 def _stands_in(text: str, question: str) -> bool:
-    """Whether ``text`` occurs in the question as a whole, whatever the blanks in either."""
+    """Return whether ``text`` occurs in the question as a whole, regardless of whitespace."""
     symbols = _SYMBOL.findall(text)
     if not symbols or len(text) > _LONGEST:
         return False

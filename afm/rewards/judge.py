@@ -1,4 +1,4 @@
-"""Correctness of answers in words, by a model behind an OpenAI-compatible endpoint."""
+"""Score free-text answers with a judge model behind an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from afm.rewards.text_match import AnswerScorer, ExactMatch, normalised
 from afm.sqlite import SharedFile
 
 NO_JUDGE = "no judge is configured: exact match"
-"""Marks verdicts without a model in their evidence."""
+"""The evidence of verdicts that no model gave."""
 
 _SHOWN = 120
 _CACHE_VERSION = 1
@@ -52,7 +52,7 @@ class WithoutEndpoint(StrEnum):
 
 
 class JudgeSettings(JudgeEndpoint):
-    """The ``judge`` part of a reward file. The key comes from the environment alone."""
+    """The ``judge`` section of a reward file. The key comes only from the environment."""
 
     without_endpoint: WithoutEndpoint = WithoutEndpoint.EXACT_MATCH
     """What judges when neither the file nor the environment names an endpoint: ``exact_match`` (the
@@ -73,13 +73,13 @@ class JudgeSettings(JudgeEndpoint):
 
 
 class ModelJudge(AnswerScorer):
-    """1 when a model finds the final answer equal in meaning to a gold answer, else 0; no score when it fails.
+    """Scores 1 if a model finds the final answer equal in meaning to a gold answer, else 0. It abstains if the model fails.
 
-    An answer that is a gold answer by exact match is right without asking. See :mod:`afm.rewards.judge_prompt` for
-    what keeps the answer from steering the judge.
+    An answer that matches a gold answer exactly is right without a request. :mod:`afm.rewards.judge_prompt` describes
+    how an answer is kept from steering the judge.
 
     Raises:
-        ConfigError: The environment is wrong: no address, or a key that cannot be sent; or the prompt is invalid.
+        ConfigError: The environment holds no valid address or key, or the prompt is invalid.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -96,14 +96,14 @@ class ModelJudge(AnswerScorer):
     async def compare(
         self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
     ) -> Part:
-        """Have the final answer judged."""
+        """Ask the model to judge the final answer."""
         if self._client is None:
             return await self._unjudged(accepted, responses)
         case = self._case(question, accepted, responses)
         return case if isinstance(case, Part) else await self._judged(self._client, case)
 
     def case_of(self, sample: Sample) -> Case | Part:
-        """What the model is asked, or the verdict that needs no model."""
+        """Return the case to ask the model about, or the verdict if none is needed."""
         pair = self.answers_of(sample)
         return pair if isinstance(pair, Part) else self._case(sample.question, *pair)
 
@@ -159,7 +159,7 @@ _Asked = dict[str, asyncio.Task[Ruling]]
 
 
 class JudgeClient:
-    """Asks one model for verdicts, in our words or those of ``text``. Equal requests at the same time are sent once."""
+    """Asks one model for verdicts, with our prompt or ``text``. Equal concurrent requests are sent once."""
 
     def __init__(
         self, client: ReplyClient, cache: VerdictCache | None = None, text: JudgeText | None = None
@@ -171,10 +171,10 @@ class JudgeClient:
         self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, _Asked] = WeakKeyDictionary()
 
     async def ruling(self, case: Case) -> Ruling:
-        """The model's verdict.
+        """Return the model's verdict.
 
         Raises:
-            RewardError: No verdict: the server failed, replied with something else, or the budget is spent.
+            RewardError: The server failed, the reply is unusable, or the budget is spent.
         """
         body = self._client.body(self._messages(case))
         key = cache_key(self._client.where, body)
@@ -184,11 +184,11 @@ class JudgeClient:
             task = asyncio.create_task(self._found_or_asked(key, body, case))
             asked[key] = task
             task.add_done_callback(lambda done: _forget(asked, key, done))
-        # One waiter that is cancelled takes nothing from the others.
+        # Cancelling one waiter must not cancel the request of the others.
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """End what this event loop asked for and close its connections."""
+        """Cancel the requests of this event loop and close its connections."""
         asked = tuple(self._asked.pop(asyncio.get_running_loop(), {}).values())
         for task in asked:
             task.cancel()
@@ -210,33 +210,33 @@ class JudgeClient:
 def _forget(asked: _Asked, key: str, task: asyncio.Task[Ruling]) -> None:
     asked.pop(key, None)
     if not task.cancelled():
-        task.exception()  # every waiter may be gone
+        task.exception()  # retrieved here because every waiter may be gone
 
 
 def cache_key(url: str, body: Mapping[str, Any]) -> str:
-    """Digest of everything that a verdict depends on: the server and the whole request, which names the model."""
+    """Return a digest of everything a verdict depends on: the server and the whole request, including the model."""
     text = json.dumps([_CACHE_VERSION, url, body], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class VerdictCache:
-    """Verdicts by :func:`cache_key`; failures are never kept.
+    """Verdicts by :func:`cache_key`. Failures are not stored.
 
-    Its methods raise ``ConfigError`` when the file cannot be used at all. When it cannot be used at the moment,
-    nothing is found and nothing is kept.
+    Methods raise ``ConfigError`` if the file is unusable. While the file is temporarily unavailable, lookups miss and
+    nothing is stored.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = SharedFile(path, "cache of verdicts", _SCHEMA)
 
     async def find(self, key: str) -> Ruling | None:
-        """The verdict, if it was given before."""
+        """Return the stored verdict, if there is one."""
         with suppress(sqlite3.Error):
             return await asyncio.to_thread(self._find, key)
         return None
 
     async def add(self, key: str, ruling: Ruling) -> None:
-        """Keep a verdict; the first one of several processes stays."""
+        """Store a verdict. If several processes store one, the first stays."""
         with suppress(sqlite3.Error):
             await asyncio.to_thread(self._add, key, ruling)
 

@@ -1,4 +1,4 @@
-"""The server behind a judge: where it is, how it is asked for JSON, and how many tokens that takes."""
+"""The server of a judge: its address, the request for JSON replies, and the tokens that they cost."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ ReplyT = TypeVar("ReplyT")
 
 
 class ReplyFormat(StrEnum):
-    """How the server is asked to keep its reply to JSON."""
+    """How a request asks the server for a JSON reply."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
     TEXT = "text"
-    """Not at all, for servers that know no ``response_format``."""
+    """No request field, for servers without ``response_format``."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgePlace:
-    """Where requests go: ``url`` up to ``/v1``, ``None`` when none is configured."""
+    """The address of requests: ``url`` up to ``/v1``, or ``None`` if not configured."""
 
     url: str | None
     model: str
@@ -45,7 +45,7 @@ class JudgePlace:
 
 
 class JudgeEndpoint(EndpointSettings):
-    """The server of a judge; GRM_BASE_URL when ``url`` is ``None``."""
+    """The server of a judge. Without ``url`` it is GRM_BASE_URL."""
 
     model: str | None = None
     """As the server calls it; ``GRM_MODEL_NAME`` if not set."""
@@ -83,10 +83,10 @@ class JudgeEndpoint(EndpointSettings):
         return request
 
     def place(self) -> JudgePlace:
-        """Where requests go, with what the environment adds.
+        """Return the address of requests, from the settings or the environment.
 
         Raises:
-            ConfigError: GRM_BASE_URL is no address.
+            ConfigError: GRM_BASE_URL is not a valid address.
         """
         environment = load_settings()
         url = self.url or environment.grm_base_url
@@ -98,10 +98,10 @@ class JudgeEndpoint(EndpointSettings):
         return JudgePlace(base_url(url), model, self.key())
 
     def client(self, place: JudgePlace, schema: Mapping[str, Any]) -> ReplyClient:
-        """A client that asks for replies of a ``json_schema``; ``place`` has a url.
+        """Return a client that asks for replies that match ``schema``.
 
         Raises:
-            ConfigError: There is no url, or the key cannot be sent in a header.
+            ConfigError: ``place`` has no url, or the key cannot be sent in a header.
         """
         if place.url is None:
             raise ConfigError("no judge: set GRM_BASE_URL, or `url` among the judge's settings")
@@ -111,7 +111,7 @@ class JudgeEndpoint(EndpointSettings):
         )
 
     def request_fields(self, model: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """The request's fields without its messages."""
+        """Return the fields of a request except its messages."""
         fields: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": 512}
         match self.reply_format:
             case ReplyFormat.JSON_SCHEMA:
@@ -124,7 +124,7 @@ class JudgeEndpoint(EndpointSettings):
 
 
 class ReplyClient:
-    """Asks a judge's model for replies of a certain form, with ``request`` for the fields other than ``messages``."""
+    """Asks a judge model for replies. ``request`` holds all fields except ``messages``."""
 
     def __init__(self, endpoint: ChatEndpoint, request: Mapping[str, Any]) -> None:
         self._endpoint = endpoint
@@ -132,24 +132,24 @@ class ReplyClient:
 
     @property
     def where(self) -> str:
-        """The address that is asked."""
+        """Return the address of the server."""
         return self._endpoint.where
 
     def body(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-        """The whole request."""
+        """Return the whole request."""
         return self._request | {"messages": list(messages)}
 
     def asking(self, request: Mapping[str, Any]) -> ReplyClient:
-        """The same connections, pace and budget with other fields of the request."""
+        """Return a client with other request fields and the same connections, pace and budget."""
         other = copy.copy(self)
         other._request = dict(request)
         return other
 
     async def reply(self, body: Mapping[str, Any], read: Callable[[str], ReplyT]) -> ReplyT:
-        """What ``read`` makes of the model's reply; it raises ``ValueError`` where it makes nothing of it.
+        """Return the model's reply as ``read`` parses it; ``read`` raises ``ValueError`` for an unusable reply.
 
         Raises:
-            RewardError: No verdict: the server failed, replied with something else, or the budget is spent.
+            RewardError: The server failed, the reply is unusable, or the budget is spent.
         """
 
         def verdict(reply: ChatReply) -> ReplyT:
@@ -170,7 +170,7 @@ class ReplyClient:
 
 @dataclass(slots=True)
 class JudgeMeter:
-    """A count of tokens, of prompts and replies together."""
+    """A count of tokens, prompts and replies together."""
 
     tokens: int = 0
 
@@ -180,9 +180,9 @@ _RUNNING: ContextVar[JudgeMeter | None] = ContextVar("judge_meter", default=None
 
 @contextmanager
 def judge_meter() -> Iterator[JudgeMeter]:
-    """Count what judges are asked inside, in tasks that begin there too.
+    """Count the judge tokens of the block, including those of tasks that begin in it.
 
-    A request that several wait for counts where it began; a cached verdict counts nowhere.
+    A request that several tasks wait for counts in the block that sent it. A cached verdict costs nothing.
     """
     meter = JudgeMeter()
     before = _RUNNING.set(meter)
@@ -193,7 +193,7 @@ def judge_meter() -> Iterator[JudgeMeter]:
 
 
 def charge(tokens: int) -> None:
-    """Add to the count that is running, if one is."""
+    """Add to the running count, if any."""
     meter = _RUNNING.get()
     if meter is not None:
         meter.tokens += tokens

@@ -1,13 +1,13 @@
-"""What a judge model is shown, and what counts as its verdict: in our words, or in the user's (:class:`JudgeText`).
+"""The prompt of a judge model and the parsing of its verdict, with our prompt or the user's (:class:`JudgeText`).
 
-The answer under judgement was written by a model that gains from a good verdict, so it is treated as hostile:
+A model that gains from a good verdict wrote the answer, so the answer is treated as hostile:
 
-- the judge sees the final answer alone, as a JSON string in which no character that could end it, open a tag or
-  form a chat model's special token survives unescaped;
-- a code surrounds it that the answer cannot contain, because it is a digest of the answer. A verdict must repeat the
-  code, so a verdict copied out of the answer is invalid;
-- an accepted answer is judged again against another, wrong gold answer (:func:`decoy`): a judge that accepts it then
-  too was talked into it, unless it accepts everything (:func:`bystander`).
+- The judge sees only the final answer, as a JSON string. All characters that could end it, open a tag or form a chat
+  model's special token are escaped.
+- A code surrounds the answer. It is a digest of the answer, so the answer cannot contain it. A verdict must repeat the
+  code, so a verdict copied from the answer is invalid.
+- An accepted answer is judged again with a wrong gold answer (:func:`decoy`). If the judge accepts it again, the answer
+  steers the judge, unless the judge accepts everything (:func:`bystander`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _schema(**texts: dict[str, Any]) -> dict[str, Any]:
 
 
 SCHEMA = _schema(check={"type": "string"})
-"""The ``json_schema`` of a verdict, as OpenAI-compatible servers take it."""
+"""The ``json_schema`` of a verdict for OpenAI-compatible servers."""
 
 _DECOYS = """Lisbon; Lake Victoria; the Danube; Marie Curie; Johannes Kepler; The Great Gatsby; Mozambique; photosynthesis;
 basketball; Toyota; 1887; 42.5; 17 March 1956; copper; Nairobi; Hamlet; Mount Elbrus; Frida Kahlo; the violin; Saturn;
@@ -82,7 +82,7 @@ class Case:
 
     @property
     def code(self) -> str:
-        """A digest of the case; finding an answer that contains its own is as hard as breaking SHA-256."""
+        """Return a digest of the case. An answer that contains its own digest is as hard to find as breaking SHA-256."""
         text = json.dumps([self.question, self.accepted, self.answer])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -92,7 +92,7 @@ class Ruling:
     """A judge's verdict.
 
     Attributes:
-        rationale: In the judge's words; may quote the answer all the same.
+        rationale: The judge's reason. It may still quote the answer.
     """
 
     judgement: Judgement
@@ -108,10 +108,10 @@ def messages(case: Case) -> list[dict[str, str]]:
 
 
 def read_ruling(text: str, case: Case) -> Ruling:
-    """The verdict in a judge's reply: one JSON object with the right code, alone or in a fence.
+    """Parse the verdict in a judge's reply: one JSON object with the right code, alone or in a fence.
 
     Raises:
-        ValueError: It holds none; the message quotes nothing from it.
+        ValueError: The reply holds no verdict. The message does not quote the reply.
     """
     data = loaded_reply(text)
     if data.get("check") != case.code:
@@ -126,10 +126,10 @@ def _ruling(judgement: object, rationale: object) -> Ruling:
 
 
 def loaded_reply(text: str) -> dict[str, Any]:
-    """The one JSON object of a reply, alone or in a fence.
+    """Parse the one JSON object of a reply, alone or in a fence.
 
     Raises:
-        ValueError: It is something else; the message quotes nothing from it.
+        ValueError: The reply is something else. The message does not quote the reply.
     """
     fence = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*", text, re.DOTALL)
     try:
@@ -142,7 +142,7 @@ def loaded_reply(text: str) -> dict[str, Any]:
 
 
 def shown_rationale(ruling: Ruling, case: Case) -> str:
-    """The rationale for people to read, empty when it quotes the answer at length."""
+    """Return the rationale to display, empty if it quotes the answer at length."""
     rationale, answer = _flat(ruling.rationale), _flat(case.answer)
     grams = {answer[start : start + _QUOTE] for start in range(max(0, len(answer) - _QUOTE + 1))}
     if any(rationale[start : start + _QUOTE] in grams for start in range(len(rationale))):
@@ -151,7 +151,7 @@ def shown_rationale(ruling: Ruling, case: Case) -> str:
 
 
 def decoy(case: Case) -> Case:
-    """The same answer with a gold answer that it cannot mean; the same one each time."""
+    """Return the case with a gold answer that the answer cannot mean. The choice is deterministic."""
     taken = set(normalised(" ".join((case.question, *case.accepted, case.answer))).split())
     free = [text for text in re.split(r";\s", _DECOYS) if not taken & set(normalised(text).split())]
     place = int(case.code, 16)
@@ -160,7 +160,7 @@ def decoy(case: Case) -> Case:
 
 
 def bystander(case: Case) -> Case:
-    """The same question with a harmless wrong answer: a judge that accepts it is no judge."""
+    """Return the case with a harmless wrong answer. A judge that accepts it accepts anything."""
     return replace(case, answer=decoy(case).accepted[0])
 
 
@@ -176,7 +176,7 @@ def _quoted(case: Case) -> str:
 
 
 def json_string(text: str) -> str:
-    """A JSON string of visible characters, without any that a tag, a fence or a special token begins with."""
+    """Return a JSON string of visible characters, without those that begin a tag, a fence or a special token."""
     return _RISKY.sub(_escaped, json.dumps(text, ensure_ascii=False))
 
 
@@ -201,11 +201,11 @@ TEXT_SCHEMA = _schema()
 
 @dataclass(frozen=True, slots=True)
 class JudgeText:
-    """The prompt; unlike ours it does not guard against answers that speak to the judge.
+    """A user's own prompt. Unlike ours, it does not guard against answers that address the judge.
 
     Attributes:
-        user: The user's turn with ``{question}``, ``{gt_answer}`` and ``{pred_answer}``; ``{{`` and ``}}`` are braces.
-        system: The system turn, empty for none.
+        user: The user turn with ``{question}``, ``{gt_answer}`` and ``{pred_answer}``. ``{{`` and ``}}`` are braces.
+        system: The system turn. Empty for none.
     """
 
     user: str
@@ -213,10 +213,10 @@ class JudgeText:
 
     @classmethod
     def load(cls, path: Path) -> JudgeText:
-        """A text file, or a YAML ``{system, user}``.
+        """Load a text file or a YAML ``{system, user}``.
 
         Raises:
-            ConfigError: It cannot be read, or lacks a gap.
+            ConfigError: The file cannot be read, or lacks a placeholder.
         """
         if path.suffix in (".yaml", ".yml"):
             data = read_file(path, "a judge's prompt (system, user)")
@@ -239,12 +239,12 @@ class JudgeText:
 
     @property
     def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 of both turns."""
+        """Return the first 16 hex digits of the SHA-256 of both turns."""
         text = json.dumps([self.system, self.user], ensure_ascii=False)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def messages(self, case: Case) -> list[dict[str, str]]:
-        """The chat that asks for a verdict; ``|`` separates several accepted answers."""
+        """Return the chat that asks for a verdict. ``|`` separates several accepted answers."""
         values = {
             "question": case.question,
             "gt_answer": " | ".join(case.accepted),
@@ -255,10 +255,10 @@ class JudgeText:
         return [*system, {"role": "user", "content": user}]
 
     def read(self, text: str, case: Case) -> Ruling:
-        """The verdict in a reply: one JSON object with ``judgement``, alone or in a fence.
+        """Parse the verdict in a reply: one JSON object with ``judgement``, alone or in a fence.
 
         Raises:
-            ValueError: It holds none.
+            ValueError: The reply holds no verdict.
         """
         data = loaded_reply(text)
         return _ruling(str(data.get("judgement", "")).strip().lower(), str(data.get("rationale", "")))

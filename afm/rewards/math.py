@@ -1,4 +1,4 @@
-"""Correctness of mathematical answers, by Math-Verify in worker processes with a hard time limit."""
+"""Score mathematical answers with Math-Verify, in worker processes with a hard time limit."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from afm.rewards.workers import WorkerCpuError, WorkerCrashError, WorkerKilledEr
 
 _WORKER_MEMORY_BYTES = 2 << 30
 _CLOCK = 12
-"""Seconds by the clock for each CPU second: a worker that got no CPU for so long is starved or stopped."""
+"""Wall-clock seconds per CPU second. A worker that takes longer is starved or stopped."""
 
 
 class MathVerify(AnswerScorer):
-    """1 when the final answer equals a gold answer, else 0.
+    """Scores 1 if the final answer equals a gold answer, else 0.
 
-    Most pairs are decided at once (:func:`afm.rewards.equality.quick_verdict`); the rest go to worker
-    processes, which start when the first of them arrives. A pair that uses up its CPU time, or that crashes two
-    workers in a row, counts as wrong when the gold answer alone does not do this. A worker that the machine starves,
-    stops or kills says nothing about the response: no score.
+    :func:`afm.rewards.equality.quick_verdict` decides most pairs at once. Worker processes decide the rest; they start
+    with the first such pair. A pair that uses up its CPU time, or that crashes two workers in a row, is wrong unless the
+    gold answer alone does the same. If the machine starves, stops or kills a worker, there is no score.
 
     Args:
-        cpu_s: CPU seconds of one pair. By the clock it may take twelve times as long.
-        workers: Worker processes; the number of cores, at most 4, when ``None``.
+        cpu_s: CPU seconds per pair. The wall-clock limit is twelve times as long.
+        workers: Worker processes. By default the number of cores, at most 4.
     """
 
     def __init__(self, cpu_s: float = 5.0, workers: int | None = None) -> None:
@@ -38,7 +37,7 @@ class MathVerify(AnswerScorer):
     async def compare(
         self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
     ) -> Part:
-        """1 when the answer equals one of ``accepted`` and was not copied from ``question``.
+        """Score 1 if the answer equals one of ``accepted`` and is not copied from ``question``.
 
         Raises:
             MissingExtraError: Math-Verify is not installed, and a pair needs it.
@@ -71,7 +70,7 @@ class MathVerify(AnswerScorer):
             await pool.close()
 
     async def _algebra(self, gold: str, answer: str) -> tuple[bool | None, str]:
-        """Math-Verify's verdict and a note; ``None`` when the response is not to blame for the lack of one."""
+        """Return Math-Verify's verdict and a note. The verdict is ``None`` if its absence is not the response's fault."""
         problem: RewardError | None = None
         for _ in range(2):
             try:

@@ -1,6 +1,6 @@
-"""The reward of a run: answers judged by data source (AFM, section on rewards), parts combined by a formula from YAML.
+"""The reward of a run: the data source chooses the scorer (AFM, section on rewards), a formula combines the parts.
 
-A scorer of your own is a class by its dotted name in a reward YAML, never in a row of data.
+Your own scorer is a class that a reward YAML names by its dotted name. A row of data cannot name one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from afm.trajectory.record import Verdict
 _LOG = logging.getLogger(__name__)
 
 Judge = Callable[[Sample], Awaitable[Part]]
-"""Makes one part of a verdict."""
+"""Scores one part of a verdict."""
 SCORERS = ("math", "exact_match", "f1", "substring", "choice", "code_tests", "judge", "t_eval", "agent_h")
 
 BY_SOURCE: dict[str, str] = {
@@ -63,7 +63,7 @@ BY_SOURCE: dict[str, str] = {
     "t_eval*": "t_eval",
     "agent_h*": "agent_h",
     **dict.fromkeys(("search", "gaia*", "hle*", "webwalker*", "browsecomp*"), "judge"),
-    # As the examples of verl call their data.
+    # Names in verl's examples.
     **dict.fromkeys(("openai/gsm8k", "lighteval/math", "digitallearninggmbh/math-lighteval"), "math"),
     **dict.fromkeys(("huggingfaceh4/math-500", "math_dapo_reasoning", "numina_*"), "math"),
     "searchr1_*": "exact_match",
@@ -74,9 +74,9 @@ class MathSettings(Settings):
     """See :class:`MathVerify`."""
 
     cpu_s: float = Field(default=5.0, gt=0)
-    """CPU seconds of one comparison; by the clock it may take twelve times as long."""
+    """CPU seconds per comparison. The wall-clock limit is twelve times as long."""
     workers: int | None = Field(default=None, ge=1)
-    """Worker processes; the number of cores, at most 4, when ``None``."""
+    """Worker processes. By default the number of cores, at most 4."""
 
 
 class ExactMatchSettings(Settings):
@@ -96,23 +96,22 @@ class CodeTestsSettings(TestPolicy):
     """See :class:`CodeTests`."""
 
     livecodebench: Path | None = None
-    """File or folder of LiveCodeBench's JSONL files with the complete tests; LIVECODEBENCH_DATA_PATH when
-    ``None``."""
+    """File or folder of LiveCodeBench's JSONL files with the complete tests. By default LIVECODEBENCH_DATA_PATH."""
     sandbox: SandboxSettings | None = None
-    """Where programs run on this machine, e.g. ``backend`` and ``max_parallel``."""
+    """Sandbox for programs on this machine, for example ``backend`` and ``max_parallel``."""
     urls: tuple[str, ...] = ()
-    """Code servers that run the programs in its place."""
+    """Code servers that run the programs instead."""
 
     @property
     def complete_tests(self) -> Path | None:
-        """Where complete tests of LiveCodeBench are, ``None`` when not set."""
+        """Return the place of LiveCodeBench's complete tests, or ``None`` if not set."""
         return self.livecodebench or load_settings().livecodebench_data_path
 
     def scorer(self) -> CodeTests:
-        """The scorer with these settings; nothing is started yet.
+        """Return the scorer with these settings. It starts nothing yet.
 
         Raises:
-            ConfigError: An option that the sandbox does not have, or both kinds of place.
+            ConfigError: The sandbox does not have an option, or both ``urls`` and ``sandbox`` are given.
         """
         if self.urls and self.sandbox is not None:
             raise ConfigError("code_tests: either `urls` of code servers or a local `sandbox`, not both")
@@ -127,9 +126,9 @@ class OverlongSettings(Settings):
     max_tokens: int = Field(ge=1)
     """Length at which the penalty reaches -1."""
     buffer_tokens: int = Field(ge=1)
-    """How many tokens before that it begins."""
+    """Number of tokens before that length at which the penalty begins."""
     count: CountedTokens = CountedTokens.ALL
-    """Whose tokens count: ``all``, or the ``agent``'s alone."""
+    """Whose tokens count: ``all``, or only the ``agent``'s."""
 
     @model_validator(mode="after")
     def _check(self) -> OverlongSettings:
@@ -165,12 +164,12 @@ class RewardSettings(Settings):
 
 
 class CombinedReward:
-    """Judges the answer by its data source, then the format and the length, and combines them.
+    """Judges answer, format and length, and combines the three into a score.
 
     Args:
-        settings: What a reward file holds; kept as ``settings``.
-        label: Its name in errors.
-        folder: Where scorers of your own are imported from (see :mod:`afm.plugins`); by default as Python finds them.
+        settings: The content of a reward file, kept as ``settings``.
+        label: Name of the reward in errors.
+        folder: Folder to import your own scorers from (see :mod:`afm.plugins`). By default Python's path.
 
     Raises:
         ConfigError: The formula or the table of sources is wrong, or a scorer cannot be imported.
@@ -231,10 +230,10 @@ class CombinedReward:
         return verdict
 
     def check(self, source: str, own: str = "") -> None:
-        """Whether rows of this data source, or with this scorer of their own, can be judged.
+        """Check that rows of this data source, or rows that name the scorer ``own``, can be judged.
 
         Raises:
-            ConfigError: No scorer for the data source, or none of that name.
+            ConfigError: The data source has no scorer, or there is no scorer of that name.
         """
         self._scorer_name(own, source)
 
@@ -250,7 +249,7 @@ class CombinedReward:
         return self._scorers[name]
 
     def _scorer_name(self, own: str, source: str) -> str:
-        """Name of the scorer of a row: the row's own, else that of its data source."""
+        """Return the name of a row's scorer: the one that it names, else that of its data source."""
         if own:
             return checked_name(own, f"extra_info.reward of a {source!r} row")
         return scorer_name(source, self._table)
@@ -271,12 +270,12 @@ class CombinedReward:
 
 
 def load_reward(source: str | Path | Mapping[str, Any] | None = None) -> CombinedReward:
-    """The reward that a YAML file or mapping describes; the built-in table and formula when ``None``.
+    """Load the reward that a YAML file or mapping describes, or the built-in one if ``source`` is ``None``.
 
-    Nothing is started yet: worker processes come with the first sample that needs them.
+    Worker processes start with the first sample that needs them.
 
     Raises:
-        ConfigError: Names the file, the key path, the value and what was expected.
+        ConfigError: The message names the file, the key path, the value and what was expected.
     """
     label, data = read_mapping({} if source is None else source, "reward")
     folder = Path(source).parent if isinstance(source, str | Path) else None
@@ -284,7 +283,7 @@ def load_reward(source: str | Path | Mapping[str, Any] | None = None) -> Combine
 
 
 _LOGGED: set[str] = set()
-"""Faults of scorers that this process has logged; one with a bug fails on every row."""
+"""Faults of scorers that this process has logged already, because a bug may fail on every row."""
 
 
 async def _part(name: str, judge: Judge, sample: Sample) -> Part:
@@ -337,16 +336,16 @@ def _is_score(score: object, *, bounded: bool) -> bool:
 
 
 async def check_format(sample: Sample) -> Part:
-    """1 when the response is valid for its agent, else 0 with the first fault as evidence."""
+    """Score 1 if the response follows its agent's rules, else 0 with the first fault as evidence."""
     faults = validate(sample.segments, sample.spec)
     return Part(0.0, f"format: {faults[0].message}") if faults else Part(1.0)
 
 
 def scorer_name(data_source: str, table: Mapping[str, str]) -> str:
-    """Name of the scorer for ``data_source``. Case does not matter, ``*`` in the table matches anything.
+    """Return the name of the scorer for ``data_source``. Case does not matter; ``*`` in the table matches anything.
 
     Raises:
-        ConfigError: The table has no such source.
+        ConfigError: The table has no entry for it.
     """
     key = data_source.lower()
     name = table.get(key)
@@ -367,13 +366,13 @@ def scorer_name(data_source: str, table: Mapping[str, str]) -> str:
 
 
 def checked_name(name: str, place: str, *, own: bool = False) -> str:
-    """``name``, when it is a scorer of this version.
+    """Return ``name`` if there is a scorer of that name.
 
     Args:
-        own: Whether the dotted name of a class is allowed. Only a reward YAML may name one, rows may not.
+        own: Whether the dotted name of a class is allowed, as in a reward YAML. Rows cannot name classes.
 
     Raises:
-        ConfigError: It is not; the message begins with ``place``.
+        ConfigError: There is no such scorer. The message begins with ``place``.
     """
     if name in SCORERS or (own and "." in name.strip(".")):
         return name
@@ -381,10 +380,10 @@ def checked_name(name: str, place: str, *, own: bool = False) -> str:
 
 
 def scorer_class(name: str, folder: Path | None, where: str) -> type[Scorer]:
-    """The class ``name``, which is made without arguments.
+    """Import the class ``name``. It is created without arguments.
 
     Raises:
-        ConfigError: It cannot be imported, or is no scorer (see :class:`afm.rewards.base.Scorer`).
+        ConfigError: It cannot be imported, or is not a scorer (see :class:`afm.rewards.base.Scorer`).
     """
     module = import_module_of(name, folder, where)
     scorer = getattr(module, name.rpartition(".")[2], None)

@@ -1,6 +1,6 @@
-"""Plans and calls in a reply, and their match with the expected plan (T-Eval, arXiv 2312.14033; its published evaluator).
+"""Parse plans and calls in a reply and match them with the expected plan, as T-Eval's published evaluator does.
 
-Steps are compared by how alike two texts are, 0 to 1: by a model of sentences, or without a model by their words.
+T-Eval is arXiv 2312.14033. Steps are compared by text similarity, 0 to 1: by a sentence model, or without one by words.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _LONGEST = 100_000
 
 
 def cleaned(reply: str) -> str:
-    """What the published program keeps of a reply before it scores it: the turn up to a mark of the next one, without a fence."""
+    """Return the part of a reply that the published program scores: up to the mark of the next turn, without a fence."""
     for mark in _TURN_ENDS:
         reply = reply.partition(mark)[0]
     return reply.strip().removeprefix(_FENCE).strip("`").strip()
 
 
 def literal(text: str, opening: str = "", closing: str = "") -> Any:
-    """The value in a reply: a Python literal, else JSON, else JSON with single quotes.
+    """Parse the value in a reply: a Python literal, else JSON, else JSON with single quotes.
 
     Args:
-        opening, closing: Text before the first and after the last of these characters is left out.
+        opening, closing: Text before the first and after the last of these characters is dropped.
 
     Raises:
-        ValueError: It has no known form.
+        ValueError: The reply has no known form.
     """
     if len(text) > _LONGEST:
         raise ValueError(f"longer than {_LONGEST} characters")
@@ -72,10 +72,10 @@ def literal(text: str, opening: str = "", closing: str = "") -> Any:
 
 
 def instructed(reply: str, form: str, template: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Action and arguments of a reply in the form asked for; ``None`` when it is not in it.
+    """Return action and arguments of a reply in the requested form, or ``None`` if it has another form.
 
     Args:
-        form: ``json``: an object with the keys that ``template`` names; else text with the marks of ``template`` around it.
+        form: ``json`` is an object with the keys that ``template`` names. Any other form is text between its marks.
     """
     return _of_object(reply, template) if form == "json" else _of_marks(reply, template)
 
@@ -90,7 +90,7 @@ def _of_object(reply: str, template: Mapping[str, Any]) -> tuple[Any, dict[str, 
 
 
 def _of_marks(reply: str, template: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """The published program takes the marks for regular expressions, groups of their own included."""
+    """Parse the marks as regular expressions with their own groups, as the published program does."""
     marks = [str(template.get(f"{part}_{end}", "")) for part in _PARTS for end in ("start", "end")]
     pattern = "".join(f"{marks[2 * at]}(.*){marks[2 * at + 1]}" for at in range(len(_PARTS)))
     try:
@@ -111,9 +111,10 @@ _PARTS = ("thought", "action", "args")
 
 
 def call(reply: Any, form: str = "json") -> dict[str, Any] | None:
-    """``thought``, ``name`` and ``args`` of a call as a JSON object, given as text or decoded; ``None`` when it is no object.
+    """Return ``thought``, ``name`` and ``args`` of a call in a JSON object or its text, or ``None`` if it is not an object.
 
-    What is absent is an empty text; arguments that are no object are an empty one, in the form ``str`` their text.
+    Absent values are empty strings. Arguments that are not an object become an empty one, or their text in the form
+    ``str``.
     """
     try:
         value = literal(reply, "{", "}") if isinstance(reply, str) else reply
@@ -127,12 +128,12 @@ def call(reply: Any, form: str = "json") -> dict[str, Any] | None:
 
 
 def names_alone(reply: str, name: str) -> bool:
-    """Whether a reply in words names this tool and no other."""
+    """Return whether a reply in words names only this tool."""
     return name in reply and all(other == name for names in _NAMES for other in names.findall(reply))
 
 
 def option(reply: str, form: str) -> Any:
-    """The letter that a review ends in, behind the first colon, or its JSON verdict; ``None`` without either."""
+    """Return the letter that ends a review after the first colon, or its JSON verdict; ``None`` if it has neither."""
     if form != "json":
         text = reply[reply.find(":") + 1 :].strip()
         return text[0] if text[:1] and text[0] in "ABCDE" else None
@@ -144,7 +145,7 @@ def option(reply: str, form: str) -> Any:
 
 
 def plan_of_json(reply: Any) -> list[tuple[str, str]]:
-    """Names and arguments of the steps of a plan, by their ids; empty when it is no plan, or one step is wrong."""
+    """Return names and arguments of a plan's steps in order of their ids. Empty if the plan or one step is invalid."""
     try:
         value = literal(reply, "[", "]") if isinstance(reply, str) else reply
         if not isinstance(value, list):
@@ -156,7 +157,7 @@ def plan_of_json(reply: Any) -> list[tuple[str, str]]:
 
 
 def plan_of_text(reply: str, tools: Sequence[str]) -> list[tuple[str, str]]:
-    """The first tool that each sentence or line names, with the sentence as its arguments."""
+    """Return the first tool that each sentence or line names, with the sentence as its arguments."""
     steps = []
     for sentence in reply[:_LONGEST].replace(". ", "\n").split("\n"):
         named = [(place, tool) for tool in tools if (place := sentence.find(tool)) >= 0]
@@ -169,15 +170,15 @@ NAME_WEIGHT, ARGS_WEIGHT, THRESHOLD = 0.75, 0.25, 0.8
 _MOST_STEPS = 200
 
 Step = tuple[str, str]
-"""Name and arguments."""
+"""Name and arguments of a step."""
 
 
 def plan_f1(actual: Sequence[Step], expected: Sequence[Step], similarity: Similarity) -> float:
-    """F1 of the steps that are found in the expected order.
+    """Return the F1 of the steps that match in the expected order.
 
-    Steps are alike by 0.75 of their names' similarity and 0.25 of their arguments'; pairs above 0.8 are matched to
-    maximise the sum. Of the matched ones the longest series in the expected order counts. As in the owner's program it
-    is at least one step long, even where nothing matches. A closing ``FinishAction`` does not count.
+    The similarity of two steps is 0.75 of that of their names plus 0.25 of that of their arguments. Pairs above 0.8 are
+    matched to maximise the sum. The longest series of matches in the expected order counts. As in the owner's program, its
+    length is at least one, even without a match. A final ``FinishAction`` does not count.
     """
     actual, expected = _unfinished(actual)[:_MOST_STEPS], _unfinished(expected)
     if not actual or not expected:
@@ -196,7 +197,7 @@ def plan_f1(actual: Sequence[Step], expected: Sequence[Step], similarity: Simila
 
 
 def longest_rise(places: Sequence[int]) -> int:
-    """Length of the longest series of rising numbers."""
+    """Return the length of the longest increasing subsequence."""
     lengths: list[int] = []
     for at, place in enumerate(places):
         before = [lengths[i] for i in range(at) if places[i] < place]
@@ -205,9 +206,9 @@ def longest_rise(places: Sequence[int]) -> int:
 
 
 def best_matching(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """The column of each row in the matching with the largest sum, ``None`` where there is no weight above 0.
+    """Return the column of each row in the matching with the largest sum, or ``None`` for a row without a weight above 0.
 
-    The Hungarian method with potentials (Kuhn 1955; Jonker and Volgenant 1987), on a square with rows and columns of 0.
+    The Hungarian method with potentials (Kuhn 1955; Jonker and Volgenant 1987), on a square padded with zeros.
     """
     size = max(len(weights), len(weights[0]))
     cost = [[0.0] * (size + 1)]
@@ -233,7 +234,7 @@ def _augment(
     row_of: list[int],
     way: list[int],
 ) -> None:
-    """Give ``row`` a column, moving others along the cheapest path."""
+    """Assign a column to ``row`` by moving others along the cheapest path."""
     size = len(cost) - 1
     row_of[0], column = row, 0
     slack, used = [float("inf")] * (size + 1), [False] * (size + 1)
@@ -265,20 +266,20 @@ def _unfinished(steps: Sequence[Step]) -> list[Step]:
 
 
 class Similarity(Protocol):
-    """Compares texts."""
+    """A measure of text similarity."""
 
     @property
     def note(self) -> str:
-        """What evidence ends with; empty for the published way."""
+        """The end of the evidence; empty for the published measure."""
         ...
 
     def matrix(self, rows: Sequence[str], columns: Sequence[str]) -> list[list[float]]:
-        """Cosine of every row with every column, at least 0."""
+        """Return the cosine of every row with every column, at least 0."""
         ...
 
 
 class Words:
-    """Cosine of counted words: a stand-in that needs nothing, and no figure to compare with published ones."""
+    """Cosine of word counts. A stand-in without a model, not comparable with published figures."""
 
     note = " (word counts stand in for sentence embeddings)"
 
@@ -289,14 +290,14 @@ class Words:
 
 
 class Sentences:
-    """Cosine of sentence embeddings; T-Eval's own are of all-mpnet-base-v2.
+    """Cosine of sentence embeddings. T-Eval uses those of all-mpnet-base-v2.
 
     Args:
-        folder: Of a sentence-transformers model; it is loaded when it is first needed, on the CPU.
+        folder: Folder of a sentence-transformers model, which is loaded on the CPU at the first comparison.
 
     Raises:
-        MissingExtraError: sentence-transformers is not installed (with the first comparison).
-        ConfigError: There is no such model in the folder (likewise).
+        MissingExtraError: At the first comparison, if sentence-transformers is not installed.
+        ConfigError: At the first comparison, if the folder holds no model.
     """
 
     note = ""
@@ -315,7 +316,7 @@ class Sentences:
                 [*rows, *columns], normalize_embeddings=True, show_progress_bar=False, convert_to_numpy=True
             )
         first, second = vectors[: len(rows)], vectors[len(rows) :]
-        # Single precision: equal texts come out a hair below 1, and 1 is what counts as right.
+        # In single precision, equal texts are slightly below 1, but only 1 counts as right.
         return [[max(0.0, round(float(value), 6)) for value in line] for line in first @ second.T]
 
 

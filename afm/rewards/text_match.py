@@ -1,4 +1,4 @@
-"""Short answers against gold answers: exact match, shared words, an answer in a longer one, the letter of an option."""
+"""Compare short answers with gold answers: exact match, word overlap, substring, letter of an option."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class MatchVariant(StrEnum):
-    """Which of several final answers count (AFM, multi-hop question answering)."""
+    """Which of several final answers count, as in AFM's multi-hop question answering."""
 
     TRAINING = "training"
-    """Every one must be a gold answer."""
+    """Every answer must be a gold answer."""
     EVALUATION = "evaluation"
-    """Only the first one counts."""
+    """Only the first answer counts."""
 
 
 def normalised(text: str) -> str:
-    """Lower case, without punctuation and articles, blanks collapsed (SQuAD's ``normalize_answer``)."""
+    """Lower-case ``text``, drop punctuation and articles, and collapse whitespace (SQuAD's ``normalize_answer``)."""
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def comparable(text: str) -> str:
-    """``text`` normalised, or in lower case only when nothing is left of it: "The The", "A", "?"."""
+    """Normalise ``text``. Text that normalises to nothing ("The The", "A", "?") is only lower-cased."""
     return normalised(text) or " ".join(text.lower().split())
 
 
 class AnswerScorer(Scorer, ABC):
-    """Compares final answers with gold answers: no score without a gold answer, 0 without an answer."""
+    """Compares final answers with gold answers. It abstains without a gold answer and scores 0 without a final answer."""
 
     def accepted(self, ground_truth: Any) -> tuple[str, ...]:
-        """The gold answers of a row.
+        """Return the gold answers of a row.
 
         Raises:
-            DataError: No gold answer that this scorer can compare with.
+            DataError: The row has no gold answer that this scorer can use.
         """
         return gold_answers(ground_truth)
 
@@ -56,7 +56,7 @@ class AnswerScorer(Scorer, ABC):
     async def compare(
         self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
     ) -> Part:
-        """The part for final answers, of which there is at least one."""
+        """Score at least one final answer."""
 
     async def judge(self, sample: Sample) -> Part:
         """Compare the agent's final answers with the gold answers."""
@@ -64,7 +64,7 @@ class AnswerScorer(Scorer, ABC):
         return pair if isinstance(pair, Part) else await self.compare(*pair, sample.question)
 
     def answers_of(self, sample: Sample) -> tuple[tuple[str, ...], tuple[str, ...]] | Part:
-        """Gold answers and the agent's own, or the part where one of them is missing."""
+        """Return the gold answers and the agent's answers, or the part to report if either is missing."""
         try:
             accepted = self.accepted(sample.ground_truth)
         except DataError as error:
@@ -74,19 +74,19 @@ class AnswerScorer(Scorer, ABC):
 
 
 class ExactMatch(AnswerScorer):
-    """1 when the final answer is a gold answer, else 0."""
+    """Scores 1 if the final answer is a gold answer, else 0."""
 
     def __init__(self, variant: MatchVariant = MatchVariant.TRAINING) -> None:
         self._variant = variant
 
     def counted(self, responses: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of several final answers that count."""
+        """Return the final answers that count."""
         return responses[:1] if self._variant is MatchVariant.EVALUATION else responses
 
     async def compare(
         self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
     ) -> Part:
-        """1 when every answer that counts is in ``accepted``."""
+        """Score 1 if every answer that counts is in ``accepted``."""
         golds, counted = {comparable(text) for text in accepted}, self.counted(responses)
         for text in counted:
             if comparable(text) not in golds:
@@ -95,26 +95,26 @@ class ExactMatch(AnswerScorer):
 
 
 class TokenF1(ExactMatch):
-    """Harmonic mean of precision and recall of words, 0 to 1, with the closest gold answer (SQuAD).
+    """Scores the word F1 with the closest gold answer, 0 to 1 (SQuAD).
 
-    With several final answers the worst one counts in training, the first one in evaluation.
+    Of several final answers, the worst counts in training and the first in evaluation.
     """
 
     async def compare(
         self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
     ) -> Part:
-        """The lowest F1 of the answers that count."""
+        """Return the lowest F1 of the answers that count."""
         scores = {text: max(token_f1(text, gold) for gold in accepted) for text in self.counted(responses)}
         text, score = min(scores.items(), key=lambda pair: pair[1])
         return Part(score, f"{text[:200]!r} has F1 {score:.3g} with the closest gold answer")
 
 
 class Substring(ExactMatch):
-    """1 when the final answer contains a gold answer word for word, else 0.
+    """Scores 1 if the final answer contains a gold answer word for word, else 0.
 
     Args:
-        variant: With several final answers, whether all of them or the first must hold one.
-        max_words: A longer answer scores 0: whoever lists everything has answered nothing.
+        variant: Of several final answers, whether all or only the first must contain a gold answer.
+        max_words: A longer answer scores 0, because a list of everything answers nothing.
     """
 
     def __init__(self, variant: MatchVariant = MatchVariant.TRAINING, max_words: int = 30) -> None:
@@ -124,7 +124,7 @@ class Substring(ExactMatch):
     async def compare(
         self, accepted: tuple[str, ...], responses: tuple[str, ...], question: str = ""
     ) -> Part:
-        """1 when every answer that counts holds one of ``accepted``."""
+        """Score 1 if every answer that counts contains one of ``accepted``."""
         golds, counted = [comparable(text) for text in accepted], self.counted(responses)
         for text in counted:
             bare = comparable(text)
@@ -136,20 +136,20 @@ class Substring(ExactMatch):
 
 
 def token_f1(answer: str, gold: str) -> float:
-    """F1 of the words of two normalised texts, or of the unchanged texts when normalising leaves nothing."""
+    """Return the word F1 of two normalised texts. Texts that normalise to nothing are compared unchanged."""
     words, wanted = comparable(answer).split(), comparable(gold).split()
     shared = sum((Counter(words) & Counter(wanted)).values())
     return 2 * shared / (len(words) + len(wanted)) if shared else 0.0
 
 
 def gold_answers(ground_truth: Any) -> tuple[str, ...]:
-    """Accepted answers: a text, a number, a list, ``{"target": ...}``, or one of these as a JSON string.
+    """Return the accepted answers in a text, a number, a list, ``{"target": ...}``, or JSON of one of these.
 
-    A text is read as JSON only when that gives a mapping with ``target`` or a list of texts, because
-    ``[1, 2]`` and ``{3}`` are mathematical answers too.
+    Text is read as JSON only if it is a mapping with ``target`` or a list of texts, because ``[1, 2]`` and ``{3}`` are
+    mathematical answers too.
 
     Raises:
-        DataError: There is no answer in it.
+        DataError: It contains no answer.
     """
     golds = tuple(text for text in _texts(ground_truth) if text.strip())
     if not golds:
@@ -161,7 +161,7 @@ def gold_answers(ground_truth: Any) -> tuple[str, ...]:
 
 
 def kind_of_gold(ground_truth: Any) -> Literal["tests", "result"] | None:
-    """Whether a row's gold is tests of a program or a result; ``None`` where its look does not say. Nothing is unpacked."""
+    """Return whether a row's gold is tests of a program or a result, or ``None`` if unclear. Packed tests stay packed."""
     value = ground_truth.tolist() if hasattr(ground_truth, "tolist") else ground_truth
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
@@ -181,7 +181,7 @@ def kind_of_gold(ground_truth: Any) -> Literal["tests", "result"] | None:
 
 
 def is_literal(text: str) -> bool:
-    """Whether a text is a mere value in Python, which as a test every program would pass."""
+    """Return whether ``text`` is only a Python literal. As a test, every program would pass it."""
     try:
         ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -275,11 +275,11 @@ _LONGEST = 2000
 
 
 def choice_letter(text: str, question: str = "") -> str | None:
-    r"""The option that ``text`` names, a capital letter; ``None`` when it names none, several, or takes it back.
+    r"""Return the option that ``text`` names, as a capital letter; ``None`` if it names none, several, or takes it back.
 
-    Understood: ``C``, ``(c)``, ``C.``, ``C) because A is wrong``, ``\boxed{C}``, ``**C**``, ``Answer: C``, ``C is correct``,
-    ``C, not D``. A letter that begins a sentence, as in ``A cat``, is no option. The text of an option, as in
-    ``question`` behind the letter, may hold any letters.
+    Accepted forms: ``C``, ``(c)``, ``C.``, ``C) because A is wrong``, ``\boxed{C}``, ``**C**``, ``Answer: C``,
+    ``C is correct``, ``C, not D``. A letter that begins a sentence, as in ``A cat``, is not an option. The text of an
+    option, as ``question`` has it after the letter, may contain any letters.
     """
     bare = _BLANK.sub(" ", unicodedata.normalize("NFKC", text[:_LONGEST]))
     for _ in range(3):
@@ -292,7 +292,7 @@ def choice_letter(text: str, question: str = "") -> str | None:
 
 
 def _takes_back(letter: str, rest: str, question: str) -> bool:
-    """Whether what follows the letter names another option too, or denies this one."""
+    """Return whether the text after the letter names another option or denies this one."""
     option = rf"\b{letter}\s*[).:\]]\s*{re.escape(rest.rstrip('. '))}"
     if re.search(option, " ".join(question.split())):
         return False
@@ -312,10 +312,10 @@ def _takes_back(letter: str, rest: str, question: str) -> bool:
 
 
 class ChoiceLetter(AnswerScorer):
-    """1 when the final answer names the gold option and no other, else 0."""
+    """Scores 1 if the final answer names the gold option and no other, else 0."""
 
     def accepted(self, ground_truth: Any) -> tuple[str, ...]:
-        """The letter of the gold option."""
+        """Return the letter of the gold option."""
         golds = gold_answers(ground_truth)
         wanted = choice_letter(golds[0])
         if wanted is None or len(golds) > 1:

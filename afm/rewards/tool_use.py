@@ -1,8 +1,8 @@
-"""How well a reply uses tools, by the two measures of Agent-FLAN's paper.
+"""Score the use of tools in a reply, by the two measures of Agent-FLAN's paper.
 
-T-Eval (arXiv 2312.14033): how well it follows instructions, plans, retrieves and understands tools. Items score
-0 to 1, as its published evaluators score them. Agent-H (Agent-FLAN, arXiv 2403.12881, section 4.3, equation 1)
-measures hallucination.
+T-Eval (arXiv 2312.14033) measures how well a reply follows instructions, plans, retrieves and understands tools. Items
+score 0 to 1 as in its published evaluators. Agent-H (Agent-FLAN, arXiv 2403.12881, section 4.3, equation 1) measures
+hallucination.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from afm.trajectory.call_forms import written_calls
 from afm.trajectory.tags import Author, Segment
 
 T_EVAL, AGENT_H = "t_eval", "agent_h"
-"""Where a task's ``extra_info`` holds kind, form, template and tools of an item of T-Eval; and of one of Agent-H the names
-of the tools that are given, and whether one is asked for."""
+"""Keys of a task's ``extra_info``: kind, form, template and tools of an item of T-Eval, or, for Agent-H, the names of the
+offered tools and whether the question needs one."""
 REACT = ("Thought:", "Action:")
 GENERAL = ("I will use", "I need to call")
-"""What counts as talk of tools, in ReAct's form and in plain words."""
+"""Phrases that count as talk of tools, in ReAct's form and in plain words."""
 
 _FUNCTION_CALL = re.compile(r"""<functioncall>\s*\{\s*["']name["']\s*:\s*["']([^"']+)""")
 
 
 class TEvalSettings(Settings):
-    """The ``t_eval`` part of a reward file."""
+    """The ``t_eval`` section of a reward file."""
 
     embeddings: Literal["words"] | Path | None = None
     """Folder of a sentence-transformers model, all-mpnet-base-v2 as published, for plans and reasons.
@@ -41,7 +41,7 @@ class TEvalSettings(Settings):
 
 
 class TEval(Scorer):
-    """The whole reply against the item's expected one."""
+    """Compares the whole reply with the item's expected one."""
 
     def __init__(self, settings: TEvalSettings) -> None:
         self._similarity: Similarity | None = None
@@ -51,18 +51,18 @@ class TEval(Scorer):
             )
 
     async def judge(self, sample: Sample) -> Part:
-        """The item's score; no score where the row is no item of T-Eval.
+        """Score the item. Abstains if the row is not an item of T-Eval.
 
         Raises:
-            ConfigError: A plan or a reason, and no model to compare it with.
+            ConfigError: The item is a plan or a reason, and there is no model to compare it with.
         """
         item = sample.extra_info.get(T_EVAL)
         if not isinstance(item, Mapping):
-            return Part(None, "the row is no item of T-Eval: read its files with reader: t_eval")
+            return Part(None, "the row is not an item of T-Eval; read its files with reader: t_eval")
         return await asyncio.to_thread(self._scored, _reply(sample), sample.ground_truth, item)
 
     async def form(self, sample: Sample) -> Part:
-        """1 when the reply can be read as the item asks, which T-Eval calls its parse rate."""
+        """Return 1 if the reply has the requested form, which T-Eval calls the parse rate."""
         item = sample.extra_info.get(T_EVAL)
         if not isinstance(item, Mapping):
             return Part(None)
@@ -87,7 +87,7 @@ class TEval(Scorer):
         return Part(score, f"{len(plan)} steps, F1 {score:.3f}{similarity.note}")
 
     def _reason(self, reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
-        """Similarity of the thoughts."""
+        """Score the similarity of the thoughts."""
         similarity = self._compared()
         actual, expected = _calls(reply, gold, item)
         if actual is None or expected is None:
@@ -99,14 +99,14 @@ class TEval(Scorer):
     def _compared(self) -> Similarity:
         if self._similarity is None:
             raise ConfigError(
-                "t_eval.embeddings: plans and reasons are compared by a sentence model; give the folder of all-mpnet-base-v2 "
-                "(afm eval: rewards.t_eval.embeddings=DIR), or `words` for a stand-in whose figures are ours alone"
+                "t_eval.embeddings: a sentence model compares plans and reasons; give the folder of all-mpnet-base-v2 "
+                "(afm eval: rewards.t_eval.embeddings=DIR), or `words` for a stand-in that does not compare with published figures"
             )
         return self._similarity
 
 
 def _instruct(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
-    """Mean of 1 for the form and the share of action and arguments that are as expected."""
+    """Score the mean of 1 for the form and the share of action and arguments that are as expected."""
     parts = plans.instructed(reply, item["form"], item["template"])
     if parts is None:
         return Part(0.0, "the reply is not in the form asked for")
@@ -119,7 +119,7 @@ def _instruct(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
 
 
 def _retrieve(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
-    """1 for the expected tool, in text for it alone."""
+    """Score 1 for the expected tool. In text, no other tool may be named."""
     actual, expected = _calls(reply, gold, item)
     if actual is None or expected is None:
         return Part(0.0, _unread(expected))
@@ -129,9 +129,9 @@ def _retrieve(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
 
 
 def _understand(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
-    """Share of the expected arguments whose text is as expected; in text all of them, or none.
+    """Score the share of expected arguments with the expected text. In text, all must match.
 
-    The published program divides by their number plus 0.00001, so its 1 is 0.99999; it is 1 here.
+    The published program divides by their number plus 0.00001, so its best score is 0.99999. Here it is 1.
     """
     actual, expected = _calls(reply, gold, item)
     if actual is None or expected is None:
@@ -146,7 +146,7 @@ def _understand(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
 
 
 def _review(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
-    """1 for the expected option."""
+    """Score 1 for the expected option."""
     option = plans.option(reply, item["form"])
     return Part(float(option is not None and option == gold["answer"]), f"expected {gold['answer']}")
 
@@ -154,13 +154,13 @@ def _review(reply: str, gold: Any, item: Mapping[str, Any]) -> Part:
 def _calls(
     reply: str, gold: Any, item: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The call that a reply is, in text an empty one, and the expected one; ``None`` for what is no call."""
+    """Return the reply's call (empty for the form text) and the expected one, each ``None`` if it is not a call."""
     actual = plans.call(reply) if item["form"] == "json" else plans.call({})
     return actual, plans.call(gold, item["form"])
 
 
 def _unread(expected: Mapping[str, Any] | None) -> str:
-    return "the reply is no call" if expected else "the row has no expected call"
+    return "the reply is not a call" if expected else "the row has no expected call"
 
 
 def _readable(reply: str, gold: Any, item: Mapping[str, Any]) -> bool:
@@ -182,27 +182,27 @@ def _reply(sample: Sample) -> str:
 
 
 def tool_talk(segments: Sequence[Segment]) -> tuple[bool, bool]:
-    """Whether what the agent wrote holds a keyword of ReAct, and one of plain words."""
+    """Return whether the agent's text contains a keyword of ReAct, and whether it contains one in plain words."""
     text = said(segments)
     return any(word in text for word in REACT), any(word in text for word in GENERAL)
 
 
 def said(segments: Sequence[Segment]) -> str:
-    """What the agent wrote."""
+    """Return the agent's text."""
     return "".join(part.text for part in segments if part.author is Author.AGENT)
 
 
 class AgentH(Scorer):
-    """Scores plain replies without talk of tools, and calls where a tool is offered and asked for."""
+    """Scores replies without talk of tools, or calls if a tool is offered and needed."""
 
     async def judge(self, sample: Sample) -> Part:
-        """The mean of 1 without ReAct's keywords and 1 without plain ones, whose mean over questions is H_Score.
+        """Score the mean of 1 for no ReAct keyword and 1 for no plain one. The mean over questions is H_Score.
 
-        Where a tool is given and asked for, which H_Score leaves out, 1 for a call of the expected one.
+        If a tool is offered and needed, a case that H_Score leaves out, a call of the expected tool scores 1.
         """
         item = sample.extra_info.get(AGENT_H)
         if not isinstance(item, Mapping):
-            return Part(None, "the row is no item of Agent-H: read its files with reader: glaive")
+            return Part(None, "the row is not an item of Agent-H; read its files with reader: glaive")
         if item["asked"] and item["tools"]:
             right = sample.ground_truth in _called(sample)
             return Part(float(right), f"expected a call of {sample.ground_truth}")
@@ -211,7 +211,7 @@ class AgentH(Scorer):
         return Part(1 - len(kinds) / 2, f"talk of tools: {', '.join(kinds) or 'none'}")
 
     async def form(self, sample: Sample) -> Part:
-        """0 when the reply calls a tool that is not given, in any form."""
+        """Return 0 if the reply calls a tool that is not offered, in any form."""
         item = sample.extra_info.get(AGENT_H)
         if not isinstance(item, Mapping):
             return Part(None)
@@ -223,7 +223,7 @@ class AgentH(Scorer):
 
 
 def _called(sample: Sample) -> set[str]:
-    """Names of the tools that the reply calls; an empty name for a call without one."""
+    """Return the names of the tools that the reply calls, with an empty name for a call without a name."""
     calls = {call.name for call in written_calls(sample.segments, sample.spec)}
     named = set(_FUNCTION_CALL.findall(said(sample.segments)))
     return named | {name for name in calls if name != "functioncall"}

@@ -1,11 +1,11 @@
 """The worker process of the math reward: ``python -m afm.rewards.verifier MEMORY_BYTES CPU_S``.
 
-Reads ``{"gold", "answer"}`` lines, writes ``{"equal"}`` lines, or ``{"error"}`` with the type of exception that
-Math-Verify raised. A pair that uses up CPU_S ends the process. Hostile input makes Math-Verify endless, so nothing
-outside a worker process may call it.
+It reads ``{"gold", "answer"}`` lines and writes ``{"equal"}`` lines, or ``{"error"}`` with the type of Math-Verify's
+exception. A pair that uses up CPU_S ends the process. With hostile input Math-Verify may never return, so only a worker
+process may call it.
 
-Answers are text from a model and never evaluated as Python: Math-Verify is used with its LaTeX grammar alone, not with
-its plain expressions, which go through sympy's ``parse_expr``.
+Answers are text from a model and are never evaluated as Python. Math-Verify uses only its LaTeX grammar here, not its
+plain expressions, which go through sympy's ``parse_expr``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST = 5000
 
 
 def algebra_verdict(gold: str, answer: str) -> bool:
-    """Whether Math-Verify finds the two equal, by their relative difference and without unfinished operators."""
+    """Return whether Math-Verify finds the two equal, by relative difference and without unevaluated operators."""
     expected, actual = _parsed(gold), _parsed(answer)
     if is_unfinished(gold, answer) or _differ_widely(expected[:1], actual[:1]):
         return False
@@ -45,10 +45,10 @@ def algebra_verdict(gold: str, answer: str) -> bool:
 
 
 def is_unfinished(gold: str, answer: str) -> bool:
-    r"""Whether the answer is an integral, sum, product, limit or derivative to be worked out, and ``gold`` is not.
+    r"""Return whether the answer is an unevaluated integral, sum, product, limit or derivative, and ``gold`` is not.
 
-    Whoever writes ``\int_0^1 \frac{dt}{1+t^2}`` for ``\frac{\pi}{4}`` has renamed a variable of the question. What comes
-    before the last ``=`` is work that was done.
+    ``\int_0^1 \frac{dt}{1+t^2}`` for ``\frac{\pi}{4}`` only renames a variable of the question. Text before the last ``=``
+    is finished work.
     """
     return _has_operator(answer) and not _has_operator(gold)
 
@@ -72,7 +72,7 @@ def _has_operator(text: str) -> bool:
 
 @lru_cache(maxsize=64)  # many answers to one question are compared with the same gold answer
 def _parsed(text: str) -> list[Any]:
-    """What Math-Verify reads: the expression, if it has one, and the LaTeX behind it."""
+    """Return what Math-Verify parses: the expression, if there is one, and its LaTeX."""
     from math_verify import LatexExtractionConfig, parse
 
     config = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -86,7 +86,7 @@ def _parsed(text: str) -> list[Any]:
 
 @cache
 def _verify() -> Any:
-    """Math-Verify's comparison, with differences measured relative to what is compared.
+    """Return Math-Verify's comparison, with differences relative to the compared values.
 
     Symptom: ``1/2^{99}`` equals ``1/2^{98}``. Cause: ``sympy_numeric_eq`` in ``math_verify/grader.py`` of version 0.9.0
     rounds the difference to six digits or chops it below 2^-53, however small the two are.
@@ -103,7 +103,7 @@ def _verify() -> Any:
 
 
 def _is_close(a: Any, b: Any) -> bool:
-    """Whether two expressions that Math-Verify takes for equal are so relative to their size, with numbers for symbols."""
+    """Return whether two expressions that Math-Verify finds equal are so relative to their size, with numbers for symbols."""
     from math_verify.grader import get_pct_val
     from sympy import Float
 
@@ -130,7 +130,7 @@ def _are_close(a: Any, b: Any, limit: str, digits: int = _DIGITS) -> bool:
 
 
 def _differ_widely(expected: list[Any], actual: list[Any]) -> bool:
-    """Whether both are plain numbers, so far apart that Math-Verify need not try to simplify their difference."""
+    """Return whether both are plain numbers, so far apart that Math-Verify need not simplify their difference."""
     from sympy import Basic, Rational, UnevaluatedExpr
 
     if all(isinstance(expression, Rational) for expression in (*expected, *actual)):
@@ -142,7 +142,7 @@ def _differ_widely(expected: list[Any], actual: list[Any]) -> bool:
 
 
 def _value(expression: Any, digits: int) -> Any:
-    """The number that an expression is when its symbols are fixed fractions, ``None`` when it is not a number."""
+    """Return the value of an expression with fixed fractions for its symbols, or ``None`` if it is not a number."""
     from sympy import Derivative, Expr, Integral, Limit, Product, Rational, Sum
 
     if not isinstance(expression, Expr) or expression.is_Matrix:
@@ -161,7 +161,7 @@ def _value(expression: Any, digits: int) -> Any:
 def main() -> None:
     """Serve until standard input ends."""
     reply_to = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # nothing a library prints may look like a reply
+    os.dup2(2, 1)  # output of a library must not look like a reply
     _confine(int(sys.argv[1]))
     import math_verify  # noqa: F401 - the first pair should not pay for it
 
@@ -174,7 +174,7 @@ def main() -> None:
 
 
 def _confine(memory_bytes: int) -> None:
-    """Bound the memory, end with the parent, and leave Ctrl-C to it."""
+    """Limit the memory, end with the parent process, and leave Ctrl-C to it."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

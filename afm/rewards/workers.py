@@ -1,7 +1,6 @@
-"""Worker processes for work that may never end: one JSON line in, one out, killed when it takes too long.
+"""Worker processes for work that may never end: one JSON line in, one out, killed at a time limit.
 
-Each worker has pipes of its own, so a killed one cannot leave a shared lock or half a message behind, and
-nothing is pickled.
+Each worker has its own pipes, so a killed worker leaves no shared lock and no partial message behind. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -28,35 +27,35 @@ _REQUESTS_PER_WORKER = 2000  # caches only grow
 
 
 class WorkerCrashError(RewardError):
-    """The worker died over a request."""
+    """The worker died during a request."""
 
 
 class WorkerCpuError(WorkerCrashError):
-    """The request used up the CPU time that :func:`limit_cpu` had set."""
+    """The request used up the CPU time that :func:`limit_cpu` allows."""
 
 
 class WorkerKilledError(RewardError):
-    """Somebody else ended the worker: a person, or the machine for want of memory."""
+    """A signal from outside ended the worker, for example because the machine ran out of memory."""
 
 
 class WorkerTimeoutError(RewardError, TimeoutError):
-    """The worker was killed because it took too long by the clock."""
+    """The worker was killed at its wall-clock limit."""
 
 
 def limit_cpu(seconds: float) -> None:
-    """End this process after that many more CPU seconds, in C code too; 0 removes the limit."""
+    """End this process after ``seconds`` more of CPU time, even in C code. 0 removes the limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends a process that does not handle it
 
 
 class WorkerPool:
     """Worker processes that each serve one request at a time.
 
-    They start when needed and are replaced when they die. Any event loop may ask; each request occupies
-    one thread, which waits for its worker. A fork of this process gets workers of its own.
+    They start on demand and are replaced when they die. Any event loop may send requests. Each request occupies one
+    thread, which waits for its worker. A fork of this process gets its own workers.
 
     Args:
-        module: Module that a worker runs with ``python -m``. It prints a line when it is ready, then for each
-            line of JSON it reads, one line of JSON.
+        module: Module that a worker runs with ``python -m``. It prints one line when it is ready, and then one line of
+            JSON for each line of JSON that it reads.
         size: Number of workers.
         arguments: Command line arguments of the module.
     """
@@ -68,14 +67,14 @@ class WorkerPool:
         self._crew = _Crew(self._command, size)
 
     async def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The reply to ``request``. The time runs from when a worker takes it up.
+        """Return the reply to ``request``. ``timeout_s`` counts from the moment a worker takes the request.
 
         Raises:
-            WorkerTimeoutError: No reply in time; the worker was killed.
-            WorkerCpuError: The worker's own limit of CPU time ended it.
-            WorkerCrashError: The worker died over it.
+            WorkerTimeoutError: There was no reply in time, and the worker was killed.
+            WorkerCpuError: The worker's own CPU limit ended it.
+            WorkerCrashError: The worker died during the request.
             WorkerKilledError: A signal from outside ended the worker.
-            RewardError: No worker could be started, or the pool is closed.
+            RewardError: No worker can be started, or the pool is closed.
         """
         line = json.dumps(request).encode()
         loop = asyncio.get_running_loop()
@@ -88,7 +87,7 @@ class WorkerPool:
             raise RewardError(f"the workers are closed: {error}") from None
 
     async def close(self) -> None:
-        """Kill the workers; requests under way end with an error."""
+        """Kill the workers. Running requests end with an error."""
         crew = self._current()
         self._closed = True
         crew.threads.shutdown(wait=False, cancel_futures=True)
@@ -99,7 +98,7 @@ class WorkerPool:
             worker.stop()
 
     def _current(self) -> _Crew:
-        if self._crew.owner != os.getpid():  # a fork of the owner: threads and workers are the parent's
+        if self._crew.owner != os.getpid():  # in a fork, threads and workers belong to the parent
             self._crew = _Crew(self._command, self._size)
             if self._closed:
                 self._crew.threads.shutdown()
@@ -115,7 +114,7 @@ class _Crew:
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for worker in reversed(self.workers):
             self._idle.put(worker)
-        # A worker dies with the thread that started it; these live until the pool is closed.
+        # A worker dies with the thread that started it, so threads live until the pool is closed.
         self.threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix=command[3])
 
     def ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
@@ -153,7 +152,7 @@ class _Worker:
         return reply
 
     def kill(self) -> None:
-        """End the process for good; safe from any thread."""
+        """Kill the process for good. Safe from any thread."""
         self._closed = True
         if (process := self._process) is not None:
             process.kill()
@@ -176,7 +175,7 @@ class _Worker:
             try:
                 self._process = subprocess.Popen(
                     self._command,
-                    bufsize=0,  # a fork must not inherit half a request, and send it when it ends
+                    bufsize=0,  # a fork must not inherit a partial request and send it when it ends
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
@@ -208,7 +207,7 @@ class _Worker:
 
 
 def _cause_of_death(process: subprocess.Popen[bytes]) -> RewardError:
-    """The error for a worker that has closed its pipe."""
+    """Return the error for a worker that has closed its pipe."""
     try:
         status = process.wait(_LAST_BREATH_S)
     except subprocess.TimeoutExpired:

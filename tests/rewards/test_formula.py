@@ -37,10 +37,10 @@ def test_values(text: str, value: float) -> None:
         ("max(correct)", "is not allowed"),
         ("max(1, 2, key=abs)", "is not allowed"),
         ("True", "'True' is not allowed"),
-        ("", "is no expression"),
+        ("", "is not an expression"),
         ("correct * 1e400", "'1e309' is not allowed"),
         ("correct * 1e9", "'1000000000.0' is not allowed; expected numbers up to 1000000"),
-        ("(" * 300 + "1" + ")" * 300, "is no expression"),
+        ("(" * 300 + "1" + ")" * 300, "is not an expression"),
     ],
 )
 def test_anything_else_is_refused(text: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Correctness of programs: they run on test cases in the sandbox, and what they answer is compared outside it."""
+"""Score programs by test cases: the program runs in the sandbox, and its output is compared outside."""
 
 from afm.rewards.code_tests.scorer import CodeTests
 

@@ -1,4 +1,4 @@
-"""Whether what a program printed or returned is what was expected."""
+"""Compare a program's output or return value with the expected one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PADDED = re.compile(r"[+-]?0\d", re.ASCII)
 
 
 def same_output(actual: str, expected: str, tolerance: float, absolute: float | None = None) -> bool:
-    """Equal word by word, whatever the blanks between the words.
+    """Return whether two outputs are equal word by word, regardless of whitespace.
 
-    Where a number with a fraction is expected, one within ``tolerance`` will do, absolute or relative; whole numbers
-    must have the same value, words the same letters. Expected digits with zeros before them (``00101``) are a word.
+    An expected number with a fraction accepts numbers within ``tolerance``, absolute or relative. Whole numbers must have
+    the same value, and words the same letters. Expected digits with leading zeros (``00101``) are a word.
 
     Args:
-        absolute: The absolute tolerance, when it is another one than the relative.
+        absolute: The absolute tolerance, if it differs from the relative one.
     """
     left, right = actual.split(), expected.split()
     if left == right:
@@ -32,15 +32,15 @@ def same_output(actual: str, expected: str, tolerance: float, absolute: float | 
 
 
 def absolute_tolerance(expected: Iterable[Any], tolerance: float) -> float:
-    """``tolerance``, or 0 when no number with a fraction that is expected is larger: then zeros would pass."""
+    """Return ``tolerance``, or 0 if no expected number with a fraction is larger, because then zeros would pass."""
     largest = max((abs(number) for item in expected for number in _fractions(item)), default=math.inf)
     return 0.0 if 0 < largest <= tolerance else tolerance
 
 
 def layout_matters(cases: list[tuple[str, str]], tolerance: float) -> bool:
-    """Whether a program that copies its input would pass all ``cases`` by tolerance alone.
+    """Return whether a program that copies its input would pass all ``cases`` only because of the tolerance.
 
-    Then the task is how a number is written (print 12.340 without the zero), and only the same text will do.
+    The task is then about how a number is written (print 12.340 without the zero), and only equal text passes.
     """
     if not cases or all(actual.split() == expected.split() for actual, expected in cases):
         return False
@@ -48,7 +48,7 @@ def layout_matters(cases: list[tuple[str, str]], tolerance: float) -> bool:
 
 
 def same_value(actual: Any, expected: Any, tolerance: float, absolute: float | None = None) -> bool:
-    """Equal values, where ``expected`` comes from JSON: tuples count as lists, fractions may differ a little."""
+    """Return whether values are equal. ``expected`` is JSON data: tuples count as lists, fractions have a tolerance."""
     absolute = tolerance if absolute is None else absolute
     if isinstance(actual, tuple):
         actual = list(actual)
@@ -61,7 +61,7 @@ def same_value(actual: Any, expected: Any, tolerance: float, absolute: float | N
             return False
         try:
             named = {key if isinstance(key, str) else repr(key): value for key, value in actual.items()}
-        except ValueError:  # a whole number of more digits than Python prints
+        except ValueError:  # an integer with more digits than Python prints
             return False
         return named.keys() == expected.keys() and all(
             same_value(named[key], value, tolerance, absolute) for key, value in expected.items()
@@ -74,7 +74,7 @@ def same_value(actual: Any, expected: Any, tolerance: float, absolute: float | N
 
 
 def _fractions(expected: Any) -> Iterator[float]:
-    """The numbers that may differ a little."""
+    """Yield the numbers to which the tolerance applies."""
     if isinstance(expected, float):
         yield expected
     elif isinstance(expected, str):

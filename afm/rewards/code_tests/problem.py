@@ -1,7 +1,7 @@
-"""The tests of a row: test cases, test programs and checkers, in whichever of the published layouts they come.
+"""The tests of a row: test cases, test programs and checkers, in any of the published layouts.
 
-LiveCodeBench packs its private tests: base64 of zlib of a pickle of one string, which is JSON. They are read without
-unpickling, because a pickle can run any code: only the opcodes of a pickled string are accepted.
+LiveCodeBench packs its private tests as base64 of zlib of a pickle of one JSON string. They are read without unpickling,
+because a pickle can run any code. Only the opcodes of a pickled string are accepted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from afm.errors import DataError
 from afm.rewards.text_match import is_literal
 
 TEST_KEYS = ("public_test_cases", "private_test_cases", "metadata")
-"""Of a row of LiveCodeBench as its owner publishes it."""
+"""Keys with tests in a row of LiveCodeBench as its owner publishes it."""
 _ID = re.compile(rb'"question_id"\s*:\s*"([^"\\]*)"')
 _SETUP = ("import_prefix", "test_imports", "test_setup_code")
 _TESTS = ("functional", "test", "test_list", "asserts", "assert_case", "challenge_test_list")
@@ -38,7 +38,7 @@ _KNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class PrintCase:
-    """A text for standard input and the output it should give; ``None`` when only a checker can tell."""
+    """A text for standard input and the expected output. The output is ``None`` if only a checker can judge it."""
 
     stdin: str
     expected: str | None
@@ -46,10 +46,10 @@ class PrintCase:
 
 @dataclass(frozen=True, slots=True)
 class CallCase:
-    """Arguments for the function :attr:`Problem.function`, and the value it should return (JSON data).
+    """Arguments for the function :attr:`Problem.function`, and the expected return value (JSON data).
 
     Attributes:
-        wrapped: The value may also be the only item of the list ``expected``.
+        wrapped: Whether the value may also be the only item of the list ``expected``.
     """
 
     arguments: tuple[Any, ...]
@@ -59,13 +59,13 @@ class CallCase:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Everything a program is judged by; one of the three kinds of tests is not empty.
+    """The tests that judge a program. At least one of the three kinds is not empty.
 
     Attributes:
         checker: A Python program, called with the files input, expected and output as its arguments.
-        tests: A test program: asserts about functions that the program defines.
-        function: The function that call cases call, and that tests know as ``candidate``.
-        helpers: Definitions that the prompt gave, which tests and programs may use (HumanEval's ``poly``).
+        tests: A test program with asserts about functions that the program defines.
+        function: The function that call cases call. Tests know it as ``candidate``.
+        helpers: Definitions from the prompt that tests and programs may use (HumanEval's ``poly``).
     """
 
     printing: tuple[PrintCase, ...] = ()
@@ -77,21 +77,21 @@ class Problem:
 
 
 def question_id(ground_truth: Any) -> str | None:
-    """The name under which the row's benchmark knows the problem."""
+    """Return the problem's id in the row's benchmark."""
     data = _loaded(ground_truth)
     identifier = data.get("question_id") if isinstance(data, Mapping) else None
     return None if identifier is None else str(identifier)
 
 
 def read_problem(ground_truth: Any, extra_info: Mapping[str, Any] | None = None) -> Problem:
-    """The tests of a row.
+    """Read the tests of a row.
 
     Args:
-        ground_truth: As in the row, also as a JSON string.
-        extra_info: Of the row; ``metadata`` may name the function.
+        ground_truth: As in the row, or as a JSON string.
+        extra_info: That of the row. ``metadata`` may name the function.
 
     Raises:
-        DataError: No tests in it, or damaged ones.
+        DataError: The row has no tests, or damaged ones.
     """
     data = _loaded(ground_truth)
     if isinstance(data, Mapping) and set(data) == {"target"}:
@@ -176,7 +176,7 @@ class _Reader:
 
 
 def _helpers(row: Mapping[str, Any], function: str | None) -> str:
-    """What a prompt defines, which is a program that ends with the head of ``function``, but for that function."""
+    """Return the definitions of a prompt, a program that ends with the head of ``function``, without that function."""
     try:
         body = ast.parse(str(row.get("prompt") or "")).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -190,7 +190,7 @@ def _helpers(row: Mapping[str, Any], function: str | None) -> str:
 
 
 def _loaded(value: Any) -> Any:
-    """``value``, read as JSON when it is a text that holds a list or an object."""
+    """Return ``value``, parsed as JSON if it is a text with a list or an object."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
@@ -230,14 +230,14 @@ def _cases(value: Any, name: str) -> Iterable[Any]:
 
 
 def _lines(value: Any) -> str:
-    """A text; a list is its lines."""
+    """Return a text. A list holds its lines."""
     return "\n".join(map(str, value)) if _is_list(value) else str(value)
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:
-    """Arguments as a list, or as a text with one JSON value a line."""
+    """Return the arguments of a list, or of a text with one JSON value per line."""
     if isinstance(value, str):
-        # str.splitlines would end them within texts, at U+2028 and the like.
+        # str.splitlines would also split inside strings, at U+2028 and similar characters.
         lines = re.split(r"\r?\n", value)
         return tuple(_value(line) for line in lines if line.strip())
     return tuple(value) if _is_list(value) else (value,)
@@ -262,13 +262,13 @@ _HARMLESS = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT"}
 
 
 def unpacked(text: str, max_bytes: int = MAX_BYTES) -> str:
-    """The string that ``text`` packs.
+    """Unpack the string in ``text``.
 
     Args:
-        max_bytes: Bound of its size when unpacked.
+        max_bytes: Largest unpacked size.
 
     Raises:
-        DataError: It is damaged, too large, or a pickle of anything but one string.
+        DataError: The text is damaged, too large, or a pickle of anything but one string.
     """
     try:
         packed = base64.b64decode(text, validate=True)
@@ -285,7 +285,7 @@ def unpacked(text: str, max_bytes: int = MAX_BYTES) -> str:
 
 
 def pickled_string(data: bytes) -> str:
-    """The one string in a pickle.
+    """Return the one string in a pickle.
 
     Raises:
         DataError: The pickle holds or does anything else.
@@ -309,29 +309,29 @@ def pickled_string(data: bytes) -> str:
 
 
 class PrivateTests:
-    """Rows of LiveCodeBench's JSONL files by their ``question_id``; only their positions are kept in memory.
+    """Rows of LiveCodeBench's JSONL files by ``question_id``. Memory holds only their positions.
 
-    Rows for training and evaluation often hold the sample tests only. The files are the owner's, what
-    `afm data livecodebench` makes of them, or prepared tasks.
+    Rows for training and evaluation often hold only the sample tests. The files are those of the owner, those that
+    `afm data livecodebench` makes, or prepared tasks.
 
     Args:
-        path: A file, or a folder of ``*.jsonl`` files; of a problem in several files the last one counts.
+        path: A file, or a folder of ``*.jsonl`` files. If several files have a problem, the last one counts.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = Lock()
         self._places: dict[str, tuple[Path, int, int]] | None = None
-        """File, position in bytes, and line, from 1, by ``question_id``."""
+        """File, byte position and line (from 1) by ``question_id``."""
 
     def __contains__(self, question_id: str) -> bool:
         return question_id in self._found()
 
     def row(self, question_id: str) -> dict[str, Any] | None:
-        """The row of a problem, ``None`` when the files lack it. Blocks: for threads.
+        """Return the row of a problem, or ``None`` if the files lack it. It reads a file, so call it in a thread.
 
         Raises:
-            DataError: There are no such files, or the row is damaged.
+            DataError: The files do not exist, or the row is damaged.
         """
         place = self._found().get(question_id)
         if place is None:
@@ -377,14 +377,14 @@ def _next_step(path: Path) -> str:
     )
     if path.is_dir() and any(path.glob("*.pkl")):
         return (
-            "got AFM's .pkl files, which are not read: loading a pickle runs whatever is in it. Make a folder of the "
+            "got AFM's .pkl files, which are not read, because loading a pickle runs its code. Make a folder of the "
             f"owner's rows instead: {fetch}"
         )
     return f"expected a .jsonl file or a folder of them: {fetch}"
 
 
 def without_complete_tests(ground_truths: Iterable[Any], path: Path | None) -> int:
-    """How many problems would be judged by sample tests: neither their rows nor ``path`` have the private ones.
+    """Count the problems that only sample tests would judge: neither the row nor ``path`` has private tests.
 
     Raises:
         DataError: ``path`` holds no files of LiveCodeBench.

@@ -1,4 +1,4 @@
-"""Runs programs on cases in the sandbox, many cases a run, and reads what they answered."""
+"""Run programs on cases in the sandbox, many cases per run, and read the answers."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class CaseEnd(StrEnum):
     OK = "ok"
     ERROR = "error"
     CPU = "cpu"
-    """Computed longer than allowed."""
+    """The case used more CPU time than allowed."""
     WALL = "wall"
-    """Lasted longer than allowed."""
+    """The case took more wall-clock time than allowed."""
     OUTPUT = "output"
-    """Printed or returned more than allowed."""
+    """The program printed or returned more than allowed."""
     LOST = "lost"
-    """The program brought down the run, or the time for all cases together was over."""
+    """The program ended the whole run, or the time for all cases was over."""
     BROKEN = "broken"
     """The program does not compile."""
 
@@ -57,9 +57,9 @@ class CaseRun:
 
     Attributes:
         output: Its standard output.
-        values: Outcomes of a session's steps (see ``inside/candidate.py``), ``None`` without a session.
-        note: Why it did not end well, in one line.
-        spent_s: Its share of the time of its run, but for waiting for a core.
+        values: Outcomes of a session's steps (see ``inside/candidate.py``). ``None`` without a session.
+        note: Why the case failed, in one line.
+        spent_s: The case's share of the run's time in seconds, without the wait for a core.
     """
 
     end: CaseEnd
@@ -70,30 +70,30 @@ class CaseRun:
 
 
 class TestPolicy(Settings):
-    """How programs are tested: bounds of their cases, and when an output will do."""
+    """How programs are tested: limits per case, and the tolerance for numbers."""
 
-    __test__ = False  # no test class, whatever pytest thinks
+    __test__ = False  # pytest must not collect it
 
     early_stop: bool = True
     """Stop at the first failing test, as in training; otherwise every test is run and counted."""
     case_s: float = Field(default=6.0, gt=0)
-    """CPU seconds of one test; the clock may run twice as long, and a second."""
+    """CPU seconds per test. The wall-clock limit is twice as long plus one second."""
     total_s: float = Field(default=60.0, gt=0)
-    """Seconds of all tests of a program, by the clock."""
+    """Wall-clock seconds of all tests of a program."""
     memory_bytes: int = Field(default=1 << 30, ge=1 << 26)
-    """Of each process."""
+    """Memory of each process, in bytes."""
     output_bytes: int = Field(default=1 << 16, ge=1024)
-    """What a test may print."""
+    """Bytes that a test may print."""
     tolerance: float = Field(default=1e-6, ge=0, lt=1)
-    """Relative and absolute difference that numbers with a fraction may have; 0 compares them as text."""
+    """Relative and absolute tolerance for numbers with a fraction. 0 compares them as text."""
 
     def within(self, **bounds: float) -> TestPolicy:
-        """The same with other bounds."""
+        """Return the policy with other limits."""
         return self.model_copy(update=bounds)
 
     @property
     def wall_s(self) -> float:
-        """The clock's limit of a case: a busy machine must not fail a fast program."""
+        """Return the wall-clock limit of a case. It leaves room, so that a busy machine does not fail a fast program."""
         return 2 * self.case_s + 1
 
 
@@ -101,7 +101,7 @@ class CaseRunner:
     """Runs cases in a sandbox.
 
     Args:
-        sandbox: Where; closed by its owner.
+        sandbox: The sandbox. Its owner closes it.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -116,17 +116,17 @@ class CaseRunner:
         growing: bool,
         helpers: str = "",
     ) -> AsyncIterator[list[CaseRun]]:
-        """What ``source`` did in each of ``cases``, batch by batch; each batch is one run of the sandbox.
+        """Run ``source`` on ``cases`` and yield the results batch by batch. Each batch is one run of the sandbox.
 
         Args:
-            cases: As ``inside/candidate.py`` takes them.
-            growing: Begin with few cases a batch and stop a batch at its first case that did not end well: for
-                callers that stop at the first failure. The rest of such a batch is missing.
+            cases: In the format of ``inside/candidate.py``.
+            growing: Begin with small batches and stop a batch at its first failed case, for callers that stop at the first
+                failure. The rest of that batch is missing.
             helpers: Definitions that functions of ``source`` may use.
 
         Raises:
-            SandboxError: The sandbox failed, or a program was stopped by the clock because the machine starved it: that says
-                nothing about the program. Cases before it have been reported.
+            SandboxError: The sandbox failed, or the clock stopped a program that the machine starved, which says nothing
+                about the program. Earlier cases have been yielded.
         """
         left_s = limits.total_s
         for batch in _batches(cases, growing):
@@ -174,11 +174,11 @@ class CaseRunner:
         return _read(result, len(batch), growing, total_s), result
 
     async def judge(self, task: Mapping[str, Any], limits: TestPolicy) -> dict[str, Any]:
-        """The answer of ``inside/judge.py``.
+        """Return the answer of ``inside/judge.py``.
 
         Raises:
             SandboxError: The sandbox failed.
-            RewardError: The test program did not end well.
+            RewardError: The test program failed.
         """
         text = json.dumps({**task, "prelude": PRELUDE})
         bounds = _limits(text, limits.total_s, limits.memory_bytes, 64 << 20)
@@ -231,7 +231,7 @@ def _batches(cases: Sequence[Mapping[str, Any]], growing: bool) -> Iterator[Sequ
 
 
 def _read(result: RunResult, count: int, growing: bool, total_s: float) -> list[CaseRun]:
-    """The cases in what the run printed."""
+    """Return the cases in the run's output."""
     runs: dict[int, CaseRun] = {}
     for frame, answer, note in _frames(result.stdout):
         if "broken" in frame:
@@ -244,7 +244,7 @@ def _read(result: RunResult, count: int, growing: bool, total_s: float) -> list[
 
 
 def _frames(text: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Line, answer and notes of each case that is complete (see ``inside/candidate.py``)."""
+    """Yield line, answer and notes of each complete case (see ``inside/candidate.py``)."""
     position = 0
     while (start := text.find("\n", position)) >= 0:
         frame: dict[str, Any] = json.loads(text[position:start])
@@ -265,7 +265,7 @@ def _case(frame: Mapping[str, Any], answer: str, note: str) -> CaseRun:
 
 
 def _values(answer: str) -> tuple[Mapping[str, Any], ...] | None:
-    """The outcomes in what a program wrote; its words may be anything."""
+    """Return the outcomes in a program's output, which may be anything."""
     try:
         values = json.loads(answer)
     except (ValueError, RecursionError):
@@ -276,7 +276,7 @@ def _values(answer: str) -> tuple[Mapping[str, Any], ...] | None:
 
 
 def _stopped_by_clock(ran: Sequence[CaseRun], result: RunResult, total_s: float) -> int | None:
-    """The first case that the clock ended, its own limit or that of all cases."""
+    """Return the first case that the clock ended, at its own limit or that of all cases."""
     ends = {CaseEnd.WALL, CaseEnd.LOST} if result.wall_s >= total_s else {CaseEnd.WALL}
     return next((number for number, run in enumerate(ran) if run.end in ends), None)
 
@@ -296,10 +296,9 @@ def _short(note: str) -> str:
 
 @cache
 def program(*names: str) -> str:
-    """One program for the sandbox, made of modules in ``inside``; the last one has the ``main``.
+    """Return one program for the sandbox, made of modules in ``inside``. The last one has the ``main``.
 
-    Those modules import nothing of the project but each other, and Python 3.9 must understand them. ``shutdown`` is the
-    sandbox's own.
+    These modules import only each other from the project, and must run on Python 3.9. ``shutdown`` belongs to the sandbox.
     """
     own = Path(__file__).with_name("inside")
     paths = [Path(shutdown.__file__) if name == "shutdown" else own / f"{name}.py" for name in names]
@@ -308,10 +307,10 @@ def program(*names: str) -> str:
 
 
 def shared_modules(source: str) -> list[str]:
-    """Well-known modules that ``source`` seems to import: worth importing once before many cases are forked."""
+    """Return the well-known modules that ``source`` seems to import, to import them once before forking the cases."""
     return sorted(set(_IMPORT.findall(source)).intersection(_WELL_KNOWN.split()))
 
 
 def mentioning(text: str, names: list[str]) -> str:
-    """``text`` with a comment that names modules: a sandbox with warm interpreters picks one that has them."""
+    """Append a comment that names modules, so that the sandbox picks a warm interpreter that has them."""
     return f"{text}# for {' '.join(names)}\n" if names else text

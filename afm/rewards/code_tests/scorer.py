@@ -1,4 +1,4 @@
-"""The scorer of programs: takes the program out of the answer, runs its row's tests, says how many passed."""
+"""The scorer of programs: extracts the program from the answer, runs the row's tests, and reports how many pass."""
 
 from __future__ import annotations
 
@@ -42,16 +42,15 @@ _WORDS = {
 
 
 class CodeTests:
-    """1 when the program in the final answer passes all tests of its row, else 0.
+    """Scores 1 if the program in the final answer passes all tests of its row, else 0.
 
-    Expected values, test programs and checkers are never where the program runs: outputs and returned values leave
-    the sandbox and are compared here; test programs and checkers run in sandbox runs of their own. A program that
-    crashes, hangs or destroys its run has failed; a sandbox that fails abstains, and so does a row whose tests
-    cannot be run.
+    A program never has access to expected values, test programs or checkers. Outputs and return values leave the sandbox
+    and are compared here. Test programs and checkers have their own sandbox runs. A program that crashes, hangs or
+    destroys its run fails. The scorer abstains if the sandbox fails or the row's tests cannot run.
 
     Args:
-        sandbox: Where programs run; closed with the scorer.
-        livecodebench: Files of LiveCodeBench whose complete tests replace the samples in its rows.
+        sandbox: Sandbox for the programs. Closed with the scorer.
+        livecodebench: Files of LiveCodeBench whose complete tests replace the sample tests of its rows.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class CodeTests:
         return Part(0.0, f"{passed}/{total} cases pass; case {number}: {fault}")
 
     async def _printed(self, program: str, problem: Problem) -> AsyncGenerator[str]:
-        """The fault of each case with standard input, ``""`` when it passes."""
+        """Yield the fault of each case with standard input, ``""`` if it passes."""
         cases = problem.printing
         pairs = [(case.stdin, case.expected or "") for case in cases if case.expected is not None]
         tolerance = 0.0 if layout_matters(pairs, self._policy.tolerance) else self._policy.tolerance
@@ -147,7 +146,7 @@ class CodeTests:
                     yield f"printed {printed}, expected {expected}, for the input {given}"
 
     async def _checked(self, problem: Problem, runs: Sequence[tuple[PrintCase, CaseRun]]) -> list[str]:
-        """What the problem's checker says of each output."""
+        """Return the fault that the problem's checker finds in each output, ``""`` if none."""
         cases = [
             {"files": {"input": case.stdin, "expected": case.expected or "", "output": run.output}}
             for case, run in runs
@@ -161,7 +160,7 @@ class CodeTests:
         return [_refusal(verdict, run.output) for verdict, (_, run) in zip(verdicts, runs, strict=True)]
 
     async def _called(self, program: str, problem: Problem) -> AsyncGenerator[str]:
-        """The fault of each function call, ``""`` when it passes."""
+        """Yield the fault of each function call, ``""`` if it passes."""
         limits = self._bounds(problem.calling)
         sessions = [
             {"session": [["entry", problem.function, encode(list(case.arguments)), {"dict": []}, None]]}
@@ -201,7 +200,7 @@ class CodeTests:
 
 
 def _refusal(verdict: CaseRun, output: str) -> str:
-    """Why a checker that ended so does not accept an output, ``""`` when it does."""
+    """Return why a checker with this result does not accept an output, ``""`` if it does."""
     words = verdict.output.split()
     if verdict.end is CaseEnd.OK and (not words or words[-1].lower() in _ACCEPTED):
         return ""
@@ -212,7 +211,7 @@ def _refusal(verdict: CaseRun, output: str) -> str:
 def _repr(value: Any) -> str:
     try:
         return repr(value)
-    except ValueError:  # a whole number of more digits than Python prints
+    except ValueError:  # an integer with more digits than Python prints
         return "a huge number"
 
 
@@ -228,7 +227,7 @@ _REMEMBERED = 512
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """The faults of the checks in a test program, ``""`` for each that passed; why they could not run, if so."""
+    """The fault of each check in a test program, ``""`` if it passes, and why the checks cannot run, if they cannot."""
 
     faults: tuple[str, ...]
     trouble: str = ""
@@ -238,11 +237,11 @@ class TestRounds:
     """Judges programs by test programs.
 
     Args:
-        runner: Where both run.
-        early_stop: Ask a program nothing more after a call that crashed or hung.
+        runner: Runs both kinds of programs.
+        early_stop: Whether to stop calling a program after a call that crashed or hung.
     """
 
-    __test__ = False  # no test class, whatever pytest thinks
+    __test__ = False  # pytest must not collect it
 
     def __init__(self, runner: CaseRunner, *, early_stop: bool) -> None:
         self._runner = runner
@@ -252,8 +251,8 @@ class TestRounds:
     async def judge(self, source: str, problem: Problem, limits: TestPolicy) -> Checks:
         """Run the test program of ``problem`` against ``source``.
 
-        Only the first round, which knows nothing of the program, can say that the tests cannot judge, or those that
-        use objects of the program's classes. Whatever else goes wrong afterwards is what the program did.
+        Only the first round, which knows nothing of the program, can find that the tests cannot judge. Tests that use
+        objects of the program's classes can find it later. Any other later fault is the program's.
 
         Raises:
             SandboxError: The sandbox failed.
@@ -275,7 +274,7 @@ class TestRounds:
             known += answers
             try:
                 answer = await self._runner.judge(_task(problem, known), limits)
-            except RewardError as error:  # it was fine before it had the program's answers
+            except RewardError as error:  # the first round, without the program's answers, was fine
                 return Checks((f"with the program's answers {error}",))
             left_s -= seconds + answer["spent_s"]
         return Checks(
@@ -283,7 +282,7 @@ class TestRounds:
         )
 
     async def _first_round(self, problem: Problem, limits: TestPolicy) -> Mapping[str, Any]:
-        """The calls that the tests make, remembered: a group of programs has the same tests."""
+        """Return the calls that the tests make. They are cached, because a group of programs has the same tests."""
         key = (f"{problem.helpers}\n{problem.tests}", problem.function)
         if key not in self._first:
             self._first[key] = await self._runner.judge(_task(problem, []), limits)
@@ -294,7 +293,7 @@ class TestRounds:
     async def _answers(
         self, source: str, helpers: str, wanted: list[Any], limits: TestPolicy, left_s: float
     ) -> tuple[list[tuple[Any, Any]], float]:
-        """What the program answers, and in how many seconds."""
+        """Return the program's answers and the seconds that they took."""
         cases = [{"session": session} for session in wanted]
         ran: list[CaseRun] = []
         within, early = limits.within(total_s=left_s), self._early_stop
@@ -313,7 +312,7 @@ def _task(problem: Problem, known: list[tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def _outcomes(run: CaseRun, steps: int) -> list[Mapping[str, Any]]:
-    """What each step answered; a step without an answer failed."""
+    """Return the outcome of each step. A step without an answer failed."""
     if run.values is None or len(run.values) != steps:
         return [{"failed": run.note or _LIMIT_WORDS.get(run.end, "no answer")}] * steps
     return [
@@ -322,7 +321,7 @@ def _outcomes(run: CaseRun, steps: int) -> list[Mapping[str, Any]]:
 
 
 def _wholesome(value: Mapping[str, Any]) -> bool:
-    """Whether the proxies can read an outcome; the test program shall not stumble over it."""
+    """Return whether the proxies can read an outcome, so that the test program does not fail on it."""
     texts = [value.get(name, "") for name in ("raised", "known", "message")]
     if not {"value", "object", "raised", "failed"} & set(value) or not all(isinstance(t, str) for t in texts):
         return False

@@ -1,12 +1,12 @@
-"""Runs a program on many inputs, each in a fresh process. Runs inside the sandbox; knows no expected answer.
+"""Run a program on many inputs, each in a fresh process. Runs inside the sandbox, without the expected answers.
 
 Standard input holds the length of a JSON object in 16 digits, the object (the program, the limits, the sizes of the
-cases), then the cases, JSON too. Each case is either a text for standard input, perhaps with files and arguments, or
-a session: calls of the program's functions and of methods of what they return. Each case goes to standard output as
-one JSON line, what it answered, and its notes, on a descriptor that the program never has.
+cases), then the cases as JSON. A case is either a text for standard input, optionally with files and arguments, or a
+session: calls of the program's functions and of methods of the returned values. For each case, one JSON line, the answer
+and the notes go to standard output, on a descriptor that the program never has.
 
-A case knows nothing of the others: this process never reads them, keeps their answers in memory that its forks do not
-have, and removes the files that they leave.
+Cases are isolated from each other: this process never reads them, keeps their answers in memory that its forks do not
+have, and removes their files.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _part(start: int, size: int) -> bytes:
-    """``size`` bytes of the standard input."""
+    """Read ``size`` bytes of the standard input."""
     data = b""
     while chunk := os.pread(0, size - len(data), start + len(data)):
         data += chunk
@@ -77,7 +77,7 @@ def _send(data: Any) -> None:
 
 
 def _report(frame: dict[str, Any], answer: _Store, notes: _Store) -> None:
-    """A line about a case, and its texts; what ends them is drawn when the program is gone."""
+    """Write the line of a case and its texts. The end marks are drawn after the program is gone."""
     mark = os.urandom(16).hex()
     _send(json.dumps({**frame, "mark": mark}).encode() + b"\n")
     for store in (answer, notes):
@@ -87,7 +87,7 @@ def _report(frame: dict[str, Any], answer: _Store, notes: _Store) -> None:
 
 
 def _keep_children() -> None:
-    """Keep SIGCHLD from being ignored: the kernel forgets the CPU time of children that need no wait."""
+    """Prevent programs from ignoring SIGCHLD, because the kernel drops the CPU time of children without a wait."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     number = _SIGACTION.get(os.uname().machine)
     if number is None:
@@ -103,7 +103,7 @@ def _keep_children() -> None:
 
 
 def _swept() -> set[str]:
-    """Remove all files, and say which have stayed."""
+    """Remove all files and return those that remain."""
     for folder in _WRITABLE:
         if not os.listdir(folder):  # noqa: PTH208 - pathlib is slow to import
             continue
@@ -124,7 +124,7 @@ def _swept() -> set[str]:
 
 
 def _import_shared(names: list[str], prelude: str) -> None:
-    """Import well-known modules once, not for each case."""
+    """Import well-known modules once instead of per case."""
     with contextlib.suppress(Exception):  # it will fail in the cases too
         exec(prelude, {})
     for name in names:
@@ -135,7 +135,7 @@ def _import_shared(names: list[str], prelude: str) -> None:
 
 
 class _Store:
-    """What a stream of a case holds, in memory that no fork inherits."""
+    """The content of a stream of a case, in memory that no fork inherits."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -151,7 +151,7 @@ class _Store:
         return memoryview(self._map)[: self.used]
 
     def take(self, fd: int) -> bool:
-        """Read what is there; whether there may be more."""
+        """Read the available bytes and return whether more may follow."""
         try:
             count = os.readv(fd, [memoryview(self._map)[self.used :]])
         except BlockingIOError:
@@ -160,17 +160,17 @@ class _Store:
         return count > 0
 
     def keep_the_end(self) -> None:
-        """Forget what is too much at the beginning."""
+        """Drop the excess at the beginning."""
         if self.too_much:
             self._map.move(0, self.used - self._size, self._size)
             self.used = self._size
 
 
 class _Case:
-    """One case: a child of its own with limits, its streams, and its end.
+    """One case: a child process with limits, its streams, and its end.
 
     Args:
-        place: Where the case is in the standard input: position and size.
+        place: Position and size of the case in the standard input.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class _Case:
         self._status = 0
 
     def run(self, wall_s: float) -> dict[str, Any]:
-        """How the case ended; its texts are in the stores."""
+        """Run the case and return how it ended. Its texts are in the stores."""
         for store in self._stores.values():
             store.used = 0
         try:
@@ -201,7 +201,7 @@ class _Case:
         return {"end": end, "status": self._status, "session": self._task["session"]}
 
     def _serve(self, pipes: dict[int, tuple[int, int]]) -> None:
-        """In the child: read the case, and nothing of another one. Never returns."""
+        """In the child: read and run only this case. Never returns."""
         try:
             case = json.loads(_part(*self._place))
             source = self._input()
@@ -218,13 +218,13 @@ class _Case:
             os._exit(1)
 
     def _input(self) -> int:
-        """A file for the case's input, under a name where the program opens it by name."""
+        """Return a file with the case's input, named if the program opens it by name."""
         if _STDIN not in self._task["program"]:
             return os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
         return os.open(_INPUT, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
     def _become(self, source: int, pipes: dict[int, tuple[int, int]]) -> None:
-        """In the child: its own session, streams and limits, and nothing else."""
+        """In the child: set up its own session, streams and limits, and nothing else."""
         os.setsid()
         fds = [source, *(pipes[stream][1] for stream in (1, 2, 3))]
         high = [os.dup(fd) for fd in fds]  # above every number they are to have
@@ -238,7 +238,7 @@ class _Case:
         sys.stderr = sys.__stderr__ = _text(2, "w", "replace")  # type: ignore[misc]
 
     def _watch(self, pid: int, reading: dict[int, int], wall_s: float) -> str:
-        """Collect the child's output until it ends or has to be ended."""
+        """Collect the child's output until it ends or reaches a limit."""
         ended = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(ended, select.POLLIN)
@@ -283,7 +283,7 @@ class _Case:
 
 
 def _end(pid: int) -> tuple[int, float]:
-    """End a case and whatever it has left behind: the status of ``pid``, and the CPU seconds of all together."""
+    """End a case with all its processes. Returns the status of ``pid`` and the CPU seconds of all of them."""
     contained = os.getppid() <= 1  # in a PID namespace of our own; elsewhere -1 would be everybody
     with contextlib.suppress(OSError):  # nobody is left
         os.kill(-1 if contained else pid, signal.SIGKILL)

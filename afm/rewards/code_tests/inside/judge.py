@@ -1,10 +1,10 @@
-"""Runs test programs without the program they test. Runs inside the sandbox; no code of the model ever does here.
+"""Run test programs without the program under test. Runs inside the sandbox; no code of the model runs here.
 
-The functions under test are proxies: a call is looked up in the table of what the program answered elsewhere. A call
-that the table lacks is written down for the next round; meanwhile a placeholder that agrees with everything takes
-its place, so that one round usually finds all calls.
+The functions under test are proxies, which look a call up in a table of the program's answers. A call that the table
+lacks is listed for the next round. Until then a placeholder that agrees with everything replaces it, so one round usually
+finds all calls.
 
-Standard input holds ``{"tests", "entry", "known", "prelude"}``, ``known`` being pairs of a session and its outcomes
+Standard input holds ``{"tests", "entry", "known", "prelude"}``. ``known`` is a list of pairs of a session and its outcomes
 (see ``candidate.py``). The answer is one JSON line: ``{"checks", "wanted", "trouble"}``.
 """
 
@@ -51,7 +51,7 @@ _OF_CLASSES = ("isinstance", "issubclass", "assertRaises", "assertRaisesRegex", 
 
 
 def main() -> None:
-    """Run the tests of standard input with what is known."""
+    """Run the tests of standard input with the known answers."""
     with open(0, "rb", closefd=False) as stream:
         task = json.loads(stream.read())
     answer = os.dup(1)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _doubts(task: dict[str, Any]) -> str:
-    """Why tests that pass with answers that agree with everything do not deserve trust, ``""`` if they do."""
+    """Return why tests that pass with placeholders cannot be trusted, ``""`` if they can."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError("the tests wait for an answer")
@@ -79,7 +79,7 @@ def _doubts(task: dict[str, Any]) -> str:
 
 
 class _Names(dict):  # type: ignore[type-arg]
-    """The global names of the tests, and those that they do not define."""
+    """The global names of the tests, including those that they do not define."""
 
     table: _Round
 
@@ -102,14 +102,14 @@ class _Marks(ast.NodeTransformer):
     """Marks the calls whose value is unused, and the numbers that are compared."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr:
-        """Mark a call that is a statement of its own."""
+        """Mark a call that is a whole statement."""
         self.generic_visit(node)
         if isinstance(node.value, ast.Call):
             node.value.func = _marked(_IN_PLACE, node.value.func)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.Compare:
-        """Mark what a number is compared with: whatever is not a number is neither more nor less."""
+        """Mark the operands that are compared with a number, because NaN is neither more nor less."""
         self.generic_visit(node)
         if any(isinstance(how, _ORDERING) for how in node.ops):
             node.left = _marked(_NUMBER, node.left)
@@ -124,11 +124,11 @@ def _marked(mark: str, value: ast.expr) -> ast.expr:
 
 
 class _Round:
-    """One run of the tests with what is known so far.
+    """One run of the tests with the answers known so far.
 
     Args:
-        task: See above.
-        hole: What stands for an answer that is not known.
+        task: The JSON object of standard input.
+        hole: Placeholder for an unknown answer.
     """
 
     scope: Scope
@@ -151,7 +151,7 @@ class _Round:
         self._lost = ""
 
     def run(self) -> dict[str, Any]:
-        """The checks of the tests, the calls that they still need, and why they cannot judge."""
+        """Return the checks of the tests, the calls that they still need, and why they cannot judge."""
         try:
             body = ast.parse(self._tests).body
             self.scope = Scope(self._tests, self._entry, self._prelude)
@@ -190,7 +190,7 @@ class _Round:
             return
 
     def _checks(self, body: list[ast.stmt], names: _Names) -> list[str]:
-        """The fault of each check, ``""`` for those that pass: statements that can fail a program."""
+        """Return the fault of each check, ``""`` if it passes. Checks are the statements that can fail a program."""
         checks: list[str] = []
         broken = ""
         for statement in body:
@@ -198,7 +198,7 @@ class _Round:
             if isinstance(statement, _SILENT):
                 broken = fault
                 for name in _assigned(statement) if fault else ():
-                    names.pop(name, None)  # what an earlier check left there must not pass this one
+                    names.pop(name, None)  # a leftover of an earlier check must not pass this one
             elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
                 checks.append(fault)
                 broken = ""
@@ -220,12 +220,12 @@ class _Round:
         return self._trouble or (f"{fault} in `{text}`" if fault else "")
 
     def refused(self, reason: str) -> UnsupportedError:
-        """The error that ends the tests; whether or not they catch it, they cannot judge."""
+        """Return the error that ends the tests. Even if they catch it, they cannot judge."""
         self._trouble = self._trouble or reason
         return UnsupportedError(reason)
 
     def lost(self, reason: str) -> FailedError:
-        """The error of a call that crashed or was stopped; whether or not the tests catch it, they have failed."""
+        """Return the error of a call that crashed or was stopped. Even if the tests catch it, they have failed."""
         self._lost = f"FailedError: {reason}"[:500]
         return FailedError(reason)
 
@@ -235,16 +235,16 @@ class _Round:
         return value
 
     def ask_object(self) -> None:
-        """Called when the tests ask an object that the program made; raises what ends tests that must not."""
+        """Raise an error that ends the tests if they must not use an object of the program."""
         if not self.scope.alone:
             raise self.ended(self.scope.unclear)
 
     def ended(self, reason: str) -> BaseException:
-        """One of the two above: what comes up only with answers is what the answers did."""
+        """Return one of the two errors above. A problem that appears only with answers is the program's fault."""
         return self.lost(reason) if self._known else self.refused(reason)
 
     def outcome(self, session: list[Any]) -> Any:
-        """What the program answered to the last step of ``session``; ``None`` when it was not asked yet."""
+        """Return the program's answer to the last step of ``session``, or ``None`` if not asked yet."""
         self._asked = True
         key = json.dumps(session)
         if key in self._known:
@@ -264,10 +264,10 @@ def _assigned(statement: ast.stmt) -> list[str]:
 
 
 class Scope:
-    """Whose the names are that the tests use and do not define: the standard library's or the program's.
+    """The owners of names that the tests use without defining them: the standard library or the program.
 
-    A helper that the tests forgot to define must not become the program's to write: it would be handed the expected
-    answer and asked whether it agrees.
+    The program must not supply a helper that the tests forgot to define. It would receive the expected answer and decide
+    whether it agrees.
 
     Args:
         tests: The test program.
@@ -277,10 +277,10 @@ class Scope:
     Attributes:
         own: Names of the program.
         defined: Global names of the tests.
-        alone: Whether the tests call one of them only.
-        unclear: What to say when they call several: it is unknown which one is under test, so none may be handed
-            what another one returned.
-        trouble: The same when that could happen at all, else ``""``.
+        alone: Whether the tests call only one of the program's names.
+        unclear: The message if they call several. It is then unknown which one is under test, so none may receive what
+            another one returned.
+        trouble: The same message if that could happen, else ``""``.
     """
 
     def __init__(self, tests: str, entry: str | None, prelude: str) -> None:
@@ -306,17 +306,17 @@ class Scope:
             self.trouble = "the tests use a class of the program in `except` or `isinstance`"
 
     def lent(self, name: str) -> Any:
-        """What the standard library means by ``name``.
+        """Return the standard library's object of that name.
 
         Raises:
-            KeyError: Nothing.
+            KeyError: It has none.
         """
         module = {"np": ARRAYS}.get(name, name)
         return __import__(module) if module in (*_MODULES.split(), ARRAYS) else self._library[name]
 
 
 def _globals(tests: str) -> tuple[set[str], set[str]]:
-    """Global names that the tests use and never assign, and those that they assign."""
+    """Return the global names that the tests use and never assign, and those that they assign."""
     used: set[str] = set()
     assigned: set[str] = set()
     known = {*dir(builtins), *_MODULES.split(), ARRAYS, "np"}
@@ -332,7 +332,7 @@ def _globals(tests: str) -> tuple[set[str], set[str]]:
 
 
 def _kinds(tree: ast.Module) -> set[ast.AST]:
-    """What the tests use as classes of errors and objects, in `except` and `isinstance`."""
+    """Return the expressions that the tests use as classes, in `except` and `isinstance`."""
     kinds: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is not None:
@@ -351,10 +351,10 @@ def _kinds(tree: ast.Module) -> set[ast.AST]:
 
 
 def _use(tree: ast.Module, names: set[str], kinds: set[ast.AST]) -> tuple[set[str], bool]:
-    """Those of ``names`` that the tests call, and whether they do so with literal arguments only.
+    """Return those of ``names`` that the tests call, and whether all their arguments are literals.
 
     Args:
-        kinds: What does not count.
+        kinds: Expressions that do not count.
     """
     literal: set[ast.AST] = set()
     for node in ast.walk(tree):

@@ -1,6 +1,6 @@
-"""Plain Python values as JSON and back, exactly: what a program returned, without any code of its own.
+"""Convert plain Python values to JSON and back exactly: a program's return value, without any of its code.
 
-JSON's own types stand for themselves. Everything else is an object with one key, the tag: ``int`` (hexadecimal, when
+JSON's own types stand for themselves. Any other value is an object with one key, the tag: ``int`` (hexadecimal if
 large), ``float`` (``inf``, ``nan``), ``complex``, ``bytes``, ``tuple``, ``set``, ``frozenset``, ``dict`` (pairs), its
 ``keys``, ``values`` and ``items``, ``deque``, ``range``, ``iterator``. Subclasses count as their plain base.
 """
@@ -18,11 +18,11 @@ _LONGEST_ITERATOR = 100_000
 
 
 class NotPlainError(ValueError):
-    """A value that is no plain data; its text is the name of the type."""
+    """A value is not plain data. The message is the name of its type."""
 
 
 def encode(value: Any) -> Any:
-    """``value`` as something that JSON can hold.
+    """Convert ``value`` to JSON data.
 
     Raises:
         NotPlainError: Some part is not plain.
@@ -75,17 +75,17 @@ _ENCODERS: tuple[tuple[type, Any], ...] = (
 
 
 def has_nan(data: Any) -> bool:
-    """Whether what :func:`encode` made holds a float that is not a number."""
+    """Return whether data of :func:`encode` contains a NaN."""
     if isinstance(data, dict):
         return data.get("float") == "nan" or any(map(has_nan, data.values()))
     return any(map(has_nan, data)) if isinstance(data, list) else bool(data != data)
 
 
 def decode(data: Any) -> Any:
-    """The value that :func:`encode` was given.
+    """Return the value that :func:`encode` converted.
 
     Raises:
-        ValueError: ``data`` is not of that form; TypeError, KeyError or RecursionError likewise.
+        ValueError, TypeError, KeyError, RecursionError: ``data`` is not the output of :func:`encode`.
     """
     if isinstance(data, list):
         return [decode(item) for item in data]

@@ -1,4 +1,4 @@
-"""What tests see in place of the program: functions and objects whose answers are looked up."""
+"""Stand-ins for the program in its tests: functions and objects whose answers are looked up."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ class UnsupportedError(BaseException):
 
 
 class FailedError(BaseException):
-    """The program was stopped or crashed in this call; no ``except Exception`` of the tests may hide that."""
+    """The program crashed or was stopped in this call. No ``except Exception`` of the tests may hide that."""
 
 
 class UnknownError(BaseException):
-    """The tests cannot continue without an answer of the program."""
+    """The tests cannot continue without an answer from the program."""
 
 
 class Table(Protocol):
-    """Knows what the program answered.
+    """The program's answers.
 
     Attributes:
-        hole: What stands for an answer that is not known.
-        nan: Whether the tests expect floats that are not numbers.
-        patience: How often placeholders may still be asked whether they are true before a new call is found.
-        words: What the program's own methods said, by their name, where the tests asked them to judge an answer.
+        hole: Placeholder for an unknown answer.
+        nan: Whether the tests expect NaN.
+        patience: How often the truth of placeholders may still be tested before a new call appears.
+        words: Answers of the program's own methods by name, where the tests let them judge an answer.
     """
 
     hole: type[Hole]
@@ -38,26 +38,26 @@ class Table(Protocol):
     words: dict[str, set[bool]]
 
     def ask_object(self) -> None:
-        """Called when the tests ask an object that the program made; raises what ends tests that must not."""
+        """Raise an error that ends the tests if they must not use an object of the program."""
 
     def outcome(self, session: list[Any]) -> Any:
-        """What the program answered to the last step of ``session``; ``None`` when it was not asked yet."""
+        """Return the program's answer to the last step of ``session``, or ``None`` if not asked yet."""
 
     def refused(self, reason: str) -> UnsupportedError:
-        """The error to raise when the tests cannot judge."""
+        """Return the error to raise if the tests cannot judge."""
 
     def lost(self, reason: str) -> FailedError:
-        """The error to raise when the program crashed."""
+        """Return the error to raise if the program crashed."""
 
     def ended(self, reason: str) -> BaseException:
-        """One of the two above: what comes up only with answers is what the answers did."""
+        """Return one of the two errors above. A problem that appears only with answers is the program's fault."""
 
 
 class _Call:
-    """A step of a session (see ``candidate.py``), but for its arguments.
+    """A step of a session (see ``candidate.py``) without its arguments.
 
     Attributes:
-        in_place: Whether the tests look at what became of the arguments, not at the value.
+        in_place: Whether the tests look at the changed arguments instead of the value.
     """
 
     def __init__(self, how: str, name: str, index: Any = None, in_place: bool = False) -> None:
@@ -70,7 +70,7 @@ def _is_class(name: str) -> bool:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether text, numbers or collections have a method of that name."""
+    """Return whether strings, numbers or collections have a method of that name."""
     return any(
         hasattr(kind, name) for kind in (str, bytes, int, float, complex, list, tuple, dict, set, range)
     )
@@ -83,7 +83,7 @@ class _Steps:
         self.table, self.steps = table, steps
 
     def take(self, call: _Call, values: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Make a call: its value, or what it raised, or a placeholder."""
+        """Make a call: return its value, raise its error, or return a placeholder."""
         if call.how != "call":
             self.table.ask_object()
         arguments, named = self._encoded(list(values), call.name), self._encoded(keywords, call.name)
@@ -130,7 +130,7 @@ class _Steps:
         )
 
     def _exception(self, outcome: dict[str, Any]) -> BaseException:
-        """What the program raised, of the class that it is or inherits from."""
+        """Return the program's error, as the built-in class that it is or inherits from."""
         name, text = outcome["raised"], outcome.get("message", "")
         known = getattr(builtins, outcome.get("known", name), None)
         kind = known if isinstance(known, type) and issubclass(known, BaseException) else Exception
@@ -140,7 +140,7 @@ class _Steps:
         return kind(text) if kind.__name__ == name else type(name, (kind,), {})(text)
 
     def _note_word(self, name: str, outcome: dict[str, Any]) -> None:
-        """Write down that an object that a function returned was asked, with arguments, and what it said."""
+        """Record the answer of a method, called with arguments, of an object that a function returned."""
         how, first = self.steps[0][:2]
         answer = outcome.get("value", True)
         made_by_tests = how == "call" and _is_class(first) and first != "Solution"
@@ -149,7 +149,7 @@ class _Steps:
 
 
 def _change(argument: Any, now: Any) -> None:
-    """Let ``argument`` be what the program made of it."""
+    """Change ``argument`` in place as the program did."""
     if type(argument) is not type(now) or argument == now:
         return
     if isinstance(argument, list):
@@ -167,7 +167,7 @@ class Function:
         self.__name__ = name
 
     def __call__(self, *values: Any, **keywords: Any) -> Any:
-        """What the program answers to this call."""
+        """Return the program's answer to this call."""
         return self._asked(False, *values, **keywords)
 
     def __instancecheck__(self, thing: Any) -> NoReturn:
@@ -180,15 +180,15 @@ class Function:
 
 
 def in_place(function: Any) -> Any:
-    """``function`` for a call whose value the tests do not use."""
+    """Return ``function`` for a call whose value the tests do not use."""
     return partial(function._asked, True) if isinstance(function, (Function, _Member)) else function
 
 
 class _Thing:
     """An object that a function of the program returned.
 
-    It equals nothing but itself, whatever the program's ``__eq__`` would say, and has no method that text, numbers or
-    collections have: who tests ``f(1).startswith("a")`` expects text.
+    It equals only itself, whatever the program's ``__eq__`` returns. It has none of the methods of strings, numbers or
+    collections, because a test such as ``f(1).startswith("a")`` expects a string.
     """
 
     def __init__(self, steps: _Steps, index: int) -> None:
@@ -216,14 +216,14 @@ class _Thing:
 
 
 class _Instance(_Thing):
-    """An object of a class of the program: its own methods count, whatever their names."""
+    """An instance of a class of the program. Its own methods count, whatever their names."""
 
     def __bool__(self) -> bool:
         return True
 
 
 class _Member:
-    """A method of an object, or an attribute when it is used as a value."""
+    """A method of an object, or an attribute if it is used as a value."""
 
     def __init__(self, steps: _Steps, index: int, name: str) -> None:
         self._steps, self._index, self._name = steps, index, name
@@ -239,12 +239,11 @@ class _Member:
 
 
 class Hole:
-    """Stands for a value that is not known yet: agrees with everything, and notes the calls of its methods.
+    """A placeholder for an unknown value. It agrees with everything and records the calls of its methods.
 
     Args:
-        steps: Those that lead to an object of the program, if it will be one.
-        of_answer: Whether it stands for what the program answers, or for a method of that, not for what the tests
-            make of it.
+        steps: The steps that lead to an object of the program, if it will be one.
+        of_answer: Whether it replaces the program's answer or a method of it, not a value that the tests derive from it.
     """
 
     def __init__(self, table: Table, steps: Any = None, of_answer: bool = False) -> None:
@@ -258,7 +257,7 @@ class Hole:
         return type(self)(self.__table, None, self.__of_answer and not _is_plain(name))
 
     def __call__(self, *values: Any, **keywords: Any) -> Any:
-        """A call of what is not known, or of a method of it."""
+        """Call the unknown value or a method of it."""
         if self.__of_answer and (values or keywords):
             self.__table.ask_object()
         return self._derived()
@@ -274,7 +273,7 @@ class Hole:
 
 
 class NayHole(Hole):
-    """Agrees with nothing: whatever passes with it as well would pass with any answer."""
+    """A placeholder that agrees with nothing. A check that passes with both placeholders passes with any answer."""
 
     def __bool__(self) -> bool:
         return False
@@ -306,7 +305,7 @@ _CONSTANT |= {"contains": True, "setitem": None, "delitem": None, "enter": None,
 
 
 def _equip() -> None:
-    """Give the placeholder and the member every operator, and objects those that are not for them."""
+    """Give every operator to the placeholder and the member, and give objects those that they must reject."""
 
     def constant(value: Any) -> Any:
         return lambda self, *others, **keywords: value

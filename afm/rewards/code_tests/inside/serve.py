@@ -1,4 +1,4 @@
-"""What the process of one case does: run the program as a script, or ask its functions."""
+"""The process of one case: run the program as a script, or call its functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from builtins import *
 
 
 def described(error: BaseException) -> str:
-    """``ValueError: why (line 3)``, the line being the program's."""
+    """Return ``ValueError: why (line 3)`` with the line of the program."""
     trace, line = error.__traceback__, getattr(error, "lineno", None)
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == PROGRAM:
@@ -57,10 +57,10 @@ def _raised(error: BaseException) -> dict[str, str]:
 
 
 def serve(code: types.CodeType, session: Any, arguments: list[str], prelude: str) -> None:
-    """Run the program as a script, or its functions as ``session`` asks, and end the process.
+    """Run the program as a script, or its functions as in ``session``, and end the process.
 
     Args:
-        prelude: A program whose names the functions have.
+        prelude: A program whose names the functions may use.
     """
     module = types.ModuleType("__main__" if session is None else "solution")
     module.__dict__["__file__"] = f"/tmp/{PROGRAM}"
@@ -95,7 +95,7 @@ def _answer(text: str) -> None:
 
 
 def _session(names: dict[str, Any], session: list[Any]) -> list[Any]:
-    """Carry out ``[how, name, arguments, keywords, index]``, index being that of the earlier value it belongs to."""
+    """Run steps ``[how, name, arguments, keywords, index]``. ``index`` is that of the earlier value that it belongs to."""
     values: list[Any] = []
     outcomes: list[Any] = []
     for how, name, arguments, keywords, index in session:
@@ -125,7 +125,7 @@ def _session(names: dict[str, Any], session: list[Any]) -> list[Any]:
 
 
 def _found(names: dict[str, Any], how: str, name: str, owner: Any) -> Any:
-    """The function that a step of a session means."""
+    """Return the function of a step."""
     if how in ("method", "get"):
         return getattr(owner, name)
     if how == "entry" and "Solution" in names:
