@@ -1,4 +1,4 @@
-"""Fetch sets from the Hub: planned first, refused when the disk is too small, resumed after a kill, checked."""
+"""Download sets from the Hub: plan, check the disk space, resume after a kill, verify checksums."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from afm.runs.folder import RunFolder, manifest_of, write_manifest
 
 _SHOWN_NAMES = 5
 _SPARE_BYTES = 64 * MIB
-"""Left free beyond the files."""
+"""Bytes to leave free in addition to the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSet:
-    """A set whose files are known; ``pinned`` where a lock says what they are."""
+    """A set whose files are known. ``pinned`` says whether they come from a lock."""
 
     name: str
     wanted: HubSet
@@ -30,16 +30,16 @@ class PlannedSet:
 
     @property
     def commit(self) -> str:
-        """Of all files."""
+        """The commit of all files."""
         return self.files[0].revision
 
     @property
     def bytes_missing(self) -> int:
-        """What still has to come, judged by sizes."""
+        """Bytes that are still missing, by file size."""
         return sum(file.size - _arrived(file, self.folder) for file in self.files)
 
     def summary(self) -> str:
-        """In one line."""
+        """Describe the set in one line."""
         pin = "pinned" if self.pinned else "not pinned yet"
         return (
             f"{self.name}: {self.wanted.repository} at {self.commit[:12]} ({pin}), {len(self.files)} files, "
@@ -49,7 +49,7 @@ class PlannedSet:
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """What a download takes, and why sets cannot be had, by their names."""
+    """The sets to download, and why others are unavailable, by name."""
 
     out: Path
     sets: tuple[PlannedSet, ...]
@@ -57,11 +57,11 @@ class DownloadPlan:
 
     @property
     def bytes_missing(self) -> int:
-        """Of all sets."""
+        """Bytes that are still missing, of all sets."""
         return sum(planned.bytes_missing for planned in self.sets)
 
     def check_space(self) -> None:
-        """Refuse what does not fit on the disk."""
+        """Raise an error if the download does not fit on the disk."""
         self.out.mkdir(parents=True, exist_ok=True)
         free, needed = shutil.disk_usage(self.out).free, self.bytes_missing
         if needed and free < needed + _SPARE_BYTES:
@@ -75,16 +75,16 @@ class DownloadPlan:
 def plan(
     sets: Mapping[str, HubSet], out: Path, *, lock: Path | None = None, pin: bool = False
 ) -> DownloadPlan:
-    """Find out what there is: from the lock where a set is pinned, else from the Hub.
+    """Plan a download. The files of a pinned set come from the lock, those of other sets from the Hub.
 
-    A set that cannot be had is noted in :attr:`DownloadPlan.refused`, so that the others can be fetched.
+    An unavailable set is listed in :attr:`DownloadPlan.refused`, so the others can still be downloaded.
 
     Args:
-        lock: By default ``download.lock.json`` in ``out``.
-        pin: Ask the Hub for every set, also for pinned ones.
+        lock: The lock file. By default ``download.lock.json`` in ``out``.
+        pin: Whether to ask the Hub about all sets, even pinned ones.
 
     Raises:
-        DataError: The lock is broken, or differs from what is asked for.
+        DataError: The lock is broken, or differs from the requested sets.
     """
     where = lock or out / LOCK_FILE
     locked = Lock() if pin else read_lock(where)
@@ -104,7 +104,7 @@ def plan(
 
 
 def _files_on_hub(name: str, wanted: HubSet) -> tuple[HubFile, ...]:
-    """The files of a set as the Hub has them now."""
+    """Return the files of a set on the Hub now."""
     there = wanted.pinned_files() or hub_files(wanted.repository, wanted.kind, wanted.revision)
     files = tuple(file for file in there if wanted.wants(file.name))
     if not files:
@@ -118,16 +118,16 @@ def _files_on_hub(name: str, wanted: HubSet) -> tuple[HubFile, ...]:
 
 
 def run(planned: DownloadPlan, progress: Progress, *, lock: Path | None = None) -> dict[str, str]:
-    """Fetch everything; if interrupted, the same call resumes.
+    """Download everything. If interrupted, the same call resumes.
 
-    A set is in the manifest, and in the lock, once all of it is there. Sets that the plan did not take from the lock are
-    pinned in it; its other sets stay.
+    A set enters the manifest and the lock when it is complete. Sets that the plan did not take from the lock are pinned in
+    it. The lock's other sets stay.
 
     Args:
-        lock: By default ``download.lock.json`` in the plan's folder.
+        lock: The lock file. By default ``download.lock.json`` in the plan's folder.
 
     Returns:
-        Why sets could not be had, by their names, those refused in the plan included.
+        The reason for each set that is not downloaded, by name, including those that the plan refused.
 
     Raises:
         ConfigError: Another download is writing into the folder.
@@ -146,7 +146,7 @@ def run(planned: DownloadPlan, progress: Progress, *, lock: Path | None = None) 
 
 
 def _fetch_set(planned: PlannedSet, progress: Progress, path: Path) -> str:
-    """Have all files of a set; says why that failed, or nothing."""
+    """Download all files of a set. Returns why that failed, or an empty string."""
     try:
         for file in planned.files:
             _fetch(file, planned, progress)
@@ -162,7 +162,7 @@ def _fetch_set(planned: PlannedSet, progress: Progress, path: Path) -> str:
 
 
 def _fetch(file: HubFile, planned: PlannedSet, progress: Progress) -> None:
-    """Have one file; a pinned one that someone changed is not overwritten."""
+    """Download one file. A pinned file that was changed is not overwritten."""
     path = planned.folder / file.name
     if planned.pinned and path.exists() and not is_whole(file, path, progress):
         raise DataError(
@@ -175,7 +175,7 @@ def _fetch(file: HubFile, planned: PlannedSet, progress: Progress) -> None:
 
 
 def _write_manifest(out: Path, done: list[PlannedSet]) -> None:
-    """Note what is here; sets of earlier calls stay."""
+    """Write the manifest of the complete sets. Sets of earlier calls stay."""
     path = out / MANIFEST_FILE
     sets = manifest_of(path).get("sets", {}) | {
         planned.name: LockedSet.of(planned.wanted, planned.files).model_dump(

@@ -1,7 +1,7 @@
-"""Files of repositories on the Hugging Face Hub, or on the mirror that ``HF_ENDPOINT`` names, and on GitHub.
+"""Download files of repositories on the Hugging Face Hub, on the mirror that ``HF_ENDPOINT`` names, and on GitHub.
 
-A download that was cut off, or killed, continues where it stopped. The result is compared with the checksum that the
-repository states. (``hf_hub_download`` starts again after a kill and compares only sizes.)
+An interrupted download resumes. The result is compared with the repository's checksum. (``hf_hub_download`` restarts
+after a kill and compares only sizes.)
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from afm.endpoints.pace import retry_after_s
 from afm.errors import DataError, MissingExtraError
 
 Progress = Callable[[str, int, int | None], None]
-"""Receives what is counted, how many are done, and how many there are."""
+"""Receives the unit, the number done, and the total (``None`` if unknown)."""
 
 GITHUB_ENDPOINT = "GITHUB_RAW_ENDPOINT"
-"""Variable that names a mirror of GitHub's raw files, with the same paths behind it."""
+"""Environment variable that names a mirror of GitHub's raw files with the same paths."""
 _GITHUB = "https://raw.githubusercontent.com"
 MIB = 1 << 20
 _TRIES = 5
-"""In a row without a single byte."""
+"""Attempts in a row that bring no byte."""
 _LIST_TRIES = 3
-"""To list what a repository holds, when the server is there and fails."""
+"""Attempts to list a repository while its server responds with errors."""
 _TOO_MANY = 429
 _PAUSE_S = 2.0
 _READ_BYTES = 4 * MIB
@@ -40,7 +40,7 @@ _NO_GITHUB = _OFFLINE_ADVICE.format(f"GitHub: set {GITHUB_ENDPOINT} to a mirror 
 
 
 class RepositoryKind(StrEnum):
-    """What a repository of the Hub holds; or that it is one of GitHub."""
+    """The kind of a repository on the Hub, or GitHub."""
 
     DATASET = "dataset"
     MODEL = "model"
@@ -49,7 +49,7 @@ class RepositoryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file at one state of a repository.
+    """A file at one commit of a repository.
 
     Attributes:
         name: Its path in the repository.
@@ -65,17 +65,17 @@ class HubFile:
     kind: RepositoryKind = RepositoryKind.DATASET
 
     def partial(self, folder: Path) -> Path:
-        """Where it grows. The checksum is in the name, so nothing continues with another state of the file."""
+        """Return the path of the partial file. Its name holds the checksum, so another version never continues it."""
         return folder / f"{self.name}.{self.checksum[:12]}.partial"
 
     def arrived(self, folder: Path) -> int:
-        """Bytes of it that are there already."""
+        """Return the number of bytes downloaded so far."""
         here = self.partial(folder)
         return here.stat().st_size if here.is_file() else 0
 
 
 class Checksum:
-    """That of a file, fed piece by piece."""
+    """The checksum of a file, computed piece by piece."""
 
     def __init__(self, file: HubFile) -> None:
         self._file = file
@@ -85,11 +85,11 @@ class Checksum:
             self._hash = hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
 
     def add(self, piece: bytes) -> None:
-        """Take in the next piece."""
+        """Add the next piece."""
         self._hash.update(piece)
 
     def check(self, path: Path) -> None:
-        """Compare; a file that is wrong is removed, and an error."""
+        """Compare the checksum. A wrong file is removed and raises an error."""
         if not self.right:
             path.unlink(missing_ok=True)
             raise DataError(
@@ -100,26 +100,26 @@ class Checksum:
 
     @property
     def right(self) -> bool:
-        """Whether all that was taken in is the file."""
+        """Whether the bytes added so far are the file."""
         return self._hash.hexdigest() == self._file.checksum
 
 
 def github_endpoint() -> str:
-    """Where files of GitHub come from, without a slash at its end."""
+    """Return the base address of GitHub's raw files, without a final slash."""
     return (os.environ.get(GITHUB_ENDPOINT) or _GITHUB).rstrip("/")
 
 
 def hub_files(
     repository: str, kind: RepositoryKind = RepositoryKind.DATASET, revision: str | None = None
 ) -> list[HubFile]:
-    """The files of a repository, by name.
+    """List the files of a repository by name.
 
     Args:
-        revision: Branch, tag or commit; by default the main branch.
+        revision: Branch, tag or commit. By default the main branch.
 
     Raises:
-        DataError: It cannot be reached, is not there, or is not at ``revision``.
-        MissingExtraError: ``huggingface_hub`` is absent.
+        DataError: The repository or ``revision`` does not exist or cannot be reached.
+        MissingExtraError: ``huggingface_hub`` is not installed.
     """
     info = _describe(repository, kind, revision)
     if info.sha is None or (is_commit(revision) and info.sha != revision):
@@ -134,12 +134,12 @@ def hub_files(
 
 
 def is_commit(revision: str | None) -> bool:
-    """Whether a revision is a whole commit, which never changes, rather than a branch or a tag."""
+    """Return whether a revision is a full commit hash, which never changes, unlike a branch or a tag."""
     return revision is not None and len(revision) == 40 and set(revision) <= set("0123456789abcdef")
 
 
 def is_whole(file: HubFile, path: Path, progress: Progress) -> bool:
-    """Whether ``path`` holds this file, by size and checksum."""
+    """Return whether ``path`` holds this file, by size and checksum."""
     if not path.is_file() or path.stat().st_size != file.size:
         return False
     return _checksum(file, path, progress).right
@@ -155,7 +155,7 @@ def _checksum(file: HubFile, path: Path, progress: Progress) -> Checksum:
 
 
 def _describe(repository: str, kind: RepositoryKind, revision: str | None) -> Any:
-    """What the Hub says about a repository; a server that fails is asked again."""
+    """Return the Hub's description of a repository, with retries if the server fails."""
     import httpx
 
     try:
@@ -180,7 +180,7 @@ def _describe(repository: str, kind: RepositoryKind, revision: str | None) -> An
 
 
 def _refusal(error: Any, repository: str, kind: RepositoryKind, revision: str | None, endpoint: str) -> str:
-    """Why the Hub refused, and what can be done."""
+    """Return why the Hub refused, and the next step."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     name = f"{kind} {repository} of {endpoint}"
@@ -197,7 +197,7 @@ def _refusal(error: Any, repository: str, kind: RepositoryKind, revision: str | 
 
 
 def checked_name(repository: str, name: str) -> str:
-    """A file name that stays within the folder of the download."""
+    """Return ``name`` if it stays within the folder of the download, else raise an error."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
         raise DataError(f"{repository} names a file {name!r}, which would be outside the folder")
@@ -207,7 +207,7 @@ def checked_name(repository: str, name: str) -> str:
 
 
 def fetch(file: HubFile, folder: Path, progress: Progress) -> Path:
-    """The file in ``folder``, checked; an error where it cannot be had, or is not what it should be."""
+    """Download a file into ``folder`` and verify it. An unavailable or wrong file is an error."""
     path = folder / file.name
     if is_whole(file, path, progress):
         return path
@@ -218,10 +218,10 @@ def fetch(file: HubFile, folder: Path, progress: Progress) -> Path:
 
 
 def fetch_partial(file: HubFile, folder: Path, progress: Progress) -> Path:
-    """All bytes of a file, not checked yet, at :meth:`HubFile.partial`."""
+    """Download all bytes of a file to :meth:`HubFile.partial`, without verifying them."""
     partial = file.partial(folder)
     partial.parent.mkdir(parents=True, exist_ok=True)
-    partial.touch()  # a file of no bytes is never asked for
+    partial.touch()  # an empty file needs no request
     tries = 0
     while True:
         arrived = file.arrived(folder)
@@ -238,25 +238,25 @@ def fetch_partial(file: HubFile, folder: Path, progress: Progress) -> Path:
 
 
 def pieces(path: Path) -> Iterator[bytes]:
-    """The bytes of a file."""
+    """Yield the bytes of a file in pieces."""
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):
             yield piece
 
 
 def format_size(count: int) -> str:
-    """A number of bytes for people."""
+    """Format a number of bytes."""
     if count >= 1 << 30:
         return f"{count / (1 << 30):.1f} GiB"
     return f"{max(1, round(count / MIB))} MiB" if count else "nothing"
 
 
 class _BrokenError(Exception):
-    """A transfer broke off; it may continue."""
+    """A transfer was interrupted and may resume."""
 
 
 class _Counted:
-    """A file that tells how much is in it."""
+    """A file that reports how much is in it."""
 
     def __init__(self, sink: IO[bytes], file: HubFile, progress: Progress) -> None:
         self._sink, self._file, self._progress = sink, file, progress
@@ -271,7 +271,7 @@ class _Counted:
 
 
 def _get(file: HubFile, sink: Any, arrived: int) -> None:
-    """Append what is missing; a :class:`_BrokenError` may be tried again, a :class:`DataError` in vain."""
+    """Append the missing bytes. A :class:`_BrokenError` is worth a retry, a :class:`DataError` is not."""
     import httpx
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -303,7 +303,7 @@ def _get(file: HubFile, sink: Any, arrived: int) -> None:
 
 
 def _address(file: HubFile) -> tuple[str, dict[str, str]]:
-    """Where a file is, and the headers of a request for it; a token of the Hub goes to the Hub alone."""
+    """Return the address of a file and the headers of its request. A Hub token goes only to the Hub."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 

@@ -1,8 +1,7 @@
-"""The data sets and models that a project fetches from the Hub: a YAML that names them, and a lock that pins them.
+"""The data sets and models that a project downloads from the Hub: a YAML that names them, and a lock that pins them.
 
-The YAML says what is wanted, from which repository, and what is made of it afterwards. The lock, next to the files
-or wherever it is asked for, notes commit, size and checksum of every file, so that another machine gets the same bytes
-or an error.
+The YAML names repositories and files, and the files to prepare from them. The lock, by default next to the files,
+records commit, size and checksum of every file, so that another machine gets the same bytes or an error.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from afm.runs.atomic import replace_text
 LOCK_FILE = "download.lock.json"
 _SHARD = re.compile(r"-\d+-of-\d+$")
 _FILE_NAME = r"^([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*$"
-"""A name without its ending, in a folder if it has one."""
+"""A file name without its suffix, optionally in a folder."""
 
 
 def split_of(name: str) -> str:
-    """The split that a file of a repository belongs to, by its path: ``data/train-00000-of-00002.parquet`` is of ``train``."""
+    """Return the split of a repository's file by its path: ``train`` for ``data/train-00000-of-00002.parquet``."""
     path = Path(name)
     return path.with_name(_SHARD.sub("", path.stem)).as_posix().removeprefix("data/")
 
 
 class Product(StrEnum):
-    """Kinds of files that published rows become."""
+    """Kinds of files to prepare from published rows."""
 
     TASKS = "tasks"
     """JSONL of questions with gold answers: for `afm data distill`, `afm data queries`, `afm eval`."""
@@ -49,73 +48,73 @@ class Product(StrEnum):
     SFT = "sft"
     """Alpaca JSON for `afm sft`, with its entry in ``dataset_info.json``."""
     CHAT = "chat"
-    """JSONL of ``{messages}``, every message with its role: for `afm convert` and `afm data negative`. Where every message
-    says whether it is trained on, also for `afm sft`, with an entry in ``dataset_info.json``."""
+    """JSONL of ``{messages}``, every message with its role, for `afm convert` and `afm data negative`. If every message
+    says whether it is trained on, it is also for `afm sft`, with an entry in ``dataset_info.json``."""
 
 
 class Validation(Settings):
-    """Questions that are held out of training, in a file of that name next to the training rows."""
+    """Questions to hold out of training, in a file of that name next to the training rows."""
 
     rows: int = Field(ge=1)
-    """How many, at most a tenth of the set: those whose text has the smallest hash, so that a row stays where
-    it is when the set grows, and rows of one question stay together."""
+    """Number of questions, at most a tenth of the set. Those whose text has the smallest hash are held out, so a row
+    keeps its place when the set grows, and rows of one question stay together."""
     seed: int = 0
     name: str = Field(default="val", pattern=r"^[A-Za-z0-9_][\w.-]*$")
     any_numbers: bool = False
-    """Whether texts that differ in their numbers alone are one question, for word problems that were published several
+    """Whether texts that differ only in their numbers are one question, for word problems that are published several
     times with other numbers."""
 
 
 class Mix(Settings):
-    """One file of rows of several sets."""
+    """One file with rows of several sets."""
 
     into: Literal[Product.TASKS, Product.RL]
     parts: tuple[str, ...] = Field(min_length=1)
-    """Names of what the sets prepare, in the order of the rows. Reader, files and choice are those of the
-    preparation, whatever it is made into by itself."""
+    """Names of preparations, in the order of the rows. Reader, files and selection are those of the preparation,
+    regardless of its own ``into``."""
     name: str | None = Field(default=None, pattern=_FILE_NAME)
     split: str = "train"
     """Value of ``extra_info.split`` in rows of ``rl``."""
     ground_truth: GoldForm = GoldForm.TEXT
     validation: Validation | None = None
     prompts: dict[str, str] = Field(default_factory=dict)
-    """What rows of ``rl`` ask with, by agent: files with ``{question}`` in the folder of the download. Other
-    agents' rows ask with the agent's own prompt."""
+    """Prompts of ``rl`` rows by agent: files with ``{question}`` in the folder of the download. Rows of other agents
+    use the agent's own prompt."""
 
 
 class Preparation(Settings):
-    """One file that is made."""
+    """One file to prepare."""
 
     reader: Annotated[str, AfterValidator(checked_reader)]
-    """Name of the layout of the rows, see :mod:`afm.datasets.readers`."""
+    """Name of the rows' layout, see :mod:`afm.datasets.readers`."""
     into: Product
     question_key: str | None = Field(default=None, min_length=1)
     answer_key: str | None = Field(default=None, min_length=1)
-    """Where a row of reader ``plain`` holds them; by default ``question`` and ``answer``."""
+    """Keys of question and answer for reader ``plain``. By default ``question`` and ``answer``."""
     name: str | None = Field(default=None, pattern=_FILE_NAME)
-    """Of the file, without its ending, in a folder of the output if it has one (``rl/train``); by default the
-    set's."""
+    """Name of the file without its suffix, optionally in a folder of the output (``rl/train``). By default the set's
+    name."""
     files: tuple[str, ...] = ("*",)
-    """Patterns of the files of the set that are read, in the order of their names."""
+    """Patterns of the set's files to read, in the order of their names."""
     data_source: str | None = None
-    """Of rows that name none."""
+    """Data source of rows without one."""
     agent: str = "mhqa"
-    """Whose prompt the rows of ``rl`` get."""
+    """Agent whose prompt the rows of ``rl`` get."""
     ability: str = "qa"
-    """Value of the column of that name."""
+    """Value of the column ``ability``."""
     split: str = "train"
     ground_truth: GoldForm | None = None
     validation: Validation | None = None
     published: int | None = Field(default=None, ge=1)
-    """Rows that were published; another number is reported."""
+    """Number of published rows. A different number is reported."""
     min_tests: int | None = Field(default=None, ge=1)
-    """Least number of tests of a programming problem that is wanted."""
+    """Minimum number of tests of a programming problem."""
     max_steps: int | None = Field(default=None, ge=1)
-    """Most operations in the program of a word problem; one without a program is left out."""
+    """Maximum number of operations in the program of a word problem. A problem without a program is left out."""
     no_proofs: bool = False
-    """Leave out problems that ask for a proof, which no gold answer can judge."""
+    """Whether to leave out problems that ask for a proof, which no gold answer can judge."""
     target: int | None = Field(default=None, ge=1)
-    """The most rows, drawn at random with ``seed``."""
+    """Maximum number of rows, drawn at random with ``seed``."""
     seed: int = 0
 
     @model_validator(mode="after")
@@ -137,14 +136,14 @@ class Preparation(Settings):
         return self
 
     def row_reader(self) -> RowReader:
-        """The reader of the rows, with its keys."""
+        """Return the reader of the rows with its keys."""
         if self.reader != "plain":
             return READERS[self.reader]
         return RowReader(plain_rows(self.question_key, self.answer_key))
 
 
 class LockedFile(Settings):
-    """A file as it must be."""
+    """A file with its required size and checksum."""
 
     name: str
     size: int = Field(ge=0)
@@ -157,14 +156,13 @@ class HubSet(Settings):
     repository: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
     kind: RepositoryKind = RepositoryKind.DATASET
     revision: str | None = None
-    """Branch, tag or commit; by default the main branch."""
+    """Branch, tag or commit. By default the main branch."""
     files: tuple[str, ...] = ("*",)
-    """Shell patterns of the paths that are wanted; ``*`` also stands for folders."""
+    """Shell patterns of the paths to download. ``*`` also matches folders."""
     pinned: tuple[LockedFile, ...] = ()
-    """The files of a set on GitHub, which states no checksums: path, size, SHA-256. Its ``revision`` is a
-    commit."""
+    """Files of a set on GitHub, which publishes no checksums: path, size, SHA-256. ``revision`` must be a commit."""
     optional: bool = False
-    """Fetched only when it is named, for what is very large or not needed for the recipe."""
+    """Whether to download the set only by name, because it is very large or the recipe does not need it."""
     prepare: tuple[Preparation, ...] = ()
     prompts: tuple[PublishedPrompt, ...] = ()
 
@@ -194,7 +192,7 @@ class HubSet(Settings):
         return self
 
     def pinned_files(self) -> tuple[HubFile, ...]:
-        """The files that the YAML itself pins; none for a set of the Hub."""
+        """Return the files that the YAML itself pins. Empty for a set of the Hub."""
         return tuple(
             HubFile(self.repository, file.name, file.size, file.checksum, self.revision or "", self.kind)
             for file in self.pinned
@@ -202,12 +200,12 @@ class HubSet(Settings):
         )
 
     def wants(self, name: str) -> bool:
-        """Whether a file of the repository is one of ``files``."""
+        """Return whether a file of the repository matches ``files``."""
         return any(fnmatchcase(name, pattern) for pattern in self.files)
 
 
 class HubSets(Settings):
-    """A YAML of sets and of mixes of them, by name; a set's name is also its folder."""
+    """A YAML of sets and mixes of them, by name. A set's name is also its folder."""
 
     sets: dict[str, HubSet] = Field(min_length=1)
     mixes: dict[str, Mix] = Field(default_factory=dict)
@@ -228,19 +226,19 @@ class HubSets(Settings):
 
     @property
     def preparations(self) -> dict[str, tuple[str, Preparation]]:
-        """Everything that is prepared, by name, each with the set that it is of."""
+        """All preparations by name, each with its set."""
         return {
             step.name or name: (name, step) for name, hub_set in self.sets.items() for step in hub_set.prepare
         }
 
     def mix(self, name: str) -> Mix:
-        """The mix of that name."""
+        """Return the mix of that name."""
         if name not in self.mixes:
             raise UsageError(f"{name}: no such mix; {suggestion(name, self.mixes)}")
         return self.mixes[name]
 
     def chosen(self, names: list[str], *, everything: bool = False) -> dict[str, HubSet]:
-        """The sets of these names; without names all that are not optional."""
+        """Return the sets of these names, or without names all that are not optional."""
         for name in names:
             if name not in self.sets:
                 raise UsageError(f"--only {name}: no such set; {suggestion(name, self.sets)}")
@@ -258,7 +256,7 @@ def read_hub_sets(path: Path) -> HubSets:
 
 
 class LockedSet(Settings):
-    """A set as it must be."""
+    """A pinned set."""
 
     repository: str
     kind: RepositoryKind
@@ -266,14 +264,14 @@ class LockedSet(Settings):
     patterns: tuple[str, ...]
     """The YAML's ``revision`` and ``files``."""
     commit: str
-    """What the revision was when it was pinned."""
+    """Commit of the revision when it was pinned."""
     files: tuple[LockedFile, ...]
     rows: dict[str, int] = Field(default_factory=dict)
-    """Rows by split, as they were counted when the set was prepared first; empty before that."""
+    """Rows by split, as counted when the set was first prepared. Empty before that."""
 
     @classmethod
     def of(cls, wanted: HubSet, files: tuple[HubFile, ...]) -> LockedSet:
-        """Pins what a set is now."""
+        """Pin a set at its current files."""
         return cls(
             repository=wanted.repository,
             kind=wanted.kind,
@@ -284,14 +282,14 @@ class LockedSet(Settings):
         )
 
     def hub_files(self) -> tuple[HubFile, ...]:
-        """The files, to be fetched at that commit."""
+        """Return the files at the pinned commit."""
         return tuple(
             HubFile(self.repository, file.name, file.size, file.checksum, self.commit, self.kind)
             for file in self.files
         )
 
     def check(self, name: str, wanted: HubSet, lock: Path) -> None:
-        """Refuse a YAML that asks for something else."""
+        """Raise an error if the YAML asks for something else."""
         commit = wanted.revision if is_commit(wanted.revision) else self.commit
         pairs = (
             ("commit", self.commit, commit),
@@ -303,18 +301,18 @@ class LockedSet(Settings):
         for key, locked, asked in pairs:
             if locked != asked:
                 raise DataError(
-                    f"set {name!r} is pinned to {key} {locked}, the YAML asks for {asked}; undo the change, or pin again "
-                    "with --pin",
+                    f"set {name!r} is pinned to {key} {locked}, but the YAML asks for {asked}; undo the change, or pin it "
+                    "again with --pin",
                     path=str(lock),
                 )
 
     def counted(self, name: str, rows: Mapping[str, int], lock: Path) -> LockedSet:
-        """The set with the rows by split that were counted now; another number than before is an error."""
+        """Return the set with the given counts of rows by split. A count that differs from the lock is an error."""
         for split, count in rows.items():
             if (before := self.rows.get(split, count)) != count:
                 raise DataError(
-                    f"set {name!r}, split {split!r}: {count:,} rows, {before:,} when it was prepared before; if that is meant, "
-                    f"prepare it again with --new-counts, else fetch the files again",
+                    f"set {name!r}, split {split!r}: {count:,} rows, but {before:,} when it was first prepared. If the change "
+                    f"is intended, prepare it again with --new-counts. If not, download the files again",
                     path=str(lock),
                 )
         return self.model_copy(update={"rows": {**self.rows, **rows}})
@@ -333,7 +331,7 @@ class Lock(Settings):
 
 
 def read_lock(path: Path) -> Lock:
-    """The lock in a file; an empty one when there is no file."""
+    """Read the lock in a file. Without a file the lock is empty."""
     if not path.exists():
         return Lock()
     try:
@@ -341,5 +339,5 @@ def read_lock(path: Path) -> Lock:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise DataError(
-            f"no lock of downloads: {first['msg']}; remove it, or restore it", path=str(path)
+            f"not a lock of downloads: {first['msg']}; remove or restore the file", path=str(path)
         ) from None

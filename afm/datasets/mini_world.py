@@ -1,8 +1,7 @@
 """A generated world of arithmetic word problems with exact gold answers.
 
-Two-digit operands keep the answers out of reach of mental arithmetic for a tiny model, so that a code
-tool is worth calling. The splits share no arithmetic expression, so no question, whatever the seeds:
-an expression's hash decides the split it belongs to.
+With two-digit operands, a tiny model cannot compute the answers itself, so a code tool is worth calling. The hash of an
+expression decides its split, so splits share no expression and no question, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from afm.runs.folder import write_manifest
 
 DATA_SOURCE = "mini_math"
 ONE_STEP_SHARE = 0.52
-"""Share of problems with one operation; the others have two."""
+"""Share of problems with one operation. The others have two."""
 
 _MAX_MISSES = 2_000
 _PEOPLE = ("Tom", "Mia", "Ana", "Leo", "Zoe", "Max", "Eva", "Ian", "Kim", "Sam")
@@ -114,7 +113,7 @@ class StoryProblem:
 
     @property
     def expression(self) -> str:
-        """As Python, with parentheses only where they are needed."""
+        """The expression in Python, with only the necessary parentheses."""
         text, loose = str(self.start), False
         for operator, operand in self.changes:
             text = f"({text})" if operator == "*" and loose else text
@@ -134,12 +133,12 @@ class StoryProblem:
 def generate(
     split: WorldSplit, count: int, *, seed: int, stories: Sequence[Story] = STORIES
 ) -> Iterator[Task]:
-    """Stream ``count`` distinct tasks of a split, in random order; the same arguments give the same tasks.
+    """Stream ``count`` distinct tasks of a split in random order. The same arguments give the same tasks.
 
     Exactly ``round(0.52 * count)`` of them have one step.
 
     Raises:
-        ConfigError: The world holds fewer problems than asked for.
+        ConfigError: The world holds fewer problems than requested.
     """
     rng = random.Random(f"{DATA_SOURCE}/{split}/{seed}")
     ones = round(ONE_STEP_SHARE * count)
@@ -160,7 +159,7 @@ def generate(
 def write_world(
     out_dir: str | Path, *, seed: int, sizes: Mapping[WorldSplit, int] = DEFAULT_SIZES
 ) -> dict[WorldSplit, Path]:
-    """Write ``train.jsonl``, ``rl.jsonl``, ``heldout.jsonl`` and a manifest; returns the three paths."""
+    """Write ``train.jsonl``, ``rl.jsonl``, ``heldout.jsonl`` and a manifest, and return the three paths."""
     out = Path(out_dir)
     paths = {split: out / f"{split.value}.jsonl" for split in sizes}
     for split, path in paths.items():
@@ -171,13 +170,13 @@ def write_world(
 
 
 def split_of(key: str) -> WorldSplit:
-    """The split to which what ``key`` stands for belongs, by its hash: here the expression of a problem."""
+    """Return the split of a problem by the hash of ``key``, here its expression."""
     bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % 100
     return next(split for split, bound in _HASH_BELOW.items() if bucket < bound)
 
 
 def read_problem(question: str) -> StoryProblem | None:
-    """Understand a question of this world by its wording; ``None`` for any other text."""
+    """Parse a question of this world by its wording. Returns ``None`` for any other text."""
     sentences = re.split(r"(?<=[.?]) ", question.strip())
     if len(sentences) < 3:
         return None

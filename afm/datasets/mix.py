@@ -1,4 +1,4 @@
-"""One file of rows of several downloaded sets: reinforcement on programs and mathematics together, questions to distil."""
+"""Mixes: one file with rows of several downloaded sets, for reinforcement learning or distillation."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from afm.runs.folder import sha256_of, write_manifest
 _KEY_BYTES = 12
 _NOTED = {"reader", "agent", "ability", "min_tests", "no_proofs", "target", "seed"}
 Parts = dict[str, tuple[Preparation, SetFiles]]
-"""What is read for each part, and of which files."""
+"""Preparation and files of each part, by name."""
 Prompts = dict[str, PromptSource]
-"""What rows ask with, by agent."""
+"""Prompts of rows, by agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A file that was made, and where rows were held out, theirs; ``bad_rows`` lists the refused ones, if there are any."""
+    """A prepared file, and the file of held-out rows if any. ``bad_rows`` is the list of refused rows, if any."""
 
     paths: tuple[Path, ...]
     rows: int
@@ -45,14 +45,14 @@ class Mixed:
 
 
 def mix_sources(name: str, sets: HubSets, data: Path) -> Parts:
-    """What each part of a mix reads.
+    """Return the input of each part of a mix.
 
     Args:
         data: Folder of the download.
 
     Raises:
-        UsageError: There is no such mix.
-        DataError: Sets are not downloaded; names all of them.
+        UsageError: There is no mix of that name.
+        DataError: Sets are not downloaded. The message names all of them.
     """
     sources: Parts = {}
     missing: dict[str, str] = {}
@@ -84,17 +84,17 @@ def prepare_mix(
     strict: bool = False,
     on_row: OnNamedRow | None = None,
 ) -> Mixed:
-    """Make one parquet file (``rl``) or JSONL (``tasks``), with a manifest of every part's counts.
+    """Write one parquet file (``rl``) or JSONL (``tasks``), with a manifest of the counts of every part.
 
-    A question that an earlier row has is left out, an id that an earlier row has gets its part's name in front.
+    A row that repeats an earlier question is left out. An id that repeats an earlier one gets its part's name as prefix.
 
     Args:
-        keep: Files of tasks; only their questions are taken.
-        own_prompts: Rows ask with their agent's own prompt, whatever the mix says.
-        strict: A bad row is an error; else it is listed in ``NAME.bad_rows.jsonl``.
+        keep: Files of tasks. Only their questions are kept.
+        own_prompts: Whether rows use their agent's own prompt instead of the mix's.
+        strict: Whether a bad row is an error. Otherwise ``NAME.bad_rows.jsonl`` lists it.
 
     Raises:
-        UsageError: There is no such mix.
+        UsageError: There is no mix of that name.
         DataError: Sets are not downloaded, a prompt is missing, a part gives no row, or a row is bad and ``strict``.
     """
     mix, parts = sets.mix(name), mix_sources(name, sets, data)
@@ -113,7 +113,7 @@ def prepare_mix(
 def _streams(
     parts: Parts, unique: _Unique, bad: BadRows, counts: dict[str, ReadCounts], on_row: OnNamedRow | None
 ) -> dict[str, Iterator[Task]]:
-    """The rows of each part, to be read in their order."""
+    """Return the rows of each part, to be read in this order."""
     streams = {}
     for part, (step, source) in parts.items():
         show = None if on_row is None else _named(on_row, part)
@@ -127,7 +127,7 @@ def _named(on_row: OnNamedRow, part: str) -> Callable[[int], None]:
 
 
 class _Unique:
-    """Tasks of all parts, each question and each id once; if there are files to ``keep`` by, their questions alone."""
+    """Tasks of all parts with unique questions and ids, limited to the questions of the files in ``keep``, if any."""
 
     def __init__(self, keep: Sequence[Path]) -> None:
         self._wanted = {_key(task) for file in keep for task in read_tasks(file)} if keep else None
@@ -135,9 +135,9 @@ class _Unique:
         self._ids: set[str] = set()
 
     def of(self, part: str, made: Iterable[ReadRow], counts: ReadCounts) -> Iterator[Task]:
-        """The tasks of one part, at least one."""
+        """Yield the tasks of one part, at least one."""
         for task in made:
-            assert isinstance(task, Task)  # the list of sets was checked
+            assert isinstance(task, Task)  # the validation of the list of sets ensures it
             key = _key(task)
             if self._wanted is not None and key not in self._wanted:
                 counts.leave_out("not among the questions to keep")
@@ -154,18 +154,18 @@ class _Unique:
 
 
 def _key(task: Task) -> bytes:
-    """The same for questions that differ in blanks alone."""
+    """Return a key that is equal for questions that differ only in whitespace."""
     text = " ".join(task.question.split()).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=_KEY_BYTES).digest()
 
 
 def _prompts(mix: Mix, data: Path) -> Prompts:
-    """The prompts of a mix, by agent."""
+    """Load the prompts of a mix, by agent."""
     missing = [str(data / file) for file in mix.prompts.values() if not (data / file).is_file()]
     if missing:
         raise DataError(
-            f"prompts of the mix are missing: {', '.join(missing)}; `afm data prepare published` writes them once the set "
-            "`benchmarks` is downloaded, and --own-prompts asks with the agents' own"
+            f"prompts of the mix are missing: {', '.join(missing)}; download the set `benchmarks` and run `afm data prepare "
+            "published`, or use the agents' own prompts with --own-prompts"
         )
     return {agent: PromptSource.load(data / file) for agent, file in mix.prompts.items()}
 
@@ -196,7 +196,7 @@ def _note(
     keep: Sequence[Path],
     prompts: Prompts,
 ) -> None:
-    """The manifest of a mix."""
+    """Write the manifest of a mix."""
     totals = [total.as_counts() for total in counts.values()]
     write_manifest(
         target.with_name(f"{target.name}.manifest.json"),

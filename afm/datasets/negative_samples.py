@@ -1,8 +1,7 @@
-"""Samples that teach when not to call a tool: tools there or not, needed or not.
+"""Samples that teach when not to call a tool: with and without tools, needed and not needed.
 
-The four kinds are Agent-FLAN's negative samples (arXiv 2403.12881) in this project's own format. What is right or
-wrong about the world comes from a trajectory or from the rows that are given; only sentences about having no tool are
-made by rule.
+The four kinds are Agent-FLAN's negative samples (arXiv 2403.12881) in this project's format. All facts come from a
+trajectory or the given rows. Rules write only the sentences about absent tools.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _NOT_NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class GeneralQuestion:
-    """One question of everyday chat, what was answered, and what a system message said before it."""
+    """One question of everyday chat with its answer and the system message before it."""
 
     id: str
     question: str
@@ -68,25 +67,25 @@ class NegativeKind(StrEnum):
 
 
 class AbsentAnswer(StrEnum):
-    """What follows where a tool is asked for that is not there."""
+    """The response to a request for an absent tool."""
 
     ANSWER = "answer"
-    """The trajectory's own answer, unless its verdict says that it is wrong."""
+    """The trajectory's own answer, unless its verdict is wrong."""
     EXPLAIN = "explain"
-    """That there is no such tool, and nothing else."""
+    """Only the statement that the tool is absent."""
 
 
 class DirectAnswer(StrEnum):
-    """How a question that needs no tool is answered by an agent that has some."""
+    """The form of an answer that needs no tool, by an agent with tools."""
 
     AGENT = "agent"
-    """In the agent's functions, on the shortest way to its answer."""
+    """The agent's tags, on the shortest way to its answer."""
     PLAIN = "plain"
-    """As plain text, as in chat."""
+    """Plain text, as in chat."""
 
 
 class AnswerSource(StrEnum):
-    """Where the answer of a sample comes from."""
+    """The source of a sample's answer."""
 
     TRAJECTORY = "trajectory"
     GIVEN = "given"
@@ -98,7 +97,7 @@ class NegativeSample:
     """One training sample: the whole user turn and the whole response.
 
     Attributes:
-        agent: The agent that the prompt is of; ``None`` for a question asked without any instruction.
+        agent: The agent of the prompt. ``None`` for a question without any instruction.
     """
 
     kind: NegativeKind
@@ -111,7 +110,7 @@ class NegativeSample:
 
 @dataclass(frozen=True)
 class SampleMaker:
-    """Makes samples of one agent; what it makes depends on its settings, the row and the seed alone."""
+    """Makes samples of one agent. They depend only on its settings, the row and the seed."""
 
     spec: AgentSpec
     seed: int = 0
@@ -125,21 +124,21 @@ class SampleMaker:
 
     @cached_property
     def direct_way(self) -> tuple[str, ...]:
-        """The fewest roles from the start to an answer without a tool; empty where there is no such way."""
+        """The fewest roles from the start to an answer without a tool. Empty if there is no way."""
         return _shortest_way(self.spec)
 
     @cached_property
     def is_silent(self) -> bool:
-        """Whether the agent is asked with the question alone, so that a question without a prompt is its own."""
+        """Whether the agent's prompt is only the question, so that a question without a prompt is the agent's."""
         return self.spec.user_message("?") == "?"
 
     def of_record(self, record: Record) -> list[NegativeSample]:
-        """The samples that a trajectory gives: two, none where it answered wrongly without a tool.
+        """Return the samples of a trajectory: two, or none if it answered wrongly without a tool.
 
-        One where an explanation would have to be asked for without a prompt, which is the agent's own.
+        There is only one if the explanation would need a question without a prompt, which is the agent's own prompt.
 
         Raises:
-            DataError: It breaks the rules of the agent, or belongs to another (without location).
+            DataError: The trajectory breaks the agent's rules or belongs to another agent (without location).
         """
         if record.agent != self.spec.name:
             raise DataError(
@@ -162,12 +161,12 @@ class SampleMaker:
         return [self._check(as_it_is), self._check(self._without_asking(record, steps))]
 
     def of_question(self, row: GeneralQuestion) -> list[NegativeSample]:
-        """The samples that a question of everyday chat gives: asked without a prompt, and of the agent with its tools.
+        """Return the samples of a question of everyday chat: one without a prompt, and one of the agent with its tools.
 
-        Where the agent has no prompt of its own, the first is asked of the agent without its tools.
+        If the agent has no prompt of its own, the first sample is of the agent without its tools.
 
         Raises:
-            DataError: Its answer holds a tag of the agent or the form of a tool call (without location).
+            DataError: The answer contains a tag of the agent or the form of a tool call (without location).
         """
         for text in (row.question, row.answer):
             if tag := tag_pattern(tuple(self.spec.roles)).search(text):
@@ -184,7 +183,7 @@ class SampleMaker:
     def _ask_without_tools(
         self, record: Record, steps: Sequence[Step], call: Step, explains: bool
     ) -> NegativeSample:
-        """The question with a wish for the tool that the trajectory called first, offered without it."""
+        """Make a sample that asks for the tool that the trajectory called first, without offering it."""
         rng = self._rng(NegativeKind.ABSENT_NEEDED, record.identity)
         names = {
             "tool": self.spec.tool_roles[call.role],
@@ -202,7 +201,7 @@ class SampleMaker:
         return self._check(NegativeSample(kind, asked, output, AnswerSource.TRAJECTORY, self.bare))
 
     def _without_asking(self, record: Record, steps: Sequence[Step]) -> NegativeSample:
-        """A trajectory without a call, by the agent without tools: its last thought and its answer."""
+        """Make a sample of a trajectory without calls, by the agent without tools: last thought and answer."""
         thoughts = [step.content for step in steps if step.role in self.spec.thought_roles]
         thought = (
             thoughts[-1]
@@ -238,7 +237,7 @@ class SampleMaker:
         return NegativeSample(kind, asked, output, AnswerSource.GIVEN, self.spec, row.system)
 
     def _check(self, sample: NegativeSample) -> NegativeSample:
-        """``sample`` if it is what it promises: valid for its agent, and without any call."""
+        """Return ``sample`` if it is valid for its agent and contains no call, else raise an error."""
         segments = [Segment(Author.AGENT, sample.output)]
         if calls := written_calls(segments, sample.agent or self.bare, original=self.spec):
             raise DataError(
@@ -261,10 +260,10 @@ def _is_wrong(record: Record) -> bool:
 def general_question(row: Any, *, default_id: str) -> GeneralQuestion:
     """Read ``{question, answer}`` or OpenAI's ``{messages: [{role, content}]}``.
 
-    Of several answers the first counts, of a conversation its first question and the reply to it.
+    Of several answers, the first counts. Of a conversation, the first question and its reply count.
 
     Raises:
-        DataError: The row is neither, a text is empty, or the reply calls a tool (without location).
+        DataError: The row has another layout, a text is empty, or the reply calls a tool (without location).
     """
     if not isinstance(row, Mapping):
         raise DataError(f"got {type(row).__name__}, expected an object")
@@ -281,7 +280,7 @@ def general_question(row: Any, *, default_id: str) -> GeneralQuestion:
 
 
 def _first_exchange(messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, str, str]:
-    """System prompt (``None`` without one), question and reply."""
+    """Return system prompt (``None`` without one), question and reply."""
     system = None
     if messages[0]["role"] in ("system", "developer"):
         system, messages = content_text(messages[0]), messages[1:]
@@ -295,9 +294,9 @@ def _first_exchange(messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, 
 
 
 def _shortest_way(spec: AgentSpec) -> tuple[str, ...]:
-    """The fewest roles from the start to the answer without a tool, thoughts aside; the answer is the last.
+    """Return the fewest roles from the start to the answer without a tool, except thoughts. The answer is the last.
 
-    Empty where there is no such way but through a role that grades, since its grade would have to be made up.
+    Empty if every way passes a grading role, because its grade would have to be invented.
     """
     ways: deque[tuple[str, ...]] = deque((role,) for role in spec.transitions[START])
     seen: set[str] = set()
@@ -314,7 +313,7 @@ def _shortest_way(spec: AgentSpec) -> tuple[str, ...]:
 
 
 def _in_roles(spec: AgentSpec, written: Sequence[tuple[str, str]], thought: str) -> str:
-    """Roles in order, the thought before each that needs one."""
+    """Write the roles in order, with the thought before each that needs one."""
     steps: list[Step] = []
     for role, content in written:
         needed = thought if spec.roles[role].needs_thought else None
@@ -323,7 +322,7 @@ def _in_roles(spec: AgentSpec, written: Sequence[tuple[str, str]], thought: str)
 
 
 def _thought_and_answer(spec: AgentSpec, thought: str, answer: str) -> str:
-    """The answer and, where the agent may think before it, the thought."""
+    """Return the answer, after the thought if the agent may think before it."""
     role = spec.answer_role
     thinks = bool(spec.thought_roles) and not spec.roles[role].no_thought
     return render(Trajectory(tuple(_steps(spec, role, answer, thought if thinks else None))))
@@ -337,7 +336,7 @@ def _steps(spec: AgentSpec, role: str, content: str, thought: str | None, prefix
 
 
 def _in_format(answer: str, spec: AgentSpec) -> str:
-    """``answer`` as the agent writes answers; an error where another would be read from it, for example because of its braces."""
+    """Write ``answer`` in the agent's format. It is an error if reading it back gives another answer (braces)."""
     content = _wrapped(answer, spec)
     read = read_answer(content, spec)
     if spec.answer_separator is None and [part.strip() for part in read] != [answer.strip()]:

@@ -1,4 +1,4 @@
-"""A data set of negative samples: which rows are chosen, and the files that hold them."""
+"""A data set of negative samples: the choice of rows, and the output files."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ DEFAULT_RATIOS: Final[Mapping[NegativeKind, float]] = {
     NegativeKind.PRESENT_NOT_NEEDED: 0.1,
     NegativeKind.PRESENT_NEEDED: 1.0,
 }
-"""Rows of a kind for each trajectory with a tool call."""
+"""Rows of each kind per trajectory with a tool call."""
 
 OnRow = Callable[[int], None]
-"""Receives how many rows were read so far; each file is read twice."""
+"""Receives the number of rows read so far. Each file is read twice."""
 _Places = dict[NegativeKind, "array[int]"]
 
 
 @dataclass(frozen=True, slots=True)
 class NegativeSources:
-    """Where samples are made from: trajectories, and questions of everyday chat as JSONL or one JSON array."""
+    """Sources of samples: trajectories, and questions of everyday chat as JSONL or one JSON array."""
 
     records: Path
     general: Path | None = None
@@ -57,12 +57,12 @@ class NegativeSources:
 
 @dataclass(frozen=True)
 class NegativeSummary:
-    """What was written.
+    """The result of writing a data set.
 
     Attributes:
-        wanted: Rows of each kind that the ratios ask for; more than ``rows`` where the sources hold too few.
+        wanted: Rows of each kind that the ratios ask for. More than ``rows`` if the sources hold too few.
         unused: Rows of the sources that give no sample, by reason.
-        bad_rows: Rows that are wrong; listed in ``report``.
+        bad_rows: Number of bad rows. ``report`` lists them.
     """
 
     path: Path
@@ -85,17 +85,16 @@ def write_negative(
 ) -> NegativeSummary:
     """Write samples as ``name.json`` (alpaca rows, each with its origin under ``extra_info``) and register them.
 
-    The files are read twice, first to see what they hold, then to write what was chosen; in memory is one number for
-    each row and kind. The same sources, settings and seed give the same bytes. Nothing appears under ``name.json``
-    until all of it is written.
+    The files are read twice: first to survey their rows, then to write the chosen ones. Memory holds one number per row
+    and kind. The same sources, settings and seed give the same bytes. ``name.json`` appears when it is complete.
 
     Args:
-        ratios: Rows of each kind for each trajectory with a tool call; a missing kind is not made.
-        drop_bad_rows: Continue without rows that are wrong. They are listed in ``name.bad_rows.jsonl`` either way.
+        ratios: Rows of each kind per trajectory with a tool call. A missing kind is left out.
+        drop_bad_rows: Whether to continue without bad rows. ``name.bad_rows.jsonl`` lists them in any case.
 
     Raises:
         ConfigError: The agent has no tools, a ratio is negative, or the data set would replace its own source.
-        DataError: A row is wrong and not dropped, or there is nothing to make a kind from.
+        DataError: A row is bad and not dropped, or the sources hold no row for a kind.
     """
     check_name(name)
     _check(maker, ratios)
@@ -142,8 +141,8 @@ def _check(maker: SampleMaker, ratios: Mapping[NegativeKind, float]) -> None:
     explains = maker.absent_answer is AbsentAnswer.EXPLAIN and ratios.get(NegativeKind.ABSENT_NEEDED, 0)
     if explains and maker.is_silent:
         raise ConfigError(
-            f"agent {maker.spec.name!r} is asked with the question alone, which looks like a question "
-            "without tools; expected absent answers of kind 'answer', or an agent with a prompt"
+            f"the prompt of agent {maker.spec.name!r} is only the question, as in a question without tools; "
+            "expected absent answers of kind 'answer', or an agent with a prompt"
         )
     for kind, ratio in ratios.items():
         if not 0 <= ratio < float("inf"):
@@ -155,7 +154,8 @@ def _check_sources(
 ) -> None:
     if not places[NegativeKind.PRESENT_NEEDED]:
         raise DataError(
-            "holds no trajectory with a tool call, by which the ratios count", path=str(sources.records)
+            "holds no trajectory with a tool call; ratios count per trajectory with one",
+            path=str(sources.records),
         )
     for kind in NegativeKind:
         if not ratios.get(kind, 0) or places[kind]:
@@ -166,8 +166,8 @@ def _check_sources(
         agents_way = kind is NegativeKind.PRESENT_NOT_NEEDED and maker.direct_answer is DirectAnswer.AGENT
         if agents_way and sources.general is not None and not maker.direct_way:
             message += (
-                f". Questions of --general cannot be answered in the functions of agent {maker.spec.name!r} without a call or a "
-                "grade that nobody gave; --direct plain answers them as plain text"
+                f". Agent {maker.spec.name!r} cannot answer questions of --general in its tags without a call or an invented "
+                "grade; --direct plain answers them as plain text"
             )
         raise DataError(message, path=str(sources.records))
 
@@ -182,7 +182,7 @@ def _samples(
     chosen: Mapping[NegativeKind, frozenset[int]],
     written: Counter[NegativeKind],
 ) -> Iterator[dict[str, Any]]:
-    """The chosen samples in the order of their files, counted in ``written``."""
+    """Yield the chosen samples in the order of their files, and count them in ``written``."""
     for row in rows:
         if not any(row.number in numbers for numbers in chosen.values()):
             continue
@@ -218,7 +218,7 @@ def _alpaca(sample: NegativeSample, row: _SourceRow) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _SourceRow:
-    """One row of the sources; ``number`` counts through all files."""
+    """One row of the sources. ``number`` counts over all files."""
 
     number: int
     file: Path
@@ -228,12 +228,12 @@ class _SourceRow:
 
     @property
     def id(self) -> str:
-        """Its own, else its place."""
+        """The row's own id, else its place."""
         return row_id(self.item) or f"{self.file.stem}-{self.line}"
 
 
 def _source_rows(sources: NegativeSources, on_row: OnRow, reads: Iterator[int]) -> Iterator[_SourceRow]:
-    """Every row of all files, in their order; an array that breaks off is an error, since the lost rows cannot be counted."""
+    """Yield every row of all files in order. A truncated array is an error, because the lost rows cannot be counted."""
     number = 0
     for file in sources.files:
         for line, item in json_rows(file):
@@ -245,7 +245,7 @@ def _source_rows(sources: NegativeSources, on_row: OnRow, reads: Iterator[int]) 
 
 
 def _survey(rows: Iterable[_SourceRow], maker: SampleMaker, bad: BadRows) -> tuple[_Places, Counter[str]]:
-    """For each kind the numbers of the rows it can be made from; and the rows that give no sample, by reason."""
+    """Return the numbers of the rows that can give each kind, and the count of rows without a sample by reason."""
     places: _Places = {kind: array("q") for kind in NegativeKind}
     unused: Counter[str] = Counter()
     for row in rows:
@@ -263,7 +263,7 @@ def _survey(rows: Iterable[_SourceRow], maker: SampleMaker, bad: BadRows) -> tup
 
 
 def _samples_of(row: _SourceRow, maker: SampleMaker) -> list[NegativeSample] | str:
-    """The samples of a row, or why it has no samples; what is wrong with it is an error with its place."""
+    """Return the samples of a row, or why it has no samples. A bad row is an error with file and line."""
     if isinstance(row.item, DataError):
         raise row.item
     try:

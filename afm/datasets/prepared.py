@@ -1,4 +1,4 @@
-"""Make the files of a project out of downloaded sets, as their YAML says."""
+"""Prepare the files of a project from downloaded sets, as their YAML specifies."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ _FIND = re.compile(
 KindT = TypeVar("KindT", bound=ReadRow)
 
 OnNamedRow = Callable[[str, int], None]
-"""Receives the name of what is made, and how many rows have been read for it."""
+"""Receives the name of the file to prepare and the number of rows read so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A file that was made, and what became of the rows that were read.
+    """A prepared file and the counts of its rows.
 
     Attributes:
-        paths: The file, and where rows were held out, theirs.
-        bad_rows: Lists the refused rows; ``None`` without refused rows.
-        published: How many rows were published, where that is known.
+        paths: The file, and the file of held-out rows if any.
+        bad_rows: File that lists the refused rows. ``None`` without refused rows.
+        published: Number of published rows, if known.
         made_now: False for a file of an earlier call.
-        of_another: Another command made the file, so it was left as it is.
+        of_another: Whether another command made the file, so that it is left unchanged.
     """
 
     paths: tuple[Path, ...]
@@ -75,7 +75,7 @@ class Prepared:
 
     @property
     def path(self) -> Path:
-        """The file that is trained or evaluated on."""
+        """The file for training or evaluation."""
         return self.paths[0]
 
 
@@ -89,17 +89,17 @@ def prepare_set(
     new_counts: bool = False,
     on_row: OnNamedRow | None = None,
 ) -> Iterator[Prepared]:
-    """Make what the YAML says of one set; a file that was made of the same rows in the same way is left as it is.
+    """Prepare the files of one set. A file that exists and was made from the same rows in the same way stays unchanged.
 
     Args:
-        data: Folder of the download; the set is in ``data/name``, or in a folder of its repository's name, as AFM's download
-            scripts leave it.
-        strict: A bad row is an error; else it is listed in ``NAME.bad_rows.jsonl``.
-        new_counts: Rows may be others in number than the lock says, which then notes what there is.
+        data: Folder of the download. The set is in ``data/name``, or in a folder with its repository's name, as AFM's
+            download scripts write it.
+        strict: Whether a bad row is an error. Otherwise ``NAME.bad_rows.jsonl`` lists it.
+        new_counts: Whether to accept row counts that differ from the lock, and record them in it.
 
     Raises:
-        DataError: A file is missing, a row is bad and ``strict``, a split has another number of rows than the lock of the
-            download says, or nothing at all could be made.
+        DataError: A file is missing, a row is bad and ``strict``, the rows of a split differ in number from the lock of
+            the download, or no row fits.
     """
     folder = set_folder(name, hub_set, data)
     for step in hub_set.prepare:
@@ -110,7 +110,7 @@ def prepare_set(
 
 
 def prepare_prompts(name: str, hub_set: HubSet, data: Path) -> Iterator[Path]:
-    """Write the prompts that the YAML takes out of one set into ``data/prompts``."""
+    """Write the prompts that the YAML extracts from one set into ``data/prompts``."""
     for prompt in hub_set.prompts:
         yield prompt.write(set_folder(name, hub_set, data), data / PROMPTS_FOLDER)
 
@@ -124,7 +124,7 @@ def make(
     strict: bool = False,
     on_row: OnNamedRow | None = None,
 ) -> Prepared:
-    """Make one file of published files or saved folders, wherever they are from; see :func:`prepare_set`."""
+    """Prepare one file from published files or saved folders of any origin. See :func:`prepare_set`."""
     names: dict[Path, str] = {}
     for file in files:
         names |= data_files(file) if file.is_dir() else {file: file.name}
@@ -132,13 +132,13 @@ def make(
 
 
 def set_folder(name: str, hub_set: HubSet, data: Path) -> Path:
-    """Folder of a set: under its own name, or the repository's."""
+    """Return the folder of a set, under its own name or the repository's."""
     named = data / hub_set.repository.rpartition("/")[2]
     return named if named.is_dir() and not (data / name).is_dir() else data / name
 
 
 def input_files(folder: Path, step: Preparation, name: str) -> dict[Path, str]:
-    """The files of a set that a step reads, at least one, each as the Hub calls it."""
+    """Return the files of a set that a step reads, at least one, each with its name on the Hub."""
     files = {
         path: hub_name
         for path, hub_name in data_files(folder).items()
@@ -154,11 +154,11 @@ def input_files(folder: Path, step: Preparation, name: str) -> dict[Path, str]:
 
 @dataclass(frozen=True, slots=True)
 class SetFiles:
-    """Files that rows come from, each with its name on the Hub.
+    """Source files of rows, each with its name on the Hub.
 
     Attributes:
-        set: Name of the set, which begins the ids of rows without ids.
-        lock: Where its rows are counted; ``None`` outside of a download.
+        set: Name of the set, the prefix of ids for rows without ids.
+        lock: Lock file with the row counts. ``None`` outside a download.
     """
 
     set: str
@@ -168,7 +168,7 @@ class SetFiles:
     new_counts: bool = False
 
     def counted(self, made: Iterable[ReadRow], counts: ReadCounts) -> Iterator[ReadRow]:
-        """Hand rows on; after the last one compare their number with the lock, before a file takes its name."""
+        """Yield the rows. After the last one, compare their number with the lock, before the output takes its name."""
         yield from made
         if self.lock is None or (locked := read_lock(self.lock)).sets.get(self.set) is None:
             return
@@ -182,7 +182,7 @@ class SetFiles:
             locked.model_copy(update={"sets": {**locked.sets, self.set: now}}).write(self.lock)
 
     def fingerprint(self, step: Preparation, digests: Mapping[Path, str]) -> str:
-        """Changes with the bytes of a file, the preparation, the agent, and this program."""
+        """Return a digest that changes with the bytes of a file, the preparation, the agent, and this program."""
         files = [(hub_name, digests[file]) for file, hub_name in self.files.items()]
         agent = load_agent(step.agent).digest if step.into is Product.RL else ""
         said = json.dumps([files, step.model_dump(mode="json"), agent, self.set, afm.__version__])
@@ -232,7 +232,7 @@ def _prepare(
 
 
 class _NothingError(Exception):
-    """No row was made; what an earlier call made stays."""
+    """No row fits. The file of an earlier call stays."""
 
 
 def _some(made: Iterable[ReadRow], counts: ReadCounts) -> Iterator[ReadRow]:
@@ -242,7 +242,7 @@ def _some(made: Iterable[ReadRow], counts: ReadCounts) -> Iterator[ReadRow]:
 
 
 def is_of_another_command(path: Path) -> bool:
-    """Whether a manifest next to ``path`` names another command as its maker: a mix, selected questions, own trajectories."""
+    """Return whether a manifest shows that another command made ``path``: a mix, a selection, own trajectories."""
     if not path.is_file():
         return False
     claims = [path.with_suffix(".manifest.json"), path.with_name(f"{path.name}.manifest.json")]
@@ -252,7 +252,7 @@ def is_of_another_command(path: Path) -> bool:
 
 
 def _made_before(manifest: Path, fingerprint: str, listing: Path) -> Prepared | None:
-    """What an earlier call made of the same rows, if it is still there, byte for byte."""
+    """Return the result of an earlier call on the same rows, if its files are unchanged."""
     noted = manifest_of(manifest)
     if noted.get("fingerprint") != fingerprint:
         return None
@@ -268,7 +268,7 @@ def _made_before(manifest: Path, fingerprint: str, listing: Path) -> Prepared | 
 
 
 def _write(made: Iterable[ReadRow], path: Path, step: Preparation) -> list[Path]:
-    """Write the product into ``path``; several files where rows are held out."""
+    """Write the product into ``path``, and held-out rows into a second file."""
     match step.into:
         case Product.TASKS:
             return _write_tasks(_of(made, Task, step), path, step.validation)
@@ -308,7 +308,7 @@ def _of(made: Iterable[ReadRow], kind: type[KindT], step: Preparation) -> Iterat
 
 
 def commit_of(data: Path, name: str) -> str | None:
-    """The commit that a set was fetched at, as the download noted it."""
+    """Return the commit of a downloaded set, from the download's manifest."""
     sets = manifest_of(data / MANIFEST_FILE).get("sets", {})
     return str(sets[name]["commit"]) if name in sets else None
 
@@ -322,12 +322,12 @@ def read_wanted(
     label: str,
     on_row: OnRow | None = None,
 ) -> Iterator[ReadRow]:
-    """Stream what a step makes of files and wants; what it does not want is counted in ``left_out`` with its reason.
+    """Stream the rows that a step accepts. Other good rows are counted in ``left_out`` by reason.
 
-    With ``target`` the files are read twice. The draw depends on seed and ids alone, not on the order of rows.
+    With ``target`` the files are read twice. The draw depends only on seed and ids, not on the order of rows.
 
     Raises:
-        DataError: As :func:`afm.datasets.published.read_published`.
+        DataError: As in :func:`afm.datasets.published.read_published`.
     """
     rows = _good(step, files, bad, counts, label, on_row)
     if step.target is None:
@@ -380,7 +380,7 @@ def _unwanted(task: Task, step: Preparation) -> str:
 
 
 def asks_for_proof(question: str) -> bool:
-    """Whether a problem wants something proved and nothing found, by its words (English, Chinese)."""
+    """Return whether a problem asks only for a proof, by its words (English, Chinese)."""
     return _PROOF.search(question) is not None and _FIND.search(question) is None
 
 

@@ -1,8 +1,8 @@
-"""What others publish: rows, through a reader made into tasks, conversations or samples, or refused; and their prompts.
+"""Read published rows through a reader into tasks, conversations or samples, and extract published prompts.
 
 Prompts are constants of a Python file, which is parsed and never executed, or surround the questions of rows. This
-project ships none of these texts: a list in ``configs/data/`` names repository, commit, file and constant, ``afm data
-download`` fetches the file, ``afm data prepare published`` writes the text with ``{question}``.
+project does not ship these texts. A list in ``configs/data/`` names repository, commit, file and constant, ``afm data
+download`` fetches the file, and ``afm data prepare published`` writes the text with ``{question}``.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _DETAILS = re.compile(r"(?:,|:) got |; (?:expected|did you mean) ")
 _SHOWN_REASONS = 3
 
 OnRow = Callable[[int], None]
-"""Receives how many rows have been read."""
+"""Receives the number of rows read so far."""
 
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What became of the rows.
+    """Counts of the rows of a preparation.
 
     Attributes:
-        read: All of them.
-        made: Turned into something.
-        repeated: Left out because an earlier row says the same under the same id.
-        renamed: ReadRow, under an id of their own: theirs was an earlier row's, which says something else.
+        read: All rows.
+        made: Rows in the output.
+        repeated: Rows left out because an earlier row has the same id and content.
+        renamed: Rows with a new id, because an earlier row with other content has theirs.
         refused: Bad rows by reason.
         firsts: The first bad row of each reason.
-        by_file: Rows that were read, by file.
-        left_out: Good rows that a list of sets does not want, by reason (:mod:`afm.datasets.prepared`).
+        by_file: Rows read, by file.
+        left_out: Good rows that the list of sets excludes, by reason (:mod:`afm.datasets.prepared`).
     """
 
     read: int = 0
@@ -63,11 +63,11 @@ class ReadCounts:
 
     @property
     def bad(self) -> int:
-        """Rows that were refused."""
+        """Number of refused rows."""
         return sum(self.refused.values())
 
     def as_counts(self) -> dict[str, int]:
-        """For a manifest."""
+        """Return the counts for a manifest."""
         counts = {"read": self.read, "made": self.made, "repeated": self.repeated}
         counts |= {"bad": self.bad, "renamed": self.renamed}
         return counts | ({"left_out": self.left_out.total()} if self.left_out else {})
@@ -89,17 +89,17 @@ class ReadCounts:
         self.firsts.setdefault(reason, error)
 
     def leave_out(self, reason: str) -> None:
-        """Count a row that was made as one that is not wanted."""
+        """Move a good row from ``made`` to ``left_out``."""
         self.made -= 1
         self.left_out[reason] += 1
 
 
 class BadRows:
-    """Writes down the rows that are refused: file, line and reason, one JSON line each; if ``strict``, the first is an error.
+    """A file of refused rows: one JSON line each with file, line and reason. If ``strict``, the first one is an error.
 
     Attributes:
-        count: How many there were.
-        listed: The first of them, counted after three of a kind.
+        count: Number of refused rows.
+        listed: The first three of each kind.
     """
 
     def __init__(self, file: IO[str], *, strict: bool = False) -> None:
@@ -110,7 +110,7 @@ class BadRows:
         self._strict = strict
 
     def note(self, error: DataError) -> None:
-        """Write one down, or raise it."""
+        """Write a refused row, or raise its error."""
         if self._strict:
             raise error
         self.count += 1
@@ -122,7 +122,7 @@ class BadRows:
 
 @contextmanager
 def listing_bad_rows(path: Path, *, strict: bool = False) -> Iterator[BadRows]:
-    """Refused rows are listed in ``path``, which appears when the block ends well and is absent without any."""
+    """List refused rows in ``path``. The file appears if the block succeeds, and only if there are refused rows."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as sink:
         bad = BadRows(sink, strict=strict)
         yield bad
@@ -140,14 +140,14 @@ def read_published(
     data_source: str | None = None,
     on_row: OnRow | None = None,
 ) -> Iterator[ReadRow]:
-    """Stream what a reader makes of files; every row is made, repeated or noted in ``bad``, and counted as that.
+    """Stream the rows that a reader makes of files. Every row is counted as made, repeated or refused (in ``bad``).
 
     Args:
-        label: Begins the ids of rows without ids.
-        data_source: Of tasks whose reader gives none.
+        label: Prefix of the ids of rows without ids.
+        data_source: Data source of tasks whose reader sets none.
 
     Raises:
-        DataError: A file cannot be read as a whole, or ``bad`` is strict.
+        DataError: A whole file cannot be read, or a row is bad and ``bad`` is strict.
     """
     seen: dict[str, bytes] = {}
     for file in files:
@@ -173,7 +173,7 @@ def read_published(
 
 
 def rows_of(file: Path, reader: RowReader) -> Iterator[tuple[int, Any]]:
-    """As :func:`published_rows`, with the rows taken out where the layout packs many into one."""
+    """Yield rows as :func:`published_rows` does, and unpack layouts with many rows in one."""
     for line, row in published_rows(file):
         if reader.unpack is None or not isinstance(row, Mapping):
             yield line, row
@@ -211,10 +211,10 @@ def _make(row: Any, reader: RowReader, default: str, data_source: str | None) ->
 
 
 def _with_unique_id(made: ReadRow, default: str, seen: dict[str, bytes]) -> ReadRow | None:
-    """The row under an id that no other row has; ``None`` when it was there already.
+    """Return the row with a unique id, or ``None`` if it repeats an earlier row.
 
-    Rows of equal ids would fall into one group in reinforcement, so a second question under an id gets an id made
-    as for a row without one.
+    Rows with equal ids would form one group in reinforcement learning, so a second question with an id gets the default
+    id of rows without one.
     """
     if isinstance(made, AlpacaRow):
         return made
@@ -225,7 +225,7 @@ def _with_unique_id(made: ReadRow, default: str, seen: dict[str, bytes]) -> Read
         return made
     if before == key:
         return None
-    if seen.setdefault(default, key) is not key:  # somebody else is called so
+    if seen.setdefault(default, key) is not key:  # another row has this id
         default = f"{default}-{key.hex()}"
         seen[default] = key
     return made.model_copy(update={"id": default})
@@ -237,7 +237,7 @@ def _reason(message: str) -> str:
 
 
 PROMPTS_FOLDER = "prompts"
-"""In the folder of the downloads."""
+"""Folder of prompts in the folder of the downloads."""
 QUESTION = "{question}"
 _PROMPT = "{prompt}"
 
@@ -246,26 +246,26 @@ class PublishedPrompt(Settings):
     """One prompt."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]*$")
-    """Of the text file, without its ending."""
+    """Name of the text file, without its suffix."""
     file: str
     """Path in the repository: a Python file, or a parquet file of rows with prompts."""
     constant: str = ""
-    """Name of the text at the top of a Python file."""
+    """Name of the string constant at the top level of a Python file."""
     form: str = Field(default=f"{_PROMPT}\n\nQuestion: {QUESTION}", pattern=r"\{prompt\}")
     """The user's turn around it: ``{prompt}`` is the text without blanks at its ends, ``{question}`` stays.
     """
 
     def write(self, sources: Path, folder: Path) -> Path:
-        """Take the text out of ``sources/file`` into ``folder/name.txt``; raises what :meth:`text` does.
+        """Write the text of ``sources/file`` to ``folder/name.txt``, with the errors of :meth:`text`.
 
-        A line break follows the text, which whoever reads a prompt takes away (:mod:`afm.agents.prompt_source`).
+        A line break follows the text. Readers of prompts remove it (:mod:`afm.agents.prompt_source`).
         """
         path = folder / f"{self.name}.txt"
         replace_text(path, self.text(sources) + "\n")
         return path
 
     def text(self, sources: Path) -> str:
-        """The user's turn, with ``{question}`` exactly once."""
+        """Return the user turn, which contains ``{question}`` exactly once."""
         source = sources / self.file
         if source.suffix == ".parquet":
             text = around_questions(source)
@@ -281,17 +281,17 @@ class PublishedPrompt(Settings):
 
 
 def text_constant(file: Path, name: str) -> str:
-    """The text that a Python file gives a name at its top level: a literal, or one with ``.strip()`` behind it.
+    """Return the string that a Python file assigns to a top-level name: a literal, or a literal with ``.strip()``.
 
     Raises:
-        DataError: The file is missing or no Python, or has no text of that name.
+        DataError: The file is missing, is not Python, or has no string of that name.
     """
     try:
         tree = ast.parse(file.read_bytes())
     except OSError:
         raise DataError("no such file; `afm data download` fetches it", path=str(file)) from None
     except (SyntaxError, ValueError) as error:
-        raise DataError(f"no Python file: {error}", path=str(file)) from None
+        raise DataError(f"not a Python file: {error}", path=str(file)) from None
     texts = {
         target.id: text
         for node in tree.body
@@ -300,17 +300,17 @@ def text_constant(file: Path, name: str) -> str:
         if isinstance(target, ast.Name)
     }
     if name not in texts:
-        raise DataError(f"no constant {name!r} that is a text; {suggestion(name, texts)}", path=str(file))
+        raise DataError(f"no string constant {name!r}; {suggestion(name, texts)}", path=str(file))
     return texts[name]
 
 
 def around_questions(file: Path) -> str:
-    """What the user's turns of all rows of a parquet file begin and end with, ``{question}`` between.
+    """Return the common beginning and end of the user turns of a parquet file, with ``{question}`` between.
 
-    A word that all questions begin with, and a line that all end with, is the questions'.
+    A word that all questions begin with, and a line that all questions end with, belongs to the questions.
 
     Raises:
-        DataError: The file is missing, has fewer than two rows, or a row without a user's turn.
+        DataError: The file is missing, has fewer than two rows, or has a row without a user turn.
     """
     if not file.is_file():
         raise DataError("no such file; `afm data download` fetches it", path=str(file))
@@ -334,7 +334,7 @@ def _user_turn(row: Any, file: Path, number: int) -> str:
     try:
         return str(next(turn["content"] for turn in reversed(row["prompt"]) if turn["role"] == "user"))
     except (DataError, KeyError, TypeError, StopIteration):
-        raise DataError("expected `prompt` with a user's turn", path=str(file), line=number) from None
+        raise DataError("expected `prompt` with a user turn", path=str(file), line=number) from None
 
 
 def _literal(value: ast.expr) -> str | None:

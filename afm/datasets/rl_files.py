@@ -1,4 +1,4 @@
-"""Parquet rows for `afm rl`, and the questions held out of them."""
+"""Parquet rows for `afm rl`, and the questions held out for validation."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _INT_LIMIT = 1 << 63
 _ID_KEY_BYTES = 12
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _LARGEST_SHARE = 10
-"""At most one question in this number is held out."""
+"""At most one in this number of questions is held out."""
 
 
 def usual_gold(spec: AgentSpec) -> GoldForm:
-    """As published: JSON of answers and question for agents that look answers up; plain text for those that compute them."""
+    """Return the published form: JSON of answers and question for agents that search, plain text for those that compute."""
     tools = set(spec.tool_roles.values())
     return GoldForm.QUESTION if tools and CODE_TOOL not in tools else GoldForm.TEXT
 
 
 @dataclass(frozen=True, slots=True)
 class RlPart:
-    """Tasks that one agent works on; their column ``prompt`` comes from the row or, if missing there, from the agent."""
+    """Tasks for one agent. The column ``prompt`` comes from the row, or from the agent if the row has no prompt."""
 
     tasks: Iterable[Task]
     spec: AgentSpec
@@ -58,11 +58,11 @@ def write_rl(
     prompt: PromptSource | None = None,
     validation: Validation | None = None,
 ) -> dict[Path, int]:
-    """Write tasks of one agent as :func:`write_rl_parts` does, and a manifest next to each file.
+    """Write the tasks of one agent with :func:`write_rl_parts`, and a manifest next to each file.
 
     Args:
-        ability: Of tasks that name none.
-        gold: How ``ground_truth`` is held; by default :func:`usual_gold`.
+        ability: Ability of tasks without one.
+        gold: Form of ``ground_truth``. By default that of :func:`usual_gold`.
     """
     part = RlPart(tasks, spec, ability, prompt)
     rows = write_rl_parts([part], path, split=split, gold=gold or usual_gold(spec), validation=validation)
@@ -88,18 +88,18 @@ def write_rl_parts(
 ) -> dict[Path, int]:
     """Write the tasks of one or more agents as the parquet rows of AFM's RL data.
 
-    ``extra_info.index`` is the task's id. Ground truths that are no strings are stored as JSON.
-    Further values of ``task.extra_info`` become columns of ``extra_info``. The tasks are read once and laid aside on
-    disk, since their columns depend on all of them; memory holds a group of rows and a key a task.
+    ``extra_info.index`` is the task's id. Ground truths that are not strings are stored as JSON. Other values of
+    ``task.extra_info`` become columns of ``extra_info``. The tasks are read once and buffered on disk, because the columns
+    depend on all of them. Memory holds a group of rows and one key per task.
 
     Args:
-        validation: Questions to hold out of every part, in a file next to ``path``; both files appear together.
+        validation: Questions to hold out of every part, in a file next to ``path``. Both files appear together.
 
     Returns:
-        The rows by file; the second file is absent where nothing was held out.
+        The number of rows by file. The second file is absent if nothing is held out.
 
     Raises:
-        DataError: No tasks, an id that occurs twice (its samples would share a group), or a task without answers in a
+        DataError: There are no tasks, an id occurs twice (its samples would share a group), or a task has no answers for a
             form that needs them.
     """
     parts = [replace(part, tasks=_checked(part, gold)) for part in parts]
@@ -137,7 +137,7 @@ def _write_parquet(parts: Sequence[RlPart], path: Path, split: str, gold: GoldFo
 
 
 def _checked(part: RlPart, form: GoldForm) -> Iterator[Task]:
-    """Hand tasks on. One that has no row raises here, while the reader of its file still knows the line."""
+    """Yield the tasks. A task that cannot become a row raises here, while the reader of its file knows the line."""
     for task in part.tasks:
         check_writable(task)
         _gold(task, form)
@@ -146,7 +146,7 @@ def _checked(part: RlPart, form: GoldForm) -> Iterator[Task]:
 
 
 def _row(task: Task, part: RlPart, extras: Mapping[str, str], split: str, form: GoldForm) -> dict[str, Any]:
-    """One parquet row; ``extras`` names the further columns of ``extra_info`` and their types."""
+    """Return one parquet row. ``extras`` names the other columns of ``extra_info`` and their types."""
     spec, gold = part.spec, _gold(task, form)
     create = {"ground_truth": gold, "question": task.question, "data_source": task.data_source}
     further = {key: _cell(task.extra_info.get(key), kind) for key, kind in extras.items()}
@@ -191,7 +191,7 @@ def _gold(task: Task, form: GoldForm) -> str | dict[str, list[str]]:
 
 
 def gold_text(ground_truth: Any) -> str:
-    """A ground truth as one string: plain when it is one, else JSON of ``{"target": [..]}`` or the mapping."""
+    """Return a ground truth as one string: itself if it is a string, else JSON of ``{"target": [..]}`` or the mapping."""
     if isinstance(ground_truth, str):
         return ground_truth
     if isinstance(ground_truth, list | tuple):
@@ -200,7 +200,7 @@ def gold_text(ground_truth: Any) -> str:
 
 
 def answers_of(ground_truth: Any) -> list[str]:
-    """The acceptable answers of a ground truth; none for test cases."""
+    """Return the accepted answers of a ground truth. Empty for test cases."""
     if isinstance(ground_truth, Mapping):
         ground_truth = ground_truth.get("target", [])
     return [ground_truth] if isinstance(ground_truth, str) else [str(item) for item in ground_truth or ()]
@@ -210,7 +210,7 @@ _OWN_KEYS = frozenset({"index", "split", "question", "answer", "need_tools_kwarg
 
 
 def _extra_columns(tasks: Iterable[Task]) -> dict[str, str]:
-    """Type of every further column: one of bool, int, float, str; ``json`` where rows disagree."""
+    """Return the type of every other column: bool, int, float or str, or ``json`` if rows disagree."""
     kinds: dict[str, str] = {}
     for key, value in (item for task in tasks for item in task.extra_info.items()):
         if key in _OWN_KEYS or value is None:
@@ -257,10 +257,10 @@ def _schema(pa: Any, tool_names: Sequence[str], extras: Mapping[str, str], form:
 
 
 class _Spool:
-    """Tasks laid aside in a file, so that something is known of all before the first is written; memory holds a key of each.
+    """Tasks buffered in a file until the columns of all are known. Memory holds one key per task.
 
     Args:
-        path: What they are for, in errors.
+        path: The output file, for errors.
     """
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
@@ -269,7 +269,7 @@ class _Spool:
         self._path = path
 
     def fill(self, parts: Iterable[RlPart]) -> Iterator[Task]:
-        """Lay every task aside and hand it on.
+        """Buffer every task and yield it.
 
         Raises:
             DataError: An id occurs twice, or no task is left.
@@ -288,22 +288,22 @@ class _Spool:
             raise DataError("no tasks to write", path=str(self._path))
 
     def batches(self, size: int) -> Iterator[list[tuple[int, Task]]]:
-        """All of them in their order with the numbers of their parts, ``size`` at a time."""
+        """Yield all tasks in order with the numbers of their parts, ``size`` at a time."""
         self._file.seek(0)
         for begin in range(0, self.rows, size):
             count = min(size, self.rows - begin)
-            yield [pickle.load(self._file) for _ in range(count)]  # written by this very object
+            yield [pickle.load(self._file) for _ in range(count)]  # safe: this object wrote the file
 
 
 class HeldOut:
-    """Takes questions out of a stream; memory holds those alone.
+    """Takes questions out of a stream. Memory holds only these questions.
 
-    The questions with the smallest hashes are taken: whatever the order of the rows, the same ones. Rows with one text are
+    The questions with the smallest hashes are taken, so the order of the rows does not matter. Rows with the same text are
     one question.
 
     Args:
-        count: Questions to take, at most a tenth of all, and at least one.
-        any_numbers: Whether rows whose texts differ in numbers alone are one question.
+        count: Number of questions to take, at most a tenth of all, and at least one.
+        any_numbers: Whether rows whose texts differ only in numbers are one question.
     """
 
     def __init__(self, count: int, seed: int, *, any_numbers: bool = False) -> None:
@@ -315,11 +315,11 @@ class HeldOut:
 
     @property
     def tasks(self) -> list[Task]:
-        """What was taken, in the order of the hashes."""
+        """The held-out tasks in the order of the hashes."""
         return [task for key in sorted(self._groups) for task in self._groups[key]]
 
     def split(self, tasks: Iterable[Task]) -> Iterator[Task]:
-        """Yield what stays; :attr:`tasks` is complete when this has ended."""
+        """Yield the tasks that stay. :attr:`tasks` is complete at the end."""
         seen = 0
         for task in tasks:
             seen += 1
@@ -336,7 +336,7 @@ class HeldOut:
         yield from self._returned(max(1, seen // _LARGEST_SHARE) if seen > 1 else 0)
 
     def _returned(self, most: int) -> Iterator[Task]:
-        """Give back the largest until ``most`` are left; rows of one text go together, so nothing is in both parts."""
+        """Yield the groups with the largest hashes until ``most`` are left. Rows of one text stay together."""
         while len(self._groups) > most:
             yield from self._groups.pop(-heapq.heappop(self._largest))
 

@@ -1,4 +1,4 @@
-"""Files of published rows, whatever holds them: JSONL, JSON, parquet, tables, folders of ``Dataset.save_to_disk``."""
+"""Read files of published rows: JSONL, JSON, parquet, tables, and folders of ``Dataset.save_to_disk``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SUFFIXES = (".parquet", ".jsonl", ".json", _ARROW, *_TABLES)
 
 
 def published_rows(file: Path) -> Iterator[tuple[int, Any]]:
-    """Rows of a JSONL, JSON, parquet, TSV or CSV file with their lines (parquet: row numbers, from 1).
+    """Yield the rows of a JSONL, JSON, parquet, TSV or CSV file with their lines (parquet: row numbers, from 1).
 
     A :class:`DataError` replaces a row that cannot be decoded.
 
     Raises:
-        DataError: The file is missing, of another kind, or unreadable as a whole.
+        DataError: The file is missing, has another format, or cannot be read as a whole.
     """
     if not file.is_file():
         raise DataError(f"no such file; expected one of {', '.join(SUFFIXES)}", path=str(file))
@@ -41,7 +41,7 @@ def published_rows(file: Path) -> Iterator[tuple[int, Any]]:
 
 
 def columnar_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataError]]:
-    """Rows of a parquet file or an arrow stream with their numbers, from 1; a batch of them in memory at a time."""
+    """Yield the rows of a parquet file or an arrow stream with their numbers, from 1. Memory holds one batch."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -55,17 +55,17 @@ def columnar_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataErr
             with pq.ParquetFile(file) as table:
                 yield from enumerate(_decoded(table.iter_batches(batch_size=256)), 1)
     except (pa.ArrowException, OSError) as error:
-        stream = f"no whole arrow stream ({error}); save the set with save_to_disk again"
-        message = stream if file.suffix == _ARROW else f"no readable parquet file: {error}"
+        stream = f"not a complete arrow stream ({error}); save the set with save_to_disk again"
+        message = stream if file.suffix == _ARROW else f"not a readable parquet file: {error}"
         raise DataError(message, path=str(file)) from None
 
 
 def _decoded(batches: Iterable[Any]) -> Iterator[dict[str, Any] | DataError]:
-    """Rows of Arrow batches; a :class:`DataError` replaces one with a cell that cannot be decoded."""
+    """Yield the rows of Arrow batches. A :class:`DataError` replaces a row with a cell that cannot be decoded."""
     for batch in batches:
         try:
             yield from batch.to_pylist()
-        except (ValueError, OverflowError):  # bytes that are no UTF-8, years beyond 9999
+        except (ValueError, OverflowError):  # bytes that are not UTF-8, years beyond 9999
             for place in range(batch.num_rows):
                 try:
                     yield from batch.slice(place, 1).to_pylist()
@@ -101,22 +101,22 @@ def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
             line=line,
         ) from None
     except csv.Error as error:
-        raise DataError(f"no readable table: {error}", path=str(file), line=table.line_num) from None
+        raise DataError(f"not a readable table: {error}", path=str(file), line=table.line_num) from None
 
 
 def _encoding(file: Path) -> str:
-    """UTF-8, unless the file begins with the mark of UTF-16, as a spreadsheet's "Unicode text" does."""
+    """Return UTF-8, or UTF-16 if the file begins with its byte order mark, as a spreadsheet's "Unicode text" does."""
     with file.open("rb") as head:
         return "utf-16" if head.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
 
 
 def _delimiter(header: str) -> str:
-    """What separates the columns of a ``.csv``: spreadsheets write ``;`` or a tab where the comma is for decimals."""
+    """Return the separator of a ``.csv``. Spreadsheets write ``;`` or a tab in locales with a decimal comma."""
     return next((mark for mark in (",", ";", "\t") if mark in header), ",")
 
 
 def _undecodable_line(file: Path) -> int | None:
-    """Number of the first line that is not UTF-8."""
+    """Return the number of the first line that is not UTF-8."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
@@ -127,17 +127,17 @@ def _undecodable_line(file: Path) -> int | None:
 
 
 def data_files(folder: Path) -> dict[Path, str]:
-    """Files below a folder that can hold rows, sorted, each with its path as the Hub would call it.
+    """Return the files below a folder that can hold rows, sorted, each with its path on the Hub.
 
-    Of folders that ``save_to_disk`` wrote only the arrow files with rows are listed, not their descriptions. AFM's download
-    scripts leave the published sets in this form.
+    Of folders that ``save_to_disk`` wrote, only the arrow files with rows are listed. AFM's download scripts save the
+    published sets in this form.
 
     Raises:
-        DataError: A saved folder is not whole.
+        DataError: A saved folder is incomplete.
     """
     names: dict[Path, str] = {}
     saved: set[Path] = set()
-    for path in sorted([folder, *folder.rglob("*")]):  # a folder before what is in it
+    for path in sorted([folder, *folder.rglob("*")]):  # a folder before its content
         if not saved.isdisjoint(path.parents):
             continue
         if path.is_dir() and (streams := _saved_files(path)) is not None:
@@ -149,9 +149,9 @@ def data_files(folder: Path) -> dict[Path, str]:
 
 
 def _saved_files(folder: Path) -> dict[Path, str] | None:
-    """The arrow files of a folder that ``save_to_disk`` wrote, as the Hub would call them; ``None`` for another folder.
+    """Return the arrow files of a folder that ``save_to_disk`` wrote, with their paths on the Hub, else ``None``.
 
-    A ``state.json`` names them; a folder of several splits has ``dataset_dict.json`` and one folder a split.
+    ``state.json`` names them. A folder of several splits has ``dataset_dict.json`` and one folder per split.
     """
     hub_name = "data/{}-00000-of-00001.parquet"
     if (folder / _SPLITS).is_file():
@@ -182,14 +182,14 @@ def _read_list(path: Path, key: str) -> list[Any]:
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"not readable as what save_to_disk writes, expected a list {key!r} ({type(error).__name__}); save the set again",
+            f"not a file of save_to_disk: expected a list {key!r} ({type(error).__name__}); save the set again",
             path=str(path),
         ) from None
     return entries
 
 
 def _plain_name(name: Any) -> str:
-    """A name within its folder, which is all that save_to_disk writes."""
+    """Return a file name without a folder, the only kind that save_to_disk writes."""
     if not isinstance(name, str) or not name or name == ".." or Path(name).name != name:
         raise DataError(f"a folder of save_to_disk names {name!r}, expected a name within that folder")
     return name

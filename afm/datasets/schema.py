@@ -1,7 +1,7 @@
-"""One question with its gold answer, and the readers of every row layout we accept.
+"""One question with its gold answer, and the readers of every row layout that the framework accepts.
 
-Layouts: our own JSONL, raw QA rows ``{question, answer, data_source}``, and RL parquet rows with the
-prompt inside (``prompt``, ``reward_model.ground_truth``, ``extra_info``), as published with AFM.
+Layouts: our own JSONL, raw QA rows ``{question, answer, data_source}``, and AFM's published RL parquet rows with a prompt
+(``prompt``, ``reward_model.ground_truth``, ``extra_info``).
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ _WORKED_SOURCES = ("gsm8k", "openai/gsm8k")
 """Data sources whose published ``answer`` is a worked solution."""
 _NO_JSON = (".parquet", ".csv", ".tsv")
 _MOST_LEVELS = 64
-"""Lists and objects within each other; laying rows aside recurses, and no published row comes near."""
+"""Maximum nesting of lists and objects. Buffering rows recurses, and no published row comes near."""
 
 
 class Task(FrozenModel):
     """One question to work on."""
 
     id: str = Field(min_length=1)
-    """Unique within its file."""
+    """The id, unique within its file."""
     question: str = Field(min_length=1)
     ground_truth: Any = None
     """A string, a list of strings, or a mapping (``{"target": [..]}``, test cases)."""
     data_source: str = ""
-    """Chooses the reward, and the agent where rows choose one."""
+    """The data source, which chooses the reward, and the agent if rows choose one."""
     ability: str = ""
-    """The row's column of that name (``math``, ``code`` ..), where it has one."""
+    """The row's column ``ability`` (``math``, ``code`` ..), if it has one."""
     extra_info: dict[str, Any] = Field(default_factory=dict)
-    """Whatever else the row knows (steps, split, starter code)."""
+    """Other values of the row (steps, split, starter code)."""
     prompt: tuple[dict[str, str], ...] | None = None
-    """The chat that the row itself asks with, used where a run says ``prompt: row``."""
+    """The row's own prompt as a chat, used by runs with ``prompt: row``."""
 
     @model_serializer(mode="wrap")
     def _without_absent_columns(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Most rows have no prompt and no ability, and files and digests of before know no such keys."""
+        """Leave out prompt and ability if absent, so that files and digests without these keys stay the same."""
         data: dict[str, Any] = dump(self)
         for key in ("ability", "prompt"):
             if not data.get(key):
@@ -66,8 +66,8 @@ def read_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
     """Stream the tasks of a JSONL, CSV, TSV or parquet file.
 
     Args:
-        path: ``*.parquet``, ``*.csv``, ``*.tsv``, or anything else as JSONL (blank lines are skipped).
-        data_source: Used where a row names none.
+        path: ``*.parquet``, ``*.csv``, ``*.tsv``, or any other name for JSONL (blank lines are skipped).
+        data_source: Data source of rows without one.
 
     Raises:
         DataError: At the first bad row, with file and line (parquet: row, counted from 1).
@@ -100,10 +100,10 @@ def read_task_files(paths: Iterable[str | Path]) -> Iterator[Task]:
 
 
 def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[Task | DataError]:
-    """Like :func:`read_tasks`, but yields every bad row as a :class:`DataError` and continues.
+    """Stream tasks as :func:`read_tasks` does, but yield each bad row as a :class:`DataError` and continue.
 
     Raises:
-        DataError: The file is missing or unreadable as a whole.
+        DataError: The file is missing, or cannot be read as a whole.
     """
     return (item for _, item in _numbered_items(Path(path), data_source))
 
@@ -130,7 +130,7 @@ def _numbered_items(file: Path, data_source: str | None) -> Iterator[tuple[int, 
 
 
 def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | None = None) -> Task:
-    """Read one row of any known layout; raises :class:`DataError`, without location, for a bad one."""
+    """Read one row of any known layout. A bad row raises a :class:`DataError` without location."""
     info = _mapping(row, "extra_info")
     question = row.get("question") or info.get("question") or _question_of_prompt(row)
     if not isinstance(question, str) or not question.strip():
@@ -151,7 +151,7 @@ def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | N
 
 
 def write_tasks(tasks: Iterable[Task], path: str | Path) -> int:
-    """Write tasks as JSONL, one line each, replacing ``path`` once all are written; returns their number."""
+    """Write tasks as JSONL, one line each, and return their number. ``path`` is replaced when all are written."""
     count = 0
     with replacing(Path(path)) as temporary, temporary.open("w", encoding="utf-8") as file:
         for task in tasks:
@@ -162,7 +162,7 @@ def write_tasks(tasks: Iterable[Task], path: str | Path) -> int:
 
 
 def check_writable(task: Task) -> None:
-    """Refuse a task that its owner publishes encrypted (see :mod:`afm.trajectory.record`)."""
+    """Raise an error for a task that its owner publishes encrypted (see :mod:`afm.trajectory.record`)."""
     if SEALING_KEY in task.extra_info:
         raise DataError(
             f"task {task.id!r} of {task.data_source} is published encrypted and is not written in plain form; "
@@ -171,25 +171,25 @@ def check_writable(task: Task) -> None:
 
 
 def solution_result(solution: str) -> str | None:
-    """The number after ``####`` in the last line of a worked solution of GSM8K, without thousands separators, if there is one."""
+    """Return the number after ``####`` in the last line of a GSM8K solution, without thousands separators, if any."""
     match = _RESULT.search(solution)
     return match[1].replace(",", "") if match else None
 
 
 def question_of_prompt(prompt: str) -> str:
-    """The text after the last line that begins with ``Task:`` or ``Question:``, else everything."""
+    """Return the text after the last line that begins with ``Task:`` or ``Question:``, else the whole prompt."""
     marks = list(QUESTION_MARK.finditer(prompt))
     return prompt[marks[-1].end() :].strip() if marks else prompt.strip()
 
 
 UNCLEAR_QUESTION = (
-    "the row has no `question`, and several lines of its prompt begin with Question: or Task:, so a part "
-    "of the question could be asked; add extra_info.question, or say prompt=row"
+    "the row has no `question`, and several lines of its prompt begin with Question: or Task:, so the question may be "
+    "incomplete; add extra_info.question, or set prompt=row"
 )
 
 
 def question_is_unclear(row: Mapping[str, Any]) -> bool:
-    """Whether a row names its question in its prompt alone, where it could begin at several lines."""
+    """Return whether only a row's prompt contains its question, and the question could begin at several lines."""
     chat = row_messages(row.get("prompt"))
     if chat is None or row.get("question") or (row.get("extra_info") or {}).get("question"):
         return False
@@ -228,16 +228,16 @@ def _gold(row: Mapping[str, Any]) -> Any:
 
 
 def _result(gold: Any, source: str) -> Any:
-    """The gold answer itself where a row of GSM8K, read without its reader, holds the worked solution."""
+    """Return the gold answer. In a row of GSM8K that is read without its reader, it is the end of the worked solution."""
     if isinstance(gold, str) and source.lower() in _WORKED_SOURCES:
         return solution_result(gold) or gold
     return gold
 
 
 def _decoded(gold: str) -> Any:
-    """Objects written as JSON strings become mappings; anything else is the answer itself.
+    """Parse JSON objects into mappings. Any other text is the answer itself.
 
-    Lists stay text: ``[1, 2]`` is an interval in a math row, not two alternatives.
+    Lists stay text, because ``[1, 2]`` is an interval in a math row, not two alternatives.
     """
     if not gold.lstrip().startswith("{"):
         return gold
@@ -264,7 +264,7 @@ def _text(row: Mapping[str, Any], key: str) -> str | None:
 
 
 def plain_value(value: Any, name: str, level: int = 0) -> Any:
-    """``value`` as JSON can hold it: dates, times and decimal numbers as texts; bytes and too many levels are refused."""
+    """Convert ``value`` to JSON data. Dates, times and decimals become text. Bytes and deep nesting are errors."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, date | time):
@@ -274,7 +274,7 @@ def plain_value(value: Any, name: str, level: int = 0) -> Any:
     if isinstance(value, bytes):
         raise DataError(f"`{name}`: bytes, expected texts, numbers, lists and objects")
     if level == _MOST_LEVELS:
-        raise DataError(f"`{name}`: more than {_MOST_LEVELS} lists and objects within each other")
+        raise DataError(f"`{name}`: more than {_MOST_LEVELS} levels of lists and objects")
     if isinstance(value, Mapping):
         return {key: plain_value(item, name, level + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -283,7 +283,7 @@ def plain_value(value: Any, name: str, level: int = 0) -> Any:
 
 
 def checked_gold(value: Any, name: str) -> Any:
-    """As :func:`plain_value`, for a gold answer; NaN, where a table has a gap for instance, is refused, too."""
+    """Convert a gold answer as :func:`plain_value` does. NaN and infinity, as from a gap in a table, are errors."""
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"`{name}`: expected an answer, got {value}")
     return plain_value(value, name)

@@ -31,18 +31,18 @@ def write_sft(
 ) -> int:
     """Write kept trajectories as ``name.json`` (alpaca rows) and register it in ``dataset_info.json``.
 
-    ``instruction`` is the whole user turn, ``output`` the whole response; the masks are found again from
-    the text by the agent's declaration. Other entries of an existing ``dataset_info.json`` stay.
+    ``instruction`` is the whole user turn and ``output`` the whole response. Training derives the masks from the text and
+    the agent's declaration. Other entries of an existing ``dataset_info.json`` stay.
 
     Args:
-        inputs: Files the records came from, for the manifest.
-        readers: Of the tools' arguments; see :func:`afm.tools.registry.faults_of`.
+        inputs: Source files of the records, for the manifest.
+        readers: Readers of the tools' arguments, see :func:`afm.tools.registry.faults_of`.
 
     Returns:
         The number of rows.
 
     Raises:
-        DataError: A record belongs to another agent, is refused by ``spec`` or by a tool that it calls, or nothing is left.
+        DataError: A record belongs to another agent, ``spec`` or a tool rejects it, or no record is left.
     """
     check_name(name)
     out = Path(out_dir)
@@ -61,7 +61,7 @@ def write_sft(
 
 
 def write_array(rows: Iterable[Mapping[str, Any]], path: Path, without_rows: str) -> int:
-    """Write one JSON array, replacing ``path`` once it is complete; without rows, raise an error with ``without_rows``."""
+    """Write one JSON array and replace ``path`` when it is complete. No rows is an error with the text ``without_rows``."""
     count = 0
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for row in rows:
@@ -74,7 +74,7 @@ def write_array(rows: Iterable[Mapping[str, Any]], path: Path, without_rows: str
 
 
 def write_alpaca(rows: Iterable[AlpacaRow], path: Path, name: str) -> None:
-    """Write one JSON array, and its entry in ``dataset_info.json``."""
+    """Write one JSON array and its entry in ``dataset_info.json``."""
     columns = dict(COLUMNS)
 
     def dumped() -> Iterator[dict[str, Any]]:
@@ -88,7 +88,7 @@ def write_alpaca(rows: Iterable[AlpacaRow], path: Path, name: str) -> None:
 
 
 def write_chat(rows: Iterable[Conversation], path: Path, name: str) -> None:
-    """Write one JSON line a conversation, and its entry in ``dataset_info.json`` where a training can read all of them."""
+    """Write one JSON line per conversation, and an entry in ``dataset_info.json`` if a training can read all of them."""
     begun, trainable = False, True
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for row in rows:
@@ -116,7 +116,7 @@ def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | Non
 
 
 def check_name(name: str) -> None:
-    """Refuse a name of a data set that could lead out of its folder."""
+    """Raise an error for a data set name that could lead out of its folder."""
     if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
         raise DataError(
             f"data set name {name!r}: expected letters, digits, `_`, `-` and `.`, without a folder"
@@ -130,13 +130,13 @@ def register(
     columns: Mapping[str, str] = COLUMNS,
     formatting: str | None = None,
 ) -> None:
-    """Enter a file in the ``dataset_info.json`` of its folder; other entries stay.
+    """Register a file in the ``dataset_info.json`` of its folder. Other entries stay.
 
     Args:
-        formatting: Layout of its rows; ``None`` is alpaca.
+        formatting: Layout of the rows. ``None`` is alpaca.
 
     Raises:
-        ConfigError: That file is broken.
+        ConfigError: ``dataset_info.json`` is broken.
     """
     info_file = folder / _INFO_FILE
     known: dict[str, Any] = {}
@@ -144,7 +144,7 @@ def register(
         try:
             known = json.loads(info_file.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{info_file}: no JSON: {error}; repair or remove it") from None
+            raise ConfigError(f"{info_file}: invalid JSON: {error}; repair or remove the file") from None
     layout = {"formatting": formatting} if formatting else {}
     known[name] = {"file_name": file_name, **layout, "columns": dict(columns)}
     replace_text(info_file, json.dumps(known, indent=2, ensure_ascii=False) + "\n")

@@ -1,6 +1,6 @@
 """The Wikipedia of 2018 in 21 million passages, and published E5 indexes of it, for the wiki server.
 
-Source: the corpus and indexes that Search-R1 (arXiv 2503.09516) published; the passages are those of DPR (arXiv 2004.04906).
+Source: the corpus and indexes of Search-R1 (arXiv 2503.09516). The passages are those of DPR (arXiv 2004.04906).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from afm.runs.atomic import replace_text, replacing
 
 CORPUS = "wiki-18.jsonl.gz"
 MODEL = "intfloat/e5-base-v2"
-"""Made the vectors of the published indexes; queries must be encoded by it, too."""
+"""The model of the published indexes' vectors. It must also encode the queries."""
 
 _CORPUS_REPOSITORY = "PeterJinGo/wiki-18-corpus"
 _PART = "part_"
 _GUNZIPPED = 3.2
-"""How many times larger the corpus is when it is not compressed, about."""
+"""Approximate ratio of the corpus's uncompressed size to its compressed size."""
 _READ_BYTES = 4 * MIB
 
 
@@ -47,12 +47,12 @@ _INDEXES = {
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What is to be fetched into ``folder``.
+    """The files to download into ``folder``.
 
     Attributes:
-        parts: Of the index, in order; none for the corpus alone.
-        index: Name of the file that they become.
-        gunzip: Whether the corpus is wanted without compression as well.
+        parts: Parts of the index in order. Empty for only the corpus.
+        index: Name of the file that the parts become.
+        gunzip: Whether to also write the uncompressed corpus.
     """
 
     folder: Path
@@ -63,27 +63,29 @@ class Download:
 
     @property
     def index_path(self) -> Path | None:
-        """The whole index, once it is there."""
+        """The path of the whole index."""
         return self.folder / self.index if self.parts else None
 
     @property
     def bytes_to_fetch(self) -> int:
-        """Of all files, those included that are there already."""
+        """Bytes of all files, including those that exist already."""
         return self.corpus.size + sum(part.size for part in self.parts)
 
     @property
     def bytes_at_most(self) -> int:
-        """On the disk on the way: everything, and the largest part next to the index that it is appended to."""
+        """Peak disk usage in bytes: all files, and the largest part next to the index that it is appended to."""
         text = round(self.corpus.size * _GUNZIPPED) if self.gunzip else 0
         return self.bytes_to_fetch + text + max((part.size for part in self.parts), default=0)
 
     def summary(self) -> str:
-        """In one line."""
-        return f"{format_size(self.bytes_to_fetch)} to fetch; disk at most {format_size(self.bytes_at_most)} on the way"
+        """Describe the download in one line."""
+        return (
+            f"{format_size(self.bytes_to_fetch)} to fetch; peak disk usage {format_size(self.bytes_at_most)}"
+        )
 
 
 def planned(folder: Path, index: PublishedIndex, *, gunzip: bool = False) -> Download:
-    """Ask the hub what there is."""
+    """Plan a download of the files on the Hub."""
     [*corpora] = (file for file in hub_files(_CORPUS_REPOSITORY) if file.name == CORPUS)
     if len(corpora) != 1:
         raise DataError(f"dataset {_CORPUS_REPOSITORY} holds no {CORPUS}")
@@ -97,7 +99,7 @@ def planned(folder: Path, index: PublishedIndex, *, gunzip: bool = False) -> Dow
 
 
 def check_space(download: Download) -> None:
-    """Refuse a download that does not fit on the disk."""
+    """Raise an error if a download does not fit on the disk."""
     download.folder.mkdir(parents=True, exist_ok=True)
     used = sum(path.stat().st_size for path in download.folder.iterdir() if path.is_file())
     free = shutil.disk_usage(download.folder).free + used
@@ -109,7 +111,7 @@ def check_space(download: Download) -> None:
 
 
 def run(download: Download, progress: Progress) -> None:
-    """Fetch everything; if interrupted, the same call resumes."""
+    """Download everything. If interrupted, the same call resumes."""
     corpus = fetch(download.corpus, download.folder, progress)
     if download.gunzip:
         _gunzip(corpus, progress)
@@ -118,7 +120,7 @@ def run(download: Download, progress: Progress) -> None:
 
 
 def commands(download: Download, index_folder: Path) -> list[list[str]]:
-    """How the wiki server's index is built of what was fetched, and how it is served."""
+    """Return the commands that build the wiki server's index from the downloaded files and serve it."""
     build = [
         "afm",
         "serve",
@@ -134,7 +136,7 @@ def commands(download: Download, index_folder: Path) -> list[list[str]]:
 
 
 def join(parts: Sequence[HubFile], path: Path, progress: Progress) -> None:
-    """Fetch parts and append one after the other to a file, each checked, and removed when it is in."""
+    """Download parts and append them in order to a file. Each part is verified, and removed once appended."""
     if path.is_file() and path.stat().st_size == sum(part.size for part in parts):
         return
     growing, note = path.with_name(f"{path.name}.partial"), path.with_name(f"{path.name}.json")
@@ -150,7 +152,7 @@ def join(parts: Sequence[HubFile], path: Path, progress: Progress) -> None:
 
 
 def _joined(note: Path, parts: Sequence[HubFile]) -> int:
-    """How many of these parts are in the growing file for certain."""
+    """Return the number of parts that the partial file certainly contains."""
     try:
         noted = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -161,7 +163,7 @@ def _joined(note: Path, parts: Sequence[HubFile]) -> int:
 def _append(source: Path, part: HubFile, growing: Path, start: int, progress: Progress) -> None:
     checksum = Checksum(part)
     with growing.open("r+b") as sink:
-        sink.truncate(start)  # what a kill left of this part
+        sink.truncate(start)  # drop an incomplete part after a kill
         sink.seek(start)
         for piece in pieces(source):
             checksum.add(piece)

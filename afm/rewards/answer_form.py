@@ -1,7 +1,7 @@
 r"""Tell an answer that is a value from an expression that is still to be evaluated.
 
-``60+12``, ``6 × 12`` and a sum equal 72, but do not state 72. Accepting them would pay a model for copying the question.
-Values are recognised by a list of forms instead of a list of forbidden operators, because there are too many operators.
+``60+12``, ``6 × 12`` and a sum equal 72, but do not state 72. To accept them would reward copying the question.
+A list of forms defines the values, instead of a list of forbidden operators, because there are too many operators.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ _CLOCK = 12
 class MathVerify(AnswerScorer):
     """Scores 1 if the final answer equals a gold answer, else 0.
 
-    :func:`afm.rewards.equality.quick_verdict` decides most pairs at once. Worker processes decide the rest; they start
-    with the first such pair. A pair that uses up its CPU time, or that crashes two workers in a row, is wrong unless the
-    gold answer alone does the same. If the machine starves, stops or kills a worker, there is no score.
+    :func:`afm.rewards.equality.quick_verdict` decides most pairs at once. Worker processes decide the rest. A pair that
+    uses up its CPU time, or that crashes two workers in a row, is wrong unless the gold answer alone does the same. If the
+    machine starves, stops or kills a worker, there is no score.
 
     Args:
         cpu_s: CPU seconds per pair. The wall-clock limit is twelve times as long.

@@ -1,6 +1,6 @@
 """Worker processes for work that may never end: one JSON line in, one out, killed at a time limit.
 
-Each worker has its own pipes, so a killed worker leaves no shared lock and no partial message behind. Nothing is pickled.
+Each worker has its own pipes, so a killed worker leaves no shared lock and no partial message. Nothing is pickled.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Hub(Site):
         return self.commits.get(repository, {}).get(commit) or self.repositories.get(repository)
 
     def described(self, repository, files):
-        """What the Hub's API says about them."""
+        """Return the API's description of the files."""
         siblings = [
             {
                 "rfilename": name,
@@ -142,7 +142,7 @@ def hub():
 
 @pytest.fixture
 def said(afm):
-    """Runs a command in this process; returns what it said."""
+    """Run a command in this process and return its output."""
 
     def run(*words, status=0):
         done = afm(*words, status=status)
@@ -165,7 +165,7 @@ def hub_here(hub, monkeypatch):
 
 @pytest.fixture
 def hub_environment(hub, tmp_path):
-    """An environment whose Hub is ``hub``."""
+    """An environment that uses ``hub``."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     return environment | {
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}",

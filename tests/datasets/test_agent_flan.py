@@ -46,7 +46,7 @@ SHAREGPT = [
 
 @pytest.fixture(scope="module")
 def prepared(afm, tmp_path_factory):
-    """The folder of what the shipped list makes of both sets."""
+    """The folder with the files that the shipped list makes of both sets."""
     place = tmp_path_factory.mktemp("agent_flan")
     repositories = {
         "internlm/Agent-FLAN": {"README.md": b"#"} | {f"data/{name}.jsonl": rows(name) for name in SPLITS},

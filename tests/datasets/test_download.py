@@ -133,11 +133,11 @@ def test_what_differs_from_the_lock_is_an_error(hub, download, sets, tmp_path):
 
     sets.write_text(SETS.replace('files: ["*.json", "data/*"]', f'revision: "{NEWER}"'))
     told = download(status=1)
-    assert f"set 'small' is pinned to commit {REVISION}, the YAML asks for {NEWER}" in told
+    assert f"set 'small' is pinned to commit {REVISION}, but the YAML asks for {NEWER}" in told
     sets.write_text(SETS.replace("own/small", "own/other"))
-    assert "is pinned to repository own/small, the YAML asks for own/other" in download(status=1)
+    assert "is pinned to repository own/small, but the YAML asks for own/other" in download(status=1)
     (folder / "download.lock.json").write_text("{")
-    assert "download.lock.json: no lock of downloads" in download(status=1)
+    assert "download.lock.json: not a lock of downloads" in download(status=1)
 
 
 def test_a_commit_in_the_yaml_is_asked_for(hub, download, sets, tmp_path):
@@ -159,7 +159,7 @@ def test_a_connection_that_breaks_in_the_middle_is_gone_on_with(hub, download, t
 
 
 def test_an_interrupted_download_has_marked_its_folder(hub_here, sets, tmp_path):
-    """Without the manifest, code in the folder would count as the user's own."""
+    """Without the manifest, code in the folder would count as the user's."""
 
     def interrupt(*_):
         raise KeyboardInterrupt

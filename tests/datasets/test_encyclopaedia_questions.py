@@ -16,7 +16,7 @@ def tasks(split=WorldSplit.TRAIN, count=400, seed=0, **options):
 
 
 def told(page: str, asks: str) -> str:
-    """What a page says, read from its text alone."""
+    """Return the facts of a page, read only from its text."""
     text = WORLD.page(WORLD.names.number(page)).text
     name, number = r"([A-Z][a-z]+ [A-Z][a-z]+)", r"(\d+)"
     match = re.search(rf"The {asks} of {page} is (?:in )?(?:{name}|{number})", text)

@@ -71,7 +71,7 @@ def test_rows_of_one_question_are_never_in_both_parts():
 
 @pytest.fixture
 def prepare(said, tmp_path):
-    """Runs the command on ``tmp_path/raw``, at first with rows of both sets; returns what it said."""
+    """Run the command on ``tmp_path/raw``, which first has rows of both sets, and return its output."""
     (tmp_path / "sets.yaml").write_text(SETS)
     write_raw(tmp_path / "raw", QUESTIONS)
     words = ("data", "prepare", "published", tmp_path / "sets.yaml", "--data", tmp_path / "raw")
@@ -174,7 +174,7 @@ def test_nothing_made_leaves_what_was_made_before(prepare, tmp_path):
 
 @pytest.fixture
 def save(prepare, tmp_path):
-    """Saves rows as AFM's own download does, by split or in shards; the set of the other agent beside it."""
+    """Save rows as AFM's own download does, by split or in shards, next to the set of the other agent."""
     shutil.rmtree(tmp_path / "raw")
     (tmp_path / "sets.yaml").write_text(SETS.replace('"*.json"', '"*.json", "*.parquet"'))
     datasets.Dataset.from_list(SFT).save_to_disk(tmp_path / "raw/Some-SFT-Dataset")
@@ -208,7 +208,7 @@ def test_a_set_that_changed_its_number_of_rows_is_an_error(prepare, tmp_path):
     before = written(tmp_path)
     write_raw(tmp_path / "raw", QUESTIONS[:-1])
     told = prepare(status=1)
-    assert "set 'some_rl', split 'train': 39 rows, 40 when it was prepared before" in told
+    assert "set 'some_rl', split 'train': 39 rows, but 40 when it was first prepared" in told
     assert written(tmp_path) == before
     prepare("--new-counts")
     assert json.loads(lock.read_text())["sets"]["some_rl"]["rows"] == {"train": 39}
@@ -231,11 +231,11 @@ def test_a_saved_folder_that_is_not_whole_is_an_error(tmp_path):
     [file] = data_files(tmp_path / "saved")
     assert [row["question"] for _, row in published_rows(file)] == [row["question"] for row in QUESTIONS]
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(DataError, match="no whole arrow stream"):
+    with pytest.raises(DataError, match="not a complete arrow stream"):
         list(published_rows(file))
     file.unlink()
     with pytest.raises(DataError, match=r"no such file, though .*state\.json names it"):
         data_files(tmp_path / "saved")
     (tmp_path / "saved/state.json").write_text("{")
-    with pytest.raises(DataError, match="not readable as what save_to_disk writes"):
+    with pytest.raises(DataError, match="not a file of save_to_disk"):
         data_files(tmp_path / "saved")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def owners_row(name, *outputs, packed=True):
-    """The owner's layout with tests of our own."""
+    """The owner's layout with our own tests."""
     private = json.dumps(
         [{"input": f"{at}\n", "output": text, "testtype": "stdin"} for at, text in enumerate(outputs)]
     )
@@ -74,7 +74,7 @@ def test_a_row_without_readable_tests_ends_it_and_leaves_nothing(tmp_path, row, 
 
 
 def test_a_pickle_that_runs_code_stays_unread(tmp_path):
-    """AFM's script writes a pickle a problem."""
+    """AFM's script writes one pickle per problem."""
 
     class Trap:
         def __reduce__(self):

@@ -176,7 +176,7 @@ def test_where_a_grade_would_be_made_up_the_message_names_the_way_out(write, sou
         ("<double_check>Score: 4</double_check><think>t</think><answer>Bonn</answer>", "agent"),
     )
     given = sources([row("c0", segments).replace('"math"', '"web"')], chat(2))
-    with pytest.raises(DataError, match="without a call or a grade that nobody gave; --direct plain"):
+    with pytest.raises(DataError, match="without a call or an invented grade; --direct plain"):
         write(given, SampleMaker(web))
     summary = write(given, SampleMaker(web, direct_answer=DirectAnswer.PLAIN))
     assert summary.rows == dict.fromkeys(NegativeKind, 1)
@@ -188,7 +188,7 @@ def test_where_a_grade_would_be_made_up_the_message_names_the_way_out(write, sou
         ({"ratios": {NegativeKind.ABSENT_NEEDED: -1}}, "ratio of absent_needed: got -1"),
         ({"ratios": {NegativeKind.ABSENT_NEEDED: float("nan")}}, "ratio of absent_needed: got nan"),
         ({"maker": SampleMaker(without_tools(MATH))}, "agent 'math_without_tools' has no tools"),
-        ({"maker": SampleMaker(SILENT, absent_answer=AbsentAnswer.EXPLAIN)}, "asked with the question alone"),
+        ({"maker": SampleMaker(SILENT, absent_answer=AbsentAnswer.EXPLAIN)}, "is only the question"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(write, sources, options, complaint):

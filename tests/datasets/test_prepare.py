@@ -166,7 +166,7 @@ def test_equal_ids_are_refused_since_their_samples_would_form_one_group(tmp_path
 
 @pytest.mark.slow
 def test_tasks_are_streamed_into_row_groups_whatever_their_number(tmp_path, spec):
-    """More rows take no more memory; the last row's column is there for the first."""
+    """More rows take no more memory, and the first row has the last row's column."""
 
     def tasks(count):
         for number in range(count):

@@ -1,4 +1,4 @@
-"""Files of GitHub at a commit, and the prompts that are taken out of them; every text here is the tests' own."""
+"""Files of GitHub at a commit, and the prompts in them. All texts here are written for the tests."""
 
 import hashlib
 import json
@@ -126,9 +126,9 @@ def test_prompts_around_the_questions_of_rows(tmp_path):
 @pytest.mark.parametrize(
     ("file", "constant", "reason"),
     [
-        ("p.py", "ASKS", r"p\.py: no constant 'ASKS' that is a text; did you mean 'ASK'"),
-        ("p.py", "COUNT", "no constant 'COUNT' that is a text"),
-        ("broken.py", "ASK", "no Python file"),
+        ("p.py", "ASKS", r"p\.py: no string constant 'ASKS'; did you mean 'ASK'"),
+        ("p.py", "COUNT", "no string constant 'COUNT'"),
+        ("broken.py", "ASK", "not a Python file"),
         ("q.py", "ASK", "no such file; `afm data download` fetches it"),
         ("p.py", "ASK", r"\{question\} occurs 0 times, expected once"),
     ],

@@ -1,4 +1,4 @@
-"""Readers of published layouts, on small files of the same form; where the original is parquet, through parquet."""
+"""Readers of published layouts, on small files in the format of the original, parquet included."""
 
 import base64
 import json
@@ -63,7 +63,7 @@ def sample(tmp_path):
 
 
 def read(path, reader, tmp_path, **options):
-    """What a reader makes of a file, and the rows that it refuses as (line, reason)."""
+    """Return the rows that a reader makes of a file, and the refused rows as (line, reason)."""
     counts = ReadCounts()
     with (tmp_path / "bad").open("w+") as file:
         options = {"label": "set"} | options

@@ -133,7 +133,7 @@ def test_files_that_are_broken_or_missing_are_errors_and_rows_are_counted_from_o
     _, error = scan_tasks(write_parquet(tmp_path / "a.parquet", *rows))
     assert error.line == 2
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(DataError, match="no readable parquet file"):
+    with pytest.raises(DataError, match="not a readable parquet file"):
         list(read_tasks(tmp_path / "a.parquet"))
     with pytest.raises(DataError, match="no such file"):
         list(read_tasks(tmp_path / "b.jsonl"))

@@ -19,7 +19,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 
 def read(file):
-    """Tasks of a file, and why rows were refused."""
+    """Return the tasks of a file and the reasons for refused rows."""
     counts = ReadCounts()
     rows = list(read_published([file], READERS["afm_rl"], BadRows(io.StringIO()), counts, label="x"))
     assert counts.read == counts.made + counts.bad
@@ -68,7 +68,7 @@ def test_bytes_gaps_and_endless_levels_are_refused(tmp_path):
     assert [task.id for task in tasks] == ["x-3", "x-4"]
     assert set(refused) == {
         "`answer`: expected an answer",
-        "`extra_info.a`: more than 64 lists and objects within each other",
+        "`extra_info.a`: more than 64 levels of lists and objects",
     }
     write_rl(tasks, load_agent("mhqa"), tmp_path / "rl.parquet")
     [written, _] = pq.read_table(tmp_path / "rl.parquet").to_pylist()

@@ -32,7 +32,7 @@ def sha256(content):
 
 @pytest.fixture(scope="module")
 def published():
-    """A small corpus and a FAISS index of it, as they are published: compressed, and in two parts."""
+    """A small corpus and its FAISS index in their published form: compressed, and in two parts."""
     faiss, numpy = pytest.importorskip("faiss"), pytest.importorskip("numpy")
     index = faiss.IndexFlatIP(DIMENSIONS)
     index.add(numpy.random.default_rng(1).normal(size=(PASSAGES, DIMENSIONS)).astype("float32"))
@@ -71,7 +71,7 @@ def test_what_is_fetched_is_built_by_the_command_that_is_shown(
     folder = tmp_path / "a folder"
     script = [sys.executable, str(SCRIPT), "--output-dir", str(folder)]
     told = subprocess.run(script, env=hub_environment, capture_output=True, text=True, check=True).stdout
-    assert "24 MiB to fetch; disk at most 35 MiB on the way" in told
+    assert "24 MiB to fetch; peak disk usage 35 MiB" in told
     assert (folder / "e5_Flat.index").read_bytes() == whole(published)
     assert {path.name for path in folder.iterdir()} == {"e5_Flat.index", "wiki-18.jsonl.gz"}
     requests = list(zip(hub.asked, hub.headers, strict=True))
@@ -137,6 +137,6 @@ def test_a_disk_that_is_too_small_is_told_before_the_download(tmp_path):
     tib = 1 << 40
     parts = (part("part_aa", 400 * tib), part("part_ab", 200 * tib))
     download = Download(tmp_path, part("wiki-18.jsonl.gz", tib), parts, "e5_Flat.index", False)
-    assert download.summary() == "615424.0 GiB to fetch; disk at most 1025024.0 GiB on the way"
+    assert download.summary() == "615424.0 GiB to fetch; peak disk usage 1025024.0 GiB"
     with pytest.raises(DataError, match=r"GiB free, 1025024\.0 GiB needed; choose another disk"):
         check_space(download)

@@ -95,7 +95,7 @@ def test_a_file_becomes_tasks_with_chats_of_their_own(data) -> None:
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("my_file", None, "the file's name begins with none of T-Eval's"),
+        ("my_file", None, "the file name begins with no kind of T-Eval"),
         ("plan_json_v2", {"origin_prompt": []}, "`ground_truth`: expected an object, a list or a text"),
         ("plan_json_v2", {"origin_prompt": [], "ground_truth": PLAN}, "`origin_prompt`: expected a list"),
         ("plan_json_v2", item("x", PLAN) | {"origin_prompt": [{"role": "god"}]}, "expected role"),

@@ -14,7 +14,7 @@ KEY = "sk-judge-secret"
 
 
 class JudgeServer(LoopbackServer):
-    """Speaks chat completions; ``faults`` are answered first, one a request.
+    """A server of chat completions. It returns ``faults`` first, one per request.
 
     Attributes:
         character: ``strict`` compares words; ``gullible`` does what the answer says; ``parrot`` repeats JSON that it finds

@@ -1,4 +1,4 @@
-"""The suite of attacks: every one gets what it deserves, and a reward that pays too much is found out."""
+"""The attack suite: every attack gets the score that it deserves, and a reward that scores too high is found."""
 
 from __future__ import annotations
 

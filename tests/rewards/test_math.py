@@ -176,7 +176,7 @@ async def test_closing_leaves_no_process_and_is_not_the_end(verifier: MathVerify
 
 
 def workers() -> list[int]:
-    """Processes that verify for this one."""
+    """Return the verifier processes of this process."""
     pids = [pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()]
     return [int(pid) for pid in pids if "afm.rewards.verifier" in Path(f"/proc/{pid}/cmdline").read_text()]
 

@@ -1,4 +1,4 @@
-"""A scorer of your own, named by a reward YAML; a row cannot name one."""
+"""Your own scorers: a reward YAML can name one, a row cannot."""
 
 from __future__ import annotations
 

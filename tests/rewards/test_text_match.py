@@ -98,7 +98,7 @@ async def test_substring(answer: str, gold: object, score: int) -> None:
 
 
 class Array:
-    """What a parquet reader gives for a list column."""
+    """The value of a list column from a parquet reader."""
 
     def tolist(self) -> list[str]:
         return ["a", "b"]

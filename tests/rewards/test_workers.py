@@ -1,4 +1,4 @@
-"""Worker processes that hang, die and talk nonsense."""
+"""Worker processes that hang, die or write nonsense."""
 
 from __future__ import annotations
 
@@ -144,6 +144,6 @@ def test_a_fork_in_the_middle_of_a_request_has_workers_of_its_own(module: str) -
 
 
 def in_a_new_loop(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """A loop of this process: the one that a fork inherits belongs to its parent."""
+    """Run in a new event loop, because the one that a fork inherits belongs to its parent."""
     asyncio._set_running_loop(None)
     return asyncio.run(work())

@@ -27,18 +27,18 @@ _SHELL = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{t
 
 
 def address(title: str) -> str:
-    """Path of a page: ``/wiki/Belo_Karford``."""
+    """Return the path of a page: ``/wiki/Belo_Karford``."""
     return "/wiki/" + quote(title.replace(" ", "_"))
 
 
 class Site:
-    """Looks up and renders pages; any size of world, nothing is kept."""
+    """Looks up and renders pages of a world of any size. Nothing is cached."""
 
     def __init__(self, world: Encyclopaedia) -> None:
         self._world = world
 
     def html(self, path: str) -> str | None:
-        """The document at a path: ``/`` (contents, ``?from=N``), ``/wiki/NAME``; ``None`` without one."""
+        """Return the document at a path, or ``None``: ``/`` (contents, ``?from=N``) or ``/wiki/NAME``."""
         parts = urlsplit(path)
         if parts.path == "/":
             first = parts.query.removeprefix("from=")
@@ -69,7 +69,7 @@ class Site:
 
 
 def site_server(world: Encyclopaedia, *, host: str = "127.0.0.1", port: int = 0) -> ThreadingHTTPServer:
-    """A server of the site, bound and ready for ``serve_forever``; port 0 takes a free one."""
+    """Return a server of the site, bound and ready for ``serve_forever``. Port 0 chooses a free port."""
     site = Site(world)
 
     class Handler(BaseHTTPRequestHandler):
@@ -93,7 +93,7 @@ def site_server(world: Encyclopaedia, *, host: str = "127.0.0.1", port: int = 0)
                 self.wfile.write(body)
 
         def log_message(self, *arguments: object) -> None:
-            """Nothing: requests are no news."""
+            """Do not log requests."""
 
     return ThreadingHTTPServer((host, port), Handler)
 
@@ -102,14 +102,14 @@ _STEP = 10_000
 
 
 def corpus_lines(world: Encyclopaedia, numbers: Iterable[int] | None = None) -> Iterator[str]:
-    """Stream passages as JSON lines ``{"id", "contents"}``; all pages by default."""
+    """Stream passages as JSON lines ``{"id", "contents"}``. By default all pages."""
     for number in range(world.size) if numbers is None else numbers:
         row = {"id": str(number), "contents": world.page(number).contents}
         yield json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def write_corpus(world: Encyclopaedia, path: Path, progress: Progress | None = None) -> None:
-    """Write the corpus, compressed when ``path`` ends in ``.gz``; ``path`` appears when it is whole."""
+    """Write the corpus, compressed if ``path`` ends in ``.gz``. ``path`` appears when it is complete."""
     with replacing(path) as temporary, _open(temporary, path.suffix == ".gz") as file:
         for number, line in enumerate(corpus_lines(world), 1):
             file.write(line)
@@ -127,7 +127,7 @@ def write_encyclopaedia(
     shapes: Sequence[Shape] = SHAPES,
     progress: Progress | None = None,
 ) -> dict[WorldSplit, Path]:
-    """Write ``corpus.jsonl``, a file of questions for each split and a manifest; returns the question files."""
+    """Write ``corpus.jsonl``, a file of questions per split and a manifest, and return the question files."""
     out = Path(out_dir)
     paths = {split: out / f"{split.value}.jsonl" for split in sizes}
     for split, path in paths.items():

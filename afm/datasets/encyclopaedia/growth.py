@@ -1,7 +1,7 @@
-"""Larger questions from a world's graph: by depth (a longer chain) and by width (sub-questions that are combined).
+"""Larger questions from a world's graph: by depth (a longer chain) and by width (combined sub-questions).
 
-Every question comes with a :class:`Proof` that it needs as many pages as it claims.
-Depth and width: AFM (arXiv 2508.13167), its expansion of queries.
+Every question has a :class:`Proof` that it needs as many pages as it claims. Depth and width follow AFM's query
+expansion (arXiv 2508.13167).
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class Growth(StrEnum):
     """The direction in which a question grows."""
 
     DEPTH = "depth"
-    """A chain of facts, each found with the one before."""
+    """A chain of facts, each of which needs the one before."""
     WIDTH = "width"
-    """Chains side by side whose numbers are combined."""
+    """Parallel chains whose numbers are combined."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Combination:
-    """What is done with the numbers that the branches give."""
+    """A way to combine the numbers of the branches."""
 
     name: str
     words: str
     result: Callable[[Sequence[int]], int]
     pairs_only: bool = False
     compares: bool = False
-    """The numbers are of one kind: a length and a year could be distinguished without looking them up."""
+    """Whether the numbers must be of one kind, because a length and a year differ without a look-up."""
 
 
 _COMBINATIONS = (
@@ -81,11 +81,11 @@ def expand(
     depths: Sequence[int],
     widths: Sequence[int] = (1,),
 ) -> Iterator[Task]:
-    """Stream ``count`` distinct tasks; the same arguments give the same ones.
+    """Stream ``count`` distinct tasks. The same arguments give the same tasks.
 
     Args:
-        depths: Facts of a chain, dealt evenly.
-        widths: Chains of a question by width, dealt evenly.
+        depths: Numbers of facts in a chain, distributed evenly.
+        widths: Numbers of chains in a question by width, distributed evenly.
 
     Raises:
         ConfigError: A number is too small, or the world holds too few questions with a proof.
@@ -112,7 +112,7 @@ def expand(
 
 
 def _digest(question: WorldQuestion) -> str:
-    """Sets of one seed share numbers, depths and widths, and hold different questions all the same."""
+    """Return a digest of a question, because sets of one seed share numbers, depths and widths."""
     return blake2b(question.text.encode(), digest_size=3).hexdigest()
 
 
@@ -138,7 +138,7 @@ def _proved(
     width: int,
     seen: set[str],
 ) -> tuple[WorldQuestion, Proof]:
-    """A new question of the split whose every fact needs a page of its own."""
+    """Return a new question of the split of which every fact needs its own page."""
     deep = growth is Growth.DEPTH
     ways = [way for way in _COMBINATIONS if width == 2 or not way.pairs_only]
     way = None if deep else rng.choice(ways)
@@ -168,7 +168,7 @@ def _wide(
             return None
         branches.append(branch)
         taken |= {hop.page for hop in branch[1]}
-    rng.shuffle(branches)  # later ones were drawn from what the earlier ones left
+    rng.shuffle(branches)  # later branches were drawn from the pages that earlier ones left
     numbers = [int(own[-1].gives) for _, own in branches]
     if len(set(numbers)) < len(numbers):
         return None
@@ -182,7 +182,7 @@ def _wide(
 def _branch(
     rng: random.Random, world: Encyclopaedia, depth: int, kind: EntityKind | None, taken: set[int]
 ) -> tuple[int, list[Hop]] | None:
-    """An entity and a chain from it to a number, of a page of ``kind``, over none of the pages ``taken``."""
+    """Return an entity and a chain from it to a number on a page of ``kind``, without the pages ``taken``."""
     for _ in range(_BRANCH_MISSES):
         first = kind if kind is not None and depth == 1 else rng.choice(tuple(EntityKind))
         start = rng.choice(world.ranges[first])
@@ -198,18 +198,18 @@ def _branch(
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was proved about a question, by exhaustion.
+    """A proof about a question by exhaustive search.
 
-    A fact can be on more than one page: on its subject's, and in a list on its object's. A reader who may open any page
-    must have read pages that together state every fact of the question. All sets of these pages are tried, smaller
-    ones first.
+    A fact can be on several pages: its subject's page, and a list on its object's page. A reader who may open any page
+    must read pages that together state every fact of the question. All sets of these pages are tried, the smaller ones
+    first.
 
     Attributes:
-        reads: Pages that must be read, whatever the way.
+        reads: Number of pages that every reader must read.
         pages: A smallest set of pages that states every fact.
-        only: Whether it is the only one of its size, so that each of its pages is needed.
-        early: Whether the answer is on one of the pages before the last fact's, where it could be guessed. It says
-            something about chains alone: of chains side by side any may hold the answer.
+        only: Whether it is the only set of its size, so that each of its pages is needed.
+        early: Whether the answer is on a page before the last fact's, where it could be guessed. It applies only to
+            chains. Of parallel chains, any may hold the answer.
     """
 
     reads: int
@@ -219,7 +219,7 @@ class Proof:
 
 
 def prove(world: Encyclopaedia, path: Sequence[Hop], answer: str) -> Proof:
-    """The least number of pages that state all facts of ``path``, by trying all sets of pages that state any."""
+    """Find the least number of pages that state all facts of ``path``, by trying all sets of pages that state any."""
     places = [pages_of(world, hop) for hop in path]
     last = path[-1].page
     early = any(answer in world.page(page).contents for page in {hop.page for hop in path} - {last})
@@ -230,13 +230,13 @@ def prove(world: Encyclopaedia, path: Sequence[Hop], answer: str) -> Proof:
 
 
 def least_reads(places: Sequence[frozenset[int]], size: int) -> list[tuple[int, ...]]:
-    """All sets of ``size`` pages that hold at least one of each fact's ``places``."""
+    """Return all sets of ``size`` pages that contain at least one of each fact's ``places``."""
     pages = sorted(frozenset().union(*places))
     return [chosen for chosen in combinations(pages, size) if all(place & set(chosen) for place in places)]
 
 
 def pages_of(world: Encyclopaedia, hop: Hop) -> frozenset[int]:
-    """Every page that states a fact; read from the pages' own text."""
+    """Return every page that states a fact, from the text of the pages."""
     name = world.names.name(hop.page)
     pages = set()
     fact = find_fact(world.page(hop.page).text, hop.asks, name)

@@ -1,7 +1,7 @@
 """Multi-hop questions about a world: chains (depth), comparisons and intersections (width).
 
-A hop is a page that must be read. Questions of different splits never name the same entities, whatever the seeds: a
-hash of the entities that a question names decides its split.
+A hop is a page that must be read. A hash of the entities that a question names decides its split, so questions of
+different splits never name the same entities, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_MISSES = 5_000
 
 
 class Shape(StrEnum):
-    """How the facts of a question hang together."""
+    """The structure of a question's facts."""
 
     CHAIN = "chain"
     COMPARISON = "comparison"
@@ -33,13 +33,13 @@ class Shape(StrEnum):
 
 
 SHAPES = (Shape.CHAIN,)
-"""The shapes of a world unless others are asked for: those that the scripted teams read."""
+"""The default shapes of a world: those that the scripted teams read."""
 LEAST_HOPS = {Shape.CHAIN: 1, Shape.COMPARISON: 2, Shape.INTERSECTION: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One fact on the way: what to look for on which page, and what is there."""
+    """One fact of a path: the page, what to look for, and its value."""
 
     page: int
     asks: str
@@ -48,7 +48,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class WorldQuestion:
-    """A question with its gold answer and gold path; ``named`` are the entities that the text names."""
+    """A question with its gold answer and gold path. ``named`` holds the entities that the text names."""
 
     shape: Shape
     text: str
@@ -58,13 +58,13 @@ class WorldQuestion:
 
     @property
     def split(self) -> WorldSplit:
-        """The split to which it belongs by the hash of the entities that it names."""
+        """The question's split, by the hash of the entities that it names."""
         return split_of("/".join(map(str, sorted(self.named))))
 
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """Two relations whose lists of subjects are crossed."""
+    """Two relations whose lists of subjects are intersected."""
 
     relations: tuple[str, str]
     words: str
@@ -85,12 +85,12 @@ def generate(
     hops: Sequence[int] = HOPS,
     shapes: Sequence[Shape] = SHAPES,
 ) -> Iterator[Task]:
-    """Stream ``count`` distinct tasks of a split; the same arguments give the same tasks.
+    """Stream ``count`` distinct tasks of a split. The same arguments give the same tasks.
 
-    Hops are dealt evenly, and among the shapes that can have this number of hops, evenly too.
+    Hops are distributed evenly, and also evenly over the shapes that allow the number of hops.
 
     Raises:
-        ConfigError: No shape fits the hops, or the world holds fewer questions than asked for.
+        ConfigError: No shape fits the hops, or the world holds fewer questions than requested.
     """
     kinds = [(n, shape) for n in hops for shape in shapes if n >= LEAST_HOPS[shape]]
     if not kinds or not set(hops) <= set(HOPS):
@@ -118,7 +118,7 @@ def generate(
 
 
 def path_info(world: Encyclopaedia, path: Sequence[Hop]) -> list[dict[str, str]]:
-    """The gold path as a task's ``extra_info`` holds it."""
+    """Return the gold path for a task's ``extra_info``."""
     return [
         {
             "passage": str(hop.page),
@@ -154,7 +154,7 @@ def _draw_new(
 
 
 def chain(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQuestion | None:
-    """A question by depth from a random entity; ``None`` where its facts lead back to a page."""
+    """Return a question by depth from a random entity, or ``None`` if its facts lead back to a page."""
     start = rng.choice(world.ranges[rng.choice(tuple(EntityKind))])
     steps = walk(rng, world, start, hops - 1)
     if steps is None:
@@ -169,7 +169,7 @@ def chain(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQuestion 
 
 
 def _comparison(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQuestion | None:
-    """``hops`` branches of one page each, or half as many of two pages."""
+    """Return a comparison of ``hops`` branches of one page each, or half as many of two pages."""
     kind = rng.choice(tuple(EntityKind))
     attribute = ATTRIBUTE_OF[kind]
     ways = [relation for relation in RELATION.values() if relation.object is kind]
@@ -202,7 +202,7 @@ def _comparison(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQue
 
 
 def _intersection(rng: random.Random, world: Encyclopaedia, hops: int) -> WorldQuestion | None:
-    """Two lists that share one entity, and a chain that continues from there."""
+    """Return a question about two lists that share one entity, and a chain from that entity."""
     meeting = rng.choice(_MEETINGS)
     first, second = (RELATION[name] for name in meeting.relations)
     common = rng.choice(world.ranges[first.subject])
@@ -235,7 +235,7 @@ def walk(
     steps: int,
     avoid: frozenset[int] | set[int] = frozenset(),
 ) -> tuple[list[Hop], int] | None:
-    """Follow ``steps`` random relations without coming to a page twice; the facts, and where they end."""
+    """Follow ``steps`` random relations without visiting a page twice. Returns the facts and the last page."""
     path: list[Hop] = []
     been, here = {start, *avoid}, start
     for _ in range(steps):
@@ -250,7 +250,7 @@ def walk(
 
 
 def _last_hop(rng: random.Random, world: Encyclopaedia, page: int, been: set[int]) -> Hop | None:
-    """Any fact of ``page`` but one that leads back."""
+    """Return a random fact of ``page`` that does not lead back."""
     asked = rng.choice((*OF_KIND[world.kind(page)], None))
     if asked is None:
         return number_hop(world, page)
@@ -259,11 +259,11 @@ def _last_hop(rng: random.Random, world: Encyclopaedia, page: int, been: set[int
 
 
 def number_hop(world: Encyclopaedia, page: int) -> Hop:
-    """The number of a page, for example the year in which its guild opened."""
+    """Return the number on a page, for example the year in which its guild opened."""
     attribute = ATTRIBUTE_OF[world.kind(page)]
     return Hop(page, attribute.name, str(world.value(attribute, page)))
 
 
 def chain_words(path: Sequence[Hop]) -> str:
-    """``teacher of the author of``: the last fact first."""
+    """Return the words of a chain with the last fact first: ``teacher of the author of``."""
     return " of the ".join(hop.asks for hop in reversed(path)) + " of"

@@ -1,4 +1,4 @@
-"""The encyclopaedia's facts: entities, relations, attributes, the sentences that state them, and how to read these."""
+"""The encyclopaedia's facts: entities, relations, attributes, and the sentences that state them, with their parser."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ SHARES = {
     EntityKind.GUILD: 10,
     EntityKind.BOOK: 15,
 }
-"""Of 100 entities; the rest are persons."""
+"""Entities of each kind per 100. The rest are persons."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorldFact:
-    """What every entity of kind ``subject`` has exactly one of; ``name`` as in ``the {name} of X``.
+    """A fact of which every entity of kind ``subject`` has exactly one. ``name`` is used as in ``the {name} of X``.
 
     Attributes:
-        variation: A second sentence for the subject's page, with ``{s}`` for the subject and ``{o}`` for what it has.
-        value: How the plain sentence gives it.
+        variation: A second sentence for the subject's page, with ``{s}`` for the subject and ``{o}`` for the value.
+        value: Form of the value in the plain sentence.
     """
 
     name: str
@@ -44,21 +44,21 @@ class WorldFact:
 
     @property
     def wordings(self) -> tuple[str, str]:
-        """The sentences that state the fact, the plain one first."""
+        """The sentences that state the fact, with the plain one first."""
         return f"The {self.name} of {{s}} is {self.value}.", self.variation
 
     @property
     def brief(self) -> str:
-        """The fact's line on brief pages: ``Mayor {o}.``, the noun directly before what it gives."""
+        """The fact's line on brief pages: ``Mayor {o}.``, with the noun directly before the value."""
         return f"{self.name.capitalize()} {self.value.removeprefix('in ')}."
 
 
 @dataclass(frozen=True, slots=True)
 class Relation(WorldFact):
-    """A fact that gives an entity of kind ``object``.
+    """A fact whose value is an entity of kind ``object``.
 
     Attributes:
-        listed: The sentence on the object's page, with ``{o}`` and the subjects as ``{s}``; ``None``: not stated there.
+        listed: The sentence on the object's page, with ``{o}`` and the subjects as ``{s}``. ``None`` if not stated there.
     """
 
     object: EntityKind
@@ -67,7 +67,7 @@ class Relation(WorldFact):
 
 @dataclass(frozen=True, slots=True)
 class Attribute(WorldFact):
-    """A number from ``low`` to ``high``; ``less`` and ``more`` ask for an extreme: ``was born later``."""
+    """A number from ``low`` to ``high``. ``less`` and ``more`` ask for an extreme: ``was born later``."""
 
     low: int
     high: int
@@ -132,7 +132,7 @@ ATTRIBUTES = (
 )
 
 ABOUT = "Facts about {s}:"
-"""On brief pages: whose facts these are. It repeats the title, so that a search prefers the page to those that name it."""
+"""First line of brief pages. It repeats the title, so that a search prefers the page to those that name it."""
 
 
 OF_KIND = {kind: tuple(r for r in RELATIONS if r.subject is kind) for kind in EntityKind}
@@ -151,8 +151,8 @@ class Chain:
     """A question by depth.
 
     Attributes:
-        start: The entity that it names.
-        asks: The facts to look up: the first of ``start``, each next one of what the one before gave.
+        start: The entity that the question names.
+        asks: The facts to look up: the first of ``start``, each next one of the previous fact's value.
     """
 
     start: str
@@ -161,20 +161,20 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class StatedFact:
-    """A sentence of a page, and the name or number that it gives."""
+    """A sentence of a page, and the name or number that it states."""
 
     sentence: str
     gives: str
 
 
 def read_chain(question: str) -> Chain | None:
-    """The chain that a question asks for; ``None`` for any other text."""
+    """Parse the chain that a question asks for. Returns ``None`` for any other text."""
     match = _CHAIN.fullmatch(question.strip())
     return match and Chain(match[2], tuple(reversed(match[1].split(" of the "))))
 
 
 def find_fact(text: str, asks: str, name: str) -> StatedFact | None:
-    """The sentence in ``text`` that states the fact ``asks`` of the entity ``name``, in any of its wordings."""
+    """Find the sentence in ``text`` that states the fact ``asks`` of the entity ``name``, in any wording."""
     fact = _FACTS.get(asks)
     if fact is None:
         return None

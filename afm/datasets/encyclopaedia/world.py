@@ -1,4 +1,4 @@
-"""The closed encyclopaedia: any entity, fact or page from its number, in constant time and memory."""
+"""The closed encyclopaedia: computes any entity, fact or page from its number, in constant time and memory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MASK = (1 << 64) - 1
 class Permutation:
     """A pseudo-random bijection on ``range(size)``.
 
-    A Feistel network over mixed radix (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): a number is a
-    pair of digits, each round adds a hash of one digit to the other. Results beyond the domain are sent round again.
+    A Feistel network over mixed radix (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). A number is a
+    pair of digits, and each round adds a hash of one digit to the other. Results outside the domain are permuted again.
 
     Args:
         size: At least 1.
@@ -47,7 +47,7 @@ class Permutation:
         self._keys = [int.from_bytes(digest[8 * i : 8 * i + 8], "big") for i in range(_ROUNDS)]
 
     def __call__(self, number: int) -> int:
-        """Where ``number`` goes."""
+        """Return the image of ``number``."""
         while True:
             left, right = divmod(number, self._right)
             for place, key in enumerate(self._keys):
@@ -60,7 +60,7 @@ class Permutation:
                 return number
 
     def inverse(self, number: int) -> int:
-        """What comes to ``number``."""
+        """Return the preimage of ``number``."""
         while True:
             left, right = divmod(number, self._right)
             for place in range(_ROUNDS - 1, -1, -1):
@@ -75,7 +75,7 @@ class Permutation:
 
 
 def _mixed(value: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
@@ -85,13 +85,13 @@ _CONSONANTS = "bdfgklmnprstvz"
 _VOWELS = "aeiou"
 _ENDINGS = ("ford", "wick", "mere", "holt", "gate", "stead", "brook", "field", "moor", "dale")
 _SPARE = 1.25
-"""Names for each entity; some must stay free."""
+"""Possible names per entity. Some must stay free."""
 _WORDS = (len(_CONSONANTS) * len(_VOWELS)) ** 2
-"""Words in each list at most."""
+"""Maximum number of words in each list."""
 
 
 class Names:
-    """The names of ``count`` entities, made of two closed lists of words; both directions take constant time."""
+    """The names of ``count`` entities, made of two closed lists of words. Look-ups in both directions are constant time."""
 
     def __init__(self, count: int, key: str) -> None:
         self.count = count
@@ -103,12 +103,12 @@ class Names:
         self._second_place = {word: place for place, word in enumerate(self.seconds)}
 
     def name(self, number: int) -> str:
-        """The name of entity ``number``, e.g. ``Belo Karford``."""
+        """Return the name of entity ``number``, for example ``Belo Karford``."""
         first, second = divmod(self._order(number), len(self.seconds))
         return f"{self.firsts[first]} {self.seconds[second]}"
 
     def number(self, name: str) -> int | None:
-        """The entity of that name."""
+        """Return the number of the entity with this name, if there is one."""
         first, _, second = name.partition(" ")
         if first not in self._first_place or second not in self._second_place:
             return None
@@ -136,12 +136,12 @@ def _shuffled(words: list[str], key: str) -> tuple[str, ...]:
 
 
 LEAST, MOST = 40, 16_000_000
-"""Entities of the smallest and the largest world."""
+"""Number of entities of the smallest and the largest world."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where a page's text has the name of another entity, by character."""
+    """The name of another entity in a page's text, by character position."""
 
     start: int
     end: int
@@ -153,8 +153,8 @@ class WikiPage:
     """One entity's page.
 
     Attributes:
-        number: The entity; the passage's id in the corpus is the same number as text.
-        links: In the order of the text; they never overlap.
+        number: The entity. The passage's id in the corpus is the same number as text.
+        links: Links in the order of the text. They never overlap.
     """
 
     number: int
@@ -164,18 +164,18 @@ class WikiPage:
 
     @property
     def contents(self) -> str:
-        """Title in quotes, a line feed, text: the passage layout of Search-R1."""
+        """Title in quotes, a line feed, and the text, as in Search-R1's passages."""
         return f'"{self.title}"\n{self.text}'
 
 
 class Encyclopaedia:
-    """A world of ``size`` entities with one page each, wholly determined by its arguments.
+    """A world of ``size`` entities with one page each, fully determined by its arguments.
 
     Args:
-        size: Entities and pages.
-        seed: Fixes names, facts and wording.
-        wordings: 1 tells every fact in the same words, 2 varies.
-        brief: Pages are tables, a line a fact such as ``Mayor Ba Ka.``, and name their entity at the top only.
+        size: Number of entities and pages.
+        seed: Seed of names, facts and wording.
+        wordings: 1 states every fact in the same words, 2 varies.
+        brief: Whether pages are tables with one fact per line, like ``Mayor Ba Ka.``, and the entity only at the top.
 
     Raises:
         ConfigError: The size is not from 40 to 16 million.
@@ -200,11 +200,11 @@ class Encyclopaedia:
         self._values = Permutation(1 << 40, f"{key}/values")
 
     def kind(self, number: int) -> EntityKind:
-        """The kind of an entity."""
+        """Return the kind of an entity."""
         return next(kind for kind, numbers in self.ranges.items() if number in numbers)
 
     def object_of(self, relation: Relation, subject: int) -> int:
-        """The one entity that ``subject`` has in ``relation``."""
+        """Return the one object of ``subject`` in ``relation``."""
         first, begin = self.ranges[relation.subject].start, self.ranges[relation.object].start
         order, fan = self._maps[relation.name]
         if relation.subject is relation.object:
@@ -215,9 +215,9 @@ class Encyclopaedia:
         return begin + order(subject - first) // fan
 
     def subjects_of(self, relation: Relation, target: int) -> list[int]:
-        """All entities whose object in ``relation`` is ``target``; at most a few, possibly none.
+        """Return the few entities, possibly zero, whose object in ``relation`` is ``target``.
 
-        Not for ``capital``, which only the realm knows.
+        Not available for ``capital``, which only the realm states.
         """
         subjects, begin = self.ranges[relation.subject], self.ranges[relation.object].start
         order, fan = self._maps[relation.name]
@@ -228,11 +228,11 @@ class Encyclopaedia:
         return sorted(subjects.start + number for number in numbers if number < len(subjects))
 
     def value(self, attribute: Attribute, subject: int) -> int:
-        """The number that ``subject`` has as ``attribute``."""
+        """Return the number of ``subject`` for ``attribute``."""
         return attribute.low + self._values(subject) % (attribute.high - attribute.low + 1)
 
     def page(self, number: int) -> WikiPage:
-        """The page of an entity; an ``IndexError`` where there is no such entity."""
+        """Return the page of an entity, or raise ``IndexError`` for an unknown number."""
         if not 0 <= number < self.size:
             raise IndexError(f"page {number}: this world has pages 0 to {self.size - 1}")
         kind, title = self.kind(number), self.names.name(number)
@@ -262,14 +262,14 @@ class Encyclopaedia:
                 writer.add(swapped, [(subject, self.names.name(subject)) for subject in subjects])
 
     def _map(self, relation: Relation, key: str) -> tuple[Permutation, int]:
-        """A shuffle of slots, and how many slots each object has."""
+        """Return a permutation of slots, and the number of slots per object."""
         subjects, objects = len(self.ranges[relation.subject]), len(self.ranges[relation.object])
         fan = 1 if relation.subject is relation.object else -(-subjects // objects)
         return Permutation(fan * objects, f"{key}/{relation.name}"), fan
 
 
 class _PageText:
-    """Puts sentences together and notes the places of links."""
+    """Joins sentences and records the positions of links."""
 
     def __init__(self, number: int, title: str, wording: int, joint: str) -> None:
         self._number, self._title, self._wording, self._joint = number, title, wording, joint
@@ -277,7 +277,7 @@ class _PageText:
         self._links: list[Link] = []
 
     def pick(self, wordings: tuple[str, str]) -> str:
-        """The next choice of words."""
+        """Choose the next wording."""
         self._wording, choice = divmod(self._wording, 2)
         return wordings[choice]
 

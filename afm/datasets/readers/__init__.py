@@ -1,7 +1,7 @@
-"""Readers of published data sets: one function a layout, chosen by name.
+"""Readers of published data sets: one function per layout, chosen by name.
 
-A reader turns one row, as its owner publishes it, into a :class:`afm.datasets.Task`, a conversation or an alpaca row.
-What it cannot read it refuses with a reason; :func:`afm.datasets.published.read_published` adds file and line.
+A reader turns one published row into a :class:`afm.datasets.Task`, a conversation or an alpaca row. It refuses a row
+that it cannot read with a reason. :func:`afm.datasets.published.read_published` adds file and line.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ READERS: dict[str, RowReader] = {
     "agent_flan": RowReader(conversations.read_agent_flan, "agent_flan", makes_conversations=True),
     "sharegpt": RowReader(conversations.read_sharegpt, "sharegpt", makes_conversations=True),
     "afm_sft": RowReader(conversations.read_afm_sft),
-    # AFM's RL sets and benchmark files, and raw rows of questions: every layout that afm.datasets.schema reads.
+    # AFM's RL sets and benchmark files, and raw rows of questions: all layouts of afm.datasets.schema.
     "afm_rl": RowReader(lambda row, default: task_of_row(row, default_id=default)),
     "plain": RowReader(questions.plain_rows()),
 }
 
 
 def checked_reader(name: str) -> str:
-    """``name``, when there is such a reader; else a :class:`ValueError`, as pydantic wants it."""
+    """Return ``name`` if there is a reader of that name, else raise a :class:`ValueError` for pydantic."""
     if name not in READERS:
         raise ValueError(f"the name of a reader; {suggestion(name, READERS)}")
     return name

@@ -1,4 +1,4 @@
-"""Sets of dialogues with agents, tasks that are chats or taken from them, and AFM's alpaca rows."""
+"""Readers of dialogues with agents, of tasks that are chats or come from chats, and of AFM's alpaca rows."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ROLES = frozenset({"system", "user", "assistant"})
 
 
 def read_agent_flan(row: Row, default: str) -> Conversation:
-    """Agent-FLAN: ``{id, conversation: [{role, content, loss}]}``, as in internlm/Agent-FLAN (arXiv 2403.12881)."""
+    """Read Agent-FLAN: ``{id, conversation: [{role, content, loss}]}``, as in internlm/Agent-FLAN (arXiv 2403.12881)."""
     turns = [object_field(turn, "conversation") for turn in as_list(row.get("conversation"))]
     if not any(turn.get("loss") for turn in turns):
-        raise DataError("`conversation`: no turn has loss = true, so nothing could be learned from it")
+        raise DataError("`conversation`: no turn has loss = true, so there is nothing to train on")
     messages = tuple(_message(turn) for turn in turns)
     return Conversation(id=row_id(row) or default, messages=messages)
 
@@ -42,7 +42,7 @@ def _message(turn: Row) -> ChatMessage:
         raise DataError(f"`conversation`: role {role!r}, expected one of {sorted(_ROLES)}")
     if not isinstance(loss, bool):
         raise DataError(f"`conversation`: loss {abbreviate(loss)}, expected true or false")
-    text_field(turn, "content")  # checked, and then taken with the blanks around it, which are trained on too
+    text_field(turn, "content")  # only a check, because outer whitespace is trained on too
     return ChatMessage(role=role, content=turn["content"], loss=loss)
 
 
@@ -59,7 +59,7 @@ _SHAREGPT_ROLES = {
 
 
 def read_sharegpt(row: Row, default: str) -> Conversation:
-    """ShareGPT: ``{id, conversations: [{from, value}]}``, as in ShareGPT_V3_unfiltered_cleaned_split.json.
+    """Read ShareGPT: ``{id, conversations: [{from, value}]}``, as in ShareGPT_V3_unfiltered_cleaned_split.json.
 
     Long chats are published in pieces. An answer without its question, or a question without its answer, is dropped.
     """
@@ -94,10 +94,10 @@ _REMINDER = "Remember to place the final answer"
 
 
 def read_retool(row: Row, default: str) -> Conversation:
-    r"""ReTool's cold-start trajectories: ``{messages: [{role, content}]}``, as in JoeYing/ReTool-SFT.
+    r"""Read ReTool's cold-start trajectories: ``{messages: [{role, content}]}``, as in JoeYing/ReTool-SFT.
 
-    One assistant turn holds thoughts, programs in ``<code>`` and what they printed in ``<interpreter>``. It is cut
-    there, so that what the interpreter wrote becomes a turn of the role ``tool``, on which nothing is trained.
+    One assistant turn holds thoughts, programs in ``<code>`` and their output in ``<interpreter>``. It is split there, so
+    that the output becomes a turn of the role ``tool``, which is not trained on.
     """
     turns = [object_field(turn, "messages") for turn in as_list(row.get("messages"))]
     messages = [message for turn in turns for message in _messages(turn)]
@@ -129,9 +129,9 @@ def _messages(turn: Row) -> Iterator[ChatMessage]:
 
 
 def read_retool_question(row: Row, default: str) -> Task:
-    r"""A problem of ReTool alone, with the content of the last ``\boxed{}`` as gold answer, for another agent to work on.
+    r"""Read only the problem of a ReTool row, with the content of the last ``\boxed{}`` as gold answer, for another agent.
 
-    The instruction before it and the reminder of ReTool's own answer format behind it are taken away.
+    The instruction before it and the reminder of ReTool's answer format after it are removed.
     """
     conversation = read_retool(row, default)
     asked, *written = (
@@ -151,7 +151,7 @@ def _problem(asked: str) -> str:
 
 
 def read_afm_sft(row: Row, default: str) -> AlpacaRow:
-    """AFM's SFT sets: alpaca rows ``{instruction, input, output, system}``, as in PersonalAILab/AFM-*-SFT-Dataset."""
+    """Read AFM's SFT sets: alpaca rows ``{instruction, input, output, system}``, as in PersonalAILab/AFM-*-SFT-Dataset."""
     texts = {key: row.get(key) for key in ("input", "system")}
     for key, value in texts.items():
         if value is not None and not isinstance(value, str):
@@ -176,7 +176,7 @@ _TWIN = "without_functions"
 
 
 def unpack_glaive(_: str, row: Row) -> Iterator[Row]:
-    """The row; and if its answer is a call, the same question without any functions."""
+    """Yield the row, and if its answer is a call, also the question without any functions."""
     yield row
     exchange = _EXCHANGE.match(str(row.get("chat")))
     if exchange and _CALL in exchange["reply"] and _functions(str(row.get("system"))):
@@ -184,10 +184,10 @@ def unpack_glaive(_: str, row: Row) -> Iterator[Row]:
 
 
 def read_glaive(row: Row, default: str) -> Task:
-    """Function calling: ``{system, chat}`` as in glaiveai/glaive-function-calling-v2, the rows of Agent-FLAN's Agent-H.
+    """Read function calling: ``{system, chat}`` as in glaiveai/glaive-function-calling-v2, the rows of Agent-H.
 
-    Agent-H (arXiv 2403.12881) asks in four circumstances: tools are given or not, and the question asks for one or
-    not. A row is one of them by its functions and its first answer.
+    Agent-H (Agent-FLAN, arXiv 2403.12881) has four cases: tools are offered or not, and the question needs one or not. The
+    functions and the first answer of a row decide its case.
     """
     exchange = _EXCHANGE.match(text_field(row, "chat"))
     question, answer = (exchange["asked"].strip(), exchange["reply"].strip()) if exchange else ("", "")
@@ -215,14 +215,14 @@ def read_glaive(row: Row, default: str) -> Task:
 
 
 def _glaive_id(row: Row, default: str) -> str:
-    """Rows have no ids, and those of an array may all be in one line, so their text is part of the name."""
+    """Return an id with a digest of the text, because rows have no ids, and rows of an array may share one line."""
     digest = hashlib.blake2b(f"{row['system']}{row['chat']}".encode("utf-8", "surrogatepass"), digest_size=6)
     name = row_id(row) or f"{default}-{digest.hexdigest()}"
     return f"{name}/{_TWIN}" if row.get(_TWIN) else name
 
 
 def _functions(system: str) -> list[str]:
-    """Names of the functions: JSON objects one after another in the text."""
+    """Return the names of the functions, which are consecutive JSON objects in the text."""
     names, place, decoder = [], 0, json.JSONDecoder(strict=False)
     while (place := system.find("{", place)) >= 0:
         try:
@@ -247,20 +247,21 @@ _KINDS: dict[str, tuple[str, ...]] = {
 }
 _GOLD_KEYS = {"instruct": ("action", "args"), "review": ("answer",)}
 _T_EVAL_ROLES = {"system": "system", "user": "user", "assistant": "assistant", "function": "user"}
-"""A function's answer is given as the user's, because chat templates differ in what they make of other roles."""
+"""Roles of the chat. A function's answer becomes a user turn, because chat templates treat other roles differently."""
 
 
 def unpack_t_eval(stem: str, whole: Row) -> Iterator[Row]:
-    """T-Eval: one JSON object per file, ``{id: {origin_prompt, ground_truth, meta_data | meta, template}}``.
+    """Unpack T-Eval: one JSON object per file, ``{id: {origin_prompt, ground_truth, meta_data | meta, template}}``.
 
-    The layout is that of lovesnowbest/T-Eval. The file's name says what an item measures (``instruct_v2.json``,
-    ``plan_json_v2.json``, ``retrieve_str_v2.json``, ``reason_retrieve_understand_json_v2.json``), which therefore
-    must be kept. An item of the last kind measures three abilities, so it is three tasks with one chat.
+    The layout is that of lovesnowbest/T-Eval. The file name must stay as published, because it determines what an item
+    measures (``instruct_v2.json``, ``plan_json_v2.json``, ``retrieve_str_v2.json``,
+    ``reason_retrieve_understand_json_v2.json``). An item of the last kind measures three abilities, so it becomes three
+    tasks with one chat.
     """
     kinds = next((kinds for name, kinds in _KINDS.items() if stem.startswith(f"{name}_")), None)
     if kinds is None:
         raise DataError(
-            f"the file's name begins with none of T-Eval's: {', '.join(_KINDS)}; keep it as it was published"
+            f"the file name begins with no kind of T-Eval ({', '.join(_KINDS)}); keep the published file name"
         )
     for key, item in whole.items():
         for kind in kinds:
@@ -269,7 +270,7 @@ def unpack_t_eval(stem: str, whole: Row) -> Iterator[Row]:
 
 
 def read_t_eval(row: Row, default: str) -> Task:
-    """One item of a file, as :func:`unpack_t_eval` gives it."""
+    """Read one item of :func:`unpack_t_eval`."""
     item = row.get("item")
     if not isinstance(item, Mapping):
         raise DataError(f"expected an object of origin_prompt and ground_truth, got {abbreviate(item)}")
@@ -310,7 +311,7 @@ def _meta(item: Row) -> Row:
 
 
 def _form(item: Row, name: str) -> str:
-    """``json`` or ``str``: as the item says, else as the file is called."""
+    """Return ``json`` or ``str``, from the item or else from the file name."""
     meta = _meta(item)
     by_name = "str" if "_str_" in name.split("/")[0] else "json"
     value = meta.get("response_format") or meta.get("prompt_type") or by_name
@@ -321,7 +322,7 @@ def _form(item: Row, name: str) -> str:
 
 
 def _t_eval_messages(prompt: Any) -> list[dict[str, str]]:
-    """The conversation with turns of one role after another merged."""
+    """Return the conversation with consecutive turns of one role merged."""
     if not isinstance(prompt, list) or not prompt:
         raise DataError(f"`origin_prompt`: expected a list of messages, got {abbreviate(prompt)}")
     merged: list[dict[str, str]] = []

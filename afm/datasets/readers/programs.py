@@ -1,6 +1,6 @@
-"""Sets of programming problems, with tests that the reward can read; and LiveCodeBench's complete tests.
+"""Readers of programming problems with tests that the reward can read, and LiveCodeBench's complete tests.
 
-These are a folder, which LIVECODEBENCH_DATA_PATH names, made from the owner's files.
+The complete tests are a folder made from the owner's files. LIVECODEBENCH_DATA_PATH names it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from afm.trajectory.chat import row_id
 
 
 def checked_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
-    """``tests``, once the reward has read them."""
+    """Return ``tests`` after a check that the reward can read them."""
     try:
         read_problem(tests)
     except DataError as error:
@@ -41,10 +41,10 @@ def checked_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count_tests(ground_truth: Any, extra_info: Mapping[str, Any] | None = None) -> int:
-    """How many tests judge a program: pairs of input and output, calls, and asserts of a test program.
+    """Count the tests of a program: pairs of input and output, calls, and asserts of a test program.
 
     Raises:
-        DataError: They are missing or damaged.
+        DataError: The tests are missing or damaged.
     """
     problem = read_problem(ground_truth, extra_info)
     pairs = len(problem.printing) + len(problem.calling)
@@ -55,14 +55,14 @@ def count_tests(ground_truth: Any, extra_info: Mapping[str, Any] | None = None) 
 
 
 def with_starter_code(question: str, starter: str) -> str:
-    """The question and the code that the program has to begin with."""
+    """Return the question with the code that the program must begin with."""
     if not starter.strip():
         return f"{question}\n\nThe program reads standard input and writes its answer to standard output."
     return f"{question}\n\nComplete this code:\n```py\n{starter.rstrip()}\n```"
 
 
 def sections(*parts: tuple[str, Any]) -> str:
-    """The parts that are there, each under its title; the first one without a title."""
+    """Join the non-empty parts, each under its title except the first."""
     texts = []
     for title, body in parts:
         if isinstance(body, str) and body.strip():
@@ -74,10 +74,10 @@ _TESTS = ("public_test_cases", "private_test_cases", "metadata")
 
 
 def read_livecodebench(row: Row, default: str) -> Task:
-    """LiveCodeBench: the rows of livecodebench/code_generation_lite (``test.jsonl``, ``test2.jsonl`` ..).
+    """Read LiveCodeBench: the rows of livecodebench/code_generation_lite (``test.jsonl``, ``test2.jsonl`` ..).
 
-    Public tests are JSON in a text; private ones are packed, and stay so: they are unpacked once here to be checked, and
-    again by the reward. ``question_id`` goes along, so that complete tests are found by LIVECODEBENCH_DATA_PATH.
+    Public tests are JSON in a string. Private tests stay packed. They are unpacked here once to check them, and again by
+    the reward. ``question_id`` is kept to find the complete tests under LIVECODEBENCH_DATA_PATH.
     """
     name = text_field(row, "question_id")
     tests = checked_tests({**optional_fields(row, *_TESTS), "question_id": name})
@@ -95,7 +95,7 @@ _CODECONTESTS_TESTS = ("public_tests", "private_tests", "generated_tests")
 
 
 def read_codecontests(row: Row, default: str) -> Task:
-    """CodeContests: ``{name, description, public_tests, private_tests, generated_tests, ..}``, as in deepmind/code_contests.
+    """Read CodeContests, deepmind/code_contests: ``{name, description, public_tests, private_tests, generated_tests, ..}``.
 
     Each ``*_tests`` holds two lists, ``input`` and ``output``. Problems that read or write a named file are refused.
     """
@@ -119,10 +119,10 @@ def _limits(row: Row) -> dict[str, Any]:
 
 
 def read_codeforces(row: Row, default: str) -> Task:
-    """Codeforces: the rows of open-r1/codeforces, judged by the official tests and, where there is one, the checker.
+    """Read Codeforces: the rows of open-r1/codeforces, judged by the official tests and the checker, if any.
 
-    Refused are problems that talk to their judge, that read a file, or whose official tests are cut short
-    (``official_tests_complete`` false), since a wrong program would pass those.
+    Interactive problems, problems that read a file, and problems with truncated official tests
+    (``official_tests_complete`` false) are refused. A wrong program could pass truncated tests.
     """
     _refuse(row)
     tests: dict[str, Any] = {"cases": as_list(row.get("official_tests"))}
@@ -153,7 +153,7 @@ def _refuse(row: Row) -> None:
     if row.get("input_mode") not in (None, "", "stdio"):
         raise DataError(f"`input_mode` is {row['input_mode']!r}, expected 'stdio'")
     if row.get("official_tests_complete") is False:
-        raise DataError("`official_tests_complete` is false: the tests are cut short")
+        raise DataError("`official_tests_complete` is false: the tests are truncated")
 
 
 def _examples(row: Row) -> str:
@@ -168,11 +168,11 @@ _SUITES = ("leetcode", "taco")
 
 
 def read_skywork(row: Row, default: str) -> Task:
-    """Skywork-OR1-RL-Data: mathematics and programs in one layout, distinguished by ``ability`` and ``data_source``.
+    """Read Skywork-OR1-RL-Data: mathematics and programs in one layout, distinguished by ``ability`` and ``data_source``.
 
-    Mathematics has a JSON list of answers, programs an object of tests: ``{inputs, outputs, fn_name}`` (TACO) or
+    Mathematics has a JSON list of answers. Programs have an object of tests: ``{inputs, outputs, fn_name}`` (TACO) or
     ``{entry_point, import_prefix, test_code}`` (LeetCode). The data source becomes the one that chooses our reward
-    (``skywork_math``, ``skywork_livecodebench_*``); the published one stays in ``extra_info``.
+    (``skywork_math``, ``skywork_livecodebench_*``). The published one stays in ``extra_info``.
     """
     source = text_field(row, "data_source")
     info = object_field(row.get("extra_info") or {}, "extra_info")
@@ -221,7 +221,7 @@ _SUFFIXES = (".jsonl", ".parquet")
 
 
 def owners_files(places: Sequence[Path]) -> list[Path]:
-    """The files of rows among ``places`` and in the folders among them, at least one, by name."""
+    """Return the files of rows in ``places``, files or folders. At least one, sorted by name."""
     files = [
         file
         for place in places
@@ -238,15 +238,15 @@ def owners_files(places: Sequence[Path]) -> list[Path]:
 
 
 def write_complete_tests(places: Sequence[Path], out: Path) -> int:
-    """Write the tests of every problem into ``out``, a line each, once the reward has read them; all or nothing.
+    """Write the tests of every problem into ``out``, one line each, after a check by the reward's reader. All or nothing.
 
-    Private tests stay packed, as published, and are never unpickled. Of a problem in several files the last one counts.
+    Private tests stay packed as published and are never unpickled. If several files have a problem, the last one counts.
 
     Returns:
         The number of problems.
 
     Raises:
-        DataError: A row has no private tests, or damaged ones; with file and line.
+        DataError: A row has no private tests, or damaged ones. The message has file and line.
     """
     files = owners_files(places)
     last = {name: (file, line) for file, line, name, _ in _problems(files)}

@@ -1,4 +1,4 @@
-"""Sets of questions with short answers: encyclopaedias, the web, mathematics, and anybody's own keys."""
+"""Readers of questions with short answers: encyclopaedias, the web, mathematics, and rows with your own keys."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from afm.trajectory.chat import row_id
 from afm.trajectory.record import SEALING_KEY, decrypt
 
 _HIDDEN = "<unk>"
-"""Stands for the answer in TriviaQA's test split."""
+"""Placeholder for the answer in TriviaQA's test split."""
 _NUMBER_KEYS = ("answer", "Answer", "final_answer")
 _DAPO_BEFORE = "Solve the following math problem step by step."
 _DAPO_BEHIND = 'Remember to put your answer on its own line after "Answer:".'
 
 
 def read_nq(row: Row, default: str) -> Task:
-    """Natural Questions (open): ``{question, answer: [..]}``, as in google-research-datasets/nq_open."""
+    """Read Natural Questions (open): ``{question, answer: [..]}``, as in google-research-datasets/nq_open."""
     return _task_with_answers(row, default, "answer", "id")
 
 
 def read_triviaqa(row: Row, default: str) -> Task:
-    """TriviaQA: ``{question, question_id, answer: {value, aliases, ..}}``, as in mandarjoshi/trivia_qa."""
+    """Read TriviaQA: ``{question, question_id, answer: {value, aliases, ..}}``, as in mandarjoshi/trivia_qa."""
     answer = object_field(row.get("answer"), "answer")
     names = [answer.get("value"), *as_list(answer.get("aliases"))]
     return Task(
@@ -47,12 +47,12 @@ def read_triviaqa(row: Row, default: str) -> Task:
 
 
 def read_hotpotqa(row: Row, default: str) -> Task:
-    """HotpotQA: ``{id, question, answer, type, level, ..}``, as in hotpotqa/hotpot_qa; its test split has no answers."""
+    """Read HotpotQA: ``{id, question, answer, type, level, ..}``, as in hotpotqa/hotpot_qa. Its test split has no answers."""
     return _task_with_answers(row, default, "answer", "id", "_id", extra=("type", "level"))
 
 
 def read_two_wiki(row: Row, default: str) -> Task:
-    """2WikiMultihopQA: ``{_id or id, type, question, answer, ..}``, as in framolfese/2WikiMultihopQA and the original.
+    """Read 2WikiMultihopQA: ``{_id or id, type, question, answer, ..}``, as in framolfese/2WikiMultihopQA and the original.
 
     SimpleDeepSearcher publishes 500 of its questions as ``{id, Question, answer: [..], source}``.
     """
@@ -60,9 +60,9 @@ def read_two_wiki(row: Row, default: str) -> Task:
 
 
 def read_musique(row: Row, default: str) -> Task:
-    """MuSiQue: ``{id, question, answer, answer_aliases, answerable, question_decomposition, ..}``, as in dgslibisey/MuSiQue.
+    """Read MuSiQue, dgslibisey/MuSiQue: ``{id, question, answer, answer_aliases, answerable, question_decomposition, ..}``.
 
-    The full variant also holds questions that its paragraphs do not answer; those are refused.
+    The full variant also has questions that its paragraphs do not answer. They are refused.
     SimpleDeepSearcher publishes 500 questions as ``{id, Question, answer: [..], source}``.
     """
     if row.get("answerable") is False:
@@ -78,14 +78,14 @@ def read_musique(row: Row, default: str) -> Task:
 
 
 def read_bamboogle(row: Row, default: str) -> Task:
-    """Bamboogle: ``{Question, Answer}``, as in chiayewken/bamboogle; ``{id, Question, answer: [..]}`` of SimpleDeepSearcher."""
+    """Read Bamboogle: ``{Question, Answer}`` (chiayewken/bamboogle) or SimpleDeepSearcher's ``{id, Question, answer: [..]}``."""
     return _task_with_answers(row, default, "answer" if "answer" in row else "Answer", "id")
 
 
 def read_popqa(row: Row, default: str) -> Task:
-    """PopQA: ``{id, question, possible_answers, prop, s_pop, ..}``, tab-separated, as in akariasai/PopQA.
+    """Read PopQA: ``{id, question, possible_answers, prop, s_pop, ..}``, tab-separated, as in akariasai/PopQA.
 
-    ``possible_answers`` is a JSON list in a text.
+    ``possible_answers`` is a JSON list in a string.
     """
     answers = row.get("possible_answers")
     if isinstance(answers, str):
@@ -99,11 +99,10 @@ def read_popqa(row: Row, default: str) -> Task:
 
 
 def read_flashrag(row: Row, default: str) -> Task:
-    """The question sets of FlashRAG and Search-R1: ``{id, question, golden_answers: [..], metadata}``.
+    """Read the question sets of FlashRAG and Search-R1: ``{id, question, golden_answers: [..], metadata}``.
 
-    As in RUC-NLPIR/FlashRAG_datasets, where the seven question sets of AFM's evaluation come from one place. The command
-    names the data source, since rows do not, and the beginning of the ids: those of the rows (``test_0``) are the same in
-    every set.
+    RUC-NLPIR/FlashRAG_datasets has all seven question sets of AFM's evaluation. The command names the data source, because
+    rows do not, and the prefix of the ids, because the rows' ids (``test_0``) are the same in every set.
     """
     source = row.get("data_source")
     task = _task_with_answers(row, default, "golden_answers")
@@ -114,7 +113,7 @@ def read_flashrag(row: Row, default: str) -> Task:
 
 
 def _task_with_answers(row: Row, default: str, key: str, *ids: str, extra: tuple[str, ...] = ()) -> Task:
-    """A task whose accepted answers are under ``key``; its id is under the first of ``ids``."""
+    """Return a task with the accepted answers under ``key`` and its id under the first of ``ids``."""
     return Task(
         id=row_id(row, *ids) or default,
         question=text_field(row, "question", "Question"),
@@ -124,26 +123,25 @@ def _task_with_answers(row: Row, default: str, key: str, *ids: str, extra: tuple
 
 
 def read_gaia(row: Row, default: str) -> Task:
-    """GAIA: ``{task_id, Question, Level, "Final answer", file_name, ..}``, as in gaia-benchmark/GAIA; the text part alone.
+    """Read the text part of GAIA: ``{task_id, Question, Level, "Final answer", file_name, ..}``, as in gaia-benchmark/GAIA.
 
-    The AFM repository publishes its 103 questions as ``{id, task_id, question, answer, Level, ..}``;
-    SimpleDeepSearcher names them ``Question`` and holds the answer in a list. Questions that come with a file are
-    refused: AFM evaluates the others.
+    The AFM repository publishes its 103 questions as ``{id, task_id, question, answer, Level, ..}``. SimpleDeepSearcher
+    uses the key ``Question`` and a list of answers. Questions with a file are refused, because AFM evaluates the others.
     """
     if row.get("file_name"):
-        raise DataError("`file_name` is set: the question is about a file")
+        raise DataError("`file_name` is set, so the question is about a file")
     key = "answer" if "answer" in row else "Final answer"
     task = _task_with_answers(row, default, key, "task_id")
     if task.ground_truth == ["?"]:
-        raise DataError(f"`{key}` is withheld: the row is of the test split")
+        raise DataError(f"`{key}` is withheld, because the row is from the test split")
     level = row.get("Level")
     return task if level is None else task.model_copy(update={"extra_info": {"level": str(level)}})
 
 
 def read_webwalker(row: Row, default: str) -> Task:
-    """WebWalkerQA: ``{question, answer, root_url, info: {domain, Level, lang, type, ..}}``.
+    """Read WebWalkerQA: ``{question, answer, root_url, info: {domain, Level, lang, type, ..}}``.
 
-    As in callanwu/WebWalkerQA and in the JSON file of AFM's evaluation.
+    The layout is that of callanwu/WebWalkerQA and of the JSON file of AFM's evaluation.
     """
     info = object_field(row.get("info") or row.get("Info") or {}, "info")
     level = info.get("Level") or info.get("difficulty_level")
@@ -157,24 +155,24 @@ def read_webwalker(row: Row, default: str) -> Task:
 
 
 def read_hle(row: Row, default: str) -> Task:
-    """Humanity's Last Exam: ``{id, question, image, answer, answer_type, ..}``, as in cais/hle. An image is refused."""
+    """Read Humanity's Last Exam: ``{id, question, image, answer, answer_type, ..}``, as in cais/hle. Images are refused."""
     if row.get("image"):
-        raise DataError("`image` is set: the question is about an image")
+        raise DataError("`image` is set, so the question is about an image")
     text_field(row, "answer")
     return _task_with_answers(row, default, "answer", "id", extra=("answer_type", "category"))
 
 
 def read_browsecomp(row: Row, default: str) -> Task:
-    """BrowseComp: ``{problem, answer, problem_topic, canary}``, as in smolagents/browse_comp.
+    """Read BrowseComp: ``{problem, answer, problem_topic, canary}``, as in smolagents/browse_comp.
 
-    Its owner (arXiv 2504.12516) keeps questions and answers out of web pages: they are encrypted with the row's
-    ``canary`` (see :mod:`afm.trajectory.record`). They are decrypted in memory; the task carries its key, so that
-    `afm data prepare` and every other writer refuses it, and `afm eval` seals its episodes.
+    Its owner (arXiv 2504.12516) encrypts questions and answers with the row's ``canary``, to keep them out of web pages
+    (see :mod:`afm.trajectory.record`). They are decrypted in memory. The task carries its key, so that `afm data prepare`
+    and every other writer refuses it, and `afm eval` seals its episodes.
     """
     if not row.get("canary"):
         raise DataError(
-            "`canary`: expected the key of an encrypted row, got none; rows that you decrypted yourself are read with "
-            "reader=null, and their episodes are written in the clear"
+            "`canary`: expected the key of an encrypted row, got none; reader=null reads rows that you decrypted yourself, "
+            "and their episodes are written in plain text"
         )
     canary = text_field(row, "canary")
 
@@ -193,10 +191,10 @@ def read_browsecomp(row: Row, default: str) -> Task:
 
 
 def read_math_problem(row: Row, default: str) -> Task:
-    """Sets of mathematical problems: a problem, its answer, and little else, under the names that the benchmarks use.
+    """Read mathematical problems: a problem and its answer under the keys of the benchmarks.
 
-    MATH-500 and AIME 2025 (``problem``, ``answer``), AIME 2024 (``Problem``, ``Answer``), AMC 23 (``question``,
-    ``answer``) and OlympiadBench (``question``, ``final_answer``: a list; several parts are one answer, joined by commas).
+    MATH-500 and AIME 2025 have ``problem`` and ``answer``, AIME 2024 ``Problem`` and ``Answer``, AMC 23 ``question`` and
+    ``answer``, and OlympiadBench ``question`` and ``final_answer`` (a list whose parts are joined by commas).
     """
     value = next((row[key] for key in _NUMBER_KEYS if row.get(key) is not None), None)
     parts = [_number(part) for part in as_list(value) if part is not None]
@@ -212,19 +210,18 @@ def read_math_problem(row: Row, default: str) -> Task:
 
 
 def _number(value: Any) -> str:
-    """A text; whole numbers that a table holds as 27.0 are written 27."""
+    """Return a number as text. A table's 27.0 becomes 27."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).strip()
 
 
 def read_dapo_math(row: Row, default: str) -> Task:
-    """DAPO-Math-17k: verl rows whose prompt wraps the problem, as in BytedTsinghua-SIA/DAPO-Math-17k.
+    """Read DAPO-Math-17k: verl rows whose prompt wraps the problem, as in BytedTsinghua-SIA/DAPO-Math-17k.
 
-    The published file repeats its 17 thousand problems a hundred times, with equal ``extra_info.index``: repetitions are
-    counted and left out by :func:`afm.datasets.published.read_published`. The wrapping (an instruction before the
-    problem and a reminder behind it) asks for an answer format of its own, which would contradict the agent's, so it
-    is taken away.
+    The published file repeats its 17 thousand problems a hundred times with equal ``extra_info.index``.
+    :func:`afm.datasets.published.read_published` counts repetitions and leaves them out. The text around the problem (an
+    instruction before it and a reminder after it) is removed, because it asks for another answer format than the agent's.
     """
     info = object_field(row.get("extra_info") or {}, "extra_info")
     prompt = last_question(row)
@@ -238,10 +235,10 @@ def read_dapo_math(row: Row, default: str) -> Task:
 
 
 def plain_rows(question_key: str | None = None, answer_key: str | None = None) -> Callable[[Row, str], Task]:
-    """Reads rows with these two keys (``question``, ``answer``); ``id`` and ``data_source`` are kept where a row has them.
+    """Return a reader of rows with two keys (by default ``question`` and ``answer``). ``id`` and ``data_source`` are kept.
 
     An answer may be a text, a number, a list of accepted texts or an object (``{"target": [..]}``, tests of a
-    program). A text of several lines that ends in ``#### 18`` is a worked solution, as in GSM8K, and ``18`` the answer.
+    program). A text of several lines that ends in ``#### 18`` is a worked solution as in GSM8K, and the answer is ``18``.
     """
     question_key, answer_key = question_key or "question", answer_key or "answer"
 

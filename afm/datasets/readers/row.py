@@ -1,4 +1,4 @@
-"""What readers share: the rows they make, and fields taken out of a row with a reason when they are wrong."""
+"""The rows that readers make, and helpers to get fields of a row or an error with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MESSAGE_CHARS = 60
 
 
 class ChatMessage(FrozenModel):
-    """One turn of ``system``, ``user``, ``assistant`` or ``tool``; ``loss`` is set where the data set marks trained turns."""
+    """One turn of ``system``, ``user``, ``assistant`` or ``tool``. ``loss`` is set if the data set marks trained turns."""
 
     role: str
     content: str
@@ -32,7 +32,7 @@ class Conversation(FrozenModel):
 
 
 class AlpacaRow(FrozenModel):
-    """One sample of an SFT set, as LLaMA-Factory reads it."""
+    """One sample of an SFT set in LLaMA-Factory's format."""
 
     instruction: str = Field(min_length=1)
     input: str = ""
@@ -46,14 +46,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Reads the rows of one layout.
+    """A reader of the rows of one layout.
 
     Attributes:
-        make: Makes something of a row; receives an id for rows without one. Raises :class:`DataError`, without a
-            place, for a row that it refuses.
-        data_source: Of its rows, which chooses the reward; empty where every row names it.
+        make: Converts a row, with a default id for rows without one. Raises :class:`DataError`, without location, for a
+            row that it refuses.
+        data_source: Data source of its rows, which chooses the reward. Empty if every row names it.
         makes_conversations: Whether ``make`` returns a :class:`Conversation`.
-        unpack: Takes the rows out of one that holds many, of a file whose stem it is given.
+        unpack: Splits a row that holds many. Receives the stem of the file and the row.
     """
 
     make: Callable[[Row, str], ReadRow]
@@ -62,7 +62,7 @@ class RowReader:
     unpack: Callable[[str, Row], Iterable[Row]] | None = None
 
     def read(self, row: Row, default_id: str) -> ReadRow:
-        """What ``make`` makes of a row, with the layout's data source."""
+        """Convert a row with ``make`` and set the layout's data source."""
         made = self.make(row, default_id)
         if not self.data_source or isinstance(made, AlpacaRow) or made.data_source:
             return made
@@ -70,7 +70,7 @@ class RowReader:
 
 
 def text_field(row: Row, *keys: str) -> str:
-    """The text under the first of ``keys`` that is there; an error where it is missing, empty or no text."""
+    """Return the text under the first present key of ``keys``. A missing, empty or other value is an error."""
     value = next((row[key] for key in keys if row.get(key) is not None), None)
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"`{keys[0]}`: expected a text that is not empty, got {abbreviate(value)}")
@@ -78,7 +78,7 @@ def text_field(row: Row, *keys: str) -> str:
 
 
 def accepted_answers(row: Row, key: str, values: Iterable[Any]) -> list[str]:
-    """Accepted answers without blanks and repetitions, at least one, in their order."""
+    """Return the accepted answers in order, stripped and without repetitions. No answer is an error."""
     unique = dict.fromkeys(value.strip() for value in values if isinstance(value, str) and value.strip())
     if not unique:
         raise DataError(f"`{key}`: expected at least one answer, got {abbreviate(row.get(key))}")
@@ -86,32 +86,32 @@ def accepted_answers(row: Row, key: str, values: Iterable[Any]) -> list[str]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A list, a tuple or one value as a list; nothing as an empty one."""
+    """Return a list, a tuple or a single value as a list. ``None`` gives an empty list."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def object_field(value: Any, what: str) -> Mapping[str, Any]:
-    """``value`` when it is an object, else an error."""
+    """Return ``value`` if it is an object, else raise an error."""
     if not isinstance(value, Mapping):
         raise DataError(f"`{what}`: expected an object, got {abbreviate(value)}")
     return value
 
 
 def optional_fields(row: Row, *keys: str) -> dict[str, Any]:
-    """Those further fields that are there."""
+    """Return those of the optional fields that are present."""
     return {key: row[key] for key in keys if row.get(key) not in (None, "")}
 
 
 def abbreviate(value: object) -> str:
-    """A value, short enough for a message."""
+    """Shorten a value for a message."""
     text = repr(value)
     return text if len(text) <= _MESSAGE_CHARS else f"{text[:_MESSAGE_CHARS]}..."
 
 
 def last_question(row: Row) -> str:
-    """The last turn of the user."""
+    """Return the last user turn."""
     turns = [
         turn
         for turn in as_list(row.get("prompt"))
@@ -123,5 +123,5 @@ def last_question(row: Row) -> str:
 
 
 def gold_answer(row: Row) -> str:
-    """The gold answer as it is written."""
+    """Return the gold answer as written in the row."""
     return text_field(object_field(row.get("reward_model"), "reward_model"), "ground_truth")

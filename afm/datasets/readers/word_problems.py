@@ -1,7 +1,7 @@
-"""SVAMP and GSM8K: word problems whose annotations become programs.
+"""Readers of SVAMP and GSM8K: word problems whose annotations become programs.
 
-A task carries its program as ``extra_info.program``, which the scripted math team runs, unless its annotation cannot be
-read. ``extra_info.steps`` is the number of operations of its equation, or of calculations of its solution.
+If the annotation can be read, a task has its program as ``extra_info.program``, which the scripted math team runs.
+``extra_info.steps`` is the number of operations in the equation, or of calculations in the solution.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
 }
 _TIES = {"+": 1, "-": 1, "*": 2, "/": 2}
-"""Operators of prefix equations, and how tightly each binds."""
+"""Operators of prefix equations and their precedence."""
 _ATOM = 3
 _SAME = 1e-9
 _SLOT = re.compile(r"number(\d+)")
@@ -42,7 +42,7 @@ _NO_NAMES = re.compile(
 
 
 def read_svamp(row: Row, default: str) -> Task:
-    """Both published forms of SVAMP (arXiv 2103.07191), as in arkilpatel/SVAMP.
+    """Read both published forms of SVAMP (arXiv 2103.07191), as in arkilpatel/SVAMP.
 
     Training files are ``{Question, Numbers, Equation, Answer}``. ``number0`` is the first of ``Numbers``, and the
     equation is in prefix notation. SVAMP.json is ``{ID, Body, Question, Equation, Answer, Type}``. Its equation, in
@@ -68,7 +68,7 @@ def read_svamp(row: Row, default: str) -> Task:
 
 
 def read_gsm8k(row: Row, default: str) -> Task:
-    """GSM8K: ``{question, answer}``, as in openai/gsm8k; the answer is a worked solution whose last line is ``#### 18``.
+    """Read GSM8K: ``{question, answer}``, as in openai/gsm8k. The answer is a worked solution that ends in ``#### 18``.
 
     Its calculations, such as ``<<48/2=24>>``, become the lines of the program.
     """
@@ -87,7 +87,7 @@ def read_gsm8k(row: Row, default: str) -> Task:
 
 
 def _program(lines: list[str], gold: str) -> dict[str, str]:
-    """The program, if it can be run; it prints with the decimals of the gold answer where only that makes it equal."""
+    """Return the program, if it can run. It rounds to the gold answer's decimals if only that makes them equal."""
     try:
         value = _run(lines)
     except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
@@ -102,7 +102,7 @@ def _program(lines: list[str], gold: str) -> dict[str, str]:
 
 
 def _run(program: Sequence[str]) -> float | None:
-    """What the last line prints; ``None`` without a program. Only assignments and one ``print`` of arithmetic are known."""
+    """Return what the last line prints, or ``None`` without a program. Supports only assignments and one ``print``."""
     values: dict[str, float] = {}
     for line in program:
         statement = ast.parse(line).body[0]
@@ -124,11 +124,11 @@ def _value(node: ast.expr, names: Mapping[str, float]) -> float:
             return names[name]
         case ast.Constant(value=int() | float() as number):
             return number
-    raise ValueError(f"no arithmetic: {ast.unparse(node)}")
+    raise ValueError(f"not arithmetic: {ast.unparse(node)}")
 
 
 def _tidy(value: Any, key: str) -> str:
-    """A number as it is written in a text: ``56.0`` as ``56``."""
+    """Return a number as written in text: ``56`` for ``56.0``."""
     try:
         number = float(value)
         return str(int(number)) if number.is_integer() else repr(number)
@@ -143,7 +143,7 @@ def _slot(index: str, numbers: Sequence[str]) -> str:
 
 
 def _infix(equation: str, numbers: Sequence[str]) -> str:
-    """``* number0 + number1 2.0`` as ``5*(3+2)``, with brackets only where they are needed."""
+    """Convert ``* number0 + number1 2.0`` to ``5*(3+2)``, with only the necessary brackets."""
     words = iter(equation.split())
 
     def read() -> tuple[str, int]:
@@ -163,23 +163,23 @@ def _infix(equation: str, numbers: Sequence[str]) -> str:
 
 
 def _joined(body: str, question: str) -> str:
-    """The body may be a clause that the question ends: "If there are 11 sets" and "How many chairs do they have?"."""
+    """Join body and question. The body may be a clause: "If there are 11 sets" and "How many chairs do they have?"."""
     if body[-1] in ".?!":
         return f"{body} {question}"
     return f"{body.rstrip(', ')}, {question[0].lower()}{question[1:]}"
 
 
 def _plain_sentences(text: str) -> str:
-    """Words split by a tokeniser as they are written, with a capital letter where a sentence begins."""
+    """Rejoin words that a tokeniser split, and capitalise the beginning of each sentence."""
     text = _LOOSE_ENDING.sub("", _LOOSE_MARK.sub("", " ".join(text.split())))
     text = text.replace("$ ", "$")
     return re.sub(r"(?:^|(?<=[.?!] ))[a-z]", lambda first: first[0].upper(), text)
 
 
 def _named_steps(solution: str) -> list[str]:
-    """The calculations of a worked solution, one line each; a number that an earlier line computed is its name.
+    """Return the calculations of a worked solution as program lines. A number from an earlier line becomes its name.
 
-    A name comes from the words after the result: ``<<48/2=24>>24 clips in May`` is ``clips_may = 48/2``.
+    Names come from the words after the result: ``<<48/2=24>>24 clips in May`` becomes ``clips_may = 48/2``.
     """
     lines: list[str] = []
     results: dict[float, str] = {}
@@ -202,7 +202,7 @@ def _with_names(expression: str, results: Mapping[float, str]) -> str:
 
 
 def _name(behind: str, taken: set[str]) -> str:
-    """A name that no earlier line has, from the words in the rest of the sentence."""
+    """Return a name that no earlier line has, from the words in the rest of the sentence."""
     sentence = re.split(
         r"[.;:\n]\s|[.;:\n]?$|<<", re.sub(r"^[\s$]*[\d.,]*", "", behind.partition("\n")[0]), maxsplit=1
     )[0]

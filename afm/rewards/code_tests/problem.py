@@ -1,7 +1,7 @@
 """The tests of a row: test cases, test programs and checkers, in any of the published layouts.
 
-LiveCodeBench packs its private tests as base64 of zlib of a pickle of one JSON string. They are read without unpickling,
-because a pickle can run any code. Only the opcodes of a pickled string are accepted.
+LiveCodeBench packs its private tests as base64 of zlib of a pickle of one JSON string. They are read without
+unpickling, because a pickle can run any code. Only the opcodes of a pickled string are accepted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scorers of programs in one real sandbox, shared by the tests of a module: tests of the sandbox look for what is left of them."""
+"""Scorers of programs in one real sandbox per module, because tests of the sandbox look for leftover processes."""
 
 from __future__ import annotations
 

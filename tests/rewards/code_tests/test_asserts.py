@@ -1,4 +1,4 @@
-"""Test programs and the programs they test: who decides what, and which tests decide nothing."""
+"""Test programs and the programs under test: what each decides, and which tests decide nothing."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ async def test_tests_that_need_a_class_of_the_program_abstain_whatever_it_does(
 
 
 class OneSecond:
-    """The real sandbox, where processor time ends a run and the clock does not: the machine may be as busy as it likes."""
+    """The real sandbox, with CPU time as the only limit, so that the load of the machine does not matter."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -273,7 +273,7 @@ class OneSecond:
         return await self._sandbox.run(code, stdin, bounds)
 
     async def close(self) -> None:
-        """The other one is closed by its owner."""
+        """Do nothing. The owner closes the other runner."""
 
 
 ENDLESS = "with the program's answers the test program ended with cpu"
@@ -290,7 +290,7 @@ async def test_answers_that_depend_on_answers(body: str, score: int, words: str,
 
 
 class NeverContent:
-    """A runner whose test program wants another answer after each."""
+    """A runner whose test program needs another answer after each one."""
 
     def __init__(self, spent_s: float) -> None:
         self._spent_s, self.asked = spent_s, 0

@@ -1,4 +1,4 @@
-"""Programs that want the reward without solving the task. None may pass, whatever the kind of tests."""
+"""Programs that try to get the reward without solving the task. They must fail with all kinds of tests."""
 
 from __future__ import annotations
 
@@ -155,14 +155,14 @@ async def test_no_attack_pays(attack: str, training: CodeTests) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_and_who_knows_the_answer_passes(kind: str, training: CodeTests) -> None:
-    """Otherwise the test above would show nothing."""
+    """Without this, the test above would prove nothing."""
     program = f"def attack(x): return {SECRET!r}{DEFINE}"
     part = await training.judge(answered("code", "lcbv5", program, KINDS[kind]))
     assert part.score == 1.0, part.evidence
 
 
 async def test_the_look_around_finds_what_is_there(training: CodeTests) -> None:
-    """The search of the first attack works: it finds a secret that stands in its own input."""
+    """The search of the first attack works: it finds a secret in its own input."""
     truth = {"stdin": [SECRET], "expected_output": [SECRET]}
     part = await training.judge(answered("code", "lcbv5", LOOK_EVERYWHERE, truth))
     assert part.score == 1.0, part.evidence

@@ -1,4 +1,4 @@
-"""LiveCodeBench's own files in place of the samples of a row, and many verdicts at once."""
+"""LiveCodeBench's own files instead of the sample tests of a row, and many verdicts at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that are sent into the sandbox, as texts."""
+"""The source of the programs that run in the sandbox."""
 
 from __future__ import annotations
 

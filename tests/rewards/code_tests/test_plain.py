@@ -1,4 +1,4 @@
-"""Plain values survive the way through JSON exactly; anything with code of its own does not."""
+"""Plain values survive the conversion to JSON and back exactly. Values with their own code are rejected."""
 
 from __future__ import annotations
 

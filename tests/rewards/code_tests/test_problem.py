@@ -1,4 +1,4 @@
-"""The layouts in which rows bring their tests, packed ones among them, and pickles that want to do more."""
+"""The layouts of tests in rows, including packed ones, and malicious pickles."""
 
 from __future__ import annotations
 

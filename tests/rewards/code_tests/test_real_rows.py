@@ -62,7 +62,7 @@ def sample(program: str, row: dict[str, Any]) -> Sample:
 
 
 def spoilt(program: str) -> dict[str, tuple[str, str]]:
-    """Wrong, slow and crashing versions of a program, each with what the verdict says of it."""
+    """Wrong, slow and crashing versions of a program, each with the words of its verdict."""
     if "class Solution" not in program:
         wrong = f"import builtins\nshow = print\ndef print(*a): show(*a, 'x')\n{program}"
         return {

@@ -103,7 +103,7 @@ class CountingSandbox:
         return await self._sandbox.run(code, stdin, limits)
 
     async def close(self) -> None:
-        """The other one is closed by its owner."""
+        """Do nothing. The owner closes the other sandbox."""
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ async def test_tests_that_cannot_judge_abstain(tests: str, words: str, training:
 
 
 class BrokenSandbox:
-    """Infrastructure that fails."""
+    """A sandbox that fails."""
 
     async def run(self, code: str, stdin: str = "", limits: SandboxLimits | None = None) -> RunResult:
         raise SandboxError("the pool is gone")

@@ -1,11 +1,11 @@
 """Run test programs without the program under test. Runs inside the sandbox; no code of the model runs here.
 
 The functions under test are proxies, which look a call up in a table of the program's answers. A call that the table
-lacks is listed for the next round. Until then a placeholder that agrees with everything replaces it, so one round usually
-finds all calls.
+lacks is listed for the next round. Until then a placeholder that agrees with everything replaces it, so one round
+usually finds all calls.
 
-Standard input holds ``{"tests", "entry", "known", "prelude"}``. ``known`` is a list of pairs of a session and its outcomes
-(see ``candidate.py``). The answer is one JSON line: ``{"checks", "wanted", "trouble"}``.
+Standard input holds ``{"tests", "entry", "known", "prelude"}``. ``known`` is a list of pairs of a session and its
+outcomes (see ``candidate.py``). The answer is one JSON line: ``{"checks", "wanted", "trouble"}``.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ class Scope:
         """Return the standard library's object of that name.
 
         Raises:
-            KeyError: It has none.
+            KeyError: There is no such object.
         """
         module = {"np": ARRAYS}.get(name, name)
         return __import__(module) if module in (*_MODULES.split(), ARRAYS) else self._library[name]

@@ -187,7 +187,7 @@ def in_place(function: Any) -> Any:
 class _Thing:
     """An object that a function of the program returned.
 
-    It equals only itself, whatever the program's ``__eq__`` returns. It has none of the methods of strings, numbers or
+    It equals only itself, whatever the program's ``__eq__`` returns. It lacks the methods of strings, numbers and
     collections, because a test such as ``f(1).startswith("a")`` expects a string.
     """
 
