@@ -185,8 +185,8 @@ class SetFiles:
         """Return a digest that changes with the bytes of a file, the preparation, the agent, and this program."""
         files = [(hub_name, digests[file]) for file, hub_name in self.files.items()]
         agent = load_agent(step.agent).digest if step.into is Product.RL else ""
-        said = json.dumps([files, step.model_dump(mode="json"), agent, self.set, afm.__version__])
-        return hashlib.sha256(said.encode()).hexdigest()
+        content = json.dumps([files, step.model_dump(mode="json"), agent, self.set, afm.__version__])
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _prepare(

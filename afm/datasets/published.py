@@ -218,8 +218,8 @@ def _with_unique_id(made: ReadRow, default: str, seen: dict[str, bytes]) -> Read
     """
     if isinstance(made, AlpacaRow):
         return made
-    said = made.question if isinstance(made, Task) else made.model_dump_json(include={"messages"})
-    key = hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
+    content = made.question if isinstance(made, Task) else made.model_dump_json(include={"messages"})
+    key = hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
     before = seen.setdefault(made.id, key)
     if before is key:
         return made

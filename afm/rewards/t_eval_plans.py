@@ -122,9 +122,9 @@ def call(reply: Any, form: str = "json") -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict):
         return None
-    said = {key: str(value[key]) if key in value else "" for key in ("thought", "name", "args")}
+    fields = {key: str(value[key]) if key in value else "" for key in ("thought", "name", "args")}
     args = value.get("args")
-    return {**said, "args": said["args"] if form == "str" else args if isinstance(args, dict) else {}}
+    return {**fields, "args": fields["args"] if form == "str" else args if isinstance(args, dict) else {}}
 
 
 def names_alone(reply: str, name: str) -> bool:

@@ -90,7 +90,7 @@ class ExactMatch(AnswerScorer):
         golds, counted = {comparable(text) for text in accepted}, self.counted(responses)
         for text in counted:
             if comparable(text) not in golds:
-                return Part(0.0, f"{text[:200]!r} is no gold answer")
+                return Part(0.0, f"{text[:200]!r} is not a gold answer")
         return Part(1.0, f"{' | '.join(counted)[:200]!r} is a gold answer")
 
 
@@ -242,7 +242,7 @@ _LETTER = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _VERBS = r"(?:is|are|was|seems?|looks?|may|might|could|or|and|too|also|instead)\b"
-_MENTION = re.compile(  # an option: (b), or a capital that is no word (a cat, I), no unit (5 J) and no symbol (F = ma)
+_MENTION = re.compile(  # an option: (b), or a capital that is not a word (a cat, I), a unit (5 J) or a symbol (F = ma)
     r"[(\[](?P<inside>[A-Ja-j])[)\]]"
     r"|(?<=[:;,] )(?P<small>[b-hj])(?=\W*$)"
     rf"|(?<![\w°'’-])(?<!\d )(?P<bare>[B-HJ]|A(?!\s+(?!{_VERBS})[a-z])|I(?!\s+[a-z]|['’]))(?![\w'’+-]|\s*=)"

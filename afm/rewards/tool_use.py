@@ -92,8 +92,8 @@ class TEval(Scorer):
         actual, expected = _calls(reply, gold, item)
         if actual is None or expected is None:
             return Part(0.0, _unread(expected))
-        said = actual["thought"] if item["form"] == "json" else reply
-        score = similarity.matrix([said], [expected["thought"]])[0][0]
+        thought = actual["thought"] if item["form"] == "json" else reply
+        score = similarity.matrix([thought], [expected["thought"]])[0][0]
         return Part(score, f"thoughts alike by {score:.3f}{similarity.note}")
 
     def _compared(self) -> Similarity:
@@ -178,16 +178,16 @@ def _plan(reply: str, item: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _reply(sample: Sample) -> str:
-    return plans.cleaned(said(sample.segments))
+    return plans.cleaned(agent_text(sample.segments))
 
 
 def tool_talk(segments: Sequence[Segment]) -> tuple[bool, bool]:
     """Return whether the agent's text contains a keyword of ReAct, and whether it contains one in plain words."""
-    text = said(segments)
+    text = agent_text(segments)
     return any(word in text for word in REACT), any(word in text for word in GENERAL)
 
 
-def said(segments: Sequence[Segment]) -> str:
+def agent_text(segments: Sequence[Segment]) -> str:
     """Return the agent's text."""
     return "".join(part.text for part in segments if part.author is Author.AGENT)
 
@@ -225,5 +225,5 @@ class AgentH(Scorer):
 def _called(sample: Sample) -> set[str]:
     """Return the names of the tools that the reply calls, with an empty name for a call without a name."""
     calls = {call.name for call in written_calls(sample.segments, sample.spec)}
-    named = set(_FUNCTION_CALL.findall(said(sample.segments)))
+    named = set(_FUNCTION_CALL.findall(agent_text(sample.segments)))
     return named | {name for name in calls if name != "functioncall"}

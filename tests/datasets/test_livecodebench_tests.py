@@ -81,7 +81,7 @@ def test_a_pickle_that_runs_code_stays_unread(tmp_path):
             return (open, (str(tmp_path / "sprung"), "w"))
 
     (tmp_path / "a.pkl").write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(DataError, match=r"\.pkl files, which are not read: .* afm data livecodebench"):
+    with pytest.raises(DataError, match=r"\.pkl files, which are not read, .* afm data livecodebench"):
         without_complete_tests([{"question_id": "a", "stdin": ["1"]}], tmp_path)
     assert not (tmp_path / "sprung").exists()
 

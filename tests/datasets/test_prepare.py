@@ -62,7 +62,7 @@ def test_other_datasets_stay_registered_and_a_broken_registry_is_not_overwritten
     assert set(json.loads((tmp_path / "dataset_info.json").read_text())) == {"old", "new"}
 
     (tmp_path / "dataset_info.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"dataset_info\.json: no JSON"):
+    with pytest.raises(ConfigError, match=r"dataset_info\.json: invalid JSON"):
         write_sft([record()], spec, tmp_path, name="new")
     assert (tmp_path / "dataset_info.json").read_text() == "{"
 

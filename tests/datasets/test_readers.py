@@ -152,7 +152,7 @@ def test_codecontests_and_codeforces(sample, tmp_path):
     )
     assert read_problem(task.ground_truth).checker == "import sys\nprint(1)\n"
     assert [line for line, _ in bad] == [2, 3, 4]
-    assert ["interactive" in bad[0][1], "cut short" in bad[1][1], "'file'" in bad[2][1]] == [True] * 3
+    assert ["interactive" in bad[0][1], "truncated" in bad[1][1], "'file'" in bad[2][1]] == [True] * 3
 
 
 def test_skywork_tells_mathematics_from_programs(sample, tmp_path):

@@ -322,7 +322,7 @@ def test_a_run_with_published_settings_is_called_so(gaia, shown) -> None:
 
 def test_exact_match_in_the_place_of_the_judge_is_a_departure(gaia, shown, record) -> None:
     folder = gaia("run", [(1.0, 0.0, 0.0), (0.0, 0.0, 0.0)])
-    evidence = "'1' is no gold answer (no judge is configured: exact match)"
+    evidence = "'1' is not a gold answer (no judge is configured: exact match)"
     row = record("a", 0.0, id="a#9", source="gaia", verdict=Verdict(score=0.0, evidence=evidence))
     with RecordWriter(folder / "episodes.jsonl") as writer:
         writer.write(row)

@@ -296,7 +296,7 @@ def _short(note: str) -> str:
 
 @cache
 def program(*names: str) -> str:
-    """Return one program for the sandbox, made of modules in ``inside``. The last one has the ``main``.
+    """Return one program for the sandbox, built from modules in ``inside``. The last one has the ``main``.
 
     These modules import only each other from the project, and must run on Python 3.9. ``shutdown`` belongs to the sandbox.
     """

@@ -156,7 +156,7 @@ class CodeTests:
         async for batch in self._runner.run(problem.checker or "", cases, limits, growing=False):
             verdicts += batch
         if verdicts[0].end is CaseEnd.BROKEN:
-            raise DataError(f"the row's checker is no program: {verdicts[0].note}")
+            raise DataError(f"the row's checker is not a program: {verdicts[0].note}")
         return [_refusal(verdict, run.output) for verdict, (_, run) in zip(verdicts, runs, strict=True)]
 
     async def _called(self, program: str, problem: Problem) -> AsyncGenerator[str]:

@@ -239,7 +239,7 @@ async def test_verdicts(promise: str, scorer: CodeTests) -> None:
 @pytest.mark.parametrize(
     ("truth", "words"),
     [
-        ({"inputs": ["1"], "checker": "def ("}, "the row's checker is no program: SyntaxError"),
+        ({"inputs": ["1"], "checker": "def ("}, "the row's checker is not a program: SyntaxError"),
         ({"question_id": "x"}, "the row has no tests"),
     ],
 )

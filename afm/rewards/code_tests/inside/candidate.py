@@ -285,7 +285,7 @@ class _Case:
 def _end(pid: int) -> tuple[int, float]:
     """End a case with all its processes. Returns the status of ``pid`` and the CPU seconds of all of them."""
     contained = os.getppid() <= 1  # in a PID namespace of our own; elsewhere -1 would be everybody
-    with contextlib.suppress(OSError):  # nobody is left
+    with contextlib.suppress(OSError):  # no process is left
         os.kill(-1 if contained else pid, signal.SIGKILL)
     status, cpu_s = 0, 0.0
     while True:

@@ -172,8 +172,7 @@ class _Round:
         for name, answers in self.words.items():
             if len(answers) == 1 and checks and not self._wanted:
                 checks[-1] = (
-                    checks[-1]
-                    or f"only {name!r}, a method of what the program returned, says that it is right"
+                    checks[-1] or f"only {name!r}, a method of the program's own return value, finds it right"
                 )
         if not self._asked and not self._trouble:
             self._trouble = "the tests never call the program"
@@ -291,7 +290,7 @@ class Scope:
             exec(prelude, self._library)
         if not entry:
             lent = free & set(self._library)
-            # `assert gcd(8, 12) == 4` alone: nothing else could be under test.
+            # Only `assert gcd(8, 12) == 4`: nothing else could be under test.
             self.own = free - lent or (lent if len(lent) == 1 else set())
         tree = ast.parse(tests)
         kinds = _kinds(tree)

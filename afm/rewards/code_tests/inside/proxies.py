@@ -107,7 +107,7 @@ class _Steps:
             raise self.table.lost("not a number (NaN)")
         value = decode(outcome["value"])
         if value is None or call.in_place:
-            # Only work in place shows: otherwise `f(data) == sum(data)` would compare with what the program made of it.
+            # Only work in place is visible. Otherwise `f(data) == sum(data)` would compare with data that the program changed.
             for argument, now in zip(values, decode(outcome.get("arguments", []))):  # noqa: B905 - Python 3.9
                 _change(argument, now)
         return value

@@ -103,7 +103,7 @@ def _session(names: dict[str, Any], session: list[Any]) -> list[Any]:
         try:
             target = _found(names, how, name, values[index] if index is not None else None)
             value = target if how == "get" else target(*positional, **decode(keywords))
-        except BaseException as error:  # noqa: BLE001 - the program's, told to the tests
+        except BaseException as error:  # noqa: BLE001 - the program's error, reported to the tests
             values.append(None)
             outcomes.append(_raised(error))
             continue
