@@ -1,8 +1,8 @@
 """The event log of a team at work: one append-only JSONL file per run, safe against ``kill -9``.
 
-Every line is one :class:`Event`. A task's attempt begins with a ``task`` event and is complete once its
-``final`` or ``error`` event is in the file. An attempt without an end died with its process; the
-next run starts the task again as a new attempt, so that no task is lost and none counts twice.
+Every line is one :class:`Event`. An attempt at a task begins with a ``task`` event and ends with a ``final`` or ``error``
+event. An attempt without an end died with its process. The next run starts the task again as a new attempt, so no task
+is lost and none counts twice.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ class EventKind(StrEnum):
     TOOL_CALL = "tool_call"
     TOOL_RESULT = "tool_result"
     CALL = "call"
-    """A model was asked, with what that cost; ``ok`` is False when its server failed. What was asked and said is in
-    ``meta`` (see :mod:`afm.distill.model_calls`), or in the messages behind (:mod:`afm.distill.model_team`)."""
+    """A request to a model, with its cost. ``ok`` is False if the server failed. Request and reply are in ``meta``
+    (:mod:`afm.distill.model_calls`), or in the messages that follow (:mod:`afm.distill.model_team`)."""
     FINAL = "final"
-    """The team's answer; ends the attempt."""
+    """The team's answer. It ends the attempt."""
     ERROR = "error"
-    """The team gave up or its infrastructure failed; ends the attempt, the next run tries again unless ``meta`` says
-    :data:`DECLINED`."""
+    """The team gave up, or its infrastructure failed. This ends the attempt. The next run tries again unless ``meta``
+    contains :data:`DECLINED`."""
 
 
 ENDS = frozenset({EventKind.FINAL, EventKind.ERROR})
-"""What an attempt ends with."""
+"""Kinds of events that end an attempt."""
 DECLINED = "declined"
-"""Key of ``meta``: true in the error of a task that the team cannot read or does not take; no further attempt helps."""
+"""Key of ``meta``: true in the error of a task that the team cannot read or rejects. A further attempt would not help."""
 PART, THOUGHT, INTENT = "part", "thought", "intent"
-"""Keys and values of ``meta``: a message with ``part: thought`` is what its member thought before it acted; ``intent`` is
-what a message or tool call was meant for."""
+"""Keys and values of ``meta``. A message with ``part: thought`` is a member's thought before it acted. ``intent`` is the
+purpose of a message or tool call."""
 CHECKED, ACCEPTED = "checked", "accepted"
-"""Keys of ``meta`` of a verifier's message: the suggested answer, and whether it passed."""
+"""Keys of ``meta`` in a verifier's message: the suggested answer, and whether it passed."""
 
 TOKENS, ESTIMATED = "tokens", "estimated"
-"""Key and value of ``meta``: the server of a call reported no usage, so its tokens are estimated from the text's length."""
+"""Key and value of ``meta``: the server reported no usage, so the tokens of the call are estimated from its text length."""
 
 
 class Event(Settings):
-    """One thing one member of the team did."""
+    """One action of one member of the team."""
 
     id: str
     """``TASK#ATTEMPT.NUMBER``, unique in the log."""
@@ -69,7 +69,7 @@ class Event(Settings):
     attempt: int
     kind: EventKind
     agent: str = ""
-    """The member's name in its team (not a tag); empty for the environment."""
+    """The member's name in its team (not a tag). Empty for the environment."""
     content: str = ""
     tool: str = ""
     ok: bool = True
@@ -78,7 +78,7 @@ class Event(Settings):
     completion_tokens: int = 0
     cost_usd: float = 0.0
     seconds: float = 0.0
-    """Of a call of a model or a tool."""
+    """Duration of a model or tool call."""
     time: float = 0.0
     """Seconds since the epoch."""
     meta: dict[str, Any] = Field(default_factory=dict)
@@ -87,8 +87,8 @@ class Event(Settings):
 class EventLog(Journal):
     """The log of one run, open for writing by one process at a time.
 
-    Use it as a context manager. Opening moves a half-written last line away and reads which tasks are ``finished``
-    (they have an answer or were declined, and no run tries them again) and what all attempts have ``spent``.
+    Use it as a context manager. Opening moves a half-written last line away. It also reads which tasks are ``finished``
+    (answered or declined, so no run tries them again) and what all attempts have ``spent``.
 
     Raises:
         ConfigError: Another process is writing the same log.
@@ -106,7 +106,7 @@ class EventLog(Journal):
             self._count(event)
 
     def _count(self, event: Event) -> None:
-        """Take note of an event, of this process or of an earlier one."""
+        """Count an event of this process or of an earlier one."""
         tokens = event.prompt_tokens + event.completion_tokens
         self.spent.add(Spent(event.kind is EventKind.CALL, tokens, event.cost_usd))
         self._attempts[event.task_id] = max(self._attempts[event.task_id], event.attempt)
@@ -114,10 +114,10 @@ class EventLog(Journal):
             self.finished.add(event.task_id)
 
     def write(self, event: Event) -> None:
-        """Add one line and hand it to the system at once: a kill leaves at most one torn line, the last.
+        """Append one line and pass it to the operating system at once. A kill leaves at most the last line torn.
 
         Raises:
-            OSError: It cannot be written, on a full disk for instance; then nothing of it is in the log.
+            OSError: The line cannot be written, for example on a full disk. Then the log holds nothing of it.
         """
         self.append(event.model_dump_json(exclude_defaults=True).encode() + b"\n")
         self._count(event)
@@ -125,26 +125,26 @@ class EventLog(Journal):
     def begin(
         self, task: Task, position: int, tools: Mapping[str, Tool], *, hidden: bool = False
     ) -> Recorder:
-        """Start a new attempt at ``task``; of a ``hidden`` one the file gets the figures, and no text."""
+        """Start a new attempt at ``task``. For a ``hidden`` task the file gets figures but no text."""
         attempt = self._attempts[task.id] + 1
         return Recorder(self, task, position, tools, attempt=attempt, hidden=hidden)
 
 
 class EventSink(Protocol):
-    """Takes the events of an attempt."""
+    """A receiver of the events of an attempt."""
 
     @property
     def spent(self) -> Spent:
-        """What all of its attempts have cost."""
+        """The cost of all attempts so far."""
         ...
 
     def write(self, event: Event) -> None:
-        """Take one."""
+        """Receive one event."""
         ...
 
 
 class Recorder:
-    """One attempt's pen: a team says, does and finishes things through it, and everything is logged."""
+    """The interface through which a team works on one attempt. It logs every message, call and result."""
 
     def __init__(
         self,
@@ -170,19 +170,19 @@ class Recorder:
 
     @property
     def spent(self) -> Spent:
-        """What the whole log has cost so far."""
+        """The cost of the whole log so far."""
         return self._log.spent
 
     def call(self, agent: str, **usage: Any) -> Event:
-        """A member asked its model; ``usage`` takes the fields of :class:`Event`."""
+        """Log a member's request to its model. ``usage`` takes the fields of :class:`Event`."""
         return self._add(EventKind.CALL, agent=agent, **usage)
 
     def say(self, agent: str, content: str, **usage: Any) -> Event:
-        """A member's message; ``usage`` takes the token, cost and time fields of :class:`Event`."""
+        """Log a member's message. ``usage`` takes the token, cost and time fields of :class:`Event`."""
         return self._add(EventKind.MESSAGE, agent=agent, content=content, **usage)
 
     async def use(self, agent: str, tool: str, argument: str, **usage: Any) -> ToolResult:
-        """A member calls a tool; call and result are logged, the result word for word."""
+        """Call a tool for a member. Logs the call, and the result word for word."""
         if tool not in self._tools:
             raise ConfigError(f"the team calls tool {tool!r}; configured: {sorted(self._tools)}")
         self._add(EventKind.TOOL_CALL, agent=agent, tool=tool, content=argument, **usage)
@@ -198,24 +198,24 @@ class Recorder:
         return result
 
     def observe(self, agent: str, tool: str, argument: str, text: str, *, ok: bool = True) -> Event:
-        """A member called a tool that it brought along; call and result are logged."""
+        """Log the call of a member's own tool, and its result."""
         self._add(EventKind.TOOL_CALL, agent=agent, tool=tool, content=argument)
         return self._add(EventKind.TOOL_RESULT, tool=tool, content=text, ok=ok)
 
     def finish(self, agent: str, answer: str, **usage: Any) -> Event:
-        """The team's answer; ends the attempt."""
+        """Log the team's answer and end the attempt."""
         return self._add(EventKind.FINAL, agent=agent, content=answer, **usage)
 
     def fail(self, reason: str) -> Event:
-        """End the attempt without an answer; ``reason`` must not be empty."""
+        """End the attempt without an answer. ``reason`` must not be empty."""
         self.failure = reason
         return self._add(EventKind.ERROR, content=reason)
 
     def decline(self, reason: str) -> Event:
-        """End the attempt because this team can never answer the task; ``reason`` must not be empty.
+        """End the attempt because this team can never answer the task. ``reason`` must not be empty.
 
-        Unlike :meth:`fail` it says nothing against the team or its tools: the run continues, however many tasks are
-        declined, and a later run does not try them again.
+        Unlike a failure, a declined task does not count against the team or its tools. The run continues however many
+        tasks are declined, and later runs do not try them again.
         """
         self.declined = True
         return self._add(EventKind.ERROR, content=reason, meta={DECLINED: True})
@@ -246,10 +246,10 @@ def _without_text(event: Event) -> Event:
 
 
 def read_events(path: str | Path) -> Iterator[Event]:
-    """Stream the whole lines of a log; a torn last line is left out.
+    """Stream the events of a log. A torn last line is left out.
 
     Raises:
-        DataError: A complete line is no event.
+        DataError: A complete line is not an event.
     """
     return (event for _, event in read_located(path))
 
@@ -257,10 +257,11 @@ def read_events(path: str | Path) -> Iterator[Event]:
 def read_located(
     path: str | Path, on_bad: Callable[[int, bytes, DataError], None] | None = None
 ) -> Iterator[tuple[int, Event]]:
-    """:func:`read_events`, each with the offset of its line in bytes; blank lines are passed over.
+    """Stream the events of a log, each with the byte offset of its line. Blank lines are skipped.
 
     Args:
-        on_bad: Gets number, text and fault of a line that is no event, which is then passed over; by default it is raised.
+        on_bad: Receives number, text and fault of a line that is not an event. The line is skipped. By default the fault
+            is raised.
     """
     place = 0
     event_of = Event.model_validate_json
@@ -281,7 +282,7 @@ def read_located(
 
 
 def ended_attempts(path: str | Path) -> Iterator[tuple[Event, Event, array[int]]]:
-    """First and last event of each attempt that ended, in the order of their ends, with the places of all of its events."""
+    """Stream the first and last event of each ended attempt with the offsets of all its events, ordered by end."""
     running: dict[str, tuple[Event, array[int]]] = {}
     for place, event in read_located(path):
         if event.kind is EventKind.TASK:
@@ -294,7 +295,7 @@ def ended_attempts(path: str | Path) -> Iterator[tuple[Event, Event, array[int]]
 
 
 def read_at(file: BinaryIO, places: Iterable[int]) -> Iterator[Event]:
-    """The events whose lines begin at these offsets, see :func:`read_located`."""
+    """Read the events whose lines begin at these byte offsets (:func:`read_located`)."""
     for place in places:
         file.seek(place)
         yield Event.model_validate_json(file.readline())
@@ -305,19 +306,19 @@ def _fault(error: ValidationError, path: str | Path, line: int) -> DataError:
 
 
 def explain(error: ValidationError) -> str:
-    """The first fault, with its key."""
+    """Return the first fault with its key."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"])) or "the object"
     return f"{where}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def final_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:
-    """Stream the last ended attempt at each task, in the order of the run's tasks, whatever failed or was killed before.
+    """Stream the last ended attempt at each task in the order of the run's tasks.
 
-    Only the places of the events are held in memory.
+    Memory holds only the offsets of the events.
 
     Raises:
-        DataError: A complete line of the log is no event.
+        DataError: A complete line of the log is not an event.
     """
     ended = {
         first.task_id: (int(first.meta["position"]), places) for first, _, places in ended_attempts(path)

@@ -1,7 +1,7 @@
-"""Larger questions: by rule from a generated world, or by models from the passages of a corpus or from pages of the web.
+"""Multi-page questions: by rule from a generated world, or by models from passages of a corpus or web pages.
 
-With models, each group of passages, or topic, is one attempt that its event log resumes. The passages of a group are
-chained by mention (depth) or comparable (width).
+With models, each group of passages, or each topic, is one attempt in an event log, which resumes it. The passages of a
+group mention each other in a chain (depth) or are comparable (width).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WORD = re.compile(r"\w+(?:[-'’.]\w+)*")
 
 
 class WorldExpansion(Settings):
-    """Questions by rule, each with the proof that it needs all its pages."""
+    """Questions by rule, each with a proof that it needs all its pages."""
 
     world: Path
     """Folder of ``afm data world --kind wiki``."""
@@ -51,15 +51,15 @@ class WorldExpansion(Settings):
     split: WorldSplit = WorldSplit.TRAIN
     growth: Growth = Growth.DEPTH
     depths: tuple[int, ...] = (2, 3, 4)
-    """Facts of a chain."""
+    """Numbers of facts in a chain."""
     widths: tuple[int, ...] = (2, 3)
-    """Chains of a question by width."""
+    """Numbers of chains in a question by width."""
     count: int = Field(default=1_000, ge=1)
     seed: int = 0
 
 
 def read_expansion(path: Path, overrides: Sequence[str] = ()) -> WorldExpansion | ExpandSettings:
-    """The settings in a YAML: by rule where it has the key ``world``, else by models.
+    """Read the settings of a YAML: by rule if it has the key ``world``, otherwise by models.
 
     Raises:
         ConfigError: Names file, key path, value and what was expected.
@@ -73,10 +73,10 @@ def read_expansion(path: Path, overrides: Sequence[str] = ()) -> WorldExpansion 
 
 
 def expand_world(settings: WorldExpansion) -> Path:
-    """Write ``tasks.jsonl`` and ``manifest.json``; returns the former.
+    """Write ``tasks.jsonl`` and ``manifest.json``. Returns the path of ``tasks.jsonl``.
 
     Raises:
-        ConfigError: A number is too small, or the world holds too few questions with a proof.
+        ConfigError: A number is too small, or the world has too few questions with a proof.
         DataError: The folder holds no encyclopaedia.
     """
     out = settings.output_dir / TASKS_FILE
@@ -119,11 +119,11 @@ def _read_world(folder: Path) -> Encyclopaedia:
 
 @dataclass(frozen=True, slots=True)
 class ExpandSummary:
-    """What an expansion by models made: questions in ``path``, groups or topics rejected by reason.
+    """Result of an expansion by models: questions in ``path``, and rejected groups or topics by reason.
 
     Attributes:
-        failed: Groups whose models failed; the next run tries them again.
-        stopped: Why the run ended early (its budget is spent), empty when it did not.
+        failed: Groups whose models failed. The next run tries them again.
+        stopped: Why the run ended early (its budget is spent). Empty if it did not.
     """
 
     path: Path
@@ -136,13 +136,13 @@ class ExpandSummary:
 
 
 async def expand(settings: ExpandSettings, progress: Progress | None = None) -> ExpandSummary:
-    """Try to make a question of each of ``count`` groups of passages or topics; called again, it continues.
+    """Try to make a question from each of ``count`` groups of passages or topics. The same call resumes a run.
 
-    Writes ``events.jsonl`` (every call), ``tasks.jsonl`` (what was kept), ``rejected.jsonl`` and ``manifest.json``.
+    Writes ``events.jsonl`` (every call), ``tasks.jsonl`` (kept questions), ``rejected.jsonl`` and ``manifest.json``.
 
     Raises:
-        ConfigError: The folder holds an expansion of another kind, the corpus has too few groups, or for topics the scout or
-            a tool is missing.
+        ConfigError: The folder holds a different expansion, the corpus has too few groups, or topics lack the scout or a
+            tool.
         DataError: There is no passage or no topic.
         EngineError: Too many groups failed.
     """
@@ -177,7 +177,7 @@ async def expand(settings: ExpandSettings, progress: Progress | None = None) -> 
 
 
 def _tasks(settings: ExpandSettings) -> list[Task]:
-    """A task per group of passages, or per topic. Ids end in a digest, because sets of other sources share numbers and seeds."""
+    """Return one task per group of passages or topic. A digest in the id separates sets with equal numbers and seeds."""
     growth, size = settings.growth.value, settings.size
     if settings.topics is not None:
         kind = f"{settings.name}-web-{growth}-{size}"
@@ -206,7 +206,7 @@ def _tasks(settings: ExpandSettings) -> list[Task]:
 
 
 def read_topics(path: Path) -> list[str]:
-    """A topic a line, blank lines and repetitions left out.
+    """Read one topic per line, without blank lines and repetitions.
 
     Raises:
         DataError: The file has no topic, or cannot be read.
@@ -222,12 +222,12 @@ def read_topics(path: Path) -> list[str]:
 
 
 def read_passages(path: Path) -> list[SourcePassage]:
-    """The passages of a corpus ``{"id", "contents"}``, contents being title, line feed, text; or ``{"id", "title", "text"}``.
+    """Read a corpus of ``{"id", "contents"}`` (contents: title, line feed, text) or ``{"id", "title", "text"}``.
 
-    They are held in memory: a corpus of a million passages takes about a gigabyte.
+    All passages are held in memory. A corpus of a million passages takes about a gigabyte.
 
     Raises:
-        DataError: A row is no passage; with file and line.
+        DataError: A row is not a passage. The error has file and line.
     """
     return [_passage(row, path, line) for line, row in json_rows(path)]
 
@@ -235,12 +235,12 @@ def read_passages(path: Path) -> list[SourcePassage]:
 def groups(
     passages: Sequence[SourcePassage], growth: Growth, size: int, seed: int
 ) -> Iterator[tuple[SourcePassage, ...]]:
-    """Endless distinct groups of ``size`` passages; the same arguments give the same ones.
+    """Yield distinct groups of ``size`` passages without end. The same arguments give the same groups.
 
-    By depth each passage mentions the title of the next one; by width they are drawn at random.
+    By depth, each passage mentions the title of the next one. By width, they are drawn at random.
 
     Raises:
-        ConfigError: The corpus holds no more of these groups, or was searched long enough without finding one.
+        ConfigError: The corpus has no more of these groups, or a long search found none.
     """
     rng = random.Random(f"{growth}/{size}/{seed}")
     titles = {passage.title: passage for passage in passages} if growth is Growth.DEPTH else {}
@@ -279,7 +279,7 @@ def _side_by_side(
 
 
 def _mentioned(text: str, titles: Mapping[str, SourcePassage]) -> list[str]:
-    """Titles that a text holds word for word, in the order of the text."""
+    """Return the titles that occur word for word in a text, in their order."""
     words = [(match.start(), match.end()) for match in _WORD.finditer(text)]
     mentions: dict[str, None] = {}
     for place, (start, _) in enumerate(words):
@@ -305,7 +305,7 @@ def _passage(row: object, path: Path, line: int) -> SourcePassage:
 
 
 def _write(out: Path) -> tuple[int, Counter[str]]:
-    """The results of the log as files; returns how many questions were kept, and why groups were rejected."""
+    """Write the results of the log to files. Returns the number of kept questions, and rejected groups by reason."""
     kept: list[Task] = []
     rejected: list[str] = []
     reasons: Counter[str] = Counter()
@@ -325,7 +325,7 @@ def _write(out: Path) -> tuple[int, Counter[str]]:
 
 
 def _stage(task: Task, outcome: GroupOutcome) -> str:
-    """Who rejected."""
+    """Return the stage that rejected a group."""
     if len(outcome.read) < task.extra_info.get("size", 0):
         return "pages"
     return "solver" if outcome.question else "proposal"

@@ -1,6 +1,6 @@
-"""One question from a group of passages: proposed, then tried with all passages, with none, and without each of them.
+"""One question from a group of passages: proposed, then tested with all passages, with none, and without each of them.
 
-Without a corpus a scout gathers the passages with the web tools: it searches and reads, and one page leads to the next.
+Without a corpus, a scout gathers the passages with web tools. It searches and reads, and each page leads to the next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from afm.tools.base import working_toward
 
 
 class ExpandMembers(Settings):
-    """Who proposes questions, who answers them without knowing the proposed answer, and who gathers pages by web tools."""
+    """The members: one proposes questions, one answers them without the proposed answer, one gathers web pages."""
 
     proposer: MemberSettings
     solver: MemberSettings
@@ -38,38 +38,38 @@ class ExpandMembers(Settings):
 
 
 class ExpandSettings(TeacherSettings):
-    """Questions by models, from passages of a ``corpus`` or from pages that tools find for ``topics``."""
+    """Questions by models, from passages of a ``corpus``, or from pages that tools find for ``topics``."""
 
     output_dir: Path
-    """Everything that the run writes; ``tasks.jsonl`` holds the questions."""
+    """Folder for everything that the run writes. ``tasks.jsonl`` holds the questions."""
     corpus: Path | None = None
-    """JSONL of ``{"id", "contents"}``, contents being title, line feed, text; or of ``{"id", "title", "text"}``."""
+    """JSONL of ``{"id", "contents"}`` (contents: title, line feed, text) or ``{"id", "title", "text"}``."""
     topics: Path | None = None
-    """Topics, one per line, to begin from on the web with ``tools``; needs ``members.scout``."""
+    """Topics, one per line, from which a web search with ``tools`` begins. Requires ``members.scout``."""
     tools: Path | None = None
     """YAML with a search tool and a page tool, for ``topics``."""
     growth: Growth = Growth.DEPTH
-    """``depth`` (passages that name each other) or ``width`` (passages side by side)."""
+    """``depth`` (passages that name each other) or ``width`` (comparable passages)."""
     size: int = Field(default=2, ge=1, le=20)
-    """Passages, or pages, that a question needs."""
+    """Number of passages or pages that a question needs."""
     count: int = Field(default=1_000, ge=1)
-    """Groups of passages, or topics, that are tried."""
+    """Number of groups of passages, or of topics, to try."""
     seed: int = 0
-    """Seeds every draw."""
+    """Seed of every draw."""
     max_parallel: int = Field(default=4, ge=1)
-    """Questions in work at the same time."""
+    """Number of questions in progress at the same time."""
     members: ExpandMembers
-    """``proposer``, ``solver`` and, for ``topics``, ``scout``."""
+    """``proposer`` and ``solver``, and ``scout`` for ``topics``."""
     data_source: str = "expanded"
-    """Written into each question; chooses its reward."""
+    """Data source of each question, which selects its reward."""
     asks: int = Field(default=3, ge=1, le=1_000)
-    """How often a member is asked again when its reply cannot be used."""
+    """Maximum number of requests to a member for one usable reply."""
     passage_chars: int = Field(default=4_000, ge=200)
-    """Longer passages are cut at the end."""
+    """Maximum number of characters of a passage. Longer ones lose their end."""
     search_tool: str = "web_search"
-    """Name of the tool that searches."""
+    """Name of the search tool."""
     page_tool: str = "crawl_page"
-    """Name of the tool that reads a page."""
+    """Name of the page tool."""
 
     @model_validator(mode="after")
     def _check(self) -> ExpandSettings:
@@ -79,7 +79,7 @@ class ExpandSettings(TeacherSettings):
 
     @property
     def source(self) -> Path:
-        """The file that questions are made from."""
+        """The file of passages or topics."""
         return next(path for path in (self.corpus, self.topics) if path is not None)
 
 
@@ -106,7 +106,7 @@ class Quote(Lenient):
 
 
 class Proposal(MemberReply):
-    """The proposer's: a question, its answer, and what each passage gives to it."""
+    """The proposer's reply: a question, its answer, and the evidence from each passage."""
 
     question: str = Field(min_length=8)
     answer: str = Field(min_length=1)
@@ -114,13 +114,13 @@ class Proposal(MemberReply):
 
 
 class Solution(MemberReply):
-    """The solver's. An empty answer (``null`` as well) says that it does not know; a reply without the key says nothing."""
+    """The solver's reply. An empty answer or ``null`` means that it does not know. A reply without the key is unusable."""
 
     answer: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 
 class GroupOutcome(Settings):
-    """What became of a group, as the content of its final event."""
+    """Outcome of a group, as the content of its final event."""
 
     question: str = ""
     answer: str = ""
@@ -128,22 +128,22 @@ class GroupOutcome(Settings):
     rejected: str = ""
     """Why there is no question."""
     read: tuple[str, ...] = ()
-    """Addresses of the passages, where they were gathered on the way."""
+    """Addresses of the passages, if the scout gathered them."""
 
 
 class ExpandTeam:
-    """Makes a question of each task's passages (``extra_info.passages``), or of pages about its topic (``extra_info.topic``).
+    """Makes a question from each task's passages (``extra_info.passages``), or from pages about ``extra_info.topic``.
 
-    A question is kept on three conditions. Evidence quoted word for word from every passage holds its answer. An
-    independent solver finds the same answer from the passages. It does not find the answer without all of them, or
-    without any one, so each page is needed as far as this solver can tell.
+    A question is kept on three conditions. Evidence quoted word for word from every passage contains its answer. An
+    independent solver finds the same answer from the passages. The solver does not find it without any passages, or
+    with one passage missing. So every page is needed, as far as this solver can tell.
 
-    For a topic a scout gathers the passages with ``tools``. By depth, each page names the subject of the
-    next one word for word. By width, the pages are about comparable subjects. The event log holds every search and every
-    page as the tool returned it.
+    For a topic, a scout gathers the passages with ``tools``. By depth, each page names the subject of the next one word
+    for word. By width, the pages are about comparable subjects. The event log holds every search and page as the tool
+    returned it.
 
     Raises:
-        ConfigError: For topics the scout or a tool is missing.
+        ConfigError: Topics lack the scout or a tool.
     """
 
     def __init__(self, settings: ExpandSettings, tools: Collection[str] = ()) -> None:
@@ -158,7 +158,7 @@ class ExpandTeam:
 
     @property
     def name(self) -> str:
-        """Identifies the settings that matter, in logs and manifests."""
+        """Name with a digest of all settings that affect the questions, for logs and manifests."""
         content = self._settings.model_dump(mode="json", include=_MATTERS)
         source = "web_" if self._settings.topics is not None else ""
         return f"{source}{self._settings.name}@{digest_of(content, self._prompts)}"
@@ -167,9 +167,9 @@ class ExpandTeam:
         """Gather the passages if they are missing, then propose and test one question.
 
         Raises:
-            EngineError: A model failed for good.
-            ToolError: A tool's infrastructure failed; the next run tries again.
-            BudgetSpentError: The run has nothing left.
+            EngineError: A model failed permanently.
+            ToolError: A tool's infrastructure failed. The next run tries again.
+            BudgetSpentError: The budget of the run is spent.
         """
         info = recorder.task.extra_info
         limit, growth = self._settings.passage_chars, str(info["growth"])
@@ -192,7 +192,7 @@ class ExpandTeam:
     async def _outcome(
         self, recorder: Recorder, passages: Sequence[SourcePassage], growth: str
     ) -> GroupOutcome:
-        """A question from these passages, tested."""
+        """Propose and test a question from the passages."""
         view = {"passages": passages, "growth": growth}
         proposal = await self._models.ask(
             recorder, PROPOSER, Proposal, view, lambda reply: fault(reply, passages)
@@ -223,7 +223,7 @@ class ExpandTeam:
     async def _gather(
         self, recorder: Recorder, topic: str, growth: str, size: int, pages: list[SourcePassage]
     ) -> None:
-        """Add ``size`` pages to ``pages``, one after another."""
+        """Gather ``size`` pages into ``pages``, one after another."""
         subject = query = topic
         while True:
             view = {"topic": topic, "growth": growth, "subject": subject, "pages": pages}
@@ -248,7 +248,7 @@ class ExpandTeam:
         query: str,
         pages: Sequence[SourcePassage],
     ) -> SourcePassage:
-        """One page about ``subject``, found and read."""
+        """Find and read one page about ``subject``."""
         results = await self._use(recorder, self._settings.search_tool, query)
         chosen = await self._models.ask(
             recorder,
@@ -263,7 +263,7 @@ class ExpandTeam:
         return SourcePassage(id=address, title=subject, text=text[: self._settings.passage_chars])
 
     async def _use(self, recorder: Recorder, tool: str, argument: str) -> str:
-        """What a tool returned; its meta counts ``hits`` or ``pages`` where it knows them."""
+        """Return a tool's result. Its meta may count ``hits`` or ``pages``."""
         result = await recorder.use(SCOUT, tool, argument)
         if not result.ok:
             raise ToolError(f"{tool}: {result.text[:_SHOWN]}")
@@ -281,7 +281,7 @@ def _check_scout(settings: ExpandSettings, tools: Collection[str]) -> None:
 
 
 def fault(proposal: Proposal, passages: Sequence[SourcePassage]) -> str:
-    """What is wrong with a proposal by itself; empty when nothing is."""
+    """Return what is wrong with a proposal. Empty if nothing is."""
     cited = {quote.passage for quote in proposal.evidence}
     if cited != set(range(1, len(passages) + 1)):
         return f"evidence: quotes passages {sorted(cited)}, expected each of 1 to {len(passages)}"
@@ -300,30 +300,30 @@ def fault(proposal: Proposal, passages: Sequence[SourcePassage]) -> str:
 
 
 def same(first: str, other: str) -> bool:
-    """Whether two answers are equal by exact match."""
+    """Return whether two answers are equal by exact match."""
     return bool(normalised(first)) and normalised(first) == normalised(other)
 
 
 def flat(text: str) -> str:
-    """With single blanks for white space."""
+    """Return ``text`` with every run of whitespace as one space."""
     return re.sub(r"\s+", " ", text).strip()
 
 
 class Subject(MemberReply):
-    """The scout's: what the next page shall be about."""
+    """The scout's reply: the subject of the next page."""
 
     subject: str = Field(min_length=1)
     query: str = ""
 
 
 class Choice(MemberReply):
-    """The scout's: which of the pages found is read."""
+    """The scout's reply: the address of the page to read."""
 
     address: str = Field(min_length=1)
 
 
 class _NoPagesError(Exception):
-    """The web gives no further page for this topic; the message says why."""
+    """The web has no further page for this topic. The message holds the reason."""
 
 
 def _subject_fault(reply: Subject, pages: Sequence[SourcePassage], growth: str) -> str:

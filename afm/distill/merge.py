@@ -1,4 +1,7 @@
-"""From a team's event log to one Chain-of-Agents trajectory per task, as its agent would have written the last attempt."""
+"""Merging a team's event log into one Chain-of-Agents trajectory per task.
+
+The trajectory is the last attempt as a single agent would have written it.
+"""
 
 from __future__ import annotations
 
@@ -32,29 +35,29 @@ from afm.trajectory.tags import Author, Segment, Step, Trajectory
 
 
 class RoleMap(Settings):
-    """Which role of the agent the messages of each team member become.
+    """The role of the agent that the messages of each team member become.
 
-    Tool calls, tool results and the final answer need no entry: the agent's declaration knows their roles.
+    Tool calls, tool results and the final answer need no entry. The agent's declaration defines their roles.
     """
 
     messages: dict[str, str]
     silent: tuple[str, ...] = ()
-    """Members whose messages stay out of the trajectory; what they thought stays in."""
+    """Members whose messages stay out of the trajectory. Their thoughts stay in."""
     optional: tuple[str, ...] = ()
-    """Members whose messages are left out where the agent's order forbids them."""
+    """Members whose messages are left out wherever the agent's order forbids them."""
     thought: str | None = None
-    """The role of what members thought before they acted; by default the agent's only one for that."""
+    """The role of members' thoughts before they act. The default is the agent's only thought role."""
     missing_thought: str = ""
-    """The text where the agent needs a thought and no member had one; ``{intent}`` is what the step was meant for.
-    Empty: such a trajectory is refused."""
+    """The text for a thought that the agent needs and no member had. ``{intent}`` is the purpose of the step. If empty, a
+    trajectory without the thought is rejected."""
     missing_last_thought: str = ""
-    """The same before the final answer, where nothing is left to do."""
+    """As ``missing_thought``, before the final answer."""
 
     def checked(self, spec: AgentSpec) -> RoleMap:
-        """The same map.
+        """Return this map if it suits the agent.
 
         Raises:
-            ConfigError: It names a role that ``spec`` lacks.
+            ConfigError: The map contains a role that ``spec`` lacks.
         """
         named = dict(self.messages) | ({"thought": self.thought} if self.thought is not None else {})
         for member, tag in named.items():
@@ -66,14 +69,14 @@ class RoleMap(Settings):
         return self
 
     def role_of(self, event: Event, spec: AgentSpec) -> str | None:
-        """The role that a message plays; ``None`` when the map does not say."""
+        """Return the role of a message, or ``None`` if the map has no entry."""
         if event.meta.get(PART) != THOUGHT:
             return self.messages.get(event.agent)
         only = spec.thought_roles[0] if len(spec.thought_roles) == 1 else None
         return self.thought or only
 
     def stand_in(self, event: Event) -> str:
-        """The thought for a step that lacks one; empty when there is nothing to make it of."""
+        """Return the thought for a step that lacks one. Empty if its text needs an intent that the event lacks."""
         words = self.missing_last_thought if event.kind is EventKind.FINAL else self.missing_thought
         intent = str(event.meta.get(INTENT, "")).strip()
         return "" if "{intent}" in words and not intent else words.replace("{intent}", intent)
@@ -82,7 +85,7 @@ class RoleMap(Settings):
 def merge_log(
     path: str | Path, spec: AgentSpec, roles: RoleMap, *, team: str = "", seed: int | None = None
 ) -> Iterator[Record]:
-    """Stream one record for each task of an event log, of its last ended attempt, in the order of the run's tasks."""
+    """Stream one record per task of an event log, from its last ended attempt, in the order of the run's tasks."""
     for events in final_attempts(path):
         yield merge_attempt(events, spec, roles, team=team, seed=seed)
 
@@ -93,7 +96,7 @@ def merge_attempt(
     """Merge one ended attempt into a trajectory.
 
     Returns:
-        A record; ``kept`` is False, with a reason, when the attempt failed or ``spec`` refuses the result.
+        A record. ``kept`` is False, with a reason, if the attempt failed or ``spec`` rejects the result.
     """
     task = Task.model_validate(events[0].meta["task"])
     builder = _Builder(spec, roles)
@@ -121,7 +124,7 @@ def merge_attempt(
 
 
 class _Builder:
-    """Collects steps while the events of one attempt go by."""
+    """Builds the steps of one attempt from its events."""
 
     def __init__(self, spec: AgentSpec, roles: RoleMap) -> None:
         self.calls: list[CallRecord] = []
@@ -134,7 +137,7 @@ class _Builder:
         self._pending: Event | None = None
 
     def add(self, event: Event) -> None:
-        """Take over one event; the first that does not fit is noted as the problem."""
+        """Add one event. The first event that does not fit becomes the problem."""
         match event.kind:
             case EventKind.MESSAGE:
                 if event.agent not in self._roles.silent or event.meta.get(PART) == THOUGHT:
@@ -189,13 +192,13 @@ class _Builder:
 
 
 def _refusal(segments: tuple[Segment, ...], spec: AgentSpec) -> str:
-    """Why the agent's declaration refuses the trajectory, empty when it accepts it."""
+    """Return why the agent's declaration rejects the trajectory. Empty if it accepts it."""
     issues = validate(segments, spec)
     return f"format: {issues[0]}" if issues else ""
 
 
 def _provenance(events: Sequence[Event], steps: Steps, task: Task) -> dict[str, Any]:
-    """Which attempt and which events the steps come from, what was repaired, and what it cost in money."""
+    """Return the attempt and the events behind the steps, the repairs, and the cost in US dollars."""
     provenance: dict[str, Any] = {
         "attempt": events[0].attempt,
         "steps": steps.sources(),
@@ -230,7 +233,7 @@ _GAP = "\n\n"
 
 
 class Repair(StrEnum):
-    """What was repaired."""
+    """A kind of repair."""
 
     JOINED_THOUGHTS = "joined thoughts"
     JOINED_MESSAGES = "joined messages"
@@ -242,7 +245,7 @@ class Repair(StrEnum):
 
 @dataclass(slots=True)
 class StepSource:
-    """Where a step came from: the member and the event, and events that were joined to it."""
+    """The origin of a step: its member, its event, and the events that were joined to it."""
 
     role: str
     agent: str
@@ -251,7 +254,7 @@ class StepSource:
     repair: str = ""
 
     def dumped(self) -> dict[str, Any]:
-        """As a record's provenance has it."""
+        """Return the form that a record's provenance holds."""
         row: dict[str, Any] = {"role": self.role, "agent": self.agent, "event": self.event}
         if self.also:
             row["also"] = self.also
@@ -262,7 +265,7 @@ class StepSource:
 
 @dataclass(slots=True)
 class _DraftStep:
-    """A step of the agent, or the whole text that the environment appended."""
+    """A step of the agent, or the complete text that the environment appended."""
 
     source: StepSource
     content: str
@@ -273,7 +276,7 @@ class Steps:
     """The steps of one trajectory in the order of their events.
 
     Attributes:
-        repairs: How often each kind of repair was made.
+        repairs: Number of repairs of each kind.
     """
 
     def __init__(self, spec: AgentSpec) -> None:
@@ -284,11 +287,11 @@ class Steps:
     def write(
         self, source: StepSource, content: str, *, missing_thought: str = "", optional: bool = False
     ) -> None:
-        """Add what a member wrote.
+        """Add a member's text.
 
         Args:
-            missing_thought: Stands in for a thought that the role needs and lacks.
-            optional: Whether it is left out where the agent's order forbids it.
+            missing_thought: Replaces a thought that the role needs and lacks.
+            optional: Whether to leave the text out where the agent's order forbids it.
         """
         role = self._spec.roles[source.role]
         if role.kind is RoleKind.THOUGHT:
@@ -309,15 +312,15 @@ class Steps:
         self._items.append(_DraftStep(source, content))
 
     def observe(self, source: StepSource, text: str) -> None:
-        """Add what the environment appended, word for word."""
+        """Add the text that the environment appended, word for word."""
         self._items.append(_DraftStep(source, text, environment=True))
 
     def sources(self) -> list[dict[str, Any]]:
-        """One for each step."""
+        """Return the origin of each step."""
         return [item.source.dumped() for item in self._items]
 
     def segments(self) -> tuple[Segment, ...]:
-        """The trajectory by author."""
+        """Return the trajectory cut by author."""
         pieces: list[Segment] = []
         steps: list[Step] = []
         for item in self._items:
@@ -342,14 +345,14 @@ class Steps:
             self._items.append(_DraftStep(source, content))
 
     def _allowed(self, role: str) -> bool:
-        """Whether the order allows ``role`` here."""
+        """Return whether the agent's order allows ``role`` here."""
         for item in reversed(self._items):
             if not item.environment and not self._is_thought(item):
                 return role in self._spec.allowed_next(item.source.role, item.content)
         return role in self._spec.transitions[START]
 
     def _joined(self, source: StepSource, content: str) -> bool:
-        """Whether the message went into the function of the same role directly before it."""
+        """Join a message to a step of the same role directly before it. Returns whether it was joined."""
         place = len(self._items) - 1
         while place >= 0 and self._is_thought(self._items[place]):
             place -= 1
@@ -368,7 +371,7 @@ class Steps:
         return True
 
     def _move_thoughts(self, place: int) -> None:
-        """Put the thoughts behind the item at ``place`` in front of it."""
+        """Move the thoughts after the item at ``place`` in front of it."""
         thoughts, self._items[place + 1 :] = self._items[place + 1 :], []
         target = self._items.pop()
         for thought in thoughts:
@@ -388,5 +391,5 @@ class Steps:
 
 
 def _stands_in(text: str, paragraphs: str) -> bool:
-    """Whether ``text`` has these paragraphs already; words within one of its sentences are something else."""
+    """Return whether ``text`` already contains these whole paragraphs."""
     return f"{_GAP}{paragraphs}{_GAP}" in f"{_GAP}{text.strip()}{_GAP}"

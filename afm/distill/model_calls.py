@@ -1,8 +1,8 @@
-"""The model calls of a team that others wrote: a gateway writes them into the usual event log, and they are read whole.
+"""Model calls of a team of another framework, which a gateway writes to the usual event log.
 
 Each call is one event of kind ``call`` whose ``meta`` is a :class:`ModelCall`. An agent sends its whole conversation
-with every call: written as it is, a log would grow with the square of the calls. So only the messages that an agent had
-not sent before are written, with the number of those that are kept from an earlier call.
+with every call, so a log of complete requests would grow with the square of the calls. Therefore only new messages are
+written, with the number of messages that an earlier call already holds. Readers get complete calls.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from afm.distill.filters.base import unreadable_row
 from afm.errors import DataError
 
 _FREE = ("request", "messages", "tools", "prompt", "choices")
-"""What clients and endpoints say in any form."""
+"""Fields of free form, written by clients and endpoints."""
 _DEEPEST = 100
-"""Half of what pydantic reads."""
+"""Maximum depth of nesting, half of pydantic's limit."""
 _TOO_DEEP = "(nested too deeply)"
 _AGENTS_REMEMBERED = 10_000
 _CALLS_REMEMBERED = 4
-"""Of one agent: a planning or summarising call between two others must not cost the whole conversation."""
+"""Number of remembered calls per agent. A planning call between two others must not repeat the whole conversation."""
 _KEEP_SIZE = 1
-"""``FALLOC_FL_KEEP_SIZE``: blocks behind the end of a file, which keeps its size."""
+"""``FALLOC_FL_KEEP_SIZE``: allocate blocks after the end of a file without changing its size."""
 _NOT_THERE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Label(Settings):
-    """Whose call it is; the attempt tells apart runs at the same task."""
+    """Task, attempt and agent of a call. The attempt distinguishes runs of the same task."""
 
     task: str = Field(min_length=1, max_length=300)
     agent: str = Field(default="", max_length=300)
@@ -53,7 +53,7 @@ class Label(Settings):
 
 
 class Kept(Settings):
-    """What a call has in common with ``event``, an earlier one of the same attempt: its first messages, and its tools."""
+    """The part that a call shares with ``event``, an earlier call of the same attempt: first messages, and tools."""
 
     event: str
     messages: int = 0
@@ -61,36 +61,36 @@ class Kept(Settings):
 
 
 class ModelCall(Settings):
-    """What was asked (``messages`` of a chat, in the log without those that are ``kept``, or ``prompt``) and what came back."""
+    """A request (``messages`` of a chat, without the ``kept`` ones in the log, or ``prompt``) and its answer."""
 
     path: str
     """``chat/completions`` or ``completions``."""
     model: str = ""
     request: dict[str, Any] = Field(default_factory=dict)
-    """The body's other parameters."""
+    """The other parameters of the request body."""
     messages: tuple[Any, ...] = ()
     tools: tuple[Any, ...] = ()
     kept: Kept | None = None
     prompt: Any = None
     choices: tuple[dict[str, Any], ...] = ()
-    """``{message | text, finish_reason}`` each; of a stream put together, as far as it came."""
+    """Choices of the form ``{message | text, finish_reason}``. A stream is joined, as far as it arrived."""
     answered_by: str = ""
     stream: bool = False
     status: int = 0
-    """Of the answer; 0 without an answer."""
+    """HTTP status of the answer. 0 without an answer."""
     trouble: str = ""
-    """Why the answer is no good: ``status``, ``connect``, ``timeout``, ``broken`` (no JSON), ``cut`` (broke
-    off), ``gone`` (the client left), ``too_large``; empty otherwise."""
+    """Why the answer is unusable: ``status``, ``connect``, ``timeout``, ``broken`` (not JSON), ``cut`` (incomplete),
+    ``gone`` (the client disconnected) or ``too_large``. Empty for a usable answer."""
     error: str = ""
-    """What the endpoint said of its failure, shortened."""
+    """The endpoint's error message, shortened."""
     first_s: float = 0.0
-    """To the first byte of the answer."""
+    """Seconds to the first byte of the answer."""
     priced: bool = True
-    """False when no price is known for the model, so that the cost is not known either."""
+    """Whether the model has a price. Without one the cost is unknown."""
 
 
 class Usage(Settings):
-    """What a call took."""
+    """Tokens, cost and time of a call."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -107,13 +107,13 @@ class _KnownCall(NamedTuple):
 class CallLog(EventLog):
     """The event log of one gateway, open for writing by one process at a time.
 
-    Every attempt begins with a ``task`` event of its own; none ever ends, as a gateway cannot know the last call.
+    Every attempt begins with a ``task`` event. No attempt ends, because a gateway cannot know the last call.
     """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
         self._numbers: Counter[tuple[str, int]] = Counter()
-        """Events of each attempt."""
+        """Number of events of each attempt."""
         self._known: OrderedDict[Label, list[_KnownCall]] = OrderedDict()
         self._reserved = 0
 
@@ -124,12 +124,12 @@ class CallLog(EventLog):
 
     @contextmanager
     def reserved(self, size: int) -> Iterator[None]:
-        """Reserve these bytes of the disk for this log, beyond those that other calls keep.
+        """Reserve disk space of ``size`` bytes for this log, in addition to the reservations of other calls.
 
-        Where the file system cannot keep them, they are only seen to be free.
+        If the file system cannot reserve space, only the free space is checked.
 
         Raises:
-            OSError: They are not there: the disk is full, or a limit is reached.
+            OSError: There is not enough space, or a limit is reached.
         """
         self._allocate(self._reserved + size)
         self._reserved += size
@@ -139,7 +139,7 @@ class CallLog(EventLog):
             self._reserved -= size
 
     def _allocate(self, size: int) -> None:
-        """Blocks for ``size`` bytes behind the end of the file; what is written there takes them."""
+        """Allocate blocks for ``size`` bytes after the end of the file. Later writes use them."""
         file = self.fileno()
         end = os.fstat(file).st_size
         allocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -154,10 +154,10 @@ class CallLog(EventLog):
         raise OSError(number, os.strerror(number), str(self.path))
 
     def record(self, label: Label, call: ModelCall, usage: Usage) -> Event:
-        """Write down one call; when this returns, a kill of the process cannot lose it.
+        """Log one call. After this returns, a kill of the process cannot lose it.
 
         Raises:
-            OSError: It cannot be written; the log is as it was before.
+            OSError: The call cannot be written. The log is unchanged.
         """
         if not self._numbers[label.task, label.attempt]:
             self._put(label, EventKind.TASK, meta={"gateway": True})
@@ -202,12 +202,12 @@ class CallLog(EventLog):
             self.write(event)
         except OSError:
             with suppress(OSError):
-                self._allocate(self._reserved)  # what was cut off took the blocks of other calls along
+                self._allocate(self._reserved)  # truncation also freed the blocks of other calls
             raise
         return event
 
     def _common(self, label: Label, call: _KnownCall) -> Kept | None:
-        """The call before that begins most like this one."""
+        """Return the part shared with the earlier call that has the longest common beginning."""
         best: Kept | None = None
         for before in self._known.get(label, ()):
             count = sum(takewhile(bool, map(eq, before.messages, call.messages)))
@@ -222,7 +222,7 @@ class CallLog(EventLog):
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """What a chat message says: its text, or its text parts joined by nothing; pictures are left out."""
+    """Return the text of a chat message. Text parts are joined, and images are left out."""
     content = message.get("content")
     if isinstance(content, list):
         parts = (part.get("text") for part in content if isinstance(part, Mapping))
@@ -231,7 +231,7 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def _text(choices: Sequence[Mapping[str, Any]]) -> str:
-    """What the first choice says."""
+    """Return the text of the first choice."""
     if not choices:
         return ""
     text = choices[0].get("text")
@@ -244,9 +244,9 @@ def _digest(value: Any) -> bytes:
 
 
 def _writable(call: ModelCall) -> ModelCall:
-    """The call as readers of the log can take it.
+    """Return the call in a form that readers of the log accept.
 
-    Halves of surrogate pairs, which JSON can name and no file can hold, and what is nested too deeply are replaced.
+    Replaces lone surrogates, which JSON can express but a file cannot hold, and values that are nested too deeply.
     """
     call = call.model_copy(update={name: _shallow(getattr(call, name)) for name in _FREE})
     try:
@@ -258,7 +258,7 @@ def _writable(call: ModelCall) -> ModelCall:
 
 
 def _shallow(value: Any, left: int = _DEEPEST) -> Any:
-    """A value, with everything below ``left`` lists and objects replaced."""
+    """Return a value with everything below ``left`` levels of lists and objects replaced."""
     if not isinstance(value, Mapping | list | tuple):
         return value
     if not left:
@@ -269,14 +269,14 @@ def _shallow(value: Any, left: int = _DEEPEST) -> Any:
 
 
 class RecordedCall(NamedTuple):
-    """One call as it was made, its kept messages put back, and its event as logged."""
+    """One complete call, with its shared messages restored, and its event as logged."""
 
     event: Event
     call: ModelCall
 
 
 _EVENT_ID = re.compile(rb'"id":\s*("(?:[^"\\]|\\.)+#\d+\.\d+")')
-_GO_ON = "--on-bad-rows drop goes on without such lines"
+_GO_ON = "--on-bad-rows drop continues without these lines"
 
 Attempt = tuple[str, int]
 """A task's id and the number of the attempt."""
@@ -284,31 +284,31 @@ Attempt = tuple[str, int]
 
 @dataclass
 class BadLines:
-    """What of a log cannot be read, and which attempts may have lost a call by it.
+    """Unreadable lines of a log, and the attempts that may have lost a call.
 
-    An attempt is damaged when a bad line names it, when the numbers of its events have a gap, or when one of its calls
-    builds on a lost one. Merged all the same, it would be a trajectory in which something is missing.
+    An attempt is damaged if a bad line names it, the numbers of its events have a gap, or one of its calls depends on a
+    lost one. Its trajectory would be incomplete.
     """
 
     path: Path
     lines: list[dict[str, Any]] = field(default_factory=list)
-    """As :func:`unreadable_row` makes them."""
+    """Rows of :func:`unreadable_row`."""
     damaged: set[Attempt] = field(default_factory=set)
     last: dict[str, int] = field(default_factory=dict)
-    """The last attempt at each task that a bad line names."""
+    """Number of the last attempt at each task that a bad line names."""
 
     def spoil(self, attempt: Attempt) -> bool:
-        """Whether an attempt is damaged, or followed by one of which bad lines alone are left."""
+        """Return whether an attempt is damaged, or followed by one that has only bad lines."""
         return attempt in self.damaged or self.last.get(attempt[0], attempt[1]) > attempt[1]
 
     def add(self, number: int, line: bytes, error: str) -> None:
-        """Take note of one line."""
+        """Add one unreadable line."""
         self.lines.append(unreadable_row(self.path, number, error, line))
         for match in _EVENT_ID.finditer(line):
             try:
                 task, _, rest = json.loads(match[1]).rpartition("#")
                 attempt = int(rest.partition(".")[0])
-            except ValueError:  # an escape that is none, a number of thousands of digits
+            except ValueError:  # an invalid escape, or a number of thousands of digits
                 continue
             self.damaged.add((task, attempt))
             self.last[task] = max(attempt, self.last.get(task, attempt))
@@ -317,16 +317,16 @@ class BadLines:
 def read_calls(
     path: str | Path, *, last_only: bool = False, bad: BadLines | None = None
 ) -> Iterator[tuple[RecordedCall, ...]]:
-    """Stream the attempts of a gateway's log, each with all its calls in the order in which they ended.
+    """Stream the attempts of a gateway's log, each with all its calls ordered by their end.
 
-    Attempts come in the order of their first call. Memory holds one attempt and a number for each event of the log.
+    Attempts are ordered by their first call. Memory holds one attempt, and one number for each event of the log.
 
     Args:
         last_only: Leave out attempts at a task that were followed by another.
-        bad: Takes the lines that cannot be read. Calls of a ``damaged`` attempt may lack messages that they share with a lost one.
+        bad: Collects unreadable lines. Calls of a ``damaged`` attempt may lack messages that they share with a lost call.
 
     Raises:
-        DataError: A line cannot be read and ``bad`` is not given, or the log is no gateway's.
+        DataError: A line cannot be read and there is no ``bad``, or the log was not written by a gateway.
     """
     places = _places(Path(path), bad)
     if not places:
@@ -339,7 +339,7 @@ def read_calls(
 
 
 def _places(path: Path, bad: BadLines | None) -> dict[Attempt, array[int]]:
-    """Positions of the calls of each attempt."""
+    """Return the byte offsets of the calls of each attempt."""
     places: dict[Attempt, array[int]] = {}
     counts: dict[Attempt, int] = {}
 
@@ -376,7 +376,7 @@ def _restored(
                 fault = f"it continues event {error.args[0]!r}, which the log lacks"
             else:
                 fault = explain(error)
-            reason = f"event {event.id!r} is no whole model call: {fault}"
+            reason = f"event {event.id!r} is not a complete model call: {fault}"
             if bad is None:
                 raise DataError(f"{reason}; {_GO_ON}", path=str(path), line=_number(file, place)) from None
             if attempt not in bad.damaged or isinstance(error, ValidationError):
@@ -393,8 +393,8 @@ def _with_kept(call: ModelCall, kept: Kept, before: ModelCall) -> ModelCall:
 
 
 def _number(file: BinaryIO, place: int) -> int:
-    """The 1-based number of the line that begins there."""
+    """Return the 1-based number of the line that begins at ``place``."""
     file.seek(0)
-    step = 1 << 20  # a log may be larger than the memory
+    step = 1 << 20  # a log may be larger than memory
     parts = (file.read(min(step, place - begin)) for begin in range(0, place, step))
     return sum(part.count(b"\n") for part in parts) + 1

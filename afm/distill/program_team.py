@@ -1,4 +1,4 @@
-"""A harness as a team: what its program's model said, and what came back, becomes events and then a trajectory."""
+"""A harness as a team: its program's requests and replies become events, and then a trajectory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from afm.seeds import derive_seed
 from afm.trajectory.tags import split
 
 MEMBER = "model"
-"""The member whose words the program's model says outside of the agent's tags."""
+"""The member that stands for the model's text outside of the agent's tags."""
 
 
 class ProgramTeamSettings(Settings):
@@ -35,23 +35,23 @@ class ProgramTeamSettings(Settings):
     """The program or the team, as in ``afm rl``. ``reward``, ``credit`` and ``by_member`` have no effect here. A team
     has ``roles`` of its own."""
     model: str
-    """Folder of the model that answers the program, or address of a server that returns token ids."""
+    """Folder of the model that answers the program, or the address of a server that returns token ids."""
     tokenizer: str | None = None
     """Folder of the tokenizer, for a server."""
     name: str | None = None
     """The model's name at the server."""
     temperature: float = Field(default=1.0, ge=0)
-    """Of every generation, whatever the program asks for."""
+    """Temperature of every generation. The program's own value is ignored."""
     agent: str
-    """Whose trajectories the program's work becomes: a shipped agent's name or a YAML."""
+    """The agent whose trajectories the program's work becomes: the name of a shipped agent, or a YAML."""
     tools: Literal[None] = None
-    """Nothing: the program has tools of its own."""
+    """Always empty, because the program has its own tools."""
     roles: RoleMap = RoleMap(messages={})
-    """Which role of the agent ``model`` plays, for words outside of the agent's tags. The default is the agent's
-    only thought role. Text in a tag plays that tag's role."""
+    """The role of the agent for ``model``, the text outside of the agent's tags. The default is the agent's only thought
+    role. Text in a tag has that tag's role."""
 
     def open_model(self) -> TokenModel:
-        """The model; the caller closes it."""
+        """Load the model. The caller closes it."""
         return load_model(self.model, name=self.name, tokenizer=self.tokenizer)
 
 
@@ -59,10 +59,10 @@ class ProgramTeam:
     """A program with the agent and roles of its file.
 
     Args:
-        model: Answers the program in place of the model that the file names.
+        model: Answers the program in place of the model in the file.
 
     Attributes:
-        name: Tells apart the programs of two runs.
+        name: Distinguishes the programs of two runs.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ProgramTeam:
 
     @property
     def roles(self) -> RoleMap:
-        """The roles of the agent's own tags, and of words outside of them."""
+        """The roles of the agent's tags, and of text outside of them."""
         texts = {tag: tag for tag, role in self.spec.roles.items() if role.kind is RoleKind.TEXT}
         thoughts = {tag: tag for tag in self.spec.thought_roles}
         only = {MEMBER: self.spec.thought_roles[0]} if len(self.spec.thought_roles) == 1 else {}
@@ -86,7 +86,7 @@ class ProgramTeam:
         return named.model_copy(update={"messages": texts | thoughts | only | named.messages})
 
     async def solve(self, recorder: Recorder) -> None:
-        """Run the program, then write down what the trajectory with its last generation holds."""
+        """Run the program and log the trajectory of its last generation."""
         model, task = self._opened(), recorder.task
         renderer = ChatRenderer(model.tokenizer)
         sampling = SamplingParams(model.context_tokens, temperature=self.settings.temperature)
@@ -113,7 +113,7 @@ class ProgramTeam:
 
 
 def write_down(episode: HarnessEpisode, spec: AgentSpec, model: TokenModel, recorder: Recorder) -> None:
-    """Write an episode as an attempt of a team; one without an answer has failed."""
+    """Log an episode as an attempt of a team. An episode without an answer has failed."""
     if episode.failure:
         recorder.fail(f"harness: {episode.failure}")
         return
@@ -142,14 +142,14 @@ Calls = list[tuple[str, str, str]]
 
 
 class _Teller:
-    """Writes what was said and what came back. A result answers the open call of its id, else the oldest one."""
+    """Logs the turns of a conversation. A result answers the open call with its id, or else the oldest open call."""
 
     def __init__(self, spec: AgentSpec, recorder: Recorder) -> None:
         self._spec, self._recorder = spec, recorder
         self.pending: Calls = []
 
     def hear(self, text: str) -> None:
-        """What the model said: steps of the agent where it uses the agent's tags, else one message."""
+        """Log the model's text: as steps if it uses the agent's tags, otherwise as one message."""
         steps = split(text, self._spec).steps
         if not steps and text.strip():
             self._recorder.say(MEMBER, text.strip())
@@ -160,7 +160,7 @@ class _Teller:
                 self._recorder.say(step.role, step.content)
 
     def observe(self, text: str, answered: str) -> None:
-        """Write the result of the call with the id ``answered``; without an open call it is the program's own prompt."""
+        """Log the result of the call with the id ``answered``. Without an open call the text is a prompt, and not logged."""
         if not self.pending:
             return
         ids = [identity for identity, _, _ in self.pending]
@@ -170,9 +170,9 @@ class _Teller:
 
 
 def _turns(trajectory: Sampled, model: TokenModel) -> Iterator[tuple[bool, str, Calls, str]]:
-    """Who said what, behind the first prompt: of a chat by message, of completions by token.
+    """Yield the turns after the first prompt: messages of a chat, or spans of tokens.
 
-    Yields whether the agent spoke, the text, its calls, and the id of the call that a result answers.
+    Each has whether the agent wrote it, its text, its calls, and the id of the call that it answers.
     """
     if trajectory.messages and "role" in trajectory.messages[0]:
         begun = False
@@ -196,7 +196,7 @@ def _turns(trajectory: Sampled, model: TokenModel) -> Iterator[tuple[bool, str, 
 
 
 def _call(call: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Id, tool and argument of a call; a single text argument is given without its name."""
+    """Return the id, tool and argument of a call. A single text argument is returned without its name."""
     function = call["function"]
     arguments = str(function.get("arguments") or "")
     try:

@@ -1,4 +1,4 @@
-"""The whole distillation: :func:`collect` lets a team work, its log is merged, and :func:`distill` filters the result."""
+"""Distillation: :func:`collect` lets a team work. :func:`distill` also merges its log and filters the result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FAILURES_BEFORE_JUDGEMENT = 20
 
 
 class Team(Protocol):
-    """A team of agents that solves tasks, scripted or with models behind it."""
+    """A team of agents that solves tasks, either scripted or with models."""
 
     @property
     def name(self) -> str:
@@ -51,13 +51,13 @@ class Team(Protocol):
         """Work on ``recorder.task`` until ``recorder.finish``, ``recorder.fail`` or ``recorder.decline``.
 
         Raises:
-            ToolError, EngineError: Infrastructure failed; the attempt is logged as failed.
+            ToolError, EngineError: Infrastructure failed. The attempt is logged as failed.
         """
         ...
 
 
 class TeamWithRoles(Team, Protocol):
-    """A team that knows which role of the agent each of its members plays."""
+    """A team that defines which role of the agent each member plays."""
 
     @property
     def roles(self) -> RoleMap:
@@ -70,18 +70,18 @@ class TeamWithRoles(Team, Protocol):
 
 
 Progress = Callable[[str, int, int | None], None]
-"""Receives the stage (``team`` or ``filter``), rows done and rows in all (``None`` when unknown)."""
+"""Receives the stage (``team`` or ``filter``), rows done and total rows (``None`` if unknown)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What one run of a team did, in tasks.
+    """Task counts of one run of a team.
 
     Attributes:
-        resumed: Those that the log holds as finished or declined.
-        failed: Those without an answer; the next run tries them again.
-        declined: Those that the team cannot read or does not take; no run tries them again.
-        stopped: Why the run ended before its last task, empty when it did not.
+        resumed: Tasks that the log holds as finished or declined.
+        failed: Tasks without an answer. The next run tries them again.
+        declined: Tasks that the team cannot read or rejects. No run tries them again.
+        stopped: Why the run ended before its last task. Empty if it did not.
     """
 
     finished: int = 0
@@ -92,7 +92,7 @@ class Collected:
 
     @property
     def tasks(self) -> int:
-        """All of them."""
+        """The sum of all counts."""
         return self.finished + self.resumed + self.failed + self.declined
 
 
@@ -106,17 +106,17 @@ async def collect(
     max_failed_share: float = 0.2,
     progress: Progress | None = None,
 ) -> Collected:
-    """Let ``team`` work on every task that ``log`` does not hold as finished, ``max_parallel`` at a time.
+    """Let ``team`` work on every task that is not finished in ``log``, ``max_parallel`` at a time.
 
-    When the team's budget is spent, no further task begins, those under way end, and the result says why.
+    When the team's budget is spent, no further task begins and running tasks end. The result holds the reason.
 
     Args:
-        tasks: Read one by one; their order is kept in the log as the position.
+        tasks: Read one by one. The log keeps their order as the position.
         progress: Called after each task, resumed ones included.
 
     Raises:
         DataError: Two tasks have the same id.
-        EngineError: More than ``max_failed_share`` of the tasks tried failed, seen at the 20th failure or later.
+        EngineError: More than ``max_failed_share`` of the attempted tasks failed. Checked from the 20th failure on.
         SandboxUnavailableError: Code cannot be run here at all.
     """
     counts: Counter[str] = Counter()
@@ -151,7 +151,7 @@ async def collect(
 async def _attempt(
     task: Task, position: int, team: Team, tools: Mapping[str, Tool], log: EventLog
 ) -> tuple[Recorder, str]:
-    """Work on one task until its attempt has ended. The text is not empty when the run's budget is spent."""
+    """Work on one task until its attempt has ended. The returned text is not empty if the budget is spent."""
     recorder, spent = log.begin(task, position, tools), ""
     try:
         await team.solve(recorder)
@@ -172,10 +172,10 @@ def _stop_if_hopeless(counts: Counter[str], max_failed_share: float, failure: st
 
 
 def distinct_tasks(tasks: Iterable[Task]) -> Iterator[Task]:
-    """The same tasks.
+    """Yield the tasks unchanged.
 
     Raises:
-        DataError: Two of them have the same id.
+        DataError: Two tasks have the same id.
     """
     seen: set[str] = set()
     for task in tasks:
@@ -193,13 +193,13 @@ MANIFEST_FILE = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class DistillSummary:
-    """What a distillation made: trajectories kept in ``path``, rows dropped by reason.
+    """The result of a distillation: trajectories kept in ``path``, and dropped rows by reason.
 
     Attributes:
-        team: What the team did in this call.
-        example: Why the first dropped row was dropped; empty where none was.
+        team: Task counts of this call.
+        example: Reason for the first dropped row. Empty if no row was dropped.
         seconds: Wall time of this call.
-        spent: What the whole log has cost, earlier calls included.
+        spent: Cost of the whole log, including earlier calls.
     """
 
     path: Path
@@ -214,7 +214,7 @@ class DistillSummary:
 
     @property
     def not_tried(self) -> int:
-        """Tasks that were not begun, because the team's budget was spent."""
+        """Number of tasks that did not begin because the team's budget was spent."""
         return self.tasks - self.team.tasks
 
 
@@ -231,20 +231,21 @@ async def distill(
     rewards: Path | None = None,
     progress: Progress | None = None,
 ) -> DistillSummary:
-    """Distil ``tasks`` into ``output_dir``; called again after a kill, it continues with the next task.
+    """Distil ``tasks`` into ``output_dir``. After a kill, the same call resumes with the next task.
 
-    Writes ``events.jsonl`` (everything the team did), ``trajectories.jsonl`` (kept), ``dropped.jsonl`` (with reasons)
-    and ``manifest.json``. Order and content of the trajectories depend on tasks, seed and team, not on ``max_parallel`` or
-    kills.
+    Writes ``events.jsonl`` (all events of the team), ``trajectories.jsonl`` (kept), ``dropped.jsonl`` (with reasons)
+    and ``manifest.json``. Order and content of the trajectories depend on tasks, seed and team, but not on
+    ``max_parallel`` or kills.
 
     Args:
         team: The teacher, for example :func:`afm.distill.scripted_teams.scripted_team`.
-        filters: Stages behind the merge, none where empty; by default format and quality by the reward of the data source.
-        rewards: YAML of that reward.
+        filters: Stages after the merge. The default is format, and quality by the reward of the data source. An empty
+            sequence means no filter.
+        rewards: YAML of the reward for the default stages.
         progress: Called after every task and every filtered row.
 
     Raises:
-        ConfigError: ``output_dir`` holds a distillation of other tasks, or with another agent, team, tools or seed; or
+        ConfigError: ``output_dir`` holds a distillation of other tasks, or with another agent, team, tools or seed. Or
             the team plays a role that the agent lacks.
         DataError: There are no tasks.
     """
@@ -297,7 +298,7 @@ def _write_manifest(
 
 
 def settle(out: Path, tasks: Sequence[Task], team: Team, seed: int, **more: object) -> None:
-    """Remember what the run depends on; refuse to mix two kinds of runs in one folder. Call it with the log open."""
+    """Record the settings of the run and reject a folder of a different run. Call it with the log open."""
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(task.model_dump_json().encode() + b"\n")
@@ -313,10 +314,10 @@ async def _stages(
     rewards: Path | None,
     tasks: Sequence[Task],
 ) -> AsyncIterator[Sequence[Filter]]:
-    """The filters; where none are named, the agent's rules and the reward of each row's data source.
+    """Open the filters. The default is the agent's rules and the reward of each row's data source.
 
     Raises:
-        ConfigError: The reward is wrong, or none judges one of the tasks.
+        ConfigError: The reward is wrong, or a task has no reward.
     """
     if filters is not None:
         yield filters
@@ -338,7 +339,7 @@ async def _stages(
 async def _filter(
     merged: Iterable[Record], filters: Sequence[Filter], out: Path, progress: Progress | None
 ) -> tuple[Funnel, int, str]:
-    """Write kept and dropped records; returns their counts, those of tool calls, and the first reason for a drop."""
+    """Write kept and dropped records. Returns their counts, the number of tool calls and the first reason for a drop."""
     funnel, tool_calls, example = Funnel(), 0, ""
     with writing_records(out) as write:
         async for record in run_filters(merged, filters):
@@ -353,7 +354,7 @@ async def _filter(
 
 @contextmanager
 def writing_records(out: Path) -> Iterator[Callable[[Record], object]]:
-    """Writes each record into the file of the kept or of the dropped ones; both appear whole when the block ends well."""
+    """Write each record to the kept or the dropped file. Both files appear complete when the block ends without error."""
     with (
         replacing(out / KEPT_FILE) as kept_path,
         replacing(out / DROPPED_FILE) as dropped_path,

@@ -1,6 +1,6 @@
-"""Teams of a user's own, and a team as the player of an evaluation.
+"""The user's own teams, and a team as the player of an evaluation.
 
-Each episode of an evaluation is an attempt in the event log, merged into one record.
+Each episode of an evaluation is an attempt in the event log, which is merged into one record.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from afm.trajectory.record import SEALING_KEY, Record, StopReason
 
 
 class OwnTeamSettings(Settings):
-    """The file of a team that a user wrote in Python."""
+    """The file of a team that the user wrote in Python."""
 
     class_name: str
-    """``module.Class``; the module is next to the file. The class is made with ``seed`` and has ``async solve(recorder)``."""
+    """``module.Class``, with the module next to the file. The class takes ``seed`` and has ``async solve(recorder)``."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the class."""
+    """Additional arguments of the class."""
     agent: str
-    """Whose trajectories the team's work becomes: a shipped agent's name or a YAML."""
+    """The agent whose trajectories the team's work becomes: the name of a shipped agent, or a YAML."""
     tools: Path
     """Tools YAML, relative to the file."""
     roles: RoleMap
-    """Which role of the agent each member plays."""
+    """The role of the agent that each member plays."""
 
 
 class Solver(Protocol):
-    """What the user writes."""
+    """The interface of the user's class."""
 
     async def solve(self, recorder: Recorder) -> None:
-        """Work on ``recorder.task``: ``say``, ``use`` a tool, then ``finish``, ``fail`` or ``decline``."""
+        """Work on ``recorder.task``: ``say``, ``use`` a tool, and then ``finish``, ``fail`` or ``decline``."""
         ...
 
 
@@ -70,7 +70,7 @@ class OwnTeam:
     """A user's :class:`Solver` with the name, agent and roles of its file.
 
     Attributes:
-        name: The class and a digest of its source, so that a changed team does not continue an earlier run.
+        name: The class with a digest of its source, so that a changed team cannot resume an earlier run.
     """
 
     def __init__(self, settings: OwnTeamSettings, spec: AgentSpec, file: Path, seed: int) -> None:
@@ -100,16 +100,18 @@ class OwnTeam:
             raise own_code_error(error, what) from error
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because nothing is open."""
 
 
 def open_team(
     path: str | Path, spec: AgentSpec | None = None, overrides: Sequence[str] = (), seed: int = 0
 ) -> ModelTeam | OwnTeam | ProgramTeam | TrainedTeam:
-    """The team of a YAML: the user's own with ``class_name``, a program or trained team with ``harness``, else of models.
+    """Open the team of a YAML.
+
+    With ``class_name`` it is the user's own team, with ``harness`` a program or a trained team, otherwise a team of models.
 
     Args:
-        spec: Whose trajectories its work becomes; by default the file's ``agent``.
+        spec: The agent whose trajectories the team's work becomes. The default is the file's ``agent``.
 
     Raises:
         ConfigError: Names file, key path, value and what was expected.
@@ -135,14 +137,14 @@ def _anchored(data: dict[str, Any], folder: Path) -> None:
 
 
 class TeamPlayer:
-    """Plays tasks with a team and its tools; use it as a context manager.
+    """Plays tasks with a team and its tools. Use it as a context manager.
 
-    Everything that the members do goes into an event log at once. An answer that is there when a killed run starts
-    again, but was never judged, is not asked for a second time.
+    Every action of the members goes into an event log at once. After a kill, an answer in the log that was not judged
+    yet is judged without asking the team again.
 
     Args:
-        log: File of the events, of this run alone.
-        priced: Whether every model of the team has a price, so that its events say what an episode cost.
+        log: File of the events of this run only.
+        priced: Whether every model of the team has a price, so that its events hold the cost of an episode.
 
     Raises:
         ConfigError: Another process writes the same log, or the team plays a role that the agent lacks.
@@ -164,7 +166,7 @@ class TeamPlayer:
         self._priced = priced
         self._log = EventLog(log)
         self._answered: dict[str, array[int]] = {}
-        """Position of the events of each answered attempt in the file."""
+        """Byte offsets of the events of each answered attempt."""
 
     def __enter__(self) -> TeamPlayer:
         self._log.__enter__()
@@ -180,19 +182,19 @@ class TeamPlayer:
 
     @property
     def name(self) -> str:
-        """The team's."""
+        """The name of the team."""
         return self._team.name
 
     async def play(self, episode: str, task: Task, seed: int) -> Record:
-        """One episode: the team's answer, or none when it gave up.
+        """Play one episode. The record has no answer if the team gave up.
 
         Args:
-            episode: Id of the record; the attempts in the log have it too.
-            seed: Written into the record; the randomness of a team is its own.
+            episode: Id of the record and of its attempts in the log.
+            seed: Written into the record. It does not seed the team.
 
         Raises:
-            EngineError, ToolError: A model or a tool failed for good; the attempt is in the log.
-            RefusedError: The team cannot read the task, or it brings a chat of its own.
+            EngineError, ToolError: A model or a tool failed permanently. The attempt is in the log.
+            RefusedError: The team cannot read the task, or the task brings its own chat.
             BudgetSpentError: The team's budget is spent.
         """
         places = self._answered.pop(episode, None)
@@ -237,7 +239,7 @@ class TeamPlayer:
 
 
 def _work(events: Sequence[Event]) -> dict[str, Any]:
-    """What each member said, in order, and what its model was asked for."""
+    """Return the messages of the members in order, and the usage of each member's model."""
     said = [
         {"member": event.agent, "text": event.content}
         | ({"part": event.meta[PART]} if PART in event.meta else {})
@@ -252,7 +254,7 @@ def _work(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _usage(event: Event) -> dict[str, float]:
-    """Of one request to a model; the tokens of an estimate are not shown as if they had been reported."""
+    """Return the usage of one request to a model. Estimated tokens are left out and counted as unmetered."""
     usage: dict[str, float] = {"requests": 1, "seconds": event.seconds}
     if not event.ok:
         usage["failed"] = 1

@@ -1,7 +1,7 @@
-"""A team as a policy: one model answers every member, and each conversation is kept as the tokens that were sampled.
+"""A team as a policy: one model answers every member, and each conversation is stored as sampled tokens.
 
-The same team file makes a teacher with models behind servers (:mod:`afm.distill.model_team`). Here its members are
-asked through a session of the gateway, so that ``afm rl`` trains on exactly what was sampled, member by member.
+The same team file defines a teacher with models on servers (:mod:`afm.distill.model_team`). Here a session of the
+gateway answers its members, so ``afm rl`` trains on exactly the sampled tokens of each member.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from afm.trajectory.record import Record
 
 
 class SessionVoices(MemberVoices):
-    """Members that one session answers: of their models, ``max_tokens`` and ``system_role`` count."""
+    """Members that one session answers. Of their models only ``max_tokens`` and ``system_role`` apply."""
 
     def __init__(self, team: ModelTeam, session: Session) -> None:
         super().__init__(team.settings, team.prompts, team.settings.limits.asks)
@@ -76,12 +76,12 @@ class _TeamRun(ProgramRun):
 
 
 class _NoLog:
-    """Takes the events of an episode, which its recorder holds as well."""
+    """A sink that drops the events of an episode. The recorder keeps them."""
 
     spent = Spent()
 
     def write(self, event: Event) -> None:
-        """Nothing is written."""
+        """Drop the event."""
 
 
 def _claims(events: Sequence[Event]) -> Iterator[Claim]:
@@ -91,11 +91,11 @@ def _claims(events: Sequence[Event]) -> Iterator[Claim]:
 
 
 class TeamRunner(HarnessRunner):
-    """Plays episodes with a team, in this process; the team's attempt takes the place of a program's run.
+    """Plays episodes with a team in this process. The team's attempt replaces a program's run.
 
     Args:
         settings: The section ``harness``, with a team.
-        spec: Whose trajectories the team's work becomes, and in which form its answers are judged.
+        spec: The agent whose trajectories the team's work becomes. It also defines the form of the answers.
 
     Raises:
         ConfigError: The team's file, its roles or its tools are wrong.
@@ -112,7 +112,7 @@ class TeamRunner(HarnessRunner):
     async def play(
         self, task: Task, messages: Sequence[Mapping[str, str]], open_session: OpenSession, seed: int
     ) -> TeamEpisode:
-        """One episode; an attempt whose tools failed, or that took too long, is followed by another."""
+        """Play one episode. An attempt whose tools failed, or that timed out, is repeated."""
         attempts: list[str] = []
 
         def opened(key: str, own_seed: int) -> Session:
@@ -156,7 +156,7 @@ class TeamRunner(HarnessRunner):
 
 
 async def solve(team: ModelTeam, recorder: Recorder, session: Session) -> None:
-    """Let a team work with one session; a team whose replies cannot be used has given up."""
+    """Let a team work with one session. The attempt fails if a member gives no usable reply."""
     try:
         await team.solve(recorder, SessionVoices(team, session))
     except NoUsableReplyError as error:
@@ -164,7 +164,7 @@ async def solve(team: ModelTeam, recorder: Recorder, session: Session) -> None:
 
 
 class TeamPolicyPlayer(HarnessPlayer):
-    """A team as the player of an evaluation: its records are the merged trajectories of an agent."""
+    """A team as the player of an evaluation. Its records are merged trajectories of an agent."""
 
     def _complete(self, record: Record, episode: HarnessEpisode) -> Record:
         assert isinstance(episode, TeamEpisode)
@@ -186,7 +186,7 @@ class TeamPolicyPlayer(HarnessPlayer):
 
 
 def runner_of(settings: HarnessSettings, spec: AgentSpec) -> HarnessRunner:
-    """Who plays the episodes of a section ``harness``: its program, or its team."""
+    """Return the runner of a section ``harness``, for its program or its team."""
     return HarnessRunner(settings) if settings.team is None else TeamRunner(settings, spec)
 
 
@@ -198,20 +198,20 @@ def player_of(
     sampling: SamplingParams,
     messages: Messages,
 ) -> HarnessPlayer:
-    """Who plays an evaluation with a section ``harness``."""
+    """Return the player of an evaluation with a section ``harness``."""
     kind = HarnessPlayer if settings.team is None else TeamPolicyPlayer
     return kind(settings, spec, model, reward, sampling, messages, runner_of(settings, spec))
 
 
 class TrainedTeam:
-    """A team that one model answers, for distillation.
+    """A team for distillation in which one model answers every member.
 
     Args:
         policy: The file that names team and model.
-        model: Answers in place of the model that the file names.
+        model: Answers in place of the model in the file.
 
     Attributes:
-        settings: Of the team, its tools among them.
+        settings: The settings of the team, including its tools.
         name: Identifies the team, its settings and its model.
     """
 

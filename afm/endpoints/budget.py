@@ -18,34 +18,34 @@ from afm.errors import BudgetSpentError, EngineError
 from afm.sqlite import SharedFile
 
 MAX_USD = 1e9
-"""A larger price is a mistake."""
+"""Maximum price. A larger one is a mistake."""
 MILLION = 1e6
 _ROUNDING = 1 + 1e-9
-"""Sums of prices that are as much as the limit may come out a little above it."""
+"""Tolerance for sums of prices, which rounding may raise above the limit."""
 _SCHEMA = "CREATE TABLE IF NOT EXISTS spent (id INTEGER PRIMARY KEY CHECK (id = 1), calls INTEGER, tokens INTEGER, usd REAL)"
 
 T = TypeVar("T")
 
 
 class TokenPrice(Settings):
-    """US dollars for a million tokens."""
+    """Price in US dollars per million tokens."""
 
     prompt: float = Field(ge=0, le=MAX_USD)
     completion: float = Field(ge=0, le=MAX_USD)
 
     def usd(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """The price of these tokens."""
+        """Return the price in US dollars."""
         return (prompt_tokens * self.prompt + completion_tokens * self.completion) / MILLION
 
 
 class CachedTokenPrice(TokenPrice):
-    """US dollars for a million tokens at an endpoint that keeps prompts in a cache."""
+    """Price in US dollars per million tokens at an endpoint with a prompt cache."""
 
     cached: float | None = Field(default=None, ge=0, le=MAX_USD)
-    """For tokens of the prompt that were in the cache; as ``prompt`` when ``None``."""
+    """Price of cached prompt tokens. The same as ``prompt`` if ``None``."""
 
     def usd(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
-        """The price of these tokens; ``cached_tokens`` are part of the prompt's."""
+        """Return the price in US dollars. ``cached_tokens`` are included in ``prompt_tokens``."""
         cached = min(cached_tokens, prompt_tokens)
         cached_price = self.prompt if self.cached is None else self.cached
         spent = (prompt_tokens - cached) * self.prompt + cached * cached_price
@@ -54,31 +54,31 @@ class CachedTokenPrice(TokenPrice):
 
 @dataclass(slots=True)
 class Spent:
-    """Calls, tokens of prompts and replies, and US dollars."""
+    """An amount of calls, tokens (prompts and replies) and US dollars."""
 
     calls: int = 0
     tokens: int = 0
     usd: float = 0.0
 
     def add(self, other: Spent, sign: int = 1) -> None:
-        """Count ``other`` too; never below zero when it is taken away."""
+        """Add ``other``, or subtract it with ``sign=-1``. No count falls below zero."""
         self.calls = max(0, self.calls + sign * other.calls)
         self.tokens = max(0, self.tokens + sign * other.tokens)
         self.usd = max(0.0, self.usd + sign * other.usd)
 
 
 class BudgetSettings(Settings):
-    """The most that all calls together may cost; ``None`` for no limit."""
+    """Limits of all calls together. ``None`` means no limit."""
 
     calls: int | None = Field(default=None, ge=0)
-    """Repeated ones included."""
+    """Maximum number of calls, including retries."""
     tokens: int | None = Field(default=None, ge=0)
     usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     file: Path | None = None
-    """Counts for all processes that name it, and over restarts; without it each process counts alone."""
+    """Counts for all processes that use this file, and across restarts. Without it, each process counts separately."""
 
     def allows(self, spent: Spent) -> bool:
-        """Whether so much stays within every limit."""
+        """Return whether ``spent`` is within every limit."""
         return (
             (self.calls is None or spent.calls <= self.calls)
             and (self.tokens is None or spent.tokens <= self.tokens)
@@ -86,7 +86,7 @@ class BudgetSettings(Settings):
         )
 
     def describe(self, spent: Spent) -> str:
-        """``3 of 10 calls, 0.5000 of 1 USD``: each limit with what is spent of it."""
+        """Return each limit with the amount spent, such as ``3 of 10 calls, 0.5000 of 1 USD``."""
         parts = [
             f"{getattr(spent, unit)} of {limit} {unit}"
             for unit in ("calls", "tokens")
@@ -96,13 +96,13 @@ class BudgetSettings(Settings):
 
 
 class Budget:
-    """Lets a call go only when it cannot break the limits, whatever else is in flight.
+    """A budget that admits a call only if it cannot exceed the limits, together with all calls in flight.
 
-    Until it ends, a call counts with the most it may cost. One that does not fit waits for calls of this process to cost
-    less. It is refused when they cannot make room for it. It may be used in several event loops.
+    Until a call ends, its maximum cost is reserved. A call that does not fit waits until other calls of this process end
+    with a lower cost. It is rejected if they cannot make room. A budget may be used in several event loops.
 
     Args:
-        advice: What to do when it is spent, for the error.
+        advice: Next step when the budget is spent, for the error.
     """
 
     def __init__(self, limits: BudgetSettings, advice: str = "raise `budget`") -> None:
@@ -119,15 +119,15 @@ class Budget:
 
     @asynccontextmanager
     async def reserved(self, most: Spent, log: Spent | None = None) -> AsyncIterator[Spent]:
-        """Hold ``most`` while a call runs; what it really cost is added to the :class:`Spent` that this gives.
+        """Reserve ``most`` while a call runs. The caller adds the actual cost to the yielded :class:`Spent`.
 
         Args:
-            log: Counts in place of this budget, and includes the call once the block ends.
+            log: Replaces the budget's own count. It includes the call once the block ends.
 
         Raises:
-            BudgetSpentError: It does not fit into what is left.
-            EngineError: The budget's file cannot be used at the moment.
-            ConfigError: The budget's file cannot be used at all.
+            BudgetSpentError: The call does not fit into the rest of the budget.
+            EngineError: The budget's file is temporarily unusable.
+            ConfigError: The budget's file is unusable.
         """
         ended = self._ended
         while not await self._granted(most, log):
@@ -145,7 +145,7 @@ class Budget:
             self._file.close()
 
     async def _granted(self, most: Spent, log: Spent | None) -> bool:
-        """As :meth:`_reserve`; a caller that is cancelled meanwhile holds nothing."""
+        """Do the same as :meth:`_reserve`. A cancelled caller keeps no reservation."""
         reserving = asyncio.ensure_future(self._run(lambda: self._reserve(most, log)))
         try:
             return await asyncio.shield(reserving)
@@ -155,7 +155,7 @@ class Budget:
             raise
 
     async def _settled(self, most: Spent, used: Spent) -> None:
-        """As :meth:`_settle`, and certainly: a thread that is still waited for when the caller is cancelled may never begin."""
+        """Do the same as :meth:`_settle`, even if the caller is cancelled before its thread begins."""
         calls = iter((True,))
 
         def settle() -> None:
@@ -169,7 +169,7 @@ class Budget:
             settle()
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """In a thread where there is a file, which may keep others waiting."""
+        """Run ``work``, in a thread if the budget has a file, because its lock may block."""
         return work() if self._file is None else await asyncio.to_thread(work)
 
     async def _another_end(self, ended: int) -> None:
@@ -182,10 +182,10 @@ class Budget:
         await end
 
     def _reserve(self, most: Spent, log: Spent | None) -> bool:
-        """Whether there was room for ``most``, which is then counted.
+        """Reserve ``most`` if there is room. Returns whether there was.
 
         Raises:
-            BudgetSpentError: Nothing is left, and no call in flight can make room.
+            BudgetSpentError: There is no room, and no call in flight can make any.
         """
         with self._books:
             with self._count() as count:
@@ -209,12 +209,12 @@ class Budget:
         )
 
     def _settle(self, most: Spent, used: Spent) -> None:
-        """Replace what was reserved by what was used."""
+        """Replace a reservation by the actual cost."""
         with self._books:
             self._reserved.add(most, -1)
             self._in_flight -= 1
             if not self._in_flight:
-                self._reserved = Spent()  # sums of prices leave a rest
+                self._reserved = Spent()  # sums of prices leave a rounding error
             try:
                 with self._count() as count:
                     count.add(most, -1)
@@ -224,7 +224,7 @@ class Budget:
 
     @contextmanager
     def _count(self) -> Iterator[Spent]:
-        """What is counted so far, reservations included; changes of it are kept."""
+        """Yield the count so far, including reservations. Changes to it are stored."""
         if self._file is None:
             yield self._counted
             return

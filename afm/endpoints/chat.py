@@ -1,6 +1,6 @@
-"""Chat completions from an OpenAI-compatible endpoint: paced, bounded, repeated when they fail, and within a budget.
+"""Chat completions from an OpenAI-compatible endpoint, with pace, bounds, retries and a budget.
 
-Below it what comes back: whole or cut off, what it took, and the text apart from the reasoning before it.
+The second half of the module reads replies: completeness, token usage, and the text without its reasoning.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from afm.errors import EngineError, RefusedError
 from afm.trajectory.observation import whole_characters
 
 MOST_PARALLEL = 10_000
-"""Requests in flight that one process can hold."""
+"""Maximum number of requests in flight per process."""
 _LONGEST_REPLY = 1 << 20
 CHARACTERS_PER_TOKEN = 3
-"""Rather few, so that an estimate is rather too large."""
-_MOST_TOKENS = 10_000_000  # of one request; more is a mistake of the server's
+"""A low value, so that estimates of tokens are rather too large."""
+_MOST_TOKENS = 10_000_000  # of one request; a larger number is a fault of the server
 _SHOWN = 40
 
 _TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
@@ -46,24 +46,24 @@ ResultT = TypeVar("ResultT")
 
 
 class EndpointSettings(Settings):
-    """One OpenAI-compatible server, and how much of it may be used. The key comes from the environment alone."""
+    """One OpenAI-compatible server and the limits of its use. The key always comes from the environment."""
 
     url: str | None = None
     """Address of the server, with or without ``/v1``. If not set, judges take ``GRM_BASE_URL`` and teams
     ``TEACHER_BASE_URL``."""
     key_variable: str = Field(default="AFM_MODEL_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """The environment variable that holds the key."""
+    """Name of the environment variable with the key."""
     requests_per_minute: int | None = Field(default=None, ge=1)
-    """What the endpoint allows. A pause that it asks for holds for all requests."""
+    """Limit of the endpoint. A pause that it requests applies to all requests."""
     tokens_per_minute: int | None = Field(default=None, ge=1)
-    """The same for tokens, those of all tasks together."""
+    """Token limit of the endpoint, for all tasks together."""
     max_parallel: int = Field(default=64, ge=1, le=MOST_PARALLEL)
-    """Requests in flight."""
+    """Maximum number of requests in flight."""
     attempts: int = Field(default=5, ge=1, le=100)
-    """How often a request is sent when the server fails or its reply is useless, with pauses and jitter.
-    ``Retry-After`` is honoured."""
+    """Maximum number of attempts if the server fails or its reply is unusable, with pauses and jitter. ``Retry-After`` is
+    respected."""
     timeout_s: float = Field(default=600.0, gt=0, le=86_400)
-    """Seconds for one request with its whole reply."""
+    """Seconds for one request with its complete reply."""
 
     @field_validator("url")
     @classmethod
@@ -73,19 +73,19 @@ class EndpointSettings(Settings):
         return url
 
     def key(self) -> str | None:
-        """What ``key_variable`` holds now."""
+        """Return the current value of ``key_variable``."""
         return environment_key(self.key_variable)
 
 
 @dataclass(frozen=True, slots=True)
 class CallReport:
-    """One request and what became of it.
+    """One request and its outcome.
 
     Attributes:
-        reply: ``None`` when the server gave none.
-        fault: What is wrong with the reply or the server, empty when nothing is.
-        seconds: Until the whole reply was there.
-        prompt_tokens, completion_tokens, usd: What it cost, estimated where the server does not say.
+        reply: ``None`` if the server gave no reply.
+        fault: What is wrong with the reply or the server. Empty if nothing is.
+        seconds: Time until the complete reply.
+        prompt_tokens, completion_tokens, usd: Usage and cost. Estimated if the server does not report usage.
     """
 
     reply: ChatReply | None
@@ -97,7 +97,7 @@ class CallReport:
 
     @property
     def tokens(self) -> int:
-        """Of prompt and reply together."""
+        """Number of tokens of prompt and reply."""
         return self.prompt_tokens + self.completion_tokens
 
 
@@ -105,11 +105,11 @@ class ChatEndpoint:
     """One server's ``/chat/completions``. It may be used in several event loops.
 
     Args:
-        url: Of the server; by default the settings'.
-        budget: What all calls may cost together; several endpoints may share it.
+        url: Address of the server. The default is the one in the settings.
+        budget: Limits the cost of all calls. Several endpoints may share it.
 
     Raises:
-        ConfigError: The key cannot be sent in a header.
+        ConfigError: The key is not valid in a header.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ChatEndpoint:
             settings.max_parallel,
             key=self._api_key,
             key_name=settings.key_variable,
-            headers={"Accept-Encoding": "identity"},  # a little compressed text can become endless
+            headers={"Accept-Encoding": "identity"},  # a small compressed body can expand without bound
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
         )
 
@@ -142,19 +142,19 @@ class ChatEndpoint:
         log: Spent | None = None,
         on_call: Callable[[CallReport], None] | None = None,
     ) -> ResultT:
-        """What ``read`` makes of the reply; the request is sent again when it raises ``TryAgainError``.
+        """Return the result of ``read`` on the reply. The request is repeated if it raises ``TryAgainError``.
 
         Args:
-            finishes: Finish reasons at which a reply is taken as it is.
-            price: For a budget in money.
-            log: What counts for the budget in place of its own count; ``on_call`` brings it up to date.
+            finishes: Finish reasons of a complete reply.
+            price: Price for a budget in US dollars.
+            log: Replaces the budget's own count. ``on_call`` keeps it up to date.
             on_call: Called after each request that was sent.
 
         Raises:
-            RefusedError: The server refused, or gave no reply that can be used.
-            BudgetSpentError: The call does not fit into what is left of the budget.
-            EngineError: The server failed each time.
-            ConfigError: The request alone is more than a minute allows.
+            RefusedError: The server rejected the request, or gave no usable reply.
+            BudgetSpentError: The call does not fit into the rest of the budget.
+            EngineError: Every attempt failed.
+            ConfigError: The request exceeds the limit of a whole minute.
         """
 
         async def once() -> ResultT:
@@ -203,7 +203,7 @@ class ChatEndpoint:
         finishes: Collection[str],
         price: TokenPrice | None,
     ) -> tuple[CallReport, Exception | None]:
-        """One request, with the error that it ends in."""
+        """Send one request. Returns its report and its error, if any."""
         started = time.perf_counter()
         timeout_s = self._settings.timeout_s
         reply: ChatReply | None = None
@@ -229,11 +229,11 @@ class ChatReply:
     """One reply.
 
     Attributes:
-        text: What the model said.
-        prompt_tokens, completion_tokens: As the server reports them; ``None`` when it does not.
-        total_tokens: The same; some servers report nothing else.
-        calls: Name and arguments of each tool call, where the request offered tools.
-        finish: The finish reason: ``stop``, or what the server gave in its place.
+        text: Text of the reply.
+        prompt_tokens, completion_tokens: Reported usage. ``None`` if the server reports none.
+        total_tokens: Reported total. Some servers report only this.
+        calls: Name and arguments of each tool call, if the request offered tools.
+        finish: Finish reason: ``stop``, or the server's own value.
     """
 
     text: str
@@ -245,11 +245,11 @@ class ChatReply:
 
     @property
     def metered(self) -> bool:
-        """Whether the server reported what prompt and reply took."""
+        """Whether the server reported the usage of prompt and reply."""
         return None not in (self.prompt_tokens, self.completion_tokens)
 
     def usage(self, body: Mapping[str, Any]) -> tuple[int, int]:
-        """Tokens of prompt and reply; estimated from the length of ``body`` and text where the server does not tell."""
+        """Return the tokens of prompt and reply. Without reported usage they are estimated from ``body`` and text."""
         prompt = expected_tokens(body)[0] if self.prompt_tokens is None else self.prompt_tokens
         if self.completion_tokens is not None:
             return prompt, self.completion_tokens
@@ -259,7 +259,7 @@ class ChatReply:
 
 
 class UnusableReplyError(TryAgainError):
-    """A ``reply`` came and cost something, but it is not complete or not an assistant's."""
+    """A ``reply`` arrived and has a cost, but it is incomplete or not from the assistant."""
 
     def __init__(self, reason: str, reply: ChatReply) -> None:
         super().__init__(reason)
@@ -267,21 +267,21 @@ class UnusableReplyError(TryAgainError):
 
 
 def expected_tokens(body: Mapping[str, Any]) -> tuple[int, int]:
-    """About how many tokens a request will take, rather too many: of its prompt, and of its reply."""
+    """Estimate the tokens of a request's prompt and reply. The estimate is rather too large."""
     prompt = sum(len(message["content"]) for message in body["messages"]) // CHARACTERS_PER_TOKEN
     return prompt, int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
 
 
 def read_reply(body: bytes, *, with_tools: bool = False, finishes: Collection[str] = ("stop",)) -> ChatReply:
-    """The reply in a server's answer.
+    """Read the reply in a server's answer.
 
     Args:
-        with_tools: The request offered tools, so tool calls may replace a text.
-        finishes: Finish reasons at which a reply is taken as it is.
+        with_tools: Whether the request offered tools, so that tool calls may replace text.
+        finishes: Finish reasons of a complete reply.
 
     Raises:
-        TryAgainError: There is no chat completion.
-        UnusableReplyError: The reply ended for another reason, or is not an assistant's.
+        TryAgainError: The answer is not a chat completion.
+        UnusableReplyError: The reply ended for another reason, or is not from the assistant.
     """
     try:
         data = json.loads(body)
@@ -295,7 +295,7 @@ def read_reply(body: bytes, *, with_tools: bool = False, finishes: Collection[st
         )
         calls = tuple(map(_call, message.get("tool_calls") or ())) if with_tools else ()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise TryAgainError("the answer is no chat completion") from None
+        raise TryAgainError("the answer is not a chat completion") from None
     if finish is None or (calls and finish == "tool_calls"):
         finish = "stop"
     whole = whole_characters(text) if isinstance(text, str) else ""
@@ -321,13 +321,13 @@ def _tokens(count: Any) -> int | None:
 
 
 class UnfinishedReasoningError(ValueError):
-    """A text ends within its reasoning, so that it holds no reply yet."""
+    """A text ends within its reasoning, so it contains no reply."""
 
 
 def without_reasoning(text: str) -> str:
-    """``text`` without ``<think>...</think>``, and without everything before a ``</think>`` that was never opened.
+    """Return ``text`` without ``<think>...</think>``, and without everything before an unopened ``</think>``.
 
-    Tags inside a whole JSON object are quoted ones and count as its text. ``<thinking>`` is taken as well.
+    Tags inside a complete JSON object are part of its text. ``<thinking>`` counts as well.
 
     Raises:
         UnfinishedReasoningError: A ``<think>`` is never closed.
@@ -352,10 +352,10 @@ def without_reasoning(text: str) -> str:
 
 
 def objects_in(text: str) -> Iterator[dict[str, Any] | None]:
-    """The JSON objects in ``text`` that have keys, in its order; ``None`` for each that is broken or not complete.
+    """Yield the JSON objects in ``text`` that have keys, in order. ``None`` stands for a broken or incomplete object.
 
-    Objects inside another one are parts of it, also where that one is broken after them. Anything between objects
-    (words, a fence) is skipped.
+    Nested objects belong to the outer one, even if it is broken after them. Anything between objects (words, a fence) is
+    skipped.
     """
     for data, _, _ in _scanned(text, inside_broken=False):
         yield data
@@ -366,7 +366,7 @@ def _spans(text: str) -> list[tuple[int, int]]:
 
 
 def _scanned(text: str, *, inside_broken: bool) -> Iterator[tuple[dict[str, Any] | None, int, int]]:
-    """Objects with their start and end; with ``inside_broken``, also those inside a broken one."""
+    """Yield objects with their start and end. ``inside_broken`` includes objects inside a broken one."""
     place = broken = 0
     while broken < _MOST_BROKEN and (match := _OBJECT.search(text, place)):
         data, start = None, match.start()

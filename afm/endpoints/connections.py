@@ -1,7 +1,7 @@
-"""HTTP connections for many requests at a time, to one server or several, with checked addresses and keys in headers only.
+"""HTTP connections for many parallel requests to one or several servers. Addresses are checked, keys go only in headers.
 
-httpx looks at every connection of a client before and after each request. A request of one client with 64 connections
-therefore takes several times as long as one of a client with eight (``benchmarks/bench_eval.py``).
+httpx checks every connection of a client before and after each request. With 64 connections per client, a request
+therefore takes several times as long as with eight (``benchmarks/bench_eval.py``).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from afm.settings import Environment, load_settings
 
 CONNECT_TIMEOUT_S = 10.0
 REST_S = 10.0
-"""How long a server that failed is asked after all others."""
+"""Seconds for which a failed server is asked after all others."""
 _CONNECTIONS_PER_CLIENT = 8
 _LAST_PORT = 65_535
 _SHOWN = 300
 
 
 class HttpClients:
-    """Clients with a few connections each; a request takes the least busy one.
+    """Clients with a few connections each. A request uses the least busy one.
 
     Args:
-        connections: Kept open between requests, all clients together.
-        bounded: Whether this is also the maximum. A request beyond it then waits in its client.
-        options: Of each ``httpx.AsyncClient``.
+        connections: Number of connections of all clients that stay open between requests.
+        bounded: Whether this is also the maximum. Further requests then wait in their client.
+        options: Arguments of each ``httpx.AsyncClient``.
     """
 
     def __init__(self, connections: int, *, bounded: bool = True, **options: Any) -> None:
@@ -60,7 +60,7 @@ class HttpClients:
 
     @contextmanager
     def least_busy(self) -> Iterator[httpx.AsyncClient]:
-        """A client for one request; the first of equally busy ones, so that few connections serve few requests."""
+        """Yield a client for one request. Of equally busy ones it is the first, so that few requests use few connections."""
         number = self._in_flight.index(min(self._in_flight))
         self._in_flight[number] += 1
         try:
@@ -75,7 +75,7 @@ class HttpClients:
 
 @dataclass(slots=True)
 class _Loop:
-    """What belongs to one event loop."""
+    """Clients of one event loop."""
 
     clients: HttpClients
     places: asyncio.Semaphore
@@ -85,13 +85,13 @@ class Connections:
     """HTTP clients of one service, separate for each event loop.
 
     Args:
-        number: Connections kept open; with ``bounded`` also the maximum.
-        key: Sent in the header ``Authorization`` and nowhere else.
-        key_name: Where the key came from, for errors.
-        options: Of each ``httpx.AsyncClient``.
+        number: Number of connections that stay open. With ``bounded`` also the maximum.
+        key: Sent only in the header ``Authorization``.
+        key_name: Source of the key, for errors.
+        options: Arguments of each ``httpx.AsyncClient``.
 
     Raises:
-        ConfigError: No header can carry the key.
+        ConfigError: The key is not valid in a header.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class Connections:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
 
     def client(self) -> AbstractContextManager[httpx.AsyncClient]:
-        """A client of this event loop for one request."""
+        """Return a client of this event loop for one request."""
         return self._loop().clients.least_busy()
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[httpx.AsyncClient]:
-        """Wait until fewer than ``number`` others hold a place, then take a client."""
+        """Wait until fewer than ``number`` requests are in flight, and yield a client."""
         loop = self._loop()
         async with loop.places:
             with loop.clients.least_busy() as client:
@@ -139,7 +139,7 @@ class Connections:
 
 
 def _forget_closed(by_loop: MutableMapping[asyncio.AbstractEventLoop, Any]) -> None:
-    """Release what belongs to closed event loops. Connections hold their loop, so weak keys alone keep both."""
+    """Release the clients of closed event loops. Connections reference their loop, so weak keys would not free them."""
     for loop in [loop for loop in by_loop if loop.is_closed()]:
         del by_loop[loop]
 
@@ -154,14 +154,14 @@ class Replica:
 
     @property
     def resting(self) -> bool:
-        """Whether it failed in the last :data:`REST_S` seconds."""
+        """Whether the server failed in the last :data:`REST_S` seconds."""
         return time.monotonic() - self.failed_at < REST_S
 
     @contextmanager
     def busy(self, *healthy: type[Exception]) -> Iterator[None]:
-        """Count a request in flight; an error rests the server.
+        """Count a request in flight. After an error the server rests.
 
-        A cancellation does not, nor do the errors ``healthy``, which a working server raises too.
+        A cancellation does not count as an error, nor do exceptions of the types ``healthy``.
         """
         self.in_flight += 1
         try:
@@ -177,10 +177,10 @@ class Replica:
 
 
 class Replicas:
-    """Several servers of the same kind: the least busy is asked first, in turn among equals, and last those that failed.
+    """Several servers of the same kind. The least busy one is asked first, equals in turn, and failed ones last.
 
     Args:
-        urls: Their addresses, at least one.
+        urls: At least one address.
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
@@ -189,22 +189,22 @@ class Replicas:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Their addresses."""
+        """Addresses of the servers."""
         return tuple(replica.url for replica in self._replicas)
 
     def next(self) -> Replica:
-        """The one to ask now."""
+        """Return the server to ask next."""
         return self.order()[0]
 
     def order(self) -> list[Replica]:
-        """All of them, the one to ask now first."""
+        """Return all servers, beginning with the one to ask next."""
         turn = next(self._turn) % len(self._replicas)
         in_turn = self._replicas[turn:] + self._replicas[:turn]
         return sorted(in_turn, key=lambda replica: (replica.resting, replica.in_flight))
 
 
 class AnswerTooLongError(Exception):
-    """An answer has more bytes than its reader takes."""
+    """An answer is longer than its limit in bytes."""
 
 
 async def read_answer(
@@ -215,15 +215,15 @@ async def read_answer(
     max_bytes: int,
     decoded: bool = True,
 ) -> tuple[httpx.Response, bytes]:
-    """A server's whole answer to one request.
+    """Send one request and return the complete answer.
 
     Args:
-        decoded: Unpack a compressed body; ``max_bytes`` counts the bytes that are returned.
+        decoded: Decompress the body. ``max_bytes`` counts the returned bytes.
 
     Raises:
-        TimeoutError: It was not there within ``timeout_s``.
+        TimeoutError: The answer was not complete within ``timeout_s``.
         httpx.HTTPError: The connection failed.
-        AnswerTooLongError: It was cut off.
+        AnswerTooLongError: The answer exceeds ``max_bytes``.
     """
     content = bytearray()
     async with asyncio.timeout(timeout_s):
@@ -247,14 +247,14 @@ async def post(
     max_bytes: int,
     key: str | None = None,
 ) -> bytes:
-    """The body of a model server's answer, uncompressed.
+    """Return the body of a model server's answer, which must not be compressed.
 
     Args:
-        key: Replaced where the server repeats it in an error.
+        key: Removed from the server's error message.
 
     Raises:
-        TryAgainError: It failed in a way that may pass by itself.
-        RefusedError: The server refused.
+        TryAgainError: The request failed, and a retry may succeed.
+        RefusedError: The server rejected the request.
     """
     request = client.build_request("POST", url, json=body)
     try:
@@ -279,19 +279,19 @@ async def post(
 
 
 def bearer(key: str | None, key_name: str) -> dict[str, str]:
-    """The header that carries ``key``; none without a key.
+    """Return the headers with ``key``. Empty without a key.
 
     Raises:
-        ConfigError: No header can carry the key. The message names ``key_name`` and never the key.
+        ConfigError: The key is not valid in a header. The message contains ``key_name`` but never the key.
     """
     return {"Authorization": f"Bearer {checked_key(key, key_name)}"} if key else {}
 
 
 def checked_key(key: str, key_name: str) -> str:
-    """``key``, if a header can carry it.
+    """Return ``key`` if it is valid in a header.
 
     Raises:
-        ConfigError: It cannot. The message names ``key_name`` and never the key.
+        ConfigError: It is not. The message contains ``key_name`` but never the key.
     """
     if not key.isascii() or not key.isprintable() or key.strip() != key:
         raise ConfigError(f"{key_name}: expected printable ASCII without blanks around it")
@@ -299,12 +299,12 @@ def checked_key(key: str, key_name: str) -> str:
 
 
 def without_key(text: str, key: str | None) -> str:
-    """``text``, which may quote a request, with ``***`` in place of the key."""
+    """Return ``text``, which may quote a request, with ``***`` in place of the key."""
     return text.replace(key, "***") if key else text
 
 
 def environment_key(variable: str, environment: Environment | None = None) -> str | None:
-    """The key that a variable of the environment holds; none when it is not set, or a placeholder of ``environment.sh``."""
+    """Return the key in an environment variable. ``None`` if it is unset, or a placeholder of ``environment.sh``."""
     if variable.isupper() and variable.lower() in Environment.model_fields:
         value = getattr(environment or load_settings(), variable.lower())
         return (value.get_secret_value() if isinstance(value, SecretStr) else value) or None
@@ -312,7 +312,7 @@ def environment_key(variable: str, environment: Environment | None = None) -> st
 
 
 def address_fault(url: str) -> str:
-    """What ``url`` should be to be an http(s) address, empty when it is one. Errors show addresses, so they hold no password."""
+    """Return what was expected in place of ``url``. Empty for a valid http(s) address without a password."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -325,24 +325,24 @@ def address_fault(url: str) -> str:
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """The addresses in ``http://a:8000,http://b:8000``."""
+    """Split a comma-separated list of addresses, such as ``http://a:8000,http://b:8000``."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def base_url(url: str) -> str:
-    """The address of an OpenAI-compatible server up to ``/v1``, from that of the server or of one of its methods."""
+    """Return the address of an OpenAI-compatible server up to ``/v1``, given the address of the server or of a method."""
     trimmed = url.rstrip("/").removesuffix("/completions").removesuffix("/chat")
     return trimmed if trimmed.endswith("/v1") else f"{trimmed}/v1"
 
 
 def server_address(url: str, path: str, variable: str, example: str) -> str:
-    """The address of a tool server, without the path of its requests.
+    """Return the address of a tool server without the path of its requests.
 
     Args:
-        variable: The environment variable for the token, which no address may hold.
+        variable: Environment variable of the token, which must not be in the address.
 
     Raises:
-        ConfigError: It is not ``http://`` or ``https://``, or holds a password.
+        ConfigError: The address is not ``http://`` or ``https://``, or contains a password.
     """
     if fault := address_fault(url):
         if "password" in fault:

@@ -1,4 +1,4 @@
-"""When requests go: no faster than a server allows, and again after a pause when they fail in a way that may pass."""
+"""Pace of requests: no faster than a server allows, with retries after temporary failures."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ResultT = TypeVar("ResultT")
 
 RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 LONGEST_REQUESTED_S = 60.0
-"""A server's ``Retry-After`` counts up to here."""
+"""Maximum pause in seconds that a server's ``Retry-After`` can request."""
 _FIRST_PAUSE_S = 0.25
 _WINDOW_S = 60.0
 
 
 class TryAgainError(Exception):
-    """A failure that may pass by itself.
+    """A failure after which a retry may succeed.
 
     Attributes:
-        wait_s: The pause that the server asked for.
+        wait_s: Pause in seconds that the server requested.
     """
 
     def __init__(self, reason: str, wait_s: float = 0.0) -> None:
@@ -38,10 +38,10 @@ class TryAgainError(Exception):
 async def persistently(
     attempts: int, call: Callable[[], Awaitable[ResultT]], *, longest_s: float = 20.0
 ) -> ResultT:
-    """The result of ``call``, which is repeated after a :func:`pause_s` while it raises :class:`TryAgainError`.
+    """Return the result of ``call``. While it raises :class:`TryAgainError`, repeat it after :func:`pause_s`.
 
     Raises:
-        TryAgainError: The last of ``attempts`` calls failed, too.
+        TryAgainError: All ``attempts`` failed.
     """
     for attempt in range(attempts - 1):
         try:
@@ -53,18 +53,18 @@ async def persistently(
 
 
 def pause_s(attempt: int, requested_s: float = 0.0, *, longest_s: float = 20.0) -> float:
-    """What the server asked for plus exponential backoff, with jitter so that clients do not return together.
+    """Return the requested pause plus exponential backoff, in seconds. Jitter keeps clients from returning together.
 
     Args:
-        attempt: Failed attempts before the last one.
-        longest_s: Bound of the backoff alone.
+        attempt: Number of failed attempts before the last one.
+        longest_s: Maximum of the backoff, without the requested pause.
     """
     backoff_s = min(longest_s, _FIRST_PAUSE_S * 2 ** min(attempt, 10))
     return requested_s + random.uniform(backoff_s / 2, backoff_s)
 
 
 def retry_after_s(headers: Mapping[str, str], *, longest_s: float = LONGEST_REQUESTED_S) -> float:
-    """The pause that ``Retry-After`` asks for, in seconds or as a date: 0 to ``longest_s``."""
+    """Return the pause of ``Retry-After`` (seconds or a date), from 0 to ``longest_s`` seconds."""
     value = headers.get("Retry-After", "0")
     try:
         wait_s = float(value)
@@ -85,11 +85,11 @@ def _seconds_until(date: str) -> float:
 
 @dataclass(slots=True)
 class Departure:
-    """One request that was sent.
+    """One sent request.
 
     Attributes:
-        at_s: When, by the pace's clock.
-        tokens: Expected ones, later those used.
+        at_s: Time of departure on the pace's clock.
+        tokens: Expected tokens, later the used tokens.
     """
 
     at_s: float
@@ -97,12 +97,12 @@ class Departure:
 
 
 class Pace:
-    """Lets requests go so that no minute holds more of them, or of their tokens, than allowed.
+    """Limits requests and their tokens per minute.
 
     Args:
-        requests: Most in any minute; ``None`` for no limit.
-        tokens: Most in any minute, prompts and replies together; ``None`` for no limit.
-        clock: Seconds that never go back.
+        requests: Maximum number in any minute. ``None`` means no limit.
+        tokens: Maximum number in any minute, prompts and replies together. ``None`` means no limit.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class Pace:
         self._closed_until_s = 0.0
 
     async def departure(self, tokens: int) -> Departure:
-        """Wait until a request of about ``tokens`` tokens may go, and count it.
+        """Wait until a request of about ``tokens`` tokens may be sent, and count it.
 
         Raises:
-            ConfigError: The request alone is more than a minute allows.
+            ConfigError: The request exceeds the limit of a whole minute.
         """
         while True:
             wait_s = self.delay_s(tokens)
@@ -132,10 +132,10 @@ class Pace:
             await asyncio.sleep(wait_s)
 
     def delay_s(self, tokens: int) -> float:
-        """How long a request of ``tokens`` tokens has to wait at least, 0 when it may go now.
+        """Return the minimum wait in seconds for a request of ``tokens`` tokens. 0 if it may be sent now.
 
         Raises:
-            ConfigError: It is more than a minute allows.
+            ConfigError: The request exceeds the limit of a whole minute.
         """
         if self._tokens is not None and tokens > self._tokens:
             raise ConfigError(
@@ -153,24 +153,24 @@ class Pace:
         return delay_s
 
     def depart(self, tokens: int) -> Departure:
-        """Count a request that goes now."""
+        """Count a request that is sent now."""
         sent = Departure(self._clock(), tokens)
         self._sent.append(sent)
         self._used += tokens
         return sent
 
     def settle(self, sent: Departure, tokens: int) -> None:
-        """Replace the tokens that were expected by those used."""
+        """Replace the expected tokens by the used tokens."""
         if self._sent and sent.at_s >= self._sent[0].at_s:
             self._used += tokens - sent.tokens
         sent.tokens = tokens
 
     def close_for(self, seconds: float) -> None:
-        """Let nothing go for so long: the server asked for a pause."""
+        """Hold all requests for ``seconds``, because the server requested a pause."""
         self._closed_until_s = max(self._closed_until_s, self._clock() + seconds)
 
     def _tokens_free_s(self, missing: int, now: float) -> float:
-        """When the oldest departures with ``missing`` tokens leave the window."""
+        """Return the seconds until departures with ``missing`` tokens leave the window."""
         for sent in self._sent:
             if missing <= 0:
                 break

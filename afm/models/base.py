@@ -1,4 +1,4 @@
-"""The one interface through which a model acts: token ids in, token ids out; and the model that follows a script."""
+"""The interface of models (token ids in, token ids out), and a model that follows a script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ToolCalls(StrEnum):
     TAGS = "tags"
     """In the agent's tags, as part of its text."""
     NATIVE = "native"
-    """By the endpoint's own tool calls: one function a tool role, with the role's content as its one argument."""
+    """By the endpoint's own tool calls: one function per tool role, with the role's content as its only argument."""
 
 
 class FinishReason(StrEnum):
@@ -44,7 +44,7 @@ class SamplingParams:
         top_k: Number of candidates; 0 switches it off.
         stop: Strings that end the generation once completed; they stay in the output.
         seed: Makes this generation reproducible, whatever else is in the batch.
-        json_schema: A JSON schema as text, which the generation must keep to; for models that constrain alone.
+        json_schema: A JSON schema as text that constrains the generation. Only for models with ``constrains``.
     """
 
     max_new_tokens: int
@@ -56,10 +56,10 @@ class SamplingParams:
     json_schema: str | None = None
 
     def check(self) -> None:
-        """Refuse values that mean nothing.
+        """Reject invalid values.
 
         Raises:
-            ConfigError: Says which value it is.
+            ConfigError: Names the invalid value.
         """
         if self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens is {self.max_new_tokens}, expected at least 1")
@@ -84,7 +84,7 @@ class Generation:
         logprobs: Log-probability of each id under the distribution it was sampled from when top-p and
             top-k are off (temperature applied); greedy: under temperature 1. Same length as ``token_ids``;
             empty when the backend reports none.
-        finish: Why it ended.
+        finish: Why the generation ended.
     """
 
     token_ids: tuple[int, ...]
@@ -92,7 +92,7 @@ class Generation:
     finish: FinishReason
 
     def stopped(self, count: int) -> Generation:
-        """Its first ``count`` tokens, the last of which completes a stop string; the others count as never sampled."""
+        """Return the first ``count`` tokens, which end with a stop string. Later tokens are discarded."""
         return replace(
             self,
             token_ids=self.token_ids[:count],
@@ -102,23 +102,23 @@ class Generation:
 
 
 class Codec(Protocol):
-    """What a model leaves to its tokenizer: no special tokens are added or dropped; ``decode(encode(text)) == text``."""
+    """The tokenizer of a model. It neither adds nor drops special tokens, and ``decode(encode(text)) == text``."""
 
     @property
     def end_id(self) -> int:
-        """The end-of-sequence token."""
+        """Id of the end-of-sequence token."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """As :meth:`TokenModel.encode`."""
+        """See :meth:`TokenModel.encode`."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """As :meth:`TokenModel.decode`."""
+        """See :meth:`TokenModel.decode`."""
         ...
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """As :meth:`TokenModel.encode_prompt`."""
+        """See :meth:`TokenModel.encode_prompt`."""
         ...
 
 
@@ -132,13 +132,13 @@ class TokenModel(ABC):
     """
 
     cancellable = True
-    """Whether cancelling :meth:`generate` ends the generation; otherwise a limit on time waits for it."""
+    """Whether cancelling :meth:`generate` ends the generation. Otherwise a time limit waits for its end."""
     token_exact = True
-    """Whether ids are those that the model reads and samples; otherwise they only stand for its text."""
+    """Whether the ids are those that the model reads and samples. Otherwise they only represent its text."""
     constrains = False
-    """Whether it keeps to ``json_schema`` of :class:`SamplingParams`."""
+    """Whether the model supports ``json_schema`` of :class:`SamplingParams`."""
     folder: Path | None = None
-    """Folder of the model, or of a served one's tokenizer, with the records of its training."""
+    """Folder of the model, or of a served model's tokenizer, with the records of its training."""
 
     def __init__(self, codec: Codec, *, name: str, context_tokens: int) -> None:
         self._codec = codec
@@ -154,23 +154,23 @@ class TokenModel(ABC):
         return self._codec
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` alone."""
+        """Return the ids of ``text``, without special tokens."""
         return self._codec.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ``token_ids``, end-of-sequence tokens rendered as nothing."""
+        """Return the text of ``token_ids``. End-of-sequence tokens are left out."""
         return self._codec.decode(token_ids)
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Chat messages through the model's template, ready for the assistant to begin."""
+        """Render chat messages with the model's template, up to the beginning of the assistant's turn."""
         return self._codec.encode_prompt(messages)
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """Its tokenizer.
+        """Return the model's tokenizer.
 
         Raises:
-            ConfigError: It cannot be used: the model's ids only represent its text.
+            ConfigError: The model's ids only represent its text.
         """
         if not isinstance(self._codec, ChatTokenizer):
             raise ConfigError(
@@ -180,13 +180,13 @@ class TokenModel(ABC):
 
     @abstractmethod
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """Continue ``prompt_ids``. Raises :class:`afm.errors.EngineError` when the engine fails."""
+        """Continue ``prompt_ids``. Raises :class:`afm.errors.EngineError` if the engine fails."""
 
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
-        """Log-probability of each of ``token_ids`` but the first, given those before it, at temperature 1.
+        """Return the log-probability of each id after the first, given those before it, at temperature 1.
 
         Raises:
-            EngineError: The engine failed, or this kind of model cannot score tokens that it did not sample.
+            EngineError: The engine failed, or this kind of model cannot score given tokens.
         """
         raise EngineError(
             f"{self.name}: a {type(self).__name__} cannot score given tokens; "
@@ -195,54 +195,54 @@ class TokenModel(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Free what the model holds."""
+        """Free the model's memory and connections."""
 
 
 @runtime_checkable
 class StreamingModel(Protocol):
-    """A model that can also show its tokens one by one. The result is that of ``generate``."""
+    """A model that can also report its tokens one by one. The result is that of ``generate``."""
 
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, on_token: Callable[[int], None]
     ) -> Generation:
-        """As ``generate``; ``on_token`` is called in the same event loop, before this returns."""
+        """Do the same as ``generate``. ``on_token`` is called in the same event loop, before this returns."""
         ...
 
 
 Script = Callable[[str], str]
-"""From the text so far (prompt and response, decoded) to what comes next."""
+"""Maps the decoded text so far (prompt and response) to the next text."""
 
 
 class ByteCodec:
-    """A byte is a token; 256 ends a text."""
+    """A codec with one token per byte. Token 256 ends a text."""
 
     end_id = 256
 
     def encode(self, text: str) -> list[int]:
-        """The bytes of ``text`` in UTF-8."""
+        """Return the UTF-8 bytes of ``text``."""
         return list(text.encode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the bytes; broken ones become replacement characters."""
+        """Return the text of the bytes. Invalid bytes become replacement characters."""
         return bytes(token for token in token_ids if token < self.end_id).decode(errors="replace")
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """One ``role: content`` line a message."""
+        """Render one ``role: content`` line per message."""
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return self.encode("".join(lines) + "assistant: ")
 
 
 class ScriptedModel(TokenModel):
-    """Emits a script token by token, up to the first stop string like a real model: for tests, and for text from elsewhere.
+    """A model that emits a script token by token, up to the first stop string, as a real model does.
 
-    What follows a stop string in a response comes with the next generation. A response that is used up
-    ends with the end token; a stop string at its very end leaves nothing to end.
+    It is for tests, and for text from other sources. Text after a stop string in a response comes with the next
+    generation. The end of a response is an end token, except directly after a stop string.
 
     Args:
-        script: Responses in order (one text is one response), for one episode at a time; or a function of
-            the text so far, for many.
-        codec: Tokenizer; default: a byte is a token.
-        context_tokens: Prompt and response together.
+        script: Responses in order for one episode at a time (a single text is one response). Or a function of the text
+            so far, for any number of episodes.
+        codec: Tokenizer. The default has one token per byte.
+        context_tokens: Maximum length of prompt and response together.
         name: Identifies the model in records.
     """
 
@@ -261,10 +261,10 @@ class ScriptedModel(TokenModel):
         self.params: list[SamplingParams] = []
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """The next piece of the script; every log-probability is 0.
+        """Return the next part of the script. Every log-probability is 0.
 
         Raises:
-            EngineError: The script is used up.
+            EngineError: The script has ended.
         """
         params.check()
         self.params.append(params)
@@ -275,7 +275,7 @@ class ScriptedModel(TokenModel):
         return Generation(tuple(ids), (0.0,) * len(ids), finish)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because nothing is open."""
 
     def _next(self, prompt_ids: Sequence[int]) -> list[int]:
         if self._script is not None:
@@ -287,7 +287,7 @@ class ScriptedModel(TokenModel):
         return self._responses.pop(0)
 
     def _cut(self, pending: list[int], params: SamplingParams) -> tuple[list[int], FinishReason]:
-        """Up to the token that completes a stop string, the end of the response, or the limit."""
+        """Return the tokens up to a complete stop string, the end of the response, or the limit."""
         length, finish = len(pending) + 1, FinishReason.END_OF_TEXT
         if (stopped := stop_length(self._codec.decode, pending, params.stop)) is not None:
             length, finish = stopped, FinishReason.STOP

@@ -1,4 +1,4 @@
-"""The rows that an engine generates together: they join, take steps of one token, and leave."""
+"""Rows that an engine generates together. They join, advance one token per step, and leave."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 _TOKENS_AT_ONCE = 8192
 _SCORED_AT_ONCE = 512
-"""Tokens whose logits over the whole vocabulary are in memory together."""
+"""Number of tokens whose logits over the whole vocabulary are in memory at the same time."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class GenerationRequest:
-    """One generation on its way: what was asked, and what is sampled so far."""
+    """One generation in progress: the request, and the sampled tokens so far."""
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
@@ -41,15 +41,15 @@ class GenerationRequest:
     version: int = 0
 
     def generation(self, finish: FinishReason) -> Generation:
-        """The result so far."""
+        """Return the result so far."""
         return Generation(tuple(self.token_ids), tuple(self.logprobs), finish)
 
 
 class RunningBatch:
-    """Requests that share one forward a token.
+    """Requests that share one forward pass per token.
 
-    A prompt is prefilled without its last token, which then goes through the same step as everybody
-    else's last token: sampling happens in one place, and padding never reaches a result.
+    A prompt is prefilled without its last token, which is then processed in the same step as the last tokens of all
+    other rows. So sampling happens in one place, and padding never reaches a result.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class RunningBatch:
         return tuple(self._rows)
 
     def admit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Prefill ``requests`` and let them join.
+        """Prefill ``requests`` and add them to the batch.
 
-        Equal prompts are computed once, and what a finished row left of a prompt's beginning not again.
+        Equal prompts are computed once. A beginning that a finished row left in the cache is not computed again.
         """
         self._forget_inputs()
         begin = self._cache.join([len(request.prompt_ids) - 1 for request in requests])
@@ -113,7 +113,7 @@ class RunningBatch:
         self._prefiller.continued(self._cache, continued)
 
     def step(self) -> list[tuple[GenerationRequest, FinishReason]]:
-        """Sample one token for every row; returns the rows that are finished, already removed."""
+        """Sample one token for every row. Returns the finished rows, which are removed."""
         logits_BV = self._forward()
         if self._sampler is None:
             draws = [Draw(row.params, row.key, len(row.token_ids)) for row in self._rows]
@@ -144,7 +144,7 @@ class RunningBatch:
         return [(row, reason) for _, row, reason in finished]
 
     def _keep(self, index: int, row: GenerationRequest) -> None:
-        """Save a row that stopped at a string: its episode probably continues, and soon."""
+        """Cache a row that stopped at a string, because its episode will probably continue soon."""
         if self._direct_mask and row.version == self._version:
             ids = (*row.prompt_ids, *row.token_ids[:-1])
             self._prefixes.put(ids, self._cache.states(index))
@@ -185,16 +185,16 @@ class RunningBatch:
         return FinishReason.LENGTH if len(row.token_ids) >= row.params.max_new_tokens else None
 
     def drop(self, requests: Collection[GenerationRequest]) -> None:
-        """Remove ``requests`` without a result; those that are not here are ignored."""
+        """Remove ``requests`` without a result. Unknown requests are ignored."""
         self._remove([index for index, row in enumerate(self._rows) if row in requests])
 
     def forget_prefixes(self) -> None:
-        """States computed so far are of other weights: rows in flight continue with them, new rows must not."""
+        """Drop cached states after a change of weights. Rows in flight continue with theirs."""
         self._version += 1
         self._prefixes.clear()
 
     def clear(self) -> None:
-        """Remove everything and free the memory."""
+        """Remove all rows and free the memory."""
         self._rows.clear()
         self._cache.clear()
         self._prefixes.clear()
@@ -217,12 +217,12 @@ class RunningBatch:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A row whose first tokens were computed before.
+    """A row whose first tokens are already computed.
 
     Attributes:
-        row: Its index in the cache.
-        known: States of the tokens computed before.
-        new: The tokens that follow them.
+        row: Index in the cache.
+        known: States of the computed tokens.
+        new: Tokens that follow them.
     """
 
     row: int
@@ -231,14 +231,14 @@ class Continuation:
 
     @property
     def known_tokens(self) -> int:
-        """Tokens computed before."""
+        """Number of computed tokens."""
         return int(self.known[0][0].shape[1])
 
 
 class Prefiller:
     """Fills joined rows of a cache.
 
-    Padding comes after the tokens, where causal attention keeps it out of their sight.
+    Padding comes after the tokens, where causal attention hides it from them.
     """
 
     def __init__(self, model: Any, pad_id: int, device: Any) -> None:
@@ -247,7 +247,7 @@ class Prefiller:
         self._device = device
 
     def fresh(self, cache: RowCache, places: Mapping[tuple[int, ...], Sequence[int]]) -> None:
-        """Compute prompts from nothing; ``places`` are the rows of each."""
+        """Compute whole prompts. ``places`` are the rows of each prompt."""
         prompts = sorted((prompt for prompt in places if prompt), key=len)
         for chunk in _chunks(prompts, [len(prompt) for prompt in prompts]):
             layers = self._forward(chunk, past=None)
@@ -262,7 +262,7 @@ class Prefiller:
                     cache.fill(index, keys, values, rows)
 
     def continued(self, cache: RowCache, rows: Sequence[Continuation]) -> None:
-        """Compute what is new in ``rows``."""
+        """Compute the new tokens of ``rows``."""
         for item in rows:
             if not item.new:
                 for index, (keys, values) in enumerate(item.known):
@@ -294,7 +294,7 @@ class Prefiller:
         past: Sequence[tuple[Tensor, Tensor]] | None,
         known: Sequence[int] = (),
     ) -> Any:
-        """The cached layers after ``prompts``, which follow ``known`` tokens of ``past`` each."""
+        """Return the cached layers after ``prompts``, each of which follows ``known`` tokens of ``past``."""
         import torch
         from transformers import DynamicCache
 
@@ -320,7 +320,7 @@ class Prefiller:
 
 
 def score_tokens(model: Any, token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Log-probability of each id but the first, given those before it, at temperature 1."""
+    """Return the log-probability of each id after the first, given those before it, at temperature 1."""
     import torch
     from transformers import DynamicCache
 
@@ -345,7 +345,7 @@ def score_tokens(model: Any, token_ids: Sequence[int]) -> tuple[float, ...]:
 
 
 def _mask(known_BT: Tensor, past_width: int, new_T: Tensor) -> Tensor:
-    """Who sees whom, of shape [rows, 1, new, past + new]: the row's own past, and nothing that comes later."""
+    """Return the attention mask of shape [rows, 1, new, past + new]: a row's own past, and no later token."""
     import torch
 
     ages_T = torch.arange(past_width, 0, -1, device=new_T.device)
@@ -356,7 +356,7 @@ def _mask(known_BT: Tensor, past_width: int, new_T: Tensor) -> Tensor:
 
 
 def _left_padded(states: Sequence[Tensor], width: int) -> Tensor:
-    """States of shape [heads, tokens, size] side by side, their last tokens in one column, zeros before."""
+    """Stack states of shape [heads, tokens, size], padded with zeros on the left."""
     heads, _, size = states[0].shape
     padded = states[0].new_zeros((len(states), heads, width, size))
     for row, item in enumerate(states):

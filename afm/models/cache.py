@@ -1,4 +1,4 @@
-"""Key and value states: of the rows that generate together, and of finished rows whose episodes continue."""
+"""Key and value states of the rows that generate together, and of finished rows whose episodes continue."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     """Keys and values of each layer, of shape [heads, tokens, head size]."""
 
 _FEWEST_SPARE, _SPARE_SHARE = 8, 0.125
-"""Columns laid out ahead, the greater of a number and a share of the width. Gaps between the rows' memory slow attention
-down on a CPU where texts are short (measured: 1.5 times at batch 128 with 64 spare columns). Where they are long,
-copying everything at each eighth token does (measured: a quarter of a step at 60 rows of 430 tokens)."""
+"""Spare columns: the larger of a number and a share of the width. With short texts, gaps between the rows' memory slow
+attention down on a CPU (measured: 1.5 times at batch 128 with 64 spare columns). With long texts, copying everything at
+every eighth token does (measured: a quarter of a step at 60 rows of 430 tokens)."""
 
 
 class RowCache:
     """A growable cache in which the newest token of every row is in the same column.
 
-    Speaks the part of the transformers cache protocol that a decoder's forward uses: ``update``,
+    Implements the part of the transformers cache protocol that a decoder's forward uses: ``update``,
     ``get_seq_length``, ``get_mask_sizes``. Tokens are written in place into spare columns, where
     ``DynamicCache`` would copy everything at each token. Row ``b`` holds real tokens in columns
-    ``first[b]`` to ``end``; columns before ``min(first)`` are never looked at.
+    ``first[b]`` to ``end``; columns before ``min(first)`` are never read.
 
     Buffers have the shape [rows, heads, columns, head size], zeroed: a masked column still takes part in
     the weighted sum with weight 0, and 0 times a stray NaN would be NaN.
@@ -52,7 +52,7 @@ class RowCache:
         return self._end - self._start
 
     def lengths(self) -> list[int]:
-        """Tokens cached per row; at the same time the position of each row's next token."""
+        """Number of cached tokens per row, which is also the position of each row's next token."""
         return [self._end - first for first in self.first]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -60,7 +60,7 @@ class RowCache:
         return self.width
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Columns that the coming forward attends to, and their offset (transformers protocol)."""
+        """Columns that the next forward attends to, and their offset (transformers protocol)."""
         return self.width + query_length, 0
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ class RowCache:
         return cached_keys[:rows, :, start : end + 1], cached_values[:rows, :, start : end + 1]
 
     def open_column(self) -> None:
-        """Make room for one more token per row; call before each forward."""
+        """Make room for one more token per row. Call it before each forward."""
         if self._end == self._column_capacity:
             self._lay_out(self.rows, self.width)
 
@@ -84,7 +84,7 @@ class RowCache:
         self._end += 1
 
     def join(self, lengths: Sequence[int]) -> int:
-        """Append rows that will hold ``lengths`` tokens; returns the index of the first of them."""
+        """Append rows for ``lengths`` tokens. Returns the index of the first new row."""
         begin = self.rows
         rows, width = begin + len(lengths), max(self.width, *lengths)
         if rows > self._row_capacity or width > self._end or self._end == self._column_capacity:
@@ -98,7 +98,7 @@ class RowCache:
 
         Args:
             layer: Layer index.
-            keys: Shape [rows, heads, length, head size], one row a target.
+            keys: Shape [rows, heads, length, head size], one row per target.
             values: Same shape.
             targets: Row indices of this cache.
         """
@@ -111,7 +111,7 @@ class RowCache:
         self._values[layer][rows, :, begin : self._end] = values
 
     def states(self, row: int) -> States:
-        """Copies of a row's keys and values, a pair a layer, each of shape [heads, tokens, head size]."""
+        """Return copies of a row's keys and values, one pair per layer, each of shape [heads, tokens, head size]."""
         span = slice(self.first[row], self._end)
         return [
             (keys[row, :, span].clone(), values[row, :, span].clone())
@@ -119,7 +119,7 @@ class RowCache:
         ]
 
     def remove(self, row: int) -> None:
-        """Drop a row; the last row takes its index."""
+        """Drop a row. The last row takes its index."""
         last = self.rows - 1
         if row != last:
             begin, end = self.first[last], self._end
@@ -140,7 +140,7 @@ class RowCache:
         return like.new_zeros((self._row_capacity, heads, self._column_capacity, size))
 
     def _lay_out(self, rows: int, width: int) -> None:
-        """Move everything into buffers for at least ``rows`` rows, so that ``width`` columns end at ``end``."""
+        """Move all states to buffers for at least ``rows`` rows, in which ``width`` columns end at ``end``."""
         old_rows, start, end = self.rows, self._start, self._end
         used = end - start
         self._row_capacity = max(self._row_capacity, 1 << (rows - 1).bit_length())
@@ -158,13 +158,13 @@ class RowCache:
 
 
 class PrefixStore:
-    """The most recently finished rows, up to a number of tokens in all.
+    """The most recently finished rows, up to a total number of tokens.
 
     Args:
-        max_tokens: Older rows make room for newer ones; 0 keeps nothing.
+        max_tokens: Maximum total of tokens. The oldest rows are dropped first. 0 keeps no row.
 
     Attributes:
-        tokens: Kept now.
+        tokens: Current total of tokens.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -174,7 +174,7 @@ class PrefixStore:
         self.tokens = 0
 
     def put(self, token_ids: tuple[int, ...], states: States) -> None:
-        """Keep the states of ``token_ids``."""
+        """Store the states of ``token_ids``."""
         if not 0 < len(token_ids) <= self._max_tokens:
             return
         self._drop(token_ids)
@@ -185,7 +185,7 @@ class PrefixStore:
             self._drop(next(iter(self._states)))
 
     def take(self, prompt_ids: Sequence[int]) -> tuple[int, States]:
-        """Remove and return the longest kept beginning of ``prompt_ids``: its length, 0 for none, and states."""
+        """Remove the longest stored beginning of ``prompt_ids``. Returns its length (0 without one) and states."""
         for length in sorted(self._lengths, reverse=True):
             if length <= len(prompt_ids):
                 key = tuple(prompt_ids[:length])
@@ -194,7 +194,7 @@ class PrefixStore:
         return 0, []
 
     def clear(self) -> None:
-        """Forget everything, as must be when weights change."""
+        """Drop all rows. Required after a change of weights."""
         self._states.clear()
         self._lengths.clear()
         self.tokens = 0
@@ -204,5 +204,5 @@ class PrefixStore:
         if states:
             self.tokens -= len(key)
             self._lengths[len(key)] -= 1
-            self._lengths += Counter()  # forgets lengths that do not occur any more
+            self._lengths += Counter()  # drops lengths that no longer occur
         return states

@@ -1,7 +1,7 @@
-"""A model behind a chat endpoint, text in and text out: a baseline for tables with models of known tokens.
+"""A model behind a chat endpoint, text in and text out, as a baseline next to models with token ids.
 
-Such an endpoint shows no token ids and takes none. An episode is counted in pieces of about four characters instead,
-so token counts, limits and prices are estimates, and what was sampled cannot be trained on by reinforcement learning.
+Chat endpoints neither return nor accept token ids. Episodes are counted in pieces of about four characters instead. So
+token counts, limits and prices are estimates, and reinforcement learning cannot train on the samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from afm.trajectory.tags import blocks
 DEFAULT_CONTEXT_TOKENS = 128_000
 CHARACTERS_PER_TOKEN = 4
 _MOST_STOPS = 4
-"""More stop strings than this are refused by OpenAI's endpoint."""
+"""Maximum number of stop strings of OpenAI's endpoint."""
 _CONTINUE = "Continue exactly where you stopped."
 _INPUT = "input"
 
@@ -33,7 +33,7 @@ class Utterance:
     """Text of one author, taken out of a sequence of ids.
 
     Attributes:
-        author: ``system``, ``user``, ``assistant``, or ``environment`` for what came back from tools.
+        author: ``system``, ``user``, ``assistant``, or ``environment`` for results of tools.
     """
 
     author: str
@@ -41,33 +41,33 @@ class Utterance:
 
 
 class TextCodec:
-    """Ids that hold their text and its author, so that a conversation can be read back from them.
+    """Ids that encode text and its author, so that the conversation can be decoded from them.
 
-    A piece of text is one integer: its UTF-8 bytes behind a leading 1, and a lowest bit that says whether the model wrote
-    it. Ids below 256 stand for the end of a text and for the beginning of a message.
+    A piece of text is one integer: its UTF-8 bytes after a leading 1. The lowest bit is set if the model wrote it. Ids
+    below 256 mark the end of a text and the beginning of a message.
     """
 
     end_id = 0
     _BEGINNINGS = ("system", "user", "assistant")
 
     def encode(self, text: str) -> list[int]:
-        """Pieces of four characters, by the environment."""
+        """Encode text of the environment in pieces of four characters."""
         return list(_pieces(text, CHARACTERS_PER_TOKEN, written=False))
 
     def encode_written(self, text: str, most: int) -> list[int]:
-        """At most ``most`` pieces, by the model; they are longer than four characters where need be."""
+        """Encode text of the model in at most ``most`` pieces, of more than four characters if necessary."""
         size = max(CHARACTERS_PER_TOKEN, math.ceil(len(text) / max(1, most)))
         return list(_pieces(text, size, written=True))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text; ends and beginnings are nothing."""
+        """Return the text, without marks of ends and beginnings."""
         return "".join(_text(token) for token in token_ids if token > 255)
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Every message behind an id of its role, and the id of the assistant at the end.
+        """Encode every message after an id of its role, and end with the id of the assistant.
 
         Raises:
-            EngineError: A message is of another role than system, user and assistant.
+            EngineError: A message has another role than system, user and assistant.
         """
         ids: list[int] = []
         for message in messages:
@@ -81,7 +81,7 @@ class TextCodec:
         return [*ids, 1 + self._BEGINNINGS.index("assistant")]
 
     def utterances(self, token_ids: Sequence[int]) -> list[Utterance]:
-        """The conversation so far; text of the environment inside the assistant's turn is a passage of its own."""
+        """Return the conversation so far. Text of the environment in the assistant's turn is a separate utterance."""
         utterances: list[list[str]] = []
         role = "user"
         for token in token_ids:
@@ -117,13 +117,13 @@ class ChatOnlyModel(TokenModel):
     them; a server that removes the one it stopped at has it put back by the tag that is still open.
 
     Args:
-        url: Of the server, with or without ``/v1``.
-        name: Of the model on the server.
+        url: Address of the server, with or without ``/v1``.
+        name: Name of the model on the server.
         tool_roles: Tag and description of each tool role, for native calls.
-        tool_calls: How it calls tools.
-        context_tokens: Bound on prompt and response together, as estimated.
-        request: Merged into the request's own fields; ``null`` removes one, for servers that refuse it.
-        endpoint: How the server is asked.
+        tool_calls: How the model calls tools.
+        context_tokens: Maximum estimated length of prompt and response together.
+        request: Fields to merge into the request. ``null`` removes a field that the server rejects.
+        endpoint: Settings of the requests.
     """
 
     token_exact = False
@@ -146,10 +146,10 @@ class ChatOnlyModel(TokenModel):
         self._endpoint = ChatEndpoint(endpoint or EndpointSettings(), url)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """The reply to the conversation so far; it has no log-probabilities.
+        """Return the reply to the conversation so far, without log-probabilities.
 
         Raises:
-            EngineError: The server failed for good, refused, or sent no usable reply.
+            EngineError: The server failed permanently, rejected the request, or sent no usable reply.
         """
         params.check()
         body = self._body(prompt_ids, params)
@@ -197,7 +197,7 @@ class ChatOnlyModel(TokenModel):
             yield {"role": "user", "content": _CONTINUE}
 
     def _assistant(self, text: str, call: str) -> dict[str, Any]:
-        """The agent's turn; its last tool call becomes one of the endpoint's, where those are used."""
+        """Return the agent's turn. With native tool calls, its last call becomes one of the endpoint's."""
         for role in self._tool_roles:
             match = re.search(rf"<{role}>((?:(?!<{role}>).)*)</{role}>\s*\Z", text, re.DOTALL)
             if match:
@@ -207,7 +207,7 @@ class ChatOnlyModel(TokenModel):
         return {"role": "assistant", "content": text}
 
     def _ended(self, reply: ChatReply, stop: Sequence[str]) -> tuple[str, FinishReason]:
-        """The text up to its first stop string, and why it ends there."""
+        """Return the text up to its first stop string, and the finish reason."""
         text = reply.text + self._called(reply)
         end = first_stop(text, stop)
         if end >= 0:
@@ -219,7 +219,7 @@ class ChatOnlyModel(TokenModel):
         return text, FinishReason.END_OF_TEXT
 
     def _called(self, reply: ChatReply) -> str:
-        """The first native tool call in the agent's tags; the agent makes one at a time."""
+        """Return the first native tool call in the agent's tags. The agent makes one call at a time."""
         for name, arguments in reply.calls[:1]:
             if name not in self._tool_roles:
                 raise EngineError(
@@ -243,7 +243,7 @@ def _function(role: str, description: str) -> dict[str, Any]:
 
 
 def _argument(arguments: str) -> str:
-    """The one argument of a call; whatever is no such object is passed on as it is."""
+    """Return the only argument of a call. Anything but an object with one text is returned unchanged."""
     try:
         value = json.loads(arguments)
         return str(value[_INPUT])
@@ -252,9 +252,9 @@ def _argument(arguments: str) -> str:
 
 
 def _removed_stop(text: str, stop: Sequence[str]) -> str:
-    """The closing tag among ``stop`` whose element is still open at the end of ``text``, else empty.
+    """Return the closing tag among ``stop`` whose element is open at the end of ``text``. Empty without one.
 
-    Inside an element only its own closing tag counts, as for the agent's parser.
+    Inside an element only its own closing tag counts, as in the agent's parser.
     """
     inside = next((block.role for block in blocks(text) if block.end < 0), "")
     closing = f"</{inside}>"

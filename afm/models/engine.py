@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TOKENS_AT_A_TIME = 16
-"""Of one request that are reported before the event loop does other work."""
+"""Number of tokens of one request that are reported before the event loop does other work."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the engine was made; ``reused_tokens`` of prompts were not computed again."""
+    """Counters since the engine was created. ``reused_tokens`` are prompt tokens that were not computed again."""
 
     steps: int = 0
     sampled_tokens: int = 0
@@ -42,25 +42,25 @@ class EngineStats:
 class BatchEngine:
     """Generates for many callers at once with one model.
 
-    Must be used from asyncio; every method may be called from any event loop. The model's forward, its
-    weights and the cache are touched by the engine's own thread only.
+    Use it from asyncio. Every method may be called from any event loop. Only the engine's own thread uses the model's
+    forward, its weights and the cache.
 
-    With equal seeds a request gives equal tokens whatever shares its batch, up to the rounding of batched
-    matrix products (about 1e-6 in a log-probability).
+    With equal seeds a request gives equal tokens in any batch, up to the rounding of batched matrix products (about 1e-6
+    in a log-probability).
 
     Args:
         model: A decoder in evaluation mode that takes transformers' ``past_key_values``, with rotary or
             other relative positions (rows are left-padded; explicit positions are passed).
         eos_ids: Tokens that end a text.
-        pad_id: Any valid id, for padding; never attended to.
-        decode: Text of token ids, for stop strings.
+        pad_id: Any valid id, for padding. It is never attended to.
+        decode: Returns the text of token ids, for stop strings.
         vocabulary_size: Ids below it can be decoded and may appear in a prompt.
-        max_batch: Rows that generate together; further requests wait their turn.
-        device: Moves the model there first; ``None`` leaves it.
-        threads: CPU threads of the forward; ``None`` leaves torch's setting.
-        seed: Makes requests without a seed of their own reproducible, in the order of their arrival.
-        prefix_tokens: Number of tokens of rows that stopped at a string to remember, so that the next turn
-            of their episodes computes only what is new; 0 switches it off.
+        max_batch: Number of rows that generate together. Further requests wait.
+        device: Device to move the model to. ``None`` does not move it.
+        threads: CPU threads of the forward. ``None`` keeps torch's setting.
+        seed: Makes requests without a seed reproducible, in the order of their arrival.
+        prefix_tokens: Number of cached tokens of rows that stopped at a string, so that the next turn of their episodes
+            computes only new tokens. 0 switches the cache off.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class BatchEngine:
             on_token: Called in this event loop with each token as it is sampled.
 
         Raises:
-            ConfigError: ``params`` mean nothing.
-            EngineError: The prompt is impossible, the model failed, or the engine was closed.
+            ConfigError: ``params`` are invalid.
+            EngineError: The prompt is invalid, the model failed, or the engine was closed.
         """
         params.check()
         prompt = self._checked(prompt_ids)
@@ -133,12 +133,12 @@ class BatchEngine:
         return await (feed.until(answer) if feed else answer)
 
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
-        """Log-probability of each id but the first, given those before it, at temperature 1.
+        """Return the log-probability of each id after the first, given those before it, at temperature 1.
 
-        Rows in flight wait meanwhile.
+        Rows in flight wait during this call.
 
         Raises:
-            EngineError: An id is not the model's, the model failed, or the engine was closed.
+            EngineError: An id is invalid, the model failed, or the engine was closed.
         """
         ids = self._checked(token_ids)
         try:
@@ -156,7 +156,7 @@ class BatchEngine:
         return ids
 
     def pause(self) -> None:
-        """Admit no waiting request until :meth:`resume`; rows in flight continue."""
+        """Admit no waiting request until :meth:`resume`. Rows in flight continue."""
         with self._changed:
             self._paused = True
 
@@ -167,14 +167,14 @@ class BatchEngine:
             self._changed.notify()
 
     async def abort_all(self) -> int:
-        """End every request, waiting ones too, with ``ABORTED`` and the tokens so far; returns how many."""
+        """End every request, including waiting ones, with ``ABORTED`` and the tokens so far. Returns their number."""
         return await self._between_steps(self._abort_all)
 
     async def update_weights(self, named_tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> int:
-        """Overwrite weights between two tokens; returns how many tensors.
+        """Overwrite weights between two tokens. Returns the number of tensors.
 
-        Rows in flight continue with the new weights and the states cached under the old ones: finish or
-        abort them first when that matters. Nothing is written when a name or a shape is wrong.
+        Rows in flight continue with the new weights and the states of the old ones. Finish or abort them first if that
+        matters. Nothing is written if a name or shape is wrong.
 
         Raises:
             EngineError: Unknown name or wrong shape.
@@ -183,11 +183,11 @@ class BatchEngine:
         return await self._between_steps(lambda: self._write_weights(named))
 
     async def read_weights(self, read: Callable[[Mapping[str, Tensor]], T]) -> T:
-        """What ``read`` makes of the weights, by name, between two tokens; it must not change them."""
+        """Return the result of ``read`` on the weights by name, between two tokens. It must not change them."""
         return await self._between_steps(lambda: read(self._weights))
 
     async def close(self) -> None:
-        """Fail what is still asked for, stop the thread and free the cache; calling it again is harmless."""
+        """Fail all open requests, stop the thread and free the cache. A second call does nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -233,7 +233,7 @@ class BatchEngine:
                 pass
 
     def _turn(self) -> bool:
-        """Wait for work and do a piece of it: commands, or a token for every row. False ends the thread."""
+        """Wait for work and run commands, or one token for every row. Returns False to end the thread."""
         with self._changed:
             while not self._has_work():
                 self._changed.wait()
@@ -333,9 +333,9 @@ def _as_engine_error(error: Exception) -> EngineError:
 
 
 class _TokenFeed:
-    """Calls ``on_token`` in the event loop that made this, a few tokens at a time: between them the loop does other work.
+    """Calls ``on_token`` in the event loop of its creator, a few tokens at a time, so that the loop can do other work.
 
-    A queued call for each token would hold up everything behind it, a cancelled request too, until the last is shown.
+    One queued call per token would delay everything after it, such as a cancellation, until the last token is reported.
     """
 
     def __init__(self, on_token: Callable[[int], None]) -> None:
@@ -345,14 +345,14 @@ class _TokenFeed:
         self._planned = False
 
     def put(self, token: int) -> None:
-        """Take a token, in the engine's thread."""
+        """Add a token. Called in the engine's thread."""
         self._tokens.append(token)
         if not self._planned and not self._loop.is_closed():
             self._planned = True
             self._loop.call_soon_threadsafe(self._hand_on)
 
     async def until(self, done: Awaitable[T]) -> T:
-        """What ``done`` gives, after all its tokens; those left of one that fails or is cancelled are forgotten."""
+        """Return the result of ``done`` after all its tokens. If it fails or is cancelled, the rest is dropped."""
         try:
             result = await done
         except BaseException:
@@ -368,10 +368,10 @@ class _TokenFeed:
         self._planned = False
         if (
             self._tokens
-        ):  # perhaps planned by the engine's thread, too, since the line above: that does no harm
+        ):  # the engine's thread may also have scheduled it since the line above, which is harmless
             self._planned = True
             self._loop.call_soon(self._hand_on)
 
 
 def _forget(token: int) -> None:
-    """It is no longer asked for."""
+    """Drop a token of an abandoned request."""

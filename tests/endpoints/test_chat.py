@@ -84,13 +84,13 @@ async def test_one_request_carries_the_key_in_its_header_alone(server: Server) -
     [
         (PlainTextResponse("overloaded", status_code=503), "status 503: overloaded (after 1 attempts)"),
         (PlainTextResponse(f"no such key: {KEY}", status_code=401), "status 401: no such key: ***"),
-        (PlainTextResponse("<html>"), "the answer is no chat completion"),
-        (JSONResponse({"choices": []}), "the answer is no chat completion"),
+        (PlainTextResponse("<html>"), "the answer is not a chat completion"),
+        (JSONResponse({"choices": []}), "the answer is not a chat completion"),
         (chat(None), "the reply is incomplete"),
         (chat("half", "length"), "the reply is incomplete (finish reason 'length')"),
         (PlainTextResponse("no gzip", headers={"Content-Encoding": "gzip"}), "the reply is compressed"),
         (PlainTextResponse("no gzip", 500, headers={"Content-Encoding": "gzip"}), "status 500: no gzip"),
-        (PlainTextResponse("[" * 200_000), "the answer is no chat completion"),
+        (PlainTextResponse("[" * 200_000), "the answer is not a chat completion"),
         (PlainTextResponse(" " * (1 << 21)), "the reply is too long"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The base of all filters, :func:`run_filters` for records at hand, and the funnel that counts what they leave."""
+"""The base of all filters, :func:`run_filters` for records in memory, and the funnel of their counts."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ from afm.trajectory.tags import SplitText, Step, split
 
 
 class Filter(Protocol):
-    """One stage. It sees only rows that every earlier stage kept."""
+    """One stage. It receives only rows that every earlier stage kept."""
 
     @property
     def name(self) -> str:
-        """Names the stage in reasons and counts."""
+        """Name of the stage in reasons and counts."""
         ...
 
     async def check(self, record: Record) -> Record:
-        """The record, enriched or with ``kept=False`` and a reason that begins with ``name: ``."""
+        """Return the record, enriched, or with ``kept=False`` and a reason that begins with ``name: ``."""
         ...
 
 
 class Rule(ABC):
-    """A filter that looks at one record and waits for nothing."""
+    """A filter that decides about one record without waiting."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The stage, in reasons and counts."""
+        """Name of the stage in reasons and counts."""
 
     @abstractmethod
     def reason(self, record: Record) -> str:
-        """Why the record is dropped, without the stage's name; empty when it is kept."""
+        """Return why the record is dropped, without the stage's name. Empty if it is kept."""
 
     def apply(self, record: Record) -> Record:
-        """The record, dropped if there is a reason."""
+        """Return the record, dropped if there is a reason."""
         reason = self.reason(record)
         return dropped(record, f"{self.name}: {reason}") if reason else record
 
     async def check(self, record: Record) -> Record:
-        """As :meth:`apply`."""
+        """Do the same as :meth:`apply`."""
         return self.apply(record)
 
 
 def dropped(record: Record, reason: str) -> Record:
-    """The same record, marked as not to be trained on."""
+    """Return the record marked as dropped, with the reason."""
     return record.model_copy(update={"kept": False, "reason": reason})
 
 
@@ -63,9 +63,9 @@ _last_split: tuple[object, AgentSpec, SplitText] | None = None
 
 
 def split_of(record: Record, spec: AgentSpec) -> SplitText:
-    """A record's text cut at its roles, whatever faults it has (:func:`afm.trajectory.tags.split`).
+    """Split a record's text at its roles, even if it has faults (:func:`afm.trajectory.tags.split`).
 
-    The stages of a row share one pass over its text: the split of the record read last is kept.
+    The stages of a row share one pass over its text, because the split of the last record is cached.
     """
     global _last_split
     if _last_split is None or _last_split[0] is not record.segments or _last_split[1] is not spec:
@@ -74,18 +74,18 @@ def split_of(record: Record, spec: AgentSpec) -> SplitText:
 
 
 def steps_of(record: Record, spec: AgentSpec) -> tuple[Step, ...]:
-    """Its closed steps."""
+    """Return the closed steps of a record."""
     return split_of(record, spec).steps
 
 
 def prose_of(record: Record, spec: AgentSpec) -> str:
-    """What the agent wrote for itself and for the reader: no tool calls, no observations."""
+    """Return the agent's prose: all steps except tool calls and observations."""
     aside = {*spec.tool_roles, spec.observation_role}
     return "\n".join(step.content for step in steps_of(record, spec) if step.role not in aside)
 
 
 def known_role(role: str, spec: AgentSpec, stage: str) -> str:
-    """``role``.
+    """Return ``role`` if the agent has it.
 
     Raises:
         ConfigError: The agent has no such role.
@@ -98,17 +98,17 @@ def known_role(role: str, spec: AgentSpec, stage: str) -> str:
 
 
 COPY_OF = "copy_of"
-"""Key of a copy's provenance: the identity of the row that was repeated."""
+"""Key of a copy's provenance: the identity of the original row."""
 
 
 def origin_of(record: Record) -> str:
-    """What draws go by: the identity of the record, and for a copy that of the row it repeats, so that both share a fate."""
+    """Return the identity that draws depend on. A copy has that of its original, so that both are kept or dropped."""
     origin = record.provenance.get(COPY_OF)
     return origin if isinstance(origin, str) and origin else record.identity
 
 
 def draw(seed: int, purpose: str, identity: str) -> float:
-    """A number in [0, 1) that depends on its arguments alone, not on the order of rows or on processes."""
+    """Return a number in [0, 1) that depends only on the arguments, not on the order of rows or on processes."""
     digest = hashlib.blake2b(f"{seed}\0{purpose}\0{identity}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
@@ -116,7 +116,7 @@ def draw(seed: int, purpose: str, identity: str) -> float:
 async def run_filters(
     records: Iterable[Record], filters: Sequence[Filter], *, parallel: int = 32
 ) -> AsyncIterator[Record]:
-    """Stream every record through the filters, in order, ``parallel`` at a time; dropped ones come out too."""
+    """Stream every record through the filters, in order and ``parallel`` at a time. Yields dropped records too."""
     rows = iter(records)
     while batch := list(islice(rows, parallel)):
         for record in await asyncio.gather(*(pass_filters(record, filters) for record in batch)):
@@ -124,7 +124,7 @@ async def run_filters(
 
 
 async def pass_filters(record: Record, filters: Sequence[Filter]) -> Record:
-    """One record through the filters, until one drops it."""
+    """Pass one record through the filters until one drops it."""
     for stage in filters:
         if not record.kept:
             return record
@@ -133,26 +133,26 @@ async def pass_filters(record: Record, filters: Sequence[Filter]) -> Record:
 
 
 def unreadable_row(path: Path, number: int, error: str, line: bytes) -> dict[str, Any]:
-    """What ``unreadable.jsonl`` says of a line: its file, its 1-based number, why it cannot be read, and its text."""
+    """Return the row of ``unreadable.jsonl`` for a line: file, 1-based number, error and text."""
     text = line.rstrip(b"\r\n").decode(errors="replace")
     return {"path": str(path), "line": number, "error": error, "text": text}
 
 
 def without_event(reason: str) -> str:
-    """A reason without the id of an event in front of it, which differs from row to row."""
+    """Return a reason without its leading event id, which differs between rows."""
     return reason.partition(": ")[2] if reason.startswith("event ") else reason
 
 
 EARLIER = "earlier run: "
-"""Before the name of the stage of another run."""
+"""Prefix of the name of a stage of an earlier run."""
 _MOST_EARLIER = 32
-"""Number of these names; reasons of others may be different in every row, and a funnel is saved with every chunk."""
+"""Maximum number of these names. Reasons may differ in every row, and the funnel is saved with every chunk."""
 _OTHERS = f"{EARLIER}other reasons"
 
 
 @dataclass(frozen=True, slots=True)
 class StageCount:
-    """One stage of a run: the rows that reached it, and those of them that it dropped."""
+    """Counts of one stage: the rows that reached it, and the rows that it dropped."""
 
     name: str
     rows: int
@@ -160,7 +160,7 @@ class StageCount:
 
     @property
     def left(self) -> int:
-        """Rows that it kept."""
+        """Number of rows that the stage kept."""
         return self.rows - self.dropped
 
 
@@ -169,10 +169,10 @@ class Funnel:
     """Counts of a filter run.
 
     Attributes:
-        dropped: Rows dropped, by the stage's name (the part of the reason before the first colon), and those that an earlier run
-            had dropped, by :data:`EARLIER` and that name. All names after the first 32 count as one.
-        copies: Rows added by repeating kept ones; not part of ``kept``.
-        order: The stages' names, as far as they are known.
+        dropped: Number of dropped rows by stage name (the part of the reason before the first colon). Rows that an earlier
+            run dropped count under :data:`EARLIER` and that name. All these names after the first 32 count as one.
+        copies: Rows added by repeating kept ones. They are not part of ``kept``.
+        order: Known names of stages.
     """
 
     seen: int = 0
@@ -182,10 +182,10 @@ class Funnel:
     order: tuple[str, ...] = ()
 
     def add(self, *, kept: bool, reason: str = "", copies: int = 0, earlier: bool = False) -> None:
-        """Add one row by what became of it.
+        """Count one row.
 
         Args:
-            earlier: It was dropped before it came here; no stage of this run has seen it.
+            earlier: Whether an earlier run dropped the row, so that no stage of this run has seen it.
         """
         self.seen += 1
         self.kept += kept
@@ -194,14 +194,14 @@ class Funnel:
             self.dropped[self._earlier(reason) if earlier else reason.partition(":")[0]] += 1
 
     def _earlier(self, reason: str) -> str:
-        """The name that a row counts under which an earlier run dropped."""
+        """Return the name under which a row that an earlier run dropped is counted."""
         name = f"{EARLIER}{without_event(reason).partition(':')[0] or 'no reason'}"
         if name in self.dropped or sum(known.startswith(EARLIER) for known in self.dropped) < _MOST_EARLIER:
             return name
         return _OTHERS
 
     def stages(self) -> Iterator[StageCount]:
-        """First what dropped rows before the filters, then the filters in order."""
+        """Yield the counts of earlier runs, then those of the filters in order."""
         before = [name for name in sorted(self.dropped) if name not in self.order]
         rows = self.seen
         for name in (*before, *self.order):
@@ -209,7 +209,7 @@ class Funnel:
             rows -= self.dropped[name]
 
     def as_json(self) -> dict[str, Any]:
-        """For a file; :meth:`from_json` reads it."""
+        """Return the counts as JSON for :meth:`from_json`."""
         return {
             "seen": self.seen,
             "kept": self.kept,
@@ -220,7 +220,7 @@ class Funnel:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], order: tuple[str, ...]) -> Funnel:
-        """The funnel that :meth:`as_json` wrote."""
+        """Read the result of :meth:`as_json`."""
         dropped = Counter({stage["name"]: stage["dropped"] for stage in data["stages"] if stage["dropped"]})
         return cls(data["seen"], data["kept"], dropped, data["copies"], order)
 
@@ -229,7 +229,7 @@ _KEPT, _DROPPED = "#2a6f97", "#e0e4e8"
 
 
 def draw_funnel(funnel: Funnel, path: Path, title: str) -> None:
-    """Write a PNG with a bar a stage: what it left, and in grey what it dropped.
+    """Write a PNG with one bar per stage: the rows that are left, and in grey the dropped rows.
 
     Raises:
         MissingExtraError: ``matplotlib`` is not installed.

@@ -1,9 +1,8 @@
-"""Does a row hold questions of an evaluation set?
+"""Questions of evaluation sets in training rows.
 
-Signs that make another question of the same words count as words: ``3.5 * 2`` is not ``35 / 2``, ``x > 2`` not
-``x < 2``.
-Punctuation means nothing in prose, where it may be changed to hide a copy. It does between numbers and
-variables, and within formulas.
+Signs that change the question count as words: ``3.5 * 2`` is not ``35 / 2``, and ``x > 2`` is not ``x < 2``.
+Punctuation in prose is ignored, because it may be changed to hide a copy. It matters between numbers and variables,
+and within formulas.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from afm.trajectory.tags import Author
 
 _OPERATORS = "-+*/^<>=!.#"
 MARKS = f"\ue000-{chr(0xE000 + len(_OPERATORS) - 1)}"
-"""What :func:`with_marks` writes for signs, for a class of a regular expression."""
+"""Characters that :func:`with_marks` writes for signs, for a character class of a regular expression."""
 _MARK_OF_SIGN = {sign: f" {chr(0xE000 + place)} " for place, sign in enumerate(_OPERATORS)}
 _DASHES, _TIMES, _DIVIDED = "\u2010\u2011\u2012\u2013\u2014\u2212", "\u00d7\u22c5\u00b7", "\u00f7\u2215"
 _SAME = str.maketrans(
@@ -45,11 +44,11 @@ _FORMULA = re.compile(
 _ANY = re.compile(f"[{re.escape(_OPERATORS)}]")
 _SIGNS = re.compile(r"(?<=\d)\.(?=\d)|[-+*/^<>=]+|[!#]")
 _LAST = re.compile(r"(?:[\d)\]}]|(?<![^\W\d_])[^\W\d_])\s*\Z")
-"""A number, a closing bracket or a letter by itself, at the end."""
+"""A number, a closing bracket or a single letter at the end."""
 _FIRST = re.compile(r"\s*(?:[-+\d(\[{\\$]|[^\W\d_](?![^\W\d_]))")
-"""A number with its sign, an opening bracket, a command of LaTeX or a letter by itself, at the begin."""
+"""A number with its sign, an opening bracket, a LaTeX command or a single letter at the beginning."""
 _ARTICLE = re.compile(r"\s+(?:a|A|I)\s+[^\W\d_]{2}")
-"""Words that are a letter by themselves, before another word: the dash before them is one of prose."""
+"""One-letter words before another word. A dash before them is punctuation."""
 _NUMBER = re.compile(r"[\d.(]|[^\W\d_](?![^\W_])")
 _TAG = re.compile(
     r"</?(?:b|i|u|p|em|br|hr|strong|code|pre|li|ul|ol|h\d|span|div|center)\s*/?>", re.IGNORECASE
@@ -59,11 +58,11 @@ _NEAR = 8
 
 
 def with_marks(text: str) -> str:
-    r"""``text`` in one form of its letters, with a character of its own for every sign that matters, blanks around it.
+    r"""Return ``text`` with normalised letters, and a separate character, surrounded by spaces, for each significant sign.
 
-    These are operators within formulas (``$...$``, ``\(...\)``, ``\[...\]``), operators between numbers and single
-    letters, the sign of a number, decimal points, and the signs of ``C++`` and ``C#``. All others stay what they are;
-    simple tags of HTML go.
+    Significant signs are operators within formulas (``$...$``, ``\(...\)``, ``\[...\]``), operators between numbers
+    and single letters, the sign of a number, decimal points, and the signs of ``C++`` and ``C#``. All others are
+    unchanged. Simple HTML tags are removed.
     """
     if "<" in text:
         text = _TAG.sub(" ", text)
@@ -88,7 +87,7 @@ def with_marks(text: str) -> str:
 
 
 def _matters(text: str, match: re.Match[str]) -> bool:
-    """Whether signs outside of formulas make a difference."""
+    """Return whether signs outside of formulas are significant."""
     start, end, signs = match.start(), match.end(), match[0]
     if signs == ".":
         return True
@@ -111,15 +110,15 @@ def _matters(text: str, match: re.Match[str]) -> bool:
 
 
 CHINESE_JAPANESE = "\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-"""The letters of scripts without blanks between words, for a class of a regular expression."""
+"""Letters of scripts without spaces between words, for a character class of a regular expression."""
 _WORD = re.compile(f"[{CHINESE_JAPANESE}]|[^\\W_{CHINESE_JAPANESE}]+")
-"""Those are compared letter by letter."""
+"""A word, or one letter of these scripts."""
 _WORD_OR_MARK = re.compile(f"[{MARKS}]|{_WORD.pattern}")
 _MARK = re.compile(f"[{MARKS}]")
 
 
 class SearchedText(StrEnum):
-    """Where evaluation questions are looked for."""
+    """A text in which to search for evaluation questions."""
 
     QUESTION = "question"
     AGENT = "agent"
@@ -127,35 +126,35 @@ class SearchedText(StrEnum):
 
 
 class ContaminationSettings(Settings):
-    """What is compared with what."""
+    """The evaluation sets, and how to compare rows with them."""
 
     tasks: tuple[Path, ...] = ()
     """Evaluation sets, JSONL or parquet (:func:`afm.datasets.read_tasks`)."""
     ngram: int | None = Field(default=13, ge=4, le=100)
-    """A row that shares this many words in a row with an evaluation question is dropped; ``null``: only the
-    same question counts. 13 is what GPT-3 used (arXiv 2005.14165, appendix C). Questions made from
-    templates share long runs without being the same: use ``null`` there."""
+    """A row that shares this many consecutive words with an evaluation question is dropped. With ``null`` only the same
+    question counts. GPT-3 used 13 (arXiv 2005.14165, appendix C). Use ``null`` for questions made from templates, which
+    share long runs of words without being the same."""
     shortest: int = Field(default=8, ge=1, le=100)
-    """A question of fewer words than ``ngram``, but at least this many, counts as an n-gram of its own length
-    (8 in the same appendix); a shorter one is only found as the same question."""
+    """A question of fewer words than ``ngram``, but at least this many, is searched as a whole (8 in the same appendix).
+    A shorter one is found only as the same question."""
     places: tuple[SearchedText, ...] = (SearchedText.QUESTION,)
-    """Where n-grams are looked for. The whole question is only ever compared with the question."""
+    """Texts in which to search for n-grams. Whole questions are compared only with the question."""
 
     @model_validator(mode="after")
     def _somewhere(self) -> ContaminationSettings:
         if self.ngram is not None and not self.places:
             raise ValueError(
-                "places: got none; name one of question, agent, observations, or say `ngram: null` to compare whole questions only"
+                "places: got none; name one of question, agent, observations, or set `ngram: null` to compare whole questions only"
             )
         return self
 
 
 @dataclass(frozen=True)
 class ContaminationFilter(Rule):
-    """Drops rows about questions that a model will be evaluated on.
+    """Drops rows that contain questions of an evaluation set.
 
-    Texts are compared without case, punctuation, layout, hidden characters and ways to write the same letter. Operators
-    between numbers and within formulas are no punctuation: ``3.5 * 2`` is not ``35 / 2``.
+    The comparison ignores case, punctuation, layout, hidden characters and variants of the same letter. Operators
+    between numbers and within formulas are not punctuation: ``3.5 * 2`` is not ``35 / 2``.
 
     Raises:
         DataError: An evaluation set cannot be read.
@@ -166,7 +165,7 @@ class ContaminationFilter(Rule):
     name: str = "contamination"
     _questions: dict[str, str] = field(init=False, repr=False, default_factory=dict)
     _ngrams: dict[int, dict[int, str]] = field(init=False, repr=False, default_factory=dict)
-    """By length: hashes of n-grams, and the question each is of."""
+    """Hashes of n-grams with their question, by length."""
 
     def __post_init__(self) -> None:
         for path in self.settings.tasks:
@@ -182,7 +181,7 @@ class ContaminationFilter(Rule):
                     known.setdefault(gram, label)
 
     def reason(self, record: Record) -> str:
-        """Which evaluation question is met, and where."""
+        """Return the evaluation question that matches, and where."""
         words = _words(record.question)
         if (label := self._questions.get(" ".join(words))) is not None:
             return f"the question is {label}"
@@ -200,7 +199,7 @@ def _grams(words: list[str], length: int) -> Iterator[int]:
 
 
 def _words(text: str) -> list[str]:
-    """Words with the signs before them that make a difference, so that a formula counts no more words than it has."""
+    """Return the words, each with the significant signs before it, so that signs do not count as words."""
     text = with_marks(text).casefold()
     if text.isascii() or _MARK.search(text) is None:
         return _WORD.findall(text)

@@ -1,11 +1,11 @@
-"""Is a row nearly the same as an earlier one? MinHash (Broder 1997) with an index on disk.
+"""Near duplicates of earlier rows, found by MinHash (Broder 1997) with an index on disk.
 
 The work is split in two. A :class:`Signer` computes a signature of one row, in any process. A
-:class:`DuplicateIndex` looks for earlier rows that share a band of MinHash values, in the order of the rows, in one
-process. It then compares the sets of n-grams themselves. Bands decide what is found, never what counts as similar.
-The index is two tables of an SQLite file, so rows cost disk (4 bytes for each of up to 1,024 n-grams, and about 400
-bytes) and no memory. A row's entries are written in the transaction that also notes the progress of the run, so a
-killed run never meets its own rows.
+:class:`DuplicateIndex` searches earlier rows that share a band of MinHash values, in the order of the rows, in one
+process. It then compares the sets of n-grams themselves. Bands only select candidates. N-grams decide the similarity.
+The index is two tables of an SQLite file, so rows cost disk space (4 bytes for each of up to 1,024 n-grams, and about
+400 bytes) but no memory. A row's entries are written in the same transaction as the progress of the run, so a resumed
+run does not find its own rows.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _WORD = re.compile(f"[{CHINESE_JAPANESE}]|[^\\W{CHINESE_JAPANESE}]+")
-"""Chinese and Japanese have no blanks between words: a letter counts as one."""
+"""A word. Chinese and Japanese have no spaces between words, so each letter counts as a word."""
 _ASCII = "".join(chr(code).lower() if _WORD.match(chr(code)) else " " for code in range(128))
-"""Turns every character of a text that is no part of a word into a blank, and letters into small ones."""
+"""Translation table that lowers letters, and replaces every character outside of words by a space."""
 _KEY_BYTES = 8
 _GRAM_BYTES = 4
 _SKETCH = 1024
-"""N-grams of a row that are kept: all of most rows, those with the smallest hashes of a longer one."""
+"""Maximum number of stored n-grams of a row. Of a longer row those with the smallest hashes are stored."""
 _PERMUTED = 1 << 13
-"""N-grams at a time."""
+"""Number of n-grams processed at a time."""
 _LONGEST_BAND = 32
 _NEWEST = 128
-"""Rows of one bucket that are looked at; more share it only when they share a text that says little."""
+"""Maximum number of examined rows of one bucket. More rows share a bucket only if its text carries little information."""
 _MOST_CANDIDATES = 32
-"""Rows that are compared."""
+"""Maximum number of compared rows."""
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS sketches (row INTEGER PRIMARY KEY, id TEXT NOT NULL, grams BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS bands (key INTEGER NOT NULL, row INTEGER NOT NULL, PRIMARY KEY (key, row)) "
@@ -55,35 +55,35 @@ _BUCKET = f"SELECT row FROM bands WHERE key = ? ORDER BY row DESC LIMIT {_NEWEST
 
 
 class Compared(StrEnum):
-    """Which text of a row is compared."""
+    """The text of a row to compare."""
 
     AGENT = "agent"
-    """What the agent wrote: what a model learns."""
+    """The agent's text, from which a model learns."""
     QUESTION = "question"
     ALL = "all"
-    """The response with its observations."""
+    """The whole response, including observations."""
 
 
 class NearDuplicateSettings(Settings):
-    """What counts as nearly the same."""
+    """What counts as a near duplicate."""
 
     text: Compared = Compared.AGENT
     threshold: float = Field(default=0.8, ge=0.1, le=1)
-    """Least Jaccard similarity of the sets of word n-grams: exact for rows of fewer than 1,024 different
-    n-grams, else estimated by a bottom-k sketch with a standard error of at most 0.016."""
+    """Minimum Jaccard similarity of the sets of word n-grams. It is exact for rows of fewer than 1,024 different n-grams.
+    Otherwise a bottom-k sketch estimates it, with a standard error of at most 0.016."""
     recall: float = Field(default=0.9, ge=0.5, le=0.99)
-    """Share of the pairs of just that similarity that are compared at least; of more similar pairs it is
-    larger. More costs time and disk."""
+    """Minimum share of the pairs at the threshold that are compared. It is larger for more similar pairs. A higher value
+    costs time and disk space."""
     ngram: int = Field(default=5, ge=1, le=1000)
-    """Words of an n-gram."""
+    """Number of words of an n-gram."""
     permutations: int = Field(default=128, ge=16, le=1024)
-    """MinHash values of a row, of which the bands are made."""
+    """Number of MinHash values of a row. Bands consist of them."""
     seed: int = 1
-    """Fixes the permutations."""
+    """Seed of the permutations."""
 
 
 class _WordHashes(dict[str, int]):
-    """A 32-bit hash of each word, the same in every process; at most this many are remembered."""
+    """A cache of 32-bit hashes of words, which are the same in every process. It has at most ``_most`` entries."""
 
     _most = 1 << 18
 
@@ -95,9 +95,9 @@ class _WordHashes(dict[str, int]):
 
 
 class Signer:
-    """Computes signatures: a key of each band of MinHash values, and the n-grams' hashes (the smallest: a bottom-k sketch).
+    """Computes signatures: a key for each band of MinHash values, and a bottom-k sketch of the n-grams' hashes.
 
-    The permutations are ``a h + b`` modulo 2 to the 32 with odd ``a``, over hashes ``h`` that are mixed already.
+    The permutations are ``a h + b`` modulo 2^32 with odd ``a``, over hashes ``h`` that are already mixed.
 
     Raises:
         MissingExtraError: ``numpy`` is not installed.
@@ -120,7 +120,7 @@ class Signer:
         self._hashes = _WordHashes()
 
     def signature(self, record: Record) -> bytes:
-        """The keys of the bands and the sketch; empty for a row without words."""
+        """Return the keys of the bands and the sketch. Empty for a row without words."""
         words = _words(self._text(record))
         if not words:
             return b""
@@ -138,7 +138,7 @@ class Signer:
         return keys + sketch
 
     def _least(self, hashes: NDArray[uint32]) -> NDArray[uint32]:
-        """The least value of each permutation; a long row in parts, for its values are many times its text."""
+        """Return the smallest value of each permutation. A long row is processed in parts to bound memory."""
         np = self._numpy
         least = np.full(self.settings.permutations, np.iinfo(np.uint32).max, np.uint32)
         for at in range(0, len(hashes), _PERMUTED):
@@ -155,7 +155,7 @@ class Signer:
         return "\n".join(part.text for part in record.segments if part.author is Author.AGENT)
 
     def _shingles(self, words: list[str]) -> NDArray[uint32]:
-        """A 32-bit hash of every n-gram, of all words together where there are fewer."""
+        """Return a 32-bit hash of every n-gram. A row with fewer words has one hash of all its words."""
         np = self._numpy
         size = min(self.settings.ngram, len(words))
         hashes = np.fromiter(map(self._hashes.__getitem__, words), np.uint64, len(words))
@@ -168,11 +168,11 @@ class Signer:
 
 
 def bands_of(settings: NearDuplicateSettings) -> tuple[int, int]:
-    """How many bands of how many values: the longest bands that still find enough, so that the fewest pairs are compared.
+    """Return the number of bands and of values per band. The longest bands with enough recall need the fewest comparisons.
 
     Two rows of similarity ``s`` share a band with probability ``1 - (1 - s^rows)^bands`` (Leskovec, Rajaraman, Ullman:
-    Mining of Massive Datasets, 3.4). At the threshold that has to be ``recall``. Where it cannot be, bands are single
-    values.
+    Mining of Massive Datasets, 3.4). At the threshold this must be at least ``recall``. If that is impossible, bands
+    are single values.
     """
     for rows in range(min(settings.permutations, _LONGEST_BAND), 1, -1):
         bands = settings.permutations // rows
@@ -186,14 +186,14 @@ def _words(text: str) -> list[str]:
 
 
 class Twin(NamedTuple):
-    """An earlier row that is nearly the same."""
+    """An earlier row that is a near duplicate."""
 
     id: str
     similarity: float
 
 
 class DuplicateIndex:
-    """Signatures of the rows so far, in tables of a connection whose transactions the caller makes."""
+    """Signatures of all rows so far, in tables of a connection. The caller controls its transactions."""
 
     def __init__(self, connection: sqlite3.Connection, settings: NearDuplicateSettings) -> None:
         self._connection = connection
@@ -203,10 +203,10 @@ class DuplicateIndex:
             connection.execute(table)
 
     def twin(self, row: int, identity: str, signature: bytes) -> Twin | None:
-        """The most similar earlier row, if it is similar enough; else the row is remembered.
+        """Return the most similar earlier row if it is similar enough. Otherwise store this row.
 
         Args:
-            row: Its number; numbers rise.
+            row: Number of the row. Numbers must increase.
         """
         keys = [
             int.from_bytes(signature[at : at + _KEY_BYTES], "little", signed=True)
@@ -225,9 +225,9 @@ class DuplicateIndex:
         return best
 
     def _candidates(self, keys: Sequence[int]) -> list[int]:
-        """Rows that share a band, in their order: of many those of the rarest bands, for these say most.
+        """Return the rows that share a band, in order. If there are too many, rows of the rarest bands are preferred.
 
-        In a corpus made from templates a band may hold the template alone, and then most rows share it.
+        In a corpus made from templates, a band may hold only the template, and most rows share it.
         """
         weights: dict[int, float] = {}
         for key in keys:
@@ -239,21 +239,21 @@ class DuplicateIndex:
         return sorted(weights)
 
     def _compared(self, grams: bytes, rows: Sequence[int]) -> Iterator[tuple[str, float]]:
-        """Id and similarity of each row."""
+        """Yield the id and similarity of each row."""
         if not rows:
             return
         marks = ", ".join("?" * len(rows))
         query = f"SELECT id, grams FROM sketches WHERE row IN ({marks}) ORDER BY row"
         for identity, other in self._connection.execute(query, rows):
             shorter, longer = sorted((len(grams), len(other)))
-            if shorter >= self._threshold * longer:  # else too few can be common
+            if shorter >= self._threshold * longer:  # otherwise too few n-grams can be shared
                 yield identity, _similarity(grams, other)
 
 
 def _similarity(first: bytes, other: bytes) -> float:
-    """Jaccard similarity of two sketches: of all n-grams, or of the ``_SKETCH`` smallest of both where one is not whole.
+    """Return the Jaccard similarity of two sketches.
 
-    The latter is the bottom-k estimate (Cohen and Kaplan 2007).
+    If a sketch is incomplete, the ``_SKETCH`` smallest hashes of both give the bottom-k estimate (Cohen and Kaplan 2007).
     """
     import numpy as np
 

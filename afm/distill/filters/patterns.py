@@ -1,4 +1,4 @@
-"""What secrets and personal data look like."""
+"""Patterns of secrets and personal data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Pattern:
     """One kind of sensitive text.
 
     Attributes:
-        hints: A text without any of these holds none of the kind; a plain search is much faster.
-        valid: Has the last word on a match, for example by its check digits.
+        hints: A text that contains none of these cannot match. This plain search is much faster than the expression.
+        valid: Decides about a match, for example by its check digits.
     """
 
     kind: str
@@ -23,7 +23,7 @@ class Pattern:
     valid: Callable[[str], bool] = bool
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where it occurs."""
+        """Yield the spans of all valid matches."""
         if self.hints and not any(hint in text for hint in self.hints):
             return
         for match in self.regex.finditer(text):
@@ -32,14 +32,14 @@ class Pattern:
 
 
 def luhn(text: str) -> bool:
-    """Whether the digits in ``text`` pass the check of payment cards (ISO/IEC 7812-1, annex B)."""
+    """Return whether the digits in ``text`` pass the check of payment cards (ISO/IEC 7812-1, annex B)."""
     digits = [int(character) for character in reversed(text) if character.isdigit()]
     doubled = (sum(divmod(2 * digit, 10)) for digit in digits[1::2])
     return bool(digits) and (sum(digits[::2]) + sum(doubled)) % 10 == 0
 
 
 def iban(text: str) -> bool:
-    """Whether ``text`` is as long as its country says and passes its check digits (ISO 13616; ISO 7064, MOD 97-10)."""
+    """Return whether ``text`` has the length for its country and valid check digits (ISO 13616, ISO 7064 MOD 97-10)."""
     letters = "".join(text.split())
     if f"{letters[:2]}{len(letters)}" not in _IBAN_LENGTHS:
         return False
@@ -57,7 +57,7 @@ def _phone(text: str) -> bool:
 
 
 def _public_address(text: str) -> bool:
-    """Whether it is an address on the internet, but for those that everybody knows and that versions look like."""
+    """Return whether ``text`` is a public IP address. Well-known ones and those that look like versions are excluded."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -68,12 +68,12 @@ def _public_address(text: str) -> bool:
 
 
 def _social_security(text: str) -> bool:
-    """Whether such a number can belong to a person; three come from advertisements."""
+    """Return whether the number can belong to a person. Three well-known ones come from advertisements."""
     return text not in ("078-05-1120", "123-45-6789", "219-09-9999")
 
 
 def _random_enough(text: str) -> bool:
-    """A value in which letters and digits mix; words and placeholders do not."""
+    """Return whether a value mixes kinds of characters, unlike words and placeholders."""
     value = text.split("=" if "=" in text else ":", 1)[-1].strip(" \"'")
     kinds = (str.islower, str.isupper, str.isdigit)
     mixed = sum(any(kind(character) for character in value) for kind in kinds) >= 2
@@ -81,7 +81,7 @@ def _random_enough(text: str) -> bool:
 
 
 def _last_part_mixed(text: str) -> bool:
-    """Whether the value at the end has letters and digits; names of variables and words have no digits."""
+    """Return whether the value at the end has letters and digits, unlike names of variables and words."""
     value = re.split(r"[\s:=\"']+", text.rstrip("=\"'"))[-1]
     return (
         any(map(str.isdigit, value))
@@ -92,8 +92,8 @@ def _last_part_mixed(text: str) -> bool:
 
 
 def _mixed_with_digits(text: str) -> bool:
-    """Whether digits and letters of both cases mix, as they do in what was drawn; slugs and names of modules lack one."""
-    tail = text[4:]  # behind the beginning that all tokens of a service share
+    """Return whether digits and letters of both cases mix, as in random tokens, unlike slugs and names of modules."""
+    tail = text[4:]  # after the prefix that all tokens of a service share
     return (
         all(any(map(kind, tail)) for kind in (str.islower, str.isupper, str.isdigit)) and len(set(tail)) >= 12
     )
@@ -104,7 +104,7 @@ _CREDENTIAL = (
     r"(?:password|passwd|secret(?:[_-](?:access[_-])?key)?|api[_-]?key"
     r"|(?:access|api|auth|bot|gateway|refresh|server)[_-]?token)"
 )
-"""Names of what must stay secret; more words may precede them, as in ``OPENAI_API_KEY``."""
+"""Names of secrets. More words may precede them, as in ``OPENAI_API_KEY``."""
 _CARD_NUMBERS = (
     r"4\d{12}(?:\d{3})?|5[1-5]\d{14}|2[2-7]\d{14}|3[47]\d{13}|3(?:0[0-5]|[68]\d)\d{11}|35[2-8]\d{13}"
     r"|6(?:011|2\d\d|4[4-9]\d|5\d\d)\d{12}"
@@ -120,13 +120,13 @@ _IBAN_LENGTHS = frozenset(
         "TN24 TR26 UA29 VA22 VG24 XK20",
     )
 )
-"""By country (the registry of ISO 13616)."""
+"""Length for each country (the registry of ISO 13616)."""
 _TOP_LEVEL = (
     r"(?:com|org|net|edu|gov|mil|int|info|biz|app|dev|online|cloud|tech|xyz|site|shop|museum|mobi|jobs|travel|email|agency|academy"
     r"|company|consulting|digital|engineering|foundation|international|media|solutions|technology|university|berlin|london|paris|nyc"
     r"|xn--[a-z0-9-]{2,59}|[^\W\d_]{2})"
 )
-"""Countries in any script, and common others; any word would make a mail address of ``a@b.shape``."""
+"""Countries in any script, and other common domains. With any word, ``a@b.shape`` would be an e-mail address."""
 
 SECRETS = (
     Pattern("private key", re.compile(r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----"), ("PRIVATE KEY",)),

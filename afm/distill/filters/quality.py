@@ -18,21 +18,21 @@ from afm.trajectory.record import Record, Verdict
 
 
 class QualitySettings(Settings):
-    """How answers are judged."""
+    """How to judge answers."""
 
     min_score: float = Field(default=1.0, allow_inf_nan=False)
-    """Lowest score that is kept."""
+    """Lowest score of a kept row."""
     reward: Path | None = None
-    """A reward YAML; by default the scorer of each row's data source."""
+    """A reward YAML. The default is the scorer of each row's data source."""
     recorded: bool = Field(default=False)
-    """Take the verdict that a row carries already, and judge only rows without one."""
+    """Use the verdict that a row already has, and judge only rows without one."""
 
 
 @dataclass(frozen=True)
 class QualityFilter:
-    """Keeps what the reward scores at least ``min_score``; the verdict stays in the record either way.
+    """Keeps rows whose score is at least ``min_score``. The verdict stays in the record in either case.
 
-    The verdict's seconds are not kept: filtering the same rows again gives the same bytes.
+    The verdict's seconds are set to 0, so that filtering the same rows again gives the same bytes.
     """
 
     spec: AgentSpec
@@ -42,19 +42,19 @@ class QualityFilter:
     name: str = "quality"
 
     async def check(self, record: Record) -> Record:
-        """Judge the trajectory. An abstaining reward drops it, since its answer is unjudged."""
+        """Judge the trajectory. A row that the reward abstains from is dropped, because its answer is unjudged."""
         verdict = record.verdict
         if verdict is None or verdict.score is None or not self.recorded:
             verdict = await self._judge(record)
             record = record.model_copy(update={"verdict": verdict})
         if verdict.score is None:
             return dropped(record, f"{self.name}: no verdict: {verdict.evidence}")
-        if not verdict.score >= self.min_score:  # nor is what is no number
+        if not verdict.score >= self.min_score:  # NaN is not kept either
             return dropped(record, f"{self.name}: score {verdict.score:g}: {verdict.evidence}")
         return record
 
     async def close(self) -> None:
-        """Free the reward's worker processes."""
+        """Stop the reward's worker processes."""
         await self.reward.close()
 
     async def _judge(self, record: Record) -> Verdict:
@@ -65,21 +65,21 @@ class QualityFilter:
 
 
 class LanguageSettings(Settings):
-    """Which languages stay."""
+    """Which languages to keep."""
 
     allowed: tuple[str, ...] = Field(default=("en",), min_length=1)
     """ISO 639-1 codes."""
     min_confidence: float = Field(default=0.9, ge=0, le=1)
-    """The identifier must be so sure of another language to drop a row."""
+    """Minimum confidence in another language to drop a row."""
     min_chars: int = Field(default=60, ge=1, le=100_000)
-    """Shorter texts are not judged: their language is unclear."""
+    """Texts with fewer letters are kept, because their language is unclear."""
     max_chars: int = Field(default=600, ge=60, le=100_000)
-    """Characters of a text that are examined."""
+    """Number of examined characters of a text."""
 
 
 @dataclass(frozen=True)
 class LanguageFilter(Rule):
-    """Drops rows whose question and prose are in another language; tool calls and observations are not judged."""
+    """Drops rows whose question and prose are in another language. Tool calls and observations are not examined."""
 
     spec: AgentSpec
     settings: LanguageSettings = field(default_factory=LanguageSettings)
@@ -90,7 +90,7 @@ class LanguageFilter(Rule):
             raise ConfigError(f"filter {self.name!r}: unknown languages {unknown}; expected codes like 'en'")
 
     def reason(self, record: Record) -> str:
-        """The language, if it is not an allowed one."""
+        """Return the language if it is not allowed."""
         text = f"{record.question}\n{prose_of(record, self.spec)}"[: self.settings.max_chars]
         if sum(map(str.isalpha, text)) < self.settings.min_chars:
             return ""
@@ -102,7 +102,7 @@ class LanguageFilter(Rule):
 
 @lru_cache(maxsize=1)
 def _identifier() -> Any:
-    """Reads its model once a process, which takes a second."""
+    """Load the language model once per process, which takes a second."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Which filters a run has, in which order: read from YAML, built for an agent."""
+"""The filters of a run in their order: read from YAML, and built for an agent."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from afm.rewards import load_reward
 from afm.tools.registry import readers_of
 
 _PATHS = {"format": "tools", "quality": "reward", "length": "tokenizer", "contamination": "tasks"}
-"""The setting of a stage that names files, relative to the YAML's folder."""
+"""The setting of each stage that names files, relative to the YAML's folder."""
 
 
 class StageSettings(Settings):
-    """One stage: exactly one of these filters with its settings, ``{}`` for the defaults."""
+    """One stage: exactly one filter with its settings. ``{}`` means the defaults."""
 
     complexity: ComplexitySettings | None = None
     format: FormatSettings | None = None
@@ -60,12 +60,12 @@ class StageSettings(Settings):
 
     @property
     def name(self) -> str:
-        """The filter."""
+        """The name of the filter."""
         return self._given()[0]
 
     @property
     def settings(self) -> Settings:
-        """Its settings."""
+        """The settings of the filter."""
         settings: Settings = getattr(self, self.name)
         return settings
 
@@ -74,7 +74,7 @@ class StageSettings(Settings):
 
 
 class FilterPlan(Settings):
-    """A file of filters: for which agent, where the command line does not say, and the seed of every draw."""
+    """A file of filters, with the default agent and the seed of every draw."""
 
     agent: str | None = None
     seed: int = 0
@@ -88,7 +88,7 @@ class FilterPlan(Settings):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"stages: {twice} listed twice; expected each filter once")
         if "correction" in names[:-1]:
-            raise ValueError("stages: `correction` repeats what is kept, so it must be the last")
+            raise ValueError("stages: `correction` repeats kept rows, so it must be the last")
         if "near_duplicates" in names[:-1] and names[names.index("near_duplicates") + 1 :] != ["correction"]:
             raise ValueError(
                 "stages: a row that a later stage drops would have removed its twins before; expected `near_duplicates` "
@@ -97,7 +97,7 @@ class FilterPlan(Settings):
         return self
 
     def against(self, tasks: Sequence[Path]) -> FilterPlan:
-        """The plan with more evaluation sets for ``contamination``, which is added at its front if it is missing."""
+        """Return the plan with more evaluation sets for ``contamination``. A missing stage is added at the front."""
         if not tasks:
             return self
         stages, present = [], False
@@ -117,17 +117,17 @@ Stage = Filter | Signer
 
 
 def load_plan(path: str | Path) -> FilterPlan:
-    """Read a YAML of filters; paths in it are relative to its folder.
+    """Read a YAML of filters. Paths in it are relative to its folder.
 
     Raises:
-        ConfigError: It cannot be read, or a key or a value is wrong.
+        ConfigError: The file cannot be read, or a key or value is wrong.
     """
     file = Path(path)
     return validated(FilterPlan, read_extended(file, "filter settings", anchor=_anchor), str(file))
 
 
 def build_stages(plan: FilterPlan, spec: AgentSpec) -> tuple[Stage, ...]:
-    """The stages of a plan for one agent, in order.
+    """Build the stages of a plan for one agent, in order.
 
     Raises:
         ConfigError: A stage does not suit the agent.
@@ -148,7 +148,7 @@ _FILTERS: Mapping[str, Callable[[AgentSpec, Any], Stage]] = {
     "near_duplicates": Signer,
     "correction": Correction,
 }
-"""Those that need the agent and their settings alone."""
+"""Filters that need only the agent and their settings."""
 
 
 def _build(settings: Settings, name: str, spec: AgentSpec, seed: int) -> Stage:

@@ -1,4 +1,4 @@
-"""Filters that look at one trajectory alone: its agent's rules, tools, length, repeated calls, reflection, correction."""
+"""Filters of single trajectories: format, tools, length, repeated calls, reflection and correction."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ from afm.trajectory.record import Record
 
 
 class FormatSettings(Settings):
-    """The agent's declaration says nearly all."""
+    """Settings of the format filter. The agent's declaration defines all other rules."""
 
     tools: Path | None = None
-    """Tools YAML whose classes read the calls; by default the shipped tools, by their names."""
+    """Tools YAML whose classes check the calls. The default is the shipped tools, by name."""
 
 
 @dataclass(frozen=True)
 class FormatFilter(Rule):
-    """Keeps what the agent's declaration accepts (structure, transitions, authors), with calls that the tools can read."""
+    """Keeps rows that the agent's declaration accepts (structure, transitions, authors) and whose calls the tools can read."""
 
     spec: AgentSpec
     readers: Mapping[str, Reader] = field(default_factory=usual_readers)
     name: str = "format"
 
     def reason(self, record: Record) -> str:
-        """The first fault that :func:`afm.tools.registry.faults_of` finds."""
+        """Return the first fault of :func:`afm.tools.registry.faults_of`."""
         parts = split_of(record, self.spec)
         issues = faults_of(record.segments, self.spec, parts=parts, readers=self.readers)
         return str(issues[0]) if issues else ""
 
 
 class ComplexitySettings(Settings):
-    """How much work with tools a trajectory shows."""
+    """Minimum use of tools in a trajectory."""
 
     min_calls: int = Field(default=5, ge=1, le=1000)
-    """Least number of tool interactions. The default is AFM's (arXiv 2508.13167)."""
+    """Minimum number of tool interactions. The default is AFM's (arXiv 2508.13167)."""
     min_tools: int = Field(default=1, ge=1, le=100)
-    """Least number of different tools among them."""
+    """Minimum number of different tools among them."""
 
 
 @dataclass(frozen=True)
 class ComplexityFilter(Rule):
-    """Drops what was answered with few tool interactions, or with few tools: it teaches little about tools.
+    """Drops rows with few tool interactions or few different tools, because they teach little about tools.
 
     Raises:
-        ConfigError: The agent has fewer tools than ``min_tools``, so that it could keep nothing.
+        ConfigError: The agent has fewer tools than ``min_tools``, so no row could be kept.
     """
 
     spec: AgentSpec
@@ -80,7 +80,7 @@ class ComplexityFilter(Rule):
             )
 
     def reason(self, record: Record) -> str:
-        """Counts closed calls of the agent's tools, and the tools."""
+        """Count the closed calls of the agent's tools, and the different tools."""
         tools = self.spec.tool_roles
         called = [tools[step.role] for step in steps_of(record, self.spec) if step.role in tools]
         if len(called) < self.settings.min_calls:
@@ -91,18 +91,18 @@ class ComplexityFilter(Rule):
 
 
 class LengthSettings(Settings):
-    """Bounds; ``null`` means none."""
+    """Bounds of a trajectory. ``null`` means no bound."""
 
     min_hops: int | None = Field(default=None, ge=0)
-    """Least number of tool interactions."""
+    """Minimum number of tool interactions."""
     max_hops: int | None = Field(default=None, ge=0)
-    """Greatest number of them."""
+    """Maximum number of tool interactions."""
     max_chars: int | None = Field(default=None, ge=1)
-    """Characters of the whole response, observations included."""
+    """Maximum number of characters of the whole response, including observations."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Its tokens, by ``tokenizer``."""
+    """Maximum number of tokens of the whole response, counted with ``tokenizer``."""
     tokenizer: Path | None = None
-    """A folder with a ``tokenizer.json``, or that file."""
+    """A ``tokenizer.json``, or a folder that contains one."""
 
     @model_validator(mode="after")
     def _check(self) -> LengthSettings:
@@ -114,20 +114,20 @@ class LengthSettings(Settings):
 
 
 def tokenizer_file(path: Path) -> Path:
-    """The file that the setting ``tokenizer`` means."""
+    """Return the file that the setting ``tokenizer`` refers to."""
     return path / "tokenizer.json" if path.is_dir() else path
 
 
 @dataclass(frozen=True)
 class LengthFilter(Rule):
-    """Drops what is too short or too long, counted in hops, characters or tokens."""
+    """Drops rows that are too short or too long in hops, characters or tokens."""
 
     spec: AgentSpec
     settings: LengthSettings
     name: str = "length"
 
     def reason(self, record: Record) -> str:
-        """The first bound that is broken; tokens, which cost most, are counted last."""
+        """Return the first broken bound. Tokens are counted last, because counting them is expensive."""
         bounds = self.settings
         hops = sum(step.role in self.spec.tool_roles for step in steps_of(record, self.spec))
         if bounds.min_hops is not None and hops < bounds.min_hops:
@@ -158,14 +158,14 @@ _WORD = re.compile(r"\w+")
 
 
 class RepetitionSettings(Settings):
-    """What counts as asked before."""
+    """What counts as a repeated call."""
 
     max_repeats: int = Field(default=0, ge=0, le=1000)
-    """Number of calls of a row that may repeat an earlier one."""
+    """Maximum number of calls of a row that repeat an earlier call."""
     similar: float | None = Field(default=0.9, gt=0, le=1)
-    """Share of common words (Jaccard) from which a call is redundant; words with digits must be the same.
-    ``null``: only the same text counts, blanks at the ends of lines aside. Programs are always compared
-    so."""
+    """Share of common words (Jaccard) from which a call counts as repeated. Words with digits must be the same. With
+    ``null`` only the same text counts, except for whitespace at the ends of lines. Programs are always compared this
+    way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +191,14 @@ class _ToolCall:
 
 @dataclass(frozen=True)
 class RepetitionFilter(Rule):
-    """Drops rows whose tool inputs repeat earlier ones, or are redundant after them."""
+    """Drops rows whose tool inputs repeat, or nearly repeat, earlier ones."""
 
     spec: AgentSpec
     settings: RepetitionSettings = field(default_factory=RepetitionSettings)
     name: str = "repetition"
 
     def reason(self, record: Record) -> str:
-        """Compares every call with those before it by the same tool."""
+        """Compare every call with the earlier calls of the same tool."""
         repeats = list(self._repeats(record))
         if len(repeats) <= self.settings.max_repeats:
             return ""
@@ -225,20 +225,20 @@ class RepetitionFilter(Rule):
 
 
 class ReflectionSettings(Settings):
-    """Which role, and how many of those without it stay."""
+    """The role, and the share of rows without it to keep."""
 
     role: str
     """The agent's role of reflection."""
     keep_without: float = Field(ge=0, le=1)
-    """Probability of keeping a row that never takes that role."""
+    """Probability of keeping a row without that role."""
 
 
 @dataclass(frozen=True)
 class ReflectionFilter(Rule):
-    """Rejection-samples rows without reflection away.
+    """Drops rows without reflection by rejection sampling.
 
-    Whether a row stays depends on the seed and :func:`origin_of` alone, so the same rows stay in any order, in any
-    number of processes, and whatever other rows there are.
+    The decision about a row depends only on the seed and :func:`origin_of`. The same rows are kept in any order, with
+    any number of processes, and with any other rows.
 
     Raises:
         ConfigError: The agent has no such role.
@@ -253,7 +253,7 @@ class ReflectionFilter(Rule):
         known_role(self.settings.role, self.spec, self.name)
 
     def reason(self, record: Record) -> str:
-        """Draws for a row that does not reflect."""
+        """Draw for a row without reflection."""
         role, keep = self.settings.role, self.settings.keep_without
         if any(step.role == role and step.content.strip() for step in steps_of(record, self.spec)):
             return ""
@@ -262,22 +262,22 @@ class ReflectionFilter(Rule):
 
 
 class CorrectionSettings(Settings):
-    """How often corrected work is repeated."""
+    """How often to repeat corrected work."""
 
     times: int = Field(default=3, ge=2, le=100)
-    """How often the result holds this row."""
+    """Number of times that the result contains the row."""
     role: str | None = None
-    """The graded role that checks an answer; by default the one whose good grade lets the agent answer. An
-    agent without one has no such rows."""
+    """The graded role that checks an answer. The default is the role whose good grade lets the agent answer. An agent
+    without such a role has no such rows."""
     min_score: float = Field(default=1.0, allow_inf_nan=False)
-    """From this score on the answer is right."""
+    """Lowest score of a right answer."""
 
 
 @dataclass(frozen=True)
 class Correction(Rule):
-    """Repeats rows whose first check was rejected and whose answer is right in the end.
+    """Repeats rows whose first check rejected the answer and whose final answer is right.
 
-    Nothing is dropped. A row without a verdict is not repeated, since its answer may be wrong.
+    No row is dropped. A row without a verdict is not repeated, because its answer may be wrong.
 
     Raises:
         ConfigError: The agent has no such role, or the role is not graded.
@@ -294,15 +294,15 @@ class Correction(Rule):
 
     @cached_property
     def role(self) -> str | None:
-        """The role that checks answers, ``None`` without one."""
+        """The role that checks answers, or ``None``."""
         return self.settings.role or checking_role(self.spec)
 
     def reason(self, record: Record) -> str:
-        """None; see :meth:`copies`."""
+        """Return no reason, because this stage drops no row. See :meth:`copies`."""
         return ""
 
     def copies(self, record: Record) -> Iterator[Record]:
-        """The further rows of a kept record, each with an id and a provenance that tell it from the first."""
+        """Yield the copies of a kept record, each with its own id and provenance."""
         if not self._corrected(record):
             return
         for number in range(2, self.settings.times + 1):
@@ -320,7 +320,7 @@ class Correction(Rule):
 
 
 def checking_role(spec: AgentSpec) -> str | None:
-    """The role whose good grade lets the agent answer, and whose bad one does not."""
+    """Return the role whose good grade lets the agent answer, and whose bad grade does not."""
 
     def decides(grade: Grade | None) -> bool:
         return (

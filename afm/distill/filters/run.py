@@ -1,8 +1,8 @@
-"""Files of trajectories through filters: streamed, in any number of processes, resumable after ``kill -9``.
+"""Filtering files of trajectories: streamed, with any number of processes, resumable after ``kill -9``.
 
-An SQLite file, which a kill leaves whole, holds the progress of a run. Nothing waits for the disk before the end, since
-what the system has received outlives the process. A power failure may lose some of it. A damaged index and files that
-end too early are noticed when the run resumes.
+An SQLite file, which survives a kill, holds the progress of a run. Writes are not synced before the end, because data
+that the operating system has received outlives the process. A power failure may lose some of it. A damaged index and
+files that end too early are noticed when the run resumes.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ KEPT_FILE, DROPPED_FILE, UNREADABLE_FILE = "kept.jsonl", "dropped.jsonl", "unrea
 FUNNEL_FILE, PICTURE_FILE, MANIFEST_FILE = "funnel.json", "funnel.png", "manifest.json"
 STATE_FILE = "state.sqlite"
 UNREADABLE = "unreadable"
-"""The stage that lines count under which are no record."""
+"""Name of the stage for lines that are not records."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilterSummary:
-    """What a run made; ``resumed`` rows had been dealt with by an earlier, interrupted call."""
+    """Result of a run. ``resumed`` is the number of rows that an earlier, interrupted call finished."""
 
     folder: Path
     funnel: Funnel
@@ -59,19 +59,19 @@ def filter_files(
     picture: bool = True,
     on_rows: Callable[[int], None] | None = None,
 ) -> FilterSummary:
-    """Filter trajectory JSONL (``.gz`` too) into the folder ``output_dir``; called again after a kill, it continues.
+    """Filter trajectory JSONL (or ``.gz``) into the folder ``output_dir``. After a kill, the same call resumes.
 
-    Writes ``kept.jsonl``, ``dropped.jsonl`` (each row with its reason), ``unreadable.jsonl`` (lines that are no
-    record), ``funnel.json``, ``funnel.png``, ``settings.json`` and, last of all, ``manifest.json``. A kept row that
-    no filter changed is the very line that was read. The files do not depend on ``processes`` or interruptions.
+    Writes ``kept.jsonl``, ``dropped.jsonl`` (each row with its reason), ``unreadable.jsonl`` (lines that are not
+    records), ``funnel.json``, ``funnel.png``, ``settings.json`` and finally ``manifest.json``. A kept row that no
+    filter changed is identical to the line that was read. The files do not depend on ``processes`` or interruptions.
 
     Args:
-        on_rows: Called with the number of rows done, after every chunk.
+        on_rows: Called with the number of finished rows after every chunk.
 
     Raises:
-        ConfigError: ``output_dir`` holds a run with other settings or other files, or another run is writing there; or a
-            stage does not suit the agent.
-        DataError: A file cannot be read, or there is no row in any.
+        ConfigError: ``output_dir`` holds a run with other settings or files, another run is writing there, or a stage
+            does not suit the agent.
+        DataError: A file cannot be read, or no file has a row.
         EngineError: A filter process died.
         MissingExtraError: A stage, or the picture, needs a package that is not installed.
     """
@@ -81,7 +81,7 @@ def filter_files(
     settings = _settings([(path, inputs[path]) for path in paths], plan, spec)
     if (output_dir / MANIFEST_FILE).exists():
         _settle(output_dir, settings)
-        remove_state(output_dir / STATE_FILE)  # of a run that was killed with its manifest just written
+        remove_state(output_dir / STATE_FILE)  # left by a run that was killed after it wrote its manifest
         funnel = Funnel.from_json(_funnel_of(output_dir), order)
         return FilterSummary(output_dir, funnel, funnel.seen)
     with _State(output_dir / STATE_FILE, order) as state:
@@ -115,7 +115,7 @@ def _taken(
     index: DuplicateIndex | None,
     outputs: _Outputs,
 ) -> _Progress:
-    """Write what was decided about a chunk."""
+    """Write the decisions about a chunk."""
     rows, funnel = progress.rows, progress.funnel
     for line, number, decision in zip(chunk.lines, chunk.numbers, decisions, strict=True):
         rows += 1
@@ -143,7 +143,7 @@ def _taken(
 _OPENING = (
     "PRAGMA locking_mode = EXCLUSIVE",
     "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = OFF",  # 20 ms a chunk otherwise, more than its rows take
+    "PRAGMA synchronous = OFF",  # syncing takes 20 ms per chunk, longer than its rows
     "PRAGMA cache_size = -32768",  # KiB
     "CREATE TABLE IF NOT EXISTS progress (id INTEGER PRIMARY KEY, value TEXT)",
     "BEGIN IMMEDIATE",
@@ -152,12 +152,12 @@ _OPENING = (
 
 @dataclass
 class _Progress:
-    """What is done for good.
+    """Saved progress of a run.
 
     Attributes:
-        place: Behind the last line that was dealt with.
-        rows: Lines dealt with, blank ones aside.
-        sizes: Bytes of each output file that belong to these rows.
+        place: Position after the last finished line.
+        rows: Number of finished lines, without blank ones.
+        sizes: Size of each output file in bytes after these rows.
     """
 
     place: FilePosition = field(default_factory=FilePosition)
@@ -166,25 +166,24 @@ class _Progress:
     funnel: Funnel = field(default_factory=Funnel)
 
     def dumped(self) -> str:
-        """As text; :meth:`parsed` reads it."""
+        """Return the progress as text for :meth:`parsed`."""
         return json.dumps(vars(self) | {"place": asdict(self.place), "funnel": self.funnel.as_json()})
 
     @classmethod
     def parsed(cls, text: str, order: tuple[str, ...]) -> _Progress:
-        """What :meth:`dumped` wrote."""
+        """Read the result of :meth:`dumped`."""
         data = json.loads(text)
         funnel = Funnel.from_json(data["funnel"], order)
         return cls(FilePosition(**data["place"]), data["rows"], data["sizes"], funnel)
 
 
 class _State:
-    """The file, held by one process at a time.
+    """The progress file, held by one process at a time.
 
-    What happens between two calls of :meth:`save` happens together or not at all, also in the tables that
-    others keep on :attr:`connection`.
+    All changes between two calls of :meth:`save` are atomic, including those in other tables of :attr:`connection`.
 
     Raises:
-        ConfigError: Another process holds it, or it is damaged.
+        ConfigError: Another process holds the file, or it is damaged.
     """
 
     def __init__(self, path: Path, order: tuple[str, ...]) -> None:
@@ -208,10 +207,10 @@ class _State:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.connection.close()  # what was not saved is rolled back
+        self.connection.close()  # unsaved changes are rolled back
 
     def progress(self) -> _Progress:
-        """What was saved last; a fresh start if nothing was.
+        """Return the last saved progress, or a fresh start.
 
         Raises:
             ConfigError: The file is damaged.
@@ -228,33 +227,33 @@ class _State:
         return _Progress.parsed(row[0], self._order)
 
     def save(self, progress: _Progress) -> None:
-        """Make everything since the last call permanent."""
+        """Commit all changes since the last call."""
         self.connection.execute("INSERT OR REPLACE INTO progress VALUES (1, ?)", (progress.dumped(),))
         self.connection.execute("COMMIT")
         self.connection.execute("BEGIN IMMEDIATE")
 
     def _damaged(self, how: str) -> ConfigError:
         return ConfigError(
-            f"{self.path}: damaged ({how.splitlines()[-1]}), as a power failure may leave it; remove the folder and start again"
+            f"{self.path}: damaged ({how.splitlines()[-1]}), perhaps by a power failure; remove the folder and start again"
         )
 
     def remove(self) -> None:
-        """Delete the file: the run is complete."""
+        """Delete the file of a complete run."""
         self.connection.close()
         remove_state(self.path)
 
 
 def remove_state(path: Path) -> None:
-    """Delete the file of a complete run, if it is there, and what SQLite keeps next to it."""
+    """Delete the progress file of a complete run, if it exists, with SQLite's files next to it."""
     for suffix in ("", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 class _Outputs:
-    """The three files of rows; what a killed run wrote behind its last saved progress is cut off.
+    """The three files of rows. Anything that a killed run wrote after its last saved progress is cut off.
 
     Raises:
-        ConfigError: A file is not as it was left.
+        ConfigError: A file has changed since the interrupted run.
     """
 
     def __init__(self, folder: Path, sizes: dict[str, int]) -> None:
@@ -274,8 +273,8 @@ class _Outputs:
                 )
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                 raise ConfigError(
-                    f"{self._folder / name}: no line ends at byte {size}, where the interrupted run's last one did, "
-                    "as a power failure may leave it; remove the folder and start again"
+                    f"{self._folder / name}: no line ends at byte {size}, where the interrupted run's last line ended, "
+                    "perhaps because of a power failure; remove the folder and start again"
                 )
             file.truncate(size)
             self._files[name] = file
@@ -291,20 +290,20 @@ class _Outputs:
             self._sizes[name] += len(line)
 
     def sync(self) -> None:
-        """Wait until the disk has everything."""
+        """Wait until all data is on the disk."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
 
     def flushed(self) -> dict[str, int]:
-        """The sizes of the files, all of which the system has."""
+        """Flush the files and return their sizes in bytes."""
         for file in self._files.values():
             file.flush()
         return dict(self._sizes)
 
 
 def _settings(inputs: Sequence[tuple[Path, str]], plan: FilterPlan, spec: AgentSpec) -> dict[str, object]:
-    """What the result depends on: the files in their order, each with its checksum, and the settings."""
+    """Return everything that the result depends on: the files in order with their checksums, and the settings."""
     tasks = [path for stage in plan.stages if stage.contamination for path in stage.contamination.tasks]
     rewards = [stage.quality.reward for stage in plan.stages if stage.quality and stage.quality.reward]
     tokenizers = [
@@ -343,10 +342,10 @@ def _funnel_of(out: Path) -> dict[str, Any]:
 
 
 def _settle(out: Path, settings: dict[str, object]) -> None:
-    """Remember what the run depends on; refuse to mix two runs in one folder."""
+    """Record the settings of the run, and reject a folder of a different run."""
     results = [out / name for name in (KEPT_FILE, DROPPED_FILE, UNREADABLE_FILE, MANIFEST_FILE)]
     if not (out / SETTINGS_FILE).exists() and any(path.exists() for path in results):
-        raise ConfigError(f"{out}: holds files of something else; choose another folder")
+        raise ConfigError(f"{out}: holds files of another program; choose another folder")
     RunFolder(out).claim(settings, results)
 
 

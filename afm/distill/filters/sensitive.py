@@ -1,4 +1,4 @@
-"""Secrets and personal data: rows are dropped, or what the agent wrote about them is masked."""
+"""Secrets and personal data: rows are dropped, or matches in the agent's text are masked."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ _ELSEWHERE = "text between the roles"
 
 
 class Action(StrEnum):
-    """What happens to a row with a finding."""
+    """The action on a row with a match."""
 
     DROP = "drop"
     MASK = "mask"
 
 
 class _SensitiveSettings(Settings):
-    """What is looked for, and what then."""
+    """What to search for, and what to do with a match."""
 
     action: Action = Action.DROP
-    """``drop``, or ``mask``: in thoughts and text roles the finding becomes ``[its kind]``. A row with a
-    finding anywhere else is dropped all the same. An observation stays what the tool returned, and a call
-    what the tool was asked. Otherwise the record would be wrong about the source of its text. A masked
-    answer would no longer be the one that was judged."""
+    """``drop`` drops the row. ``mask`` replaces a match in thoughts and text roles by ``[its kind]``, and drops rows with
+    a match anywhere else. Observations and calls are never changed, because the record would no longer hold what the
+    tool returned or was asked. A masked answer would no longer be the judged one."""
     observations: bool = True
-    """``false``: what tools returned is not searched. Pages of the web are full of contact data."""
+    """``false`` does not search tool results. Web pages are full of contact data."""
     allow: tuple[str, ...] = ()
-    """Regular expressions; a finding that one of them matches as a whole does not count."""
+    """Regular expressions. A match that one of them fully matches does not count."""
     kinds: tuple[str, ...] = ()
-    """What is looked for, all kinds by default."""
+    """The kinds to search for. The default is all kinds."""
     table: ClassVar[tuple[Pattern, ...]] = ()
     """The known kinds."""
 
@@ -53,7 +52,9 @@ class _SensitiveSettings(Settings):
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         known = [pattern.kind for pattern in cls.table]
         if not value:
-            raise ValueError("at least one kind; leave `kinds` out for all of them, or the stage for none")
+            raise ValueError(
+                "at least one kind; leave `kinds` out for all kinds, or leave the stage out for none"
+            )
         for kind in value:
             if kind not in known:
                 raise ValueError(f"known kinds; {suggestion(kind, known)}")
@@ -73,14 +74,14 @@ class _SensitiveSettings(Settings):
 
 
 class SecretSettings(_SensitiveSettings):
-    """Which secrets; all by default."""
+    """The secrets to search for. The default is all kinds."""
 
     table: ClassVar = SECRETS
     kinds: tuple[str, ...] = tuple(pattern.kind for pattern in SECRETS)
 
 
 class PersonalSettings(_SensitiveSettings):
-    """Which personal data; all by default. Texts full of numbers, as in mathematics, do better without cards."""
+    """The personal data to search for. The default is all kinds. Leave cards out for texts with many numbers."""
 
     table: ClassVar = PERSONAL
     kinds: tuple[str, ...] = tuple(pattern.kind for pattern in PERSONAL)
@@ -88,7 +89,7 @@ class PersonalSettings(_SensitiveSettings):
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """A span of the response's text, and its role. Only the kind is ever shown."""
+    """A match: a span of the response's text, and its role. Only the kind is ever shown."""
 
     kind: str
     start: int
@@ -98,10 +99,10 @@ class _Finding:
 
 @dataclass(frozen=True)
 class SensitiveFilter(Rule):
-    """Drops or masks rows that hold secrets or personal data. Reasons name the kind, never the finding.
+    """Drops or masks rows that hold secrets or personal data. Reasons name the kind, never the match.
 
-    A masked record loses its token ids, which spelled the old text, and says in ``provenance.masked`` how many
-    findings of each kind were replaced.
+    A masked record loses its token ids, which spell the old text. ``provenance.masked`` counts the replaced matches of
+    each kind.
     """
 
     spec: AgentSpec
@@ -113,13 +114,13 @@ class SensitiveFilter(Rule):
         return "secrets" if isinstance(self.settings, SecretSettings) else "personal"
 
     def reason(self, record: Record) -> str:
-        """What was found first, where masking is not asked for."""
+        """Return the first match, if rows are not masked."""
         return self._outside(record) or next(
             (f"{finding.kind} in {self._shown(finding.role)}" for finding in self._findings(record)), ""
         )
 
     def apply(self, record: Record) -> Record:
-        """The record as it is, masked, or dropped."""
+        """Return the record unchanged, masked or dropped."""
         if self.settings.action is Action.DROP:
             return super().apply(record)
         if reason := self._outside(record):
@@ -128,7 +129,7 @@ class SensitiveFilter(Rule):
         fixed = next((finding for finding in findings if finding.role not in self._maskable), None)
         if fixed is not None:
             return dropped(
-                record, f"{self.name}: {fixed.kind} in {self._shown(fixed.role)}, which stays as it is"
+                record, f"{self.name}: {fixed.kind} in {self._shown(fixed.role)}, which is never masked"
             )
         return self._masked(record, findings) if findings else record
 
@@ -153,7 +154,7 @@ class SensitiveFilter(Rule):
                     yield pattern.kind, start, end
 
     def _outside(self, record: Record) -> str:
-        """A finding in the question, or in what a tool returned beyond what the agent was shown of it."""
+        """Return a match in the question, or in the part of a tool's result that the agent did not see."""
         for kind, _, _ in self._spans(record.question):
             return f"{kind} in the question"
         if self.settings.observations:
@@ -203,7 +204,7 @@ def _replaced(text: str, findings: Sequence[_Finding], offset: int) -> str:
     parts, done = [], 0
     for finding in findings:
         start, end = finding.start - offset, finding.end - offset
-        if start >= done:  # of findings over each other the first stands for all
+        if start >= done:  # the first of overlapping matches replaces all of them
             parts += [text[done:start], f"[{finding.kind}]"]
         done = max(done, end)
     return "".join((*parts, text[done:]))

@@ -1,4 +1,4 @@
-"""What any process can do for any row: lines in, decisions out. Files are read in chunks, whose order the processes keep."""
+"""Decisions about lines, made in any number of processes. Files are read in chunks, whose order is kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CHUNK_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class FilePosition:
-    """A place between two lines: the number of the file from 0, and its (unpacked) bytes and lines before the place."""
+    """A position between two lines: the 0-based number of the file, and the (unpacked) bytes and lines before it."""
 
     file: int = 0
     offset: int = 0
@@ -44,12 +44,12 @@ class FilePosition:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some lines that follow each other in one file.
+    """Consecutive lines of one file.
 
     Attributes:
-        lines: With their line feeds, which the last one of a file may lack; blank ones are left out.
+        lines: Lines with their line feeds, which the last one of a file may lack. Blank lines are left out.
         numbers: Their 1-based numbers in the file.
-        end: Behind them.
+        end: Position after the last line.
     """
 
     path: Path
@@ -59,7 +59,7 @@ class Chunk:
 
 
 def read_chunks(paths: Sequence[Path], begin: FilePosition) -> Iterator[Chunk]:
-    """All lines from ``begin`` on, about a megabyte at a time. A file that ends in ``.gz`` is unpacked.
+    """Yield all lines from ``begin`` on in chunks of about 1 MiB. A file whose name ends in ``.gz`` is unpacked.
 
     Raises:
         DataError: A file cannot be read.
@@ -103,14 +103,14 @@ def _next_chunk(file: BinaryIO, path: Path, begin: FilePosition) -> Chunk | None
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of one line, as far as the line alone decides.
+    """The decision about one line, as far as it depends only on that line.
 
     Attributes:
-        line: What is written in place of the line read, with its line feed; empty where that stays as it is.
-        copies: Further lines, written behind a kept one.
-        signature: For the search for near duplicates; empty when no such stage is reached.
-        error: The line is no record, and why; nothing else is set then.
-        earlier: The row was dropped by an earlier run, with ``reason``.
+        line: Replaces the line that was read, including its line feed. Empty if the line is unchanged.
+        copies: Additional lines, written after a kept one.
+        signature: For the search for near duplicates. Empty if the row does not reach such a stage.
+        error: Why the line is not a record. No other field is set then.
+        earlier: Whether an earlier run dropped the row, with ``reason``.
     """
 
     id: str = ""
@@ -132,11 +132,11 @@ class FilterChain:
         self._runner = asyncio.Runner()
 
     def decide(self, lines: Sequence[bytes]) -> list[Decision]:
-        """One decision a line, in their order."""
+        """Return one decision per line, in order."""
         return self._runner.run(self._decide(lines))
 
     def close(self) -> None:
-        """Free what the stages hold."""
+        """Close the stages."""
         for stage in self._stages:
             close = getattr(stage, "close", None)
             if close is not None:
@@ -151,7 +151,7 @@ class FilterChain:
         return decisions
 
     async def _decide_line(self, line: bytes) -> Decision:
-        """The decision about a line. Stages that need not wait see one row after another and share its :func:`split_of`."""
+        """Decide about one line. Stages that do not wait process one row at a time, so they share its :func:`split_of`."""
         signature = b""
         try:
             read = record = record_of_line(line)
@@ -178,13 +178,13 @@ class FilterChain:
 
 _WAITING_PER_PROCESS = 4
 _CHUNKS_ALONE = 4
-"""So much is done sooner than another process would be there."""
+"""Number of chunks that this process decides about. They take less time than the start of another process."""
 
 
 def decided(
     chunks: Iterable[Chunk], plan: FilterPlan, spec: AgentSpec, processes: int
 ) -> Iterator[tuple[Chunk, list[Decision]]]:
-    """Each chunk with the decisions about its lines, in the order of the chunks. This process decides about the first ones.
+    """Yield each chunk in order with the decisions about its lines. This process decides about the first chunks.
 
     Raises:
         EngineError: A process died.
@@ -203,7 +203,7 @@ def decided(
 def _decided_elsewhere(
     chunks: Iterable[Chunk], plan: FilterPlan, spec: AgentSpec, processes: int
 ) -> Iterator[tuple[Chunk, list[Decision]]]:
-    context = get_context("forkserver")  # what the stages import is imported once for all processes
+    context = get_context("forkserver")  # imports of the stages are loaded once for all processes
     context.set_forkserver_preload([__name__])
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(plan, spec))
     waiting: deque[tuple[Chunk, Future[list[Decision]]]] = deque()
@@ -215,9 +215,14 @@ def _decided_elsewhere(
                 yield first, decisions.result()
         for first, decisions in waiting:
             yield first, decisions.result()
-    except (BrokenProcessPool, _UnbuiltError, OSError, EOFError) as error:  # the last two: none can be forked
+    except (
+        BrokenProcessPool,
+        _UnbuiltError,
+        OSError,
+        EOFError,
+    ) as error:  # the last two: no process can be forked
         raise EngineError(
-            f"a filter process died ({error}), perhaps for want of memory; run the command again to continue, "
+            f"a filter process died ({error}), perhaps because it ran out of memory; run the command again to resume, "
             "with fewer --processes"
         ) from error
     finally:
@@ -225,22 +230,22 @@ def _decided_elsewhere(
 
 
 _chain: list[FilterChain] = []
-"""The chain of a worker process; empty elsewhere."""
+"""The chain of a worker process. Empty in other processes."""
 
 
 class _UnbuiltError(Exception):
-    """A worker has no chain; its own error may not survive the way between processes."""
+    """A worker has no chain. Its original error cannot always be sent to another process."""
 
 
 def _begin(plan: FilterPlan, spec: AgentSpec) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops, and its workers with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
     with contextlib.suppress(AfmError):
         _chain.append(FilterChain(plan, spec))
 
 
 def _end_with_parent() -> None:
-    """The fork server is no help here: it lives on while a worker does, and a worker's parent is the server."""
+    """Kill this worker when the main process ends. The fork server, a worker's parent, does not end before its workers."""
     parent = parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""Prompts of a team's members (templates), their replies (JSON, read leniently, checked strictly), calls of their models."""
+"""Members of a team: prompts (templates), replies (JSON, read leniently, checked strictly) and calls of their models."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _FENCED = re.compile(r"\s*```[\w+-]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
 def digest_of(content: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> str:
-    """Identifies what the work of members depends on: their settings, and their templates."""
+    """Return a digest of everything that the members' work depends on: settings and templates."""
     whole = {**content, "prompts": {name: prompt.file.model_dump() for name, prompt in prompts.items()}}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
 
 
 class PromptFile(Settings):
-    """A YAML of Jinja templates: system and user message, and what of the reply becomes the member's message."""
+    """A YAML of Jinja templates for the system message, the user message, and the member's message from its reply."""
 
     system: str
     user: str
@@ -46,21 +46,21 @@ class PromptFile(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A member's templates; errors in them name ``label``."""
+    """A member's templates. Errors in them name ``label``."""
 
     label: str
     file: PromptFile
 
     def fill(self, part: str, view: Mapping[str, Any]) -> str:
-        """The text of ``system``, ``user`` or ``says``."""
+        """Return the text of ``system``, ``user`` or ``says``."""
         return filled(getattr(self.file, part), view, f"{self.label}: {part}").strip()
 
 
 def read_prompt(name: str, path: Path | None = None, says: str | None = None) -> Prompt:
-    """The templates in ``path``, or the shipped ones called ``name``; ``says`` replaces theirs.
+    """Read the templates in ``path``, or the shipped ones called ``name``. ``says`` replaces their template of that name.
 
     Raises:
-        ConfigError: No such file, an unknown key, or a template that cannot be read.
+        ConfigError: The file is missing, has an unknown key, or holds an invalid template.
     """
     file = path or _SHIPPED / f"{name}.yaml"
     read = validated(PromptFile, read_file(file, "prompt templates"), str(file))
@@ -73,10 +73,10 @@ def read_prompt(name: str, path: Path | None = None, says: str | None = None) ->
 
 
 def filled(template: str, view: Mapping[str, Any], where: str) -> str:
-    """A template with its names replaced.
+    """Render a template.
 
     Raises:
-        ConfigError: It is no template, or names something unknown.
+        ConfigError: The template is invalid, or uses an unknown name.
     """
     from jinja2 import TemplateError
 
@@ -93,7 +93,7 @@ def _compiled(template: str, where: str) -> Any:
     try:
         return _environment().from_string(template)
     except TemplateError as error:
-        raise ConfigError(f"{where}: no template: {error}") from None
+        raise ConfigError(f"{where}: invalid template: {error}") from None
 
 
 @lru_cache(maxsize=1)
@@ -109,7 +109,7 @@ def _environment() -> Environment:
 
 
 def unfenced(text: str) -> str:
-    """The inside of a text that is one code fence; any other text without blanks around it."""
+    """Return the content of a text that is a single code fence. Any other text is stripped of surrounding whitespace."""
     fence = _FENCED.fullmatch(text)
     return fence[1] if fence else text.strip()
 
@@ -120,7 +120,7 @@ _SHOWN = 160
 
 
 class ReflectionGrade(StrEnum):
-    """A reflection's grade of one criterion."""
+    """Grade of one criterion of a reflection."""
 
     GOOD = "good"
     AVERAGE = "average"
@@ -136,7 +136,7 @@ def _stepped(value: Any) -> Any:
 
 
 class Lenient(BaseModel):
-    """A part of a reply: further keys are ignored, numbers stand for their text, ``null`` for a value that may be missing."""
+    """A part of a reply. Unknown keys are ignored, numbers become text, and ``null`` counts as missing for optional values."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, coerce_numbers_to_str=True)
 
@@ -150,26 +150,26 @@ class Lenient(BaseModel):
 
 
 class MemberReply(Lenient):
-    """Any member's. ``thought`` is what it considered before it acted."""
+    """A reply of any member. ``thought`` is its reasoning before it acts."""
 
     thought: str = ""
 
 
 class SubTask(Lenient):
-    """One step of a plan: what to find out or compute, and which tool agent does it."""
+    """One step of a plan: a goal, and the tool agent that works on it."""
 
     goal: str = Field(min_length=1)
     agent: str = ""
 
 
 class PlanReply(MemberReply):
-    """The planner's: sub-tasks in order."""
+    """The planner's reply: sub-tasks in order."""
 
     steps: list[Annotated[SubTask, BeforeValidator(_stepped)]] = Field(min_length=1)
 
 
 class ToolAgentReply(MemberReply):
-    """A tool agent's: a tool call, or what it found when it needs no (more) tools."""
+    """A tool agent's reply: a tool call, or its finding once it needs no more tools."""
 
     tool: str = ""
     argument: str = ""
@@ -183,19 +183,19 @@ class ToolAgentReply(MemberReply):
 
     @property
     def calls(self) -> bool:
-        """Whether it is a tool call."""
+        """Whether the reply is a tool call."""
         return bool(self.argument.strip())
 
 
 class Judged(Lenient):
-    """One criterion's grade and why."""
+    """Grade of one criterion, with the reason."""
 
     grade: Annotated[ReflectionGrade, BeforeValidator(_lowered)]
     why: str = ""
 
 
 class Reflection(MemberReply):
-    """The reflector's: three criteria (AFM, arXiv 2508.13167, section 3), what must change, and whether to answer."""
+    """The reflector's reply: three criteria (AFM, arXiv 2508.13167, section 3), advice, and whether to answer now."""
 
     information_conflict: Judged
     tool_effectiveness: Judged
@@ -205,20 +205,20 @@ class Reflection(MemberReply):
 
     @property
     def poor(self) -> bool:
-        """Whether any criterion is: the team needs a new plan."""
+        """Whether any criterion is poor, so that the team needs a new plan."""
         grades = (self.information_conflict, self.tool_effectiveness, self.trajectory_monitoring)
         return any(judged.grade is ReflectionGrade.POOR for judged in grades)
 
 
 class Suggestion(MemberReply):
-    """The writer's: a final answer, and the facts that it rests on."""
+    """The writer's reply: a final answer, and the facts that support it."""
 
     answer: str = Field(min_length=1)
     facts: str = ""
 
 
 class Check(MemberReply):
-    """The verifier's: what was tested, a score from 1 (wrong) to 4 (certain), and what follows from it."""
+    """The verifier's reply: findings, a score from 1 (wrong) to 4 (certain), and a conclusion."""
 
     findings: str = Field(min_length=1)
     score: int = Field(ge=1, le=4)
@@ -226,14 +226,14 @@ class Check(MemberReply):
 
 
 def read_reply_as(kind: type[ReplyT], text: str) -> ReplyT:
-    """The JSON object in ``text`` that is a reply; anything around it (words, a fence) is skipped.
+    """Return the JSON object in ``text`` that is a reply. Anything around it (words, a fence) is skipped.
 
-    Reasoning (``<think>...</think>``, or all before a ``</think>`` alone) is no reply, whatever objects it holds. Of
-    several objects a tool call comes first: what follows it, the model made up instead of waiting for the tool.
+    Objects within reasoning (``<think>...</think>``, or everything before a single ``</think>``) are ignored. Of several
+    objects a tool call takes precedence. The model made up what follows it, instead of waiting for the tool.
 
     Raises:
-        ValueError: No reply was found, or several that differ. The message says what is wrong with the last object, or that the
-            reasoning is not finished.
+        ValueError: There is no reply, or several replies that differ. The message explains what is wrong with the last
+            object, or that the reasoning is not finished.
     """
     problem = "it holds no JSON object"
     replies: list[ReplyT] = []
@@ -259,19 +259,19 @@ _ADVICE = "raise `budget` in the team's file and run the same command again"
 _AGAIN = "\n\nYour last reply could not be used: {problem}. Reply again, with one JSON object of the form asked for and nothing else."
 
 Problem = Callable[[ReplyT], str]
-"""What is wrong with a reply that is well formed; empty when nothing is."""
+"""Returns what is wrong with a well-formed reply. Empty if nothing is wrong."""
 
 
 class NoUsableReplyError(EngineError):
-    """A member's model said nothing that can be used, however often it was asked."""
+    """A member's model gave no usable reply in all attempts."""
 
 
 class MemberVoices(ABC):
-    """Asks a team's members, again where a reply cannot be used.
+    """Asks a team's members, and asks again if a reply cannot be used.
 
     Args:
         prompts: The templates of each member.
-        asks: How often a member is asked when its replies cannot be used.
+        asks: Maximum number of requests to a member for one usable reply.
     """
 
     def __init__(self, settings: TeacherSettings, prompts: Mapping[str, Prompt], asks: int) -> None:
@@ -287,16 +287,16 @@ class MemberVoices(ABC):
         view: Mapping[str, Any],
         problem: Problem[ReplyT] | None = None,
     ) -> ReplyT:
-        """A member's reply of the right kind; it is asked again when it says something else.
+        """Return a member's reply of the given kind. The member is asked again if the reply cannot be used.
 
         Args:
             view: Names for the member's templates.
-            problem: What makes a well-formed reply useless; the member gets it.
+            problem: Returns what makes a well-formed reply useless. The member reads the text.
 
         Raises:
-            NoUsableReplyError: None came.
-            EngineError: The server failed for good.
-            BudgetSpentError: The run has nothing left.
+            NoUsableReplyError: No attempt gave a usable reply.
+            EngineError: The server failed permanently.
+            BudgetSpentError: The budget of the run is spent.
         """
         prompt, complaint = self._prompts[member], ""
         system, user = prompt.fill("system", view), prompt.fill("user", view)
@@ -317,14 +317,14 @@ class MemberVoices(ABC):
 
     @abstractmethod
     async def _reply(self, recorder: Recorder, member: str, system: str, user: str) -> str:
-        """What a member's model says."""
+        """Return the reply of a member's model."""
 
 
 class MemberModels(MemberVoices):
-    """Members with models behind servers: within rate and budget, again when a request fails, every request logged.
+    """Members whose models run on servers. Respects rates and budget, retries failed requests and logs every request.
 
     Raises:
-        ConfigError: An endpoint has no address, or a model no name, in the file and in the environment.
+        ConfigError: Neither the file nor the environment has the address of an endpoint or the name of a model.
     """
 
     def __init__(self, settings: TeacherSettings, prompts: Mapping[str, Prompt], asks: int) -> None:
@@ -375,7 +375,7 @@ def _server(name: str, endpoint: TeacherEndpoint, default_url: str | None, budge
 
 
 def _record(recorder: Recorder, member: str, model: str, report: CallReport) -> None:
-    """The event of one request, whatever came of it."""
+    """Log one request, whether it succeeded or failed."""
     estimated = report.reply is not None and not report.reply.metered
     recorder.call(
         member,

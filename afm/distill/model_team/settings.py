@@ -1,4 +1,4 @@
-"""What a team with models is declared by: one YAML of endpoints, models, members, roles, limits and budget."""
+"""The YAML of a team with models: endpoints, models, members, roles, limits and budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from afm.errors import suggestion
 
 
 class TeacherEndpoint(EndpointSettings):
-    """One server of a team; TEACHER_BASE_URL when ``url`` is ``None``."""
+    """One server of a team. Without ``url`` its address is TEACHER_BASE_URL."""
 
     key_variable: str = Field(default="TEACHER_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     max_parallel: int = Field(default=32, ge=1, le=10_000)
@@ -30,19 +30,19 @@ class TeamModel(Settings):
 
     endpoint: str
     name: str | None = None
-    """As the server calls it; TEACHER_MODEL_NAME when ``None``."""
+    """Its name at the server. TEACHER_MODEL_NAME if ``None``."""
     temperature: float = Field(default=0.7, ge=0, le=2)
     max_tokens: int = Field(default=2048, ge=16, le=1_000_000)
-    """Of one reply."""
+    """Maximum number of tokens of one reply."""
     system_role: bool = True
-    """Whether the model's chat knows the role ``system``; else its text comes before the user's."""
+    """Whether the model's chat has the role ``system``. Otherwise the system text is put before the user's."""
     request: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of the request, e.g. ``{response_format: {type: json_object}}``."""
+    """Further fields of the request, for example ``{response_format: {type: json_object}}``."""
     price: TokenPrice | None = None
-    """Needed for a budget in money."""
+    """Required for a budget in US dollars."""
 
     def messages(self, system: str, user: str) -> list[dict[str, str]]:
-        """System and user alone, in this order: servers whose chat template insists on turns accept it."""
+        """Return one system and one user message, in the order that strict chat templates accept."""
         if not self.system_role:
             return [{"role": "user", "content": f"{system}\n\n{user}"}]
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
@@ -51,12 +51,12 @@ class TeamModel(Settings):
     @classmethod
     def _one_reply(cls, fields: dict[str, Any]) -> dict[str, Any]:
         if wrong := sorted({"messages", "model", "n", "stream"} & set(fields)):
-            raise ValueError(f"{wrong} are not for you to set: a request has one reply, read whole")
+            raise ValueError(f"{wrong} cannot be set; a request has one reply, which is not streamed")
         return fields
 
 
 class MemberSettings(Settings):
-    """One member: its model, and templates that replace the shipped ``prompt`` or what it ``says`` in the trajectory."""
+    """One member: its model, and templates that replace the shipped ``prompt`` or its message in the trajectory (``says``)."""
 
     model: str
     prompt: Path | None = None
@@ -64,17 +64,17 @@ class MemberSettings(Settings):
 
 
 class ToolAgentSettings(MemberSettings):
-    """A member that works on one sub-task after another with its tools."""
+    """A member that works on sub-tasks with its tools."""
 
     tools: tuple[str, ...] = Field(min_length=1)
     purpose: str = ""
-    """Read by the planner, which chooses among several tool agents."""
+    """A description for the planner, which chooses among several tool agents."""
     argument: str = "{{ argument }}"
-    """Template of the text that a tool is called with, from ``{{ argument }}``."""
+    """Template of the text to call a tool with, from ``{{ argument }}``."""
 
 
 class Members(Settings):
-    """Who plays which part. The writer suggests the answer and, once the verifier accepts it, gives it."""
+    """The members of a team. The writer suggests an answer, and gives it once the verifier accepts it."""
 
     planner: MemberSettings
     reflector: MemberSettings
@@ -83,16 +83,16 @@ class Members(Settings):
 
 
 class Reflect(StrEnum):
-    """When the reflector looks at the work."""
+    """When the reflector reviews the work."""
 
     STEP = "step"
-    """After each sub-task but the last."""
+    """After each sub-task except the last."""
     CALL = "call"
     """After each tool call."""
 
 
 class Replan(StrEnum):
-    """What a setback leads to."""
+    """What follows a setback."""
 
     PLAN = "plan"
     """A new plan."""
@@ -101,31 +101,31 @@ class Replan(StrEnum):
 
 
 class TeamLimits(Settings):
-    """When the team stops trying."""
+    """When the team gives up."""
 
     rounds: int = Field(default=4, ge=1, le=1_000)
-    """Suggested answers that are checked."""
+    """Number of suggested answers that are checked."""
     plans: int = Field(default=4, ge=1, le=1_000)
-    """In all, the first one included."""
+    """Total number of plans, including the first one."""
     steps: int = Field(default=6, ge=1, le=1_000)
-    """Sub-tasks of one plan that are worked on."""
+    """Number of sub-tasks of one plan to work on."""
     calls_per_step: int = Field(default=3, ge=1, le=1_000)
-    """Tool calls for one sub-task."""
+    """Number of tool calls for one sub-task."""
     tool_calls: int = Field(default=20, ge=1, le=1_000)
-    """In all."""
+    """Total number of tool calls."""
     asks: int = Field(default=3, ge=1, le=1_000)
-    """How often a member is asked again when its reply cannot be used."""
+    """Maximum number of requests to a member for one usable reply."""
     shown_results: int = Field(default=2, ge=1, le=1_000)
-    """This number of last tool results is shown whole, earlier ones as what was found in them."""
+    """Number of the last tool results that are shown in full. Earlier ones are shown as findings."""
     shown_chars: int = Field(default=6_000, ge=200)
-    """Of one result; longer ones lose their middle."""
+    """Maximum number of characters of one shown result. Longer ones lose their middle."""
 
 
 class TeacherSettings(Settings):
-    """Members of any kind, with the models behind them: what the files of teams and of expansions share."""
+    """Members of any kind with their models. The files of teams and of expansions share these keys."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    """What the team is called in records and reports."""
+    """The team's name in records and reports."""
     endpoints: dict[str, TeacherEndpoint] = Field(min_length=1)
     """Servers by name: ``url`` (else ``TEACHER_BASE_URL``), ``key_variable``, ``requests_per_minute``,
     ``tokens_per_minute``, ``max_parallel``, ``attempts``, ``timeout_s``."""
@@ -134,9 +134,9 @@ class TeacherSettings(Settings):
     ``max_tokens``, ``request`` (further fields), ``system_role: false`` for models without one,
     ``price`` in US dollars for a million tokens."""
     members: Settings
-    """Which model each member uses."""
+    """The model of each member."""
     budget: BudgetSettings = BudgetSettings()
-    """``usd``, ``tokens`` and ``calls`` of the whole run, earlier parts included."""
+    """``usd``, ``tokens`` and ``calls`` of the whole run, including earlier parts."""
 
     @property
     def all_members(self) -> dict[str, MemberSettings]:
@@ -145,7 +145,7 @@ class TeacherSettings(Settings):
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:
-        """Refuse names that lead nowhere, and a budget in money without prices."""
+        """Reject unknown names, and a budget in US dollars without prices."""
         if self.budget.file is not None:
             raise ValueError(
                 "budget.file: not for a team, whose budget counts by the events in the run's folder"
@@ -170,28 +170,27 @@ class TeamSettings(TeacherSettings):
     """A team's file."""
 
     agent: str
-    """Whose trajectories the team's work becomes: a shipped agent's name or a YAML."""
+    """The agent whose trajectories the team's work becomes: the name of a shipped agent, or a YAML."""
     tools: Path
     """Tools YAML, relative to the team's file."""
     members: Members
-    """``planner``, ``reflector``, ``verifier``, ``writer``: which ``model`` each uses, a ``prompt`` (a
-    YAML of Jinja templates in place of the shipped one), and what it ``says`` in the trajectory."""
+    """``planner``, ``reflector``, ``verifier`` and ``writer``, each with its ``model``, a ``prompt`` (a YAML of Jinja
+    templates that replaces the shipped one) and ``says`` (template of its message in the trajectory)."""
     tool_agents: dict[str, ToolAgentSettings] = Field(min_length=1)
-    """Members that work with tools, by name: a model as above, ``tools``, ``purpose`` (read by the
-    planner) and ``argument`` (template of what a tool is called with)."""
+    """Members that work with tools, by name: a model as above, ``tools``, ``purpose`` (for the planner) and ``argument``
+    (template of the text to call a tool with)."""
     roles: RoleMap
-    """Which role of the agent each member plays. ``silent`` members leave no message, ``optional`` ones
-    only where the agent's order allows; ``missing_thought`` fills a gap."""
+    """The role of the agent that each member plays. ``silent`` members leave no message, ``optional`` ones only where the
+    agent's order allows it. ``missing_thought`` replaces a missing thought."""
     reflect: Reflect = Reflect.STEP
     """After each ``step``, or after each tool ``call``."""
     replan: Replan = Replan.PLAN
-    """A setback leads to a new ``plan``, or the work continues with the criticism as the next sub-task
-    (``continue``)."""
+    """After a setback, make a new ``plan``, or ``continue`` with the criticism as the next sub-task."""
     accept_score: int = Field(default=3, ge=1, le=4)
-    """The verifier's score, 1 to 4, from which a suggested answer is given."""
+    """Lowest score of the verifier, from 1 to 4, with which a suggested answer is given."""
     limits: TeamLimits = TeamLimits()
-    """When the team stops: ``rounds``, ``plans``, ``steps``, ``calls_per_step``, ``tool_calls``, ``asks``,
-    and how much of the results is shown."""
+    """When the team gives up: ``rounds``, ``plans``, ``steps``, ``calls_per_step``, ``tool_calls`` and ``asks``.
+    ``shown_results`` and ``shown_chars`` bound the results that are shown."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -211,7 +210,7 @@ class TeamSettings(TeacherSettings):
 
 
 def read_team(path: Path, overrides: Sequence[str] = ()) -> TeamSettings:
-    """The team of a YAML; it may ``extends`` another. Paths in it are relative to the file that names them.
+    """Read the team of a YAML, which may extend another (``extends``). Paths are relative to the file that names them.
 
     Raises:
         ConfigError: Names file, key path, value and what was expected.

@@ -1,8 +1,8 @@
-"""The loop of a team with models: plan, sub-tasks with tools, reflection, suggested answer, double check, again.
+"""The loop of a team with models: plan, sub-tasks with tools, reflection, suggested answer, double check, repeat.
 
-One poor grade of a reflection makes the team plan again. A suggested answer is given when the verifier scores it at
-least ``accept_score``. The order of parts and both rules are AFM's (arXiv 2508.13167, section 3). The loop knows no
-tag: the role map of the team's file says what each member's messages become.
+One poor grade of a reflection makes the team plan again. A suggested answer is given if the verifier's score is at
+least ``accept_score``. The order of parts and both rules are AFM's (arXiv 2508.13167, section 3). The loop contains no
+tags. The role map of the team's file defines the role of each member's messages.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _CUT = "\n[... {count} characters left out ...]\n"
 
 
 class SubTaskFinding(NamedTuple):
-    """What came of a sub-task, as the members see it."""
+    """The outcome of a sub-task, as the members see it."""
 
     goal: str
     text: str
 
 
 class Result(NamedTuple):
-    """What a tool returned, as the members see it."""
+    """The result of a tool call, as the members see it."""
 
     tool: str
     argument: str
@@ -61,18 +61,17 @@ class Result(NamedTuple):
 
 @dataclass(slots=True)
 class Memory:
-    """One task's.
+    """The team's state on one task.
 
-    What every member sees is made from this each time (:meth:`view`): the finished sub-tasks in a line each and the
-    last results whole. Earlier results are there as what was found in them, earlier calls by their arguments, so that
-    no text appears in a request twice.
+    Every request is built from it (:meth:`view`): one line for each finished sub-task, and the last results in full.
+    Earlier results appear as findings, and earlier calls by their arguments, so that no text is in a request twice.
 
     Attributes:
-        shown_results: How many of the last results are shown whole.
+        shown_results: Number of the last results that are shown in full.
         plan: Sub-tasks of the current plan.
-        done: How many of them are finished.
-        criticism: What was wrong since the last plan.
-        refused: Suggested answers that the verifier refused.
+        done: Number of finished sub-tasks.
+        criticism: Faults since the last plan.
+        refused: Suggested answers that the verifier rejected.
     """
 
     question: str
@@ -85,22 +84,22 @@ class Memory:
     refused: list[str] = field(default_factory=list)
 
     def start(self, plan: tuple[SubTask, ...]) -> None:
-        """Work by a new plan; what was wrong before is dealt with."""
+        """Begin a new plan and clear the criticism of the last one."""
         self.plan, self.done = plan, 0
         self.criticism.clear()
 
     def called(self, tool: str, argument: str) -> bool:
-        """Whether this call was made already: blanks and case ignored, except in programs."""
+        """Return whether this call was made before. Whitespace and case are ignored, except in programs."""
         wanted = (tool, call_form(tool, argument))
         return any((result.tool, call_form(tool, result.argument)) == wanted for result in self.results)
 
     def note(self, goal: str, text: str) -> None:
-        """Note what came of a sub-task; the same one twice counts once, with its last result."""
+        """Record the outcome of a sub-task. The last outcome replaces an earlier one of the same sub-task."""
         self.findings = [finding for finding in self.findings if finding.goal != goal]
         self.findings.append(SubTaskFinding(goal, text))
 
     def view(self) -> dict[str, Any]:
-        """Names for the templates."""
+        """Return the names for the templates."""
         recent = self.results[-self.shown_results :]
         return {
             "question": self.question,
@@ -115,7 +114,7 @@ class Memory:
 
 
 def shortened(text: str, most: int) -> str:
-    """``text`` without its middle when it is longer than ``most`` characters."""
+    """Return ``text`` without its middle if it has more than ``most`` characters."""
     if len(text) <= most:
         return text
     half = (most - len(_CUT)) // 2
@@ -123,14 +122,14 @@ def shortened(text: str, most: int) -> str:
 
 
 class ModelTeam:
-    """Solves tasks with models; for many tasks at once.
+    """A team that solves tasks with models, many tasks at once.
 
     Args:
         label: The team's file, for errors.
-        served: ``False`` for a team whose members are all answered by one model: its servers are not asked.
+        served: ``False`` for a team in which one model answers every member. Its servers are not used.
 
     Raises:
-        ConfigError: A prompt cannot be read, a tool agent has a tool that the agent lacks, an address is missing.
+        ConfigError: A prompt cannot be read, a tool agent has a tool that the agent lacks, or an address is missing.
     """
 
     def __init__(self, settings: TeamSettings, spec: AgentSpec, label: str = "team", served: bool = True):
@@ -151,29 +150,29 @@ class ModelTeam:
             {"name": name, "purpose": agent.purpose or ", ".join(agent.tools)}
             for name, agent in settings.tool_agents.items()
         ]
-        """What the planner reads about the tool agents."""
+        """Descriptions of the tool agents for the planner."""
 
     @property
     def name(self) -> str:
-        """Identifies the team and its settings in logs and manifests."""
+        """Name and settings digest of the team, for logs and manifests."""
         return f"{self.settings.name}@{self._digest}"
 
     @property
     def priced(self) -> bool:
-        """Whether every member's model has a price, so that money can be counted."""
+        """Whether every member's model has a price, so that cost can be counted."""
         members = self.settings.all_members.values()
         return all(self.settings.models[member.model].price is not None for member in members)
 
     def model_of(self, member: str) -> str:
-        """What its server calls a member's model; empty for a team that is not served."""
+        """Return the name of a member's model at its server. Empty for a team that is not served."""
         return self._models.names[self.settings.all_members[member].model] if self._models else ""
 
     async def solve(self, recorder: Recorder, voices: MemberVoices | None = None) -> None:
-        """Plan, work, suggest and check until an answer is accepted or the limits are reached; ``voices`` replace servers.
+        """Plan, work, suggest and check until an answer is accepted or a limit is reached. ``voices`` replace servers.
 
         Raises:
-            EngineError: A model failed for good.
-            BudgetSpentError: The run has nothing left.
+            EngineError: A model failed permanently.
+            BudgetSpentError: The budget of the run is spent.
         """
         await _Attempt(self, recorder, voices or cast("MemberModels", self._models)).run()
 
@@ -183,11 +182,11 @@ class ModelTeam:
             await self._models.close()
 
     def tool_agent(self, named: str) -> str:
-        """The tool agent of that name, else the first one."""
+        """Return the tool agent of that name, or else the first one."""
         return named if named in self.settings.tool_agents else next(iter(self.settings.tool_agents))
 
     def tools_of(self, agent: str) -> list[dict[str, str]]:
-        """What a tool agent reads about its tools: the agent's own declaration of them."""
+        """Return the descriptions of a tool agent's tools, taken from the agent's declaration."""
         roles = {tool: self.spec.roles[tag] for tag, tool in self.spec.tool_roles.items()}
         return [
             {"name": tool, "purpose": roles[tool].purpose, "format": roles[tool].format}
@@ -195,12 +194,12 @@ class ModelTeam:
         ]
 
     def argument(self, agent: str, action: ToolAgentReply) -> str:
-        """The text that the tool is called with."""
+        """Return the text to call the tool with."""
         template = self.settings.tool_agents[agent].argument
         return filled(template, {"argument": action.argument}, f"{self._label}: tool_agents.{agent}.argument")
 
     def message(self, member: str, view: Mapping[str, Any]) -> str:
-        """What of a reply goes into the trajectory."""
+        """Return the part of a reply that goes into the trajectory."""
         return self.prompts[member].fill("says", view)
 
     def _check_tools(self) -> None:
@@ -215,11 +214,11 @@ class ModelTeam:
 
 
 class _NoAnswerError(Exception):
-    """The team gives up; why."""
+    """The team gives up, with the reason."""
 
 
 class _Attempt:
-    """One task's way through the loop."""
+    """One pass of a task through the loop."""
 
     def __init__(self, team: ModelTeam, recorder: Recorder, models: MemberVoices) -> None:
         self._team, self._models = team, models
@@ -229,7 +228,7 @@ class _Attempt:
         self._plans = 0
         self._calls = 0
         self._unseen = 0
-        """Tool calls since the last plan or reflection."""
+        """Number of tool calls since the last plan or reflection."""
 
     async def run(self) -> None:
         try:
@@ -255,7 +254,7 @@ class _Attempt:
         raise _NoAnswerError(f"no answer was accepted in {self._limits.rounds} rounds, the last one: {last}")
 
     async def _plan(self) -> None:
-        """A plan, or the criticism as the only sub-task where the agent plans once."""
+        """Make a plan. For an agent that plans once, the criticism becomes the only sub-task."""
         if self._plans and self._team.settings.replan is Replan.CONTINUE:
             self._memory.start((SubTask(goal=self._memory.criticism[-1]),))
             return
@@ -267,12 +266,12 @@ class _Attempt:
         self._unseen = 0
 
     async def _work(self) -> None:
-        """Sub-task after sub-task, with new plans in between, until one is done or no call is left."""
+        """Work on sub-tasks, with new plans if needed, until a plan is finished or no call is left."""
         while await self._worked_into_trouble():
             await self._plan()
 
     async def _worked_into_trouble(self) -> bool:
-        """Work by the plan; whether a reflection asks for a new one."""
+        """Follow the plan. Returns whether a reflection asks for a new one."""
         for number, step in enumerate(self._memory.plan, 1):
             reflection = await self._step(step)
             self._memory.done = number
@@ -289,12 +288,12 @@ class _Attempt:
         return False
 
     def _need_calls(self) -> None:
-        """A new plan is of no use without tool calls."""
+        """Give up if no tool call is left, because a new plan would need one."""
         if self._calls >= self._limits.tool_calls:
             raise _NoAnswerError(f"{self._calls} tool calls were not enough: {self._memory.criticism[-1]}")
 
     async def _step(self, step: SubTask) -> Reflection | None:
-        """One sub-task; returns the reflection that ended it, if one did."""
+        """Work on one sub-task. Returns the reflection that ended it, if any."""
         agent, results_before = self._team.tool_agent(step.agent), len(self._memory.results)
         left = min(self._limits.calls_per_step, self._limits.tool_calls - self._calls)
         reflection: Reflection | None = None
@@ -335,7 +334,7 @@ class _Attempt:
         return await self._models.ask(self._pen, agent, ToolAgentReply, self._view(view), problem)
 
     async def _call(self, agent: str, step: SubTask, action: ToolAgentReply) -> None:
-        """A tool call, with what the members will see of its result."""
+        """Call a tool, and store the part of its result that the members see."""
         self._think(agent, action.thought)
         argument = self._team.argument(agent, action)
         result = await self._pen.use(agent, action.tool, argument, meta={INTENT: step.goal})
@@ -345,7 +344,7 @@ class _Attempt:
         self._unseen += 1
 
     async def _reflect(self) -> Reflection | None:
-        """A reflection, if there is a tool call to reflect on."""
+        """Return a reflection, or ``None`` if there is no new tool call."""
         if not self._unseen:
             return None
         self._unseen = 0
@@ -355,7 +354,7 @@ class _Attempt:
         return await self._ask(VERIFIER, Check, {"answer": suggestion.answer, "facts": suggestion.facts})
 
     async def _ask(self, member: str, kind: type[ReplyT], view: Mapping[str, Any]) -> ReplyT:
-        """Ask a member, and log what it thought and said."""
+        """Ask a member. Logs its thought and its message."""
         whole = self._view(view)
         reply = await self._models.ask(self._pen, member, kind, whole)
         self._think(member, reply.thought)
@@ -370,7 +369,7 @@ class _Attempt:
             self._pen.say(member, self._plain(thought), meta={PART: THOUGHT})
 
     def _plain(self, text: str) -> str:
-        """Without anything that could open or close a role."""
+        """Return the text without anything that could open or close a role."""
         return neutralise(text.strip(), self._team.spec)
 
     def _view(self, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -378,7 +377,7 @@ class _Attempt:
 
 
 def _digest(settings: TeamSettings, prompts: Mapping[str, Prompt]) -> str:
-    """Of what the team's work depends on; addresses, rates and budget may change on the way."""
+    """Return a digest of everything that the team's work depends on. Addresses, rates and budget are not included."""
     content = settings.model_dump(mode="json", exclude={"endpoints", "budget", "tools"})
     for member in (*content["members"].values(), *content["tool_agents"].values()):
         del member["prompt"]
@@ -386,10 +385,10 @@ def _digest(settings: TeamSettings, prompts: Mapping[str, Prompt]) -> str:
 
 
 def load_team(path: str | Path, spec: AgentSpec | None = None, overrides: Sequence[str] = ()) -> ModelTeam:
-    """The team of a YAML.
+    """Load the team of a YAML.
 
     Args:
-        spec: Whose trajectories its work becomes; by default the file's ``agent``.
+        spec: The agent whose trajectories the team's work becomes. The default is the file's ``agent``.
 
     Raises:
         ConfigError: Names file, key path, value and what was expected.

@@ -1,1 +1,1 @@
-"""Which questions are worth reinforcing on: those that a model does not answer anyway (AFM, arXiv 2508.13167)."""
+"""Selection of questions for reinforcement: those that a model does not already solve (AFM, arXiv 2508.13167)."""

@@ -1,4 +1,4 @@
-"""One sample of a question: an episode of the agent, or a reply of any chat endpoint; and whether it is right."""
+"""Samples of a question: episodes of the agent, or replies of any chat endpoint, with a verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from afm.trajectory import answers
 from afm.trajectory.tags import Segment, author_segments
 
 Judge = Callable[[Sample], Awaitable[bool]]
-"""Whether a response is right. Raises :class:`RewardError` when it cannot be judged."""
+"""Returns whether a response is right. Raises :class:`RewardError` if it cannot be judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Answered:
     """One sample.
 
     Attributes:
-        stop: How it ended.
+        stop: Why it ended.
     """
 
     right: bool
@@ -37,35 +37,35 @@ class Answered:
 
 
 class QuestionAsker(Protocol):
-    """Takes samples."""
+    """Takes samples of questions."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What its samples depend on, for telling one run from another."""
+        """Return everything that the samples depend on, to distinguish runs."""
         ...
 
     async def ask(self, task: Task, seed: int) -> Answered:
-        """One sample.
+        """Take one sample.
 
         Raises:
-            RefusedError: The engine refused the question; another try would be refused as well.
-            EngineError, ToolError: The sample failed; another try may succeed.
+            RefusedError: The engine rejected the question, and would reject it again.
+            EngineError, ToolError: The sample failed. Another attempt may succeed.
             RewardError: The answer cannot be judged.
         """
         ...
 
     async def close(self) -> None:
-        """Free what it holds."""
+        """Close connections, models and tools."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeAsker:
-    """Lets a model act as the agent, with the agent's tools or as the agent without them.
+    """Lets a model play the agent, with or without the agent's tools.
 
     Attributes:
-        sampling: Its ``seed`` is replaced.
-        digests: What else the samples depend on: :func:`settings_digest` of the reward and of the tools.
+        sampling: Parameters of the samples. ``seed`` is replaced.
+        digests: Further facts: :func:`settings_digest` of the reward and of the tools.
     """
 
     spec: AgentSpec
@@ -77,7 +77,7 @@ class EpisodeAsker:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Agent, model, tools and sampling, and the digests."""
+        """Return agent, model, tools, sampling and the digests."""
         return {
             "agent": self.spec.name,
             "agent_digest": self.spec.digest,
@@ -89,25 +89,25 @@ class EpisodeAsker:
         }
 
     async def ask(self, task: Task, seed: int) -> Answered:
-        """One episode."""
+        """Play one episode."""
         player = ModelPlayer(self.spec, self.model, self.tools, self.sampling)
         record = await play_once(player, task.id, task, seed)
         return Answered(await self.judge(sample_of(self.spec, task, record.segments)), record.stop.value)
 
     async def close(self) -> None:
-        """Free the model and the tools."""
+        """Close the model and the tools."""
         await self.model.close()
         for tool in self.tools.values():
             await tool.close()
 
 
 class ChatAsker:
-    """Asks any OpenAI-compatible chat endpoint, which needs neither token ids nor a tokenizer here; without tools.
+    """Asks any OpenAI-compatible chat endpoint without tools. It needs neither token ids nor a tokenizer.
 
     Args:
-        spec: The agent without its tools: its prompt and its answer's format.
-        url: Of the server, with or without ``/v1``.
-        endpoint: How it is asked.
+        spec: The agent without its tools. It defines the prompt and the form of the answer.
+        url: Address of the server, with or without ``/v1``.
+        endpoint: Settings of the requests.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class ChatAsker:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Agent, model and sampling; not the address, which may change."""
+        """Return agent, model and sampling. The address is not included, because it may change."""
         return {"agent": self._spec.name, "agent_digest": self._spec.digest, "tools": [], **self._request}
 
     async def ask(self, task: Task, seed: int) -> Answered:
-        """One reply; one that is cut off counts as it is, without an answer."""
+        """Take one reply. A truncated reply counts as a sample without an answer."""
         body = self._request | {"messages": self._spec.prompt_messages(task.question), "seed": seed}
         finishes = ("stop", "length", "content_filter")
         reply = await self._endpoint.ask(body, lambda reply: reply, finishes=finishes)
@@ -151,7 +151,7 @@ class ChatAsker:
 
 
 def _without_drafts(reply: str) -> str:
-    """Without reasoning, which may hold drafts of the answer; unchanged where the reasoning never ends."""
+    """Return a reply without its reasoning, which may hold drafts of the answer. Unfinished reasoning is not removed."""
     try:
         return without_reasoning(reply).strip()
     except UnfinishedReasoningError:
@@ -159,15 +159,14 @@ def _without_drafts(reply: str) -> str:
 
 
 def sample_of(spec: AgentSpec, task: Task, segments: tuple[Segment, ...]) -> Sample:
-    """A response to a task, for a judge."""
+    """Return a response to a task in the form that judges take."""
     return Sample.of(spec, task, segments, extra_info=task.extra_info)
 
 
 async def by_exact_match(sample: Sample) -> bool:
-    """EM: every final answer is a gold answer after the usual normalisation, whatever reward the data source has.
+    """Judge by exact match: every final answer equals a gold answer after normalisation. The data source's reward is unused.
 
-    A reply of one line without the agent's tags is taken as the answer, since a model that was never trained on them may
-    still know it.
+    A reply of one line without the agent's tags counts as the answer, because an untrained model does not know the tags.
     """
     try:
         accepted = {comparable(text) for text in gold_answers(sample.ground_truth)}
@@ -183,7 +182,7 @@ def _bare(segments: tuple[Segment, ...]) -> tuple[str, ...]:
 
 
 def by_reward(reward: Reward) -> Judge:
-    """By the part ``correct`` of a reward: 1 is right, format and length do not matter here."""
+    """Return a judge by the part ``correct`` of a reward. 1 is right. Format and length are ignored."""
 
     async def judge(sample: Sample) -> bool:
         verdict = await reward.score(sample)
@@ -196,7 +195,7 @@ def by_reward(reward: Reward) -> Judge:
 
 
 def settings_digest(settings: Any) -> str:
-    """The same for the same settings, addresses aside: a server may move."""
+    """Return a digest of settings without addresses, because a server may move."""
     return sha256(json.dumps(_without_addresses(settings), sort_keys=True, default=str).encode()).hexdigest()[
         :16
     ]

@@ -1,8 +1,8 @@
-"""Takes the samples of a selection, many at a time, and finds out which questions cannot be sampled at all.
+"""Taking the samples of a selection, many at a time, and finding the questions that cannot be sampled.
 
-An engine that fails ends the run, and loses nothing. A question that fails while the engine works would block every
-run. It is asked again after all others. Then a question that was answered before
-is asked. Only if that one is answered again, the fault is the question's.
+A failed engine ends the run. No sample is lost. A question that fails while the engine works would block every run. It
+is asked again after all others. Then a question that was answered before is asked. The first question is at fault only
+if that one is answered again.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from afm.seeds import episode_seed
 
 
 class FailedQuestions(StrEnum):
-    """What a question leads to that cannot be sampled though others can: it is dropped, or the run ends without a selection."""
+    """The treatment of a question that cannot be sampled although others can: drop it, or end without a selection."""
 
     DROP = "drop"
     ERROR = "error"
 
 
 class QuerySettings(Settings):
-    """What decides about samples and rates.
+    """Settings of samples and solve rates.
 
-    With ``a`` right answers among ``samples``, the rate of a question is ``r_q = a / samples``; it is kept when
-    ``r_q <= max_rate``.
+    With ``a`` right answers among ``samples``, the solve rate of a question is ``r_q = a / samples``. The question is
+    kept if ``r_q <= max_rate``.
     """
 
     samples: int = Field(default=32, ge=1, le=10_000)
-    """Answers sampled for each question."""
+    """Number of answers sampled for each question."""
     with_tools: bool = False
     """``true``: a sample is an episode of the agent with its tools. ``false``: it is one answer without tools."""
     max_rate: float | None = Field(default=0.3, ge=0, le=1)
-    """Largest solve rate of a question to keep. ``null`` drops only the questions that every sample solves."""
+    """Maximum solve rate of a kept question. ``null`` drops only questions that every sample solves."""
     target: int | None = Field(default=None, ge=1)
-    """Largest number of questions to keep, drawn at random in proportion to their data sources."""
+    """Maximum number of kept questions, drawn at random in proportion to their data sources."""
     seed: int = 0
-    """Seeds the samples and the draw."""
+    """Seed of the samples and the draw."""
     max_parallel: int = Field(default=64, ge=1, le=10_000)
-    """Samples in progress at the same time."""
+    """Number of samples in progress at the same time."""
     temperature: float = Field(default=1.0, ge=0, le=2)
     """Temperature of the samples."""
     max_tokens: int | None = Field(default=2048, ge=1, le=1_000_000)
-    """Tokens of one sample, without tool answers. ``null``: the agent's own limits."""
+    """Maximum number of tokens of one sample, without tool results. ``null`` means the agent's own limits."""
     failures_in_a_row: int = Field(default=20, ge=1)
     """After this many failed samples in a row (at least twice ``max_parallel``), the engine is asked a question that it
     answered before. If it fails there too, the run ends. If more questions than this fail, the engine is at fault."""
@@ -68,7 +68,7 @@ class QuerySettings(Settings):
 
     @property
     def most_right(self) -> int:
-        """Right answers that a question that is kept has at most."""
+        """Maximum number of right answers of a kept question."""
         if self.max_rate is None:
             return self.samples - 1
         return int(self.max_rate * self.samples + 1e-9)
@@ -80,12 +80,11 @@ class QueryConfig(QuerySettings):
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Questions as JSONL or parquet."""
     output_dir: Path
-    """Folder for everything that the run writes; ``kept.jsonl`` holds the questions. Run the same command again to
-    resume."""
+    """Folder for everything that the run writes. ``kept.jsonl`` holds the questions. The same command resumes a run."""
     model: str = Field(min_length=1)
     """A model's folder, a run, or the address of an OpenAI-compatible server."""
     model_name: str | None = None
-    """Name of the model, if the server has several."""
+    """Name of the model if the server has several."""
     tokenizer: Path | None = None
     """Folder of the served model's tokenizer. ``with_tools`` needs it."""
     timeout_s: float = Field(default=300.0, gt=0, le=86_400)
@@ -119,7 +118,7 @@ class QueryConfig(QuerySettings):
 
 
 def read_selection(path: Path, overrides: Sequence[str] = ()) -> QueryConfig:
-    """The settings in a YAML; it may ``extends`` another. ``agent``, ``tools`` and ``rewards`` in a file are relative to it.
+    """Read the settings of a YAML, which may extend another (``extends``). Its paths are relative to the file.
 
     Raises:
         ConfigError: Names file, key path, value and what was expected.
@@ -133,11 +132,11 @@ def read_selection(path: Path, overrides: Sequence[str] = ()) -> QueryConfig:
 class SampleLog(Journal):
     """The samples of one selection, open for writing by one process at a time. Use it as a context manager.
 
-    The sample of a half-written last line is taken again, and so are samples of a question that has changed.
+    The sample of a torn last line is taken again. So are samples of a question that has changed.
 
     Raises:
-        ConfigError: Another process is writing here.
-        DataError: A complete line is no sample.
+        ConfigError: Another process is writing the log.
+        DataError: A complete line is not a sample.
     """
 
     def __init__(self, path: Path) -> None:
@@ -150,23 +149,23 @@ class SampleLog(Journal):
             self._note(row["task"], row["key"], row["sample"], row["right"])
 
     def add(self, task: Task, number: int, *, right: bool, stop: str) -> None:
-        """Add one sample and hand it to the system at once."""
+        """Append one sample and pass it to the operating system at once."""
         key = self._key(task)
         self.append_row({"task": task.id, "key": key, "sample": number, "right": right, "stop": stop})
         self._note(task.id, key, number, right)
 
     def missing(self, task: Task, samples: int) -> list[int]:
-        """Numbers of the samples that have not been taken, of the first ``samples``."""
+        """Return the numbers of the first ``samples`` samples that are missing."""
         done, _ = self._taken.get((task.id, self._key(task)), (0, 0))
         return [number for number in range(samples) if not done >> number & 1]
 
     def right(self, task: Task, samples: int) -> int:
-        """How many of the first ``samples`` are right."""
+        """Return the number of right answers among the first ``samples``."""
         _, right = self._taken.get((task.id, self._key(task)), (0, 0))
         return (right & ((1 << samples) - 1)).bit_count()
 
     def _key(self, task: Task) -> str:
-        """Changes with the question and its gold answer; computed once, for the tests of a program may be megabytes."""
+        """Return a key of question and gold answer. It is cached, because the tests of a program may take megabytes."""
         if task.id not in self._keys:
             content = json.dumps([task.question, task.ground_truth], sort_keys=True, default=str)
             self._keys[task.id] = blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
@@ -180,7 +179,7 @@ class SampleLog(Journal):
 
 
 OnSample = Callable[[int, int], None]
-"""Receives how many samples there are, those of earlier starts included, and how many there will be."""
+"""Receives the number of samples so far, including those of earlier runs, and the total number."""
 
 _TRIES = 3
 _PARALLEL_AGAIN = 4
@@ -190,10 +189,10 @@ _NUMBER = re.compile(r"[0-9a-f]*\d[0-9a-f]*")
 
 @dataclass(slots=True)
 class _Fault:
-    """What a question's missing samples met.
+    """Errors of a question's missing samples.
 
     Attributes:
-        kinds: Messages without their numbers.
+        kinds: Messages without numbers.
     """
 
     refused: bool = False
@@ -209,11 +208,11 @@ class _Fault:
 
 
 class Sampling:
-    """Takes the samples of one selection: ``resumed`` ones were in the log, ``sampled`` ones were taken.
+    """Takes the samples of one selection. ``resumed`` samples were in the log, ``sampled`` ones are new.
 
     Attributes:
-        unjudged: Ids of tasks whose answers cannot be judged, and why.
-        unsampled: Ids of tasks that the engine does not answer though it answers others, and why.
+        unjudged: Tasks whose answers cannot be judged, by id with the reason.
+        unsampled: Tasks that the engine does not answer although it answers others, by id with the reason.
     """
 
     def __init__(
@@ -234,10 +233,10 @@ class Sampling:
         self._last = ""
 
     async def work(self, tasks: Sequence[Task]) -> None:
-        """Take all samples that the log lacks.
+        """Take all samples that are missing in the log.
 
         Raises:
-            EngineError: Samples are missing, and it is not their questions' fault. Those that are there stay.
+            EngineError: Samples are missing, and their questions are not at fault. Existing samples stay.
             SandboxUnavailableError: Model-written code cannot run on this machine.
         """
         self.resumed = self._total - sum(len(self._missing(task)) for task in tasks)
@@ -257,7 +256,7 @@ class Sampling:
         self.unsampled = {name: fault.last for name, fault in self._faults.items()}
 
     def _own_faults(self, failing: Sequence[Task], *, patient: bool = True) -> bool:
-        """Whether it may be the questions' fault: each was refused, or, of a few, no sample ever gave anything but one fault."""
+        """Return whether the questions may be at fault: all were rejected, or a few questions had only one kind of error."""
         stuck = [task for task in failing if not self._faults[task.id].refused]
         if len(stuck) > self._settings.failures_in_a_row:
             return False
@@ -273,7 +272,7 @@ class Sampling:
     async def _pass(
         self, tasks: Sequence[Task], everyone: Sequence[Task], parallel: int, *, patient: bool = True
     ) -> None:
-        """Take what is missing of ``tasks``; impatient: the first fault of a question is enough."""
+        """Take the missing samples of ``tasks``. Without ``patient``, a question stops at its first error."""
         most = max(self._settings.failures_in_a_row, 2 * self._settings.max_parallel)
 
         async def take(sample: tuple[Task, int]) -> None:
@@ -320,7 +319,7 @@ class Sampling:
         return None
 
     async def _works(self, tasks: Sequence[Task]) -> bool:
-        """Whether the engine answers, and the judge judges, a question that worked before, or else one that did not fail yet."""
+        """Return whether a question that worked before, or one that has not failed yet, is answered and judged now."""
         others = [task for task in tasks if task.id not in self._faults and task.id not in self.unjudged]
         answered = (task for task in others if len(self._missing(task)) < self._settings.samples)
         control = next(answered, None)
@@ -351,5 +350,5 @@ class Sampling:
         examples = f" (of {', '.join(map(repr, names[:_NAMED]))}{more})" if names else ""
         return EngineError(
             f"{self._total - there} of {self._total} samples are missing, {failed} of them failed{examples}; the last: "
-            f"{self._last}. Remove the cause and run the same command again: the samples that are there are kept"
+            f"{self._last}. Remove the cause and run the same command again; existing samples are kept"
         )

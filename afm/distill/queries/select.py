@@ -1,4 +1,4 @@
-"""Select queries for reinforcement: sampled, filtered by rate and by overlap with other sets, drawn by data source."""
+"""Selection of queries for reinforcement by solve rate, overlap with other sets, and data source."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ MANIFEST_FILE = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class QuerySummary:
-    """What a selection gave: tasks kept in ``path`` (with ``r_q``) and dropped by reason, ``kept + sum(dropped) == tasks``.
+    """Result of a selection: kept tasks in ``path`` (with ``r_q``), and dropped tasks by reason.
+
+    ``kept + sum(dropped) == tasks``.
 
     Attributes:
-        resumed: Samples in the log; ``sampled`` were taken by this call.
-        unsampled: Ids of tasks that the engine does not answer though it answers others, and why.
+        resumed: Number of samples that were in the log. ``sampled`` is the number of new samples.
+        unsampled: Tasks that the engine does not answer although it answers others, by id with the reason.
     """
 
     path: Path
@@ -49,7 +51,7 @@ class QuerySummary:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What becomes of a task; without ``reason`` it is kept. ``rate`` holds ``r_q`` and the number of samples, if any."""
+    """The decision about a task, which is kept without a ``reason``. ``rate`` holds ``r_q`` and the number of samples."""
 
     task: Task
     reason: str = ""
@@ -66,21 +68,21 @@ async def select_queries(
     inputs: Iterable[Path] = (),
     on_sample: OnSample | None = None,
 ) -> QuerySummary:
-    """Select the tasks that a model does not solve anyway; called again after a kill, it continues with the next sample.
+    """Select the tasks that a model does not already solve. After a kill, the same call resumes with the next sample.
 
-    Writes ``samples.jsonl`` on the way, then ``kept.jsonl``, ``dropped.jsonl`` (with reason and rate) and
-    ``manifest.json``. A task whose answers cannot be judged (no gold answer, broken tests) is dropped, and so is one that
-    the engine refuses while it answers others (``settings.on_bad_rows``). A run with another ``max_rate``, another
-    ``target``, more samples or more tasks uses the samples that exist.
+    Writes ``samples.jsonl`` while it runs, and at the end ``kept.jsonl``, ``dropped.jsonl`` (with reason and rate) and
+    ``manifest.json``. Drops a task whose answers cannot be judged (no gold answer, broken tests), or that the engine
+    rejects while it answers others (``settings.on_bad_rows``). A run with another ``max_rate``, another ``target``,
+    more samples or more tasks reuses existing samples.
 
     Args:
-        known: Keys of questions that must not occur, see :func:`known_questions`.
-        inputs: Files the tasks came from, for the manifest.
+        known: Keys of questions to exclude (:func:`known_questions`).
+        inputs: Files of the tasks, for the manifest.
 
     Raises:
         ConfigError: ``output_dir`` holds samples of another model, agent or seed, or another run is writing there.
         DataError: There are no tasks, or an id occurs twice.
-        EngineError: Samples could not be taken. Those that were stay; the same call continues.
+        EngineError: Samples failed. Existing samples stay, and the same call resumes.
         SandboxUnavailableError: Model-written code cannot run on this machine.
     """
     if not list(distinct_tasks(tasks)):
@@ -105,7 +107,7 @@ async def select_queries(
 
 
 def _unasked(tasks: Sequence[Task], known: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Ids of tasks that need no sample, and why."""
+    """Yield the ids of tasks that need no sample, with the reason."""
     seen: dict[str, str] = {}
     for task in tasks:
         key = question_key(task.question)
@@ -126,7 +128,7 @@ def _by_rate(task: Task, right: int, settings: QuerySettings) -> _Decision:
 
 
 def _drawn(decisions: list[_Decision], settings: QuerySettings) -> list[_Decision]:
-    """Of the kept tasks, ``target`` in proportion to their data sources (largest remainders), at random."""
+    """Draw ``target`` of the kept tasks at random, in proportion to their data sources (largest remainders)."""
     strata: dict[str, list[str]] = defaultdict(list)
     for decision in decisions:
         if not decision.reason:
@@ -188,20 +190,22 @@ def _written(
 
 
 _JOINS = re.compile(r"[-/\u2010-\u2014]")
-"""What parts two words as a blank does."""
+"""Characters that separate two words as a space does."""
 
 
 def question_key(question: str) -> str:
-    """The same for questions that differ in case, punctuation, articles, layout and forms of letters alone.
+    """Return a key that ignores case, punctuation, articles, layout and variants of letters.
 
-    Signs that make another question (operators, decimal points) are no punctuation, see
-    :func:`afm.distill.filters.contamination.with_marks`.
+    Signs that change the question (operators, decimal points) are kept
+    (:func:`afm.distill.filters.contamination.with_marks`).
     """
     return comparable(_JOINS.sub(" ", with_marks(question)))
 
 
 def known_questions(files: Iterable[Path]) -> set[str]:
-    """Keys of all questions of trajectories, alpaca rows (the text behind ``Question:``), or tasks; JSON, JSONL or parquet.
+    """Return the keys of all questions of trajectories, alpaca rows (the text after ``Question:``) or tasks.
+
+    Reads JSON, JSONL and parquet.
 
     Raises:
         DataError: A row holds no question, or a file cannot be read.

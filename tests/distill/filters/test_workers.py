@@ -75,7 +75,7 @@ def test_a_process_that_died_is_named(wiki, row):
                     os.kill(child.pid, signal.SIGKILL)
             yield one
 
-    with pytest.raises(EngineError, match=r"a filter process died .*run the command again to continue"):
+    with pytest.raises(EngineError, match=r"a filter process died .*run the command again to resume"):
         for _ in decided(until_killed(), PLAN, wiki, 2):
             pass
 

@@ -32,7 +32,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(tmp_path):
     [
         ("members.planner.model=strung", "planner.model: got 'strung'; did you mean 'strong'"),
         ("models.fast.endpoint=teach", "models.fast.endpoint: got 'teach'; did you mean 'teacher'"),
-        ("models.fast.request={n: 4}", r"\['n'\] are not for you to set: a request has one reply"),
+        ("models.fast.request={n: 4}", r"\['n'\] cannot be set; a request has one reply"),
         ("models.fast.price=", "models.fast.price: missing, but needed for a budget in money"),
         ("endpoints.teacher.api_key=sk-1", "api_key: unknown key"),
         ("budget.use=1", "override 'budget.use=1': budget.use: unknown key"),
@@ -59,5 +59,5 @@ def test_a_budget_changes_no_digest_and_a_prompt_does(tmp_path, monkeypatch):
     assert load_team(file, overrides=["budget.usd=1", "endpoints.teacher.max_parallel=1"]).name == plain
     assert load_team(file, overrides=[f"members.planner.prompt={prompt}"]).name != plain
     prompt.write_text("system: '{{ qestion }'\nuser: u\n")
-    with pytest.raises(ConfigError, match=r"planner.yaml: system: no template"):
+    with pytest.raises(ConfigError, match=r"planner.yaml: system: invalid template"):
         load_team(file, overrides=[f"members.planner.prompt={prompt}"])

@@ -649,7 +649,7 @@ def test_a_call_that_is_not_whole_is_told_with_its_line(log_lines, tmp_path):
     log, bad = tmp_path / "log", BadLines(tmp_path / "log")
     log.write_text("\n".join(map(json.dumps, rows)) + "\n")
 
-    with pytest.raises(DataError, match=r"log:5: event 'q/1#1.4' is no whole model call: stream: "):
+    with pytest.raises(DataError, match=r"log:5: event 'q/1#1.4' is not a complete model call: stream: "):
         list(read_calls(log))
     assert len(list(read_calls(log, bad=bad))) == 1
     assert ([row["line"] for row in bad.lines], bad.damaged) == ([5], {("q/1", 1)})
