@@ -1,4 +1,4 @@
-"""Programs with agents of their own, which speak to a model over HTTP: their conversations kept as sampled tokens."""
+"""Record the conversations of external agent programs as the tokens that the model sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and completions: what a request asks for, and its answer whole or as a stream."""
+"""OpenAI's chat completions and completions: parse requests, write answers and streams."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class AnswerStream(Protocol):
-    """Writes an answer as server-sent events, while it is sampled."""
+    """Writer of an answer as server-sent events during sampling."""
 
     def begin(self) -> bytes:
-        """Before the first text."""
+        """Return the events before the first text."""
         ...
 
     def text(self, number: int, piece: str) -> bytes:
-        """The next piece of a choice's text."""
+        """Return the events for the next piece of a choice's text."""
         ...
 
     def end(self, reply: ModelReply) -> bytes:
-        """What follows the texts: tool calls, reasons, counts."""
+        """Return the events after the texts: tool calls, finish reasons, token counts."""
         ...
 
 
 class ApiBody(Protocol):
-    """The body of a request of one protocol."""
+    """Body of a request in one protocol."""
 
     stream: bool
 
     def request(self) -> ModelRequest:
-        """What it asks for; raises DataError for what cannot be given."""
+        """Return the request. Raises DataError for an unsupported option."""
         ...
 
     def answer(self, identity: str, reply: ModelReply, decode: Decode) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         ...
 
     def events(self, identity: str, model: str, decode: Decode) -> AnswerStream:
-        """The answer as a stream."""
+        """Return a writer of the answer as a stream."""
         ...
 
 
 def event(data: Any, name: str = "") -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
 
 
 class SamplingBody(BaseModel):
-    """What is read of any request; other fields are allowed and ignored."""
+    """Fields that all protocols share. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -73,24 +73,24 @@ class SamplingBody(BaseModel):
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
-    """0 or -1 for all candidates."""
+    """Number of candidates. 0 and -1 mean all."""
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     stream: bool = False
 
     @property
     def continues(self) -> str | None:
-        """The id of the reply that a request continues without its history, for protocols that have them."""
+        """Id of the stored reply that the request continues, in protocols with stored replies."""
         return None
 
     def after(self, earlier: ModelRequest) -> None:
-        """Continue what the server keeps of the reply that :attr:`continues` names."""
+        """Take the stored conversation of the reply that :attr:`continues` names."""
 
     def kept(self, request: ModelRequest, reply: ModelReply) -> ModelRequest | None:
-        """What the server keeps, so that its reply can be continued."""
+        """Return the conversation to store so that the reply can be continued, or ``None``."""
         return None
 
     def sampling(self) -> dict[str, Any]:
-        """The fields of a :class:`ModelRequest` that say how to sample."""
+        """Return the sampling fields of a :class:`ModelRequest`. A ``top_p`` of 0 becomes a ``top_k`` of 1."""
         return {
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "top_p": self.top_p or 1.0,
@@ -105,7 +105,7 @@ class _OpenAIBody(SamplingBody):
     stop: tuple[str, ...] = ()
     stream_options: dict[str, Any] | None = None
     return_token_ids: bool = False
-    """As vLLM has it: answers carry the ids of the prompt and of each choice."""
+    """vLLM's option: the answer has the token ids of the prompt and of each choice."""
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -118,27 +118,27 @@ class _OpenAIBody(SamplingBody):
         return cls.model_fields[info.field_name].default if value is None else value
 
     def sampling(self) -> dict[str, Any]:
-        """With the number of choices and the stop strings."""
+        """Return the sampling fields with the number of choices and the stop strings."""
         return super().sampling() | {"n": self.n, "stop": self.stop}
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the counts of tokens."""
+        """Whether a stream ends with token counts."""
         return bool((self.stream_options or {}).get("include_usage"))
 
     def stop_reason(self, choice: ModelChoice) -> str | None:
-        """The stop string that ended a choice, as vLLM says it."""
+        """Return the stop string that ended a choice (vLLM's field ``stop_reason``)."""
         if choice.generation.finish is not FinishReason.STOP:
             return None
         return next((stop for stop in self.stop if stop in choice.raw_text), None)
 
     def ids_of(self, choice: ModelChoice) -> dict[str, Any]:
-        """A choice's ids, where they are asked for."""
+        """Return the field with a choice's token ids if they are requested."""
         return {"token_ids": list(choice.generation.token_ids)} if self.return_token_ids else {}
 
 
 class ChatBody(_OpenAIBody):
-    """The body of ``chat/completions``."""
+    """Body of ``chat/completions``."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
@@ -148,17 +148,17 @@ class ChatBody(_OpenAIBody):
     top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     continue_final_message: bool = False
-    """As vLLM has it: the last message is a reply that is not over."""
+    """vLLM's option: the last message is an unfinished reply."""
 
     def request(self) -> ModelRequest:
-        """As :meth:`ApiBody.request`."""
+        """Return the request, as :meth:`ApiBody.request` describes."""
         wanted = self.response_format or {}
         check_tool_choice(
             self.tool_choice, [(tool.get("function") or {}).get("name") for tool in self.tools or ()]
         )
         if self.top_logprobs:
             raise DataError(
-                f"top_logprobs: got {self.top_logprobs}, expected 0; only the sampled token's is known"
+                f"top_logprobs: got {self.top_logprobs}, expected 0; only the sampled token has a log-probability"
             )
         return ModelRequest(
             messages=[chat_message(message, number) for number, message in enumerate(self.messages)],
@@ -170,7 +170,7 @@ class ChatBody(_OpenAIBody):
         )
 
     def answer(self, identity: str, reply: ModelReply, decode: Decode) -> dict[str, Any]:
-        """As :meth:`ApiBody.answer`."""
+        """Return the answer, as :meth:`ApiBody.answer` describes."""
         choices = [
             {
                 "index": number,
@@ -186,11 +186,11 @@ class ChatBody(_OpenAIBody):
         return whole | ({"prompt_token_ids": list(reply.prompt_ids)} if self.return_token_ids else {})
 
     def events(self, identity: str, model: str, decode: Decode) -> AnswerStream:
-        """As :meth:`ApiBody.events`."""
+        """Return the stream's writer, as :meth:`ApiBody.events` describes."""
         return _ChatStream(self, _about("chat.completion.chunk", identity, model), decode)
 
     def logprobs_of(self, choice: ModelChoice, decode: Decode) -> dict[str, Any] | None:
-        """The sampled tokens with their log-probabilities, where they are asked for and known."""
+        """Return the sampled tokens with their log-probabilities if they are requested and known."""
         sampled = choice.generation
         if not self.logprobs or not sampled.logprobs:
             return None
@@ -232,7 +232,7 @@ class _ChatStream:
 
 
 class CompletionBody(_OpenAIBody):
-    """The body of ``completions``; ``prompt`` is text, or token ids."""
+    """Body of ``completions``. ``prompt`` is text or token ids."""
 
     prompt: str | list[int]
     logprobs: int | None = None
@@ -243,18 +243,18 @@ class CompletionBody(_OpenAIBody):
     @field_validator("prompt", mode="before")
     @classmethod
     def _single(cls, prompt: Any) -> Any:
-        """A list of one prompt is that prompt."""
+        """Unpack a list with one prompt."""
         inner = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else None
         return inner if isinstance(inner, str | list) else prompt
 
     def request(self) -> ModelRequest:
-        """As :meth:`ApiBody.request`."""
+        """Return the request, as :meth:`ApiBody.request` describes."""
         if self.echo:
-            raise DataError("echo: got true, expected false; the prompt is not repeated")
+            raise DataError("echo: got true, expected false; the answer cannot repeat the prompt")
         return ModelRequest(prompt=self.prompt, max_tokens=self.max_tokens or 16, **self.sampling())
 
     def answer(self, identity: str, reply: ModelReply, decode: Decode) -> dict[str, Any]:
-        """As :meth:`ApiBody.answer`."""
+        """Return the answer, as :meth:`ApiBody.answer` describes."""
         choices = [
             {"index": number, "text": self._text(choice), **self.facts(choice, decode)}
             for number, choice in enumerate(reply.choices)
@@ -262,18 +262,18 @@ class CompletionBody(_OpenAIBody):
         return _about("text_completion", identity, reply.model) | {"choices": choices, "usage": usage(reply)}
 
     def events(self, identity: str, model: str, decode: Decode) -> AnswerStream:
-        """As :meth:`ApiBody.events`."""
+        """Return the stream's writer, as :meth:`ApiBody.events` describes."""
         return _CompletionStream(self, _about("text_completion", identity, model), decode)
 
     def rest(self, choice: ModelChoice) -> str:
-        """What a stream has not shown at its end: the stop string, where it is asked for."""
+        """Return the text that a stream adds at its end: the stop string if it is requested."""
         return self._text(choice)[len(choice.text) :]
 
     def _text(self, choice: ModelChoice) -> str:
         return choice.raw_text if self.include_stop_str_in_output else choice.text
 
     def facts(self, choice: ModelChoice, decode: Decode) -> dict[str, Any]:
-        """Why it ended, ids and log-probabilities, as vLLM has them."""
+        """Return finish reason, token ids and log-probabilities in vLLM's form."""
         sampled = choice.generation
         facts: dict[str, Any] = {
             "finish_reason": finish_reason(choice),
@@ -313,13 +313,13 @@ def _usage_event(body: _OpenAIBody, about: Mapping[str, Any], reply: ModelReply)
 
 
 def json_schema(name: str, wanted: Mapping[str, Any], holder: Mapping[str, Any]) -> str | None:
-    """The JSON schema that a request's format asks for, as text; ``None`` for free text.
+    """Return the JSON schema of a request's format as text, or ``None`` for free text.
 
     Args:
-        holder: Has ``schema``, where the type is ``json_schema``.
+        holder: Mapping with ``schema`` if the type is ``json_schema``.
 
     Raises:
-        DataError: It is another format, or has no schema.
+        DataError: The format is unknown or has no schema.
     """
     match wanted.get("type"):
         case None | "text":
@@ -333,10 +333,10 @@ def json_schema(name: str, wanted: Mapping[str, Any], holder: Mapping[str, Any])
 
 
 def check_tool_choice(choice: Any, names: Sequence[Any]) -> None:
-    """Refuse a choice that no reply can fulfil. Others than ``none`` are ``auto``: the model may call or not.
+    """Refuse an invalid tool choice. All valid ones but ``none`` mean ``auto``: the model decides whether to call a tool.
 
     Raises:
-        DataError: It is no choice, or of a tool that is not offered.
+        DataError: The choice is malformed, or names a tool that is not offered.
     """
     match choice:
         case None | "none" | "auto":
@@ -357,21 +357,21 @@ def check_tool_choice(choice: Any, names: Sequence[Any]) -> None:
 
 
 def chat_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A message with its content as text.
+    """Return a message with its content as text.
 
     Raises:
-        DataError: It has no role, or holds something else than text.
+        DataError: It has no role, or content other than text.
     """
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
-        raise DataError(f"messages[{number}]: got no role, expected system, user, assistant or tool")
+        raise DataError(f"messages[{number}]: role is missing, expected system, user, assistant or tool")
     if isinstance(content, list):
         texts = [
             part.get("text", part.get("refusal")) if isinstance(part, dict) else part for part in content
         ]
         if not all(isinstance(text, str) for text in texts):
             raise DataError(
-                f"messages[{number}]: expected text; the model reads no pictures, sounds or files"
+                f"messages[{number}]: expected text; pictures, sounds and files are not supported"
             )
         content = "".join(map(str, texts))
     if content is not None and not isinstance(content, str):
@@ -379,18 +379,18 @@ def chat_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     for call in message.get("tool_calls") or ():
         if not isinstance(call, dict) or not isinstance((call.get("function") or {}).get("name"), str):
             raise DataError(
-                f"messages[{number}]: a tool call without a function; expected its name and arguments"
+                f"messages[{number}]: a tool call has no function; expected one with name and arguments"
             )
     return {**message, "role": "system" if role == "developer" else role, "content": content}
 
 
 def finish_reason(choice: ModelChoice) -> str:
-    """Why a reply ended, in OpenAI's words."""
+    """Return OpenAI's finish reason of a reply."""
     return "tool_calls" if choice.calls else _FINISH[choice.generation.finish]
 
 
 def usage(reply: ModelReply) -> dict[str, int]:
-    """Counts of tokens."""
+    """Return the token counts of a reply."""
     prompt, completion = len(reply.prompt_ids), reply.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 

@@ -1,17 +1,17 @@
-"""How the credit of an episode is shared over its trajectories.
+"""Distribute the advantage of an episode over its trajectories.
 
-An episode of a harness may hold several trajectories: each history that the program did not continue starts another
-one. The episode has one score ``R``. Its advantage comes from the group of the episodes of its question, each counted
+An episode of a harness can have several trajectories: each history that the program does not continue starts a new
+one. The episode has one score ``R``. Its advantage is computed over the episodes of its question. Each episode counts
 once, however many trajectories it has (GRPO, arXiv 2402.03300, section 4.1.2)::
 
     A_e = (R_e - mean(R)) / (std(R) + 1e-6)        mean and std over the scored episodes of the question
     A_i = share_i * A_e                            for every token of trajectory i that the model sampled
 
-``std`` divides by the number of episodes less one, as verl's ``compute_grpo_outcome_advantage`` does. With
-``norm_adv_by_std_in_grpo: false`` it is left out (Dr. GRPO, arXiv 2503.20783).
+``std`` divides by the number of episodes minus one, as verl's ``compute_grpo_outcome_advantage`` does.
+``norm_adv_by_std_in_grpo: false`` omits it (Dr. GRPO, arXiv 2503.20783).
 
-In an episode of a team each trajectory is a member's. :class:`MemberCredit` says which advantage ``A_e,m`` takes the
-place of ``A_e`` in the trajectories of member m.
+In an episode of a team, each trajectory belongs to one member. :class:`MemberCredit` defines the advantage ``A_e,m``
+that replaces ``A_e`` in the trajectories of member m.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _EPSILON = 1e-6
 
 
 class Credit(StrEnum):
-    """The share of each trajectory in its episode's advantage, by name.
+    """Rules for the share of each trajectory in its episode's advantage.
 
-    ``m_i`` are the turns of trajectory i; a turn that several trajectories share counts in the first of them.
+    ``m_i`` is the number of turns of trajectory i. A turn that several trajectories share counts in the first of them.
     """
 
     ALL = "all"
-    """``share_i = 1``: every trajectory is trained as if the episode were its own."""
+    """``share_i = 1``: every trajectory gets the episode's full advantage."""
     LAST = "last"
-    """Only the trajectory with the last generation is trained, with share 1, all of its turns included."""
+    """Trains only the trajectory with the last generation, with share 1 and with all of its turns."""
     BY_TURN = "by_turn"
-    """``share_i = m_i / sum(m)``: the shares of an episode add up to 1, so that an episode with many trajectories
-    weighs no more than one with a single one."""
+    """``share_i = m_i / sum(m)``: the shares of an episode add up to 1, so an episode with many trajectories has the
+    same weight as an episode with one."""
 
 
 def shares(turns: Sequence[int], credit: Credit, last: int = -1) -> tuple[float, ...]:
-    """The share of each trajectory in its episode's advantage.
+    """Return the share of each trajectory in its episode's advantage.
 
     >>> shares([3, 1], Credit.BY_TURN)
     (0.75, 0.25)
 
     Args:
-        turns: Generations of each trajectory, each at least 1, in the order in which the trajectories began.
+        turns: Number of generations of each trajectory, at least 1, in the order in which the trajectories began.
         last: Index of the trajectory with the episode's last generation.
     """
     match credit:
@@ -61,36 +61,36 @@ def shares(turns: Sequence[int], credit: Credit, last: int = -1) -> tuple[float,
 
 
 class MemberCredit(StrEnum):
-    """The advantage of a team's member, by name.
+    """Rules for the advantage of a team's member.
 
-    ``R_e`` is the score of episode e, ``e`` and ``f`` are scored episodes of one question. Each counts once for a member,
-    however many of its trajectories are the member's. ``std`` is as above.
+    ``R_e`` is the score of episode e. ``e`` and ``f`` are scored episodes of one question. Each episode counts once for a
+    member, however many trajectories the member has in it. ``std`` is defined in the module's docstring.
     """
 
     SHARED = "shared"
-    """``A_e,m = A_e``: every member gets the episode's."""
+    """``A_e,m = A_e``: every member gets the episode's advantage."""
     OWN = "own"
     """``A_e,m = (r_e,m - mean_f(r_f,m)) / (std_f(r_f,m) + 1e-6)``, over the episodes f in which member m spoke.
 
-    ``r_e,m`` is the member's own verdict, or ``R_e`` for a member without one. One episode alone gives 0."""
+    ``r_e,m`` is the member's own verdict, or ``R_e`` for a member without one. A single episode gives 0."""
     DIFFERENCE = "difference"
-    """``A_e,m = (R_e - mean_f(R_f)) / (std(R) + 1e-6)``, over the episodes f in which member m was replaced: it said
-    something else than in e, or nothing. Without such an episode it is 0: the member made no difference.
+    """``A_e,m = (R_e - mean_f(R_f)) / (std(R) + 1e-6)``, over the episodes f in which member m was replaced: its
+    words differ from those in e, or it did not speak. Without any f the advantage is 0.
 
-    The other members were sampled again in f as well, so that ``mean(R_f)`` averages over what they say. If a member says
-    something else in every episode, this is ``n / (n - 1)`` times the shared advantage of n episodes: it tells members
-    apart only where what they say repeats."""
+    The other members were also sampled again in f, so ``mean(R_f)`` averages over their words. If a member's words differ
+    in every episode, this is ``n / (n - 1)`` times the shared advantage of n episodes. It distinguishes members only
+    where their words repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberPart:
-    """What a member did in an episode.
+    """A member's part in an episode.
 
     Attributes:
-        question: Whose group the episode belongs to.
-        score: The episode's.
+        question: Question whose group the episode belongs to.
+        score: Score of the episode.
         own: The member's own verdict.
-        words: Of what it said; equal where it said the same.
+        words: Digest of the member's words: equal for equal words.
     """
 
     question: str
@@ -104,10 +104,10 @@ class MemberPart:
 def member_advantages(
     parts: Sequence[MemberPart], credit: MemberCredit, *, by_std: bool = True
 ) -> list[float]:
-    """The advantage of each part, by :class:`MemberCredit`.
+    """Return the advantage of each part by the rule ``credit``.
 
     Args:
-        parts: Of scored episodes; one of each member in each episode, or several that are equal.
+        parts: Parts in scored episodes: one for each member and episode, or several equal ones.
         by_std: verl's ``norm_adv_by_std_in_grpo``.
     """
     groups: dict[str, set[MemberPart]] = defaultdict(set)

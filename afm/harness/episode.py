@@ -1,20 +1,20 @@
-"""One episode of a harness: its program runs against a session of the gateway, and says what it found.
+"""Play one episode of a harness: run its program against a session of the gateway, and read its answer.
 
-A program gets the task on standard input, as one JSON object, and the same in a file. Its environment holds what
-:func:`afm.processes.program_environment` gives to programs of others, and:
+A program gets the task as one JSON object on standard input, and in a file. Its environment is that of
+:func:`afm.processes.program_environment` and these variables:
 
 ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``
-    The episode's own address, ``http://HOST:PORT/s/KEY/v1``, and its key.
+    Address of the episode's session, ``http://HOST:PORT/s/KEY/v1``, and its key.
 ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_API_KEY``
-    The same for Anthropic's clients, without ``/v1``.
+    The same for Anthropic's clients. The address has no ``/v1``.
 ``AFM_MODEL``
-    What to give as the model's name.
+    Name of the model in requests.
 ``AFM_TASK``
-    A file with the task: ``id``, ``question``, ``data_source``, ``messages`` (the agent's prompt), ``seed``.
+    File with the task: ``id``, ``question``, ``data_source``, ``messages`` (the agent's prompt), ``seed``.
 ``AFM_VERDICT``
-    A file that the program may write. See :class:`OwnVerdict`.
+    File that the program may write. See :class:`OwnVerdict`.
 
-Its answer is ``answer`` of that file, else the last line of its standard output. Its folder is empty and its own.
+The answer is ``answer`` of that file, or the last line of standard output. Each program starts in a new, empty folder.
 """
 
 from __future__ import annotations
@@ -54,38 +54,38 @@ from afm.trajectory.record import Verdict
 from afm.trajectory.tags import Segment
 
 NEVER_ASKED = "silent"
-"""Counted next to :class:`~afm.harness.program.ProgramEnd`: the program ended well and asked the model nothing."""
+"""An end in addition to :class:`~afm.harness.program.ProgramEnd`: the program ended well but never asked the model."""
 
 OpenSession = Callable[[str, int], Session]
-"""Makes the session of an attempt from its key and its seed."""
+"""Returns the session of an attempt for a key and a seed."""
 
 
 class OwnVerdict(Settings):
-    """What a program writes into its verdict file."""
+    """Contents of a program's verdict file."""
 
     answer: str | None = None
-    """Its final answer, in place of the last line of its standard output."""
+    """Final answer, in place of the last line of standard output."""
     score: float | None = None
-    """Its own reward."""
+    """The program's own reward."""
     parts: dict[str, float] = Field(default_factory=dict)
-    """Further numbers that become metrics; ``correct`` says whether the question is solved (default: ``score``)."""
+    """Further numbers for metrics. ``correct`` tells whether the question is solved (default: ``score``)."""
     evidence: str = ""
-    """Why, in words."""
+    """Reason for the score, as text."""
     members: dict[str, float] = Field(default_factory=dict)
-    """Own verdicts of members of a team, by name (``by_member: own``)."""
+    """Verdicts of a team's members, by name (``by_member: own``)."""
 
     @field_validator("score", "parts", "members")
     @classmethod
     def _finite(cls, value: Any) -> Any:
         numbers = value.values() if isinstance(value, dict) else [value]
         if any(number is not None and not math.isfinite(number) for number in numbers):
-            raise ValueError("a finite number")
+            raise ValueError("expected a finite number")
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An answer that a member of a team suggested, and what another one made of it."""
+    """An answer that a team's member suggested, and the judgement of the member that checked it."""
 
     author: str
     answer: str
@@ -95,17 +95,17 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class HarnessEpisode:
-    """What became of an episode.
+    """Result of an episode.
 
     Attributes:
-        trajectories: What was sampled in the last attempt, in the order in which the trajectories began.
-        verdict: What the program wrote of itself.
-        answer: Its final answer; ``None`` without one.
-        failure: Why there is no score to give, empty when the program ended well.
-        ends: How often its attempts ended in which way.
-        left_behind: Processes that outlived their program.
-        seconds: Of all attempts.
-        claims: Of a team.
+        trajectories: Trajectories of the last attempt, in the order in which they began.
+        verdict: The program's own verdict.
+        answer: Final answer, ``None`` without one.
+        failure: Why the episode has no score. Empty if the program ended well.
+        ends: Number of attempts by the way in which they ended.
+        left_behind: Number of processes that outlived their program.
+        seconds: Time of all attempts.
+        claims: Suggested answers of a team.
     """
 
     trajectories: tuple[Sampled, ...]
@@ -119,17 +119,17 @@ class HarnessEpisode:
 
     @property
     def agent_tokens(self) -> int:
-        """Sampled tokens, each counted once."""
+        """Number of sampled tokens, each counted once."""
         return sum(sum(trajectory.response_mask) for trajectory in self.trajectories)
 
     @property
     def response_tokens(self) -> int:
-        """Tokens of all responses."""
+        """Number of tokens of all responses."""
         return sum(len(trajectory.response_ids) for trajectory in self.trajectories)
 
     @property
     def turns(self) -> list[int]:
-        """Sampled turns of each trajectory, those that it shares with an earlier one left out."""
+        """Number of sampled turns of each trajectory, without the turns of earlier trajectories."""
         return [sum(turn.trained for turn in trajectory.turns) for trajectory in self.trajectories]
 
     @property
@@ -139,7 +139,7 @@ class HarnessEpisode:
         return max(range(len(calls)), key=calls.__getitem__)
 
     def said_by(self, member: str) -> list[tuple[int, ...]]:
-        """What a member's model sampled, by turn, each once."""
+        """Return the ids that were sampled for a member, by turn, each turn once."""
         return [
             trajectory.response_ids[turn.begin : turn.end]
             for trajectory in self.trajectories
@@ -150,7 +150,7 @@ class HarnessEpisode:
 
     @property
     def facts(self) -> dict[str, float]:
-        """Numbers for metrics: what failed, and how the history branched."""
+        """Numbers for metrics: failures, and branches of the history."""
         branches = Counter(str(trajectory.reason) for trajectory in self.trajectories[1:])
         failed = {
             f"harness_{end}": float(self.ends.get(end, 0))
@@ -166,7 +166,7 @@ class HarnessEpisode:
 
 
 class HarnessRunner:
-    """Plays episodes with one program. It belongs to the event loop of its first episode.
+    """Runner of episodes with one program, for a single event loop.
 
     Args:
         settings: The section ``harness``.
@@ -183,12 +183,13 @@ class HarnessRunner:
     async def play(
         self, task: Task, messages: Sequence[Mapping[str, str]], open_session: OpenSession, seed: int
     ) -> HarnessEpisode:
-        """One episode: an attempt, and others where the program hung, crashed or asked nothing, or a generation broke off.
+        """Play one episode. Retry if the program hung, crashed or never asked, or if a generation was aborted.
 
         Args:
-            messages: The agent's prompt, for programs that want it.
+            task: The task.
+            messages: The agent's prompt, which the program may use.
             open_session: Called for each attempt.
-            seed: Of the first attempt; others have one of their own.
+            seed: Seed of the first attempt. Each retry derives another one.
 
         Raises:
             ConfigError: The program cannot be started.
@@ -208,9 +209,9 @@ class HarnessRunner:
                 silent = run.end is ProgramEnd.DONE and not trajectories
                 ends[NEVER_ASKED if silent else run.end] += 1
                 left_behind += run.left_behind
-                failure = "the program asked the model nothing" if silent else run.failure
+                failure = "the program never asked the model" if silent else run.failure
                 if any(turn.finish is FinishReason.ABORTED for each in trajectories for turn in each.turns):
-                    failure = "the engine broke off a generation"
+                    failure = "the engine aborted a generation"
                 if not failure:
                     break
         verdict, fault = _own_verdict(run, session)
@@ -225,7 +226,7 @@ class HarnessRunner:
         )
 
     async def close(self) -> None:
-        """Stop the gateway, and programs that run in a jail."""
+        """Stop the gateway and the programs in the jail."""
         server, self._server = self._server, None
         jail, self._jail = self._jail, None
         if jail is not None:
@@ -273,7 +274,7 @@ class HarnessRunner:
         return self._server
 
     def _server_of_jail(self) -> HarnessServer:
-        """A gateway on a Unix socket alone. Every user may connect; it takes the key of a session to be answered."""
+        """Return a gateway that listens only on a Unix socket. Every user may connect, but needs a session's key."""
         self._place = TemporaryDirectory(prefix="afm-gateway-", ignore_cleanup_errors=True)
         folder = Path(self._place.name)
         folder.chmod(0o711)
@@ -284,7 +285,7 @@ class HarnessRunner:
 
 
 def environment(session: Session, url: str) -> dict[str, str]:
-    """Where a program finds its model."""
+    """Return the variables with the address, key and name of the model."""
     return {
         "OPENAI_BASE_URL": url,
         "OPENAI_API_KEY": session.key,
@@ -295,7 +296,7 @@ def environment(session: Session, url: str) -> dict[str, str]:
 
 
 def describe_task(task: Task, messages: Sequence[Mapping[str, str]], seed: int) -> bytes:
-    """What a program learns of its task: nothing of the gold answer."""
+    """Return a task as the JSON that a program gets, without the gold answer."""
     row = {
         "id": task.id,
         "question": task.question,
@@ -309,7 +310,7 @@ def describe_task(task: Task, messages: Sequence[Mapping[str, str]], seed: int) 
 async def judge(
     episode: HarnessEpisode, settings: HarnessSettings, spec: AgentSpec, task: Task, reward: Reward
 ) -> Verdict:
-    """The score of an episode, or the reason for its absence; an episode that failed never scores 0."""
+    """Return the verdict of an episode. A failed episode has no score, never 0."""
     if episode.failure:
         return Verdict(score=None, evidence=f"harness: {episode.failure}")
     if fault := _no_member_credit(episode, settings):
@@ -324,11 +325,11 @@ async def judge(
 
 
 def _no_member_credit(episode: HarnessEpisode, settings: HarnessSettings) -> str:
-    """Why ``by_member`` cannot be applied to an episode; empty when it can."""
+    """Return why ``by_member`` cannot be applied to an episode. Empty if it can."""
     if settings.by_member is MemberCredit.SHARED:
         return ""
     if not all(trajectory.member for trajectory in episode.trajectories):
-        return "a request named no member; ask ADDRESS/s/KEY/agent/NAME/v1 in place of ADDRESS/s/KEY/v1"
+        return "a request has no member; use ADDRESS/s/KEY/agent/NAME/v1 in place of ADDRESS/s/KEY/v1"
     if settings.by_member is MemberCredit.OWN and settings.command and not episode.verdict.members:
         return "the program gave no `members` (AFM_VERDICT)"
     return ""
@@ -337,11 +338,11 @@ def _no_member_credit(episode: HarnessEpisode, settings: HarnessSettings) -> str
 async def member_verdicts(
     episode: HarnessEpisode, spec: AgentSpec, task: Task, reward: Reward
 ) -> dict[str, float]:
-    """The own verdict of each member that has one.
+    """Return the own verdict of each member that has one.
 
-    A program gives them (``members`` of its verdict file). In a team they come from its suggested answers, of which
-    ``c`` is the scorer's ``correct`` (``score`` without it). The writer has the mean of ``c``. The verifier has the mean
-    of ``c`` for an answer that it accepted, and of ``1 - c`` for one that it refused.
+    A program's verdict file contains them (``members``). In a team they are computed from its suggested answers. ``c`` is
+    the scorer's ``correct`` for an answer, or ``score`` without it. The writer gets the mean of ``c``. The verifier gets
+    the mean of ``c`` for accepted and ``1 - c`` for rejected answers.
     """
     verdicts: dict[str, list[float]] = defaultdict(list)
     for claim in episode.claims:
@@ -367,7 +368,7 @@ def _sample(episode: HarnessEpisode, answer: str | None, spec: AgentSpec, task: 
 
 
 def answer_segments(answer: str | None, spec: AgentSpec) -> tuple[Segment, ...]:
-    """A program's answer as the agent would have given it; nothing without one."""
+    """Return a program's answer in the agent's form. Empty without an answer."""
     if answer is None:
         return ()
     text = f"<{spec.answer_role}>{dressed_answer(answer, spec)}</{spec.answer_role}>"
@@ -375,7 +376,7 @@ def answer_segments(answer: str | None, spec: AgentSpec) -> tuple[Segment, ...]:
 
 
 def _own_verdict(run: ProgramRun, session: Session) -> tuple[OwnVerdict, str]:
-    """What the program says of itself, and what is wrong with that."""
+    """Return the program's own verdict, and the error in it if there is one."""
     reported = OwnVerdict(score=session.reward)
     if run.verdict is None:
         return reported, run.verdict_fault
@@ -384,7 +385,7 @@ def _own_verdict(run: ProgramRun, session: Session) -> tuple[OwnVerdict, str]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the object"
-        return reported, f"the verdict file is wrong: {where}: {first['msg']}"
+        return reported, f"the verdict file (AFM_VERDICT) is invalid: {where}: {first['msg']}"
     return own if own.score is not None else own.model_copy(update={"score": session.reward}), ""
 
 

@@ -1,4 +1,4 @@
-"""The conversations of a session as a tree of sampled turns, and the trajectories that it holds."""
+"""Store the conversations of a session as a tree of sampled turns, and read its trajectories."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from afm.models.base import FinishReason, Generation
 
 
 class Branch(StrEnum):
-    """Why a trajectory of an episode began."""
+    """Reasons why a trajectory of an episode begins."""
 
     FIRST = "first"
-    """It is the episode's first."""
+    """The first trajectory of the episode."""
     NEW = "new"
-    """Another conversation, of a second agent say: no message in common but the system's."""
+    """Another conversation, for example of a second agent. It shares no message except the system message."""
     FORK = "fork"
     """A second continuation of the same sampled prefix, or a second reply to the same prompt (``n``, a retry)."""
     TOOLS = "tools"
@@ -31,18 +31,18 @@ class Branch(StrEnum):
     REORDERED = "reordered"
     """Messages of the history are in another order."""
     EDITED = "edited"
-    """The history holds words that were not in it: a summary, or a changed message."""
+    """The history has new words: a summary, or a changed message."""
     TEMPLATE = "template"
-    """The chat template cannot show what is new alone."""
+    """The chat template cannot render the new messages separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
-    """The place of a sampled turn in a trajectory: ``response_ids[begin:end]``.
+    """Position of a sampled turn in a trajectory: ``response_ids[begin:end]``.
 
     Attributes:
         call: Number of its request in the session, from 0.
-        trained: Whether its mask is 1 here; a turn that trajectories share is trained in the first of them.
+        trained: Whether its mask is 1 here. A turn that several trajectories share is trained in the first of them.
     """
 
     begin: int
@@ -54,20 +54,21 @@ class SampledTurn:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One trajectory of an episode: a sequence that the model has read and continued.
+    """One trajectory of an episode: a token sequence that the model read and continued.
 
     Attributes:
-        name: ``0``, ``1`` and so on: from the first path to the last, and its forks from the oldest to the newest.
-        reason: Why it began.
-        parent: Name of the trajectory whose first turns it shares; empty when it shares none.
-        prompt_ids: Before the first sampled token.
-        response_ids: Sampled tokens, and what was encoded between them.
-        response_mask: 1 for a token that was sampled and is trained here, else 0.
-        logprobs: The sampling log-probability where a token was sampled, else 0.0; empty when the engine reports none.
+        name: Number of the trajectory as text, from ``0``, in the order of the paths. Forks of a path follow it, the
+            oldest first.
+        reason: Why it begins.
+        parent: Name of the trajectory whose first turns it shares. Empty if it shares none.
+        prompt_ids: Tokens before the first sampled token.
+        response_ids: Sampled tokens, and the encoded tokens between them.
+        response_mask: 1 for a sampled token that is trained here, else 0.
+        logprobs: Log-probability of each sampled token, else 0.0. Empty if the engine reports none.
         turns: The sampled turns, in order.
-        messages: The chat, replies included; ``prompt`` and ``completion`` of the last request for completions.
-        tools: That the chat offered.
-        member: Whose conversation it is, of a team.
+        messages: The chat with its replies. For completions, ``prompt`` and ``completion`` of the last request.
+        tools: Tools that the chat offered.
+        member: Team member to which the conversation belongs.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Sampled:
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """A sampled turn in the tree of a session, and what was encoded before it."""
+    """A sampled turn in the tree of a session, with the ids that were encoded before it."""
 
     parent: Turn | None
     context: tuple[int, ...]
@@ -94,16 +95,16 @@ class Turn:
     reason: Branch
     request: ModelRequest
     text: str = ""
-    """The prompt, of completions."""
+    """Prompt of a completion."""
     children: list[Turn] = field(default_factory=list)
 
     @property
     def generation(self) -> Generation:
-        """What was sampled."""
+        """The sampled tokens."""
         return self.choice.generation
 
     def path(self) -> list[Turn]:
-        """From the first turn to this one."""
+        """Return the turns from the first one to this one."""
         turns: list[Turn] = []
         at: Turn | None = self
         while at is not None:
@@ -112,11 +113,11 @@ class Turn:
         return turns[::-1]
 
     def ids(self) -> list[int]:
-        """All that the model has read and written up to here."""
+        """Return all ids that the model read and wrote up to the end of this turn."""
         return [token for turn in self.path() for token in (*turn.context, *turn.generation.token_ids)]
 
     def beginning_of(self, prompt: str | Sequence[int]) -> int:
-        """How much of ``prompt`` is what was read and written up to here; 0 when it begins otherwise."""
+        """Return the length of the text or ids up to the end of this turn if ``prompt`` begins with them, else 0."""
         if isinstance(prompt, str):
             texts = (self.text + self.choice.raw_text, self.text + self.choice.text)
             return next((len(text) for text in texts if prompt.startswith(text)), 0)
@@ -126,14 +127,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request continues.
+    """Position of a request in the tree.
 
     Attributes:
-        parent: The sampled turn that it continues.
-        context: New ids behind that, or all of them.
-        messages: Of the chat, up to that turn.
-        known: There is one, but the template cannot continue it.
-        digest: Of the whole chat.
+        parent: Sampled turn that it continues.
+        context: New ids after that turn, or all ids of the prompt.
+        messages: Number of messages of the chat up to that turn.
+        known: Whether a sampled turn was found that the template cannot continue.
+        digest: Digest of the whole chat.
     """
 
     parent: Turn | None
@@ -144,12 +145,12 @@ class Place:
 
 
 class History:
-    """What one session has sampled, as a tree: a request continues a sampled turn, or begins a path of its own.
+    """Sampled turns of one session as a tree. A request continues a sampled turn or begins a new path.
 
     Args:
-        renderer: The model's chat template; ``None`` for completions only.
-        encode: Ids of a text that continues another.
-        decode: Text of ids.
+        renderer: Renderer of the model's chats. ``None`` allows completions only.
+        encode: Returns the ids of a text that continues another.
+        decode: Returns the text of ids.
     """
 
     def __init__(
@@ -164,23 +165,23 @@ class History:
         self._texts: list[Turn] = []
 
     def place(self, request: ModelRequest) -> Place:
-        """Where a request continues what was sampled.
+        """Return the position of a request in the tree.
 
         Raises:
-            RequestRefusedError: It is empty, or a chat without a template.
-            DataError: The template refuses the chat.
+            RequestRefusedError: The request is empty, is a chat without a template, or continues an unknown reply.
+            DataError: The template rejects the chat.
         """
         if request.prompt is not None:
             return self._place_of_text(request.prompt, request.member)
         if self._renderer is None:
             raise RequestRefusedError(
-                400, "chat", "this session takes completions only: it has no chat template"
+                400, "chat", "chats are not supported: the model has no chat template; use completions"
             )
         chain = _chain(request)
         parent, at = self._known(request.messages, chain)
         if request.continued:
             if parent is None or at != len(request.messages):
-                message = "continue_final_message: the last message is no reply of this session, and others have no ids"
+                message = "continue_final_message: the last message is not a reply of this session, so its token ids are unknown"
                 raise RequestRefusedError(400, "request", message)
             return Place(parent, (), at, digest=chain[-2])
         if parent is not None:
@@ -196,10 +197,10 @@ class History:
     def _known(
         self, messages: Sequence[Mapping[str, Any]], chain: Sequence[bytes]
     ) -> tuple[Turn | None, int]:
-        """The sampled turn that ends the longest known beginning of a chat, and the number of messages up to it.
+        """Return the sampled turn that ends the longest known prefix of a chat, and the number of messages up to it.
 
         Args:
-            chain: The digest of each beginning.
+            chain: Digest of each prefix.
         """
         for at in range(len(messages), 0, -1):
             message = messages[at - 1]
@@ -210,7 +211,7 @@ class History:
         return None, 0
 
     def _place_of_text(self, prompt: str | Sequence[int], member: str) -> Place:
-        """A text continues the longest known one that it begins with; ids likewise."""
+        """Return the position of a text or of ids: they continue the longest known sequence that they begin with."""
         best, length = None, 0
         for turn in self._texts:
             known = turn.beginning_of(prompt) if turn.request.member == member else 0
@@ -219,11 +220,13 @@ class History:
         rest = prompt[length:]
         new = tuple(self._encode(rest) if isinstance(rest, str) else rest)
         if best is None and not new:
-            raise RequestRefusedError(400, "request", "prompt: got an empty one, expected text or token ids")
+            raise RequestRefusedError(
+                400, "request", "prompt: got an empty prompt, expected text or token ids"
+            )
         return Place(best, new)
 
     def _why(self, request: ModelRequest, place: Place) -> Branch:
-        """Why a turn begins a path of its own."""
+        """Return why a turn begins a new path."""
         if place.known:
             return Branch.TEMPLATE
         if not self._roots:
@@ -238,7 +241,7 @@ class History:
         return self._rewritten(request, place)
 
     def _rewritten(self, request: ModelRequest, place: Place) -> Branch:
-        """What was done to a known history; a sampled prefix with only new messages behind it is a fork."""
+        """Return how a known history was changed. A sampled prefix followed only by new messages is a fork."""
         if place.parent is not None and all(
             message.get("role") != "assistant" for message in request.messages[place.messages :]
         ):
@@ -251,19 +254,19 @@ class History:
         return _compared(request, leaves)
 
     def add(self, request: ModelRequest, place: Place, choice: ModelChoice, call: int) -> None:
-        """Keep what was sampled for a request at its place."""
+        """Store a sampled choice of a request at its position."""
         turn = Turn(place.parent, place.context, choice, call, self._why(request, place), request)
         (self._roots if place.parent is None else place.parent.children).append(turn)
         if (
             place.parent is not None
-        ):  # only the last request of a path is shown, and each holds the whole history
+        ):  # only the last request of a path is read, and each one holds the whole history
             place.parent.request = replace(place.parent.request, messages=(), tools=())
         if request.prompt is not None:
             prompt = request.prompt
             turn.text = prompt if isinstance(prompt, str) else self._decode(list(prompt))
             self._texts.append(turn)
             return
-        # A client may put back the stop string that its reply lacked, as smolagents does.
+        # A client may append the stop string that is missing in the reply, as smolagents does.
         forms = {choice.text} if choice.calls else {choice.text, choice.raw_text}
         begun = str(request.messages[-1].get("content") or "") if request.continued else ""
         for text in forms:
@@ -271,7 +274,7 @@ class History:
             self._index.setdefault(_digest(place.digest, said), []).append(turn)
 
     def trajectories(self) -> list[Sampled]:
-        """What was sampled so far. Each sampled token is trained in one trajectory, the first that holds it."""
+        """Return the trajectories so far. Each sampled token is trained in the first trajectory that contains it."""
         named: dict[Turn, str] = {}
         found: list[Sampled] = []
         for number, leaf in enumerate(_leaves(self._roots)):
@@ -282,7 +285,7 @@ class History:
 
 
 def _leaves(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """The last turns of all paths; paths in the order in which they branched off."""
+    """Yield the last turn of each path, in the order in which the paths branched off."""
     left = list(reversed(turns))
     while left:
         turn = left.pop()
@@ -293,10 +296,10 @@ def _leaves(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def _sampled(name: str, leaf: Turn, named: Mapping[Turn, str]) -> Sampled:
-    """The trajectory that ends with a turn.
+    """Return the trajectory that ends with a turn.
 
     Args:
-        named: Turns that earlier trajectories train, with their names.
+        named: Turns that earlier trajectories train, with the names of these trajectories.
     """
     path = leaf.path()
     ids: list[int] = []
@@ -339,7 +342,7 @@ def _conversation(leaf: Turn) -> tuple[Mapping[str, Any], ...]:
 
 
 def _compared(request: ModelRequest, leaves: Sequence[Turn]) -> Branch:
-    """What was done to a known history; the one that it shares most messages with counts."""
+    """Return how a request differs from the known history with which it shares the most messages."""
     new = [_canonical(message) for message in request.messages]
     best, reason = 0, Branch.NEW
     for leaf in leaves:
@@ -363,7 +366,7 @@ def _compared(request: ModelRequest, leaves: Sequence[Turn]) -> Branch:
 
 
 def _chain(request: ModelRequest) -> list[bytes]:
-    """A digest of each beginning of a member's chat, the empty one first."""
+    """Return a digest of each prefix of a member's chat, starting with the empty prefix."""
     chain = [_digest(request.member.encode(), json.dumps(list(request.tools), sort_keys=True))]
     for message in request.messages:
         chain.append(_digest(chain[-1], _canonical(message)))
@@ -375,7 +378,7 @@ def _digest(before: bytes, text: str) -> bytes:
 
 
 def _canonical(message: Mapping[str, Any]) -> str:
-    """A message without what clients change on its way: ids, empty fields, spelling of JSON, blanks around a reply."""
+    """Return a message without the details that clients change: ids, empty fields, JSON spelling, surrounding blanks."""
     role, content = message.get("role"), message.get("content") or ""
     if role == "assistant":
         content = content.strip()

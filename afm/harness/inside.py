@@ -1,7 +1,7 @@
-"""Runs a harness's program inside the jail, between the gateway's Unix socket and a port of the jail's own loopback.
+"""Run a harness's program inside the jail, and forward a loopback port of the jail to the gateway's Unix socket.
 
-The host passes this text to the sandbox as the program of a run (:mod:`afm.harness.jail`), with an order as JSON on
-standard input. It imports the standard library alone. What the program left is printed as JSON.
+The host passes this file to the sandbox as the code of a run (:mod:`afm.harness.jail`), with a JSON order on standard
+input. It imports only the standard library, and prints the result of the program as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHUNK = 1 << 16
 
 
 def pump(source: socket.socket, target: socket.socket) -> None:
-    """Copy what comes until either side ends."""
+    """Copy data until either side ends."""
     try:
         while True:
             data = source.recv(CHUNK)
@@ -34,7 +34,7 @@ def pump(source: socket.socket, target: socket.socket) -> None:
 
 
 def forward(listener: socket.socket, path: str) -> None:
-    """Connect each client with the gateway."""
+    """Connect each client to the gateway."""
     while True:
         client = listener.accept()[0]
         gateway = socket.socket(socket.AF_UNIX)
@@ -44,7 +44,7 @@ def forward(listener: socket.socket, path: str) -> None:
 
 
 class Output:
-    """Reads a pipe to its end and keeps its beginning; one that is too long ends the program."""
+    """Reader of a pipe. It keeps the first ``limit`` bytes and kills a program that writes more."""
 
     def __init__(self, pipe: IO[bytes], limit: int, process: subprocess.Popen[bytes]) -> None:
         self.data, self.cut = bytearray(), False
@@ -64,13 +64,13 @@ class Output:
                 self._process.kill()
 
     def text(self) -> str:
-        """What was read; what a forked process still writes is not waited for."""
+        """Return the text so far. Output that a forked process still writes is not awaited."""
         self._thread.join(1.0)
         return self.data.decode("utf-8", "replace")
 
 
 def feed(pipe: IO[bytes], data: bytes) -> None:
-    """Write the task; a program need not read it."""
+    """Write the task. The program may ignore it."""
     try:
         pipe.write(data)
         pipe.close()
@@ -79,7 +79,7 @@ def feed(pipe: IO[bytes], data: bytes) -> None:
 
 
 def main() -> None:
-    """Start the program, wait for it, and print how it ended."""
+    """Start the program, wait for it, and print its result."""
     order = json.load(sys.stdin)
     listener = socket.create_server(("127.0.0.1", order["port"]))
     threading.Thread(target=forward, args=(listener, order["socket"]), daemon=True).start()

@@ -1,7 +1,7 @@
-"""A harness's program in the bubblewrap sandbox: it reaches the gateway by a bound Unix socket, and nothing else.
+"""Run a harness's program in the bubblewrap sandbox, where it reaches only the gateway, through a Unix socket.
 
-The jail is that of model-written code (:mod:`afm.sandbox.jails`) with two differences. Its own network namespace has
-a loopback, from which :mod:`afm.harness.inside` leads to the socket. Programs may start others.
+The jail is the one for model-written code (:mod:`afm.sandbox.jails`) with two differences. Its network namespace has a
+loopback device, and :mod:`afm.harness.inside` forwards a port on it to the socket. Programs may start other programs.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from afm.sandbox.seccomp import filter_program
 
 PORT = 8000
 ORIGIN = f"http://127.0.0.1:{PORT}"
-"""Where programs in the jail find the gateway."""
+"""Address of the gateway for programs in the jail."""
 _SHOWN, _SOCKET = "/harness", "/harness/gateway.sock"
 _TASK, _VERDICT = "/tmp/task.json", "/tmp/verdict.json"
 _ROOM = SandboxLimits(
     memory_bytes=4 << 30, file_bytes=64 << 20, stdin_bytes=16 << 20, processes=256, open_files=512
 )
-"""Bounds where the recipe names none: a program is an agent with its packages, not a few lines of code."""
+"""Default limits. They are larger than those of model-written code, because an agent loads its packages."""
 _JSON_GROWTH = 6
-"""A character may take six in JSON."""
+"""Most characters that one character takes in JSON."""
 
 
 class HarnessJail(BubblewrapSandbox):
-    """Runs the program of one harness.
+    """Sandbox for the program of one harness.
 
-    Files that the command names are shown below ``/harness``, read when the jail is made.
+    Files that the command names appear below ``/harness``. They are read when the jail is created.
 
     Args:
-        settings: The section ``harness``; ``sandbox`` is not ``false``.
-        gateway: The gateway's Unix socket, which the sandbox's user must be able to reach.
+        settings: The section ``harness``, with ``sandbox`` enabled.
+        gateway: Unix socket of the gateway, which the sandbox's user must be able to reach.
     """
 
     def __init__(self, settings: HarnessSettings, gateway: Path) -> None:
@@ -63,7 +63,7 @@ class HarnessJail(BubblewrapSandbox):
         """Run the program once.
 
         Raises:
-            SandboxUnavailableError: There is no isolation on this machine.
+            SandboxUnavailableError: This machine has no isolation.
         """
         order = {
             "words": [self._files.get(word, word) for word in self._harness.command],

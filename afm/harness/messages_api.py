@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: what a request asks for, and its answer whole or as a stream."""
+"""Anthropic's Messages API: parse requests, write answers and streams."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _THOUGHTS = ("thinking", "redacted_thinking")
 
 
 class Thread(BaseModel):
-    """A conversation that the server holds: clients send only what is new."""
+    """A conversation that the server stores. Clients send only new messages."""
 
     type: Literal["create", "continue"]
     previous_message_id: str | None = None
 
 
 class MessagesBody(SamplingBody):
-    """The body of ``messages``."""
+    """Body of ``messages``."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_tokens: int = Field(ge=1)
@@ -45,15 +45,15 @@ class MessagesBody(SamplingBody):
 
     @property
     def continues(self) -> str | None:
-        """The reply of the same thread that it continues."""
+        """Id of the reply in the same thread that the request continues."""
         return self.thread.previous_message_id if self.thread is not None else None
 
     def after(self, thread: ModelRequest) -> None:
-        """Continue a thread, whose system prompt and tools stay."""
+        """Take the stored thread, with its system prompt and tools."""
         self._thread = thread
 
     def kept(self, request: ModelRequest, reply: ModelReply) -> ModelRequest | None:
-        """What a thread's next request continues."""
+        """Return the thread for its next request, or ``None`` without a thread."""
         if self.thread is None:
             return None
         return replace(
@@ -66,10 +66,10 @@ class MessagesBody(SamplingBody):
         return tuple(map(_function, self.tools or ()))
 
     def request(self) -> ModelRequest:
-        """As :meth:`~afm.harness.chat_api.ApiBody.request`."""
+        """Return the request."""
         for name in ("mcp_servers", "compaction"):
             if getattr(self, name):
-                raise DataError(f"{name}: expected none; the program itself connects and summarises here")
+                raise DataError(f"{name}: not supported; the program has to do this itself")
         rows: list[Mapping[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for message in self.messages:
             rows += _chat(message)
@@ -84,7 +84,7 @@ class MessagesBody(SamplingBody):
         )
 
     def answer(self, identity: str, reply: ModelReply, decode: Decode) -> dict[str, Any]:
-        """As :meth:`~afm.harness.chat_api.ApiBody.answer`."""
+        """Return the whole answer."""
         [choice] = reply.choices
         said = [{"type": "text", "text": choice.text}] if choice.text or not choice.calls else []
         calls = [
@@ -98,11 +98,11 @@ class MessagesBody(SamplingBody):
         }
 
     def events(self, identity: str, model: str, decode: Decode) -> AnswerStream:
-        """As :meth:`~afm.harness.chat_api.ApiBody.events`."""
+        """Return a writer of the answer as a stream."""
         return _MessageStream(self, identity, model, decode)
 
     def about(self, identity: str, model: str) -> dict[str, Any]:
-        """A message without content."""
+        """Return a message without content."""
         return {
             "id": identity,
             "type": "message",
@@ -115,7 +115,7 @@ class MessagesBody(SamplingBody):
         }
 
     def stopped(self, choice: ModelChoice) -> dict[str, Any]:
-        """Why it ended."""
+        """Return the fields that name why a choice ended."""
         if choice.calls:
             return {"stop_reason": "tool_use", "stop_sequence": None}
         match choice.generation.finish:
@@ -128,10 +128,10 @@ class MessagesBody(SamplingBody):
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as chat completions have it.
+    """Return a tool in the form of chat completions.
 
     Raises:
-        DataError: It is one that Anthropic's own servers run.
+        DataError: It is a hosted tool, which Anthropic's servers run.
     """
     if "input_schema" not in tool:
         raise DataError(f"tools: {tool.get('name')!r} has no input_schema; hosted tools do not run here")
@@ -140,7 +140,7 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chat(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A message as chat completions have it: results of tools are messages of their own, before the text."""
+    """Yield a message in the form of chat completions. Each tool result is a separate message before the text."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(content, list):
         yield {"role": role, "content": content}

@@ -1,4 +1,4 @@
-"""A program as the player of an evaluation: the same episodes as in training, with records in place of samples."""
+"""Play the episodes of an evaluation with a program. They are those of training, stored as records."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from afm.rewards import Reward
 from afm.trajectory.record import Cost, Record, StopReason
 
 Messages = Callable[[AgentSpec, str, Any], Sequence[dict[str, str]]]
-"""Makes the agent's prompt from a question and the row's own prompt."""
+"""Returns the agent's prompt for a question and the row's own prompt."""
 
 
 class HarnessPlayer:
-    """Plays tasks with a program that asks ``model`` through the gateway.
+    """Player of tasks with a program that asks ``model`` through the gateway.
 
     Args:
-        spec: In which form the program's answers are judged.
-        reward: Judges where the program does not judge itself.
-        sampling: Of every generation.
-        runner: Plays; by default the settings' program.
-        messages: Makes the prompt that a program is shown with its task.
+        settings: The section ``harness``.
+        spec: Agent whose answer format the reward expects.
+        model: Model that answers the program.
+        reward: Judge of the answers, unless the program scores itself.
+        sampling: Sampling parameters of every generation.
+        messages: Returns the prompt that the program gets with its task.
+        runner: Runner of the episodes. The default runs the settings' program.
     """
 
     keeps_format = False
@@ -51,11 +53,11 @@ class HarnessPlayer:
 
     @property
     def name(self) -> str:
-        """The model's."""
+        """Name of the model."""
         return self._model.name
 
     async def play(self, episode: str, task: Task, seed: int) -> Record:
-        """One episode, judged where the program judges itself.
+        """Play one episode. The record has a verdict if the program scores itself.
 
         Raises:
             RefusedError: The program failed in every attempt. The episode has no score.
@@ -86,11 +88,11 @@ class HarnessPlayer:
         return self._complete(record, played)
 
     def _complete(self, record: Record, episode: HarnessEpisode) -> Record:
-        """The record with what else is known of the episode."""
+        """Return the record with further fields of the episode."""
         return record
 
     async def close(self) -> None:
-        """Stop the gateway; the model belongs to the caller."""
+        """Stop the gateway. The caller closes the model."""
         await self._runner.close()
 
     def _open(self, key: str, seed: int) -> Session:
@@ -99,7 +101,7 @@ class HarnessPlayer:
 
 
 def cost_of(episode: HarnessEpisode) -> Cost:
-    """Tokens and time of an episode; tokens that trajectories share count once."""
+    """Return the tokens and time of an episode. Sampled tokens that trajectories share count once."""
     prompts = sum(len(trajectory.prompt_ids) for trajectory in episode.trajectories)
     return Cost(
         prompt_tokens=prompts,
@@ -111,7 +113,7 @@ def cost_of(episode: HarnessEpisode) -> Cost:
 
 
 def describe(trajectory: Sampled) -> dict[str, Any]:
-    """A trajectory in a record's provenance, with its chat."""
+    """Return a trajectory with its chat, for a record's provenance."""
     return {
         "name": trajectory.name,
         **({"member": trajectory.member} if trajectory.member else {}),

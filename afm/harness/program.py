@@ -1,7 +1,7 @@
-"""One run of a harness's program: started, fed, bounded, and ended with everything that it started.
+"""Run a harness's program once, with limits, and kill every process that it started.
 
-A process that left the program's session is known by a variable in its environment, which children inherit, or by its
-working folder. The same signs show what a program left behind when it ended.
+Processes that left the program's session are found by a variable in their environment, which children inherit, or by
+their working folder. Processes that outlive the program are counted in the same way.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from afm.errors import ConfigError
 from afm.sandbox.run import Capture, memory_file, open_pipe
 
 MARK = "AFM_EPISODE"
-"""Variable that names the episode; every process of a program has it."""
+"""Environment variable that holds the episode. Every process of a program inherits it."""
 TAIL_CHARACTERS = 4096
 NO_VERDICT = "the verdict file (AFM_VERDICT) is not a regular file that can be read; write JSON into it"
 _KILL_S = 10.0
-"""How long killed processes may take to end."""
+"""Most seconds to wait for killed processes."""
 
 
 class ProgramEnd(StrEnum):
-    """Why a program ended."""
+    """Ways in which a program ends."""
 
     DONE = "done"
     CRASHED = "crashed"
-    """It ended with another status than 0."""
+    """It ended with a status other than 0."""
     TIMEOUT = "timeout"
     OUTPUT = "output"
-    """It wrote more than it may."""
+    """It wrote more than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class ProgramRun:
     """How a program ended.
 
     Attributes:
-        stdout: Decoded as UTF-8, invalid bytes replaced.
-        stderr: Its last 4,096 characters.
-        status: As ``subprocess`` reports it; ``None`` when we killed it.
-        left_behind: Processes that outlived a program that ended by itself. They were killed.
-        verdict: What it wrote into its verdict file; ``None`` without one.
-        verdict_fault: Why the verdict file was not read; empty if it was read, or if the program made none.
+        stdout: Standard output, decoded as UTF-8 with invalid bytes replaced.
+        stderr: Last 4,096 characters of standard error.
+        status: Exit status as ``subprocess`` reports it. ``None`` if the program was killed.
+        left_behind: Number of processes that outlived the program and were killed.
+        verdict: Text of the verdict file, ``None`` without one.
+        verdict_fault: Why the verdict file was not read. Empty if it was read or does not exist.
     """
 
     end: ProgramEnd
@@ -67,7 +67,7 @@ class ProgramRun:
 
     @property
     def failure(self) -> str:
-        """Why it is no finished episode, in a sentence; empty for one that ended well."""
+        """Why the run failed, in a sentence. Empty if it ended well."""
         match self.end:
             case ProgramEnd.DONE:
                 return ""
@@ -90,13 +90,17 @@ async def run_program(
     max_output_bytes: int,
     verdict_file: Path,
 ) -> ProgramRun:
-    """Run a command to its end. Nothing that it started outlives this call, also when it is cancelled.
+    """Run a command to its end. No process that it started outlives this call, even if the call is cancelled.
 
     Args:
-        episode: Unique; marks the processes.
-        folder: Its working folder.
-        env: The whole of its environment; only the mark is added.
-        verdict_file: Read when the program has ended.
+        words: Program and arguments.
+        episode: Unique name that marks the processes.
+        folder: Working folder.
+        env: Complete environment. Only the mark is added.
+        stdin: Standard input.
+        timeout_s: Seconds after which the program is killed.
+        max_output_bytes: Most bytes of standard output, and of standard error.
+        verdict_file: File that is read when the program has ended.
 
     Raises:
         ConfigError: The program cannot be started.
@@ -117,7 +121,7 @@ async def run_program(
                 left_behind = len(await asyncio.to_thread(_processes, episode, folder))
         finally:
             await asyncio.shield(asyncio.to_thread(_kill, process, episode, folder))
-        for stream in streams:  # every writer is dead: this ends
+        for stream in streams:  # every writer has ended, so this loop ends
             while not stream.cut and stream.read():
                 pass
     if any(stream.cut for stream in streams):
@@ -138,7 +142,7 @@ async def run_program(
 def _start(
     words: Sequence[str], folder: Path, env: Mapping[str, str], stdin: int, out: int, err: int
 ) -> subprocess.Popen[bytes]:
-    """Not in another thread: the program dies with the thread that started it."""
+    """Start the program in the calling thread. When that thread ends, the program is killed."""
     try:
         return subprocess.Popen(
             [*_tied(), *words],
@@ -154,7 +158,7 @@ def _start(
 
 
 def read_verdict(file: Path, max_bytes: int) -> tuple[str | None, str]:
-    """Return the text of a verdict file, ``None`` without one, and why it was not read. Links are not followed."""
+    """Return the text of a verdict file or ``None``, and why it was not read. Links are not followed."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -171,7 +175,7 @@ def read_verdict(file: Path, max_bytes: int) -> tuple[str | None, str]:
 
 
 async def _first_end(process: int, streams: Sequence[Capture], timeout_s: float) -> ProgramEnd:
-    """Wait until a process has ended, wrote too much, or ran out of time."""
+    """Wait until a process ends, exceeds its output limit or its time."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[ProgramEnd] = loop.create_future()
 
@@ -202,7 +206,7 @@ async def _first_end(process: int, streams: Sequence[Capture], timeout_s: float)
 
 @cache
 def _tied() -> tuple[str, ...]:
-    """Words before a command that let it die with this process, where util-linux is installed."""
+    """Return a command prefix that ties a program's life to this process. Empty without util-linux."""
     setpriv = shutil.which("setpriv")
     return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
 

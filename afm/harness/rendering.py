@@ -1,4 +1,4 @@
-"""A chat as token ids: the model's own template, and only what is new when a conversation continues."""
+"""Render chats to token ids with the model's chat template, and encode only new messages of a known conversation."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _TOOLS = (
     "<tool_call></tool_call> XML tags:\n"
     '<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
 )
-"""What Qwen2.5 and Hermes models read; for templates that know no tools."""
+"""Tool declarations in the form of Qwen2.5 and Hermes models, for templates without tools."""
 
 
 class ChatRenderer:
-    """Renders chats for one model.
+    """Renderer of chats for one model.
 
-    A template that knows no tools gets them in the system message, and calls in the text, in the form of Hermes models.
+    If the template does not support tools, they are written into the system message, and calls into the text, in the form
+    of Hermes models.
 
     Args:
-        tokenizer: The model's, with a chat template.
-        options: Further arguments of the template, ``enable_thinking`` say.
+        tokenizer: The model's tokenizer, with a chat template.
+        options: Further arguments of the template, for example ``enable_thinking``.
 
     Raises:
         ConfigError: The tokenizer has no chat template.
@@ -38,7 +39,9 @@ class ChatRenderer:
     def __init__(self, tokenizer: ChatTokenizer, options: Mapping[str, Any] | None = None) -> None:
         template = tokenizer.backend.chat_template
         if not template:
-            raise ConfigError("the tokenizer has no chat template; expected one, in chat_template.jinja say")
+            raise ConfigError(
+                "the tokenizer has no chat template; expected one, for example in chat_template.jinja"
+            )
         self._tokenizer = tokenizer
         self._options = dict(options or {})
         self._knows_tools = "tools" in str(template)
@@ -46,10 +49,10 @@ class ChatRenderer:
         self._sentinel = f"AFM{uuid4().hex}"
 
     def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The whole chat, ready for the assistant to begin.
+        """Render the whole chat with the header of the next assistant message.
 
         Raises:
-            DataError: The template refuses these messages.
+            DataError: The template rejects these messages.
         """
         import jinja2
 
@@ -62,13 +65,13 @@ class ChatRenderer:
                 rows, tools=offered, add_generation_prompt=True, tokenize=False, **self._options
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            raise DataError(f"messages: the model's chat template refuses them: {error}") from None
+            raise DataError(f"messages: the model's chat template rejects them: {error}") from None
         return text
 
     def prompt_ids(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """Ids of :meth:`text`."""
+        """Return the token ids of :meth:`text`."""
         return self._tokenizer.encode_rendered(self.text(messages, tools))
 
     def new_ids(
@@ -79,18 +82,19 @@ class ChatRenderer:
         sampled: int,
         last_id: int | None,
     ) -> list[int] | None:
-        """Ids of what follows a turn that was sampled, up to where the assistant begins again.
+        """Return the ids that follow a sampled message, up to the start of the next assistant message.
 
-        The chat is rendered with a mark in place of that turn; what follows the mark is new. So whatever the template
-        does to the turn's text (it strips blanks and thoughts) is not done to the sampled ids.
+        The chat is rendered with a placeholder for the sampled message, and the text after the placeholder is encoded.
+        This keeps the sampled ids unchanged where the template would change the message, for example strip blanks or
+        thoughts.
 
         Args:
             messages: The whole chat.
-            sampled: Index of the message that was sampled.
-            last_id: The last id that was sampled. An end token is not written twice.
+            sampled: Index of the sampled message.
+            last_id: Last sampled id. If it is an end token, it is not written twice.
 
         Returns:
-            ``None`` when the template does not show the turn exactly once, or refuses it.
+            The ids, or ``None`` if the template rejects the placeholder or does not render it exactly once.
         """
         rows = list(messages)
         rows[sampled] = {"role": "assistant", "content": self._sentinel}
@@ -105,7 +109,7 @@ class ChatRenderer:
         return ids[1:] if ids and ids[0] == last_id and last_id in self._tokenizer.end_ids else ids
 
     def _readable(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message as templates read it: text for content, arguments decoded."""
+        """Return a message in the form of chat templates: content as text, arguments decoded."""
         row = {key: value for key, value in message.items() if value is not None}
         row["content"] = message.get("content") or ""
         calls = [_decoded(call) for call in message.get("tool_calls") or ()]
@@ -120,7 +124,7 @@ class ChatRenderer:
 
 
 def renderer_of(model: TokenModel) -> ChatRenderer | None:
-    """The chat template of a model; ``None`` for one without."""
+    """Return a renderer for a model, or ``None`` if the model has no chat template."""
     codec = model.codec
     if not isinstance(codec, ChatTokenizer) or not codec.backend.chat_template:
         return None
@@ -128,7 +132,7 @@ def renderer_of(model: TokenModel) -> ChatRenderer | None:
 
 
 def _decoded(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call whose arguments are an object, where they are the JSON of one."""
+    """Return a call with its arguments decoded if they are JSON."""
     function = dict(call["function"])
     with suppress(TypeError, ValueError):
         function["arguments"] = json.loads(function.get("arguments") or "{}")

@@ -1,4 +1,4 @@
-"""What a program asks a model for, and the reply, whatever protocol they came by."""
+"""Requests of a program to the model and their replies, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from afm.models.base import Generation
 
 
 class RequestRefusedError(AfmError):
-    """A request that is not answered; the program gets the reason.
+    """A request that the gateway refuses. The program gets the reason.
 
     Attributes:
-        status: For HTTP; none that clients try again.
-        code: A word for programs.
+        status: HTTP status. Clients do not retry any of these.
+        code: Machine-readable reason.
     """
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -26,17 +26,17 @@ class RequestRefusedError(AfmError):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One request of a program, whatever protocol it came by: a chat (``messages``), or a text to continue (``prompt``).
+    """One request of a program: a chat (``messages``), or a text to continue (``prompt``).
 
     Attributes:
-        messages: As OpenAI's chat completions have them.
-        tools: Likewise.
+        messages: Messages in the form of OpenAI's chat completions.
+        tools: Tools in the same form.
         prompt: Text or token ids.
-        n: Replies.
-        max_tokens: Of a reply; ``None``: as many as fit.
-        continued: The last message is a reply of the assistant that is not over.
-        json_schema: A JSON schema as text, which the reply must keep to; ``None`` for free text.
-        member: Who asks, of a team; a conversation is one member's.
+        n: Number of replies.
+        max_tokens: Most tokens of a reply. ``None`` allows as many as fit.
+        continued: Whether the last message is an unfinished reply of the assistant.
+        json_schema: JSON schema, as text, that the reply must match. ``None`` for free text.
+        member: Name of the team member that asks. A conversation belongs to one member.
     """
 
     messages: Sequence[Mapping[str, Any]] = ()
@@ -55,7 +55,7 @@ class ModelRequest:
 
     @property
     def characters(self) -> int:
-        """Characters of the prompt: messages with the arguments of their calls, and tools. Token ids count as none."""
+        """Number of characters of the prompt: messages, arguments of their calls, and tools. Token ids count as 0."""
         if self.prompt is not None:
             return len(self.prompt) if isinstance(self.prompt, str) else 0
         texts = [str(message.get("content") or "") for message in self.messages]
@@ -67,7 +67,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplyCall:
-    """A tool call of a reply. ``arguments`` is JSON text."""
+    """A tool call in a reply. ``arguments`` is JSON text."""
 
     id: str
     name: str
@@ -79,8 +79,8 @@ class ModelChoice:
     """One reply.
 
     Attributes:
-        text: What the program sees: up to the stop string, without the tool calls.
-        raw_text: All that was sampled, stop string and calls included.
+        text: Text for the program: up to the stop string, without the tool calls.
+        raw_text: All sampled text, with stop string and tool calls.
     """
 
     text: str
@@ -90,7 +90,7 @@ class ModelChoice:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The assistant's message, as OpenAI's chat completions have it."""
+        """The assistant's message in the form of OpenAI's chat completions."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.calls:
             message["content"] = self.text or None
@@ -107,7 +107,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """The answer to a request, the ``call``-th of its session."""
+    """The reply to a request. ``call`` is the number of the request in its session."""
 
     call: int
     model: str
@@ -116,5 +116,5 @@ class ModelReply:
 
     @property
     def completion_tokens(self) -> int:
-        """Sampled tokens of all choices."""
+        """Number of sampled tokens of all choices."""
         return sum(len(choice.generation.token_ids) for choice in self.choices)

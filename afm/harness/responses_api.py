@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: what a request asks for, and its answer whole or as a stream."""
+"""OpenAI's Responses API: parse requests, write answers and streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from afm.trajectory.chat import chat_of_items
 
 
 class ResponsesBody(SamplingBody):
-    """The body of ``responses``."""
+    """Body of ``responses``."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -45,17 +45,17 @@ class ResponsesBody(SamplingBody):
 
     @property
     def continues(self) -> str | None:
-        """The response that it continues."""
+        """Id of the response that the request continues."""
         return self.previous_response_id
 
     def after(self, earlier: ModelRequest) -> None:
-        """Continue the messages up to ``previous_response_id``, which the server keeps."""
+        """Take the stored messages up to ``previous_response_id``."""
         self._earlier = earlier.messages
 
     def kept(self, request: ModelRequest, reply: ModelReply) -> ModelRequest | None:
-        """What a next request continues, without instructions and tools: each request has its own.
+        """Return the messages that a next request continues, or ``None`` with ``store: false``.
 
-        ``None`` with ``store: false``.
+        Instructions and tools are not stored: each request sends its own.
         """
         if self.store is False:
             return None
@@ -63,7 +63,7 @@ class ResponsesBody(SamplingBody):
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The chat without its instructions."""
+        """The chat without the instructions."""
         if isinstance(self.input, str):
             items: Any = [{"role": "user", "content": self.input}]
         else:
@@ -71,10 +71,12 @@ class ResponsesBody(SamplingBody):
         return [*map(dict, self._earlier), *(chat_message(item, at) for at, item in enumerate(items))]
 
     def request(self) -> ModelRequest:
-        """As :meth:`~afm.harness.chat_api.ApiBody.request`."""
+        """Return the request."""
         for name in ("conversation", "prompt"):
             if getattr(self, name) is not None:
-                raise DataError(f"{name}: expected none, nothing is stored at OpenAI; send it as input")
+                raise DataError(
+                    f"{name}: not supported, because nothing is stored at OpenAI; send the messages as input"
+                )
         check_tool_choice(self.tool_choice, [tool.get("name") for tool in self.tools or ()])
         wanted = (self.text or {}).get("format") or {}
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
@@ -87,7 +89,7 @@ class ResponsesBody(SamplingBody):
         )
 
     def answer(self, identity: str, reply: ModelReply, decode: Decode) -> dict[str, Any]:
-        """As :meth:`~afm.harness.chat_api.ApiBody.answer`."""
+        """Return the whole answer."""
         choice = reply.choices[0]
         cut = choice.generation.finish is FinishReason.LENGTH
         prompt, completion = len(reply.prompt_ids), reply.completion_tokens
@@ -106,11 +108,11 @@ class ResponsesBody(SamplingBody):
         }
 
     def events(self, identity: str, model: str, decode: Decode) -> AnswerStream:
-        """As :meth:`~afm.harness.chat_api.ApiBody.events`."""
+        """Return a writer of the answer as a stream."""
         return _ResponseStream(self, identity, model, decode)
 
     def about(self, identity: str, model: str) -> dict[str, Any]:
-        """A response that is in progress."""
+        """Return a response in progress."""
         return {
             "id": identity,
             "object": "response",
@@ -132,10 +134,10 @@ class ResponsesBody(SamplingBody):
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as chat completions have it.
+    """Return a tool in the form of chat completions.
 
     Raises:
-        DataError: It is one that OpenAI's own servers run.
+        DataError: It is a hosted tool, which OpenAI's servers run.
     """
     if tool.get("type") != "function":
         raise DataError(f"tools: got {tool.get('type')!r}, expected function; hosted tools do not run here")
@@ -163,7 +165,7 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _items(identity: str, choice: ModelChoice) -> list[dict[str, Any]]:
-    """A message unless there are only calls, and the calls."""
+    """Return the output items: a message, unless there are only calls, and the calls."""
     said = [_message(identity, choice.text)] if choice.text or not choice.calls else []
     calls = [
         {

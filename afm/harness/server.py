@@ -1,16 +1,16 @@
-"""Many sessions over HTTP, on a loopback port or a Unix socket, inside a program of asyncio.
+"""Serve many sessions over HTTP on a loopback port or a Unix socket, inside an asyncio program.
 
 | request below ``/s/KEY/v1``, or below ``/v1`` with ``Authorization: Bearer KEY`` | answer |
 |---|---|
-| ``POST chat/completions``, ``completions``, ``responses`` | as OpenAI's |
-| ``POST embeddings`` | passed on to another server |
-| ``POST messages`` | as Anthropic's, whose base URL is ``/s/KEY`` |
-| ``POST reward`` with ``{"reward": NUMBER}`` | ends the session; :attr:`Session.reward` has the number |
-| ``GET models`` | the session's one model |
+| ``POST chat/completions``, ``completions``, ``responses`` | in OpenAI's form |
+| ``POST embeddings`` | forwarded to another server |
+| ``POST messages`` | in Anthropic's form, with the base URL ``/s/KEY`` |
+| ``POST reward`` with ``{"reward": NUMBER}`` | sets :attr:`Session.reward` and ends the session |
+| ``GET models`` | the model of the session |
 
-A team asks below ``/s/KEY/agent/NAME/v1``, each member by its name.
+Each member of a team sends its requests below ``/s/KEY/agent/NAME/v1``.
 
-Errors have the form that OpenAI's clients read. None has a status that they try again, but for a failure of the engine.
+Errors have the form of OpenAI's API. Clients retry only failures of the engine.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ _IDENTITIES = {
 
 
 class HarnessApp:
-    """The sessions of one process as an ASGI application.
+    """ASGI application for the sessions of one process.
 
     Args:
-        embeddings: Address of an OpenAI-compatible server for ``embeddings``, which are passed on as they are;
+        embeddings: Address of an OpenAI-compatible server, to which requests for ``embeddings`` are forwarded unchanged.
             ``AFM_MODEL_API_KEY`` holds its key.
     """
 
     def __init__(self, embeddings: str | None = None) -> None:
         self.sessions: dict[str, Session] = {}
         self._stored: dict[tuple[str, str], ModelRequest] = {}
-        """Conversations of a session up to a reply, for clients that continue it by its id."""
+        """Conversations up to a reply, by session key and id of the reply."""
         self._bodies: dict[str, type[ChatBody | CompletionBody | ResponsesBody | MessagesBody]] = {
             "chat/completions": ChatBody,
             "completions": CompletionBody,
@@ -79,7 +79,7 @@ class HarnessApp:
         self._connections: Connections | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; a client that leaves ends its generations."""
+        """Serve one request. If the client disconnects, cancel its generations."""
         if scope["type"] != "http":
             return
         try:
@@ -104,7 +104,7 @@ class HarnessApp:
             await _answer(send, _error("request", str(error)), 400)
 
     def forget(self, key: str) -> Session:
-        """Serve a session no longer."""
+        """Remove a session and return it."""
         for place in [place for place in self._stored if place[0] == key]:
             del self._stored[place]
         return self.sessions.pop(key)
@@ -113,13 +113,13 @@ class HarnessApp:
         raw = scope["raw_path"].decode("latin-1")
         match = _PATH.match(raw)
         if match is None:
-            raise RequestRefusedError(404, "path", f"{raw[:200]}: no such path; expected /s/KEY/v1/...")
+            raise RequestRefusedError(404, "path", f"unknown path {raw[:200]}; expected /s/KEY/v1/...")
         headers = dict(scope["headers"])
         bearer = headers.get(b"authorization", b"").decode("latin-1").partition(" ")[2]
         key = unquote(match["key"] or "") or bearer or headers.get(b"x-api-key", b"").decode("latin-1")
         session = self.sessions.get(key)
         if session is None:
-            raise RequestRefusedError(404, "session", "no session of this key; it may be over")
+            raise RequestRefusedError(404, "session", "no session has this key; it may have ended")
         return session, match["path"], unquote(match["member"] or "")
 
     async def _post(self, session: Session, path: str, body: bytes, send: Send, member: str) -> None:
@@ -147,7 +147,7 @@ class HarnessApp:
 
     async def _pass_on(self, body: bytes, send: Send) -> None:
         if self._embeddings is None:
-            message = "no embeddings behind this server; it needs embeddings=URL"
+            message = "embeddings: this gateway has no server for them; start it with embeddings=URL"
             raise RequestRefusedError(404, "embeddings", message)
         if self._connections is None:
             key = EndpointSettings().key()
@@ -160,7 +160,7 @@ class HarnessApp:
         await _answer(send, answer.content, answer.status_code)
 
     async def close(self) -> None:
-        """End all sessions, and close the connections."""
+        """End all sessions and close the connections."""
         for key in [*self.sessions]:
             await self.forget(key).close()
         if self._connections is not None:
@@ -170,15 +170,15 @@ class HarnessApp:
         try:
             return self._stored[session.key, identity]
         except KeyError:
-            # Anthropic's client then sends its whole history in a new thread.
+            # After this code, Anthropic's client sends its whole history in a new thread.
             lost = (404, "thread_not_found") if path == "messages" else (400, "previous_response_id")
-            raise RequestRefusedError(*lost, f"this session gave no response {identity[:80]!r}") from None
+            raise RequestRefusedError(*lost, f"no stored response {identity[:80]!r}") from None
 
 
 async def stream_answer(
     session: Session, request: ModelRequest, events: AnswerStream, receive: Receive, send: Send
 ) -> None:
-    """Answer a request outside of :class:`HarnessApp` in server-sent events; a client that leaves ends its generation."""
+    """Stream the answer to a request outside :class:`HarnessApp`. If the client disconnects, cancel its generation."""
     try:
         await _while_connected(receive, _streamed(session, request, events, send))
     except _GoneError:
@@ -192,7 +192,7 @@ async def stream_answer(
 async def _streamed(
     session: Session, request: ModelRequest, events: AnswerStream, send: Send
 ) -> ModelReply | None:
-    """Answer with server-sent events. What fails before the first of them has a status of its own."""
+    """Answer with server-sent events. A failure before the first event has its own HTTP status."""
     pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
     work = asyncio.ensure_future(session.ask(request, lambda *piece: pieces.put_nowait(piece)))
     work.add_done_callback(lambda _: pieces.put_nowait(None))
@@ -225,16 +225,16 @@ async def _send_piece(send: Send, data: bytes, *, more: bool = True) -> None:
 
 
 class HarnessServer:
-    """A :class:`HarnessApp` that listens.
+    """Server of a :class:`HarnessApp`.
 
     Args:
-        host: Where it listens; ``None`` for the Unix socket alone.
-        port: 0 for a free one.
+        host: Address to listen on. ``None`` for only the Unix socket.
+        port: Port to listen on. 0 for a free one.
         embeddings: As for :class:`HarnessApp`.
-        unix_socket: A path to listen on as well; whoever may open it is let in, so its folder decides.
+        unix_socket: Path of a Unix socket to listen on. The permissions of its folder control access.
 
     Attributes:
-        origin: ``http://HOST:PORT``, or ``http://localhost`` over the Unix socket alone.
+        origin: ``http://HOST:PORT``, or ``http://localhost`` with only the Unix socket.
     """
 
     def __init__(
@@ -281,13 +281,13 @@ class HarnessServer:
         await self.close()
 
     async def start(self) -> None:
-        """Serve in the event loop of the caller; requests sent earlier are answered now."""
-        # Signals belong to the program around it.
+        """Start to serve in the caller's event loop. Requests that arrived earlier are answered now."""
+        # The surrounding program handles signals.
         self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
         self._serving = asyncio.create_task(self._server.serve(sockets=self._sockets))
 
     async def close(self) -> None:
-        """End all sessions and stop."""
+        """End all sessions and stop the server."""
         await self.app.close()
         self._server.should_exit = True
         if self._serving is not None:
@@ -296,23 +296,23 @@ class HarnessServer:
             listener.close()
 
     def open(self, session: Session) -> str:
-        """Serve a session; returns its base URL.
+        """Serve a session and return its base URL.
 
         Raises:
-            ValueError: Another session has its key.
+            ValueError: Another open session has the same key.
         """
         if session.key in self.app.sessions:
-            raise ValueError(f"session {session.key!r} is open already; each needs a key of its own")
+            raise ValueError(f"session {session.key!r} is already open; expected a new key for each session")
         self.app.sessions[session.key] = session
         return f"{self.origin}/s/{quote(session.key, safe='')}/v1"
 
     async def end(self, key: str) -> list[Sampled]:
-        """Close a session, and forget it; its trajectories."""
+        """Close and remove a session. Return its trajectories."""
         return await self.app.forget(key).close()
 
 
 def _unix_listener(path: Path) -> socket.socket:
-    """Listen at a path of any length. The kernel takes 107 bytes, so the folder is named by a descriptor."""
+    """Listen at a path of any length. The kernel's limit is 107 bytes, so a descriptor replaces the folder's path."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
@@ -325,7 +325,7 @@ def _unix_listener(path: Path) -> socket.socket:
 
 
 class _GoneError(Exception):
-    """The client has left."""
+    """The client has disconnected."""
 
 
 class _Verdict(BaseModel):
@@ -339,13 +339,13 @@ def _models(session: Session) -> dict[str, Any]:
 
 
 def first_mistake(error: ValidationError) -> str:
-    """The first mistake in a request: where it is, and what was expected."""
+    """Describe the first mistake in a request: its place and the expected value."""
     problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
     return f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
 
 
 def _error(code: str, message: str) -> dict[str, Any]:
-    """In the form that clients of OpenAI and of Anthropic read."""
+    """Return an error in a form that clients of OpenAI and of Anthropic read."""
     fault = {"message": message, "type": "invalid_request_error", "code": code}
     return {"type": "error", "error": {**fault, "details": {"error_code": code}}}
 
@@ -367,16 +367,16 @@ async def _body(receive: Receive) -> bytes:
             raise _GoneError
         body += event.get("body", b"")
         if len(body) > _MAX_BODY_BYTES:
-            raise RequestRefusedError(413, "too_large", f"the request is longer than {_MAX_BODY_BYTES} bytes")
+            raise RequestRefusedError(413, "too_large", f"expected at most {_MAX_BODY_BYTES} bytes")
         if not event.get("more_body"):
             return bytes(body)
 
 
 async def _while_connected(receive: Receive, work: Any) -> None:
-    """Do the work, unless the client leaves: then it is cancelled.
+    """Await the work. If the client disconnects, cancel it.
 
     Raises:
-        _GoneError: The client has left.
+        _GoneError: The client has disconnected.
     """
     task, watcher = asyncio.current_task(), asyncio.ensure_future(receive())
     working = True

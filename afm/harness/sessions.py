@@ -1,19 +1,19 @@
-"""The conversations of one episode of a program that knows nothing of us, kept as the tokens that were sampled.
+"""Record the conversations of one episode of an external program as sampled tokens.
 
-A program (a harness) asks for text and sends its whole history with every request. A :class:`Session` finds in that
-history what it sampled itself, message by message, and continues with the sampled ids: only what is new is encoded. So
-each trajectory (:class:`~afm.harness.history.Sampled`) is what the model read and wrote, token for token, and its mask
-marks sampled tokens only.
+A program (a harness) asks for text and sends its whole history with every request. A :class:`Session` finds its own
+sampled messages in that history and continues with their sampled ids. Only new messages are encoded. So each trajectory
+(:class:`~afm.harness.history.Sampled`) holds exactly the tokens that the model read and wrote, and its mask marks
+sampled tokens only.
 
 ::
 
     session = Session("episode-7", model, ChatRenderer(tokenizer), limits=SessionLimits(max_tokens=4096), seed=1)
-    async with HarnessServer() as server:           # afm.harness.server; serves many sessions
+    async with HarnessServer() as server:           # afm.harness.server, for many sessions
         url = server.open(session)                  # http://127.0.0.1:PORT/s/episode-7/v1 for the program
         ...                                         # the program runs; or: await session.ask(ModelRequest(...))
-        trajectories = await server.end(session.key)     # the same as: await session.close()
+        trajectories = await server.end(session.key)     # or: await session.close()
 
-One episode gives several trajectories when its history branches. :class:`~afm.harness.history.Branch` names why.
+An episode has several trajectories if its history branches. :class:`~afm.harness.history.Branch` lists the reasons.
 """
 
 from __future__ import annotations
@@ -37,46 +37,45 @@ from afm.seeds import derive_seed, generation_seed
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Bounds of one session; ``None`` means unbounded.
+    """Limits of one session. ``None`` means no limit.
 
     Attributes:
-        max_tokens: Prompt and response of one sequence together; never more than the model's context.
-        max_calls: Requests that are answered.
-        max_seconds: From the session's beginning. Then a generation under way is cancelled.
+        max_tokens: Tokens of prompt and response of one sequence. The model's context also limits them.
+        max_calls: Number of requests.
+        max_seconds: Seconds from the start of the session, after which running generations are cancelled.
     """
 
     max_tokens: int | None = None
     max_calls: int | None = None
     max_seconds: float | None = None
 
-    known: bool = False
-
 
 OnText = Callable[[int, str], None]
-"""Takes the number of a choice, and the next piece of its text."""
+"""Receives the number of a choice and the next piece of its text."""
 
 
 class Session:
     """The conversations of one episode.
 
-    Sampled tokens of a request are kept when its generation has ended; a cancelled request leaves nothing behind.
+    The sampled tokens of a request are stored when its generation ends. A cancelled request stores nothing.
 
     Args:
-        key: Names the session in URLs; whoever knows it may use it.
-        model: Samples. With ``cancellable`` false, :meth:`close` waits for generations under way.
-        renderer: The model's chat template; ``None`` for completions only.
-        limits: Bounds.
-        sampling: Temperature, top-p and top-k of every generation, whatever the program asks for, and the most tokens of one.
-            ``None`` leaves them to the program.
-        seed: Seeds the generations, each in its turn as :func:`afm.rollout.run_episode` does. ``None`` leaves it to the program.
+        key: Identifies the session in URLs and authorises its requests.
+        model: Model that samples. If it is not ``cancellable``, :meth:`close` waits for running generations.
+        renderer: Renderer of the model's chats. ``None`` allows completions only.
+        limits: Limits of the session.
+        sampling: Temperature, top-p, top-k and most tokens of every generation. They replace those of the requests.
+            ``None`` keeps those of the requests.
+        seed: Seeds the generations in order, as :func:`afm.rollout.run_episode` does. ``None`` keeps the seeds of the
+            requests.
 
     Attributes:
-        limits: Bounds, which may be lowered before the first request.
-        calls: Requests that were taken.
-        refused: Requests that were not, by code.
-        cancelled: Requests whose program left.
-        reward: What the program itself reported (``POST .../reward``).
-        ended: No further request is answered.
+        limits: Limits of the session, which may be changed before the first request.
+        calls: Number of accepted requests.
+        refused: Number of refused requests, by code.
+        cancelled: Number of requests whose client disconnected.
+        reward: Reward that the program reported (``POST .../reward``).
+        ended: Whether the session refuses further requests.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Session:
         self.calls = self.cancelled = 0
         self.refused: Counter[str] = Counter()
         self._unanswered: dict[tuple[tuple[int, ...], int], list[_Ticket]] = {}
-        """Requests that got no answer, by prompt and ``n``: each that comes again is the same one."""
+        """Requests without an answer, by prompt and ``n``. The same request sent again takes one of these tickets."""
         self.reward: float | None = None
         self.ended = False
 
@@ -107,11 +106,11 @@ class Session:
         """Answer one request.
 
         Args:
-            request: What the program sent.
-            on_text: Shown text while it is sampled, where the model can stream; else at its end.
+            request: The program's request.
+            on_text: Receives the text during sampling if the model can stream, otherwise at the end.
 
         Raises:
-            RequestRefusedError: The session is over, a limit is reached, or the request cannot be rendered.
+            RequestRefusedError: The session has ended, a limit is reached, or the request is invalid.
             EngineError: The engine failed.
         """
         try:
@@ -131,16 +130,16 @@ class Session:
 
     @property
     def error(self) -> EngineError | None:
-        """A failure of the engine behind a request that was not answered later; the program got status 502."""
+        """The engine's failure of a request that was never answered, if there is one. The program got status 502."""
         tickets = (ticket for waiting in self._unanswered.values() for ticket in waiting)
         return next((ticket.error for ticket in tickets if ticket.error is not None), None)
 
     def trajectories(self) -> list[Sampled]:
-        """What was sampled so far. Each sampled token is trained in one trajectory, the first that holds it."""
+        """Return the trajectories so far. Each sampled token is trained in the first trajectory that contains it."""
         return self._history.trajectories()
 
     async def close(self) -> list[Sampled]:
-        """End the session, and its generations under way; the trajectories of those that had ended."""
+        """End the session and its running generations. Return the trajectories of the finished generations."""
         self.ended = True
         running = list(self._running)
         if self.model.cancellable:
@@ -187,7 +186,7 @@ class Session:
             raise self._over()
 
     def _check_text(self, request: ModelRequest) -> None:
-        """Refuse token ids that the model does not know, and texts that are too long to be encoded for nothing."""
+        """Refuse token ids outside the vocabulary, and texts that cannot fit, before they are encoded."""
         codec = self.model.codec
         if not isinstance(codec, ChatTokenizer):
             return
@@ -205,12 +204,12 @@ class Session:
 
     @property
     def _most_tokens(self) -> int:
-        """Of prompt and response together."""
+        """Most tokens of prompt and response together."""
         return min(self.limits.max_tokens or self.model.context_tokens, self.model.context_tokens)
 
     def _over(self) -> RequestRefusedError:
         self.ended = True
-        return RequestRefusedError(410, "session_over", f"the session {self.key!r} is over")
+        return RequestRefusedError(410, "session_over", f"session {self.key!r} has ended")
 
     def _seconds_left(self) -> float | None:
         most = self.limits.max_seconds
@@ -220,12 +219,12 @@ class Session:
         most = self._most_tokens
         room = most - prompt_tokens
         if room < 1:
-            message = f"the prompt has {prompt_tokens} tokens; a sequence may have {most}, prompt and response together"
+            message = f"the prompt has {prompt_tokens} tokens; expected fewer than {most}, the limit of prompt and response together"
             raise RequestRefusedError(400, "context_length_exceeded", message)
         if request.json_schema is not None and not self.model.constrains:
             raise DataError(
-                f"the request asks for JSON of a schema, and {self.model.name} does not constrain what it samples: in "
-                "training, that would not be what the model itself says. Ask for JSON in a message, or for a tool call"
+                f"the request asks for JSON of a schema, but {self.model.name} does not constrain sampling: in training, "
+                "the model has to choose every token itself. Ask for JSON in a message, or use a tool"
             )
         own = self._sampling
         limits = [room, *(value for value in (request.max_tokens, own and own.max_new_tokens) if value)]
@@ -241,9 +240,7 @@ class Session:
 
     def _next_ticket(self, request: ModelRequest) -> _Ticket:
         if self.limits.max_calls is not None and self.calls >= self.limits.max_calls:
-            message = (
-                f"the session has answered {self.calls} requests, which is its limit (harness.max_requests)"
-            )
+            message = f"the session has had {self.calls} requests, which is its limit (harness.max_requests)"
             raise RequestRefusedError(400, "max_calls", message)
         call, self.calls = self.calls, self.calls + 1
         first, self._generations = self._generations, self._generations + request.n
@@ -254,7 +251,7 @@ class Session:
         return _Ticket(call, tuple(None if seed is None else seed + number for number in range(request.n)))
 
     async def _generate(self, prompt: Sequence[int], params: SamplingParams, feed: _Feed) -> Generation:
-        """One generation. It is a task of its own: one that cannot be cancelled is waited for at the session's end."""
+        """Run one generation in its own task, so that :meth:`close` can wait for one that cannot be cancelled."""
         if feed.on_text is not None and isinstance(self.model, StreamingModel):
             work = self.model.stream(prompt, params, feed.take)
         else:
@@ -284,10 +281,10 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
-    """A request's number in its session, and the seeds of its generations. It keeps both when it is sent again.
+    """Number of a request in its session, and the seeds of its generations. A request sent again keeps both.
 
     Attributes:
-        error: Why the engine has not answered it.
+        error: The engine's failure, if the engine did not answer.
     """
 
     call: int
@@ -296,7 +293,7 @@ class _Ticket:
 
 
 class _Feed:
-    """Shows the text of one choice while its tokens come."""
+    """Passes the text of one choice on during sampling."""
 
     def __init__(
         self,
@@ -310,11 +307,11 @@ class _Feed:
         self._visible = VisibleText(request.stop, tools=bool(request.tools))
 
     def take(self, token: int) -> None:
-        """The next token."""
+        """Take the next token."""
         self._show(self._visible.feed(self._decoder.feed([token])))
 
     def finish(self, text: str) -> None:
-        """The rest of the whole text."""
+        """Pass on the rest of the final text."""
         self._show(text[len(self._shown) :])
 
     def _show(self, piece: str) -> None:
@@ -324,7 +321,7 @@ class _Feed:
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
-    """The results of all, none of which continues alone when another fails."""
+    """Return all results. If one fails, cancel the others."""
     if len(work) == 1:
         return [await work[0]]
     tasks = [asyncio.ensure_future(each) for each in work]

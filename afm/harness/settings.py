@@ -1,4 +1,4 @@
-"""The section ``harness`` of a recipe: which program is the agent, who judges it, and how its credit is shared."""
+"""The section ``harness`` of a recipe: the program that is the agent, its judge, and the rule for its credit."""
 
 from __future__ import annotations
 
@@ -23,88 +23,86 @@ _SCRIPTS = (".py", ".sh", ".js", ".mjs", ".ts")
 
 
 class Judge(StrEnum):
-    """Who scores an episode."""
+    """Judges of an episode."""
 
     DATA_SOURCE = "data_source"
-    """Our scorer of the row's data source compares the program's final answer."""
+    """The scorer of the row's data source judges the program's final answer."""
     HARNESS = "harness"
-    """The program itself, by ``score`` in its verdict file."""
+    """The program scores itself, with ``score`` in its verdict file."""
 
 
 class HarnessSettings(Settings):
-    """A program, or a team, that is the agent: it asks the model through the gateway, as often as it likes."""
+    """A program or a team as the agent. It asks the model through the gateway."""
 
     command: tuple[str, ...] = ()
     """Program and arguments, started once for each episode. ``python`` is the Python that runs ``afm``. Words
     that name a file in the YAML's folder become its path."""
     team: Path | None = None
-    """In place of ``command``: a team's YAML (``configs/distill``). The model that is trained answers every member."""
+    """A team's YAML (``configs/distill``), in place of ``command``. The trained model answers every member."""
     reward: Judge = Judge.DATA_SOURCE
-    """``data_source`` judges the final answer by the scorer of the row's data source. ``harness`` takes the
+    """``data_source`` scores the final answer with the scorer of the row's data source. ``harness`` takes the
     program's own ``score``."""
     credit: Credit = Credit.ALL
-    """How an episode's advantage is shared over its trajectories: ``all``, ``last`` or ``by_turn``."""
+    """How an episode's advantage is distributed over its trajectories: ``all``, ``last`` or ``by_turn``."""
     by_member: MemberCredit = MemberCredit.SHARED
-    """Whose advantage a team's member gets: ``shared`` (the episode's), ``own`` (of its own verdict) or
-    ``difference`` (against the episodes in which it said something else)."""
+    """Advantage of a team's member: ``shared`` (the episode's), ``own`` (of its own verdict) or ``difference``
+    (compared with episodes in which its words differ)."""
     timeout_s: float = Field(default=120.0, gt=0, le=86_400)
-    """Seconds for a program. Then it is killed with everything that it started."""
+    """Seconds after which a program is killed with every process that it started."""
     retries: int = Field(default=1, ge=0)
-    """Further attempts at an episode whose program hung, crashed or never asked the model. After the last one
-    the episode has no score."""
+    """Further attempts at an episode whose program hung, crashed or never asked the model. If the last one fails
+    too, the episode has no score."""
     max_requests: int | None = Field(default=None, ge=1)
-    """Requests of one attempt at an episode. Further ones are refused with status 400. The default is no limit but
-    ``timeout_s``."""
+    """Most requests in one attempt at an episode. Further ones get status 400. By default only ``timeout_s``
+    limits them."""
     concurrency: int = Field(default=16, ge=1)
-    """Programs at the same time in each process that runs episodes."""
+    """Number of programs at the same time in each process that runs episodes."""
     max_output_bytes: int = Field(default=1 << 20, gt=0, le=1 << 30)
-    """Bytes of standard output or error after which a program is killed."""
+    """Bytes of standard output, or of standard error, after which a program is killed."""
     environment: tuple[str, ...] = ()
     """Names of environment variables that the program gets in addition to the usual ones, such as ``PATH``, ``HOME``
-    and ``LANG``; in the sandbox these alone. Other variables, with the keys of ``afm``'s own services, are not passed
-    on."""
+    and ``LANG``. In the sandbox it gets only these. Other variables, such as the API keys of ``afm``'s services, are
+    not passed on."""
     sandbox: bool | SandboxSettings = False
-    """``true`` runs the program in a bubblewrap jail that reaches the gateway and nothing else. A mapping has the
-    sandbox's own keys, for example ``{python: /opt/python/bin/python3, binds: [/opt/data]}``."""
+    """``true`` runs the program in a bubblewrap jail that reaches only the gateway. A mapping sets the sandbox's
+    keys, for example ``{python: /opt/python/bin/python3, binds: [/opt/data]}``."""
 
     @field_validator("command", mode="before")
     @classmethod
     def _words(cls, value: Any) -> Any:
         if isinstance(value, str):
-            raise ValueError(f"a list of words, for example {value.split()}")
+            raise ValueError(f"expected a list of words, for example {value.split()}")
         return value
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if bool(self.command) == (self.team is not None):
-            raise ValueError(
-                "either a program or a team is the agent; give exactly one of `command` and `team`"
-            )
+            raise ValueError("expected exactly one of `command` (a program) and `team`")
         if self.team is not None and self.sandbox:
-            raise ValueError("sandbox: not for a team, whose tools have a sandbox of their own")
+            raise ValueError("sandbox: not supported for a team; its tools have their own sandbox")
         return self
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The command with the Python of this process."""
+        """The command with the path of this Python."""
         first, *rest = self.command
         return (sys.executable if first in _PYTHON else first, *rest)
 
 
 OF_THE_LOOP = ("without_tools", "unseen_tools", "keep_tokens")
-"""Keys of an evaluation that only the agent's own loop has."""
+"""Keys of an evaluation that only the agent's own loop supports."""
 
 
 def fault_of_harness(config: Any) -> str | None:
-    """What an evaluation with a harness must not say, ``None`` if all is well."""
+    """Return the error for a key that an evaluation with a harness does not support, or ``None``."""
     clash = next((name for name in ("team", "agents", *OF_THE_LOOP) if getattr(config, name)), None)
     if config.tools is not None or config.protocol != "ours":
         clash = clash or ("tools" if config.tools is not None else "protocol")
-    return clash and f"{clash}: not with a harness, whose program has an agent and tools of its own"
+    return clash and f"{clash}: not supported with a harness, whose program has its own agent and tools"
 
 
 def program_finding(settings: HarnessSettings) -> Finding:
-    """Whether the program and the files that its command names are there, or the team's file."""
+    """Check that the program and the files of its command exist, or the team's file."""
     if settings.team is not None:
         if settings.team.is_file():
             return Finding(Level.OK, "harness", f"the team of {settings.team}")
@@ -113,7 +111,7 @@ def program_finding(settings: HarnessSettings) -> Finding:
         )
     first, *rest = settings.words
     if not settings.sandbox and shutil.which(first) is None:
-        text = f"harness.command: {first!r} is no program here; install it, or give its path"
+        text = f"harness.command: program {first!r} not found; install it, or give its path"
         return Finding(Level.ERROR, "harness", text)
     missing = [word for word in rest if word.endswith(_SCRIPTS) and not Path(word).is_file()]
     if missing:
@@ -128,7 +126,7 @@ def program_finding(settings: HarnessSettings) -> Finding:
 
 
 def anchor_harness(data: Mapping[str, Any], folder: Path) -> None:
-    """Make ``harness.team``, and the words of ``harness.command`` that name a file, absolute from a YAML's folder, in place."""
+    """Resolve ``harness.team`` and the files in ``harness.command`` against a YAML's folder, in place."""
     section = data.get("harness")
     if not isinstance(section, dict):
         return

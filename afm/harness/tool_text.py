@@ -1,4 +1,4 @@
-"""Tool calls in a model's text, and the part of the text that a client may see while it is sampled."""
+"""Parse tool calls in sampled text, and select the part of the text that a client sees during sampling."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _DECODER = json.JSONDecoder(strict=False)
 
 @dataclass(frozen=True, slots=True)
 class TextCall:
-    """One tool call as the model wrote it. ``arguments`` is the JSON text of an object."""
+    """One tool call in sampled text. ``arguments`` is the JSON text of an object."""
 
     name: str
     arguments: str
 
 
 def split_calls(text: str) -> tuple[str, tuple[TextCall, ...]]:
-    """The words before the first tool call, and the calls; the whole text and no calls where one cannot be read.
+    """Return the text before the first tool call, and the calls. If a call is broken, return the whole text and no calls.
 
-    Known are Hermes' ``<tool_call>{"name", "arguments"}</tool_call>`` (Qwen too), Mistral's ``[TOOL_CALLS] [...]``, and
-    Llama 3's object with ``name`` and ``parameters``, alone or behind ``<|python_tag|>``.
+    Supported forms are ``<tool_call>{"name", "arguments"}</tool_call>`` (Hermes and Qwen), ``[TOOL_CALLS] [...]``
+    (Mistral), and an object with ``name`` and ``parameters``, also after ``<|python_tag|>`` (Llama 3).
     """
     found = [at for mark in _OPENINGS if (at := text.find(mark)) >= 0]
     if not found:
@@ -40,7 +40,7 @@ def split_calls(text: str) -> tuple[str, tuple[TextCall, ...]]:
 
 
 def _calls(text: str) -> tuple[TextCall, ...]:
-    """The calls at the beginning of a text; what follows the last of them is ignored. Empty when one is broken."""
+    """Parse the calls at the beginning of a text and ignore text after them. Return none if one is broken."""
     calls: list[TextCall] = []
     at = _end_of_gap(text, 0)
     while at < len(text) and text[at] in "{[":
@@ -59,7 +59,7 @@ def _end_of_gap(text: str, at: int) -> int:
 
 
 def _read(value: Any) -> Iterator[TextCall]:
-    """Raises ValueError for what is no call."""
+    """Yield the calls in a JSON value. Raises ValueError if it is not a call."""
     if isinstance(value, list):
         for item in value:
             yield from _read(item)
@@ -73,13 +73,13 @@ def _read(value: Any) -> Iterator[TextCall]:
 
 
 class VisibleText:
-    """Text that comes in pieces, up to where it stops: at a stop string, or at a tool call where tools are offered.
+    """Filter for streamed text. It ends the visible text at a stop string or, if tools are offered, at a tool call.
 
-    Only the end of the text with which one of these may begin is held back.
+    It holds back only a suffix that may be the beginning of one of these.
 
     Args:
-        stop: Strings that end it; they are not shown.
-        tools: Whether tool calls are read.
+        stop: Strings that end the visible text. They are not shown.
+        tools: Whether tool calls end it too.
     """
 
     def __init__(self, stop: Sequence[str], *, tools: bool) -> None:
@@ -89,11 +89,11 @@ class VisibleText:
         self._begun = self._over = False
 
     def feed(self, piece: str) -> str:
-        """What may be shown now."""
+        """Take the next piece and return the text that can be shown now."""
         if self._over:
             return ""
         self._rest += piece
-        if self._tools and not self._begun:  # a whole text that is an object may be a call
+        if self._tools and not self._begun:  # a text that starts as a JSON object may be a call
             if not self._rest.strip() or self._rest.lstrip().startswith("{"):
                 return ""
             self._begun = True
@@ -104,18 +104,18 @@ class VisibleText:
         held = max((_overlap(self._rest, mark) for mark in self._marks), default=0)
         shown = self._rest[: len(self._rest) - held]
         if self._tools:
-            shown = shown.rstrip()  # blanks before a call are not shown
+            shown = shown.rstrip()  # white space before a call is not shown
         self._rest = self._rest[len(shown) :]
         return shown
 
 
 def _overlap(text: str, mark: str) -> int:
-    """The longest end of ``text`` with which ``mark`` begins."""
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``mark``."""
     return next(
         (size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0
     )
 
 
 def until_stop(text: str, stop: Sequence[str]) -> str:
-    """``text`` up to its first stop string."""
+    """Return ``text`` up to its first stop string."""
     return text[: min((at for item in stop if (at := text.find(item)) >= 0), default=len(text))]

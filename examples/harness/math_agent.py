@@ -1,7 +1,7 @@
-"""An agent in one file, without a framework: the model plans, its program is calculated, the model answers.
+"""An agent in one file, without a framework: the model writes a program, the agent runs it, the model answers.
 
-It knows nothing of `afm`: the task comes on standard input, `OPENAI_BASE_URL` and `OPENAI_API_KEY` say where the model
-is, and the last line that it prints is the answer. See docs/harness.md and configs/tiny/rl/math_harness.yaml.
+It does not use `afm`. It reads the task from standard input, finds the model by `OPENAI_BASE_URL` and `OPENAI_API_KEY`,
+and prints the answer in its last line. See docs/harness.md and configs/tiny/rl/math_harness.yaml.
 """
 
 import ast
@@ -21,18 +21,18 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 
 def calculate(node):
-    """The value of whole numbers, sums, differences and products; anything else is refused."""
+    """Return the value of an expression of whole numbers, sums, differences and products. Reject anything else."""
     if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10**12:
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         return OPERATORS[type(node.op)](calculate(node.left), calculate(node.right))
     if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
         return OPERATORS[type(node.op)](calculate(node.operand))
-    raise ValueError("only whole numbers with + - * are known here")
+    raise ValueError("expected whole numbers with + - *")
 
 
 def run(program):
-    """What a program of the form `print(EXPRESSION)` prints. Nothing that the model wrote is executed."""
+    """Return the output of a program of the form `print(EXPRESSION)`. The program itself is never executed."""
     match = re.search(r"print\((.*)\)", program)
     try:
         return str(calculate(ast.parse(match[1] if match else program, mode="eval").body))
@@ -41,7 +41,7 @@ def run(program):
 
 
 def main():
-    """One episode."""
+    """Play one episode."""
     task = json.load(sys.stdin)
     client, model = OpenAI(), os.environ["AFM_MODEL"]
     text = CHAT.format(question=task["question"])

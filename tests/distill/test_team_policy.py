@@ -147,7 +147,7 @@ async def test_a_trained_teams_work_is_distilled_by_the_same_command(
 
 def test_a_program_and_a_team_are_two_things(team: Path) -> None:
     for wrong in ({}, {"team": str(team), "command": ["python"]}, {"team": str(team), "sandbox": True}):
-        with pytest.raises(ValueError, match=r"exactly one of `command` and `team`|not for a team"):
+        with pytest.raises(ValueError, match=r"exactly one of `command`|not supported for a team"):
             HarnessSettings.model_validate(wrong)
     with pytest.raises(ConfigError, match="team"):
         TeamRunner(HarnessSettings(team=team.with_name("none.yaml")), load_agent("math"))

@@ -197,7 +197,7 @@ async def test_a_reply_that_is_not_over_is_continued_by_its_ids(recording, opene
     assert ends[0][1] == ends[1][0] < ends[1][1] == ends[2][0] < ends[2][1] < ends[3][0]
     assert wrong_tokens(session, model) == 0
     unknown = [user("Count."), {"role": "assistant", "content": "Zero"}]
-    with pytest.raises(RequestRefusedError, match="no reply of this session"):
+    with pytest.raises(RequestRefusedError, match="not a reply of this session"):
         await session.ask(ModelRequest(messages=unknown, continued=True))
 
 
@@ -296,7 +296,7 @@ async def test_limits_are_refusals_that_clients_do_not_try_again(recording, open
     assert (refusal.value.status, refusal.value.code) == (400, "context_length_exceeded")
     await chat(session, [*history, user("Second?")], max_tokens=1)
     assert model.params[-1].max_new_tokens == 1
-    with pytest.raises(RequestRefusedError, match="has answered 2 requests"):
+    with pytest.raises(RequestRefusedError, match="has had 2 requests"):
         await chat(session, [user("Third?")])
     assert session.refused == {"context_length_exceeded": 1, "max_calls": 1}
     assert session.trajectories()[0].turns[-1].finish == "length"
@@ -304,7 +304,7 @@ async def test_limits_are_refusals_that_clients_do_not_try_again(recording, open
     short = replace(SessionLimits(), max_seconds=0.05)
     model.hold.clear()
     late = opened(model, limits=short)
-    with pytest.raises(RequestRefusedError, match="the session 'key' is over"):
+    with pytest.raises(RequestRefusedError, match="session 'key' has ended"):
         await chat(late, [user("Third?")])
     assert (late.ended, model.cancelled, late.trajectories()) == (True, 1, [])
 
@@ -322,7 +322,7 @@ async def test_a_session_that_ends_keeps_what_had_ended_and_waits_for_what_canno
         await model.waiting.wait()
         asyncio.get_running_loop().call_later(0.05, model.hold.set)
         [trajectory] = await session.close()
-        with pytest.raises(RequestRefusedError, match="is over"):
+        with pytest.raises(RequestRefusedError, match="has ended"):
             await running
         assert [turn.call for turn in trajectory.turns] == [0]
         assert (model.cancelled, len(model.sampled)) == ((1, 1) if cancellable else (0, 2))
@@ -375,7 +375,7 @@ async def test_the_same_request_twice_at_once_is_two_requests(recording, opened)
 async def test_json_of_a_schema_is_for_models_that_constrain(recording, opened) -> None:
     model = recording("{}")
     wish = ModelRequest(messages=[user("?")], json_schema='{"type": "object"}')
-    with pytest.raises(RequestRefusedError, match="tiny does not constrain what it samples"):
+    with pytest.raises(RequestRefusedError, match="tiny does not constrain sampling"):
         await opened(model).ask(wish)
     model.constrains = True
     await opened(model).ask(wish)

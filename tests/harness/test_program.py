@@ -128,7 +128,7 @@ async def test_an_episode_with_a_generation_that_broke_off_is_tried_again(
         played = await runner.play(TASK, [], lambda key, seed: Session(key, model, None, seed=seed), 1)
     finally:
         await runner.close()
-    assert played.failure == ("" if retries else "the engine broke off a generation")
+    assert played.failure == ("" if retries else "the engine aborted a generation")
     assert dict(played.ends) == {"done": 1 + retries}
     assert len({params.seed for params in model.params}) == 1 + retries
 
@@ -252,4 +252,4 @@ async def test_a_program_asks_as_often_as_the_recipe_allows(tmp_path: Path) -> N
     finally:
         await runner.close()
     assert played.turns == [1, 1]
-    assert "has answered 2 requests" in str(played.answer)
+    assert "has had 2 requests" in str(played.answer)

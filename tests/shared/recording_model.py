@@ -40,6 +40,8 @@ class RecordingModel(TokenModel):
         self.hold = asyncio.Event()
         self.hold.set()
         self.waiting = asyncio.Event()
+        self.gone = asyncio.Event()
+        """Set when a generation is cancelled."""
         self.begun = self.cancelled = 0
         self.failures: list[EngineError] = []
         """Raised in turn, each in place of a generation."""
@@ -72,6 +74,7 @@ class RecordingModel(TokenModel):
                 await self.hold.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
+            self.gone.set()
             raise
         generation = Generation(ids, tuple(-token / 1000 for token in ids), finish)
         self._keep(prompt_ids, generation)

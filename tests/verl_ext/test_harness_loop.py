@@ -230,7 +230,7 @@ async def test_a_program_judges_itself_where_the_recipe_says_so(play: Any) -> No
     for text, told in (
         ("{}", "gave no score"),
         ('{"score": NaN}', "finite number"),
-        ("[1]", "verdict file is wrong"),
+        ("[1]", "verdict file (AFM_VERDICT) is invalid"),
     ):
         [output] = await play(own.replace("'{}'", repr(text)), harness=harness)
         assert told in output.extra_fields["abstained"]
@@ -282,7 +282,7 @@ async def test_a_teams_conversations_are_sequences_of_its_members(play: Any, tmp
     ("program", "by_member", "told"),
     [
         (MEMBERS.replace('"members": {"writer": 0.5}', '"parts": {}'), "own", "gave no `members`"),
-        (TWO_TURNS, "difference", "named no member"),
+        (TWO_TURNS, "difference", "a request has no member"),
     ],
 )
 async def test_credit_that_cannot_be_had_has_no_score_and_says_why(
@@ -299,7 +299,7 @@ async def test_credit_that_cannot_be_had_has_no_score_and_says_why(
         ("ask(user('q')); time.sleep(60)", "harness_timeout", "did not end within"),
         ("ask(user('q')); raise SystemExit('lost')", "harness_crashed", "status 1: lost"),
         ("ask(user('q')); print('x' * 9_000_000)", "harness_output", "max_output_bytes"),
-        ("print(25)", "harness_silent", "asked the model nothing"),
+        ("print(25)", "harness_silent", "never asked the model"),
     ],
 )
 async def test_a_program_that_fails_is_retried_and_never_scored(
