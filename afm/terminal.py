@@ -48,6 +48,11 @@ def _render(match: re.Match[str]) -> str:
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
+def plural(count: int, noun: str, several: str = "") -> str:
+    """Return a count with its noun: ``1 question``, ``2,000 questions``, with an irregular plural in ``several``."""
+    return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
+
+
 class ProgressView:
     """A counter that rewrites its line on a terminal and speaks rarely elsewhere.
 

@@ -10,7 +10,7 @@ import notebook
 import pytest
 
 import afm
-from afm.errors import ConfigError, EngineError
+from afm.errors import AfmError, ConfigError, EngineError
 from afm.trajectory.record import Record, StopReason
 from afm.trajectory.tags import Author, Segment
 
@@ -153,3 +153,14 @@ def test_an_agent_is_loaded_from_the_folder_of_its_model(tmp_path: Path) -> None
     (tmp_path / "model/config.json").touch()
     save_agent(afm.load_agent("wiki"), tmp_path / "model/agent.yaml")
     assert afm.load_agent(tmp_path) == afm.load_agent("wiki")
+
+
+def test_wrong_values_are_errors_of_the_framework_that_say_what_was_expected() -> None:
+    with pytest.raises(AfmError, match=r"task: id: missing; expected Task\(id=\.\.\., question=\.\.\.\)"):
+        afm.Task(question="")
+    with pytest.raises(AfmError, match="task: question: got '', string should have at least 1 character"):
+        afm.Task(id="1", question="")
+    with pytest.raises(AfmError, match="got int, expected the text of a response"):
+        afm.parse(5, afm.load_agent("math"))
+    with pytest.raises(AfmError, match=r"got 'math', expected an agent, for example load_agent\('math'\)"):
+        afm.parse("<answer>1</answer>", "math")

@@ -28,12 +28,12 @@ def figures() -> object:
 # 100 lines for reports that say what fell, and for wrong inputs in the user's words;
 # 250 lines for the trust of downloaded programs and YAMLs, for calls that hang, and for spans of the Responses API;
 # 50 lines for sizes that fit any number of sequences of a harness;
-# 250 lines for help that fits 80 columns and names every default, and for values that are refused before any work;
+# 450 lines for help that fits 80 columns and names every default, and for values that are refused before any work;
 # 70 lines for requests, verdicts and processes of programs that are refused or found;
 # 80 lines for messages of teams in the viewer, and for rewards that stay flat.
 WALLS = {
     "files": 358,
-    "lines": 85_300,
+    "lines": 85_500,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -79,6 +80,18 @@ def model_folder(path: str | Path) -> Path:
 def holds_model(folder: Path) -> bool:
     """Return whether a folder holds a model or a LoRA adapter."""
     return (folder / "config.json").is_file() or (folder / _ADAPTER_FILE).is_file()
+
+
+def lacks_model(path: str | Path) -> str:
+    """Return why the folder ``path`` holds no model, with the next step; empty if it or its run holds one."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return "no such folder"
+    if holds_model(model_folder(folder)):
+        return ""
+    if any(next(place.glob("global_step_*"), None) for place in (folder, folder / "checkpoints")):
+        return f"holds checkpoints of a training, export one first: afm export {shlex.quote(str(path))}"
+    return "holds no model (config.json)"
 
 
 def adapter_base(folder: Path) -> str | None:

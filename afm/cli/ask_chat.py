@@ -15,7 +15,7 @@ from afm.agents import AgentSpec, PromptSource, RoleKind
 from afm.errors import AfmError, UsageError
 from afm.palette import terminal_style
 from afm.rollout import CallFinished, CallStarted, Episode, EpisodeEvent, Stopped, TextWritten
-from afm.terminal import visible
+from afm.terminal import plural, visible
 from afm.trajectory import answers
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def chat(asker: ChatSession, run: Callable[[Any], Any]) -> None:
     live = sys.stdin.isatty()
     if live:
         turns = len(asker.conversation.turns)
-        count = f", {turns} turns so far" if turns else ""
+        count = f", {plural(turns, 'turn')} so far" if turns else ""
         print(f"{asker.conversation.spec.name} with {asker.model.name}{count}. {_HELP}", file=sys.stderr)
     for question in _questions(live):
         if live and question.startswith("/"):

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from afm import __version__
 from afm.cli.options import FOREIGN_OPTIONS
+from afm.errors import suggestion
 
 _STYLE = re.compile(r"\[(?=[a-z#/@])")
 """What Typer takes for a style; a backslash in front keeps it."""
@@ -185,6 +186,7 @@ def _correct_help(command: Any) -> None:
         if text:
             parameter.help = _STYLE.sub(r"\\[", text)
         _shorten_type(parameter)
+        _refuse_empty(parameter)
     help_option = command.get_help_option
     command.get_help_option = lambda context: _shorten_type(help_option(context))
     for below in getattr(command, "commands", {}).values():
@@ -227,6 +229,20 @@ def _shorten_type(parameter: Any) -> Any:
     return parameter
 
 
+def _refuse_empty(parameter: Any) -> None:
+    """Make an empty value an error, for which a path would be this folder; an optional argument is left to its command."""
+    if parameter.default == "" or not (parameter.required or parameter.param_type_name == "option"):
+        return
+    process = parameter.process_value
+
+    def process_value(ctx: Any, value: Any) -> Any:
+        if value == "" or (isinstance(value, list | tuple) and "" in value):
+            raise typer.BadParameter("got an empty value", ctx=ctx, param=parameter)
+        return process(ctx, value)
+
+    parameter.process_value = process_value
+
+
 def _print_usage_error(error: Any) -> None:
     """One line as for all errors: the command, the fault, what is expected there, and where the help is.
 
@@ -236,19 +252,39 @@ def _print_usage_error(error: Any) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message())
         return
-    place = "afm" if context is None else context.command_path
+    typed = [word for word in sys.argv[1:2] for commands in _COMMANDS.values() if word in commands]
+    place = " ".join(["afm", *typed]) if context is None else context.command_path
     text = error.format_message().rstrip(".").removeprefix("Invalid value for ")
     text = re.sub(r"^'([^']+)'", r"\1", text.replace(". Did ", "; did ").replace("Value error, ", ""))
+    for pattern, words in _TYPER_WORDS.items():
+        text = re.sub(pattern, words, text, flags=re.IGNORECASE | re.DOTALL)
     if parameter and text.find(": Input should ") > 0 and (values := _typed_values(parameter.opts)):
         text = text.replace(": Input should ", f" {values[-1]}: should ")
     text = re.sub(r", unable to parse string as (a|an) \w+", "", text)
     meaning = (getattr(parameter, "help", None) or "").replace("\\[", "[")
     meaning = re.split(r"\. |\.$| \[default", meaning, maxsplit=1)[0]
     meaning = meaning if meaning[1:2].isupper() else meaning[:1].lower() + meaning[1:]
+    if choice := re.fullmatch(r"(.*): '(.*)' is not one of (.*)", text):
+        known = re.findall(r"'([^']+)'", choice[3])
+        text, meaning = f"{choice[1]} {choice[2]}: {suggestion(choice[2], known)}", ""
     expected = f"; expected: {meaning}" if meaning else ""
     end = "" if text.endswith("?") else ";"
     text = text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
     print(f"error: {place}: {text}{expected}{end} see {place} --help", file=sys.stderr)
+
+
+_TYPER_WORDS = {
+    r": (?:file|path) '(\S*=.*)' does not exist": r" \1: no such file; an override comes after the file",
+    r": (?:file|path) '(.*)' does not exist": r" \1: no such file",
+    r": dir(?:ectory)? '(.*)' does not exist": r" \1: no such folder",
+    r": file '(.*)' is a directory": r" \1: is a folder",
+    r": dir(?:ectory)? '(.*)' is a file": r" \1: is a file",
+    r"got unexpected extra arguments? ?\(s\)? ?\((.*)\)": r"unexpected argument: \1",
+    r" \(possible options?: (.*)\)": r"; did you mean \1?",
+    r"\. choose from:.*": "",
+    r" / '-\w'": "",
+}
+"""Patterns of Typer's messages, and the words that all our errors use."""
 
 
 def _typed_values(names: Sequence[str]) -> list[str]:

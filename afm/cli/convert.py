@@ -25,7 +25,7 @@ from afm.cli.options import (
 )
 from afm.errors import DataError, MissingExtraError, RepeatedErrors, TrajectoryError, UsageError
 from afm.palette import terminal_style
-from afm.terminal import visible
+from afm.terminal import plural, visible
 
 if TYPE_CHECKING:
     from afm.masking import MaskedIds
@@ -117,17 +117,17 @@ def convert(
         for line in [*filter(repeats.is_new, done.bad), *repeats.rest()]:
             print(line, file=sys.stderr)
         if done.bad and on_bad_rows is OnBadRows.ERROR:
-            count = "1 row" if len(done.bad) == 1 else f"{len(done.bad):,} rows"
             raise DataError(
-                f"{count} cannot be converted, so nothing was written; --on-bad-rows drop leaves bad rows out",
+                f"{plural(len(done.bad), 'row')} cannot be converted, so nothing was written; "
+                "--on-bad-rows drop leaves bad rows out",
                 path=str(file),
             )
         if not done.rows:
             raise DataError("holds no rows that can be converted; see the faults above", path=str(file))
     for what, rows in done.lost.items():
-        print(f"warning: lost in {rows} rows: {what}", file=sys.stderr)
-    refused = f", {done.refused} of them break their agent's rules (kept: false)" if done.refused else ""
-    print(f"{out}: {done.rows} rows, {source.name} to {write_as}{refused}")
+        print(f"warning: lost in {plural(rows, 'row')}: {what}", file=sys.stderr)
+    broken = f", {done.refused:,} against their agent's rules (kept: false)" if done.refused else ""
+    print(f"{out}: {plural(done.rows, 'row')}, {source.name} to {write_as}{broken}")
 
 
 def _names(pairs: Sequence[str]) -> Mapping[str, str]:
@@ -174,7 +174,8 @@ def validate(
     if not as_json:
         for line in repeats.rest():
             print(line)
-        print(f"{rows} trajectories: {rows - faulty} valid, {faulty} with faults")
+        count = plural(rows, "trajectory", "trajectories")
+        print(f"{count}: {rows - faulty:,} valid, {faulty:,} with faults")
     if faulty:
         raise typer.Exit(1)
 
@@ -359,7 +360,7 @@ def _print_preview(tokenizer: Any, row: TrajectoryRow, masked: MaskedIds) -> Non
     from rich.text import Text
 
     preview = Text(
-        f"{visible(row.id)}: {len(masked.ids)} tokens, {sum(masked.mask)} trained on\n",
+        f"{visible(row.id)}: {plural(len(masked.ids), 'token')}, {sum(masked.mask):,} trained on\n",
         style="bold",
     )
     for kept, ids in _runs(masked):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from afm.cli.options import (
 from afm.cli.published_data import download, livecodebench, mix, published, tasks
 from afm.cli.trajectories import filter_files, merge, negative, stats
 from afm.errors import DataError, UsageError
+from afm.terminal import plural
 
 if TYPE_CHECKING:
     from afm.datasets.encyclopaedia import Shape
@@ -104,7 +106,7 @@ def world(
     else:
         paths = write_world(output_dir, seed=seed, sizes=sizes)
     for split, path in paths.items():
-        print(f"{path}: {sizes[split]} problems")
+        print(f"{path}: {plural(sizes[split], 'problem')}")
 
 
 def _hops(text: str) -> list[int]:
@@ -155,7 +157,7 @@ def prepare_sft(
     name = name or f"{spec.name}_sft"
     with rows_read.locating():
         rows = write_sft(rows_read, spec, output_dir, name=name, inputs=[records], readers=readers)
-    print(f"{output_dir / name}.json: {rows} rows")
+    print(f"{output_dir / name}.json: {plural(rows, 'row')}")
 
 
 @prepare.command("rl")
@@ -211,7 +213,14 @@ def prepare_rl(
             validation=held_out,
         )
     for path, rows in written.items():
-        print(f"{path}: {rows} rows")
+        print(f"{path}: {plural(rows, 'row')}")
+    held = sum(rows for path, rows in written.items() if path != out)
+    if validation is not None and held < validation:
+        rows_held = plural(held, "row")
+        print(
+            f"warning: --validation {validation}: {rows_held} held out, at most a tenth of the questions",
+            file=sys.stderr,
+        )
 
 
 class _Rows(Generic[RowT]):

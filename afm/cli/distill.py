@@ -20,6 +20,7 @@ from afm.cli.options import (
     overrides_argument,
 )
 from afm.errors import BudgetSpentError, ConfigError, DataError, UsageError
+from afm.terminal import plural
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from afm.distill.queries.sampling import OnSample, QueryConfig
     from afm.distill.queries.select import QuerySummary
     from afm.distill.run import DistillSummary, Progress, TeamWithRoles
+    from afm.endpoints.budget import Spent
     from afm.rewards import Reward
     from afm.terminal import ProgressView
     from afm.tools import Tool
@@ -83,8 +85,8 @@ def distill(
     opened = _team(team, agent, tools, seed, overrides or ())
     summary = asyncio.run(_distill(tasks, output_dir, opened, seed, max_parallel, rewards, view.update))
     view.line(
-        f"{summary.path}: {summary.kept} of {summary.tasks} trajectories kept, "
-        f"{summary.tool_calls} tool calls, {summary.seconds:.0f} s{_cost(summary)}"
+        f"{summary.path}: {summary.kept:,} of {plural(summary.tasks, 'trajectory', 'trajectories')} kept, "
+        f"{plural(summary.tool_calls, 'tool call')}, {summary.seconds:.0f} s{_cost(summary.spent)}"
     )
     _explain_losses(summary, output_dir)
 
@@ -95,16 +97,18 @@ def _explain_losses(summary: DistillSummary, output_dir: Path) -> None:
         print(f"  dropped: {count} {reason} (each one's reason: {output_dir / 'dropped.jsonl'})")
     if summary.team.stopped:
         raise BudgetSpentError(
-            f"{summary.team.stopped} ({summary.not_tried} of {summary.tasks} tasks not begun)"
+            f"{summary.team.stopped} ({summary.not_tried:,} of {plural(summary.tasks, 'task')} not begun)"
         )
     if not summary.kept:
         message = f"no trajectory was kept; dropped.jsonl lists the reasons. The first one: {summary.example}"
         raise DataError(message, path=str(output_dir))
 
 
-def _cost(summary: DistillSummary) -> str:
-    spent = summary.spent
-    return f", {spent.tokens} tokens, {spent.usd:.4f} USD in all" if spent.tokens else ""
+def _cost(spent: Spent) -> str:
+    from afm.evaluation.wording import dollars
+
+    usd = f", {dollars(spent.usd)} in total" if spent.usd else ""
+    return f", {plural(spent.tokens, 'token')}{usd}" if spent.tokens else ""
 
 
 _Opened = tuple["TeamWithRoles", "AgentSpec", dict[str, "Tool"]]
@@ -193,17 +197,16 @@ def expand(
 
     settings = read_expansion(config, overrides or [])
     if isinstance(settings, WorldExpansion):
-        print(f"{expand_world(settings)}: {settings.count} questions, each proved to need its pages")
+        path = expand_world(settings)
+        print(f"{path}: {plural(settings.count, 'question')}, each proved to need its pages")
         return
     view = ProgressView()
     _show_expansion(asyncio.run(expand_by_models(settings, view.update)), view)
 
 
 def _show_expansion(summary: ExpandSummary, view: ProgressView) -> None:
-    spent, groups = summary.spent, summary.groups
-    view.line(
-        f"{summary.path}: {summary.kept} questions of {groups} groups, {spent.tokens} tokens, {spent.usd:.4f} USD in all"
-    )
+    made = f"{plural(summary.kept, 'question')} of {plural(summary.groups, 'group')}"
+    view.line(f"{summary.path}: {made}{_cost(summary.spent)}")
     for reason, number in sorted(summary.rejected.items()):
         print(f"  rejected: {number} {reason}")
     if summary.failed:
@@ -241,7 +244,8 @@ def queries(
 
 def _print_summary(summary: QuerySummary, view: ProgressView, *, compared: bool) -> None:
     view.line(
-        f"{summary.path}: {summary.kept} of {summary.tasks} questions kept, {summary.sampled} samples taken"
+        f"{summary.path}: {summary.kept:,} of {plural(summary.tasks, 'question')} kept, "
+        f"{plural(summary.sampled, 'sample')} taken"
     )
     if not compared:
         print("  without `sft` nothing was compared with the SFT data")
@@ -289,7 +293,7 @@ def _of_ability(tasks: list[Task], ability: str | None) -> list[Task]:
 
 def _open_asker(settings: QueryConfig, reward: Reward) -> QuestionAsker:
     """Loads the model, or connects to it."""
-    from afm.agents import holds_model, load_agent, model_folder
+    from afm.agents import lacks_model, load_agent
     from afm.agents.load import without_tools
     from afm.distill.queries.askers import EpisodeAsker, by_exact_match, by_reward
     from afm.models import SamplingParams, load_model
@@ -298,9 +302,9 @@ def _open_asker(settings: QueryConfig, reward: Reward) -> QuestionAsker:
     served = "://" in settings.model
     if served and settings.tokenizer is None:
         return _chat_asker(settings, without_tools(declared))
-    if not served and not holds_model(model_folder(settings.model)):
+    if not served and (why := lacks_model(settings.model)):
         raise UsageError(
-            f"model: {settings.model} holds no model (config.json); expected a model's folder, a run, or http://HOST:PORT/v1"
+            f"model: {settings.model}: {why}; expected a model's folder, a run, or http://HOST:PORT/v1"
         )
     spec = declared if settings.with_tools else without_tools(declared)
     tools = _load_tools(settings, spec) if spec.tool_roles else {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import TrustOption, overrides_argument
+from afm.cli.options import TrustOption, file_argument, overrides_argument
 from afm.errors import AfmError, ConfigError
 from afm.file_kinds import EVAL_FILE, RL_FILE, SFT_FILE, TOOLS_FILE, FileKind, kind_of
 from afm.findings import Finding, Level, failed
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Argument(help="YAML of a training, an evaluation or tools [default: check this computer]."),
+        file_argument("YAML of a training, an evaluation or tools [default: check this computer]."),
     ] = None,
     overrides: Annotated[
         list[str] | None, overrides_argument("Overrides, as for `afm sft`, `afm rl` and `afm eval`.")

@@ -23,7 +23,7 @@ from afm.cli.options import (
     overrides_argument,
 )
 from afm.errors import ConfigError, UsageError
-from afm.terminal import ProgressView
+from afm.terminal import ProgressView, plural
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from afm.evaluation.paired import Savings
 
 
+def _is_file_name(word: str) -> bool:
+    """Return whether a word looks like a file and not like a command."""
+    return bool(Path(word).suffix) or "=" in word or Path(word).exists()
+
+
 class _RunUnlessNamed(TyperGroup):
     """``afm eval CONFIG`` is ``afm eval run CONFIG``."""
 
@@ -44,7 +49,8 @@ class _RunUnlessNamed(TyperGroup):
         return ["CONFIG [KEY=VALUE]... [--dry-run] [--json]"]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
+        own = {*self.commands, *self.get_help_option_names(ctx)}
+        if args and args[0] not in own and (args[0].startswith("-") or _is_file_name(args[0])):
             args = ["run", *args]
         return list(super().parse_args(ctx, args))
 
@@ -111,8 +117,8 @@ def _print_comparison(run: Comparison) -> None:
     if paired is not None:
         change = paired.difference
         print(
-            f"  {points(change.value)} points ({points(change.low)} to {points(change.high)}, 95 %) on {paired.questions} "
-            f"questions: {paired.gained} better, {paired.lost} worse; {p_words(paired)}"
+            f"  {points(change.value)} points ({points(change.low)} to {points(change.high)}, 95 %) on "
+            f"{plural(paired.questions, 'question')}: {paired.gained} better, {paired.lost} worse; {p_words(paired)}"
         )
         for name, part in paired.by_source.items():
             print(f"    {name}: {source_words(part)}, corrected by Holm")
@@ -173,6 +179,7 @@ def evaluation(
 
 def _dry_run(settings: EvalConfig) -> None:
     """Everything that can be checked without loading the model."""
+    from afm.agents import lacks_model
     from afm.evaluation.config import dump_config
     from afm.evaluation.job import load_tasks, prices_of, tasks_by_agent
     from afm.rewards import load_reward
@@ -182,10 +189,8 @@ def _dry_run(settings: EvalConfig) -> None:
     routes = settings.routes()
     settings.published_protocol()
     folder = settings.model.folder if settings.model is not None else None
-    if folder is not None and not folder.is_dir():
-        raise ConfigError(
-            f"model.path: {folder} is no folder; expected a model's folder or an http(s) address"
-        )
+    if folder is not None and (why := lacks_model(folder)):
+        raise ConfigError(f"model.path: {folder}: {why}; expected a model's folder or an http(s) address")
     if settings.team is not None:
         check_team(settings, routes.first.declared)
     prices_of(settings)
@@ -200,7 +205,8 @@ def _dry_run(settings: EvalConfig) -> None:
             f"team {settings.team.file}" if settings.team else f"{route.limits.max_turns} tool calls at most"
         )
         print(f"# agent {spec.name} ({spec.digest}), {bound}{share}")
-    print(f"# {len(tasks)} tasks x {settings.rounds} rounds into {settings.output_dir}; nothing was run")
+    work = f"{plural(len(tasks), 'task')} x {plural(settings.rounds, 'round')}"
+    print(f"# {work} into {settings.output_dir}; nothing was run")
 
 
 def _run(settings: EvalConfig) -> Metrics:
@@ -230,7 +236,8 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
     for _, note in (settings.choosing(), settings.agreeing()):
         if note:
             print(f"  {note}")
-    print(f"  {metrics.scored} of {metrics.episodes} episodes scored, {metrics.questions} questions")
+    scored = f"{metrics.scored:,} of {plural(metrics.episodes, 'episode')} scored"
+    print(f"  {scored}, {plural(metrics.questions, 'question')}")
     print(
         f"  format valid {percent(metrics.format_valid)}, tool calls {number(metrics.tool_calls)}, "
         f"agent tokens {number(metrics.agent_tokens)}, {number(metrics.seconds)} s an episode"

@@ -36,16 +36,18 @@ def _fail(error: AfmError | OSError, status: int) -> None:
 
 def _message(error: AfmError | OSError) -> str:
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}{_NEXT_STEPS.get(type(error), '')}"
+        return f"{error.filename}: {_REASONS.get(type(error), error.strerror)}"
     return str(error)
 
 
-_NEXT_STEPS: dict[type[OSError], str] = {
-    FileExistsError: "; expected a folder, choose another --output-dir",
-    NotADirectoryError: "; expected a folder, choose another --output-dir",
-    FileNotFoundError: "; check the path",
-    PermissionError: "; choose a place that you may read and write",
+_REASONS: dict[type[OSError], str] = {
+    FileExistsError: "is a file; expected a folder, choose another --output-dir",
+    NotADirectoryError: "a part of this path is a file; expected a folder, choose another --output-dir",
+    FileNotFoundError: "no such file, and none can be written there; check the path, or choose another place",
+    PermissionError: "permission denied; choose a place that you may read and write",
+    IsADirectoryError: "is a folder; expected a file",
 }
+"""What failed and the next step, by the error of the system."""
 
 
 if __name__ == "__main__":

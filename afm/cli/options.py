@@ -138,15 +138,14 @@ def prompt_option(prompt: str) -> PromptSource:
 
 def model_option(model: str) -> str:
     """The address that ``--model`` names, or the folder once it is known to hold a model."""
-    from afm.agents import holds_model, model_folder
+    from afm.agents import lacks_model
 
     if re.match(r"(?!https?:)\w+://", model):
         raise UsageError(f"--model {model}: expected a model's folder, a run, or http://HOST:PORT/v1")
-    if "://" not in model and not holds_model(model_folder(model)):
-        what = "holds no model (config.json)" if Path(model).is_dir() else "no such folder"
+    if "://" not in model and (why := lacks_model(model)):
         if model.endswith(".gguf"):
-            what = "a GGUF file; `afm import` makes a folder of it"
-        raise UsageError(f"--model {model}: {what}; expected a model's folder, a run, or http://HOST:PORT/v1")
+            why = "a GGUF file; `afm import` makes a folder of it"
+        raise UsageError(f"--model {model}: {why}; expected a model's folder, a run, or http://HOST:PORT/v1")
     return model
 
 

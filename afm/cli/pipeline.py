@@ -22,6 +22,7 @@ from afm.memory_arithmetic import multiplies_bfloat16
 from afm.processes import tied_environment
 from afm.runs.folder import SETTINGS_FILE, RunFolder
 from afm.runs.journal import Journal, read_rows
+from afm.terminal import plural
 
 if TYPE_CHECKING:
     from afm.datasets import Task
@@ -235,7 +236,8 @@ class Quickstart:
                 )
             finally:
                 await asyncio.gather(*(tool.close() for tool in tools.values()))
-            return f"{summary.kept} of {summary.tasks} trajectories kept, {summary.tool_calls} tool calls"
+            calls = plural(summary.tool_calls, "tool call")
+            return f"{summary.kept:,} of {summary.tasks:,} trajectories kept, {calls}"
 
         with self.recipe.serving(self.world):
             return asyncio.run(work())

@@ -9,6 +9,7 @@ import typer
 
 from afm.cli.options import OnBadRows, file_option
 from afm.errors import DataError, UsageError, suggestion
+from afm.terminal import plural
 
 if TYPE_CHECKING:
     from afm.datasets.hub_sets import HubSets
@@ -78,9 +79,9 @@ def download(
         failed = run(planned, view.update, lock=lock)
     if failed:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in failed.items())
-        raise DataError(f"{len(failed)} of {len(chosen)} sets could not be downloaded:{reasons}")
+        raise DataError(f"{len(failed)} of {plural(len(chosen), 'set')} could not be downloaded:{reasons}")
     if not dry_run:
-        view.line(f"{output_dir}: {len(chosen)} sets are here and checked")
+        view.line(f"{output_dir}: {plural(len(chosen), 'set')} downloaded and checked")
 
 
 def sets_option(name: str) -> HubSets:
@@ -131,12 +132,12 @@ def published(
             count = len(input_files(set_folder(name, hub_set, data), step, name))
             if dry_run:
                 view.line(
-                    f"{step.name or name}: {count} files by reader {step.reader}, made into {step.into}"
+                    f"{step.name or name}: {plural(count, 'file')} by reader {step.reader}, made into {step.into}"
                 )
         for prompt in hub_set.prompts if dry_run else ():
             prompt.text(set_folder(name, hub_set, data))
         if dry_run and hub_set.prompts:
-            view.line(f"{name}: {len(hub_set.prompts)} prompts, made into {data / PROMPTS_FOLDER}")
+            view.line(f"{name}: {plural(len(hub_set.prompts), 'prompt')}, made into {data / PROMPTS_FOLDER}")
     if dry_run:
         return
     for name, hub_set in chosen.items():
@@ -183,7 +184,9 @@ def mix(
     known, view = sets_option(sets), ProgressView()
     chosen = known.mix(name)
     for part, (step, source) in mix_sources(name, known, data).items():
-        view.line(f"{part}: {len(source.files)} files by reader {step.reader}, made into {chosen.into}")
+        view.line(
+            f"{part}: {plural(len(source.files), 'file')} by reader {step.reader}, made into {chosen.into}"
+        )
     if dry_run:
         return
     strict = on_bad_rows is OnBadRows.ERROR
@@ -197,9 +200,9 @@ def mix(
         strict=strict,
         on_row=_row_counter(view),
     )
-    view.line(f"{', '.join(map(str, mixed.paths))}: {mixed.rows} rows")
+    view.line(f"{', '.join(map(str, mixed.paths))}: {plural(mixed.rows, 'row')}")
     for part, counts in mixed.parts.items():
-        print(f"{part}: {counts.made} of {counts.read} rows")
+        print(f"{part}: {counts.made:,} of {plural(counts.read, 'row')}")
         _print_counts(counts)
     if mixed.bad_rows is not None:
         print(f"  listed in {mixed.bad_rows}")
@@ -283,7 +286,7 @@ def _print_prepared(prepared: Prepared, view: ProgressView) -> None:
         return
     files = ", ".join(map(str, prepared.paths))
     before = "" if prepared.made_now else " (made before)"
-    view.line(f"{files}: {counts.made} of {counts.read} rows{before}")
+    view.line(f"{files}: {counts.made:,} of {plural(counts.read, 'row')}{before}")
     if prepared.published not in (None, counts.read):
         print(f"  warning: {counts.read:,} rows, {prepared.published:,} were published")
     _print_counts(counts)
@@ -321,5 +324,5 @@ def livecodebench(
 
     count = write_complete_tests(files, output_dir)
     print(
-        f"{count:,} problems with complete tests in {output_dir}; export LIVECODEBENCH_DATA_PATH={output_dir.absolute()}"
+        f"{plural(count, 'problem')} with complete tests in {output_dir}; export LIVECODEBENCH_DATA_PATH={output_dir.absolute()}"
     )

@@ -147,6 +147,8 @@ def _stage_figures(metrics: Metrics) -> str:
 
 _SIZES = {"train": 4000, "rl": 512, "heldout": 100}
 """Questions for the team, for reinforcement learning and for the evaluation; each date is in only one of them."""
+_FILES = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".py")
+"""Endings that a folder of a task does not have."""
 _FIRST_DAY, _DAYS = date(1900, 1, 1), 73_000
 _COLUMNS = ("question", "answer", "data_source")
 
@@ -161,8 +163,12 @@ def init(
 
     Example: afm init my_task
     """
+    state = ""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         state = "is a folder with files in it" if folder.is_dir() else "is a file"
+    elif folder.suffix in _FILES and not folder.exists():
+        state = "is the name of a file"
+    if state:
         raise UsageError(f"{folder} {state}; expected a new or an empty folder, for example {_free(folder)}")
     source = Path(afm.__file__).parent / "starter"
     shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -173,11 +179,11 @@ def init(
 
 
 def _free(folder: Path) -> Path:
-    """A name like ``folder`` that is not taken."""
-    folder, number = folder / "my_task" if folder.name in ("", "..") else folder, 2
-    while (free := folder.with_name(f"{folder.name}_{number}")).exists():
-        number += 1
-    return free
+    """Return a name like ``folder``, without the ending of a file, that is not taken."""
+    name = "my_task" if folder.name in ("", "..") else folder.stem if folder.suffix in _FILES else folder.name
+    names = (name, *(f"{name}_{number}" for number in range(2, 1_000)))
+    place = folder if folder.name in ("", "..") else folder.parent
+    return next(free for free in map(place.joinpath, names) if not free.exists())
 
 
 def _write_questions(folder: Path) -> None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.cli.options import file_argument
-from afm.errors import MissingExtraError, UsageError
+from afm.errors import DataError, MissingExtraError, UsageError
+from afm.terminal import plural
 
 if TYPE_CHECKING:
     from afm.evaluation.viewer import EpisodeIndex
@@ -231,6 +232,9 @@ def cassette(
     """
     from afm.tools.cassette import Cassette, staleness
 
+    if not file.stat().st_size:
+        message = "is empty; expected the file that `cassette` of a tools YAML names, after a run with it"
+        raise DataError(message, path=str(file))
     report = staleness(Cassette(file), max_age_days * _DAY_S)
     if as_json:
         print(json.dumps({tool: dataclasses.asdict(calls) for tool, calls in report.items()}))
@@ -239,7 +243,7 @@ def cassette(
         print(f"{file}: no calls")
     for tool, calls in report.items():
         print(
-            f"{tool}: {calls.calls} calls from {_date(calls.oldest)} to {_date(calls.newest)}, "
+            f"{tool}: {plural(calls.calls, 'call')} from {_date(calls.oldest)} to {_date(calls.newest)}, "
             f"{calls.outdated} older than {max_age_days:g} days, versions of the tool: {len(calls.versions)}"
         )
 

@@ -14,7 +14,7 @@ import typer
 
 from afm.cli.options import TrustOption, agent_option, file_argument, file_option, lines_file
 from afm.errors import AfmError, DataError, RepeatedErrors, UsageError, suggestion
-from afm.terminal import plain
+from afm.terminal import plain, plural
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -68,17 +68,20 @@ def reward(
     if scorer:
         raise UsageError("--scorer goes with --attack: afm reward --attack --scorer NAME")
     lines_file()(file)
+    _agent(agent)
     counts = asyncio.run(_judge_file(file, agent, rewards, as_json))
     if not counts:
         raise DataError("holds no rows", path=str(file))
     if not as_json:
-        print(_summary("rows", counts))
+        print(_summary("row", counts))
     if counts["bad"] or counts["abstained"]:
         raise typer.Exit(1)
 
 
 def _summary(what: str, counts: Counter[str]) -> str:
-    return f"{counts.total()} {what}: " + ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
+    return f"{plural(counts.total(), what)}: " + ", ".join(
+        f"{counts[word]} {word}" for word in sorted(counts)
+    )
 
 
 @cache
@@ -198,7 +201,7 @@ def try_attacks(config: Path | None, scorers: Sequence[str], as_json: bool) -> N
     chosen = [attack for attack in attacks if not scorers or attack.scorer in scorers]
     counts = asyncio.run(_try_attacks(config, chosen, as_json))
     if not as_json:
-        print(_summary("attacks", counts))
+        print(_summary("attack", counts))
     if set(counts) != {"ok"}:
         raise typer.Exit(1)
 

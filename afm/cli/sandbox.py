@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,7 +18,10 @@ from afm.terminal import visible
 if TYPE_CHECKING:
     from afm.sandbox import RunResult
 
-Backend = Annotated[str, typer.Option(help="Kind of isolation: auto, zygote, bubblewrap or nsjail.")]
+Backend = Annotated[
+    Literal["auto", "zygote", "bubblewrap", "nsjail"],
+    typer.Option(help="Kind of isolation; auto is the first that works here."),
+]
 
 app = typer.Typer(help="Run model-written programs in isolation.", no_args_is_help=True)
 

@@ -90,14 +90,14 @@ def model(
 
 
 def _whole(model: Path) -> Path:
-    from afm.agents import model_folder
+    from afm.agents import lacks_model, model_folder
     from afm.memory_arithmetic import missing_model_files
 
     folder = model_folder(model)
-    if not folder.is_dir():
-        raise ConfigError(f"{model}: no such folder; expected a model's, or that of a run")
+    if why := lacks_model(model):
+        raise UsageError(f"{model}: {why}; expected a model's folder, or a run's")
     if missing := missing_model_files(folder):
-        raise ConfigError(f"{folder}: without {', '.join(missing)}; expected a whole model")
+        raise ConfigError(f"{folder}: {', '.join(missing)} missing; expected a complete model")
     return folder.resolve()
 
 

@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from afm.cli.options import TrustOption, file_argument, overrides_argument
-from afm.errors import ConfigError, DataError, MissingExtraError
+from afm.errors import ConfigError, DataError, MissingExtraError, UsageError
 from afm.memory_arithmetic import GIB, ModelShape, described, free_bytes, model_shape, multiplies_bfloat16
 from afm.processes import tied_environment
 
@@ -175,7 +175,8 @@ def model_source(model: str) -> Path:
     """Where a model is on this computer, or its name on the Hub; fails before any work where it is neither.
 
     Raises:
-        ConfigError: It is no model, or its package is not installed.
+        UsageError: It is not a model.
+        ConfigError: Its package is not installed.
     """
     path = Path(model).expanduser()
     if model in PACKAGED and not path.exists():
@@ -190,14 +191,14 @@ def model_source(model: str) -> Path:
     if path.is_file() and path.suffix == ".gguf":
         return path.resolve()
     if path.is_dir():
-        from afm.agents import model_folder
+        from afm.agents import lacks_model, model_folder
 
         folder = model_folder(path).resolve()
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"{model}: holds no model (config.json); {_EXPECTED}")
+            raise UsageError(f"{model}: {lacks_model(path)}; {_EXPECTED}")
         return folder
     if path.exists() or path.suffix == ".gguf" or not _HUB_NAME.fullmatch(model):
-        raise ConfigError(f"{model}: {'no model' if path.exists() else 'not found'}; {_EXPECTED}")
+        raise UsageError(f"{model}: {'no model' if path.exists() else 'no such file'}; {_EXPECTED}")
     return Path(model)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,6 +23,7 @@ from afm.cli.options import (
     lines_file,
 )
 from afm.errors import DataError, UsageError, suggestion
+from afm.terminal import plural, visible
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -106,14 +107,16 @@ def filter_files(
     for note in _notes(plan, summary.funnel):
         print(f"note: {note}")
     if not summary.funnel.kept:
-        raise DataError(f"no trajectory was kept; {_why_nothing(summary.funnel)}", path=str(output_dir))
+        raise DataError(
+            f"no trajectory was kept; {_why_nothing(summary.funnel, files[0])}", path=str(output_dir)
+        )
 
 
-def _why_nothing(funnel: Funnel) -> str:
-    from afm.trajectory.io import CONVERT_ADVICE
+def _why_nothing(funnel: Funnel, file: Path) -> str:
+    from afm.trajectory.io import convert_advice
 
     if funnel.dropped["unreadable"] == funnel.seen:
-        return f"no row is a trajectory record; {CONVERT_ADVICE}"
+        return f"no row is a trajectory record; {convert_advice(file)}"
     return "dropped.jsonl lists the reasons"
 
 
@@ -153,9 +156,10 @@ def _notes(plan: FilterPlan, funnel: Funnel) -> list[str]:
     """What a person would otherwise believe was done."""
     notes = []
     if any(stage.contamination is not None and not stage.contamination.tasks for stage in plan.stages):
-        notes.append("contamination compared with nothing; name evaluation sets by --against")
+        notes.append("contamination had nothing to compare with; name evaluation sets with --against")
     if funnel.dropped["unreadable"]:
-        notes.append(f"{funnel.dropped['unreadable']} lines are no records; unreadable.jsonl lists them")
+        lines = plural(funnel.dropped["unreadable"], "line")
+        notes.append(f"{lines} could not be read as records; unreadable.jsonl lists them")
     return notes
 
 
@@ -211,16 +215,18 @@ def _count(files: Sequence[Path], spec: AgentSpec | None, samples: int, seed: in
 
 def _print_stats(counted: DataStats, view: Any) -> None:
     from afm.evaluation.data_stats import charts
-    from afm.terminal import visible
+    from afm.evaluation.wording import dollars
 
-    view.line(f"{counted.rows} trajectories, {counted.kept} kept")
-    view.line(f"  duplicates: {counted.same_question} questions, {counted.same_text} whole rows")
+    view.line(f"{plural(counted.rows, 'trajectory', 'trajectories')}, {counted.kept:,} kept")
+    same = f"{plural(counted.same_question, 'question')}, {plural(counted.same_text, 'whole row')}"
+    view.line(f"  duplicates: {same}")
     for chart in charts(counted):
         most = ", ".join(f"{bar.label} {bar.count}" for bar in chart.bars[:6])
         text = most if chart.note.startswith(("rows", "steps", "calls", "repairs")) else chart.note
         view.line(visible(f"  {chart.title.lower()}: {text}".replace("\n", " ")))
     tokens = counted.prompt_tokens + counted.agent_tokens
-    view.line(f"  cost: {tokens} tokens, {counted.cost_usd:.4f} USD, {counted.tool_s:.1f} s in tools")
+    cost = dollars(counted.cost_usd) if counted.cost_usd else "no price recorded"
+    view.line(f"  cost: {plural(tokens, 'token')}, {cost}, {counted.tool_s:.1f} s in tools")
 
 
 def _funnels_beside(files: Iterable[Path]) -> list[Path]:
@@ -237,11 +243,9 @@ def _funnel(path: Path) -> list[FunnelStage]:
         data = json.loads(path.read_text(encoding="utf-8"))
         seen = int(data["seen"])
         dropped = [(str(row["name"]), int(row["dropped"])) for row in data["stages"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"no funnel: {type(error).__name__}; expected the funnel.json of `afm data filter`",
-            path=str(path),
-        ) from None
+    except (OSError, ValueError, KeyError, TypeError):
+        message = "holds no funnel; expected the funnel.json that `afm data filter` wrote"
+        raise DataError(message, path=str(path)) from None
     left, stages = seen, [FunnelStage("seen", 0, seen, 1.0)]
     for name, count in dropped:
         left -= count
@@ -319,14 +323,16 @@ def _ratios(pairs: list[str]) -> dict[NegativeKind, float]:
         if kind not in list(NegativeKind):
             raise UsageError(f"--ratio {pair}: {suggestion(kind, map(str, NegativeKind))}")
         try:
-            ratios[NegativeKind(kind)] = float(number)
+            ratios[NegativeKind(kind)] = value = float(number)
         except ValueError:
-            raise UsageError(f"--ratio {pair}: expected a number, for example {kind}=0.2") from None
+            value = -1.0
+        if not 0 <= value < inf:
+            raise UsageError(f"--ratio {pair}: expected a number from 0, for example {kind}=0.2")
     return ratios
 
 
 def _show_kinds(summary: NegativeSummary, view: ProgressView) -> None:
-    view.line(f"{summary.path}: {sum(summary.rows.values())} rows")
+    view.line(f"{summary.path}: {plural(sum(summary.rows.values()), 'row')}")
     for kind, wanted in summary.wanted.items():
         rows = summary.rows[kind]
         short = f", {wanted} wanted: the sources hold no more" if rows < wanted else ""
@@ -366,6 +372,7 @@ def merge(
     from afm.datasets import read_tasks
     from afm.distill.reconstruct import UNREADABLE_FILE, merge_gateway_log
     from afm.distill.team_map import TeamMap
+    from afm.evaluation.wording import dollars
     from afm.terminal import ProgressView
 
     spec = agent_option(agent)
@@ -381,8 +388,8 @@ def merge(
         progress=view.update,
     )
     dropped = sum(merged.dropped.values())
-    spent = f", {merged.cost_usd:.2f} USD" if merged.cost_usd else ""
-    view.line(f"{merged.path}: {merged.kept} of {merged.kept + dropped} attempts kept{spent}")
+    spent = f", {dollars(merged.cost_usd)}" if merged.cost_usd else ""
+    view.line(f"{merged.path}: {merged.kept} of {plural(merged.kept + dropped, 'attempt')} kept{spent}")
     for reason, count in sorted(merged.dropped.items()):
         print(f"  dropped: {count} {reason}")
     if merged.unreadable:

@@ -234,7 +234,8 @@ class HubSets(Settings):
     def mix(self, name: str) -> Mix:
         """Return the mix of that name."""
         if name not in self.mixes:
-            raise UsageError(f"{name}: no such mix; {suggestion(name, self.mixes)}")
+            known = suggestion(name, self.mixes) if self.mixes else "the file has no `mixes`"
+            raise UsageError(f"{name}: no such mix; {known}")
         return self.mixes[name]
 
     def chosen(self, names: list[str], *, everything: bool = False) -> dict[str, HubSet]:

@@ -274,5 +274,5 @@ def _samples_of(row: _SourceRow, maker: SampleMaker) -> list[NegativeSample] | s
             return "not kept by a filter"
         return maker.of_record(record) or "wrong answer without a tool"
     except (ValidationError, DataError) as error:
-        message = error.message if isinstance(error, DataError) else explain(error)
+        message = error.message if isinstance(error, DataError) else explain(error, row.file)
         raise DataError(message, path=str(row.file), line=row.line) from None

@@ -81,6 +81,10 @@ def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
                 delimiter = _delimiter(lines.readline())
                 lines.seek(0)
             table = csv.DictReader(lines, delimiter=delimiter)
+            names = table.fieldnames or ()
+            if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+                found = f"two columns are called {twice[0]!r}; rename one of them, or remove it"
+                raise DataError(found, path=str(file), line=1)
             if repeated := [
                 name for name, count in Counter(table.fieldnames or ()).items() if name and count > 1
             ]:

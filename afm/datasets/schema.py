@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from afm.agents.prompt_source import QUESTION_MARK, row_messages
 from afm.datasets.row_files import published_rows
@@ -51,6 +52,24 @@ class Task(FrozenModel):
     """Other values of the row (steps, split, starter code)."""
     prompt: tuple[dict[str, str], ...] | None = None
     """The row's own prompt as a chat, used by runs with ``prompt: row``."""
+
+    def __init__(self, **fields: Any) -> None:
+        """Check the fields.
+
+        Raises:
+            DataError: A field is missing, unknown, or has a wrong value.
+        """
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key, why = ".".join(map(str, first["loc"])), first["msg"]
+            got = (
+                "missing"
+                if first["type"] == "missing"
+                else f"got {first['input']!r:.80}, {why[:1].lower()}{why[1:]}"
+            )
+            raise DataError(f"task: {key}: {got}; expected Task(id=..., question=...)") from None
 
     @model_serializer(mode="wrap")
     def _without_absent_columns(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -123,7 +142,8 @@ def _numbered_items(file: Path, data_source: str | None) -> Iterator[tuple[int, 
             if task.id in seen:
                 raise DataError(f"id {task.id!r} was used by an earlier row; ids must be unique")
         except DataError as error:
-            yield number, DataError(error.message, path=str(file), line=number)
+            message = error.message.replace(" FILE ", f" {shlex.quote(str(file))} ")
+            yield number, DataError(message, path=str(file), line=number)
             continue
         seen.add(task.id)
         yield number, task

@@ -17,6 +17,7 @@ from afm.agents import AgentSpec
 from afm.errors import MissingExtraError
 from afm.palette import PALETTE, ROLE_HUES
 from afm.runs.atomic import replacing
+from afm.terminal import plural as plural
 from afm.trajectory.record import Record
 from afm.trajectory.tags import Author, split
 
@@ -52,11 +53,6 @@ def in_markdown(value: Any) -> str:
         return value
     flat = " ".join(str(value).split())
     return re.sub(r"([\\`*_{}\[\]<>#|~$!])", r"\\\1", flat.replace("&", "&amp;"))
-
-
-def plural(count: int, noun: str, several: str = "") -> str:
-    """Return a count with its noun: ``1 question``, ``2,000 questions``. ``several`` is an irregular plural."""
-    return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
 def write_page(path: Path, text: str) -> None:

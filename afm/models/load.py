@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from afm.agents import adapter_base, model_folder
+from afm.agents import adapter_base, lacks_model, model_folder
 from afm.configuration import without_password
 from afm.endpoints.chat import MOST_PARALLEL, EndpointSettings
 from afm.endpoints.connections import address_fault, addresses
@@ -72,8 +72,8 @@ def load_model(
         )
     if address.startswith(("http://", "https://")):
         return _served(address, name, tokenizer, context_tokens, endpoint)
-    if not Path(source).is_dir():
-        raise ConfigError(f"{source}: no such folder; {_EXPECTED}")
+    if why := lacks_model(source):
+        raise ConfigError(f"{source}: {why}; {_EXPECTED}")
     return TransformersModel(
         model_folder(source),
         name=name or address,

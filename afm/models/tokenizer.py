@@ -10,6 +10,7 @@ from typing import Any
 
 from afm.errors import ConfigError, MissingExtraError
 from afm.masking import encode_continuation
+from afm.memory_arithmetic import TOKENIZER_FILES
 
 _UNFINISHED = "\ufffd"
 """What a decoder writes for bytes that are no whole character yet."""
@@ -49,7 +50,8 @@ class ChatTokenizer:
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError) as error:
-            why = " ".join(str(error).split())
+            named = any((Path(folder) / name).is_file() for name in TOKENIZER_FILES)
+            why = " ".join(str(error).split()) if named else "no tokenizer.json"
             raise ConfigError(
                 f"{folder}: no tokenizer can be loaded from it ({why}); expected a folder with tokenizer.json"
             ) from error

@@ -33,7 +33,7 @@ def numbered_records(path: str | Path) -> Iterator[tuple[int, Record | DataError
         if not line.strip():
             continue
         try:
-            yield number, record_of_line(line)
+            yield number, record_of_line(line, path)
         except DataError as error:
             yield number, DataError(error.message, path=str(path), line=number)
 
@@ -102,19 +102,23 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
 
 
-def record_of_line(line: bytes) -> Record:
+def record_of_line(line: bytes, path: str | Path = "FILE") -> Record:
     """The record of one line. The error for an invalid one has no location."""
     try:
         return Record.model_validate_json(line)
     except ValidationError as error:
         cut = "" if line.endswith(b"\n") else " (a half-written last line?)"
-        raise DataError(explain(error) + cut) from None
+        raise DataError(explain(error, path) + cut) from None
 
 
-CONVERT_ADVICE = "convert the file first: afm convert FILE --to coa --agent NAME -o RECORDS.jsonl"
+def convert_advice(path: str | Path) -> str:
+    """Return the next step for a file with rows of another format."""
+    return (
+        f"convert the file first: afm convert {shlex.quote(str(path))} --to coa --agent NAME -o RECORDS.jsonl"
+    )
 
 
-def explain(error: ValidationError) -> str:
+def explain(error: ValidationError, path: str | Path = "FILE") -> str:
     """The first fault of a record in one line: key, value, what was expected; of a row of another format, how to convert it."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
@@ -124,7 +128,7 @@ def explain(error: ValidationError) -> str:
         shown = (
             f"an object with {', '.join(sorted(row)[:6])}" if isinstance(row, dict) else type(row).__name__
         )
-        return f"got {shown}, expected a trajectory record; {CONVERT_ADVICE}"
+        return f"got {shown}, expected a trajectory record; {convert_advice(path)}"
     key = ".".join(str(part) for part in first["loc"]) or "row"
     expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = re.sub("a valid (tuple|array)", "a list", expected)

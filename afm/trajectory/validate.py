@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import islice
 
 from afm.agents.spec import START, AgentSpec, RoleKind
-from afm.errors import Fault, TrajectoryError, suggestion
+from afm.errors import DataError, Fault, TrajectoryError, suggestion
 from afm.trajectory.answer import read_answer
 from afm.trajectory.tags import ANY_TAG, Author, Segment, SplitText, Step, Trajectory, split, tag_pattern
 
@@ -27,11 +27,16 @@ _CUT_TAG = re.compile(r"</?[A-Za-z_][\w-]*\Z|</?\Z")
 def parse(text: str, spec: AgentSpec, *, path: str | None = None, line: int | None = None) -> Trajectory:
     """Read a text whose structure must be sound; ``render`` gives it back byte for byte.
 
-    What may follow what is :func:`validate`'s to say.
+    :func:`validate` checks what may follow what.
 
     Raises:
         TrajectoryError: The first fault, with ``path`` and ``line`` if given.
+        DataError: ``text`` is not a text, or ``spec`` is not an agent.
     """
+    if not isinstance(text, str):
+        raise DataError(f"got {type(text).__name__}, expected the text of a response", path=path, line=line)
+    if not isinstance(spec, AgentSpec):
+        raise DataError(f"got {spec!r:.80}, expected an agent, for example load_agent('math')")
     parts = split(text, spec)
     for fault in _structure_faults(text, parts, spec):
         raise fault.located(path, line)

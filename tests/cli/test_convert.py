@@ -59,7 +59,7 @@ def test_bad_rows_can_be_dropped_and_what_is_lost_is_told(
 
     assert done.returncode == 0, done.stderr
     assert f"{rows}:2:" in done.stderr
-    assert "warning: lost in 1 rows: key 'score'" in done.stderr
+    assert "warning: lost in 1 row: key 'score'" in done.stderr
     assert "2 rows, openai to coa" in done.stdout
     assert len(load_records(out)) == 2
 

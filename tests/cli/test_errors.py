@@ -30,7 +30,7 @@ def test_a_process_ends_with_the_status_of_its_error():
     done = subprocess.run([*words, "--output-dir", "/dev/null/x"], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (
         1,
-        "error: /dev/null/x: Not a directory; expected a folder, choose another --output-dir\n",
+        "error: /dev/null/x: a part of this path is a file; expected a folder, choose another --output-dir\n",
     )
     done = subprocess.run([*words, "--pages", "x"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2

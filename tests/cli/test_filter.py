@@ -61,7 +61,9 @@ def test_a_preset_filters_and_shows_the_funnel(rows, tmp_path):
 def test_without_evaluation_sets_it_says_that_nothing_was_compared(rows, tmp_path):
     pytest.importorskip("numpy")
     done = run(rows, *PRESET, "--output-dir", tmp_path / "out", "--no-picture")
-    assert "note: contamination compared with nothing; name evaluation sets by --against" in done.stdout
+    assert (
+        "note: contamination had nothing to compare with; name evaluation sets with --against" in done.stdout
+    )
     assert not (tmp_path / "out/funnel.png").exists()
 
 

@@ -29,7 +29,7 @@ def test_an_attack_that_pays_ends_with_status_1(tmp_path: Path) -> None:
     done = CliRunner().invoke(APP, ["--attack", str(config), "--scorer", "substring"])
     assert done.exit_code == 1
     assert " paid: " in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 attacks: 1 paid"
+    assert done.stdout.splitlines()[-1] == "1 attack: 1 paid"
     rows = CliRunner().invoke(APP, ["--attack", "--rewards", str(config), "--scorer", "substring", "--json"])
     assert (json.loads(rows.stdout)["result"], rows.exit_code) == ("paid", 1)
 

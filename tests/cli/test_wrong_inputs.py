@@ -25,7 +25,7 @@ AGENT, TOOLS, REWARD = (
     "configs/tools/search.yaml",
     "configs/rewards/math.yaml",
 )
-CONVERT = "afm convert FILE --to coa --agent NAME -o RECORDS.jsonl"
+CONVERT = "afm convert {T}/chat.jsonl --to coa --agent NAME -o RECORDS.jsonl"
 
 # Command; exit status; parts of the message. {T} is a folder with the files of `folder` below.
 TABLE: list[tuple[str, int, tuple[str, ...]]] = [
@@ -35,24 +35,24 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("list recipe", 2, ("no such command 'recipe'", "did you mean 'recipes'?")),
     ("serve cod", 2, ("no such command 'cod'", "did you mean 'code'?", "afm serve --help")),
     ("sft", 2, ("afm sft: missing argument 'CONFIG'", "expected: YAML of the run", "afm sft --help")),
-    ("rl nope.yaml", 2, ("afm rl: CONFIG: file 'nope.yaml' does not exist", "expected: YAML of the run")),
+    ("rl nope.yaml", 2, ("afm rl: CONFIG nope.yaml: no such file", "expected: YAML of the run")),
     (
         "eval nope.yaml",
         2,
-        ("'nope.yaml' does not exist", "expected: YAML of the evaluation", "afm eval run --help"),
+        ("CONFIG nope.yaml: no such file", "expected: YAML of the evaluation", "afm eval run --help"),
     ),
     (
         "quickstart --base nowhere.gguf",
-        1,
-        ("nowhere.gguf: not found; expected a model's folder, a GGUF file",),
+        2,
+        ("nowhere.gguf: no such file; expected a model's folder, a GGUF file",),
     ),
     ("quickstart --world wiki --base smollm2", 2, ("no recipe for the world 'wiki'; use --world math",)),
-    ("import nowhere.gguf -o o", 1, ("nowhere.gguf: not found; expected a model's folder, a GGUF file",)),
+    ("import nowhere.gguf -o o", 2, ("nowhere.gguf: no such file; expected a model's folder, a GGUF file",)),
     ("convert", 2, ("missing argument 'FILE'", "expected: JSONL", "afm convert --help")),
     (
         "convert {T}/good.jsonl --to cao -o o.jsonl",
         2,
-        ("--to: 'cao' is not one of 'coa'", "afm convert --help"),
+        ("--to cao: did you mean 'coa'?", "afm convert --help"),
     ),
     ("convert {T}/good.jsonl --to coa -o {T}/good.jsonl", 2, ("the same file", "choose another --out")),
     ("convert {T}/good.jsonl --to coa -o o.jsonl --tool x", 2, ("--tool 'x'", "expected THEIRS=OURS")),
@@ -61,7 +61,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         2,
         ("--agent nobody", "expected one of: code"),
     ),
-    ("validate {T}/model", 2, ("'{T}/model' is a directory", "expected: JSONL", "afm validate --help")),
+    ("validate {T}/model", 2, ("FILE {T}/model: is a folder", "expected: JSONL", "afm validate --help")),
     ("mask {T}/good.jsonl", 2, ("--tokenizer is missing", "tokenizer.json", "--tokenizer DIR")),
     (
         "mask {T}/good.jsonl --tokenizer {T}/model",
@@ -99,14 +99,14 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (f"sft {SFT} stage=sftt", 2, ("got 'sftt'", "expected one of pt, sft")),
     (f"sft {SFT} learning_rate=[1", 2, ("override 'learning_rate=[1'", "the value is no YAML")),
     (f"sft {SFT} =3", 2, ("override '=3'", "expected key=value")),
-    ("sft configs/tiny/sft", 2, ("'configs/tiny/sft' is a directory", "expected: YAML of the run")),
+    ("sft configs/tiny/sft", 2, ("CONFIG configs/tiny/sft: is a folder", "expected: YAML of the run")),
     (f"eval {EVAL} model=x rounds=0", 2, ("got 0", "expected greater than or equal to 1")),
     (f"eval {EVAL} model=x sampling.temperatur=1", 2, ("unknown key; did you mean 'temperature'?",)),
     (f"eval {EVAL} model=x benchmark=aime26", 2, ("got 'aime26'", "did you mean 'aime25'?")),
     (f"eval {EVAL} model=x agent=nobody", 1, ("agent 'nobody' is not shipped", "expected one of: code")),
     ("ask hi --model ftp://x", 2, ("--model ftp://x", "http://HOST:PORT/v1")),
     ("init {T}", 2, ("{T} is a folder with files in it", "for example {T}_2")),
-    ("export {T}/none", 2, ("'{T}/none' does not exist", "expected: output_dir of an `afm rl`")),
+    ("export {T}/none", 2, ("RUN {T}/none: no such folder", "expected: output_dir of an `afm rl`")),
     (f"doctor {SFT} --nodes 0", 2, ("--nodes 0: should be greater than or equal to 1",)),
     (f"mask {SFT} --examples 0", 2, ("--examples 0: should be greater than or equal to 1",)),
     ("reproduce web_agent lerning_rate=3", 2, ("lerning_rate=3", "expected sft.KEY=VALUE")),
@@ -131,7 +131,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "quickstart --world physics",
         2,
-        ("--world: 'physics' is not one of 'math', 'wiki'", "afm quickstart --help"),
+        ("--world physics: expected one of: math, wiki", "afm quickstart --help"),
     ),
     ("reproduce nobody", 2, ("AGENT nobody", "expected one of: code_agent")),
     ("reproduce web_agent --from nowhere", 2, ("nowhere: no such stage", "expected one of: download")),
@@ -168,7 +168,11 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("{T}/model: is a folder; expected the name of a file",),
     ),
-    ("convert {T}/good.jsonl --to coa -o /proc/o.jsonl", 1, ("/proc/o.jsonl: No such file or directory",)),
+    (
+        "convert {T}/good.jsonl --to coa -o /proc/o.jsonl",
+        1,
+        ("/proc/o.jsonl: no such file, and none can be written there", "choose another place"),
+    ),
     ("validate {T}/deep.jsonl", 1, ("deep.jsonl:1: no JSON from here on: nested too deeply",)),
     ("reward {T}/deep.jsonl", 1, ("deep.jsonl:1: no JSON: nested too deeply",)),
     ("validate {T}/digits.jsonl", 1, ("digits.jsonl:1: no JSON: a number with more than 4,300 digits",)),
@@ -176,7 +180,11 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (f"eval {EVAL} model=m rounds=0", 2, ("rounds: got 0 (int), expected greater than or equal to 1",)),
     (f"sft {SFT} cutoff_len=-5", 2, ("cutoff_len: got -5, expected a whole number above 0",)),
     ("quickstart --seed x", 2, ("--seed x: should be a valid integer;", "afm quickstart --help")),
-    ("quickstart --output-dir {T}/good.jsonl", 1, ("File exists", "choose another --output-dir")),
+    (
+        "quickstart --output-dir {T}/good.jsonl",
+        1,
+        ("{T}/good.jsonl: is a file; expected a folder", "choose another --output-dir"),
+    ),
     ("eval {T}/tab.yaml", 1, ("{T}/tab.yaml: cannot be read as YAML", "line 2")),
     ("eval {T}/twice.yaml", 1, ("{T}/twice.yaml: line 2: key 'model' is set twice",)),
     ("eval {T}/list.yaml", 1, ("{T}/list.yaml: got list, expected a mapping of evaluation settings",)),
@@ -185,7 +193,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("latin.csv:2: not UTF-8", "iconv -f WINDOWS-1252"),
     ),
-    ("import 'a b/c' -o {T}/im", 1, ("a b/c: not found; expected a model's folder",)),
+    ("import 'a b/c' -o {T}/im", 2, ("a b/c: no such file; expected a model's folder",)),
     ("reproduce svamp --size 7b", 2, ("svamp is published in other sizes; expected 135m or 1.5b",)),
     # A YAML of another kind: status 1, with the command for it.
     (
@@ -312,8 +320,8 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("file is not a database", "expected the file that `cassette` of a tools YAML"),
     ),
-    ("import {T}/good.jsonl -o {T}/im", 1, ("no model; expected a model's folder, a GGUF file",)),
-    ("serve model {T}/none", 1, ("{T}/none: no such folder; expected a model's",)),
+    ("import {T}/good.jsonl -o {T}/im", 2, ("no model; expected a model's folder, a GGUF file",)),
+    ("serve model {T}/none", 2, ("{T}/none: no such folder; expected a model's folder",)),
     # Files that are empty, broken, or hold other rows: status 1.
     ("eval {T}/empty.yaml", 1, ("{T}/empty.yaml: got nothing", "expected a mapping of evaluation settings")),
     (
@@ -326,7 +334,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("holds rows of data, expected a YAML of evaluation settings", "afm list --help"),
     ),
-    ("doctor {T}/none.yaml", 1, ("{T}/none.yaml: no such file", "expected a YAML")),
+    ("doctor {T}/none.yaml", 2, ("CONFIG {T}/none.yaml: no such file", "expected: YAML of a training")),
     (
         "validate {T}/empty.jsonl",
         1,
@@ -337,7 +345,11 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("prose.jsonl:1: no JSON", "expected one JSON value a line", "... and 9 more"),
     ),
-    ("validate {T}/chat.jsonl", 1, ("names no agent; give --agent NAME", "... and 6 more like it")),
+    (
+        "validate {T}/chat.jsonl",
+        1,
+        ("names no agent; give --agent NAME, or --agent FILE for your own", "... and 6 more"),
+    ),
     (
         "convert {T}/chat.jsonl --to coa -o {T}/o.jsonl",
         1,
@@ -372,8 +384,122 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "data world --output-dir {T}/good.jsonl",
         1,
-        ("{T}/good.jsonl: File exists", "choose another --output-dir"),
+        ("{T}/good.jsonl: is a file; expected a folder", "choose another --output-dir"),
     ),
+    # Nothing where a value is needed: an empty path would be this folder.
+    ("quickstart --output-dir ''", 2, ("--output-dir: got an empty value", "expected: folder of the run")),
+    ("quickstart --base ''", 2, ("--base: got an empty value", "expected: pre-trained model")),
+    ("init ''", 2, ("FOLDER: got an empty value", "for example my_task")),
+    ("convert {T}/good.jsonl --to coa -o ''", 2, ("--out: got an empty value", "expected: file to write")),
+    ("data world --output-dir {T}/w --hops ''", 2, ("--hops: got an empty value", "numbers of pages")),
+    ("ask hi --model ''", 2, ("--model: got an empty value", "folder of a model")),
+    ("report ''", 2, ("RUN_DIR: got an empty value", "output_dir of `afm quickstart`")),
+    # Arguments that are missing, too many, or no option of the command.
+    ("init", 2, ("afm init: missing argument 'FOLDER'", "expected: new or empty folder", "afm init --help")),
+    ("init agent.yaml extra", 2, ("afm init: unexpected argument: extra",)),
+    ("init agent.yaml", 2, ("agent.yaml is the name of a file", "for example agent\n")),
+    ("init {T}/good.jsonl", 2, ("{T}/good.jsonl is a file", "for example {T}/good\n")),
+    ("list agents --jsn", 2, ("no such option: --jsn; did you mean --json?", "afm list agents --help")),
+    ("list agents extra", 2, ("afm list agents: unexpected argument: extra",)),
+    ("validate {T}/good.jsonl {T}/good.jsonl", 2, ("afm validate: unexpected argument: {T}/good.jsonl",)),
+    ("convert {T}/good.jsonl", 2, ("missing option '--to'; expected: format to write: coa, alpaca",)),
+    ("convert {T}/good.jsonl --to coa", 2, ("missing option '--out'; expected: file to write",)),
+    ("data nope", 2, ("afm data: no such command 'nope'", "afm data --help")),
+    ("data world", 2, ("missing option '--output-dir'", "expected: folder for the three JSONL files")),
+    ("data distill", 2, ("missing argument 'TASKS'", "expected: tasks as JSONL, CSV or parquet")),
+    ("data filter", 2, ("missing argument 'FILES'", "expected: trajectory JSONL")),
+    ("data download web_agent", 2, ("missing option '--output-dir'", "expected: folder to download into")),
+    ("data merge {T}/good.jsonl", 2, ("missing option '--map'", "like those in configs/teams")),
+    ("data prepare mix web_agent", 2, ("missing argument 'NAME'", "expected: name of a mix")),
+    ("data prepare rl {T}/tasks.jsonl", 2, ("missing option '--out'", "its name ends in .parquet")),
+    ("eval compare", 2, ("missing argument 'FOLDERS'", "expected: output_dir of two or more evaluations")),
+    ("eval chose {T}/model", 2, ("afm eval: no such command 'chose'", "did you mean 'choose'?")),
+    ("eval --dry-run", 2, ("missing argument 'CONFIG'", "expected: YAML of the evaluation")),
+    ("reproduce web_agent --from", 2, ("option '--from' requires an argument", "see afm reproduce --help")),
+    ("serve wiki build", 2, ("missing argument 'CORPUS'", "afm serve wiki build --help")),
+    ("serve mcp", 2, ("missing option '--tools'", "configs/tools/code_executor.yaml")),
+    ("sandbox run extra", 2, ("afm sandbox run: unexpected argument: extra",)),
+    ("cassette", 2, ("missing argument 'FILE'", "`cassette` of a tools YAML")),
+    # Files and folders that are missing, or of the wrong sort.
+    ("validate {T}/none.jsonl", 2, ("FILE {T}/none.jsonl: no such file", "expected: JSONL")),
+    ("mask {T}/none_yet", 2, ("FILE {T}/none_yet: is a folder", "expected: rows in any format")),
+    ("sft learning_rate=3", 2, ("CONFIG learning_rate=3: no such file; an override comes after the file",)),
+    ("doctor {T}/model", 2, ("CONFIG {T}/model: is a folder", "expected: YAML of a training")),
+    ("export {T}/good.jsonl", 2, ("RUN {T}/good.jsonl: is a file", "expected: output_dir of an `afm rl`")),
+    ("eval choose {T}/none", 2, ("FOLDER {T}/none: no such folder", "output_dir of a finished evaluation")),
+    ("data livecodebench {T}/none", 2, ("FILES {T}/none: no such file",)),
+    ("data filter {T}/good.jsonl -o {T}/f --against {T}/none", 2, ("--against {T}/none: no such file",)),
+    ("data queries {T}/none.yaml", 2, ("CONFIG {T}/none.yaml: no such file", "configs/queries/qa.yaml")),
+    ("serve code --config {T}/none.yaml", 2, ("--config {T}/none.yaml: no such file", "configs/servers")),
+    ("serve gateway --log {T}", 2, ("--log {T}: is a folder", "expected: event log to write")),
+    ("serve wiki --index {T}/none", 2, ("--index {T}/none: no such folder", "`afm serve wiki build` made")),
+    ("sandbox run --stdin {T}/none", 2, ("--stdin {T}/none: no such file",)),
+    ("cassette {T}/empty.jsonl", 1, ("empty.jsonl: is empty; expected the file that `cassette`",)),
+    ("cassette {T}/none", 2, ("FILE {T}/none: no such file",)),
+    ("view {T}/good.jsonl --index /proc/x/i.sqlite", 1, ("/proc/x: no such file, and none can be written",)),
+    ("view {T}/good.jsonl --bundle {T}/good.jsonl", 2, ("--bundle {T}/good.jsonl: is a file",)),
+    ("data world --output-dir /proc/x", 1, ("/proc/x: no such file, and none can be written there",)),
+    ("init /proc/x", 1, ("/proc/x: no such file, and none can be written there", "choose another place")),
+    ("reward --attack {T}/good.jsonl", 1, ("holds rows of data, expected a YAML of reward settings",)),
+    ("report {T}/good.jsonl", 2, ("{T}/good.jsonl: is a file, `afm view` shows it",)),
+    # Models that cannot be used yet.
+    ("ask hi --model {T}/ck", 2, ("holds checkpoints of a training, export one first: afm export {T}/ck",)),
+    (
+        f"eval {EVAL} model={{T}}/ck data={{T}}/tasks.jsonl output_dir={{T}}/e",
+        1,
+        ("{T}/ck: holds checkpoints of a training, export one first: afm export {T}/ck",),
+    ),
+    ("serve model {T}/ck", 2, ("holds checkpoints of a training, export one first: afm export {T}/ck",)),
+    ("serve model {T}/model", 2, ("{T}/model: holds no model (config.json); expected a model's folder",)),
+    ("ask hi --model {T}/m.gguf", 2, ("a GGUF file; `afm import` makes a folder of it",)),
+    (
+        "ask hi --model http://127.0.0.1:1/v1 --agent math --tokenizer {T}/model",
+        1,
+        ("no tokenizer can be loaded from it (no tokenizer.json)", "expected a folder with tokenizer.json"),
+    ),
+    (
+        "data queries configs/queries/qa.yaml tasks={T}/tasks.jsonl model={T}/none output_dir={T}/q",
+        2,
+        ("model: {T}/none: no such folder; expected a model's folder",),
+    ),
+    # Values out of range, and words that are none of a few.
+    ("validate {T}/good.jsonl --from cao", 2, ("afm validate: --from cao: did you mean 'coa'?",)),
+    ("mask {T}/good.jsonl --boundary x", 2, ("--boundary x: expected one of: keep, mask, split",)),
+    ("data world --output-dir {T}/w --shapes ring", 2, ("--shapes 'ring'", "expected chain, comparison")),
+    ("data negative {T}/good.jsonl --output-dir {T}/n --ratio absent_needed=nan", 2, ("a number from 0",)),
+    ("data negative {T}/good.jsonl --output-dir {T}/n --ratio absent_needed=-1", 2, ("a number from 0",)),
+    ("data stats {T}/good.jsonl --samples 999", 2, ("--samples 999: should be less than or equal to 200",)),
+    ("data prepare rl {T}/tasks.jsonl -o {T}/o.parquet --validation 0", 2, ("--validation 0: should be",)),
+    (
+        "data prepare mix web_agent x --data {T} --output-dir {T}",
+        2,
+        ("no such mix; the file has no `mixes`",),
+    ),
+    (
+        "ask hi --model {T}/ck --temperature -1",
+        2,
+        ("--temperature -1: should be greater than or equal to 0",),
+    ),
+    ("serve model {T}/model --engine x", 2, ("--engine x: expected one of: own, sglang, vllm",)),
+    ("serve wiki --engine x", 2, ("--engine x: expected one of: bm25, dense, hybrid",)),
+    ("sandbox check --backend nope", 2, ("--backend nope: expected one of: auto, bubblewrap",)),
+    ("cassette {T}/good.jsonl --max-age-days -1", 2, ("--max-age-days -1: should be greater than",)),
+    ("reward {T}/good.jsonl --agent nobody", 2, ("--agent nobody: agent 'nobody' is not shipped",)),
+    # Rows: another agent, another format, a table with a column twice.
+    (
+        "validate {T}/own.jsonl",
+        1,
+        ("agent 'weekday_agent' is not shipped", "the path of a YAML: --agent FILE"),
+    ),
+    ("convert {T}/own.jsonl --to alpaca -o {T}/o", 1, ("the path of a YAML: --agent FILE", "1 row cannot")),
+    ("data prepare rl {T}/two.csv -o {T}/o.parquet", 1, ("two.csv:1: two columns are called 'question'",)),
+    (
+        "data prepare rl {T}/chat.jsonl -o {T}/o.parquet",
+        1,
+        ("`afm data prepare tasks {T}/chat.jsonl --question",),
+    ),
+    ("data stats {T}/good.jsonl --funnel {T}/good.jsonl --out {T}/r.html", 1, ("holds no funnel; expected",)),
+    ("data prepare sft {T}/good.jsonl --output-dir {T}/s --agent mhqa", 1, ("belongs to agent 'math'",)),
 ]
 
 
@@ -387,6 +513,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
     files = {
         "good.jsonl": json.dumps(record) + "\n",
+        "own.jsonl": json.dumps(record | {"agent": "weekday_agent"}) + "\n",
         "chat.jsonl": (json.dumps(chat) + "\n") * 9,
         "tasks.jsonl": '{"id": "1", "question": "1+1?", "answer": "2"}\n',
         "prose.jsonl": "hello\nworld\n" * 6,
@@ -406,9 +533,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "indented.jsonl").write_text(f"{json.dumps(record, indent=2)}\n" * 2, encoding="utf-8")
     (folder / "table.jsonl").write_text("question,answer\n1+1?,2\n", encoding="utf-8")
     (folder / "zip.jsonl").write_bytes(b"PK\x03\x04")
+    (folder / "two.csv").write_text("question,answer,question\n1+1?,2,1+2?\n", encoding="utf-8")
     (folder / "latin.csv").write_text("question,answer\nWie heißt du?,Tom\n", encoding="latin-1")
     (folder / "model").mkdir()
     (folder / "none_yet").mkdir()
+    (folder / "ck/checkpoints/global_step_2").mkdir(parents=True)
+    (folder / "m.gguf").write_bytes(b"GGUF")
     return folder
 
 
@@ -470,7 +600,7 @@ def test_addresses_of_clusters_are_accepted(address: str) -> None:
 def test_the_table_is_long_and_covers_every_command() -> None:
     from afm.cli.commands import command
 
-    assert len(TABLE) >= 130
+    assert len(TABLE) >= 210
     tried = {row[0].split()[0] for row in TABLE}
     assert set(command().commands) <= tried
 

@@ -264,7 +264,7 @@ def test_a_request_that_hangs_is_asked_again(select, server, tmp_path):
     server.hang_s = 30.0
     start = (QA, *written_tasks(tmp_path, *questions(1)), f"model={server.url}")
     told = select(*start, "samples=4", "timeout_s=1")
-    assert "0 of 1 questions kept, 4 samples taken" in told
+    assert "0 of 1 question kept, 4 samples taken" in told
     assert "without `sft` nothing was compared with the SFT data" in told
     assert server.requests == 5
 
@@ -522,7 +522,7 @@ def test_what_is_missing_on_the_command_line_is_told(select, server, tmp_path):
     assert "tokenizer: missing; with_tools on a server needs it" in told
     assert "holds no model" in select(*start, f"model={tmp_path}", status=2)
     told = select(*start, f"model={server.url}")
-    assert "0 of 1 questions kept, 2 samples taken" in told
+    assert "0 of 1 question kept, 2 samples taken" in told
     assert json.loads((tmp_path / "out/settings.json").read_text())["model"] == "small"
 
 

@@ -148,4 +148,4 @@ def test_a_broken_funnel_and_an_empty_file_are_told(afm, tmp_path):
         writer.write(record(1))
     (tmp_path / "funnel.json").write_text("[]")
     done = afm(*words, "--out", tmp_path / "r.html", status=1)
-    assert "funnel.json: no funnel" in done.stderr
+    assert "funnel.json: holds no funnel" in done.stderr

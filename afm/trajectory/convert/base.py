@@ -78,14 +78,14 @@ class Context:
         if self.agent is not None:
             return self.agent
         if not isinstance(name, str) or not name:
-            raise DataError("names no agent; give --agent NAME")
+            raise DataError("names no agent; give --agent NAME, or --agent FILE for your own agent")
         if name not in self._loaded:
             try:
                 self._loaded[name] = (
                     load_agent(name) if self.folder is None else agent_of_model(self.folder, name)
                 )
             except ConfigError as error:
-                raise DataError(str(error)) from None
+                raise DataError(f"{error}: --agent FILE") from None
         return self._loaded[name]
 
 
