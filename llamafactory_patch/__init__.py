@@ -1,5 +1,5 @@
-"""Loss only on what the agent wrote, for stock LLaMA-Factory: rows are tokenised before its own training reads them.
+"""Loss only on what the agent wrote, for stock LLaMA-Factory: this package tokenises the rows before the training.
 
-``llamafactory-patch-cli train CONFIG.yaml`` takes every option of ``llamafactory-cli`` and those of
+``llamafactory-patch-cli train CONFIG.yaml`` accepts every option of ``llamafactory-cli`` and those of
 :class:`llamafactory_patch.settings.SftSettings`. In Python, call :func:`llamafactory_patch.launcher.run_sft`.
 """

@@ -1,6 +1,6 @@
-"""What a training needs and may not have: its model, its data, room for its output, and its experiment trackers.
+"""Checks before a training starts: its model, data, output folder and experiment trackers.
 
-All of it is checked before a training starts. Trackers write into the folder of the model.
+Trackers write into the folder of the model.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from llamafactory_patch.config import SftJob
 from llamafactory_patch.settings import names_in
 
 _SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"}
-"""Keys of an entry of ``dataset_info.json`` that say where the rows are."""
+"""Keys of an entry of ``dataset_info.json`` that name the source of the rows."""
 
 SWANLAB_BOARD = "swanboard==0.1.10b2"
-"""What SwanLab 0.10.3 needs for mode ``local``; without it, it logs an error and keeps nothing to look at."""
+"""Package that SwanLab 0.10.3 needs in mode ``local``; without it, SwanLab logs an error and stores nothing."""
 
 _SWANLAB_MODES = ("cloud", "local", "offline", "disabled")
 
 
 def check_trackers(job: SftJob, env: Mapping[str, str]) -> None:
-    """Whether the trackers that a configuration asks for are installed and can log in.
+    """Check that the configured trackers are installed and can log in.
 
     Raises:
-        ConfigError: A key is missing, or a setting makes no sense.
-        MissingExtraError: A package is missing.
+        ConfigError: A key is missing, or a setting is invalid.
+        MissingExtraError: A package is not installed.
     """
     wanted = _report_to(job.config)
     if "swanlab" in wanted:
-        raise ConfigError("report_to: swanlab works as use_swanlab=true (with swanlab_mode, swanlab_project)")
+        raise ConfigError(
+            "report_to: got swanlab; set use_swanlab=true instead (with swanlab_mode, swanlab_project)"
+        )
     if "tensorboard" in wanted:
         _require("tensorboard")
     if "wandb" in wanted:
@@ -44,12 +46,12 @@ def check_trackers(job: SftJob, env: Mapping[str, str]) -> None:
 
 
 def tracker_settings(job: SftJob) -> dict[str, Any]:
-    """Keys to add to what LLaMA-Factory receives, so that SwanLab writes into the output folder."""
+    """Return settings for LLaMA-Factory with which SwanLab writes into the output folder."""
     return {"swanlab_logdir": str(job.output_dir / "swanlab")} if job.config.get("use_swanlab") else {}
 
 
 def tracker_variables(job: SftJob) -> dict[str, str]:
-    """Environment variables by which TensorBoard and W&B write into the output folder."""
+    """Return environment variables with which TensorBoard and W&B write into the output folder."""
     wanted = _report_to(job.config)
     variables = {}
     if "tensorboard" in wanted:
@@ -101,10 +103,10 @@ def _require(package: str) -> None:
 
 
 def check_sources(job: SftJob) -> None:
-    """Whether the model and the data sets are there, which LLaMA-Factory finds out about late, and the output can be.
+    """Check early that the model and the data sets exist and that the output folder can be created.
 
     Raises:
-        ConfigError: One is missing, and is no name on a model hub either.
+        ConfigError: The model or a data set does not exist, or ``output_dir`` cannot be created.
     """
     check_output(job)
     check_model(job)
@@ -112,10 +114,10 @@ def check_sources(job: SftJob) -> None:
 
 
 def check_output(job: SftJob) -> None:
-    """Whether ``output_dir`` is a folder, or can become one.
+    """Check that ``output_dir`` is a folder or can be created.
 
     Raises:
-        ConfigError: A file is in the way.
+        ConfigError: It, or one of its parents, is a file.
     """
     for place in (job.output_dir, *job.output_dir.parents):
         if place.exists() and not place.is_dir():
@@ -123,7 +125,7 @@ def check_output(job: SftJob) -> None:
 
 
 def check_model(job: SftJob) -> None:
-    """Whether the model is a folder, or can be a name on a hub.
+    """Check that the model is a folder or has the form of a name on a hub.
 
     Raises:
         ConfigError: It is neither.
@@ -132,16 +134,16 @@ def check_model(job: SftJob) -> None:
     hub_name = re.fullmatch(r"\w[\w.-]*/[\w.-]+", model)
     if not model or (not hub_name and not Path(model).expanduser().is_dir()):
         raise ConfigError(
-            f"model_name_or_path: {model!r} is no folder; expected one, or ORGANISATION/NAME on the hub "
-            "(`afm import` makes a folder of a GGUF file)"
+            f"model_name_or_path: {model!r} is not a folder; expected a folder, or ORGANISATION/NAME on the hub "
+            "(`afm import` turns a GGUF file into a folder)"
         )
 
 
 def check_data(job: SftJob) -> None:
-    """Whether ``dataset_info.json`` names the data sets, and local ones are there.
+    """Check that ``dataset_info.json`` lists the data sets and that local ones exist.
 
     Raises:
-        ConfigError: It does not, or it is not of the form that LLaMA-Factory reads.
+        ConfigError: A data set is missing, or LLaMA-Factory cannot read the entry.
     """
     folder = job.config.get("dataset_dir", "data")
     names = [name for key in ("dataset", "eval_dataset") for name in names_in(job.config.get(key))]
@@ -162,7 +164,7 @@ def check_data(job: SftJob) -> None:
             if not isinstance(entry.get(part, {}), dict):
                 raise ConfigError(f"{index}: {name}.{part}: got {entry[part]!r}, expected an object of names")
         if _SOURCES & entry.keys() == {"file_name"} and not Path(folder, str(entry["file_name"])).exists():
-            raise ConfigError(f"{Path(folder, str(entry['file_name']))} is missing, though {index} names it")
+            raise ConfigError(f"{Path(folder, str(entry['file_name']))} is missing, but {index} lists it")
 
 
 def _index(index: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a YAML file and overrides to the exact configuration LLaMA-Factory receives."""
+"""Resolve a YAML file and overrides into the exact configuration for LLaMA-Factory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from llamafactory_patch.settings import SftSettings, split_config
 
 @dataclass(frozen=True, slots=True)
 class SftJob:
-    """One training, resolved.
+    """The resolved configuration of a training.
 
     Attributes:
-        config: LLaMA-Factory's keys and ours, as the training process reads them.
-        output_dir: Where the model and everything about its training goes.
-        own: Our keys.
-        agent: The agent that is trained, if the configuration names one.
-        published: The values that ``preset=script|paper`` set.
+        config: Keys of LLaMA-Factory and of this package, as the training process reads them.
+        output_dir: Folder for the model and everything about its training.
+        own: Keys of this package.
+        agent: The agent to train, if the configuration names one.
+        published: Values set by ``preset=script|paper``.
     """
 
     config: dict[str, Any]
@@ -41,7 +41,7 @@ class SftJob:
     published: dict[str, Any] = field(default_factory=dict)
 
     def dependencies(self) -> dict[str, Any]:
-        """What the trained model depends on, to compare two runs by."""
+        """Return everything that influences the trained model, to compare two runs."""
         kept = {key: value for key, value in self.config.items() if key not in _WITHOUT_INFLUENCE}
         kept |= {"published": self.published} if self.published else {}
         prompt = PromptSource.load(self.own.prompt)
@@ -58,7 +58,7 @@ _SECRETS = {
     "swanlab_lark_secret": "start with `llamafactory-patch-cli train CONFIG`, which saves none",
     "swanlab_lark_webhook_url": "start with `llamafactory-patch-cli train CONFIG`, which saves none",
 }
-"""Keys that hold secrets, and what to do instead."""
+"""Keys that contain secrets, and what to do instead."""
 
 _SCRIPT_VARIABLES = {
     "DATA_DATA": "dataset=NAME",
@@ -79,12 +79,12 @@ _SCRIPT_VARIABLES = {
     "SWANLAB_API_KEY": "the environment variable SWANLAB_API_KEY",
     "SWANLAB_PROJECT": "use_swanlab=true swanlab_project=NAME",
 }
-"""Variables of AFM's training scripts, and what to write here."""
+"""Variables of AFM's training scripts, and the settings that replace them."""
 
 _WITHOUT_INFLUENCE = frozenset(
     {"disable_tqdm", "logging_steps", "output_dir", "overwrite_output_dir", "plot_loss", "report_to"}
     | {"resume_from_checkpoint", "save_steps", "save_strategy", "save_total_limit", "run_name"}
-    | {"agent", "threads", "prompt", "prompt_check"}  # digests of the agent and of the prompt's text count
+    | {"agent", "threads", "prompt", "prompt_check"}  # digests of the agent and of the prompt stand for these
     | {
         "use_swanlab",
         "swanlab_mode",
@@ -99,12 +99,12 @@ _WITHOUT_INFLUENCE = frozenset(
 def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     """Read a configuration and apply ``key=value`` overrides (values are YAML, dots reach into mappings).
 
-    The files that ``agent``, ``deepspeed`` and ``fsdp_config`` name in the YAML are relative to it, all else to the
-    working folder. ``fsdp_config`` alone shards everything (``fsdp: full_shard auto_wrap``).
-    ``preset=script|paper`` lays published settings over the recipe first; see :mod:`afm.presets`.
+    Paths of ``agent``, ``deepspeed`` and ``fsdp_config`` in the YAML are relative to the YAML; all others are relative
+    to the working folder. ``fsdp_config`` without ``fsdp`` shards everything (``full_shard auto_wrap``).
+    ``preset=script|paper`` first replaces settings of the recipe by published ones; see :mod:`afm.presets`.
 
     Raises:
-        ConfigError: No such file, bad YAML, an unknown key, or settings that contradict each other.
+        ConfigError: The file is missing or invalid YAML, a key is unknown, or settings contradict each other.
         UsageError: An override is wrong.
     """
     config = read_extended(Path(config_path), "training arguments", anchor=_anchor_paths)
@@ -115,7 +115,7 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     if not isinstance(output_dir, str) or not output_dir:
         raise ConfigError(f"{config_path}: output_dir: got {output_dir!r}, expected a folder; output_dir=DIR")
     if config.get("resume_from_checkpoint") is None:
-        config.pop("resume_from_checkpoint", None)  # stock configurations say null where they mean nothing
+        config.pop("resume_from_checkpoint", None)  # stock configurations contain null for "not set"
     stock, own = split_config(config, str(config_path), overrides)
     if stock.get("fsdp_config"):
         stock.setdefault("fsdp", "full_shard auto_wrap")
@@ -127,12 +127,12 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
 def _check_contradictions(config: Mapping[str, Any], config_path: str | Path) -> None:
     if config.get("deepspeed") and config.get("fsdp"):
         raise ConfigError(
-            f"{config_path}: deepspeed and fsdp are both set; switch one off with deepspeed= or fsdp= fsdp_config="
+            f"{config_path}: deepspeed and fsdp are both set; disable one with deepspeed= or fsdp= fsdp_config="
         )
     for key in _SECRETS:
         if config.get(key):
             raise ConfigError(
-                f"{config_path}: {key}: a secret would end up in saved configurations; leave the key out and "
+                f"{config_path}: {key}: the secret would be saved with the configuration; remove the key and "
                 f"{_SECRETS[key]}"
             )
 
@@ -145,7 +145,7 @@ def _anchor_paths(config: dict[str, Any], folder: Path) -> None:
 
 
 def _check_keys(config: Mapping[str, Any], config_path: str | Path, overrides: Sequence[str]) -> None:
-    """Refuse unknown keys, and words where LLaMA-Factory needs numbers, before it spends a minute on them."""
+    """Refuse unknown keys and values of the wrong type before LLaMA-Factory starts, which takes a minute."""
     known = engine_keys()
     typed = {override_key(override).split(".")[0]: override for override in overrides}
     for key, value in config.items():
@@ -170,10 +170,10 @@ def _check_keys(config: Mapping[str, Any], config_path: str | Path, overrides: S
 
 
 def fsdp_settings(job: SftJob) -> dict[str, Any]:
-    """The mapping of ``fsdp_config``, which may be a file; empty without it.
+    """Return the mapping of ``fsdp_config``, which may be a file; empty without it.
 
     Raises:
-        ConfigError: The file is missing or is no JSON.
+        ConfigError: The file is missing or not JSON.
     """
     settings = job.config.get("fsdp_config") or {}
     if isinstance(settings, dict):
@@ -197,10 +197,10 @@ _POSITIVE = frozenset(
     | {"preprocessing_num_workers"}
 )
 _NOT_NEGATIVE = frozenset({"dataloader_num_workers", "learning_rate", "val_size", "weight_decay"})
-"""Numbers that the trainer stumbles over late, or takes for something else without a word."""
+"""Numbers whose invalid values the trainer reports late, or silently misinterprets."""
 
 _OPEN = frozenset({"swanlab_mode"})
-"""Texts with more choices than LLaMA-Factory's annotation names: see ``checks.py``."""
+"""Texts with more choices than LLaMA-Factory's annotation lists; see ``checks.py``."""
 
 _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "bool": ("true or false", (bool,)),
@@ -211,12 +211,12 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "dict": ("a mapping", (dict,)),
     "None": ("nothing", (type(None),)),
 }
-"""Types in annotations, what a person calls them, and what YAML makes of them."""
+"""Types in annotations, their names in messages, and the Python types of their YAML values."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyKind:
-    """What a key takes: ``words`` say it in errors, ``choices`` are the only texts, and a switch is no number."""
+    """What values a key accepts. Errors show ``words``. ``choices`` are the only texts, and booleans are not numbers."""
 
     words: str
     types: tuple[type, ...]
@@ -225,7 +225,7 @@ class KeyKind:
     least: float = -math.inf
 
     def holds(self, value: object) -> bool:
-        """Whether LLaMA-Factory can take ``value``; NaN and infinity are rejected."""
+        """Return whether LLaMA-Factory accepts ``value``; it does not accept NaN and infinity."""
         if isinstance(value, bool):
             return bool in self.types
         if not isinstance(value, self.types):
@@ -237,7 +237,7 @@ class KeyKind:
 
 @cache
 def template_names() -> tuple[str, ...]:
-    """The chat templates: those that LLaMA-Factory registers, by its source text, and ours.
+    """Return the chat templates of LLaMA-Factory, read from its source text, and the one of this package.
 
     Raises:
         MissingExtraError: LLaMA-Factory is not installed.
@@ -248,9 +248,9 @@ def template_names() -> tuple[str, ...]:
 
 @cache
 def engine_keys() -> Mapping[str, KeyKind | None]:
-    """Keys that LLaMA-Factory understands, each with its kind if that is a plain one.
+    """Return the keys of LLaMA-Factory, each with its kind if that is a simple one.
 
-    They are read from the source text of its argument classes: importing it takes seconds.
+    Reads the source text of the argument classes, because importing LLaMA-Factory takes seconds.
 
     Raises:
         MissingExtraError: LLaMA-Factory or transformers is not installed.
@@ -260,7 +260,7 @@ def engine_keys() -> Mapping[str, KeyKind | None]:
 
 
 def _engine_files(sources: Mapping[str, Sequence[str]]) -> list[Path]:
-    """Files of packages, which are found without being imported."""
+    """Return files of packages without importing the packages."""
     files = []
     for package, names in sources.items():
         spec = find_spec(package)
@@ -284,14 +284,14 @@ def _fields(tree: ast.Module) -> Iterator[tuple[str, KeyKind | None]]:
 
 
 def _also_listed(tree: ast.Module) -> frozenset[str]:
-    """Keys annotated as texts which their class splits at commas, so that a list does as well."""
+    """Return keys annotated as text whose class splits them at commas, so that a list works as well."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     arguments = (call.args[0] for call in calls if ast.unparse(call.func) == "split_arg")
     return frozenset(key.attr for key in arguments if isinstance(key, ast.Attribute))
 
 
 def _kind(name: str, annotation: ast.expr, *, listed: bool) -> KeyKind | None:
-    """What an annotation allows; ``None`` when it names anything that YAML has no values for."""
+    """Return what an annotation allows; ``None`` if it includes a type that YAML has no values for."""
     parts = list(_union(annotation))
     choices = tuple(
         value.value
@@ -338,7 +338,7 @@ def _is_dataclass(class_def: ast.ClassDef) -> bool:
 
 
 def _is_hidden(value: ast.expr | None) -> bool:
-    """True for ``field(init=False, ...)``, which no configuration can set."""
+    """Return whether a field is ``field(init=False, ...)``, which no configuration can set."""
     return isinstance(value, ast.Call) and any(
         keyword.arg == "init" and isinstance(keyword.value, ast.Constant) and keyword.value.value is False
         for keyword in value.keywords

@@ -1,6 +1,6 @@
-"""Agent-FLAN's conversations and OpenAI's messages with tool calls in the form that LLaMA-Factory's processors take.
+"""Convert Agent-FLAN's conversations, and OpenAI's messages with tool calls, for LLaMA-Factory's processors.
 
-Agent-FLAN (arXiv 2403.12881) says of each message whether it is trained on. Its chat protocol is the template
+Agent-FLAN (arXiv 2403.12881) marks for each message whether it is trained on. Its chat protocol is the template
 ``agent_flan``: every turn of the user or the system reads ``<|Human|>`` + U+0D46 + text + newline + blank, every turn of
 the assistant ``<|Assistant|>`` + U+0D46 + text + U+0D3F + newline + blank. U+0D46 and U+0D3F are single tokens of
 Llama-2, and U+0D3F ends a turn.
@@ -27,12 +27,12 @@ _ASSISTANT_SIDE = ("assistant", "function")
 
 
 def turn(role: str, content: str, *, loss: bool = True) -> dict[str, Any]:
-    """One turn; ``loss`` matters for the assistant's alone."""
+    """Return one turn; ``loss`` only matters for the assistant's turns."""
     return {"role": role, "content": content, "loss": loss}
 
 
 def aligned_row(turns: Sequence[dict[str, Any]], *, system: str = "", tools: str = "") -> Aligned:
-    """A row whose last turn is the response."""
+    """Return a row whose last turn is the response."""
     return {
         "_prompt": list(turns[:-1]),
         "_response": list(turns[-1:]),
@@ -45,7 +45,7 @@ def aligned_row(turns: Sequence[dict[str, Any]], *, system: str = "", tools: str
 
 
 def alternating(prompt: Sequence[Mapping[str, Any]]) -> None:
-    """Check that a prompt begins and ends with the user's side, in alternation with the assistant's.
+    """Check that user and assistant alternate in a prompt, and that the user is first and last.
 
     Raises:
         DataError: It does not.
@@ -53,7 +53,7 @@ def alternating(prompt: Sequence[Mapping[str, Any]]) -> None:
     sides = (_USER_SIDE, _ASSISTANT_SIDE)
     sound = all(message["role"] in sides[number % 2] for number, message in enumerate(prompt))
     if not sound or len(prompt) % 2 != 1:
-        raise DataError("expected turns of user and assistant in alternation, the assistant's last")
+        raise DataError("expected alternating turns of user and assistant, the assistant's last")
 
 
 TEMPLATE: Final = "agent_flan"
@@ -64,17 +64,17 @@ END_TOKEN: Final = "\u0d3f"
 
 
 def agent_flan_row(row: Mapping[str, Any], column: str, template: str) -> Aligned:
-    """``{id, conversation: [{role, content, loss}]}`` as an aligned row.
+    """Convert ``{id, conversation: [{role, content, loss}]}`` to an aligned row.
 
-    Turns of the user in a row become one: under the template ``agent_flan`` its text is what the protocol
-    writes for them, under any other they are joined by a blank line.
+    Consecutive turns of the user become one turn. Under the template ``agent_flan``, they are joined as its protocol
+    writes them; under any other template, by a blank line.
 
     Args:
         column: Column of the messages if not ``conversation``.
-        template: Name of the chat template in use.
+        template: Name of the chat template.
 
     Raises:
-        DataError: A message is no such message, or turns do not alternate.
+        DataError: A message is invalid, or turns do not alternate.
     """
     column = column if column in row else "conversation"
     messages = message_list(row, column)
@@ -85,10 +85,10 @@ def agent_flan_row(row: Mapping[str, Any], column: str, template: str) -> Aligne
             raise DataError(f"{place}.role: got {role!r}, expected system, user or assistant")
         if message.get("loss") and role != "assistant":
             raise DataError(
-                f"{place}.loss: the turn of the {role} has a loss, expected one of the assistant's only"
+                f"{place}.loss: set on a turn of the {role}, expected only on turns of the assistant"
             )
         if role == "assistant" and message.get("loss") is None:
-            raise DataError(f"{place}: no key 'loss'; expected true or false on each turn of the assistant")
+            raise DataError(f"{place}: no key 'loss'; expected true or false on every turn of the assistant")
     system = messages[0]["content"] if roles[0] == "system" else ""
     turns = _turns(messages[1:] if roles[0] == "system" else messages, column, template)
     return aligned_row(turns, system=system)
@@ -100,12 +100,12 @@ def _turns(messages: Sequence[Mapping[str, Any]], column: str, template: str) ->
     for assistant, run in groupby(messages, key=lambda message: message["role"] == "assistant"):
         group = list(run)
         if assistant and len(group) > 1:
-            raise DataError(f"{column}: got {len(group)} turns of the assistant in a row, expected one")
+            raise DataError(f"{column}: got {len(group)} consecutive turns of the assistant, expected one")
         content = joint.join(message["content"] for message in group)
         loss = bool(group[0].get("loss", False))
         turns.append(turn("assistant" if assistant else "user", content, loss=loss))
     if not turns or turns[0]["role"] != "user" or turns[-1]["role"] != "assistant":
-        raise DataError(f"{column}: expected turns in alternation, the user's first and the assistant's last")
+        raise DataError(f"{column}: expected alternating turns, the user's first and the assistant's last")
     return turns
 
 
@@ -124,7 +124,7 @@ def register_agent_flan() -> None:
         format_prefix=EmptyFormatter(slots=[{"bos_token"}]),
         stop_words=[END_TOKEN],
         replace_eos=True,
-        replace_jinja_template=True,  # else Llama-2's own [INST] is saved, and the model is served in another protocol
+        replace_jinja_template=True,  # otherwise Llama-2's [INST] is saved, and the model is served with another protocol
     )
 
 
@@ -133,15 +133,15 @@ _SEVERAL_RESULTS = "\n</tool_response>\n<tool_response>\n"
 
 
 def openai_row(row: Mapping[str, Any], attr: DatasetAttr, template: str) -> Aligned:
-    """``{messages: [...], tools: [...]}`` as an aligned row.
+    """Convert ``{messages: [...], tools: [...]}`` to an aligned row.
 
-    What tools returned is the environment's, so nothing of it is trained on. ``weight: 0`` (OpenAI's own key)
-    or ``loss: false`` takes the loss off a turn of the assistant. Unlike LLaMA-Factory's ``openai`` format, this adds no
-    sentence about thinking to the system prompt and keeps text next to a tool call. ``reasoning_content`` becomes the
-    thought before a message, between the words that the template marks thoughts with.
+    Results of tools have no loss, because the environment wrote them. ``weight: 0`` (OpenAI's key) or ``loss: false``
+    excludes a turn of the assistant from the loss. Unlike LLaMA-Factory's ``openai`` format, this adds no sentence about
+    thinking to the system prompt and keeps text next to a tool call. ``reasoning_content`` becomes the thought before a
+    message, between the words with which the template marks thoughts.
 
     Raises:
-        DataError: A message is no such message, or turns do not alternate.
+        DataError: A message is invalid, or turns do not alternate.
     """
     column = str(attr.messages) if attr.messages in row else "messages"
     messages = message_list(row, column, content_key=None)
@@ -153,11 +153,11 @@ def openai_row(row: Mapping[str, Any], attr: DatasetAttr, template: str) -> Alig
                 raise DataError(f"role: got {role!r}, expected one of {', '.join(_ROLES)}")
             if role in ("system", "developer"):
                 if number:
-                    raise DataError(f"a {role} message behind the first")
+                    raise DataError(f"a {role} message after the first message")
                 system = content_text(message)
             elif role == "tool":
                 if not turns or turns[-1]["role"] != "function":
-                    raise DataError("a result of a tool without a call before it")
+                    raise DataError("a tool result without a call before it")
                 results.append(content_text(message))
             else:
                 turns += _observation(results, template)
@@ -176,7 +176,7 @@ def openai_row(row: Mapping[str, Any], attr: DatasetAttr, template: str) -> Alig
 
 
 def without_nulls(value: Any) -> Any:
-    """``value`` without the keys that hold null: in a table, each row has the keys of all."""
+    """Return ``value`` without keys that are null: in a table, each row has the keys of all rows."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -185,7 +185,7 @@ def without_nulls(value: Any) -> Any:
 def _assistant(message: Mapping[str, Any], template: str) -> dict[str, Any]:
     loss = loss_flag(message) and _weight(message)
     if message.get("function_call"):
-        raise DataError("function_call: expected tool_calls, which took its place")
+        raise DataError("function_call: expected tool_calls, which replaced it")
     calls = message.get("tool_calls")
     if not calls:
         return turn("assistant", _thought(message, template) + content_text(message), loss=loss)
@@ -194,13 +194,13 @@ def _assistant(message: Mapping[str, Any], template: str) -> dict[str, Any]:
     written_by = _template(template)
     begin, end = written_by.tool_call_words if written_by else ("<tool_call>", "</tool_call>")
     if begin in said or end in written:
-        raise DataError(f"the text holds {begin!r}, by which the template marks calls")
-    joint = "\n" if said and not said.endswith("\n") else ""  # as the chat templates of models write it
+        raise DataError(f"the text contains {begin!r}, with which the template marks calls")
+    joint = "\n" if said and not said.endswith("\n") else ""  # as in the chat templates of models
     return turn("function", f"{said}{joint}{begin}{written}{end}", loss=loss)
 
 
 def _thought(message: Mapping[str, Any], template: str) -> str:
-    """What was thought before a message, as the template writes it."""
+    """Return the thought before a message, as the template writes it."""
     thought = message.get("reasoning_content")
     if thought is None:
         return ""
@@ -211,7 +211,7 @@ def _thought(message: Mapping[str, Any], template: str) -> str:
     content = message.get("content")
     if isinstance(content, str) and begin.strip() in content:
         raise DataError(
-            f"reasoning_content: the text holds {begin.strip()!r}, too, by which the template marks thoughts"
+            f"reasoning_content: the content also contains {begin.strip()!r}, with which the template marks thoughts"
         )
     return f"{begin}{thought.strip()}{end}" if thought.strip() else ""
 
@@ -233,7 +233,7 @@ def _observation(results: list[str], template: str) -> list[dict[str, Any]]:
 
 
 def _template(name: str) -> Any:
-    """LLaMA-Factory's template of that name, ``None`` without one."""
+    """Return LLaMA-Factory's template of this name, or ``None``."""
     from llamafactory.data.template import TEMPLATES
 
     return TEMPLATES.get(name)

@@ -1,6 +1,6 @@
-"""What a training would make of its data, asked without a training: every local row is read, and a sample tokenised.
+"""Check the data of a training without starting it: read every local row, and tokenise a sample.
 
-Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.engine.load_engine` comes first.
+Importing this module imports LLaMA-Factory; call :func:`llamafactory_patch.engine.load_engine` first.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class DataSet:
     """One data set as a training would read it.
 
     Attributes:
-        attr: Its entry of ``dataset_info.json``.
-        evaluation: Whether the trainer is evaluated on it, and not trained.
-        rows: Number of rows, bad ones among them, those that a filter had not kept left out; ``None`` when it is not
-            in local JSON files, and was not read.
+        attr: The entry in ``dataset_info.json``.
+        evaluation: Whether the data set is used for evaluation, not for training.
+        rows: Number of rows, including bad ones, without rows that a filter did not keep. ``None`` if the rows are not in
+            local JSON files and were not read.
         bad: Number of bad rows.
-        listed: The first of them.
-        taken: Number of good rows that ``num_samples`` and ``max_samples`` let through.
-        sample: Some of these, evenly spread, at most 200.
-        asked: The prompts of the good rows, when an agent is trained.
-        unseen: Of ``roles_without_loss`` those that no row has.
+        listed: Descriptions of the first bad rows.
+        taken: Number of good rows after ``num_samples`` and ``max_samples``.
+        sample: At most 200 of these rows, evenly spread.
+        asked: Prompts of the good rows, if an agent is trained.
+        unseen: Names in ``roles_without_loss`` that occur in no row.
     """
 
     attr: Any
@@ -60,17 +60,17 @@ class DataSet:
 
     @property
     def name(self) -> str:
-        """The file, or what else ``dataset_info.json`` names."""
+        """The file, or the other source that ``dataset_info.json`` names."""
         return str(self.attr.dataset_name)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleCheck:
-    """What became of a sample of the rows on the way to the trainer.
+    """The result of preparing a sample of the rows for the trainer.
 
     Attributes:
-        rows: Rows of the sample, those of ``eval_dataset`` left out.
-        sequences: What the trainer gets of them: packs, when they are packed.
+        rows: Rows of the sample, without those of ``eval_dataset``.
+        sequences: Sequences, or packs if they are packed, that the trainer gets for these rows.
         bad: Rows that cannot be trained on.
     """
 
@@ -80,7 +80,7 @@ class SampleCheck:
 
 
 def report_data(arguments: Arguments, sets: Sequence[DataSet], report: Report) -> int | None:
-    """Report on the rows, their prompts and a sample of them; returns the sequences of an epoch if known."""
+    """Report on the rows, their prompts and a sample of them; return the sequences of an epoch if known."""
     stops = arguments.stage in TOKENISED_STAGES and arguments.sft.on_bad_rows == "error"
     level = Level.ERROR if stops else Level.WARNING
     for data_set in sets:
@@ -94,7 +94,7 @@ def report_data(arguments: Arguments, sets: Sequence[DataSet], report: Report) -
     data = arguments.data
     rows = sum(data_set.taken for data_set in trained)
     if evaluated := validation_rows(rows, data.val_size):
-        text = f"val_size={data.val_size} takes {evaluated:,} of {rows:,} rows away for evaluation"
+        text = f"val_size={data.val_size} reserves {evaluated:,} of {rows:,} rows for evaluation"
         report.add(Finding(Level.OK if evaluated < rows else Level.ERROR, "data", text))
     rows = max(0, rows - evaluated)
     if sample is not None:
@@ -106,7 +106,7 @@ def report_data(arguments: Arguments, sets: Sequence[DataSet], report: Report) -
 def _rows(data_set: DataSet, level: Level) -> Iterator[Finding]:
     name = data_set.name
     if data_set.rows is None:
-        yield Finding(Level.WARNING, "data", f"{name}: not in local JSON files, so its rows were not read")
+        yield Finding(Level.WARNING, "data", f"{name}: not in local JSON files, so the rows were not read")
         return
     good = data_set.rows - data_set.bad
     purpose = "evaluate" if data_set.evaluation else "train"
@@ -123,10 +123,10 @@ def _bad_rows(level: Level, text: str, listed: Sequence[str], count: int) -> Fin
 
 
 def check_records(arguments: Arguments, sets: Sequence[DataSet]) -> None:
-    """Compare the prompts of the training rows with those of the model.
+    """Check that the training rows have the prompt that the model was trained with.
 
     Raises:
-        ConfigError: It was trained with another.
+        ConfigError: The model was trained with another prompt.
     """
     model = str(arguments.model.model_name_or_path)
     base = record_of_model(model)
@@ -136,7 +136,7 @@ def check_records(arguments: Arguments, sets: Sequence[DataSet]) -> None:
 
 
 def _check_silent_roles(sets: Sequence[DataSet]) -> None:
-    """Refuse roles that no row has; nothing is said where some rows are not in local JSON files."""
+    """Refuse roles that no row has, unless some rows are not in local JSON files."""
     trained = [data_set for data_set in sets if not data_set.evaluation]
     if trained and all(data_set.rows is not None for data_set in trained):
         refuse_unseen([role for role in trained[0].unseen if all(role in other.unseen for other in trained)])
@@ -145,7 +145,7 @@ def _check_silent_roles(sets: Sequence[DataSet]) -> None:
 def _report_sample(
     arguments: Arguments, sets: Sequence[DataSet], report: Report, level: Level
 ) -> SampleCheck | None:
-    """Send a sample of the rows the way of a training, if there is a tokenizer here to do it with."""
+    """Prepare a sample of the rows as a training does, if there is a tokenizer here."""
     here = Path(str(arguments.model.model_name_or_path or "-")).expanduser().is_dir()
     if not sets or not all(data_set.sample for data_set in sets) or not here:
         return None
@@ -164,7 +164,7 @@ def _report_sample(
 
 
 def _sample(sample: SampleCheck, level: Level) -> Iterator[Finding]:
-    """What a training would say of the sampled rows."""
+    """Report what a training would report about the sampled rows."""
     bad = [row for row in sample.bad if row.is_fault]
     if not sample.sequences and sample.rows:
         yield Finding(Level.ERROR, "data", "no sampled row can be trained on")
@@ -176,11 +176,11 @@ def _sample(sample: SampleCheck, level: Level) -> Iterator[Finding]:
 
 
 def read_data(arguments: Arguments) -> list[DataSet]:
-    """Every data set; of those in local JSON files all rows are read and converted.
+    """Return every data set; read and convert all rows of those in local JSON files.
 
     Raises:
         ConfigError: ``dataset_info.json`` is wrong, or the data sets or stored rows do not fit the training.
-        DataError: A file as a whole is broken.
+        DataError: A whole file is broken.
     """
     check_layout(arguments)
     check_stored(arguments)
@@ -224,7 +224,7 @@ def _read(attr: Any, arguments: Arguments, *, evaluation: bool) -> DataSet:
 
 
 def check_sample(arguments: Arguments, sets: Sequence[DataSet]) -> SampleCheck:
-    """Send the samples of the data sets the way of a training; nothing is stored of it.
+    """Prepare the samples of the data sets as a training does, without storing anything.
 
     Raises:
         ConfigError: The data does not fit the kind of training.
@@ -240,7 +240,7 @@ def check_sample(arguments: Arguments, sets: Sequence[DataSet]) -> SampleCheck:
 
     rows = sum(len(data_set.sample) for data_set in sets if not data_set.evaluation)
     try:
-        with preparing(), redirect_stderr(io.StringIO()):  # progress
+        with preparing(), redirect_stderr(io.StringIO()):  # progress bars
             made = tokenise(replace(arguments, data=data), report, sample_of, whole=False)
         sequences = len(made.sets.get("train", ()))
     except DataError:
@@ -252,7 +252,7 @@ def check_sample(arguments: Arguments, sets: Sequence[DataSet]) -> SampleCheck:
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """Without a word on standard output, and with one error for what LLaMA-Factory may raise."""
+    """Silence standard output, and turn the errors of LLaMA-Factory into a ``ConfigError``."""
     try:
         with quiet(), redirect_stdout(io.StringIO()):
             yield
@@ -263,7 +263,7 @@ def preparing() -> Iterator[None]:
 
 
 def sequence_lengths(arguments: Arguments, rows: Sequence[Row]) -> list[int]:
-    """Tokens of each row (of the longer side of a pair) before anything is cut; rows that no template can write are left out.
+    """Return the tokens of each row, or of the longer side of a pair, before it is cut; skip rows that cannot be rendered.
 
     Raises:
         ConfigError: The tokenizer cannot be loaded, or its chat template is not the configured one.
@@ -284,7 +284,7 @@ def _lengths(template: Any, tokenizer: Any, row: Row) -> Iterator[int]:
 
 
 def validation_rows(rows: int, val_size: float) -> int:
-    """Rows that ``val_size`` takes away from the training (LLaMA-Factory 0.9.5, data/data_utils.py, ``split_dataset``)."""
+    """Return how many rows ``val_size`` reserves (LLaMA-Factory 0.9.5, data/data_utils.py, ``split_dataset``)."""
     if val_size <= 1e-6:
         return 0
     return int(val_size) if val_size > 1 or isinstance(val_size, int) else math.ceil(rows * val_size)

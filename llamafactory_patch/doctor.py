@@ -1,4 +1,4 @@
-"""What would go wrong with a training, reported before anything costs time."""
+"""Report the problems of a training before it starts."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from llamafactory_patch.data_check import DataSet
 
 _PACKAGES = {"deepspeed": "deepspeed", "enable_liger_kernel": "liger-kernel"}
-"""What keys need that LLaMA-Factory looks for on the GPUs of the training only."""
+"""Packages for keys that LLaMA-Factory checks only on the GPUs of the training."""
 
 
 def diagnose(
     config_path: str | Path, overrides: Sequence[str], hardware: Hardware, env: Mapping[str, str]
 ) -> list[Finding]:
-    """Everything that can be said about a training configuration without starting it; no error is raised."""
+    """Return all findings about a training configuration without starting it; never raises."""
     report = Report()
     job = report.asked("keys", lambda: resolve(config_path, overrides))
     if job is None:
@@ -57,14 +57,16 @@ def diagnose(
     shape = report.asked("model", lambda: model_shape(str(job.config.get("model_name_or_path", ""))))
     report.add(*_context(job, shape))
     if shape is None:
-        report.add(Finding(Level.WARNING, "memory", "the model's config.json is not here; no estimate"))
+        report.add(
+            Finding(Level.WARNING, "memory", "no estimate, because the model's config.json is not here")
+        )
         return report.findings
     report.add(_disk(job, shape, steps), *_memory(job, shape, hardware))
     return report.findings
 
 
 def _sequences(job: SftJob, report: Report) -> int | None:
-    """Ask LLaMA-Factory about the arguments and the data; the sequences of an epoch, if known."""
+    """Check arguments and data with LLaMA-Factory; return the sequences of an epoch, if known."""
     arguments = report.asked("engine", lambda: _parsed(job))
     if arguments is None:
         report.asked("data", lambda: check_data(job))
@@ -91,11 +93,11 @@ def _data_sets(job: SftJob, arguments: Arguments) -> list[DataSet]:
 
 
 def prompt_summaries(job: SftJob) -> list[str]:
-    """What happens to the prompts of each data set, read as a training reads them.
+    """Return what a training would do with the prompts of each data set.
 
     Raises:
         ConfigError: The model was trained with another prompt, or the training would refuse its arguments.
-        DataError: A file as a whole is broken.
+        DataError: A whole file is broken.
     """
     if job.agent is None:
         return []
@@ -110,9 +112,9 @@ def prompt_summaries(job: SftJob) -> list[str]:
 def show_examples(
     config_path: str | Path, overrides: Sequence[str], count: int, *, as_json: bool = False
 ) -> None:
-    """Print the statistics of the training data and ``count`` sequences of it whole, as the trainer gets them.
+    """Print the statistics of the training data, and ``count`` whole sequences as the trainer gets them.
 
-    Rows that a training has stored are read from there; nothing is stored.
+    Reads rows that a training has stored; stores nothing.
 
     Raises:
         ConfigError: The configuration is wrong, its data is missing, or its rows have no labels.
@@ -135,7 +137,7 @@ def show_examples(
 
 
 def obstacles(job: SftJob, env: Mapping[str, str]) -> list[str]:
-    """Files, keys and packages that a training needs and does not have; nothing is loaded to find out."""
+    """Return the files, keys and packages that a training lacks, without loading anything."""
     report = Report()
     for check in (check_output, check_model, check_data, lambda job: check_trackers(job, env)):
         report.asked("", partial(check, job))
@@ -152,7 +154,7 @@ def _engine_packages(job: SftJob) -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             here = has_gpu()
             place = "not installed" if here else "not installed here; the machine with GPUs needs it"
-            advice = f"pip install {package}, or leave {key} out"
+            advice = f"pip install {package}, or remove {key}"
             yield Finding(Level.ERROR if here else Level.WARNING, package, f"{package}: {place}; {advice}")
     settings = job.config.get("deepspeed")
     if isinstance(settings, str) and settings:
@@ -166,7 +168,7 @@ def _context(job: SftJob, shape: ModelShape | None) -> Iterator[Finding]:
     cutoff = int(job.config.get("cutoff_len") or 2048)
     if shape is not None and shape.max_positions:
         fits = cutoff <= shape.max_positions or job.config.get("rope_scaling")
-        text = f"cutoff_len {cutoff:,} against {shape.max_positions:,} positions of the model"
+        text = f"cutoff_len {cutoff:,}, the model has {shape.max_positions:,} positions"
         advice = "" if fits else "; lower it, or set rope_scaling=yarn"
         yield Finding(Level.OK if fits else Level.ERROR, "context", text + advice)
     allowed = job.agent.limits.max_response_tokens if job.agent else None
@@ -174,7 +176,7 @@ def _context(job: SftJob, shape: ModelShape | None) -> Iterator[Finding]:
         text = (
             f"agent {job.agent.name!r} may write {allowed:,} tokens after its prompt, " if job.agent else ""
         )
-        yield Finding(Level.WARNING, "context", f"{text}but is trained on {cutoff:,} with the prompt")
+        yield Finding(Level.WARNING, "context", f"{text}but is trained on {cutoff:,} including the prompt")
 
 
 def _sequences_a_step(job: SftJob, hardware: Hardware) -> int:
@@ -191,13 +193,13 @@ def _batch(job: SftJob, steps: int | None, hardware: Hardware) -> Iterator[Findi
     each = int(config.get("per_device_train_batch_size") or 8)
     grown = int(config.get("gradient_accumulation_steps") or 1)
     batch, world = _sequences_a_step(job, hardware), _world(job, hardware)
-    text = f"{each} a device x {grown} accumulated x {world} = {batch} sequences a step"
+    text = f"{each} per device x {grown} accumulated x {world} = {batch} sequences per step"
     if steps is not None:
         text += f", about {steps:,} steps ({warmup_steps(config, steps):,} of warm-up)"
     yield Finding(Level.OK, "batch", text)
     logged, saved = config.get("logging_steps", 500), config.get("save_steps", 500)
     if config.get("save_strategy", "steps") == "steps" and logged and saved % logged:
-        text = f"save_steps={saved} is no multiple of logging_steps={logged}: after a resume one logged loss differs"
+        text = f"save_steps={saved} is not a multiple of logging_steps={logged}: after a resume, one logged loss differs"
         yield Finding(Level.WARNING, "resume", text)
 
 
@@ -207,7 +209,7 @@ def _disk(job: SftJob, shape: ModelShape, steps: int | None) -> Finding:
     checkpoint = model if job.config.get("save_only_model") else model + 12 * trained
     kept = _checkpoints(job, steps)
     if kept is None:
-        text = f"every checkpoint of {checkpoint / GIB:,.1f} GiB is kept, nobody knows how many; set save_total_limit"
+        text = f"every checkpoint of {checkpoint / GIB:,.1f} GiB is kept, and their number is unknown; set save_total_limit"
         return Finding(Level.WARNING, "disk", text)
     advice = "lower save_total_limit or set save_only_model=true (which cannot be resumed)"
     what = f"the model and {kept} checkpoints"
@@ -215,7 +217,7 @@ def _disk(job: SftJob, shape: ModelShape, steps: int | None) -> Finding:
 
 
 def _checkpoints(job: SftJob, steps: int | None) -> int | None:
-    """How many are on the disk at once: the next one is written before the oldest goes."""
+    """Return how many checkpoints are on the disk at once: the next is written before the oldest is deleted."""
     config = job.config
     limit = config.get("save_total_limit")
     every = float(config.get("save_steps") or 500)
@@ -232,7 +234,7 @@ def _checkpoints(job: SftJob, steps: int | None) -> int | None:
 
 
 def cpu_need(config: Mapping[str, Any], shape: ModelShape) -> MemoryNeed:
-    """What a training on a CPU needs."""
+    """Return the memory that a training on a CPU needs."""
     return memory_need(shape, config, Sharding.NONE, 1)
 
 
@@ -261,9 +263,9 @@ def _advice(need: MemoryNeed, sharding: Sharding) -> str:
 
 
 class Sharding(StrEnum):
-    """How a model is spread over GPUs."""
+    """How a model is distributed over GPUs."""
 
-    NONE = "one copy a GPU"
+    NONE = "one copy per GPU"
     ZERO2 = "ZeRO-2"
     ZERO3 = "ZeRO-3"
     ZERO3_OFFLOAD = "ZeRO-3, offloaded"
@@ -271,11 +273,11 @@ class Sharding(StrEnum):
 
 
 def memory_need(shape: ModelShape, config: Mapping[str, Any], sharding: Sharding, gpus: int) -> MemoryNeed:
-    """What each of ``gpus`` needs for a configuration of LLaMA-Factory, estimated from the model's shape.
+    """Estimate from the model's shape how much memory each of ``gpus`` needs for a configuration of LLaMA-Factory.
 
-    States of parameters, gradients and AdamW follow DeepSpeed's own estimators (0.19.8, ``estimate_zero2_...`` and
-    ``estimate_zero3_model_states_mem_needs``) for ZeRO; the rest is in :mod:`afm.memory_arithmetic`. Nothing of it was
-    ever compared with a GPU by its authors.
+    For ZeRO, the states of parameters, gradients and AdamW follow DeepSpeed's estimators (0.19.8, ``estimate_zero2_...``
+    and ``estimate_zero3_model_states_mem_needs``). The rest is in :mod:`afm.memory_arithmetic`. The estimates were never
+    compared with a GPU.
     """
     rows = int(config.get("per_device_train_batch_size") or 8)
     stage = config.get("stage", "sft")
@@ -283,8 +285,8 @@ def memory_need(shape: ModelShape, config: Mapping[str, Any], sharding: Sharding
     width = 2 if config.get("bf16") or config.get("fp16") or config.get("pure_bf16") else 4
     checkpointing = not config.get("disable_gradient_checkpointing")
     activations = activation_bytes(shape, tokens, width, checkpointing=checkpointing)
-    # logits, their copy in fp32 and its gradient; Liger's fused loss never holds them all, but preferences are
-    # computed from logits (0.9.5, train/dpo/trainer.py), those of the reference beside the policy's
+    # Logits, their copy in fp32 and its gradient. Liger's fused loss never holds them all, but preferences are computed
+    # from the logits of policy and reference (0.9.5, train/dpo/trainer.py).
     preferred = stage in ("dpo", "kto")
     logits = 0 if config.get("enable_liger_kernel") and not preferred else width + 4 + 4
     logits += width + 4 if _is_compared(config) else 0
@@ -293,7 +295,7 @@ def memory_need(shape: ModelShape, config: Mapping[str, Any], sharding: Sharding
 
 
 def sharding_of(config: Mapping[str, Any]) -> Sharding:
-    """How the configuration spreads the model."""
+    """Return how the configuration distributes the model."""
     if config.get("fsdp"):
         return Sharding.FSDP2
     settings = config.get("deepspeed")
@@ -314,14 +316,14 @@ def sharding_of(config: Mapping[str, Any]) -> Sharding:
 
 
 def trained_parameters(shape: ModelShape, config: Mapping[str, Any]) -> int:
-    """Parameters with gradients."""
+    """Return the number of parameters with gradients."""
     if config.get("finetuning_type", "lora") != "lora":
         return shape.parameters
     return shape.adapters(int(config.get("lora_rank") or 8), str(config.get("lora_target") or "all"))
 
 
 def _is_compared(config: Mapping[str, Any]) -> bool:
-    """Whether the policy is held against a reference: in KTO, and in DPO with most losses."""
+    """Return whether the loss needs a reference model: in KTO, and in DPO with most losses."""
     stage = config.get("stage", "sft")
     return stage == "kto" or (stage == "dpo" and config.get("pref_loss") not in ("orpo", "simpo"))
 
@@ -329,7 +331,7 @@ def _is_compared(config: Mapping[str, Any]) -> bool:
 def _reference(
     shape: ModelShape, config: Mapping[str, Any], sharding: Sharding, gpus: int, width: int
 ) -> int:
-    """Weights of the reference: a second model of that shape, or the same one without its adapters."""
+    """Return the bytes of the reference's weights: a second model, or none if it is the same model without adapters."""
     own = config.get("ref_model") or config.get("finetuning_type", "lora") != "lora"
     if not _is_compared(config) or not own:
         return 0
@@ -360,11 +362,11 @@ def _states(shape: ModelShape, config: Mapping[str, Any], sharding: Sharding, gp
 
 
 def training_steps(config: Mapping[str, Any], sequences: int | None, world: int) -> int | None:
-    """Steps of the whole training (transformers 5.5.4, ``Trainer.set_initial_training_values``).
+    """Return the steps of the training (transformers 5.5.4, ``Trainer.set_initial_training_values``).
 
     Args:
-        config: Of LLaMA-Factory.
-        sequences: Of one epoch; ``None`` if unknown. Then only ``max_steps`` counts.
+        config: Configuration of LLaMA-Factory.
+        sequences: Sequences of one epoch; ``None`` if unknown. Then only ``max_steps`` counts.
         world: Number of devices.
     """
     if config.get("max_steps", -1) > 0:
@@ -378,7 +380,7 @@ def training_steps(config: Mapping[str, Any], sequences: int | None, world: int)
 
 
 def warmup_steps(config: Mapping[str, Any], steps: int) -> int:
-    """Steps in which the learning rate rises; below 1 it is a share (transformers 5.5.4, ``get_warmup_steps``)."""
+    """Return the warm-up steps; a setting below 1 is a share of all steps (transformers 5.5.4, ``get_warmup_steps``)."""
     ratio = config.get("warmup_ratio")
     warm = config.get("warmup_steps", 0) if ratio is None else ratio
     return int(warm) if warm >= 1 else math.ceil(steps * warm)

@@ -1,9 +1,9 @@
-"""From rows to token ids and labels.
+"""Encode rows as token ids and labels.
 
-LLaMA-Factory's processors do the rest: they cut, reverse and pack token lists by length alone. So each row goes through
-them twice, once as ids and once as labels of the same length.
+LLaMA-Factory's processors cut, reverse and pack token lists by length only. Each row therefore passes through them
+twice, once as ids and once as labels of the same length.
 
-Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.engine.load_engine` comes first.
+Importing this module imports LLaMA-Factory; call :func:`llamafactory_patch.engine.load_engine` first.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _FILLERS: Mapping[str, Any] = {
     **dict.fromkeys(_MEDIA),
     "packing_params": {"sequence_boundaries": [0, 1], **_NO_SUBSEQUENCE, "right_padding_length": 0},
 }
-"""The columns of a row that is only a fault; the others hold ``[0]``."""
+"""Values in a row that is only a fault; its other columns contain ``[0]``."""
 
 
 class _AuthorMask:
-    """Mixed into a stock processor: labels only on what the agent wrote, and bad rows next to the good ones.
+    """Mixin for stock processors: labels only what the agent wrote, and returns bad rows in addition to good ones.
 
-    It extends ``__init__`` and not ``__post_init__``, which the stock dataclass never calls.
+    Extends ``__init__``, because the stock dataclass never calls ``__post_init__``.
     """
 
     template: Any
     tokenizer: Any
     data_args: Any
     columns: tuple[str, ...]
-    replays = True  # what was encoded to check a row is what the stock processor gets
+    replays = True  # the stock processor gets the encoding that the check made
 
     def __init__(self, settings: SftSettings, **stock: Any) -> None:
         super().__init__(**stock)
@@ -60,9 +60,9 @@ class _AuthorMask:
         )
 
     def preprocess_dataset(self, examples: Examples) -> Examples:
-        """Token ids and labels of a batch of rows.
+        """Return the token ids and labels of a batch of rows.
 
-        A row that cannot be trained on becomes a fault in ``FAULT_COLUMN``, for :func:`llamafactory_patch.reading.sieve`.
+        A row that cannot be trained on becomes a fault in ``FAULT_COLUMN``, for :meth:`BadRowReport.sieve`.
         """
         self.template.collect(chain.from_iterable(self._conversations(examples)), self.tokenizer)
         faults: list[BadRow] = []
@@ -89,10 +89,10 @@ class _AuthorMask:
         return self.columns
 
     def _checked(self, examples: Examples, index: int) -> Any:
-        """The model inputs of one row.
+        """Return the model inputs of one row.
 
         Raises:
-            DataError: It cannot be trained on.
+            DataError: The row cannot be trained on.
         """
         if fault := _fault(examples, index):
             raise DataError(BadRow.load(fault).reason)
@@ -107,14 +107,14 @@ class _AuthorMask:
 
     def _check_trained(self, labels: Sequence[int], what: str = "") -> None:
         if set(labels) <= {IGNORE_INDEX, self.tokenizer.eos_token_id}:
-            cutoff_len = self.data_args.cutoff_len + bool(self.data_args.packing)  # as the user gave it
+            cutoff_len = self.data_args.cutoff_len + bool(self.data_args.packing)  # as the user set it
             raise DataError(
                 f"nothing to train on{what}: no token of the agent is left within cutoff_len={cutoff_len}, "
-                "or no more than the end of a turn"
+                "or only the end of a turn"
             )
 
     def _conversations(self, examples: Examples) -> Iterator[Iterator[Mapping[str, Any]]]:
-        """The conversations of every sound row without media; loading media twice would cost more than it saves."""
+        """Yield the conversations of all valid rows without media; loading media twice would cost more than it saves."""
         for index in range(len(examples["_prompt"])):
             if not _fault(examples, index) and not any(examples[f"_{media}"][index] for media in _MEDIA):
                 yield self._conversations_of(_arguments(examples, index))
@@ -136,7 +136,7 @@ class _AuthorMask:
 
 
 class AgentSupervisedProcessor(_AuthorMask, SupervisedDatasetProcessor):
-    """One row, one sequence."""
+    """Turns each row into one sequence."""
 
     columns = ("input_ids", "attention_mask", "labels", *_MEDIA)
 
@@ -150,7 +150,7 @@ class AgentSupervisedProcessor(_AuthorMask, SupervisedDatasetProcessor):
 
 
 class AgentPackedProcessor(AgentSupervisedProcessor, PackedSupervisedDatasetProcessor):
-    """Several rows in one sequence (``packing``, ``neat_packing``)."""
+    """Packs several rows into one sequence (``packing``, ``neat_packing``)."""
 
     def _columns(self) -> tuple[str, ...]:
         isolated = ("packing_params",) if self.data_args.neat_packing else ()
@@ -163,7 +163,7 @@ class AgentPackedProcessor(AgentSupervisedProcessor, PackedSupervisedDatasetProc
 
 
 class AgentPairwiseProcessor(_AuthorMask, PairwiseDatasetProcessor):
-    """A chosen and a rejected response to one prompt (DPO and similar)."""
+    """Encodes a chosen and a rejected response to one prompt (DPO and similar)."""
 
     columns = (
         *("chosen_input_ids", "chosen_attention_mask", "chosen_labels"),
@@ -175,17 +175,17 @@ class AgentPairwiseProcessor(_AuthorMask, PairwiseDatasetProcessor):
         self._check_trained(encoded[1], " in the chosen response")
         self._check_trained(encoded[3], " in the rejected response")
         if encoded[0] == encoded[2]:
-            raise DataError("the chosen and the rejected response are the same, so nothing tells them apart")
+            raise DataError("the chosen and the rejected response are the same")
 
 
 class AgentFeedbackProcessor(_AuthorMask, FeedbackDatasetProcessor):
-    """A response that is desired or not (KTO), and another row's response for the estimate of the divergence."""
+    """Encodes a response that is desired or not (KTO), and that of another row to estimate the divergence."""
 
     columns = (
         *("input_ids", "attention_mask", "labels", "kl_input_ids", "kl_attention_mask", "kl_labels"),
         *("kto_tags", *_MEDIA),
     )
-    replays = False  # the other row is known only when the bad ones are gone
+    replays = False  # the other row is known only after bad rows are removed
 
     def _checked(self, examples: Examples, index: int) -> Any:
         return super()._checked({**examples, "_kl_response": examples["_response"]}, index)
@@ -205,10 +205,10 @@ _MASKED = {
 def row_processor(
     stage: str, stock: Mapping[str, Any], settings: SftSettings, *, do_generate: bool = False
 ) -> Any:
-    """What encodes the rows of a kind of training: ours where a loss falls on single tokens, else LLaMA-Factory's.
+    """Return the processor for a stage: ours if single tokens have a loss, otherwise LLaMA-Factory's.
 
     Args:
-        stock: ``template``, ``tokenizer``, ``processor`` and ``data_args`` of LLaMA-Factory's processors.
+        stock: ``template``, ``tokenizer``, ``processor`` and ``data_args`` for LLaMA-Factory's processors.
         do_generate: Whether the rows are questions that the model answers in an evaluation.
     """
     chosen = loader._get_dataset_processor(**stock, stage=stage, do_generate=do_generate)
@@ -217,7 +217,7 @@ def row_processor(
 
 
 def _arguments(examples: Examples, index: int) -> dict[str, Any]:
-    """One row as the stock processors pass it to ``_encode_data_example``."""
+    """Return one row in the form that the stock processors pass to ``_encode_data_example``."""
     texts = {key: examples[f"_{key}"][index] for key in ("prompt", "response", "system", "tools")}
     media = {key: examples[f"_{key}"][index] or [] for key in _MEDIA}
     other = {"kl_response": examples["_kl_response"][index]} if "_kl_response" in examples else {}

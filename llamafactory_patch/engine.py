@@ -1,6 +1,6 @@
-"""LLaMA-Factory as this package uses it: one version, without torchaudio, with two faults below it fixed.
+"""Load LLaMA-Factory: one version, without torchaudio, and with fixes for two bugs in its dependencies.
 
-Training itself is LLaMA-Factory's: of its own code nothing is replaced.
+LLaMA-Factory's own code trains unchanged.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from afm.errors import AfmError, ConfigError, EngineError, MissingExtraError, su
 from llamafactory_patch.settings import SftSettings, split_config
 
 SUPPORTED = "0.9.5"
-"""The one LLaMA-Factory release whose internals were read and tested."""
+"""The only supported release of LLaMA-Factory; this package depends on its internals."""
 
 TOKENISED_STAGES = ("sft", "dpo", "kto", "rm")
-"""Kinds of training whose rows this package tokenises; LLaMA-Factory does it for the others."""
+"""Stages whose rows this package tokenises; LLaMA-Factory tokenises those of the others."""
 
 _HARDWARE_KEYS = frozenset(
     {"deepspeed", "enable_liger_kernel", "fsdp", "fsdp_config", "pure_bf16", "resume_from_checkpoint", "tf32"}
 )
-"""Keys that LLaMA-Factory accepts on the GPUs of the training only."""
+"""Keys that LLaMA-Factory accepts only on the GPUs of the training."""
 
 _REFUSED = {
-    "pt": "pre-training trains on every token of a text, whoever wrote it",
-    "rm": "a reward model scores the last token of a whole response, and no loss falls on single tokens",
-    "ppo": "LLaMA-Factory's PPO samples the responses itself, without tools; use `afm rl` for agents",
+    "pt": "pre-training trains on every token of a text",
+    "rm": "a reward model scores whole responses, so single tokens have no loss",
+    "ppo": "LLaMA-Factory's PPO samples responses without tools; use `afm rl` for agents",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """LLaMA-Factory's arguments, of which the training and its method matter to what is made of the data, and ours."""
+    """The parsed arguments of LLaMA-Factory, and the settings of this package."""
 
     model: Any
     data: Any
@@ -53,7 +53,7 @@ class Arguments:
 
     @property
     def stage(self) -> str:
-        """The kind of training."""
+        """The stage of the training."""
         return str(self.finetuning.stage)
 
 
@@ -62,7 +62,7 @@ def load_engine() -> None:
 
     Raises:
         MissingExtraError: LLaMA-Factory is not installed.
-        EngineError: Its version is not the supported one.
+        EngineError: Its version is not supported.
     """
     try:
         version = metadata.version("llamafactory")
@@ -71,7 +71,7 @@ def load_engine() -> None:
     if version != SUPPORTED:
         raise EngineError(
             f"llamafactory {version} is installed, but llamafactory_patch was tested with {SUPPORTED} and might "
-            f"mask wrongly in silence; install it with: pip install llamafactory=={SUPPORTED}"
+            f"mask wrongly without an error; install it with: pip install llamafactory=={SUPPORTED}"
         )
     with _torchaudio_stub():
         importlib.import_module("llamafactory.data")
@@ -81,16 +81,16 @@ def load_engine() -> None:
 
 
 def mend_trainer() -> None:
-    """Fix, for this process, what keeps a killed training from ending as one that was not killed."""
+    """Fix, in this process, the two bugs that make a resumed training differ from an uninterrupted one."""
     restore_numbered_cpu()
     end_at_last_step()
 
 
 def parse_arguments(config: Mapping[str, Any]) -> Arguments:
-    """Parse a configuration as a training does, as for one process on a CPU.
+    """Parse a configuration as a training with one process on a CPU does.
 
     Raises:
-        ConfigError: The training would refuse it.
+        ConfigError: The training would refuse the configuration.
     """
     from llamafactory.data.template import TEMPLATES
     from llamafactory.hparams import get_train_args
@@ -116,29 +116,27 @@ def parse_arguments(config: Mapping[str, Any]) -> Arguments:
 
 
 def _check_mask(arguments: Arguments) -> None:
-    """Refuse the author mask where it would do nothing or be wrong."""
+    """Refuse the author mask where it would have no effect or be wrong."""
     stage = arguments.stage
     if stage in TOKENISED_STAGES and arguments.data.streaming:
         raise ConfigError(
-            "streaming: rows are tokenised and stored before the training, which then reads them from the disk and "
-            "holds no more of them than a stream would; leave the key out"
+            "streaming: rows are tokenised and stored before the training, which reads them from the disk and needs "
+            "no more memory than with streaming; remove the key"
         )
     if not arguments.sft.ignore_observation:
         return
     if stage in _REFUSED:
-        raise ConfigError(
-            f"ignore_observation works in the stages sft, dpo and kto, got stage {stage!r}: {_REFUSED[stage]}"
-        )
+        raise ConfigError(f"ignore_observation needs stage sft, dpo or kto, got {stage!r}: {_REFUSED[stage]}")
     if stage == "dpo" and getattr(arguments.finetuning, "ld_alpha", None) is not None:
         raise ConfigError(
-            "ignore_observation does not go together with ld_alpha, which takes a response for one run of tokens"
+            "ignore_observation does not work with ld_alpha, which needs all tokens of a response"
         )
     if arguments.data.train_on_prompt:
-        raise ConfigError("ignore_observation trains on the agent's text only; switch train_on_prompt off")
+        raise ConfigError("ignore_observation trains on the agent's text only; set train_on_prompt=false")
 
 
 def load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
-    """``tokenizer`` and ``processor`` of a training, and its template; they are shared, so leave them as they are.
+    """Return ``tokenizer`` and ``processor`` of a training, and its template. They are shared; do not change them.
 
     Raises:
         ConfigError: The tokenizer cannot be loaded, or its chat template is not the configured one.
@@ -146,7 +144,7 @@ def load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
     from llamafactory_patch.masks import check_chat_template
 
     model = asdict(arguments.model)
-    for name in ("cache_dir", "block_diag_attn"):  # of packing: no tokenizer depends on it
+    for name in ("cache_dir", "block_diag_attn"):  # no effect on the tokenizer
         model.pop(name, None)
     asked = repr([model, *(getattr(arguments.data, name) for name in _OF_THE_TEMPLATE)])
     key = (asked, tokenizer_digest(str(arguments.model.model_name_or_path)))
@@ -164,7 +162,7 @@ _OF_THE_TEMPLATE = (
 )
 _TOKENIZER_FILES = ("*token*.json", "*token*.py", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 _tools: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {}
-"""Those used last: loading a large vocabulary takes seconds, and memory."""
+"""The tools used last, because loading a large vocabulary takes seconds and memory."""
 _KEPT_TOOLS = 3
 
 
@@ -181,7 +179,7 @@ def _load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
 
 
 def tokenizer_digest(name: str) -> str:
-    """A digest of the files of a local tokenizer, so that its folder may be moved; else its name."""
+    """Return a digest of the files of a local tokenizer, so that its folder may move; for others, the name."""
     folder = Path(name)
     if not folder.is_dir():
         return name
@@ -194,7 +192,7 @@ def tokenizer_digest(name: str) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence log messages that are no errors."""
+    """Silence log messages up to level ERROR."""
     logging.disable(logging.ERROR)
     try:
         yield
@@ -207,16 +205,16 @@ def _torchaudio_stub() -> Iterator[None]:
     """Let ``llamafactory.data.mm_plugin`` be imported where torchaudio is absent or broken.
 
     Symptom: ``import llamafactory.data`` fails on machines without audio (0.9.5, mm_plugin.py line 30
-    imports torchaudio for every user). Cause: no CPU wheel of torchaudio fits current torch releases. The
-    stub is gone afterwards, so that transformers keeps reporting torchaudio as unavailable; only audio
-    inputs need the real one, and they fail loudly without it.
+    imports torchaudio for every user). Cause: no CPU wheel of torchaudio fits current torch releases. The stub is removed
+    afterwards, so transformers still reports torchaudio as unavailable. Only audio inputs need the real package, and they
+    fail with an error without it.
     """
     if _real_torchaudio():
         yield
         return
     from transformers.utils import is_torchaudio_available
 
-    is_torchaudio_available()  # caches its answer, which must not see the stub
+    is_torchaudio_available()  # caches its answer before the stub exists
     stub = ModuleType("torchaudio")
     stub.__spec__ = ModuleSpec("torchaudio", None)
     sys.modules["torchaudio"] = stub
@@ -239,10 +237,10 @@ def _real_torchaudio() -> bool:
 def restore_numbered_cpu() -> None:
     """Let checkpoints be loaded onto the device ``cpu:0``.
 
-    Symptom: a training of several CPU processes cannot resume, "don't know how to restore data location ...
+    Symptom: a training with several CPU processes cannot resume: "don't know how to restore data location ...
     tagged with cpu:0". Cause: the trainer loads the optimizer onto ``args.device``, which accelerate numbers
-    (transformers 5.5.4, ``Trainer._load_optimizer_and_scheduler``; accelerate 1.11.0), and torch 2.13 knows
-    only the name without the number. Repeating it changes nothing.
+    (transformers 5.5.4, ``Trainer._load_optimizer_and_scheduler``; accelerate 1.11.0), but torch 2.13 knows only the
+    name without the number. Safe to repeat.
     """
     from torch import serialization
 
@@ -255,14 +253,13 @@ def _on_numbered_cpu(storage: object, location: str) -> object | None:
 
 
 def end_at_last_step() -> None:
-    """Let a training that was killed behind its last step end there when it is started again.
+    """Let a training that was killed after its last step end there when it resumes.
 
-    Symptom: started again from a checkpoint of step ``max_steps``, a training takes one step more and logs it. Cause:
-    the trainer asks whether it is done only after a step (transformers 5.5.4, ``Trainer._run_epoch``). Repeating
-    it changes nothing.
+    Symptom: a training that resumes from a checkpoint of step ``max_steps`` takes one more step and logs it. Cause: the
+    trainer checks whether it is done only after a step (transformers 5.5.4, ``Trainer._run_epoch``). Safe to repeat.
 
     Raises:
-        EngineError: The trainer has no such method any more.
+        EngineError: The trainer does not have this method.
     """
     from transformers import Trainer
 

@@ -1,9 +1,9 @@
-"""Rows of every layout we train on, turned into LLaMA-Factory's aligned form, or into the reason why not.
+"""Convert rows of every supported layout to LLaMA-Factory's aligned form, or report why that is not possible.
 
-The aligned form of a row is its ``_prompt`` (turns of user and assistant, the user's last) and ``_response``
-(one assistant turn; two for preference data), each turn ``{role, content, loss}``, and ``_system`` and ``_tools``.
+The aligned form of a row has ``_prompt`` (turns of user and assistant, the user's last), ``_response`` (one assistant
+turn; two for preference data), ``_system`` and ``_tools``. Each turn is ``{role, content, loss}``.
 
-Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.engine.load_engine` comes first.
+Importing this module imports LLaMA-Factory; call :func:`llamafactory_patch.engine.load_engine` first.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from llamafactory_patch.masks import segments_by_tag
 from llamafactory_patch.prompts import RowPrompts
 
 NOT_KEPT: Final = "not kept: "
-"""How the reason of a record begins that a filter has sorted out before; that is no fault of the file."""
+"""Begins the reason of a record that a filter dropped; this is not an error in the file."""
 
 
 def record_row(row: Mapping[str, Any], agent_named: Callable[[str], AgentSpec]) -> Aligned:
-    """A record of this project: the user turn its agent would be asked with, and the whole response.
+    """Convert a record of this project: the prompt of its agent, and the whole response.
 
     Raises:
-        DataError: No record, one that its agent's rules refuse, or one that a filter did not keep.
+        DataError: The row is not a record, breaks the rules of its agent, or was dropped by a filter.
     """
     try:
         record = Record.model_validate(row)
@@ -64,16 +64,15 @@ class Converter:
     """Converts the rows of one data set; ``trajectory``, ``agent_flan`` and ``openai_messages`` are our own formats.
 
     Attributes:
-        attr: The data set's entry of ``dataset_info.json``.
-        folder: Where its file is; its ``agent.yaml`` is used for records of that name, else the agent that is shipped
-            under it.
-        tags: Tags of the environment; empty when nothing is masked.
-        template: Name of the chat template that the rows will be rendered with.
+        attr: The data set's entry in ``dataset_info.json``.
+        folder: Folder of its file. An ``agent.yaml`` there replaces the shipped agent for records of that agent.
+        tags: Tags of the environment; empty if nothing is masked.
+        template: Name of the chat template that renders the rows.
         media_dir: Folder of the images, videos and sounds that rows name.
-        agent: Name or YAML of the agent that is trained; records of any other are refused, and its own words ask them.
-            Empty when each record may name its own.
-        prompts: What its rows are asked with.
-        from_table: Whether rows come from a table (parquet, a hub), where an absent key reads as null.
+        agent: Name or YAML of the agent to train; records get its prompt, and records of other agents are refused.
+            Empty if each record may name its own agent.
+        prompts: Prompts of the rows.
+        from_table: Whether rows come from a table (parquet, a hub), where an absent key is null.
     """
 
     attr: DatasetAttr
@@ -86,10 +85,10 @@ class Converter:
     prompts: RowPrompts = field(default_factory=RowPrompts)
 
     def __call__(self, row: Any) -> dict[str, Any]:
-        """The aligned form of ``row``.
+        """Return the aligned form of ``row``.
 
         Raises:
-            DataError: The row cannot be trained on; without location.
+            DataError: The row cannot be trained on. The message has no location.
         """
         if not isinstance(row, Mapping):
             raise DataError(f"got {type(row).__name__}, expected an object")
@@ -109,16 +108,14 @@ class Converter:
 
     @cached_property
     def _agents(self) -> dict[str, AgentSpec]:
-        """By name, read once."""
+        """Agents by name, each read once."""
         return {}
 
     def _agent_named(self, name: str) -> AgentSpec:
         if name not in self._agents:
             spec = load_agent(self.agent) if self.agent else agent_of_model(self.folder, name)
             if self.agent and name != spec.name:
-                raise DataError(
-                    f"agent: got a record of {name!r}, but the agent that is trained is {spec.name!r}"
-                )
+                raise DataError(f"agent: got a record of {name!r}, but the agent to train is {spec.name!r}")
             self._agents[name] = spec
         return self._agents[name]
 
@@ -137,7 +134,7 @@ class Converter:
         return self._stock(row)
 
     def _stock(self, row: Mapping[str, Any]) -> Aligned:
-        """LLaMA-Factory's own conversion of a row that it will not skip."""
+        """Apply LLaMA-Factory's own conversion to a row that it does not skip."""
         place = SimpleNamespace(media_dir=self.media_dir)
         aligned: Aligned = get_dataset_converter(self.attr.formatting, self.attr, place)(dict(row))
         for key in ("_prompt", "_response"):
@@ -156,10 +153,10 @@ class Converter:
         for message in prompt:
             self._agents_text(message)
         if not (any if self.attr.kto_tag else all)(text.strip() for text in written):
-            raise DataError("the response is empty, or nothing but observations and blanks")
+            raise DataError("the response is empty, or has only observations and blanks")
 
     def _agents_text(self, message: Mapping[str, Any]) -> str:
-        """What the agent wrote of a turn; also checks the tags of the assistant's."""
+        """Return the agent's part of a turn; check the tags of the assistant's turns."""
         content = text_of(message, "content")
         if message["role"] != "assistant" or not self.tags:
             return content
@@ -171,7 +168,7 @@ Stock = Callable[[Mapping[str, Any]], Aligned]
 
 
 def _alpaca(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligned:
-    """Stock conversion; texts are checked, absent optional keys are empty, a ``system`` next to them is used."""
+    """Apply the stock conversion; check texts, treat absent optional keys as empty, and use the key ``system``."""
     system = attr.system or "system"
     columns = (attr.prompt, attr.query, system)
     filled = {**dict.fromkeys(filter(None, (*columns, attr.history, attr.tools))), **row}
@@ -190,7 +187,7 @@ def _alpaca(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligned:
 
 
 def _check_history(column: str, history: Any) -> None:
-    """Stock conversion leaves out one that is no list, and takes each text of two characters for a turn of both."""
+    """Check a history. The stock conversion skips one that is not a list, and splits texts of two characters."""
     for turns in history if isinstance(history, list) else [history]:
         both = isinstance(turns, list) and len(turns) == 2
         if not both or not all(isinstance(text, str) for text in turns):
@@ -198,7 +195,7 @@ def _check_history(column: str, history: Any) -> None:
 
 
 def _sharegpt(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligned:
-    """Stock conversion; each row that it would skip in silence is reported, and ``loss`` flags are kept."""
+    """Apply the stock conversion; report rows that it would silently skip, and keep ``loss`` flags."""
     column = str(attr.messages)
     messages = message_list(row, column, str(attr.role_tag), str(attr.content_tag))
     turns = messages[1:] if messages[0][attr.role_tag] == attr.system_tag else messages
@@ -210,7 +207,7 @@ def _sharegpt(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligne
             raise DataError(f"{place}: got {role!r}, expected {' or '.join(map(repr, expected))}")
     if len(turns) % 2 != int(bool(attr.ranking)):
         last = "the user's" if attr.ranking else "the assistant's"
-        raise DataError(f"{column}: got {len(turns)} turns, expected turns in alternation, {last} last")
+        raise DataError(f"{column}: got {len(turns)} turns, expected alternating turns, {last} last")
     for side in (attr.chosen, attr.rejected) if attr.ranking else ():
         answer = row.get(str(side))
         if not isinstance(answer, Mapping) or answer.get(attr.role_tag) not in sides[1]:
@@ -220,7 +217,7 @@ def _sharegpt(row: Mapping[str, Any], attr: DatasetAttr, stock: Stock) -> Aligne
         raise DataError(f"{attr.kto_tag}: got {row.get(attr.kto_tag)!r}, expected true or false")
     aligned = stock({**dict.fromkeys(filter(None, (attr.system, attr.tools))), **row})
     answers = [row[side] for side in (attr.chosen, attr.rejected)] if attr.ranking else turns[-1:]
-    sources = (*turns, *answers)  # the one answer of KTO stands before or behind an empty one
+    sources = (*turns, *answers)  # the one answer of KTO is before or after an empty one
     for message, source in zip((*aligned["_prompt"], *aligned["_response"]), sources, strict=False):
         message["loss"] = loss_flag(source)
     return aligned

@@ -1,4 +1,4 @@
-"""Start trainings: ``llamafactory-patch-cli`` (all of ``llamafactory-cli``) and :func:`run_sft`."""
+"""Start trainings: ``llamafactory-patch-cli`` (with all of ``llamafactory-cli``) and :func:`run_sft`."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from llamafactory_patch.settings import SftSettings, split_config
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """This computer among those of a training; they count from 0."""
+    """This node of a training; nodes are numbered from 0."""
 
     number: int = 0
     count: int = 1
 
 
 def this_node(env: Mapping[str, str]) -> Node:
-    """What ``NNODES`` and ``NODE_RANK`` say; one node need not say anything.
+    """Read this node from ``NNODES`` and ``NODE_RANK``; a single node needs neither.
 
     Raises:
-        ConfigError: They contradict each other, or leave open who is who: two first nodes would wait for each other.
+        ConfigError: A variable is missing or invalid.
     """
     positive_variable(env, "NPROC_PER_NODE", 1)
     count = positive_variable(env, "NNODES", 1)
@@ -67,41 +67,40 @@ _TORCHRUN_VARIABLES = (
     "MASTER_PORT",
 )
 _LOCK_WAIT_S = 30.0
-"""A killed training's processes hold the folder until they have ended, too."""
+"""The processes of a killed training hold the lock until all of them have ended."""
 _LOG_TAIL_BYTES = 1 << 16
 _LAST_LINES = 15
 _RANK = "rank"
-"""The word by which :func:`main` knows that torchrun has started it."""
+"""Argument that tells :func:`main` that torchrun has started it."""
 _SHOWN_VARIABLES = (*_TORCHRUN_VARIABLES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
 def run_sft(
     config_path: str | Path, overrides: Sequence[str] = (), *, dry_run: bool = False, echo: bool = True
 ) -> int:
-    """Fine-tune as a configuration says; the call returns when the training ends.
+    """Fine-tune a model, and return when the training ends.
 
-    A child process tokenises the rows into ``output_dir/tokenized`` and trains. ``output_dir`` receives
-    the model with its tokenizer. Next to it are ``agent.yaml`` (if the configuration names an agent),
-    ``sft_config.yaml`` (exactly what the trainer got) and ``training.log``. The figures are in
-    ``trainer_log.jsonl`` (a line per logged step: current_steps, loss, lr), ``data_statistics.json`` and
-    ``data_examples.txt`` (what is trained on, also shown before the first step) and ``sft_manifest.json``. A finished
-    training is not repeated, an interrupted one continues from its last complete checkpoint;
-    ``overwrite_output_dir=true`` starts again. In a job of several nodes (``NNODES``, ``NODE_RANK``,
-    ``MASTER_ADDR``), call it on each.
+    A child process tokenises the rows into ``output_dir/tokenized`` and trains. ``output_dir`` receives the model with
+    its tokenizer, ``agent.yaml`` (if the configuration names an agent), ``sft_config.yaml`` (the configuration that the
+    trainer got) and ``training.log``. The figures are in ``trainer_log.jsonl`` (one line per logged step: current_steps,
+    loss, lr), ``data_statistics.json`` and ``data_examples.txt`` (the training data, also printed before the first step)
+    and ``sft_manifest.json``. A finished training is not repeated. An interrupted training continues from its last
+    complete checkpoint; ``overwrite_output_dir=true`` starts over. In a job of several nodes (``NNODES``,
+    ``NODE_RANK``, ``MASTER_ADDR``), call this function on each node.
 
     Args:
         config_path: YAML of LLaMA-Factory's training arguments and :class:`llamafactory_patch.settings.SftSettings`.
         overrides: ``key=value`` pairs that replace keys of the YAML.
-        dry_run: Print the resolved command and configuration, say what is missing, and start nothing.
-        echo: Show the trainer's output on standard output, too.
+        dry_run: Print the resolved command and configuration, report what is missing, and start nothing.
+        echo: Also show the trainer's output on standard output.
 
     Returns:
-        The trainer's exit status; 0 also when there was nothing left to do. Of a dry run 1 when something is missing.
+        The trainer's exit status; 0 if there was nothing left to do. For a dry run, 1 if something is missing.
 
     Raises:
-        ConfigError: The configuration or the description of this node is wrong, ``output_dir`` holds another
-            run, or another process trains into it.
-        UsageError: An override is no ``key=value``.
+        ConfigError: The configuration or the description of this node is wrong, ``output_dir`` has another run, or
+            another process trains into it.
+        UsageError: An override is not ``key=value``.
     """
     job = resolve(config_path, overrides)
     node = this_node(os.environ)
@@ -110,7 +109,7 @@ def run_sft(
     check_sources(job)
     check_trackers(job, os.environ)
     if run_folder.is_finished(job):
-        print(f"{job.output_dir} is finished; for another run choose another output_dir")
+        print(f"{job.output_dir} is finished; for another run, choose another output_dir")
         return 0
     job.output_dir.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(job.output_dir, "output_dir")
@@ -132,7 +131,7 @@ def run_sft(
 
 
 def _reason(log_path: Path, start: int, status: int) -> str:
-    """Why a quiet training ended: the error in its part of the log, or the last lines there."""
+    """Return why a quiet training ended: the error in its part of the log, or the last lines."""
     with log_path.open("rb") as file:
         file.seek(max(start, log_path.stat().st_size - _LOG_TAIL_BYTES))
         lines = file.read().decode("utf-8", errors="replace").splitlines()
@@ -145,12 +144,12 @@ def _reason(log_path: Path, start: int, status: int) -> str:
 
 
 def _show(job: SftJob, node: Node) -> int:
-    """Print what would be run; 1 if something is missing that it needs."""
+    """Print what would run; return 1 if something is missing."""
     from llamafactory_patch.doctor import obstacles, prompt_summaries
 
     print(_described(job, node))
     if not job.config.get("use_cpu") and not has_gpu():
-        print("warning: this machine has no GPU (no nvidia-smi), which the recipe is for", file=sys.stderr)
+        print("warning: this recipe needs a GPU, and this machine has none (no nvidia-smi)", file=sys.stderr)
     missing = obstacles(job, os.environ)
     try:
         for text in prompt_summaries(job) if not missing else ():
@@ -165,8 +164,8 @@ def _show(job: SftJob, node: Node) -> int:
 def main() -> None:
     """``llamafactory-patch-cli``: ``CONFIG.yaml [key=value ...] [--dry-run]`` calls :func:`run_sft`.
 
-    Every other command line is LLaMA-Factory's own (``train CONFIG``, ``export CONFIG``, ``chat CONFIG``, ...),
-    run where the rows of a training are tokenised before it.
+    Every other command line is one of LLaMA-Factory (``train CONFIG``, ``export CONFIG``, ``chat CONFIG``, ...). For
+    ``train``, the rows are tokenised first.
     """
     if sys.argv[1:2] == [_RANK]:
         del sys.argv[1]
@@ -181,8 +180,8 @@ def main() -> None:
             raise SystemExit(run_sft(words[0], words[1:], dry_run="--dry-run" in sys.argv))
         if any(word.partition("=")[0] == "--swanlab_api_key" for word in words):
             raise UsageError(
-                "--swanlab_api_key: a key on a command line is seen by everybody on the machine; set the environment "
-                "variable SWANLAB_API_KEY and leave the option out"
+                "--swanlab_api_key: all users of the machine can see a key on a command line; remove the option and set "
+                "the environment variable SWANLAB_API_KEY"
             )
         from llamafactory_patch.engine import load_engine, mend_trainer
 
@@ -195,7 +194,7 @@ def main() -> None:
 
 @contextmanager
 def _errors_end_the_process() -> Iterator[None]:
-    """End the process with one clear message, and a documented status, for errors raised on purpose."""
+    """For the errors of this project, print one message and exit with the documented status."""
     try:
         yield
     except AfmError as error:
@@ -206,7 +205,7 @@ def _errors_end_the_process() -> Iterator[None]:
 
 
 def stock_training(words: list[str]) -> Path:
-    """Tokenise the rows of a training; the path of what is left of its configuration for LLaMA-Factory itself."""
+    """Tokenise the rows of a training; return the configuration file for LLaMA-Factory's own training."""
     from llamafactory_patch.engine import TOKENISED_STAGES
 
     config = training_config(words)
@@ -214,7 +213,7 @@ def stock_training(words: list[str]) -> Path:
     folder = Path(config.get("tokenized_path") or output_dir / run_folder.TOKENISED_FOLDER)
     several = positive_variable(os.environ, "NNODES", 1) > 1
     node = int(os.environ.get("NODE_RANK") or 0) if several else 0
-    # In a child, whose memory, random numbers and devices are gone before the training begins.
+    # In a child process, so that its memory, random state and devices do not affect the training.
     sys.stdout.flush()
     fork = multiprocessing.get_context("fork")
     child = fork.Process(target=_tokenise, args=(config, folder, output_dir, node), daemon=True)
@@ -241,7 +240,7 @@ def _tokenise(config: Mapping[str, Any], folder: Path, output_dir: Path, node: i
 
 
 def training_config(words: list[str]) -> dict[str, Any]:
-    """A training's configuration as LLaMA-Factory reads it: a file and ``key=value``, or flags."""
+    """Parse a training's configuration as LLaMA-Factory does: a file and ``key=value``, or flags."""
     from llamafactory.hparams import read_args
     from llamafactory.hparams.parser import _TRAIN_ARGS
     from transformers import HfArgumentParser
@@ -265,25 +264,25 @@ def training_config(words: list[str]) -> dict[str, Any]:
 
 
 def _launch() -> None:
-    """Hand over to LLaMA-Factory, whose relaunch under torchrun must come back to :func:`main`.
+    """Call LLaMA-Factory so that its relaunch under torchrun runs :func:`main`.
 
-    ``llamafactory.launcher.launch`` (0.9.5) gives torchrun its own ``__file__`` and finds torchrun on the PATH.
+    ``llamafactory.launcher.launch`` (0.9.5) passes its own ``__file__`` to torchrun and finds torchrun on the PATH.
     """
     from subprocess import CalledProcessError
 
     from llamafactory import launcher
 
     launcher.__file__ = f"--module llamafactory_patch.launcher {_RANK}"
-    os.environ["PYTHONSAFEPATH"] = "1"  # else the working folder stands first on the path of every rank
+    os.environ["PYTHONSAFEPATH"] = "1"  # otherwise the working folder is first on the path of every rank
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     try:
         launcher.launch()
-    except CalledProcessError as error:  # torchrun has told the reason
+    except CalledProcessError as error:  # torchrun has printed the reason
         raise SystemExit(error.returncode if error.returncode > 0 else 128 - error.returncode) from None
 
 
 def _train_rank() -> None:
-    """What torchrun starts on every rank: LLaMA-Factory's own training."""
+    """Run LLaMA-Factory's training; torchrun starts this on every rank."""
     die_with_parent(signal.SIGKILL)
     from llamafactory_patch.engine import load_engine, mend_trainer
 
@@ -295,7 +294,7 @@ def _train_rank() -> None:
 
 
 def _exit_on_signal(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)  # unwinds, so that a torchrun below us is ended, too
+    raise SystemExit(128 + number)  # unwinds the stack, so that a child torchrun is stopped too
 
 
 def _command(job: SftJob, node: Node) -> list[str]:
@@ -304,15 +303,15 @@ def _command(job: SftJob, node: Node) -> list[str]:
 
 
 def _variables(job: SftJob, node: Node) -> dict[str, str]:
-    """Variables of the child's environment that differ from those of this process."""
+    """Return the environment variables of the child that differ from those of this process."""
     wanted = {"PYTHONUNBUFFERED": "1"} | tracker_variables(job)
     if job.own.threads is not None:
-        # Threads that spin while they wait made steps ten times slower on a busy machine.
+        # On a busy machine, threads that spin while they wait made steps ten times slower.
         wanted |= {"OMP_NUM_THREADS": str(job.own.threads), "OMP_WAIT_POLICY": "PASSIVE"}
     if node.count > 1:
         wanted |= {"NODE_RANK": str(node.number), "MASTER_PORT": "29500"}
     if job.config.get("deepspeed") or job.config.get("fsdp") or node.count > 1:
-        wanted["FORCE_TORCHRUN"] = "1"  # LLaMA-Factory asks for it even on one device
+        wanted["FORCE_TORCHRUN"] = "1"  # LLaMA-Factory requires it even on one device
     if job.config.get("fsdp"):
         wanted |= _fsdp_variables(fsdp_settings(job))
     if not sys.stdout.isatty():
@@ -322,10 +321,10 @@ def _variables(job: SftJob, node: Node) -> dict[str, str]:
 
 
 def _fsdp_variables(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What LLaMA-Factory and accelerate ask the environment about FSDP while the model is loaded.
+    """Return the variables for FSDP that LLaMA-Factory and accelerate read while the model is loaded.
 
-    ``TrainingArguments`` hands on the rest of the file, but not ``state_dict_type`` (transformers 5.5.4): the
-    model would be saved in shards that nothing else reads.
+    ``TrainingArguments`` passes on the rest of the file, but not ``state_dict_type`` (transformers 5.5.4). Without it, the
+    model would be saved in shards that no other program reads.
     """
     return {
         "ACCELERATE_USE_FSDP": "true",

@@ -1,7 +1,7 @@
-"""Who wrote a text decides which of its tokens are trained on.
+"""Decide by author which tokens of a text are trained on.
 
-Tag names alone separate the authors, since users of stock LLaMA-Factory declare no agent. For a sound trajectory
-the result equals :func:`afm.trajectory.author_segments` (a test holds them together).
+Only tag names separate the authors, because users of stock LLaMA-Factory declare no agent. For a valid trajectory, the
+result equals that of :func:`afm.trajectory.author_segments`, which a test checks.
 """
 
 from __future__ import annotations
@@ -23,32 +23,31 @@ IGNORE_INDEX = -100
 """The label of a token without loss (LLaMA-Factory 0.9.5, extras/constants.py)."""
 
 MASKING_REVISION = 3
-"""Counts changes of the masking itself: data sets cached or stored by another revision are not reused."""
+"""Increases with every change of the masking; data sets cached or stored by another revision are not reused."""
 
 Text = tuple[str, ...]
-"""A text in which the agent and the environment take turns, the agent first."""
+"""Parts of a text, alternately by the agent and by the environment, the agent first."""
 
 CHARS_PER_CALL = 1_000_000
-"""Bounds the memory of one tokenizer call: an encoding holds far more than the ids that are kept of it."""
+"""Characters per tokenizer call; bounds its memory, because an encoding is much larger than its ids."""
 
 _FENCE_OPEN, _FENCE_CLOSE = "\ue000", "\ue001"
 
 
 def segments_by_tag(text: str, tags: Sequence[str]) -> tuple[Segment, ...]:
-    """Split ``text`` by author: each ``<tag>...</tag>`` is the environment's, white space around it included.
+    """Split ``text`` by author. The environment wrote each ``<tag>...</tag>`` and the white space around it.
 
-    Segments alternate and join to ``text``; none is empty.
+    Segments alternate between the authors, are not empty, and join to ``text``.
 
     Raises:
-        TrajectoryError: A tag is opened twice, closed without being open, never closed, or written in another
-            way (``<Observation>``, ``</observation >``, ``<observation id="1">``). Masking anything there, or
-            nothing, would be a guess.
+        TrajectoryError: A tag is opened twice, closed without being open, never closed, or has another form
+            (``<Observation>``, ``</observation >``, ``<observation id="1">``). Any mask would then be a guess.
     """
     return tuple(segments_around(text, _spans(text, tuple(tags))))
 
 
 def unseen_roles(rows: Iterable[Mapping[str, Any]], roles: Sequence[str]) -> list[str]:
-    """Those of ``roles`` that no assistant turn of aligned rows has outside of other roles; reads as far as needed."""
+    """Return the ``roles`` that occur in no assistant turn outside of other roles; stop reading when all have occurred."""
     unseen = list(roles)
     for row in rows if unseen else ():
         turns = (*row["_prompt"], *row["_response"])
@@ -60,20 +59,20 @@ def unseen_roles(rows: Iterable[Mapping[str, Any]], roles: Sequence[str]) -> lis
 
 
 def refuse_unseen(roles: Sequence[str]) -> None:
-    """Refuse roles that no row has: they are spelled wrongly, or the rows are others.
+    """Refuse roles that no row has; they are probably misspelled.
 
     Raises:
-        ConfigError: There is one.
+        ConfigError: ``roles`` is not empty.
     """
     if roles:
         raise ConfigError(
             f"roles_without_loss: no row has {' or '.join(f'<{role}>' for role in roles)} outside of other "
-            "roles; expected roles that the rows have"
+            "roles; expected roles that occur in the rows"
         )
 
 
 class TextEncoder:
-    """Encodes texts of two authors, many in few calls of the tokenizer, which is several times faster than one by one."""
+    """Encodes texts of two authors in batches, which is several times faster than one tokenizer call per text."""
 
     def __init__(self, tokenizer: Any, boundary: Boundary, roles_without_loss: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
@@ -82,7 +81,7 @@ class TextEncoder:
         self._encoded: dict[Text, tuple[list[int], list[int]]] = {}
 
     def learn(self, texts: Iterable[Text]) -> None:
-        """Encode the texts that are not known yet."""
+        """Encode the texts that are not encoded yet."""
         for rows in _in_parts(text for text in dict.fromkeys(texts) if text not in self._encoded):
             segments = [
                 [
@@ -97,11 +96,11 @@ class TextEncoder:
             }
 
     def forget(self) -> None:
-        """Drop what was encoded."""
+        """Drop all encoded texts."""
         self._encoded = {}
 
     def ids_and_mask(self, draft: Sequence[int | Text]) -> tuple[list[int], list[int]]:
-        """Token ids of what a template wrote, and as long a mask: 0 where the environment wrote."""
+        """Return the token ids of a draft, and a mask of the same length with 0 for the environment's tokens."""
         self.learn(part for part in draft if isinstance(part, tuple))
         parts = [self._encoded[part] if isinstance(part, tuple) else ([part], [1]) for part in draft]
         ids, masks = ([part[side] for part in parts] for side in (0, 1))
@@ -109,7 +108,7 @@ class TextEncoder:
 
 
 class DraftTokenizer:
-    """Stands for a tokenizer while a template puts a conversation together: a text stays a text, cut at its fences."""
+    """Replaces the tokenizer while a template assembles a conversation; keeps texts as texts, split at the fences."""
 
     def __init__(self, tokenizer: Any, fence: str) -> None:
         self._tokenizer = tokenizer
@@ -119,17 +118,17 @@ class DraftTokenizer:
         return getattr(self._tokenizer, name)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[Text]:
-        """The text itself, in the place of its ids."""
+        """Return the text itself in place of its ids."""
         assert not add_special_tokens
         return [tuple(text.split(self._fence))]
 
 
 class MaskedTemplate:
-    """A LLaMA-Factory template whose turns come as token ids or, while ``labelling``, as labels of the same length.
+    """A LLaMA-Factory template that returns turns as token ids or, while ``labelling``, as labels of the same length.
 
-    A turn whose message says ``loss: False`` has no labels. With ``tags``, neither has the text between them in the
-    assistant's turns, nor blank template text behind the end of a turn. A prompt may explain the tags: it is not searched,
-    and rollouts encode prompts in one piece.
+    A turn whose message has ``loss: False`` has no labels. With ``tags``, the text between them in the assistant's turns
+    has no labels either, nor has blank template text after the end of a turn. Prompts may explain the tags, so they are
+    not searched, and rollouts encode them in one piece.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class MaskedTemplate:
         return getattr(self._template, name)
 
     def collect(self, conversations: Iterable[Mapping[str, Any]], tokenizer: Any) -> None:
-        """Encode ahead the texts of conversations (``messages``, ``system``, ``tools`` and the options of a template).
+        """Encode the texts of conversations (``messages``, ``system``, ``tools``, template options) in advance.
 
         They are kept until :meth:`forget`.
         """
@@ -160,7 +159,7 @@ class MaskedTemplate:
             return
         texts: dict[Text, None] = {}
         for conversation in conversations:
-            with suppress(DataError), rendering():  # it is named when the row itself is encoded
+            with suppress(DataError), rendering():  # the error is reported when the row itself is encoded
                 drafts = self._template.encode_multiturn(**self._draft(tokenizer, **conversation))
                 parts = chain.from_iterable(chain.from_iterable(drafts))
                 texts |= dict.fromkeys(part for part in parts if isinstance(part, tuple))
@@ -168,13 +167,13 @@ class MaskedTemplate:
         self._encoder.learn(texts)
 
     def forget(self) -> None:
-        """Drop what was encoded ahead."""
+        """Drop the texts that were encoded in advance."""
         self._encoder = None
 
     def encode_multiturn(
         self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
     ) -> list[tuple[list[int], list[int]]]:
-        """Pairs of a prompt and a response, like the template's own."""
+        """Return pairs of a prompt and a response, like the template's method."""
         draft = self._draft(tokenizer, messages)
         pairs = self._template.encode_multiturn(draft["tokenizer"], draft["messages"], *args, **kwargs)
         return [
@@ -185,13 +184,13 @@ class MaskedTemplate:
     def encode_oneturn(
         self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
     ) -> tuple[list[int], list[int]]:
-        """Everything before the last turn, and the last turn, like the template's own."""
+        """Return everything before the last turn, and the last turn, like the template's method."""
         draft = self._draft(tokenizer, messages)
         source, target = self._template.encode_oneturn(draft["tokenizer"], draft["messages"], *args, **kwargs)
         return self._turn(tokenizer, source, target, messages[-1])
 
     def _draft(self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], **other: Any) -> dict[str, Any]:
-        """What the template is called with: with tags, fences separate the authors of the assistant's turns."""
+        """Return the arguments for the template; with tags, fences separate the authors in the assistant's turns."""
         if not self._tags:
             return {"tokenizer": tokenizer, "messages": messages, **other}
         fence = _unused_fence(messages)
@@ -228,7 +227,7 @@ class MaskedTemplate:
 
 
 def _mask_behind_end(tokenizer: Any, ids: list[int], mask: list[int]) -> None:
-    """Mask the blank template text behind the last end token."""
+    """Mask the blank template text after the last end token."""
     for position in range(len(ids) - 1, -1, -1):
         if not mask[position]:
             return
@@ -240,7 +239,7 @@ def _mask_behind_end(tokenizer: Any, ids: list[int], mask: list[int]) -> None:
 
 
 def _unused_fence(messages: Iterable[Mapping[str, Any]]) -> str:
-    """A text that occurs in no message; it cannot overlap itself, so a split at it is unambiguous."""
+    """Return a text that occurs in no message. It cannot overlap itself, so splitting at it is unambiguous."""
     number = 0
     texts = [message["content"] for message in messages]
     while any(f"{_FENCE_OPEN}{number}{_FENCE_CLOSE}" in text for text in texts):
@@ -262,28 +261,28 @@ def _in_parts(texts: Iterable[Text]) -> Iterator[list[Text]]:
 
 
 def check_chat_template(template: Any, tokenizer: Any) -> None:
-    """Refuse a template that renders a question otherwise than the tokenizer's own chat template.
+    """Refuse a template that renders a question differently from the tokenizer's own chat template.
 
     Raises:
-        ConfigError: They differ: the trained model would be asked in a form it never saw.
+        ConfigError: They differ, so rollouts would use a form that the model was not trained on.
     """
     question = [{"role": "user", "content": "How many?"}]
     prompt, _ = template.encode_oneturn(tokenizer, [*question, {"role": "assistant", "content": "3"}])
     asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
     if prompt != tokenizer.encode(asked, add_special_tokens=False):
         raise ConfigError(
-            f"`template` renders a question as {tokenizer.decode(prompt)!r}, the tokenizer's chat template, which "
-            f"rollouts use, as {asked!r}; choose the template (and default_system) that fit the model, or "
+            f"`template` renders a question as {tokenizer.decode(prompt)!r}, but the tokenizer's chat template, which "
+            f"rollouts use, as {asked!r}; choose the template (and default_system) of the model, or "
             "set match_chat_template=false"
         )
 
 
 @contextmanager
 def rendering() -> Iterator[None]:
-    """Turn into a fault of the row what its template cannot write: calls and tools of a form it does not know.
+    """Turn errors of the template into an error of the row, such as calls and tools in an unknown form.
 
     Raises:
-        DataError: In place of what the template raised.
+        DataError: Replaces the error of the template.
     """
     try:
         yield
@@ -301,7 +300,7 @@ def _tag_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _spans(text: str, tags: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Begin and end of each observation."""
+    """Return the begin and end of each observation."""
     spans: list[tuple[int, int]] = []
     opened: re.Match[str] | None = None
     for tag in _tag_pattern(tags).finditer(text):

@@ -1,4 +1,4 @@
-"""What the rows of an agent are asked with in training: its own prompt, the row's, or a file's; and the record of it."""
+"""Prompts of an agent's rows in training: that of the agent, of the row or of a file; and the record of them."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from llamafactory_patch.engine import Arguments
 from llamafactory_patch.settings import SftSettings
 
 ASKED_COLUMN = "_asked"
-"""Of aligned rows: what became of their prompt, a :class:`PromptState`."""
+"""Column of aligned rows with a :class:`PromptState`."""
 
 
 class PromptState(StrEnum):
-    """What became of a row's prompt."""
+    """What was done with the prompt of a row."""
 
     AS_IS = "as_is"
-    """The row's prompt is the one that is wanted."""
+    """The row already has the wanted prompt."""
     REWRITTEN = "rewritten"
-    """The row had another instruction, and its question was put into the wanted prompt."""
+    """The row had another instruction; its question was put into the wanted prompt."""
     OTHER = "other"
-    """No row of the agent: a chat, or a question without instruction and tags. It stays as it is."""
+    """The row is not one of the agent, but a chat or a question without instruction and tags. It is unchanged."""
 
 
 @dataclass(frozen=True)
 class RowPrompts:
-    """Gives rows the prompt that a configuration asks for.
+    """Gives rows the configured prompt.
 
     Attributes:
-        agent: Name or YAML of the agent that is trained; without one every row stays as it is.
+        agent: Name or YAML of the agent to train; without one, all rows are unchanged.
     """
 
     source: PromptSource = field(default_factory=PromptSource)
     agent: str = ""
 
     def asked(self, aligned: Aligned, row: Mapping[str, Any], *, record: bool = False) -> Aligned:
-        """The row with its prompt and what became of it.
+        """Return the row with the wanted prompt and its :class:`PromptState`.
 
         Args:
-            row: As its file has it.
-            record: Whether it is a record of this project, which has its prompt already.
+            row: The row as in its file.
+            record: Whether it is a record of this project, which already has the prompt of its agent.
 
         Raises:
-            DataError: The wanted prompt cannot be made from the row.
+            DataError: The wanted prompt cannot be built from the row.
         """
         if not self.agent:
             return {**aligned, ASKED_COLUMN: PromptState.OTHER}
         if record and self.source.mode is PromptMode.ROW:
-            raise DataError("prompt=row, but a record holds no prompt; say prompt=own or prompt=FILE")
+            raise DataError("prompt=row, but a record has no prompt; set prompt=own or prompt=FILE")
         if not record and not self._is_agents(aligned, row):
             return {**aligned, ASKED_COLUMN: PromptState.OTHER}
         if self.source.mode is PromptMode.ROW or self._fits(aligned, row):
@@ -70,7 +70,7 @@ class RowPrompts:
         return {**aligned, "_prompt": prompt, "_system": system, ASKED_COLUMN: PromptState.REWRITTEN}
 
     def known(self) -> tuple[PromptTemplate, ...]:
-        """The prompts to look for in rows."""
+        """Return the prompts to look for in rows."""
         if not self.agent:
             return ()
         file = [self.source.template] if self.source.template else []
@@ -82,18 +82,18 @@ class RowPrompts:
 
     @cached_property
     def _own(self) -> tuple[PromptTemplate, ...]:
-        """The agent's prompt with its tools and without them."""
+        """The agent's prompt with its tools, and without them."""
         return tuple(map(PromptTemplate.of_agent, (self._spec, without_tools(self._spec))))
 
     def _is_agents(self, aligned: Aligned, row: Mapping[str, Any]) -> bool:
-        """Whether a row is one question that an agent answered in its tags."""
+        """Return whether a row is one question with an answer in the agent's tags."""
         one_turn = len(aligned["_prompt"]) == 1 and not aligned["_tools"]
         if not one_turn or _named(row) == "":
             return False
         return any(_is_trajectory(answer["content"], self._spec) for answer in aligned["_response"])
 
     def _fits(self, aligned: Aligned, row: Mapping[str, Any]) -> bool:
-        """Whether the user turn is the wanted prompt, or that of the agent without tools, or of another that the row names."""
+        """Return whether the user turn is the wanted prompt, the prompt without tools, or that of the agent named in the row."""
         own, bare = self._own
         wanted = self.source.template if self.source.template is not None else own
         if _question_in(wanted, aligned) is not None:
@@ -110,10 +110,10 @@ class RowPrompts:
             return False
 
     def _question(self, aligned: Aligned) -> str:
-        """The question of a row with another instruction.
+        """Return the question of a row with another instruction.
 
         Raises:
-            DataError: It cannot be separated from the instruction.
+            DataError: The question cannot be separated from the instruction.
         """
         file = [self.source.template] if self.source.template else []
         for known in (self._own[0], *file):
@@ -122,7 +122,7 @@ class RowPrompts:
         user = str(aligned["_prompt"][0]["content"])
         marks = list(QUESTION_MARK.finditer(user))
         question = user[marks[0].end() :].strip() if marks else user.strip()
-        advice = "say prompt=row to train with the rows' own prompts"
+        advice = "set prompt=row to train with the rows' own prompts"
         if len(marks) > 1:
             raise DataError(
                 f"the user turn has {len(marks)} lines that begin with Question: or Task:, so the question cannot be separated "
@@ -130,12 +130,12 @@ class RowPrompts:
             )
         if marks and (before := user[: marks[0].start()].strip()) and not _speaks_of(before, self._spec):
             raise DataError(
-                "the text before the line Question: or Task: names none of the agent's roles, so it may be part of the "
+                "the text before the line Question: or Task: mentions no role of the agent, so it may be part of the "
                 f"question; {advice}"
             )
         if not question or (not marks and _speaks_of(user, self._spec)):
             raise DataError(
-                "the user turn is another instruction than the agent's, and no line Question: or Task: says where its "
+                "the user turn has another instruction than the agent, and no line Question: or Task: marks where its "
                 f"question begins; {advice}"
             )
         return question
@@ -143,23 +143,23 @@ class RowPrompts:
 
 @dataclass(frozen=True)
 class PromptCounts:
-    """Prompts of the rows of a training: ``rows`` by their :class:`PromptState`, ``record`` for the model's folder."""
+    """Prompts of a training: number of ``rows`` by :class:`PromptState`, and the ``record`` for the model's folder."""
 
     rows: Mapping[str, int]
     record: PromptRecord
 
     def __str__(self) -> str:
         asked, rewritten, other = (self.rows.get(state, 0) for state in PromptState)
-        how = "as the rows have them" if self.record.mode is PromptMode.ROW else "in them already"
+        how = "with their own" if self.record.mode is PromptMode.ROW else "have it already"
         words = [f"prompt {self.record.mode}: {asked:,} rows {how}"]
         words += [f"{rewritten:,} rewritten from another instruction"] if rewritten else []
-        words += [f"{other:,} chats as they are"] if other else []
-        words += [f"{self.record.unknown:,} of an unknown form"] if self.record.unknown else []
+        words += [f"{other:,} chats unchanged"] if other else []
+        words += [f"{self.record.unknown:,} of unknown form"] if self.record.unknown else []
         return ", ".join(words)
 
 
 def row_prompts(own: SftSettings) -> RowPrompts:
-    """What a training's arguments say about prompts.
+    """Return the prompts that a training's settings ask for.
 
     Raises:
         ConfigError: The file of ``prompt`` is wrong.
@@ -168,7 +168,7 @@ def row_prompts(own: SftSettings) -> RowPrompts:
 
 
 class PromptCounter:
-    """Counts aligned rows by what became of their prompts, and the prompts of those that are the agent's."""
+    """Counts aligned rows by :class:`PromptState`, and the prompts of the agent's rows."""
 
     def __init__(self, prompts: RowPrompts) -> None:
         self._tally = PromptTally(prompts.source.mode, prompts.known())
@@ -182,12 +182,12 @@ class PromptCounter:
             self._tally.add(_chat(row))
 
     def counts(self) -> PromptCounts:
-        """What was counted."""
+        """Return the counts."""
         return PromptCounts(dict(self._rows), self._tally.record())
 
 
 def count_prompts(dataset: Any, own: SftSettings) -> PromptCounts | None:
-    """The prompts of a training's aligned rows, when an agent is trained."""
+    """Count the prompts of a training's aligned rows; return ``None`` if no agent is trained."""
     prompts = row_prompts(own)
     if not prompts.agent:
         return None
@@ -198,10 +198,10 @@ def count_prompts(dataset: Any, own: SftSettings) -> PromptCounts | None:
 
 
 def keep_record(record: PromptRecord, arguments: Arguments, output_dir: Path) -> None:
-    """Write the record of the prompts to where the model will be, once it agrees with that of the model trained on.
+    """Check the record of the prompts against that of the base model, and save it in the output folder.
 
     Raises:
-        ConfigError: The model was trained with another prompt, and ``prompt_check`` is on.
+        ConfigError: The base model was trained with another prompt, and ``prompt_check`` is on.
     """
     model = arguments.model.model_name_or_path
     base = record_of_model(model)
@@ -220,7 +220,7 @@ def _chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _question_in(template: PromptTemplate, aligned: Aligned) -> str | None:
-    """The question of a user turn that is a prompt's, whatever the system turn is."""
+    """Return the question of a user turn that has this prompt, with any system turn; otherwise ``None``."""
     system = str(aligned["_system"] or "")
     turns = [{"role": message["role"], "content": message["content"]} for message in aligned["_prompt"]]
     if system:
@@ -229,20 +229,20 @@ def _question_in(template: PromptTemplate, aligned: Aligned) -> str | None:
 
 
 def _named(row: Mapping[str, Any]) -> str | None:
-    """The agent that a row names, empty for none at all; ``None`` where it does not say."""
+    """Return the agent that a row names, an empty text for "no agent", or ``None`` if it names none."""
     info = row.get("extra_info")
     name = info.get("agent") if isinstance(info, Mapping) else None
     return name if isinstance(name, str) else None
 
 
 def _is_trajectory(text: str, spec: AgentSpec) -> bool:
-    """Whether a response begins with a tag of the agent's and has one that is more than a thought."""
+    """Return whether a response begins with a tag of the agent and has a tag of a role other than a thought."""
     first = re.match(r"\s*<([a-z][a-z0-9_]*)>", text)
     acts = [tag for tag, role in spec.roles.items() if role.kind is not RoleKind.THOUGHT]
     return bool(first and first[1] in spec.roles) and any(f"<{tag}>" in text for tag in acts)
 
 
 def _speaks_of(text: str, spec: AgentSpec) -> bool:
-    """Whether a text names a role of the agent in brackets or quotes, as instructions do."""
+    """Return whether a text names a role of the agent in brackets or quotes, as instructions do."""
     names = "|".join(map(re.escape, spec.roles))
     return re.search(rf"[<'\"`]/?(?:{names})[>'\"`]", text) is not None

@@ -1,8 +1,8 @@
-"""Data sets read into LLaMA-Factory's aligned form, row by row. A row that cannot be trained on is named and listed.
+"""Read data sets row by row into LLaMA-Factory's aligned form, and list the rows that cannot be trained on.
 
-Local JSON and JSONL files are read here, line by line. Everything else (hubs, parquet, media) is read by
-LLaMA-Factory and converted here. Importing this module imports LLaMA-Factory;
-:func:`llamafactory_patch.engine.load_engine` comes first.
+This module reads local JSON and JSONL files line by line. For everything else (hubs, parquet, media), LLaMA-Factory
+reads and this module converts. Importing it imports LLaMA-Factory; call
+:func:`llamafactory_patch.engine.load_engine` first.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from llamafactory_patch.prompts import ASKED_COLUMN, PromptState, row_prompts
 
 REPORT_FILE: Final = "bad_rows.jsonl"
 ROW_COLUMN: Final = "_row"
-"""Of aligned rows: where they came from (see :meth:`RowName.dump`)."""
+"""Column of aligned rows with their source (see :meth:`RowName.dump`)."""
 FAULT_COLUMN: Final = "_fault"
-"""Why a row cannot be trained on (see :meth:`BadRow.dump`), empty when it can."""
+"""Column with the reason why a row cannot be trained on (see :meth:`BadRow.dump`), or an empty text."""
 _QUESTION_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class RowName:
-    """Where a row came from: a file (or the name of a data set), and its 1-based line and number there if known."""
+    """Source of a row: a file or the name of a data set, and its line and row number, from 1, if known."""
 
     file: str
     line: int | None = None
@@ -52,18 +52,18 @@ class RowName:
         return f"{self.file}{line}{row}"
 
     def dump(self) -> str:
-        """As one text, to travel in a column of the data set."""
+        """Return the name as one text, for a column of the data set."""
         return json.dumps([self.file, self.line, self.row])
 
     @classmethod
     def load(cls, text: str) -> RowName:
-        """The inverse of :meth:`dump`."""
+        """Parse the result of :meth:`dump`."""
         return cls(*json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """One row that cannot be trained on; ``question`` is the beginning of what it asks, to know it again."""
+    """A row that cannot be trained on; ``question`` is the beginning of its question, to identify it."""
 
     name: RowName
     reason: str
@@ -75,21 +75,21 @@ class BadRow:
 
     @property
     def is_fault(self) -> bool:
-        """False for a row that was sorted out on purpose."""
+        """False for a row that a filter dropped."""
         return not self.reason.startswith(NOT_KEPT)
 
     def dump(self) -> str:
-        """As one text, to travel in a column of the data set."""
+        """Return the row as one text, for a column of the data set."""
         return json.dumps([asdict(self.name), self.reason, self.question], ensure_ascii=False)
 
     @classmethod
     def load(cls, text: str) -> BadRow:
-        """The inverse of :meth:`dump`."""
+        """Parse the result of :meth:`dump`."""
         name, reason, question = json.loads(text)
         return cls(RowName(**name), reason, question)
 
     def as_line(self) -> str:
-        """The row's line in the report."""
+        """Return the row's line in the report."""
         shown = {**asdict(self.name), "reason": self.reason, "question": self.question[:_QUESTION_CHARS]}
         return json.dumps(shown, ensure_ascii=False) + "\n"
 
@@ -98,8 +98,8 @@ class BadRowReport:
     """Collects the bad rows of a training's data sets.
 
     Args:
-        policy: The training's ``on_bad_rows``.
-        path: Where they are listed, in the place of those of an earlier start; nowhere without a path.
+        policy: The setting ``on_bad_rows``.
+        path: File that lists the rows, replaced on each start; ``None``: no file.
     """
 
     def __init__(self, policy: str, path: Path | None = None) -> None:
@@ -110,13 +110,13 @@ class BadRowReport:
             path.unlink(missing_ok=True)
 
     def add(self, rows: Sequence[BadRow], total: int) -> None:
-        """List rows, and stop if there are faults and the policy is ``error``.
+        """Add bad rows to the report.
 
         Args:
-            total: Number of rows that the bad ones are among.
+            total: Number of all rows, including the bad ones.
 
         Raises:
-            DataError: The policy is ``error`` and a row has a fault, or no row is left.
+            DataError: A row has an error and the policy is ``error``, or no row is left.
         """
         self.rows += rows
         if rows and self._path is not None:
@@ -129,11 +129,11 @@ class BadRowReport:
             raise DataError(f"no row is left; {self._listed(rows)}")
         if rows and self._path is not None:
             kept = len(rows) - len(faults)
-            more = f", and {kept} that a filter had not kept" if kept else ""
+            more = f", and {kept} that a filter dropped" if kept else ""
             print(f"bad rows: {len(faults)} left out{more}; listed in {self._path}", file=sys.stderr)
 
     def sieve(self, dataset: Any) -> Any:
-        """``dataset`` without the rows whose ``FAULT_COLUMN`` is filled; they are added.
+        """Return ``dataset`` without the rows whose ``FAULT_COLUMN`` is not empty; add these to the report.
 
         Raises:
             DataError: See :meth:`add`.
@@ -163,12 +163,12 @@ _MEDIA = ("_images", "_videos", "_audios")
 FEATURES = Features(
     {**_COLUMNS, **dict.fromkeys(_TEXTS, Value("string")), **dict.fromkeys(_MEDIA, Value("null"))}
 )
-"""Columns of aligned rows from JSON files."""
+"""Column types of aligned rows from JSON files."""
 
 
 @dataclass(frozen=True)
 class FileState:
-    """Tells a file from what it was before it was changed, for the cache."""
+    """Identifies a version of a file, for the cache."""
 
     path: str
     size: int
@@ -176,13 +176,13 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path) -> FileState:
-        """The state of ``path`` now."""
+        """Return the current state of ``path``."""
         stat = path.stat()
         return cls(str(path), stat.st_size, stat.st_mtime_ns)
 
 
 def entries(names: Sequence[str] | None, arguments: Arguments) -> list[DatasetAttr]:
-    """The entries of ``dataset_info.json`` under these names.
+    """Return the entries of ``dataset_info.json`` with these names.
 
     Raises:
         ConfigError: ``dataset_info.json`` is wrong.
@@ -195,10 +195,10 @@ def entries(names: Sequence[str] | None, arguments: Arguments) -> list[DatasetAt
 
 
 def read_set(attr: DatasetAttr, arguments: Arguments, report: BadRowReport) -> Dataset:
-    """The sound rows of a data set, as many as ``num_samples`` and ``max_samples`` let through.
+    """Return the valid rows of a data set, limited by ``num_samples`` and ``max_samples``.
 
     Raises:
-        DataError: A file as a whole is broken, or a row is bad and ``on_bad_rows`` is ``error``.
+        DataError: A whole file is broken, or a row is bad and ``on_bad_rows`` is ``error``.
     """
     files = _json_files(attr, arguments.data)
     if files:
@@ -208,7 +208,7 @@ def read_set(attr: DatasetAttr, arguments: Arguments, report: BadRowReport) -> D
 
 
 def local_rows(attr: DatasetAttr, arguments: Arguments) -> Iterator[dict[str, Any]] | None:
-    """Every row of a data set in local JSON files as a training reads it, faults included; ``None`` for others."""
+    """Yield every row of a data set in local JSON files, bad rows included; return ``None`` for other data sets."""
     files = _json_files(attr, arguments.data)
     if not files:
         return None
@@ -217,7 +217,7 @@ def local_rows(attr: DatasetAttr, arguments: Arguments) -> Iterator[dict[str, An
 
 
 def _json_files(attr: DatasetAttr, data_args: Any) -> list[Path]:
-    """The files of a local data set if this package can read them, else none."""
+    """Return the files of a local data set if this package can read them, otherwise an empty list."""
     if attr.load_from != "file" or attr.images or attr.videos or attr.audios:
         return []
     place = Path(data_args.dataset_dir) / attr.dataset_name
@@ -241,7 +241,7 @@ def _read_json(files: list[Path], attr: DatasetAttr, arguments: Arguments) -> Da
 
 
 def _read_other(attr: DatasetAttr, arguments: Arguments) -> Dataset:
-    """Rows that LLaMA-Factory loads and samples, in the place of its own conversion converted here."""
+    """Let LLaMA-Factory load and sample rows, and convert them here instead of there."""
     align = loader.align_dataset
     loader.align_dataset = lambda dataset, *_: dataset
     try:
@@ -251,7 +251,7 @@ def _read_other(attr: DatasetAttr, arguments: Arguments) -> Dataset:
     source = str(attr.dataset_name)
     if attr.load_from == "file":
         source = str(Path(arguments.data.dataset_dir) / source)
-    drawn = attr.num_samples is not None  # at random: the position tells nothing
+    drawn = attr.num_samples is not None  # drawn at random, so the position means nothing
     convert = replace(_converter(attr, arguments, Path(source).parent), from_table=True)
     return dataset.map(
         _NamedConverter(convert, source, drawn),
@@ -264,7 +264,7 @@ def _read_other(attr: DatasetAttr, arguments: Arguments) -> Dataset:
 
 
 def agents_of(attr: DatasetAttr, folder: Path, arguments: Arguments) -> Iterator[str | FileState]:
-    """What the prompts of rows depend on in addition to the file itself, and the text of ``prompt``."""
+    """Yield what the prompts of rows depend on in addition to their file and ``prompt``: the agents."""
     if arguments.sft.agent:
         yield load_agent(arguments.sft.agent).digest
     elif attr.formatting == "trajectory":
@@ -282,10 +282,10 @@ def _converter(attr: DatasetAttr, arguments: Arguments, folder: Path) -> Convert
 def converted_rows(
     files: tuple[FileState, ...], convert: Converter, version: tuple[object, ...]
 ) -> Iterator[dict[str, Any]]:
-    """Every row of ``files``, converted, or with the reason why it is not.
+    """Yield every row of ``files``, converted or with the reason why it is not.
 
     Raises:
-        DataError: A file as a whole is broken, so that rows would be lost, or it has no rows.
+        DataError: A whole file is broken, so that rows would be lost, or the files have no rows.
     """
     number = 0
     for file in files:
@@ -304,7 +304,7 @@ def converted_rows(
             else:
                 yield _converted(convert, item, name)
     if not number:
-        raise DataError("holds no rows", path=files[-1].path)
+        raise DataError("has no rows", path=files[-1].path)
 
 
 def _converted(convert: Converter, item: Any, name: RowName) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def _converted(convert: Converter, item: Any, name: RowName) -> dict[str, Any]:
 
 
 def _question(item: Any, not_under: tuple[str | None, ...]) -> str:
-    """The first text of a row that cannot be converted; the keys of roles do not count."""
+    """Return the first text of a row that cannot be converted, apart from role names."""
     if isinstance(item, Mapping):
         item = [value for key, value in item.items() if key not in not_under]
     if isinstance(item, list):
@@ -326,7 +326,7 @@ def _question(item: Any, not_under: tuple[str | None, ...]) -> str:
 
 
 def _sampled(dataset: Dataset, attr: DatasetAttr, data_args: Any) -> Dataset:
-    """As many rows as asked for: ``num_samples`` drawn at random (as LLaMA-Factory does), then ``max_samples``."""
+    """Draw ``num_samples`` rows at random, as LLaMA-Factory does, and then keep the first ``max_samples``."""
     if attr.num_samples is not None:
         drawn = np.random.permutation(len(dataset))[: attr.num_samples]
         again = np.random.choice(len(dataset), attr.num_samples - len(drawn))

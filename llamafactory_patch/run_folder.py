@@ -1,4 +1,4 @@
-"""The output folder of a training: what is in it, how far it got, and what is added in the end."""
+"""The output folder of a training: its files, its progress, and the last steps of a finished training."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ CONFIG_FILE = "sft_config.yaml"
 MANIFEST_FILE = "sft_manifest.json"
 HISTORY_FILE = "trainer_log.jsonl"
 TOKENISED_FOLDER = "tokenized"
-"""The rows as the trainer reads them, until the training is finished."""
+"""Folder of the tokenised rows; deleted when the training is finished."""
 
 _VERSIONS = ("afm", "llamafactory", "torch", "transformers", "datasets", "accelerate")
 
 
 def config_path(job: SftJob, node: int = 0) -> Path:
-    """The file of LLaMA-Factory's configuration; nodes after the first have one of their own."""
+    """Return the configuration file for LLaMA-Factory; each further node has its own file."""
     return job.output_dir / (f"sft_config.node{node}.yaml" if node else CONFIG_FILE)
 
 
 def config_text(job: SftJob, config: dict[str, Any]) -> str:
-    """``config`` as YAML, with the settings LLaMA-Factory does not see as comments."""
+    """Return ``config`` as YAML; comments show the settings that LLaMA-Factory does not get."""
     agent = f"{job.agent.name} (digest {job.agent.digest})" if job.agent else "none"
     head = f"# Resolved by `afm sft`. agent: {agent}; threads: {job.own.threads or 'all'}\n"
     head += "".join(f"# {line}\n" for line in preset_lines(job.published))
@@ -43,10 +43,10 @@ def config_text(job: SftJob, config: dict[str, Any]) -> str:
 
 
 def is_finished(job: SftJob) -> bool:
-    """True when this very training has ended well before.
+    """Return whether this training has already finished successfully.
 
     Raises:
-        ConfigError: Another training has begun or ended in the same folder.
+        ConfigError: Another training has begun or finished in the same folder.
     """
     manifest = job.output_dir / MANIFEST_FILE
     if not manifest.is_file() or job.config.get("overwrite_output_dir"):
@@ -56,14 +56,14 @@ def is_finished(job: SftJob) -> bool:
         finished, settings = bool(data["finished"]), dict(data["settings"])
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"{manifest} is damaged; delete it to continue the training next to it, whatever its settings were"
+            f"{manifest} is damaged; delete it to continue the training in this folder without a check of its settings"
         ) from None
-    # A training that was refused, or died before it had anything to lose, claims nothing.
+    # A training that was refused, or failed before its first checkpoint and log line, does not claim the folder.
     begun = finished or _last_checkpoint(job.output_dir) or logged_losses(job.output_dir / HISTORY_FILE)
     if begun and (differences := changes(settings, json.loads(json.dumps(job.dependencies())))):
         raise ConfigError(
-            f"{job.output_dir} holds {'a finished' if finished else 'an interrupted'} training with other "
-            f"settings ({'; '.join(differences)}); choose another output_dir, or start again there with "
+            f"{job.output_dir} has {'a finished' if finished else 'an interrupted'} training with other "
+            f"settings ({'; '.join(differences)}); choose another output_dir, or start over there with "
             "overwrite_output_dir=true"
         )
     return finished
@@ -73,11 +73,11 @@ def prepare(job: SftJob, *, node: int = 0, progress_bar: bool) -> str:
     """Write the configuration so that the training begins, or continues where it was interrupted.
 
     Args:
-        node: Number of this node. The first one also tidies the folder up; all must come to the same checkpoint,
-            so ``output_dir`` must be on a file system that they share.
+        node: Number of this node. The first node also cleans up the folder. All nodes must find the same checkpoint, so
+            ``output_dir`` must be on a shared file system.
 
     Returns:
-        What a person should know about that, or nothing.
+        Notes for the user, or an empty text.
     """
     config = {"disable_tqdm": not progress_bar, **tracker_settings(job), **job.config}
     first_node = node == 0
@@ -102,9 +102,9 @@ def prepare(job: SftJob, *, node: int = 0, progress_bar: bool) -> str:
 
 
 def finish(job: SftJob, *, seconds: float) -> None:
-    """Make the trained model complete, drop its tokenised rows, and leave the mark that this training is finished.
+    """Complete the trained model, delete the tokenised rows, and mark the training as finished.
 
-    Rows at a ``tokenized_path`` of the configuration's own stay.
+    Rows in a configured ``tokenized_path`` are kept.
     """
     if job.agent is not None:
         save_agent(job.agent, job.output_dir / "agent.yaml")
@@ -121,7 +121,7 @@ def finish(job: SftJob, *, seconds: float) -> None:
 
 
 def _mend_train_loss(job: SftJob) -> None:
-    """Write the mean loss of all steps; the trainer divides the losses since its last start by all steps."""
+    """Write the mean loss of all steps; after a resume, the trainer divides only the later losses by all steps."""
     file = config_path(job)
     config = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     losses = logged_losses(job.output_dir / HISTORY_FILE)
@@ -139,7 +139,7 @@ def _mend_train_loss(job: SftJob) -> None:
 
 
 def logged_losses(history: Path) -> dict[int, float]:
-    """Loss by step as logged, each the mean since the line before; damaged lines are left out."""
+    """Return the logged loss by step, each the mean since the line before; skip damaged lines."""
     losses = {}
     for line in history.read_text(encoding="utf-8").splitlines() if history.is_file() else ():
         try:
@@ -156,7 +156,7 @@ def _write_manifest(job: SftJob, **progress: Any) -> None:
 
 
 def _allow_cache(config_file: Path) -> None:
-    """LLaMA-Factory saves ``use_cache: false``, which is about training; generation would crawl."""
+    """Set ``use_cache: true``. LLaMA-Factory saves false, which is for training and makes generation very slow."""
     if not config_file.is_file():
         return
     config = json.loads(config_file.read_text(encoding="utf-8"))
@@ -178,7 +178,7 @@ def _step(checkpoint: Path) -> int:
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """The trainer writes ``trainer_state.json`` last (transformers 5.5.4, ``Trainer._save_checkpoint``)."""
+    """Return whether a checkpoint has its last file, ``trainer_state.json`` (transformers 5.5.4, ``_save_checkpoint``)."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -194,8 +194,8 @@ def _last_checkpoint(output_dir: Path) -> Path | None:
 def _set_aside(output_dir: Path, *, everything: bool) -> list[str]:
     """Rename checkpoints that this training must not continue from.
 
-    Half-written ones of a killed training would break the trainer. With ``everything``, those of a training that a new
-    one replaces go as well: if interrupted, the new one would continue from the old one's.
+    Incomplete checkpoints of a killed training would break the trainer. With ``everything``, also rename those of a
+    replaced training, because the new training would otherwise resume from them after an interruption.
     """
     notes = []
     for checkpoint in _checkpoints(output_dir):
@@ -210,7 +210,7 @@ def _set_aside(output_dir: Path, *, everything: bool) -> list[str]:
 
 
 def _cut_history(history: Path, last_step: int) -> None:
-    """Drop lines of steps that are about to be trained again, and a half-written last line."""
+    """Drop the lines of steps that will be repeated, and an incomplete last line."""
     if not history.is_file():
         return
     kept = []

@@ -1,4 +1,4 @@
-"""The keys of ``afm sft`` that are ours; LLaMA-Factory never sees them."""
+"""The settings of ``afm sft`` that LLaMA-Factory does not get."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from afm.errors import suggestion
 
 
 def names_in(value: Any) -> Any:
-    """The names in a text with commas between them; a list stays as it is."""
+    """Split a text at commas into names; return a list unchanged."""
     if isinstance(value, str):
         return [name.strip() for name in value.split(",")] if value.strip() else []
     return [] if value is None else value
@@ -28,7 +28,7 @@ def _check_tags(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-_WITH_COMMAS = PlainSerializer(",".join, when_used="json")  # as LLaMA-Factory's own lists are written
+_WITH_COMMAS = PlainSerializer(",".join, when_used="json")  # the form of LLaMA-Factory's lists
 TagNames = Annotated[tuple[str, ...], BeforeValidator(names_in), AfterValidator(_check_tags), _WITH_COMMAS]
 
 
@@ -39,11 +39,11 @@ class SftSettings(Settings):
     """Name or YAML of the agent to train. It is saved with the model as `agent.yaml`, so that evaluation and
     RL use the same prompt. It switches `ignore_observation` and `match_chat_template` on."""
     ignore_observation: bool = False
-    """No loss on what the environment wrote."""
+    """Exclude the text of the environment from the loss."""
     ignore_observation_token: TagNames = ("observation",)
-    """The environment's tag, or several with commas between them. The default is the agent's own."""
+    """Tag of the environment, or several separated by commas. The default is that of the agent."""
     observation_boundary: Boundary = Boundary.SPLIT
-    """`split` encodes each author's text on its own, exactly as rollouts do. `mask` and `keep` use the ids of
+    """`split` encodes the text of each author separately, exactly as rollouts do. `mask` and `keep` use the ids of
     stock LLaMA-Factory. A token that spans a boundary is then masked or trained on."""
     roles_without_loss: TagNames = ()
     """Roles of the agent to exclude from the loss, for example `plan`. They stay in the text and change no
@@ -54,7 +54,7 @@ class SftSettings(Settings):
     prompt: str = PromptMode.OWN.value
     """Prompt of the agent's rows: `own`, `row` or a file with `{question}`. See docs/prompts.md."""
     prompt_check: bool = True
-    """Refuse to train with another prompt than the model was trained with before."""
+    """Refuse to train with a prompt other than the one that the model was trained with."""
     match_chat_template: bool = False
     """Refuse to train when `template` renders a question differently from the tokenizer's own chat template,
     which rollouts use."""
@@ -63,18 +63,18 @@ class SftSettings(Settings):
 
     @property
     def spec(self) -> AgentSpec | None:
-        """The agent that is trained."""
+        """The agent to train."""
         return load_agent(self.agent) if self.agent else None
 
     @property
     def masked_tags(self) -> tuple[str, ...]:
-        """Tags between which no token has a loss."""
+        """Tags whose text has no loss."""
         return self.ignore_observation_token if self.ignore_observation else ()
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        """What the agent implies; paths that hold in any working folder."""
+        """Add the settings that the agent implies, and make paths absolute."""
         data = dict(data)
         if isinstance(name := data.get("agent"), str):
             role = load_agent(name).observation_role
@@ -93,15 +93,15 @@ class SftSettings(Settings):
         if silent and not self.ignore_observation:
             raise ValueError("roles_without_loss needs ignore_observation=true")
         if both := set(silent) & set(tags):
-            raise ValueError(f"roles_without_loss: {sorted(both)} are tags of the environment already")
+            raise ValueError(f"roles_without_loss: {sorted(both)} are already tags of the environment")
         if spec is None:
             if self.prompt not in (PromptMode.OWN, PromptMode.ROW):
-                raise ValueError("prompt: a file needs `agent`, which says whose rows are asked with it")
+                raise ValueError("prompt: a file needs `agent`, the agent whose rows get this prompt")
             return self
         if spec.observation_role is not None and spec.observation_role not in tags:
             raise ValueError(
                 f"ignore_observation_token: got {','.join(tags)!r}, but the environment of agent {spec.name!r} writes "
-                f"{spec.observation_role!r}; leave the key out"
+                f"{spec.observation_role!r}; remove the key"
             )
         for role in silent:
             if role not in spec.roles:
@@ -113,11 +113,11 @@ class SftSettings(Settings):
 def split_config(
     config: Mapping[str, Any], label: str = "configuration", overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], SftSettings]:
-    """LLaMA-Factory's part of a configuration, and ours.
+    """Split a configuration into LLaMA-Factory's part and ours.
 
     Raises:
-        ConfigError: A value of this section makes no sense.
-        UsageError: The same, when overrides alone are at fault.
+        ConfigError: One of our settings is invalid.
+        UsageError: One of our settings is invalid and comes from an override.
     """
     own = {key: value for key, value in config.items() if key in SftSettings.model_fields}
     stock = {key: value for key, value in config.items() if key not in own}

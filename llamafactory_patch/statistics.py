@@ -1,4 +1,4 @@
-"""What a training is about to learn from, counted and shown by the very token ids and labels that the trainer gets."""
+"""Statistics and examples of the training data, from the token ids and labels that the trainer gets."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ IGNORED = -100
 PROMPT = "(prompt)"
 """Everything before the first trained token."""
 BETWEEN = "(between)"
-"""Text of the dialogue outside of all tags: template tokens, later questions, plain answers."""
+"""Text outside of all tags: template tokens, later questions, plain answers."""
 SAMPLED_SEQUENCES = 2000
-"""Roles are found in decoded text, which is slow; this many sequences, evenly spread, stand for all."""
+"""Number of sequences, evenly spread, in which roles are counted; decoding all sequences would be slow."""
 
 _SHOWN_CHARS = 300
 _EXAMPLES = 3
@@ -37,7 +37,7 @@ Ids: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class RoleShare:
-    """Tokens of one tag in the sampled sequences, and those of them with a loss."""
+    """Tokens of one tag in the sampled sequences, and how many of them have a loss."""
 
     tokens: int
     trained: int
@@ -45,18 +45,18 @@ class RoleShare:
 
 @dataclass(frozen=True, slots=True)
 class DataStatistics:
-    """A data set in numbers; token counts leave padding out.
+    """Statistics of a data set; token counts exclude padding.
 
     Attributes:
-        rows: Rows the trainer gets: packs, when sequences were packed, or pairs.
-        sequences: Trajectories in them.
+        rows: Rows that the trainer gets, which may be packs or pairs.
+        sequences: Trajectories in the rows.
         trained: Tokens with a loss.
-        length_percentiles: Length of a sequence at 0, 50, 95 and 100 percent.
-        cutoff_len: Longest sequence allowed.
-        at_cutoff: Sequences of that length, which were cut (or fitted exactly).
-        duplicates: Sequences that equal an earlier one, token for token.
-        sampled: Sequences from which ``roles`` were counted.
-        roles: By tag, in order of appearance.
+        length_percentiles: Length of a sequence in tokens at 0, 50, 95 and 100 percent.
+        cutoff_len: Longest allowed sequence.
+        at_cutoff: Sequences of this length, which were cut or fit exactly.
+        duplicates: Sequences whose tokens equal those of an earlier sequence.
+        sampled: Sequences in which ``roles`` were counted.
+        roles: Tokens by tag, in order of appearance.
     """
 
     rows: int
@@ -72,10 +72,10 @@ class DataStatistics:
 
 
 def count_tokens(dataset: Any, tokenizer: Any, cutoff_len: int) -> DataStatistics:
-    """Count a tokenized data set with the columns ``input_ids`` and ``labels``, of pairs, or with ``position_ids``, if packed.
+    """Count the tokens of a data set of single rows, pairs, or packs (which have ``position_ids``).
 
     Raises:
-        ValueError: It has no row.
+        ValueError: The data set has no rows.
     """
     lengths: list[int] = []
     seen: set[int] = set()
@@ -87,7 +87,7 @@ def count_tokens(dataset: Any, tokenizer: Any, cutoff_len: int) -> DataStatistic
         duplicates += digest in seen
         seen.add(digest)
     if not lengths:
-        raise ValueError("the data set has no row")
+        raise ValueError("the data set has no rows")
     percentiles: list[int] = np.percentile(lengths, (0, 50, 95, 100), method="nearest").tolist()
     low, middle, high, top = percentiles
     step = -(-len(lengths) // SAMPLED_SEQUENCES)
@@ -107,7 +107,7 @@ def count_tokens(dataset: Any, tokenizer: Any, cutoff_len: int) -> DataStatistic
 
 
 def sequences(dataset: Any) -> Iterator[tuple[Ids, Ids]]:
-    """Token ids and labels of every trajectory, both of a pair, packs taken apart and padding left out."""
+    """Yield token ids and labels of every trajectory without padding; split pairs and packs."""
     sides = sequence_sides(dataset)
     packed = "position_ids" in dataset.column_names
     columns = [side + name for side in sides for name in _COLUMNS] + (["position_ids"] if packed else [])
@@ -125,7 +125,7 @@ def sequences(dataset: Any) -> Iterator[tuple[Ids, Ids]]:
 
 
 def sequence_sides(dataset: Any) -> list[str]:
-    """What the columns of ids and labels begin with: nothing, or the sides of a pair; none for other data."""
+    """Return the prefixes of the columns of ids and labels: empty, or the sides of a pair. Other data has no prefixes."""
     names = set(getattr(dataset, "column_names", None) or ())
     return [side for side in _SIDES if {side + name for name in _COLUMNS} <= names]
 
@@ -133,7 +133,7 @@ def sequence_sides(dataset: Any) -> list[str]:
 def _unpacked(ids: Ids, labels: Ids, positions: Ids) -> Iterator[tuple[Ids, Ids]]:
     begins = np.flatnonzero(positions == 0).tolist()
     for start, end in pairwise([*begins, len(ids)]):
-        if end - start > 1 or labels[start] != IGNORED:  # every padding token stands at position 0
+        if end - start > 1 or labels[start] != IGNORED:  # every padding token has position 0
             yield ids[start:end], labels[start:end]
 
 
@@ -150,7 +150,7 @@ def _roles(sample: Iterable[tuple[Ids, Ids]], tokenizer: Any) -> dict[str, RoleS
 
 
 def _tagged(texts: Sequence[str], loss: Any) -> Iterator[tuple[str, Any]]:
-    """Names of the tags in a sequence, each with the tokens that begin in it."""
+    """Yield the names of the tags in a sequence, each with the tokens that begin in it."""
     begins = np.concatenate(([0], np.cumsum([len(text) for text in texts])))[:-1]
     first = int(np.argmax(loss)) if loss.any() else len(texts)
     left = np.arange(len(texts)) >= first
@@ -165,14 +165,14 @@ def _tagged(texts: Sequence[str], loss: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Pieces:
-    """The text of every token by itself; a letter cut by a token border shows as a replacement character."""
+    """Decodes single tokens; a character that spans two tokens becomes replacement characters."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._text: dict[int, str] = {}
 
     def of(self, ids: Ids) -> list[str]:
-        """The text of each token."""
+        """Return the text of each token."""
         unknown = [token for token in np.unique(ids).tolist() if token not in self._text]
         if unknown:
             texts = self._tokenizer.batch_decode([[token] for token in unknown])
@@ -181,7 +181,7 @@ class Pieces:
 
 
 def first_without_label(dataset: Any) -> Ids | None:
-    """How the first sequence begins of which no token takes part in the loss (that at position 0 never does)."""
+    """Return the beginning of the first sequence without loss, if any; the token at position 0 never has a loss."""
     for ids, labels in sequences(dataset):
         if not (labels[1:] != IGNORED).any():
             return ids[:_SHOWN_TOKENS]
@@ -189,9 +189,9 @@ def first_without_label(dataset: Any) -> Ids | None:
 
 
 def show_data(dataset: Any, tokenizer: Any, cutoff_len: int, output_dir: Path) -> None:
-    """Print the statistics and three examples; save both whole next to the model.
+    """Print the statistics and three shortened examples; save both in full next to the model.
 
-    Nothing is shown of rows that have no ids and labels.
+    Does nothing for rows without ids and labels.
     """
     if not sequence_sides(dataset):
         return
@@ -208,7 +208,7 @@ def show_data(dataset: Any, tokenizer: Any, cutoff_len: int, output_dir: Path) -
 
 
 def statistics_table(statistics: DataStatistics) -> str:
-    """The numbers as a person reads them."""
+    """Return the statistics as text."""
     low, middle, high, top = statistics.length_percentiles
     packed = f" in {statistics.rows:,} rows" if statistics.rows != statistics.sequences else ""
     lines = [
@@ -227,7 +227,7 @@ def statistics_table(statistics: DataStatistics) -> str:
 
 
 def rendered(ids: Ids, labels: Ids, tokenizer: Any, max_chars: int | None = None) -> str:
-    """Decoded tokens; tokens without loss are in ⟦ ⟧. Longer stretches than ``max_chars`` lose their middle."""
+    """Decode tokens; tokens without loss are in ⟦ ⟧. The middle of stretches above ``max_chars`` is cut out."""
     parts = []
     pairs = zip(ids.tolist(), (labels != IGNORED).tolist(), strict=True)
     for trained, run in groupby(pairs, key=lambda pair: pair[1]):
@@ -237,7 +237,7 @@ def rendered(ids: Ids, labels: Ids, tokenizer: Any, max_chars: int | None = None
 
 
 def examples(dataset: Any, statistics: DataStatistics, count: int) -> Iterator[tuple[str, Ids, Ids]]:
-    """The first sequence, one from the middle, the first of the longest, and as many more as ``count`` asks for."""
+    """Yield the first sequence, one from the middle, the first of the longest, and further ones up to ``count``."""
     longest = next(
         number
         for number, (ids, _) in enumerate(sequences(dataset))
@@ -271,12 +271,12 @@ def print_examples(
     prompts: object = None,
     as_json: bool = False,
 ) -> None:
-    """Print the statistics of a training's data and ``count`` sequences of it whole.
+    """Print the statistics of a training's data, and ``count`` whole sequences.
 
-    The first sequence, one from the middle, the longest and then those after the first are shown.
+    Shows the first sequence, one from the middle, the longest, and then those after the first.
 
     Args:
-        prompts: What its rows are asked with.
+        prompts: Prompts of the rows.
         as_json: Print one object for the statistics and one for each sequence (``tokens``, ``trained``,
             ``trained_text``, ``masked_text``) instead.
     """

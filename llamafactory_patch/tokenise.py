@@ -1,7 +1,7 @@
-"""Tokenises and stores the rows that LLaMA-Factory's own training then reads as its ``tokenized_path``.
+"""Tokenise and store the rows that LLaMA-Factory's own training reads as its ``tokenized_path``.
 
-LLaMA-Factory loads what is there whatever the other options say, so stored rows carry a record of what they were made
-from. Importing this module imports LLaMA-Factory; :func:`llamafactory_patch.engine.load_engine` comes first.
+LLaMA-Factory loads stored rows without checking other options, so each stored set has a record of its origin. Importing
+this module imports LLaMA-Factory; call :func:`llamafactory_patch.engine.load_engine` first.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from llamafactory_patch.reading import REPORT_FILE, BadRowReport, FileState, age
 from llamafactory_patch.statistics import first_without_label, show_data
 
 ORIGIN_FILE: Final = "masking.json"
-"""In a stored set: what it was made from."""
+"""File in a stored set that records its origin."""
 
 Read = Callable[[DatasetAttr, Arguments, BadRowReport], Dataset]
-"""Gives the sound rows of one data set."""
+"""Returns the valid rows of one data set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenised:
-    """The data sets of a training, as LLaMA-Factory's ``tokenized_path`` holds them, their tokenizer and prompts."""
+    """The data sets of a training in the form of LLaMA-Factory's ``tokenized_path``, their tokenizer and prompts."""
 
     sets: DatasetDict
     tokenizer: Any
@@ -57,12 +57,12 @@ class Tokenised:
 
 
 def provide(config: Mapping[str, Any], folder: Path, output_dir: Path, *, node: int = 0) -> None:
-    """See to it that ``folder`` holds the rows of a training, and show them next to its model.
+    """Make sure that ``folder`` has the rows of a training, and save statistics next to its model.
 
-    The first node tokenises unless the rows are there; the others wait for it.
+    The first node tokenises the rows unless they are there. The other nodes wait for it.
 
     Raises:
-        ConfigError: The configuration is wrong, or a folder that it names holds other rows.
+        ConfigError: The configuration is wrong, or ``tokenized_path`` has other rows.
         DataError: A row cannot be trained on, and ``on_bad_rows`` is ``error``.
         EngineError: The first node has not stored the rows in time.
     """
@@ -86,7 +86,7 @@ def provide(config: Mapping[str, Any], folder: Path, output_dir: Path, *, node: 
 
 
 def _show(arguments: Arguments, folder: Path, output_dir: Path) -> None:
-    """Say what is trained on, and keep it and the prompts next to the model."""
+    """Show the training data, and save its statistics and prompts next to the model."""
     sets = load_from_disk(str(folder))
     _check_labels(sets, arguments, folder)
     if (folder / PROMPT_FILE).is_file():
@@ -97,7 +97,7 @@ def _show(arguments: Arguments, folder: Path, output_dir: Path) -> None:
 
 
 def _check_labels(sets: Any, arguments: Arguments, folder: Path) -> None:
-    """Refuse rows tokenised elsewhere of which nothing is trained on: the loss would be 0/0 and spoil the model."""
+    """Refuse rows tokenised elsewhere that have no trained token: their loss would be 0/0 and ruin the model."""
     if _stored_origin(folder) is not None or not isinstance(sets, DatasetDict):
         return
     for name, rows in sets.items():
@@ -106,15 +106,15 @@ def _check_labels(sets: Any, arguments: Arguments, folder: Path) -> None:
             begin = load_tools(arguments)[0]["tokenizer"].decode(ids)
             raise DataError(
                 f"tokenized_path: {folder} has a row ({name}) without a single trained token; it begins with {begin!r}. "
-                "Was it tokenized with other settings? Delete tokenized_path and start again"
+                "Was it tokenized with other settings? Delete tokenized_path and start over"
             )
 
 
 def load_or_tokenise(arguments: Arguments, folder: Path) -> Tokenised:
-    """The rows of a training: those it has stored in ``folder``, else tokenised now and not stored.
+    """Load the rows of a training from ``folder``, or else tokenise them without storing them.
 
     Raises:
-        ConfigError: The data does not fit the kind of training, or was made with other settings.
+        ConfigError: The data does not fit the stage, or was tokenised with other settings.
         DataError: A row cannot be trained on, and ``on_bad_rows`` is ``error``.
     """
     named = check_stored(arguments)
@@ -129,11 +129,11 @@ def tokenise(
     """Read, mix, split and encode the rows of a training.
 
     Args:
-        report: Takes the bad rows.
-        whole: Whether ``read`` gives all rows, so that it can be said which roles and prompts they have.
+        report: Collects the bad rows.
+        whole: Whether ``read`` returns all rows, so that their roles and prompts can be checked.
 
     Raises:
-        ConfigError: The data does not fit the kind of training.
+        ConfigError: The data does not fit the stage.
         DataError: A row cannot be trained on, and ``on_bad_rows`` is ``error``.
     """
     check_layout(arguments)
@@ -167,7 +167,7 @@ def _read_all(
 
 
 _DATA_OF_STAGE = {"dpo": "rm"}
-"""Under that name the workflows of LLaMA-Factory load the data of a kind of training."""
+"""Stages whose data LLaMA-Factory loads under the name of another stage."""
 
 
 def _encoded(
@@ -199,12 +199,12 @@ _SINGLE = "rows of one answer (neither `ranking` nor `kto_tag`)"
 
 
 def check_layout(arguments: Arguments) -> None:
-    """Refuse data sets whose rows are not what a stage trains on: pairs, judged answers, or one answer each.
+    """Check that data sets have the rows of the stage: pairs, judged answers, or one answer each.
 
-    Nothing is said where no local ``dataset_info.json`` says anything of them.
+    Checks nothing without a local ``dataset_info.json``.
 
     Raises:
-        ConfigError: One has other rows, or ``dataset_info.json`` is wrong.
+        ConfigError: A data set has other rows, or ``dataset_info.json`` is wrong.
     """
     stage, data = arguments.stage, arguments.data
     if not Path(data.dataset_dir, DATA_CONFIG).is_file():
@@ -219,13 +219,13 @@ def check_layout(arguments: Arguments) -> None:
         else:
             continue
         raise ConfigError(
-            f"stage: got {stage!r}, which trains on {needed}, but dataset_info.json says that {attr.dataset_name} "
-            f"holds {held}; choose another stage or data set"
+            f"stage: got {stage!r}, which trains on {needed}, but by dataset_info.json {attr.dataset_name} "
+            f"has {held}; choose another stage or data set"
         )
 
 
 def _store(made: Tokenised, folder: Path, origin: Mapping[str, Any]) -> None:
-    """Put the sets into ``folder``, with what they were made from: a killed process leaves all of it there, or nothing."""
+    """Store the sets and their origin in ``folder``, atomically: a killed process leaves all files or none."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     made.sets.save_to_disk(str(part))
@@ -243,7 +243,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("agent", "threads", "eval_num_beams", "ignore_pad_token_for_loss", "prompt", "prompt_check"),
     }
 )
-"""Data arguments that change no row; a new one counts until it is named here."""
+"""Data arguments that change no row; arguments that are not listed here count."""
 _OF_THE_MASK: Final = ("ignore_observation_token", "observation_boundary", "roles_without_loss")
 _OF_THE_MODEL: Final = (
     *("use_fast_tokenizer", "model_revision", "resize_vocab", "split_special_tokens"),
@@ -254,7 +254,7 @@ _SETS: Final = "data sets"
 
 
 def origin_of(arguments: Arguments) -> dict[str, Any]:
-    """What the rows of a training depend on."""
+    """Return everything that the tokenised rows of a training depend on."""
     model, data, own = arguments.model, arguments.data, arguments.sft
     stock = [field.name for field in fields(DataArguments) if field.name not in _WITHOUT_EFFECT]
     unmasked = () if own.ignore_observation else _OF_THE_MASK
@@ -274,7 +274,7 @@ def origin_of(arguments: Arguments) -> dict[str, Any]:
 
 
 def _data_sets(arguments: Arguments) -> dict[str, Any] | None:
-    """Entries and files of the data sets, ``None`` where they are not there any more: nothing can be stale then."""
+    """Return entries and files of the data sets, or ``None`` if they no longer exist and cannot be compared."""
     data = arguments.data
     names = [*(data.dataset or ()), *(data.eval_dataset or ())]
     if str(data.dataset_dir).startswith("REMOTE:"):
@@ -307,7 +307,7 @@ def _state(state: FileState | str) -> str:
 
 
 def is_current(folder: Path, origin: Mapping[str, Any]) -> bool:
-    """Whether ``folder`` holds rows of that origin."""
+    """Return whether ``folder`` has rows of this origin."""
     try:
         stored = _stored_origin(folder)
     except ConfigError:
@@ -316,10 +316,10 @@ def is_current(folder: Path, origin: Mapping[str, Any]) -> bool:
 
 
 def check_stored(arguments: Arguments) -> bool:
-    """Whether a configuration's ``tokenized_path`` holds rows, which are then those of its settings.
+    """Return whether the configured ``tokenized_path`` has rows; check that they were made with the same settings.
 
     Raises:
-        ConfigError: They were made with other settings, or nothing says with which mask.
+        ConfigError: They were made with other settings, or their mask is unknown.
     """
     if arguments.data.tokenized_path is None or not has_tokenized_data(arguments.data.tokenized_path):
         return False
@@ -328,14 +328,14 @@ def check_stored(arguments: Arguments) -> bool:
     if stored is None:
         if arguments.sft.ignore_observation:
             raise ConfigError(
-                f"tokenized_path: no record in {folder} of what its data set was made from, or with which mask; "
-                "delete the folder or name another"
+                f"tokenized_path: {folder} has no record of the origin and the mask of its data set; delete the folder or "
+                "choose another"
             )
         return True
     if others := _differences(stored, origin):
         raise ConfigError(
             f"tokenized_path: the data set in {folder} was made with other settings ({'; '.join(others)}); delete the "
-            "folder or name another"
+            "folder or choose another"
         )
     return True
 
@@ -362,7 +362,8 @@ def _stored_origin(folder: Path) -> dict[str, Any] | None:
 def _wait(folder: Path, origin: Mapping[str, Any], seconds: float) -> None:
     """Wait until the first node has stored the rows."""
     print(
-        f"waiting for node 0, which tokenises the data into {folder}; all nodes share that folder", flush=True
+        f"waiting for node 0, which tokenises the data into {folder}; all nodes must share this folder",
+        flush=True,
     )
     deadline = time.monotonic() + seconds
     while not is_current(folder, origin):
@@ -372,7 +373,7 @@ def _wait(folder: Path, origin: Mapping[str, Any], seconds: float) -> None:
                 f"rows of other settings ({'; '.join(_differences(stored, origin))})" if stored else "no rows"
             )
             raise EngineError(
-                f"{folder} holds {held} after ddp_timeout={seconds:g} s; see the log of node 0, and that all nodes "
+                f"{folder} has {held} after ddp_timeout={seconds:g} s; check the log of node 0, and that all nodes "
                 "share the folder and have the same data sets"
             )
         time.sleep(0.5)

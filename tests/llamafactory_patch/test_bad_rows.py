@@ -35,7 +35,7 @@ REASONS = {
     8: "got no question, expected a text under 'instruction'",
     9: "nothing to train on: no token of the agent is left within cutoff_len=100",
     10: "the response is empty",
-    11: "the response is empty, or nothing but observations and blanks",
+    11: "the response is empty, or has only observations and blanks",
     12: "half a character",
     13: "system: got dict, expected a text",
     14: "<Observation> at character 0: expected <observation>",
@@ -157,5 +157,5 @@ def test_a_file_without_rows_is_named(pipeline, data_dir, tiny):
     folder = data_dir([])
     for text in ("", "[]", "\n \n"):
         (folder / "rows.json").write_text(text)
-        with pytest.raises(DataError, match=r"rows.json: holds no rows"):
+        with pytest.raises(DataError, match=r"rows.json: has no rows"):
             pipeline(tiny, folder)

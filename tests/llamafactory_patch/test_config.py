@@ -66,7 +66,7 @@ def test_overrides_that_are_none_are_wrong_usage(config, override):
         ),
         (
             "output_dir: a\nagent: math\nignore_observation_token: result",
-            "agent 'math' writes 'observation'; leave the key out",
+            "agent 'math' writes 'observation'; remove the key",
         ),
         ("output_dir: a\nagent: math\nroles_without_loss: [nope]", "agent 'math' has no role 'nope'"),
     ],
@@ -86,7 +86,7 @@ def test_bad_configurations_are_explained(config, text, message):
         ("[]", "got list, expected an object of data sets by name"),
         ('{"row": {}}', "has no 'rows'; did you mean 'row'"),
         ('{"rows": "r.json"}', "got 'r.json', expected an object with one of cloud_file_name, file_name"),
-        ('{"rows": {"file_name": "r.json"}}', "r.json is missing, though .*dataset_info.json names it"),
+        ('{"rows": {"file_name": "r.json"}}', "r.json is missing, but .*dataset_info.json lists it"),
         (
             '{"rows": {"file_name": "r.json", "columns": 5}}',
             "rows.columns: got 5, expected an object of names",
@@ -107,7 +107,7 @@ def test_missing_models_are_found_before_anything_starts(config, tmp_path):
     (tmp_path / "r.json").write_text("[]", encoding="utf-8")
     check_sources(resolve(path, [f"model_name_or_path={tmp_path}"]))
     for name in ("nope", ""):
-        message = f"model_name_or_path: '{name}' is no folder; expected one, or ORGANISATION/NAME on the hub"
+        message = f"model_name_or_path: '{name}' is not a folder; expected a folder, or ORGANISATION/NAME on the hub"
         with pytest.raises(ConfigError, match=message):
             check_sources(resolve(path, [f'model_name_or_path="{name}"']))
 
@@ -190,7 +190,7 @@ def test_every_key_that_holds_a_secret_is_refused(config):
     keys = [key for key in engine_keys() if secret.search(key)]
     assert {"hub_token", "ms_hub_token", "swanlab_lark_secret"} <= set(keys)
     for key in keys:
-        with pytest.raises(ConfigError, match=f"{key}: a secret would end up in saved configurations"):
+        with pytest.raises(ConfigError, match=f"{key}: the secret would be saved with the configuration"):
             resolve(config(f"output_dir: a\n{key}: hush-hush"))
 
 

@@ -73,7 +73,7 @@ def test_a_sound_recipe_has_no_error(data):
     found = by_subject(findings)
     assert found["engine"] == ("ok", "LLaMA-Factory accepts the arguments")
     assert found["data"] == ("ok", "rows.json: 4 rows to train on")
-    steps = "1 a device x 16 accumulated x 8 = 128 sequences a step, about 4 steps (1 of warm-up)"
+    steps = "1 per device x 16 accumulated x 8 = 128 sequences per step, about 4 steps (1 of warm-up)"
     assert found["batch"][1] == steps
     chosen = [finding.text for finding in findings if "(as configured)" in finding.text]
     assert chosen == ["ZeRO-3 (as configured): 16.2 GiB a GPU = states 7.6 + activations 1.4 + logits 7.2"]
@@ -86,8 +86,8 @@ def test_what_would_fail_is_an_error_that_says_why(data, tmp_path):
     findings = diagnose(RECIPE, wrong, Hardware(), env)
     errors = {f.subject: f.text for f in findings if f.level == "error" and f.subject != "disk"}
     assert errors.keys() == {"trackers", "data", "context", "deepspeed"}
-    assert f"{data}/rows.json is missing, though {data}/dataset_info.json names it" in errors["data"]
-    assert errors["context"].startswith("cutoff_len 40,000 against 32,768 positions of the model")
+    assert f"{data}/rows.json is missing, but {data}/dataset_info.json lists it" in errors["data"]
+    assert errors["context"].startswith("cutoff_len 40,000, the model has 32,768 positions")
     assert by_subject(diagnose(RECIPE, ["cutof_len=1"], Hardware(), {}))["keys"][0] == "error"
 
 
@@ -132,7 +132,7 @@ def test_bad_rows_are_errors_that_name_file_and_line(write_set, text, told):
 def test_data_that_only_llamafactory_can_read_is_told(write_set):
     folder = write_set("none", hf_hub_url="somebody/set")
     found = by_subject(diagnose(RECIPE, [f"dataset_dir={folder}"], Hardware(), {}))
-    assert found["data"] == ("warning", "somebody/set: not in local JSON files, so its rows were not read")
+    assert found["data"] == ("warning", "somebody/set: not in local JSON files, so the rows were not read")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def plain(configuration, tmp_path, tiny):
         (["dataset=one_unwritable", "template=default"], "one_unwritable.jsonl:2 ('q'): the chat template"),
         (["dataset=pairs", "stage=dpo"], "pairs.jsonl:2 ('q'): the chosen and the rejected"),
         (["output_dir={folder}/rows.jsonl/x"], "rows.jsonl is a file, expected a folder"),
-        (["val_size=20"], "val_size=20 takes 20 of 20 rows away"),
+        (["val_size=20"], "val_size=20 reserves 20 of 20 rows"),
         (["deepspeed={folder}/list.json"], "list.json cannot be read as a JSON object"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_role_without_loss_that_no_row_has_is_refused(pipeline, data_dir, tiny
 
 
 def test_a_row_of_roles_without_loss_alone_has_nothing_to_train_on(pipeline, data_dir, tiny):
-    with pytest.raises(DataError, match=r"row 2 .*: nothing to train on: .*no more than the end of a turn"):
+    with pytest.raises(DataError, match=r"row 2 .*: nothing to train on: .*or only the end of a turn"):
         pipeline(tiny, data_dir(alpaca(SAID, "<answer>43</answer>")), roles_without_loss="answer")
 
 

@@ -74,7 +74,7 @@ def test_the_mask_is_off_unless_asked_for(parse):
         ({"ignore_observation_token": ""}, "expected the name of a tag, or several"),
         ({"observation_boundary": "cut"}, "observation_boundary: got 'cut'"),
         ({"ignore_observations": True}, "ignore_observations"),
-        ({"ignore_observation": True, "train_on_prompt": True}, "switch train_on_prompt off"),
+        ({"ignore_observation": True, "train_on_prompt": True}, "set train_on_prompt=false"),
         ({"template": "absent"}, "Template absent|has no 'absent'"),
         ({"streaming": True, "max_steps": 1}, "streaming: rows are tokenised and stored before the training"),
     ],

@@ -43,14 +43,14 @@ def test_trajectories_are_asked_as_the_agent_that_is_trained(pipeline, data_dir,
     built = pipeline(tiny, folder, agent=str(own), on_bad_rows="drop")
     assert built.masked() == [f"<|im_start|>user\nQ a?<|im_end|>\n<|im_start|>assistant\n{SEEN}\n"]
     [bad] = bad_rows(folder)
-    assert "agent: got a record of 'web', but the agent that is trained is 'math'" in bad["reason"]
+    assert "agent: got a record of 'web', but the agent to train is 'math'" in bad["reason"]
 
 
 def test_what_a_filter_did_not_keep_is_left_out_and_listed(pipeline, data_dir, tiny, capsys):
     rows = [record(), record("b", kept=False, reason="wrong answer")]
     folder = data_dir(rows, name="rows.jsonl", formatting="trajectory")
     assert len(pipeline(tiny, folder).rows) == 1
-    assert "0 left out, and 1 that a filter had not kept" in capsys.readouterr().err
+    assert "0 left out, and 1 that a filter dropped" in capsys.readouterr().err
     assert [row["reason"] for row in bad_rows(folder)] == ["not kept: wrong answer"]
 
 
@@ -214,11 +214,11 @@ def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
         "messages: the last message is 'tool''s, expected the assistant's",
         "messages[1]: role: got 'robot', expected one of system, developer, user, assistant, tool",
         "messages[1]: content: got NoneType, expected a text",
-        "messages[4]: function_call: expected tool_calls, which took its place",
-        "messages[3]: a result of a tool without a call before it",
+        "messages[4]: function_call: expected tool_calls, which replaced it",
+        "messages[3]: a tool result without a call before it",
         "messages[4]: weight: got 0.5, expected 0 or 1",
         "messages[4]: reasoning_content: got int, expected a text",
-        "messages[4]: reasoning_content: the text holds '<think>', too, by which the template marks thoughts",
+        "messages[4]: reasoning_content: the content also contains '<think>', with which the template marks thoughts",
         "tools: got 5, expected a list of objects",
         "tools: no JSON: Expecting value: line 1 column 2 (char 1)",
     ]
@@ -262,7 +262,7 @@ def test_two_turns_of_the_user_read_as_the_protocol_writes_them():
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
-        ([("user", "a", True), ("assistant", "b", True)], "the turn of the user has a loss"),
+        ([("user", "a", True), ("assistant", "b", True)], "set on a turn of the user"),
         ([("user", "a", False), ("tool", "b", False)], "got 'tool', expected system, user or assistant"),
         ([("user", "a", False), ("assistant", "b", 1)], "loss: got 1, expected true or false"),
         ([("user", "a", False)], "the user's first and the assistant's last"),

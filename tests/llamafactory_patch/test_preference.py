@@ -33,7 +33,7 @@ def test_a_pair_is_wrong_when_either_response_is(pipeline, data_dir, tiny):
         "<observation> opened at character 0 is never closed",
         "</observation> at character 1 closes nothing",
         "rejected: got int, expected a text",
-        "the response is empty, or nothing but observations and blanks",
+        "the response is empty, or has only observations and blanks",
     ]
     built = pipeline(tiny, folder, stage="dpo", cutoff_len=100, on_bad_rows="drop")
     assert built.trained("rejected_") == [f"{CALL}{SAID}<|im_end|>"]
@@ -58,13 +58,13 @@ def test_desired_and_undesired_responses_are_masked(pipeline, data_dir, tiny):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stage": "rm"}, r"got stage 'rm': a reward model scores the last token"),
+        ({"stage": "rm"}, r"got 'rm': a reward model scores whole responses"),
         (
             {"stage": "ppo", "reward_model": "x", "reward_model_type": "full"},
             r"got stage 'ppo': .*use `afm rl`",
         ),
         ({"stage": "pt"}, r"got stage 'pt': pre-training trains on every token"),
-        ({"stage": "dpo", "ld_alpha": 0.5}, r"does not go together with ld_alpha"),
+        ({"stage": "dpo", "ld_alpha": 0.5}, r"does not work with ld_alpha"),
     ],
 )
 def test_stages_that_cannot_mask_say_why(pipeline, data_dir, tiny, options, message):
@@ -89,7 +89,7 @@ def test_a_pair_of_equal_responses_is_a_bad_row(pipeline, data_dir, tiny):
     ("stage", "info", "told"),
     [
         ("sft", FEEDBACK, "got 'sft', .* says that rows.json holds answers marked as desired or not"),
-        ("dpo", {}, "got 'dpo', which trains on pairs .* rows.json holds rows of one answer"),
+        ("dpo", {}, "got 'dpo', which trains on pairs .* rows.json has rows of one answer"),
         ("kto", PAIRS, "rows.json holds pairs of a chosen"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_record_is_asked_by_its_agent_or_a_file_and_has_no_prompt_of_its_own(f
     assert RowPrompts(PromptSource(), "math").asked(row, {}, record=True)["_prompt"] == row["_prompt"]
     found = RowPrompts(PromptSource.load(file), "math").asked(row, {}, record=True)
     assert found["_prompt"][0]["content"] == "Solve:\n1?"
-    with pytest.raises(DataError, match="a record holds no prompt"):
+    with pytest.raises(DataError, match="a record has no prompt"):
         RowPrompts(PromptSource.load("row"), "math").asked(row, {}, record=True)
 
 
@@ -141,7 +141,7 @@ def test_the_models_folder_gets_the_record_and_a_model_of_another_prompt_is_refu
     for user, state in ((RULES + "1?", as_is), (RULES + "2?", as_is), ("Hi?", other)):
         counter.add({**aligned(user), ASKED_COLUMN: state})
     counts = counter.counts()
-    assert str(counts) == "prompt row: 2 rows as the rows have them, 1 chats as they are"
+    assert str(counts) == "prompt row: 2 rows with their own, 1 chats unchanged"
     model = SimpleNamespace(model_name_or_path=str(tmp_path / "base"))
     arguments, unchecked = (
         SimpleNamespace(model=model, sft=SftSettings(agent="math", prompt_check=check))

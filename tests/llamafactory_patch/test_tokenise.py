@@ -48,11 +48,11 @@ def test_rows_are_made_again_only_when_a_setting_has_changed(provided, tmp_path,
 
 
 def test_another_node_takes_what_the_first_has_stored(provided):
-    with pytest.raises(EngineError, match=r"holds no rows after ddp_timeout=0 s; see the log of node 0"):
+    with pytest.raises(EngineError, match=r"has no rows after ddp_timeout=0 s; check the log of node 0"):
         provided(node=1, ddp_timeout=0)
     made = provided()
     assert provided(node=1, ddp_timeout=0) == made
-    with pytest.raises(EngineError, match=r"holds rows of other settings \(seed: 42 -> 7\) after"):
+    with pytest.raises(EngineError, match=r"has rows of other settings \(seed: 42 -> 7\) after"):
         provided(node=1, ddp_timeout=0, seed=7)
 
 

@@ -39,7 +39,7 @@ def test_every_script_is_thin_and_prints_the_command_it_would_run(script, tmp_pa
     target = tmp_path / "to here"
     result = dry_run(script, f"output_dir={target}", "learning_rate=1e-6", **SET)
     assert result.returncode == 1
-    assert "error: this would not start: model_name_or_path: 'my model' is no folder" in result.stderr
+    assert "error: this would not start: model_name_or_path: 'my model' is not a folder" in result.stderr
     assert "error: this would not start: dataset_dir: my data/dataset_info.json" in result.stderr
     gpu = "tiny" not in script.name and shutil.which("nvidia-smi") is None
     assert ("warning: this machine has no GPU" in result.stderr) is gpu
