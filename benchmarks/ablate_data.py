@@ -1,14 +1,14 @@
-"""What the filters are worth: fine-tuning on raw, on filtered, on enriched and upsampled recordings, as many of each.
+"""Measure the effect of the filters: fine-tune on equally many raw, filtered, and enriched and upsampled recordings.
 
     .venv/bin/python benchmarks/ablate_data.py --seeds 0 1 2 --out runs/ablation-data
 
 A careless scripted team that checks its answers (agent `wiki`) works on questions of the generated encyclopaedia with real
-searches. Its recordings become three sets: raw, all that ended with an answer; filtered, what complexity, format, repetition
-and quality leave; enriched, the same with reflection enrichment and error-correction upsampling. For each seed, equally many
-rows are drawn from each, and the same model is fine-tuned on each for equally many steps and evaluated on the same held-out
-questions, whose entities no other set names. The model is one that can search and copy already: trained once, from random
-weights, on the work of another team (agent `mhqa`) on other questions. What is finished is not run again. `--out` gets
-`summary.json` and `table.md`.
+searches. Its recordings become three sets. Raw: all that ended with an answer. Filtered: those that pass the filters
+complexity, format, repetition and quality. Enriched: the same with reflection enrichment and error-correction upsampling.
+For each seed, the same number of rows is drawn from each set. The same model is fine-tuned on each for the same number of
+steps and evaluated on the same held-out questions, whose entities occur in no other set. The model can already search and
+copy: it was trained once, from random weights, on recordings of another team (agent `mhqa`) on other questions. Finished
+runs are not repeated. `--out` gets `summary.json` and `table.md`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FLAWS = {"misread": 0.3, "overlooked": 0.5, "repeated": 0.15, "unchecked": 0.1}
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; steps are of 8 packed sequences of ``cutoff`` tokens."""
+    """Sizes of a run; a step has 8 packed sequences of ``cutoff`` tokens."""
 
     pages: int = 4_000
     base_tasks: int = 12_000
@@ -62,12 +62,12 @@ SMOKE = Size(pages=400, base_tasks=60, base_steps=2, tasks=120, rows=30, steps=2
 
 
 def afm(*words: str) -> None:
-    """Run ``afm``; its failure ends this program."""
+    """Run ``afm``; if it fails, end this program."""
     subprocess.run([sys.executable, "-m", "afm.cli.main", *words], check=True, stdout=sys.stderr)
 
 
 def claim(out: Path, size: Size) -> None:
-    """Remember how much of everything the runs of a folder have; refuse to mix."""
+    """Record the size of the runs in a folder; refuse runs of another size."""
     file, told = out / "size.json", json.dumps(asdict(size), indent=2) + "\n"
     if file.exists() and file.read_text("utf-8") != told:
         raise SystemExit(f"{file}: the runs there have another size; choose another --out")
@@ -76,7 +76,7 @@ def claim(out: Path, size: Size) -> None:
 
 
 def make_world(folder: Path, size: Size) -> None:
-    """The pages with their index, and three sets of questions that name different entities."""
+    """Write the pages, their index, and three sets of questions about different entities."""
     from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
     from afm.datasets.mini_world import WorldSplit
 
@@ -90,7 +90,7 @@ def make_world(folder: Path, size: Size) -> None:
 
 
 def record(tasks: Path, agent: str, out: Path) -> None:
-    """Let the team of ``agent`` work on the tasks; nothing is filtered."""
+    """Let the team of ``agent`` work on the tasks, without filters."""
     from afm.agents import load_agent
     from afm.datasets import read_tasks
     from afm.distill.run import distill
@@ -108,7 +108,7 @@ def record(tasks: Path, agent: str, out: Path) -> None:
 
 
 def split_sets(recorded: Path, out: Path) -> dict[str, list[dict[str, str]]]:
-    """The three sets as rows to train on."""
+    """Return the three sets as training rows."""
     from afm.agents import load_agent
     from afm.distill.filters.registry import FilterPlan
     from afm.distill.filters.run import filter_files
@@ -123,7 +123,7 @@ def split_sets(recorded: Path, out: Path) -> dict[str, list[dict[str, str]]]:
         with RecordWriter(scratch) as writer:
             for name in ("trajectories.jsonl", "dropped.jsonl"):
                 for row in load_records(recorded / name):
-                    if row.stop is StopReason.ANSWER:  # what the merge refuses is part of the raw recordings
+                    if row.stop is StopReason.ANSWER:  # the raw set includes rows that the merge refuses
                         writer.write(row.model_copy(update={"kept": True, "reason": ""}))
         scratch.rename(raw)
     found = {}
@@ -140,7 +140,7 @@ def split_sets(recorded: Path, out: Path) -> dict[str, list[dict[str, str]]]:
 
 
 def write_rows(rows: list[dict[str, str]], folder: Path, name: str) -> None:
-    """A data set of LLaMA-Factory."""
+    """Write a data set of LLaMA-Factory."""
     from afm.datasets.sft_files import register
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def write_rows(rows: list[dict[str, str]], folder: Path, name: str) -> None:
 
 
 def train(model: Path, agent: str, data: Path, name: str, out: Path, seed: int, size: Size) -> None:
-    """Fine-tune ``model``, unless that is done."""
+    """Fine-tune ``model``, unless that is finished."""
     steps = size.base_steps if agent == "mhqa" else size.steps
     words = [f"agent={CONFIGS / f'agents/{agent}.yaml'}", f"model_name_or_path={model}", f"output_dir={out}"]
     words += [f"dataset_dir={data}", f"dataset={name}", f"seed={seed}", f"max_steps={steps}", "threads=1"]
@@ -159,7 +159,7 @@ def train(model: Path, agent: str, data: Path, name: str, out: Path, seed: int, 
 
 
 def make_base(out: Path, sets: dict[str, list[dict[str, str]]], size: Size) -> Path:
-    """The model that all fine-tunings start from."""
+    """Train the model that all fine-tunings start from."""
     from afm.agents import load_agent
     from afm.datasets.sft_files import write_sft
     from afm.models.tiny import create_tiny_model, train_tokenizer
@@ -178,7 +178,7 @@ def make_base(out: Path, sets: dict[str, list[dict[str, str]]], size: Size) -> P
 
 
 def evaluate(model: Path, agent: str, questions: Path, out: Path, seed: int) -> dict[str, Any]:
-    """Metrics of a model on the held-out questions at temperature 1."""
+    """Return the metrics of a model on the held-out questions at temperature 1."""
     if not (out / "metrics.json").exists():
         words = [f"model={model}", f"data={questions}", f"agent={CONFIGS / f'agents/{agent}.yaml'}"]
         afm("eval", str(CONFIGS / "eval/mhqa_world.yaml"), *words, f"output_dir={out}", f"seed={seed}")
@@ -188,7 +188,7 @@ def evaluate(model: Path, agent: str, questions: Path, out: Path, seed: int) -> 
 def one(
     name: str, seed: int, rows: list[dict[str, str]], base: Path, out: Path, size: Size
 ) -> dict[str, Any]:
-    """Train on ``size.rows`` of a set and evaluate."""
+    """Train on ``size.rows`` rows of a set, and evaluate."""
     run = out / name / f"seed{seed}"
     drawn = random.Random(f"{name}/{seed}").sample(rows, size.rows)
     write_rows(drawn, run / "data", "rows")
@@ -206,7 +206,7 @@ def one(
 
 
 def differences(runs: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
-    """Each set minus the raw one on the same questions, each by its mean over the seeds, with the 95 % interval over questions."""
+    """Compare each set with the raw one on the same questions: mean over seeds, with the 95 % interval over questions."""
     from afm.evaluation import paired_difference
     from afm.trajectory.io import load_records
 
@@ -223,7 +223,7 @@ def differences(runs: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
 
 
 def table(runs: list[dict[str, Any]], changes: list[dict[str, Any]]) -> Iterator[str]:
-    """Markdown, a line a set."""
+    """Yield a Markdown table with a line per set."""
     seeds = sorted({run["seed"] for run in runs})
     yield f"| set | rows to draw from | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | minus raw (95 %) | format valid | tool calls |"
     yield "|---|---|" + "---|" * (len(seeds) + 4)
@@ -240,17 +240,17 @@ def table(runs: list[dict[str, Any]], changes: list[dict[str, Any]]) -> Iterator
 
 
 def main() -> None:
-    """Record, filter, train, evaluate, print."""
+    """Record, filter, train, evaluate and print."""
     from afm.cli.recipes import wiki_server
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--smoke", action="store_true", help="hardly any training: does it work?")
-    parser.add_argument("--rows", type=int, help="drawn from each set")
-    parser.add_argument("--steps", type=int, help="of each fine-tuning")
-    parser.add_argument("--only-sets", action="store_true", help="record and filter, train nothing")
+    parser.add_argument("--smoke", action="store_true", help="hardly any training, only to see that it works")
+    parser.add_argument("--rows", type=int, help="rows to draw from each set")
+    parser.add_argument("--steps", type=int, help="steps of each fine-tuning")
+    parser.add_argument("--only-sets", action="store_true", help="record and filter, but do not train")
     parser.add_argument("--out", type=Path, default=Path("runs/ablation-data"), help="folder of the runs")
     arguments = parser.parse_args()
     given = {key: value for key in ("rows", "steps") if (value := getattr(arguments, key)) is not None}

@@ -1,11 +1,11 @@
-"""What each part of the recipe is worth: reinforcement learning again from the SFT models of finished quickstarts.
+"""Measure the effect of each part of the recipe: repeat RL from the SFT models of finished quickstarts.
 
     .venv/bin/python benchmarks/ablate_rl.py runs/measured --seeds 0 1 2 --out runs/ablation
     .venv/bin/python benchmarks/ablate_rl.py runs/measured-wiki --world wiki --seeds 0 1 2 --only ppo --out runs/ppo
 
-RUNS is what `measure_quickstart.py` left: a folder a seed. Every variant starts from the same SFT model, trains on the same
-questions with the same seed and is evaluated on the same held-out ones; the recipe itself is in the quickstart's own figures. What is
-finished is not run again.
+RUNS is the output of `measure_quickstart.py`, a folder per seed. Every variant starts from the same SFT model, trains on the
+same questions with the same seed and is evaluated on the same held-out questions. The figures of the full recipe come from
+the quickstart. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VARIANTS = {
     "without group filtering": ("verl.algorithm.filter_groups.enable=false",),
     "without clip-higher": (f"{_ACTOR}.clip_ratio_high=0.2",),
     "without TIS": (f"{_TIS}=null",),
-    # The engine has no probabilities for tokens it did not sample, so nothing can be corrected with them.
+    # The engine has no probabilities for tokens that it did not sample, so TIS cannot correct with them.
     "without masks": ("mask_observations=false", f"{_TIS}=null"),
     "curriculum": ("curriculum={}",),
     "ppo": (),
@@ -38,12 +38,12 @@ AGENTS = {"math": "math", "wiki": "mhqa"}
 
 
 def afm(*words: str) -> None:
-    """Run ``afm``; its failure ends this program."""
+    """Run ``afm``; if it fails, end this program."""
     subprocess.run([sys.executable, "-m", "afm.cli.main", *words], check=True)
 
 
 def serving(world: str, run: Path) -> AbstractContextManager[None]:
-    """What the world's tool needs."""
+    """Run the server that the world's tool needs."""
     from afm.choices import WorldKind
     from afm.cli.recipes import RECIPES
 
@@ -51,7 +51,7 @@ def serving(world: str, run: Path) -> AbstractContextManager[None]:
 
 
 def one(world: str, variant: str, seed: int, run: Path, out: Path) -> dict[str, Any]:
-    """Train one variant from the SFT model of ``run`` and evaluate it."""
+    """Train a variant from the SFT model of ``run``, and evaluate it."""
     agent = AGENTS[world]
     config = CONFIGS / "rl" / (f"{agent}_ppo.yaml" if variant == "ppo" else f"{agent}.yaml")
     model, held_out = out / "rl", out / "eval"
@@ -76,12 +76,12 @@ def one(world: str, variant: str, seed: int, run: Path, out: Path) -> dict[str, 
 
 
 def rewards(model: Path) -> list[float]:
-    """Mean reward of each step."""
+    """Return the mean reward of each step."""
     return [json.loads(line)["reward"] for line in (model / "metrics.jsonl").read_text("utf-8").splitlines()]
 
 
 def gain(run: Path, held_out: Path) -> dict[str, float]:
-    """RL minus SFT on the same questions, with its 95 % interval."""
+    """Return RL minus SFT on the same questions, with the 95 % interval."""
     from afm.evaluation import paired_difference
     from afm.trajectory.io import load_records
 
@@ -91,7 +91,7 @@ def gain(run: Path, held_out: Path) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Markdown, a line a variant and seed."""
+    """Yield a Markdown table with a line per variant and seed."""
     yield "| variant | seed | SFT | RL | gain (95 %) | entropy, first -> last | s of training |"
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
@@ -104,7 +104,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def draw(curves: dict[str, list[float]], out: Path) -> None:
-    """The reward by step of each variant, as an SVG."""
+    """Draw the reward by step of each variant as an SVG."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -121,7 +121,7 @@ def draw(curves: dict[str, list[float]], out: Path) -> None:
 
 
 def mean_curves(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """The reward by step of each variant, the mean over its seeds."""
+    """Return the reward by step of each variant, averaged over its seeds."""
     found: dict[str, list[list[float]]] = {}
     for row in rows:
         found.setdefault(row["variant"], []).append(row["reward"])
@@ -132,7 +132,7 @@ def mean_curves(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Train, evaluate, print."""
+    """Train, evaluate and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""Trajectories a second of the scripted wiki and math teams, tool calls real.
+"""Measure trajectories per second of the scripted wiki and math teams, with real tool calls.
 
     .venv/bin/python benchmarks/bench_distill.py --tasks 20000 --out distill.json
 
-Runs the command that a person runs, `afm data distill`, in a process of its own: start, team, merge, filters and writing
-together. The wiki's tool is a BM25 server over HTTP, the math tool the sandbox. Before any figure is told, the files are
-checked: every task is in one of them once, and every trajectory that is kept ends with the task's answer.
+Runs the user's command, `afm data distill`, in a separate process: start, team, merge, filters and writing together. The
+wiki's tool is a BM25 server over HTTP, the math tool is the sandbox. Before reporting, the benchmark checks the files:
+every task is in exactly one of them, and every kept trajectory ends with the answer of its task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGES = 40_000
 
 
 def wiki_world(folder: Path, tasks: int) -> None:
-    """Questions of one and two hops, and the index of the pages that answer them."""
+    """Write questions of one and two hops, and the index of the pages that answer them."""
     world = Encyclopaedia(PAGES, seed=0)
     write_encyclopaedia(folder, world, sizes={WorldSplit.TRAIN: tasks}, seed=0, hops=[1, 2])
     words = [sys.executable, "-m", "tool_servers.wiki_search.build", str(folder / "corpus.jsonl")]
@@ -38,7 +38,7 @@ def wiki_world(folder: Path, tasks: int) -> None:
 
 
 def distilled(tasks: Path, out: Path, agent: Path, tools: Path, parallel: int) -> dict[str, float]:
-    """One run of the command, and what it made."""
+    """Run the command once; return its figures."""
     words = [sys.executable, "-m", "afm.cli.main", "data", "distill", str(tasks), f"--output-dir={out}"]
     words += [f"--agent={agent}", f"--tools={tools}", f"--max-parallel={parallel}"]
     started = time.perf_counter()
@@ -57,7 +57,7 @@ def distilled(tasks: Path, out: Path, agent: Path, tools: Path, parallel: int) -
 
 
 def checked(tasks: Path, out: Path) -> tuple[int, int]:
-    """How many trajectories were kept, and their tool calls; stops when a task is lost, doubled or wrong."""
+    """Return the number of kept trajectories and of their tool calls; fail if a task is lost, doubled or wrong."""
     wanted = Counter(json.loads(line)["id"] for line in tasks.open())
     found: Counter[str] = Counter()
     kept = calls = 0

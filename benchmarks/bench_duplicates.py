@@ -1,9 +1,10 @@
-"""Near duplicates: which pairs of known similarity are found, and the time a row takes, against MinHashLSH of datasketch.
+"""Compare near-duplicate search with MinHashLSH of datasketch: pairs found by similarity, and time per row.
 
     .venv/bin/python benchmarks/bench_duplicates.py --out duplicates.json
 
-A row is 200 words that are its n-grams; a pair differs in as many as its Jaccard similarity says. With a template, that share
-of the words is the same in all rows. The rival keeps what shares a band, as its documentation shows. Seconds are of the processor.
+A row has 200 words, which are its n-grams. The words of a pair differ according to its Jaccard similarity. With a template,
+that share of the words is the same in all rows. The rival takes rows that share a band for duplicates, as in its
+documentation. Seconds are processor seconds.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from afm.trajectory.record import Record
 WORDS = 200
 THRESHOLDS = (0.7, 0.8, 0.9)
 Finder = Callable[[int, list[str]], bool]
-"""Row and words -> whether an earlier row is its twin."""
+"""Takes a row number and words; returns whether an earlier row is a duplicate."""
 
 
 def ours(threshold: float, connection: sqlite3.Connection) -> Finder:
-    """The stage ``near_duplicates``, on single words."""
+    """Return the finder of the stage ``near_duplicates``, on single words."""
     settings = NearDuplicateSettings(text="question", ngram=1, threshold=threshold)
     signer, index = Signer(load_agent("wiki"), settings), DuplicateIndex(connection, settings)
 
@@ -41,7 +42,7 @@ def ours(threshold: float, connection: sqlite3.Connection) -> Finder:
 
 
 def rival(threshold: float, _: sqlite3.Connection) -> Finder:
-    """Datasketch with its defaults, in memory."""
+    """Return the finder of datasketch with its defaults, in memory."""
     from datasketch import MinHash, MinHashLSH
 
     index = MinHashLSH(threshold=threshold, num_perm=128)
@@ -67,7 +68,7 @@ def pairs(
     count: int,
     template: float = 0.0,
 ) -> tuple[float, float, int]:
-    """The share of twins that is found, processor milliseconds a row, and how many first rows were taken for twins."""
+    """Return the share of duplicates found, processor milliseconds per row, and the number of false positives."""
     changed = round(WORDS * (1 - similarity) / (1 + similarity))
     common = [f"template{number}" for number in range(round(WORDS * template))]
     rows = []

@@ -1,10 +1,11 @@
-"""Our CPU engine against plain ``transformers`` over the same model and the same prompts.
+"""Compare our CPU engine with plain ``transformers`` on the same model and prompts.
 
     .venv/bin/python benchmarks/bench_engine.py --out engine.json
 
-Equal greedy tokens are checked first. Then both sample: batches of 1, 8 and 32 rows of equal length, which is the case that ``generate``
-is made for, and 32 rows each of a length of its own. Two models: the quickstart's size and a larger one. Ours also returns the
-log-probability of each token, ``generate`` does not. The target is at least as fast.
+First checks that both write the same greedy tokens. Then both sample: batches of 1, 8 and 32 rows of equal length, which is
+the best case for ``generate``, and 32 rows of different lengths. There are two models, one of the quickstart's size and a
+larger one. Our engine also returns the log-probability of each token; ``generate`` does not. The target is to be at least
+as fast.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 class Engines:
-    """Our engine and plain transformers over the same model."""
+    """Our engine and plain transformers with the same model."""
 
     def __init__(self, model_dir: Path, threads: int) -> None:
         import torch
@@ -46,14 +47,14 @@ class Engines:
         self.model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
-        self.model.generation_config.eos_token_id = None  # every row has the length it is asked for
+        self.model.generation_config.eos_token_id = None  # every row gets the requested length
         self.vocabulary = self.model.config.vocab_size
         self._threads = threads
 
     def ours(
         self, prompts: Sequence[Sequence[int]], lengths: Sequence[int], *, greedy: bool = False
     ) -> list[list[int]]:
-        """Tokens of our engine, as many for each prompt as asked for; no token ends a text."""
+        """Return the tokens of our engine, with the requested length for each prompt; no token ends a text."""
 
         async def generate() -> list[list[int]]:
             engine = BatchEngine(
@@ -80,7 +81,7 @@ class Engines:
     def plain(
         self, prompts: Sequence[Sequence[int]], lengths: Sequence[int], *, greedy: bool = False
     ) -> list[list[int]]:
-        """Tokens of ``generate``, which goes on until the longest row is done."""
+        """Return the tokens of ``generate``, which runs until the longest row is done."""
         import torch
 
         ids_BT = torch.tensor(prompts)
@@ -98,10 +99,10 @@ class Engines:
 
 
 def race(model_dir: Path, threads: int, tokens: int, runs: int) -> dict[str, Any]:
-    """Seconds of both engines by batch.
+    """Return the seconds of both engines by batch.
 
     Raises:
-        SystemExit: They do not write the same greedy tokens.
+        SystemExit: The engines write different greedy tokens.
     """
     engines = Engines(model_dir, threads)
     draw = random.Random(0)
@@ -132,7 +133,7 @@ def race(model_dir: Path, threads: int, tokens: int, runs: int) -> dict[str, Any
 
 
 def paired(ways: dict[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
-    """Seconds of each way in the same order, after one warm-up; ways take turns, so that their ratios can be paired."""
+    """Return the seconds of each way after a warm-up; ways alternate, so that their ratios can be paired."""
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(runs + 1):
         for way, run in ways.items():
@@ -144,17 +145,19 @@ def paired(ways: dict[str, Callable[[], object]], runs: int) -> dict[str, list[f
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=128, help="sampled for each row")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens to sample per row")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--smoke", action="store_true", help="few tokens, one run, one model: does it work?")
+    parser.add_argument(
+        "--smoke", action="store_true", help="few tokens, one run, one model, only to see that it works"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    os.environ["DS_ACCELERATOR"] = "cpu"  # or DeepSpeed would say on standard output that it found none
+    os.environ["DS_ACCELERATOR"] = "cpu"  # otherwise DeepSpeed prints to standard output that it found none
     tokens, runs = (8, 1) if given.smoke else (given.tokens, given.runs)
     models = {}
     for name in ("quickstart",) if given.smoke else SIZES:

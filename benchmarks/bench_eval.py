@@ -1,13 +1,15 @@
-"""What `afm eval`'s runner costs beside a plain script, and how soon a run of 100,000 episodes resumes.
+"""Measure the overhead of `afm eval` over a plain script, and the time to resume a run of 100,000 episodes.
 
     .venv/bin/python benchmarks/bench_eval.py --episodes 2000 --parallel 64 --rows 100000 --out eval.json
 
-Overhead: a server on the loopback (its own process) answers every completion at once with the next lines of a script; an episode is
-two completions with a call of a tool that takes no time between them. The rival is a thread pool of the same width in the same run that posts
-the very same bodies with httpx, decodes and compares the answers and writes a JSON line an episode: no parsing, masks, limits, retries,
-verdicts or resumption. Both are checked for equal texts first. Resume: a run of ``--rows`` finished episodes and one that is missing starts again; reported are the
-seconds from the call of ``evaluate`` to that episode's first generation, the whole call, and a plain script that collects
-the ids with ``json``.
+Overhead: a server on the loopback, in a separate process, answers every completion immediately with the next lines of a
+script. An episode has two completions, with a call of a tool that takes no time between them. The rival in the same run is a
+thread pool of the same width. It posts the same bodies with httpx, decodes and compares the answers and writes a JSON line
+per episode, without parsing, masks, limits, retries, verdicts or resumption. Both must produce the same texts first.
+
+Resume: a run with ``--rows`` finished episodes and one missing episode resumes. The report has the seconds from the call of
+``evaluate`` to the first generation of that episode, the seconds of the whole call, and those of a plain script that
+collects the ids with ``json``.
 """
 
 from __future__ import annotations
@@ -48,24 +50,24 @@ SPEC = load_agent("math").model_copy(update={"prompt": "", "question_format": "{
 SAMPLING = SamplingParams(max_new_tokens=512)
 ROUNDS = 100
 Seconds = tuple[float, float]
-"""By the clock, and of this process's processor time, which a busy machine does not lengthen as much."""
+"""Wall-clock seconds, and processor seconds of this process, which a busy machine changes less."""
 
 
 class AtOnce:
-    """A code tool that knows the result."""
+    """A code tool that returns the result without running anything."""
 
     name = "code"
 
     async def call(self, argument: str) -> ToolResult:
-        """The result."""
+        """Return the result."""
         return ToolResult("42")
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Do nothing; there is nothing to close."""
 
 
 def tasks(count: int) -> list[Task]:
-    """So many questions with the answer 42."""
+    """Return ``count`` questions with the answer 42."""
     return [
         Task(id=f"q{number}", question=f"What is 6 * 7? ({number})", ground_truth="42", data_source="nq")
         for number in range(count)
@@ -73,7 +75,7 @@ def tasks(count: int) -> list[Task]:
 
 
 def serve(folder: Path) -> None:
-    """The server's process: first the call, then, where an observation was seen, the answer."""
+    """Run the server: answer with the call, or, after an observation, with the answer."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.responses import Response
@@ -104,7 +106,7 @@ def _choice(ids: list[int]) -> bytes:
 
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
-    """The address of a server that ends with the block."""
+    """Run a server during the block; yield its address."""
     command = [sys.executable, __file__, "--serve", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -116,7 +118,7 @@ def server(folder: Path) -> Iterator[str]:
 
 
 async def ours(url: str, codec: ChatTokenizer, wanted: list[Task], parallel: int, out: Path) -> Seconds:
-    """Seconds of one evaluation."""
+    """Return the seconds of one evaluation."""
     model = OpenAIModel(
         url, codec, name="m", context_tokens=8192, endpoint=EndpointSettings(max_parallel=parallel)
     )
@@ -133,7 +135,7 @@ async def ours(url: str, codec: ChatTokenizer, wanted: list[Task], parallel: int
 def plain(
     url: str, codec: ChatTokenizer, bodies: list[tuple[bytes, bytes]], parallel: int, out: Path
 ) -> Seconds:
-    """Seconds of the same requests in a thread pool, a line an episode."""
+    """Return the seconds of the same requests in a thread pool that writes a line per episode."""
     import httpx
 
     limits = httpx.Limits(max_connections=parallel, max_keepalive_connections=parallel)
@@ -157,7 +159,7 @@ def plain(
 
 
 def bodies_of(out: Path, codec: ChatTokenizer) -> list[tuple[bytes, bytes]]:
-    """The requests that an evaluation sent, from its episodes."""
+    """Reconstruct the requests of an evaluation from its episodes."""
     found = []
     for record in load_records(out / "episodes.jsonl"):
         prompt, response, mask = (
@@ -179,7 +181,7 @@ def _body(ids: list[int]) -> bytes:
 
 
 async def checked(url: str, codec: ChatTokenizer, wanted: list[Task], out: Path) -> list[tuple[bytes, bytes]]:
-    """The bodies that both sides send; every episode must be solved in two generations with one call."""
+    """Return the bodies that both sides send; check that every episode has two generations and one call."""
     model = OpenAIModel(url, codec, name="m", context_tokens=8192)
     reward = load_reward()
     metrics = await evaluate(
@@ -192,7 +194,7 @@ async def checked(url: str, codec: ChatTokenizer, wanted: list[Task], out: Path)
 
 
 def overhead(folder: Path, episodes: int, parallel: int, runs: int) -> dict[str, Any]:
-    """Seconds of both, in turn, and the difference per episode."""
+    """Return the seconds of both, which alternate, and the difference per episode."""
     train_tokenizer(
         [CALL, ANSWER, "What is 6 * 7? <observation>\n42\n</observation>"] * 50,
         folder / "words",
@@ -221,7 +223,7 @@ def overhead(folder: Path, episodes: int, parallel: int, runs: int) -> dict[str,
 
 
 def finished_run(out: Path, wanted: list[Task], rows: int) -> None:
-    """A run of which one episode, the last, is missing."""
+    """Write a run without its last episode."""
     speak = ScriptedModel(
         lambda text: ANSWER if "</observation>" in text.rpartition("assistant: ")[2] else CALL
     )
@@ -248,7 +250,7 @@ def finished_run(out: Path, wanted: list[Task], rows: int) -> None:
 
 
 def resumed(out: Path, wanted: list[Task], rounds: int) -> dict[str, float]:
-    """Seconds to the first generation, and of the whole call."""
+    """Return the seconds to the first generation, and of the whole call."""
     first: list[float] = []
 
     def speak(text: str) -> str:
@@ -274,7 +276,7 @@ def resumed(out: Path, wanted: list[Task], rounds: int) -> dict[str, float]:
 
 
 def resume(folder: Path, rows: int) -> dict[str, Any]:
-    """A finished run of ``rows`` episodes but one starts again."""
+    """Resume a run of ``rows`` episodes that lacks one."""
     rounds = min(ROUNDS, rows)
     wanted, out = tasks(rows // rounds), folder / "many"
     out.mkdir()
@@ -300,7 +302,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--part", choices=("overhead", "resume"), help="only this one")
-    parser.add_argument("--smoke", action="store_true", help="a few episodes and rows, to see that it works")
+    parser.add_argument(
+        "--smoke", action="store_true", help="few episodes and rows, only to see that it works"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Memory of `afm export` at the size of Qwen2.5-7B: the parts of eight FSDP2 workers, put together and compared.
+"""Measure the memory of `afm export` at the size of Qwen2.5-7B: merge and check the parts of eight FSDP2 workers.
 
     benchmarks/bench_export.py --folder DIR [--dtype float32] [--workers 8]
 
-Needs 35 GB of disk below DIR for float32, 18 GB for bfloat16, and removes what it wrote. The parts are sparse files: zeros
-but for a number in each 1,024th row, by which every part of every tensor is found again in the exported model. There is no
-rival to run: a program that loads the whole model before it writes needs the size of its weights, which is reported too.
+Needs 35 GB of disk below DIR for float32, or 18 GB for bfloat16, and removes its files. The parts are sparse files with
+zeros, except for a number in each 1,024th row that identifies every part of every tensor in the exported model. There is no
+rival. A program that loads the whole model before it writes needs the size of the weights, which is reported too.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from verl_ext.export import export_model
 LAYERS, HIDDEN, MLP, KEYS, VOCABULARY = 28, 3584, 18944, 512, 152064
 STEP = 1
 EACH = 1024
-"""Of so many rows one is marked, in each part."""
+"""Distance between marked rows in each part."""
 _PUNCH = 0x01 | 0x02
 """``FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE``."""
 _BLOCK = 1 << 20
 
 
 def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and sizes of Qwen2.5-7B's weights: 7,615,616,512 numbers."""
+    """Yield names and shapes of Qwen2.5-7B's weights: 7,615,616,512 numbers."""
     yield "model.embed_tokens.weight", (VOCABULARY, HIDDEN)
     for layer in range(LAYERS):
         begin = f"model.layers.{layer}"
@@ -57,18 +57,18 @@ def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def mark(number: int, row: int) -> int:
-    """First number in a row of the tensor with this number; small enough for bfloat16 to hold exactly."""
+    """Return the first value in a row of the tensor with this number; bfloat16 represents it exactly."""
     return 1 + (7 * number + row) % 120
 
 
 def bounds(rows: int, rank: int, workers: int) -> tuple[int, int]:
-    """A worker's rows, as FSDP2 cuts them."""
+    """Return the rows of a worker under FSDP2."""
     length = -(-rows // workers)
     return min(rank * length, rows), min((rank + 1) * length, rows)
 
 
 def write_part(folder: Path, rank: int, workers: int, dtype: torch.dtype) -> None:
-    """Store one worker's part as verl does, and give the file's zeros back to the disk."""
+    """Store one worker's part as verl does, and free the blocks of zeros."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -91,7 +91,7 @@ def write_part(folder: Path, rank: int, workers: int, dtype: torch.dtype) -> Non
 
 
 def dig_holes(file: Path) -> None:
-    """Free the blocks of a file that hold zeros only."""
+    """Free the blocks of a file that contain only zeros."""
     libc = ctypes.CDLL(None, use_errno=True)
     zeros = bytes(_BLOCK)
     with file.open("r+b") as stream:
@@ -104,7 +104,7 @@ def dig_holes(file: Path) -> None:
 
 
 def make_checkpoint(checkpoints: Path, workers: int, dtype: str) -> None:
-    """A checkpoint of step 1, each part written by a process of its own."""
+    """Write a checkpoint of step 1, each part in a separate process."""
     actor = checkpoints / f"global_step_{STEP}" / "actor"
     (actor / "huggingface").mkdir(parents=True)
     config = {"model_type": "qwen2", "dtype": "bfloat16", "tie_word_embeddings": False}
@@ -113,11 +113,11 @@ def make_checkpoint(checkpoints: Path, workers: int, dtype: str) -> None:
     for rank in range(workers):
         words = [sys.executable, __file__, "--folder", str(actor), "--dtype", dtype]
         subprocess.run([*words, "--workers", str(workers), "--part", str(rank)], check=True)
-        print(f"part {rank + 1} of {workers} is written", file=sys.stderr, flush=True)
+        print(f"part {rank + 1} of {workers} written", file=sys.stderr, flush=True)
 
 
 def export(checkpoints: Path, out: Path) -> dict[str, float]:
-    """Export in this process, whose peak of memory is then that of the export."""
+    """Export in this process, so that its peak memory is that of the export."""
     begun = time.perf_counter()
     export_model(checkpoints, STEP, out, load_agent("math"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
@@ -125,7 +125,7 @@ def export(checkpoints: Path, out: Path) -> dict[str, float]:
 
 
 def wrong_rows(out: Path, workers: int) -> int:
-    """Marked rows whose first number is not the one that was stored, and tensors of another size or absent."""
+    """Count marked rows with a wrong first value, and tensors that are absent or have another size."""
     from safetensors import safe_open
 
     index = json.loads((out / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
@@ -142,7 +142,7 @@ def wrong_rows(out: Path, workers: int) -> int:
 
 
 def main() -> int:
-    """Make the checkpoint, export it in a process of its own, check it, remove both."""
+    """Make the checkpoint, export it in a separate process, check it, and remove both."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

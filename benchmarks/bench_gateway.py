@@ -1,13 +1,13 @@
-"""Requests a second through the two gateways, against a direct connection to the same endpoint, and LiteLLM's proxy.
+"""Compare requests per second through both gateways with a direct connection to the endpoint and with LiteLLM's proxy.
 
     .venv/bin/python benchmarks/bench_gateway.py --litellm VENV/bin/litellm --out gateway.json
 
-`direct` is an endpoint that answers at once, `recording` is `afm serve gateway` in front of it, and `sessions` is the
-gateway of harnesses with a model that answers at once in its process. `litellm` is LiteLLM's proxy with one worker, from
-a virtual environment of its own (`pip install 'litellm[proxy]'`). They take turns. Each client keeps its connection and
-asks again as soon as it has its answer. Every answer is checked. `first_ms` is the time to the first text of a stream.
-Afterwards many sessions are held at the same time: each sends its turns over a connection of its own, and its trajectory
-is checked token by token. Read `processor_ms`, a request's processor time in the server, where other jobs run.
+`direct` is an endpoint that answers immediately, `recording` is `afm serve gateway` in front of it, and `sessions` is the
+gateway of harnesses with a model in its process that answers immediately. `litellm` is LiteLLM's proxy with one worker, in a
+separate virtual environment (`pip install 'litellm[proxy]'`). They alternate. Each client keeps its connection and sends the
+next request as soon as it has the answer. Every answer is checked. `first_ms` is the time to the first text of a stream.
+Afterwards, many sessions are open at the same time. Each sends its turns over its own connection, and its trajectory is
+checked token by token. On a busy machine, use `processor_ms`, the processor time of a request in the server.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ANSWER = {
 
 
 class Connection:
-    """One kept connection of a client; HTTP as far as these servers speak it."""
+    """A persistent connection of a client, with the part of HTTP that these servers use."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -66,7 +66,7 @@ class Connection:
         self._writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
     async def first_text(self, path: str, body: Any) -> float:
-        """Seconds until a stream shows the first word of the reply; the stream is read to its end."""
+        """Return the seconds to the first word of a stream; read the stream to its end."""
         begun, first = time.perf_counter(), 0.0
         self._send(path, {**body, "stream": True})
         data = b""
@@ -80,7 +80,7 @@ class Connection:
         return first
 
     async def post(self, path: str, body: Any) -> Any:
-        """The answer; an error where its status is not 200."""
+        """Return the answer; raise if its status is not 200."""
         self._send(path, body)
         head_bytes = await self._reader.readuntil(b"\r\n\r\n")
         lines = head_bytes.decode("latin-1").lower().split("\r\n")
@@ -92,7 +92,7 @@ class Connection:
 
 
 def streamed() -> bytes:
-    """The reply as a stream of OpenAI's, a chunk a word."""
+    """Return the reply as an OpenAI stream with a chunk per word."""
     about = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "tiny"}
     deltas = [{"role": "assistant", "content": ""}, *({"content": f"{word} "} for word in REPLY.split())]
     choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
@@ -105,7 +105,7 @@ def streamed() -> bytes:
 
 
 async def endpoint() -> None:
-    """Answers every request with the same reply."""
+    """Serve an endpoint that answers every request with the same reply."""
     stream = streamed()
     body = json.dumps(ANSWER).encode()
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -125,7 +125,7 @@ async def endpoint() -> None:
 
 
 async def sessions(folder: Path) -> None:
-    """The gateway of harnesses; `POST /v1/check` counts wrong tokens of all its sessions, which it opens as they come."""
+    """Serve the gateway of harnesses; it opens sessions on demand, and `POST /v1/check` counts their wrong tokens."""
     from afm.harness import ChatRenderer, HarnessServer, Session
     from afm.models import FinishReason, Generation, TokenModel
     from afm.models.tiny import train_tokenizer
@@ -152,7 +152,7 @@ async def sessions(folder: Path) -> None:
 
     class Opening(dict[str, Session]):
         def get(self, key: str, default: Any = None) -> Session:
-            if not key.startswith("held"):  # of one request; an episode's session is forgotten when it ends
+            if not key.startswith("held"):  # a session with one request, closed when it ends
                 return Session(key, model, renderer)
             if key not in self:
                 self[key] = Session(key, model, renderer)
@@ -179,7 +179,7 @@ async def sessions(folder: Path) -> None:
 
 @contextlib.contextmanager
 def process(words: Sequence[str]) -> Iterator[tuple[psutil.Process, int, Any]]:
-    """A server in a process of its own, with its port."""
+    """Run a server in a separate process; yield the process and its port."""
     settings = {"GATEWAY_TOKEN": "", "SERVER_HOST": "127.0.0.1", "GATEWAY_UPSTREAM_API_KEY": ""}
     begun = subprocess.Popen(
         [sys.executable, *words],
@@ -199,7 +199,7 @@ def process(words: Sequence[str]) -> Iterator[tuple[psutil.Process, int, Any]]:
 
 @contextlib.contextmanager
 def litellm(program: str, url: str, folder: Path) -> Iterator[tuple[psutil.Process, int, Any]]:
-    """LiteLLM's proxy in front of the endpoint."""
+    """Run LiteLLM's proxy in front of the endpoint."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     model = {"model": "openai/tiny", "api_base": url, "api_key": "none"}
@@ -229,12 +229,12 @@ def litellm(program: str, url: str, folder: Path) -> Iterator[tuple[psutil.Proce
 
 
 def path_of(name: str, session: str) -> str:
-    """Where a server answers chats."""
+    """Return the path at which a server answers chats."""
     return f"/s/{session}/v1/chat/completions" if name == "sessions" else "/v1/chat/completions"
 
 
 async def first_texts(name: str, port: int, seconds: float) -> list[float]:
-    """Seconds to the first text of streams, one after the other."""
+    """Return the seconds to the first text of streams, one stream after another."""
     took: list[float] = []
     end = time.perf_counter() + seconds
     async with Connection(port) as connection:
@@ -245,7 +245,7 @@ async def first_texts(name: str, port: int, seconds: float) -> list[float]:
 
 
 async def rate(name: str, port: int, clients: int, seconds: float) -> tuple[int, list[float]]:
-    """Requests that were answered, and the seconds that each took."""
+    """Return the number of answered requests, and the seconds of each."""
     took: list[float] = []
     end = time.perf_counter() + seconds
 
@@ -265,7 +265,7 @@ async def rate(name: str, port: int, clients: int, seconds: float) -> tuple[int,
 
 
 async def held(port: int, count: int, turns: int) -> int:
-    """Sessions that are all open before the first of them ends; the number of their requests."""
+    """Open all sessions before the first one ends; return the number of their requests."""
     ready = asyncio.Barrier(count)
 
     async def play(number: int) -> None:
@@ -286,7 +286,7 @@ async def held(port: int, count: int, turns: int) -> int:
 async def servers(
     folder: Path, program: str | None
 ) -> AsyncIterator[dict[str, tuple[psutil.Process, int, Any]]]:
-    """All of them; LiteLLM's where its program is named."""
+    """Run all servers, including LiteLLM's if its program is named."""
     with contextlib.ExitStack() as stack:
         running = {"direct": stack.enter_context(process([__file__, "--serve", "endpoint"]))}
         url = f"http://127.0.0.1:{running['direct'][1]}/v1"
@@ -349,7 +349,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--sessions", type=int, default=1_000)
-    parser.add_argument("--litellm", metavar="PROGRAM", help="LiteLLM's, in an environment of its own")
+    parser.add_argument("--litellm", metavar="PROGRAM", help="LiteLLM's program, in its own environment")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--serve", choices=["endpoint", "sessions"])
     parser.add_argument("--folder", type=Path)

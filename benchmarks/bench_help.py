@@ -1,9 +1,9 @@
-"""Seconds until a help text stands, for `afm --help` and the help of commands, beside Typer's smallest program.
+"""Measure the time to print a help text, for `afm --help` and commands, against the smallest Typer program.
 
     .venv/bin/python benchmarks/bench_help.py --out help.json
 
-The rival in the same run is a program of one Typer command without a module of ours: what Python, Typer and Rich cost.
-The contract is half a second. Processor seconds are given beside, because other work on the machine hardly changes them.
+The rival in the same run is a program with one Typer command and none of our modules: the cost of Python, Typer and Rich.
+The limit is half a second. Processor seconds are reported too, because other work on the machine hardly changes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ app(["--help"])
 
 
 def timed(words: list[str], processor: list[float]) -> Callable[[], None]:
-    """A call of a program; its processor seconds go to the list."""
+    """Return a function that runs a program and appends its processor seconds to the list."""
 
     def call() -> None:
         before = os.times()
@@ -43,7 +43,7 @@ def timed(words: list[str], processor: list[float]) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Measure, and print the result as JSON."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--out", type=Path)

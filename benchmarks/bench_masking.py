@@ -1,12 +1,12 @@
-"""Speed of encoding trajectories with masks, against encoding without masks and against a marker search.
+"""Compare the speed of encoding trajectories with masks, without masks, and with a marker search.
 
     .venv/bin/python benchmarks/bench_masking.py --tokenizer /models/Qwen2.5-7B-Instruct --out masking.json
 
 Rivals, in the same run on the same rows:
-- stock: the tokenizer alone, one call for all rows, no masks; the target is at most 1.5 times its time;
-- stock, row by row: the tokenizer alone, one call a row, as data processors commonly do it;
-- marker search: encode, then look for the tokens of the observation's markers, as published systems do it.
-Before the clock starts, each way of masking is checked: rows whose trained tokens are not exactly the agent's text.
+- stock: only the tokenizer, one call for all rows, no masks; the target is at most 1.5 times its time;
+- stock, row by row: only the tokenizer, one call per row, as data processors commonly do;
+- marker search: encode, then search for the tokens of the observation's markers, as published systems do.
+Before measuring, each way of masking is checked for rows whose trained tokens are not exactly the agent's text.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ WORDS += [
 JOINTS = ("", "\n", "\n\n")
 TARGET = 1.5
 LEAK_CHARS = 100
-"""An observation is far longer, the white space around all of them far shorter."""
+"""Longer than all white space around observations, and shorter than any observation."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A response, and what the agent wrote of it."""
+    """A response, and the part that the agent wrote."""
 
     text: str
     agent_text: str
 
 
 def make_rows(count: int, spec: AgentSpec, seed: int) -> list[Row]:
-    """Web research of about 2,000 tokens a row; the white space around observations varies as real data does."""
+    """Generate rows of web research of about 2,000 tokens; white space around observations varies as in real data."""
     draw = random.Random(seed)
     return [make_row(draw, spec) for _ in range(count)]
 
 
 def make_row(draw: random.Random, spec: AgentSpec) -> Row:
-    """One response with five tool calls."""
+    """Generate a response with five tool calls."""
     thought, tool = spec.thought_roles[0], next(iter(spec.tool_roles))
     text = agent = ""
     for _ in range(5):
@@ -75,19 +75,19 @@ def make_row(draw: random.Random, spec: AgentSpec) -> Row:
 
 
 def prose(draw: random.Random, words: int) -> str:
-    """Some words."""
+    """Generate text."""
     return " ".join(draw.choices(WORDS, k=words))
 
 
 def marker_search(tokenizer: Any, rows: Sequence[Row], role: str) -> list[MaskedIds | None]:
-    """Mask between the tokens of two markers; ``None`` for a row in which they do not pair up."""
+    """Mask between the tokens of two markers; return ``None`` for rows with unpaired markers."""
     begin = tokenizer.encode(f"<{role}", add_special_tokens=False)
     end = tokenizer.encode(f"{role}>\n\n", add_special_tokens=False)
     return [search_one(tokenizer.encode(row.text, add_special_tokens=False), begin, end) for row in rows]
 
 
 def search_one(ids: list[int], begin: list[int], end: list[int]) -> MaskedIds | None:
-    """Walk over the ids; inside an observation everything is masked, markers included."""
+    """Mask everything inside observations, including markers."""
     mask = [1] * len(ids)
     inside, position = False, 0
     while position < len(ids):
@@ -103,7 +103,7 @@ def search_one(ids: list[int], begin: list[int], end: list[int]) -> MaskedIds | 
 
 
 def wrong_rows(tokenizer: Any, masked: Sequence[MaskedIds | None], rows: Sequence[Row]) -> dict[str, int]:
-    """How many rows were dropped, train on other text than the agent's, and among these on an observation."""
+    """Count rows that were dropped, rows that train on text other than the agent's, and those with an observation."""
     counts = {"rows": len(rows), "dropped": sum(item is None for item in masked), "inexact": 0, "leaking": 0}
     for item, row in zip(masked, rows, strict=True):
         if item is None:
@@ -115,7 +115,7 @@ def wrong_rows(tokenizer: Any, masked: Sequence[MaskedIds | None], rows: Sequenc
 
 
 def load_tokenizer(folder: Path | None, rows: Sequence[Row]) -> tuple[Any, str]:
-    """The tokenizer in ``folder``, or a small one trained on the rows."""
+    """Load the tokenizer in ``folder``, or train a small one on the rows."""
     from transformers import AutoTokenizer
 
     if folder is not None:
@@ -128,14 +128,14 @@ def load_tokenizer(folder: Path | None, rows: Sequence[Row]) -> tuple[Any, str]:
 
 
 def default_tokenizer() -> Path | None:
-    """The Qwen2.5 tokenizer of the shared data, if there is one."""
+    """Return the folder of the Qwen2.5 tokenizer in the shared data, if any."""
     shared = os.environ.get("AFM_SHARED_DATA")
     folder = Path(shared) / "tokenizers/qwen2.5" if shared else None
     return folder if folder is not None and folder.is_dir() else None
 
 
 def candidates(tokenizer: Any, rows: Sequence[Row], spec: AgentSpec) -> dict[str, Callable[[], object]]:
-    """What is timed. Ours starts from the text, so finding the authors is part of its time."""
+    """Return the functions to time. Ours starts from the text, so its time includes finding the authors."""
     texts = [row.text for row in rows]
     role = str(spec.observation_role)
 
@@ -151,7 +151,7 @@ def candidates(tokenizer: Any, rows: Sequence[Row], spec: AgentSpec) -> dict[str
 
 
 def main() -> None:
-    """Check, measure, print JSON."""
+    """Check, measure and print JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -161,7 +161,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true", help="few rows, two runs: does it work?")
+    parser.add_argument(
+        "--smoke", action="store_true", help="few rows and two runs, only to see that it works"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     count, runs = (40, 2) if arguments.smoke else (arguments.rows, arguments.runs)

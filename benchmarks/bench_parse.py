@@ -1,10 +1,10 @@
-"""Speed of reading trajectories, in MB/s, and whether it stays linear up to 10 MB, hostile texts included.
+"""Measure the speed of parsing trajectories in MB/s, and check that it is linear up to 10 MB, also for hostile texts.
 
     .venv/bin/python benchmarks/bench_parse.py --out parse.json
 
-The rival in the same run is one regular expression over the same text that finds the closed roles and checks nothing.
-Linear means: ten times the text takes at most 30 times as long (quadratic would be 100; caches and the garbage
-collector of Python cost something on millions of objects).
+The rival in the same run is a regular expression over the same text that finds the closed roles and checks nothing.
+Linear means that ten times the text takes at most 30 times as long. Quadratic would be 100 times; caches and Python's
+garbage collector have a cost with millions of objects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIMIT = 30.0
 
 
 def trajectory(spec: AgentSpec, length: int, seed: int) -> str:
-    """A valid response of about ``length`` characters."""
+    """Generate a valid response of about ``length`` characters."""
     draw = random.Random(seed)
     thought, tool = spec.thought_roles[0], next(iter(spec.tool_roles))
     parts: list[str] = []
@@ -47,14 +47,14 @@ def trajectory(spec: AgentSpec, length: int, seed: int) -> str:
 
 
 def prose(draw: random.Random, words: int) -> str:
-    """Some words, with comparison signs as code has them."""
+    """Generate text with comparison signs, as in code."""
     return " ".join(
         draw.choices(["alpha", "if a < b:", "x > 3", "<br>", "42", "naïve", "观察", "result"], k=words)
     )
 
 
 def hostile(spec: AgentSpec, length: int) -> dict[str, str]:
-    """Texts made to be slow to read."""
+    """Generate texts that are made to be slow to parse."""
     thought, tool = spec.thought_roles[0], next(iter(spec.tool_roles))
     units = {
         "only opening tags": f"<{thought}>",
@@ -71,19 +71,19 @@ def hostile(spec: AgentSpec, length: int) -> dict[str, str]:
 
 
 def plain_regex(spec: AgentSpec) -> Callable[[str], object]:
-    """The rival: closed roles by one lazy pattern."""
+    """Return the rival, which finds closed roles with one lazy pattern."""
     pattern = re.compile(f"<({'|'.join(spec.roles)})>(.*?)</\\1>", re.DOTALL)
     return lambda text: [(match[1], match[2]) for match in pattern.finditer(text)]
 
 
 def stream(spec: AgentSpec, text: str) -> int:
-    """Feed a text in pieces as long as a few tokens."""
+    """Feed a text in pieces of a few tokens."""
     parser = StreamParser(spec)
     return sum(len(parser.feed(text[at : at + CHUNK])) for at in range(0, len(text), CHUNK))
 
 
 def candidates(spec: AgentSpec, text: str) -> dict[str, Callable[[], object]]:
-    """What is timed on valid text."""
+    """Return the functions to time on valid text."""
     rival = plain_regex(spec)
     segments = author_segments(text, spec)
     return {
@@ -96,7 +96,7 @@ def candidates(spec: AgentSpec, text: str) -> dict[str, Callable[[], object]]:
 
 
 def check(spec: AgentSpec, text: str) -> None:
-    """Correctness before speed."""
+    """Check correctness."""
     parsed = parse(text, spec)
     assert render(parsed) == text
     assert [(step.role, step.content) for step in parsed.steps] == plain_regex(spec)(text)
@@ -104,7 +104,7 @@ def check(spec: AgentSpec, text: str) -> None:
 
 
 def linearity(spec: AgentSpec, length: int, runs: int, seed: int) -> dict[str, dict[str, float]]:
-    """Seconds at a tenth of ``length`` and at ``length`` for valid and hostile texts, and their ratio."""
+    """Return seconds at a tenth of ``length`` and at ``length`` for valid and hostile texts, and their ratio."""
     small = {"valid": trajectory(spec, length // 10, seed), **hostile(spec, length // 10)}
     large = {"valid": trajectory(spec, length, seed), **hostile(spec, length)}
     result = {}
@@ -120,14 +120,16 @@ def linearity(spec: AgentSpec, length: int, runs: int, seed: int) -> dict[str, d
 
 
 def main() -> None:
-    """Check, measure, print JSON; the exit status says whether reading is linear."""
+    """Check, measure and print JSON; exit with 1 if parsing is not linear."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--megabytes", type=float, default=10.0)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true", help="a small text, two runs: does it work?")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a small text and two runs, only to see that it works"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     megabytes, runs = (0.2, 2) if arguments.smoke else (arguments.megabytes, arguments.runs)

@@ -1,13 +1,13 @@
-"""Filters and merge: trajectories and megabytes a second, and memory, against plain scripts that load everything.
+"""Compare speed and memory of filters and merge with plain scripts that load everything.
 
     .venv/bin/python benchmarks/bench_pipeline.py --out pipeline.json
     .venv/bin/python benchmarks/bench_pipeline.py --memory-rows 10000 100000 1000000 --out pipeline.json   # 8 GB of disk
 
-Every run is a session of its own, whose memory is that of all its processes together. The rivals, in the same rounds on
-the same files: a script that reads all rows with json, decides by the same rules one after the other, with a MinHashLSH
-of datasketch in memory, and writes what it keeps; and one that groups all events of a log by task and joins their texts.
-Before anything is timed, ours and the plain scripts must keep the same rows and join the same texts. Processor time, which
-other jobs hardly change, includes the start of Python.
+Every run is a separate session, whose memory is that of all its processes. There are two rivals, in the same rounds on the
+same files. One script reads all rows with json, applies the same rules one after another, with a MinHashLSH of datasketch in
+memory, and writes the rows that it keeps. The other groups all events of a log by task and joins their texts. Before
+measuring, ours and the plain scripts must keep the same rows and join the same texts. Processor time, which other jobs
+hardly change, includes the start of Python.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MERGES = ("ours", "plain")
 
 
 def ours(rows: Path, out: Path, processes: int) -> None:
-    """The filters of ``afm data filter``."""
+    """Run the filters of ``afm data filter``."""
     from afm.agents import load_agent
     from afm.distill.filters.registry import FilterPlan
     from afm.distill.filters.run import filter_files
@@ -52,7 +52,7 @@ def ours(rows: Path, out: Path, processes: int) -> None:
 
 
 def plain(rows: Path, out: Path) -> None:
-    """Everything in memory, one rule after the other, as one would write it for an afternoon."""
+    """Filter in memory, one rule after another, as a quick script would."""
     import re
 
     from datasketch import MinHash, MinHashLSH
@@ -101,7 +101,7 @@ def plain(rows: Path, out: Path) -> None:
 
 
 def merge(log: Path, out: Path) -> None:
-    """``afm.distill.merge`` and one written line a task."""
+    """Run ``afm.distill.merge`` and write a line per task."""
     from afm.agents import load_agent
     from afm.distill.merge import RoleMap, merge_log
     from afm.trajectory.io import RecordWriter
@@ -114,7 +114,7 @@ def merge(log: Path, out: Path) -> None:
 
 
 def plain_merge(log: Path, out: Path) -> None:
-    """All events in memory, joined by task; no rule is checked, nothing is said about who wrote what."""
+    """Join all events by task in memory, without checking rules or recording authors."""
     with log.open() as file:
         events = [json.loads(line) for line in file]
     tasks = defaultdict(list)
@@ -146,8 +146,8 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
 
 
 def work(way: str, given: Path, out: Path) -> None:
-    """Do one piece of work in this process and print how long it took."""
-    import afm.distill  # noqa: F401  what all ways need is loaded before the clock starts
+    """Do one piece of work in this process, and print its seconds."""
+    import afm.distill  # noqa: F401  loaded before the clock starts, for all ways
 
     if way.endswith("plain"):
         import datasketch  # noqa: F401
@@ -159,7 +159,7 @@ def work(way: str, given: Path, out: Path) -> None:
 
 
 def measured(way: str, given: Path, place: Path) -> dict[str, float]:
-    """One piece of work in a session of its own; its output is at ``place``/``way``."""
+    """Do one piece of work in a separate session; its output is at ``place``/``way``."""
     out = place / way.replace(" ", "_").replace(":", "").replace(",", "")
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, __file__, "--work", way, str(given), str(out)]
@@ -173,7 +173,7 @@ def measured(way: str, given: Path, place: Path) -> dict[str, float]:
             watch.look()
             time.sleep(
                 0.1 if time.monotonic() - begun < 10 else 1
-            )  # a look takes 10 ms, from two processes too
+            )  # a look takes 10 ms, also from two processes
         if child.returncode:
             errors.seek(0)
             raise SystemExit(f"{way} failed:\n{errors.read()}")
@@ -187,12 +187,12 @@ def measured(way: str, given: Path, place: Path) -> dict[str, float]:
 
 
 class _Watch:
-    """What all processes of a session take, looked at now and then.
+    """Samples the memory and processor time of all processes of a session.
 
     Attributes:
-        peak_mb: The most memory of their own that they had together; pages of files are left out, pages that forks
-            share are counted for each.
-        cpu_s: Processor time of all, which other jobs of the machine hardly change.
+        peak_mb: Largest memory of all processes together, in MB. Excludes pages of files; counts pages that forks share
+            for each process.
+        cpu_s: Processor seconds of all processes, which other jobs on the machine hardly change.
     """
 
     def __init__(self, session: int) -> None:
@@ -212,7 +212,7 @@ class _Watch:
                 if int(fields[3]) != self._session:
                     continue
                 status = (folder / "status").read_text()
-            except OSError:  # it has just ended
+            except OSError:  # the process has just ended
                 continue
             self._cpu[folder.name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             together += (
@@ -229,7 +229,7 @@ def _kept_file(out: Path) -> Path:
 def speed(
     kind: str, ways: tuple[str, ...], given: Path, count: int, runs: int, place: Path
 ) -> dict[str, Any]:
-    """Each way has its turn in each of ``runs`` rounds; the check before was the warm-up."""
+    """Run each way in each of ``runs`` rounds; the check before was the warm-up."""
     megabytes = given.stat().st_size / 1e6
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     cpu: dict[str, list[float]] = {way: [] for way in ways}
@@ -256,7 +256,7 @@ def speed(
 
 
 def check(place: Path, seed: int) -> None:
-    """Ours and the plain scripts make the same of 500 rows and 100 tasks; here in one process, as nothing is timed."""
+    """Check that ours and the plain scripts agree on 500 rows and 100 tasks, in one process and untimed."""
     rows, log = place / "check.jsonl", place / "check_log.jsonl"
     Rows(seed).write(rows, 500)
     write_log(log, 100, seed)
@@ -283,7 +283,7 @@ def check(place: Path, seed: int) -> None:
 
 
 def memory(counts: list[int], plain_up_to: int, place: Path, seed: int) -> dict[str, Any]:
-    """Greatest resident memory by number of rows; the plain scripts only up to some, for they hold all."""
+    """Return the peak memory by number of rows; plain scripts, which hold everything, only get up to a limit."""
     found: dict[str, Any] = {}
     for count in counts:
         rows, log = place / "rows.jsonl", place / "log.jsonl"
@@ -308,18 +308,20 @@ def memory(counts: list[int], plain_up_to: int, place: Path, seed: int) -> dict[
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, help="rows of the speed measurement")
-    parser.add_argument("--memory-rows", type=int, nargs="*", help="numbers of rows whose memory is measured")
     parser.add_argument(
-        "--plain-up-to", type=int, default=100_000, help="rows that the plain scripts get at most"
+        "--memory-rows", type=int, nargs="*", help="numbers of rows for which to measure memory"
     )
+    parser.add_argument("--plain-up-to", type=int, default=100_000, help="most rows for the plain scripts")
     parser.add_argument("--runs", type=int)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true", help="few rows, one run: does it work?")
+    parser.add_argument(
+        "--smoke", action="store_true", help="few rows and one run, only to see that it works"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", nargs=3, metavar=("WAY", "FILE", "OUT"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Speed of the rewards: mathematical pairs a second, and test cases of programs a second.
+"""Measure the speed of the rewards: mathematical pairs per second, and test cases of programs per second.
 
     .venv/bin/python benchmarks/bench_rewards.py --out rewards.json
 
 Rivals in the same run. Math: the same reward, one call after another; and a fresh process for each pair, which is the
-simple way to bound hostile LaTeX (few pairs, it is slow). Programs: one sandbox run for each case, in the same
-sandbox and with as many runs at a time. Verdicts are checked before anything is timed.
+simple way to bound hostile LaTeX (for few pairs, because it is slow). Programs: one sandbox run per case, in the same
+sandbox and with the same number of parallel runs. Verdicts are checked before measuring.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROGRAMS = {
 
 
 def pairs(count: int, seed: int) -> list[tuple[str, str, bool]]:
-    """(gold, answer, equal): fractions, roots, tuples and whole numbers, half of them wrong."""
+    """Generate (gold, answer, equal): fractions, roots, tuples and integers, half of them wrong."""
     draw = random.Random(seed)
     found = []
     for number in range(count):
@@ -57,13 +57,13 @@ def pairs(count: int, seed: int) -> list[tuple[str, str, bool]]:
 
 
 def math_sample(spec: AgentSpec, gold: str, answer: str) -> Sample:
-    """A response of the math agent."""
+    """Return a response of the math agent."""
     response = rf"<plan>p</plan><think>t</think><answer>\boxed{{{answer}}}</answer>"
     return Sample(spec, "math_dapo", "q", author_segments(response, spec), gold)
 
 
 def fresh_process(gold: str, answer: str) -> bool:
-    """Math-Verify in a process of its own."""
+    """Run Math-Verify in a separate process."""
     code = "import sys; from afm.rewards.verifier import algebra_verdict as v; print(v(*sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", code, gold, answer], capture_output=True, text=True, check=True
@@ -82,7 +82,7 @@ async def batch(reward: Reward, samples: Sequence[Sample]) -> list[float | None]
 def bench_math(
     run: Callable[[Awaitable[Any]], Any], count: int, fresh: int, runs: int, seed: int
 ) -> dict[str, Any]:
-    """Check, then time; ``fresh`` of the ``count`` pairs get a process each."""
+    """Check, then measure; ``fresh`` of the ``count`` pairs get a separate process."""
     spec, reward, made = load_agent("math"), load_reward(), pairs(count, seed)
     samples = [math_sample(spec, gold, answer) for gold, answer, _ in made]
     expected = [float(right) for *_, right in made]
@@ -110,7 +110,7 @@ def bench_math(
 
 
 def problem(cases: int, seed: int) -> Problem:
-    """Sums of two numbers."""
+    """Return a problem about sums of two numbers."""
     draw = random.Random(seed)
     numbers = [(draw.randint(1, 900), draw.randint(1, 900)) for _ in range(cases)]
     return read_problem(
@@ -138,7 +138,7 @@ async def one_a_run(sandbox: Sandbox, tested: Problem) -> list[bool]:
 def bench_code(
     run: Callable[[Awaitable[Any]], Any], backend: str | None, cases: int, runs: int, seed: int
 ) -> dict[str, Any]:
-    """Check, then time, in one sandbox."""
+    """Check, then measure, in one sandbox."""
     sandbox = open_sandbox(**({"backend": backend} if backend else {}))
     training, evaluation = CodeTests(sandbox, TestPolicy()), CodeTests(sandbox, TestPolicy(early_stop=False))
     tested = problem(cases, seed)
@@ -171,7 +171,7 @@ def _ratios(rates: dict[str, float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Check, measure, print JSON."""
+    """Check, measure and print JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -179,8 +179,10 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=40, help="test cases of each of the three programs")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", help="sandbox; the default one when absent")
-    parser.add_argument("--smoke", action="store_true", help="little work, one run: does it work?")
+    parser.add_argument("--backend", help="sandbox backend (default: that of afm)")
+    parser.add_argument(
+        "--smoke", action="store_true", help="little work and one run, only to see that it works"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     count, fresh, cases, runs = (

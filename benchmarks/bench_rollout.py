@@ -1,18 +1,18 @@
-"""How much of the tools' time a rollout hides, beside verl's own loop and a loop that goes turn by turn.
+"""Measure how much of the tools' time a rollout hides, against verl's own loop and a turn-by-turn loop.
 
     .venv/bin/python benchmarks/bench_rollout.py --out rollout.json
 
-64 episodes of three tool calls of 0.2 to 2 seconds each, run by verl's ``AgentLoopManager`` and its worker, its client and its
-load balancer on our CPU engine. A tiny model knows by heart what an episode says. In each round, one after the other:
-- ours: all 64 by our agent loop;
-- ``tool_agent``: the same by verl's stock loop;
-- turn by turn: ours, but the calls of a turn begin when every episode has made its own, and end together;
+verl's ``AgentLoopManager`` with its worker, client and load balancer runs 64 episodes on our CPU engine. Each has three tool
+calls of 0.2 to 2 seconds. A tiny model recites the episodes. Each round runs, one after another:
+- ours: all 64 episodes with our agent loop;
+- ``tool_agent``: the same with verl's stock loop;
+- turn by turn: ours, but the calls of a turn begin when all episodes have made theirs, and end together;
 - generation alone: ours with tools that take no time;
-- slowest alone: the one episode whose tools take longest, with nothing beside it.
-The target is ours at most 1.15 times the longer of the last two. By default the model is the smallest that recites, and its
-steps are short beside the tools, as on a GPU; with ``--size quickstart`` generation alone takes about as long as the slowest
-episode, and what a CPU spends on smaller batches shows. Checked first: every way makes the same calls and samples the
-same tokens, but for the end of turn that the stock loop needs after each call.
+- slowest alone: only the episode whose tools take longest.
+The target is at most 1.15 times the longer of the last two. The default model is the smallest that can recite, and its steps
+are short compared with the tools, as on a GPU. With ``--size quickstart``, generation alone takes about as long as the
+slowest episode, which shows the cost of smaller batches on a CPU. First checks that every way makes the same calls and
+samples the same tokens, except for the end of turn that the stock loop needs after each call.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ WAYS = {
 
 
 def question(episode: int) -> str:
-    """Names the episode, by which the tool knows how long to take."""
+    """Return a question that names the episode, from which the tool derives its time."""
     return f"Episode {episode}: wait."
 
 
 def recitation(episode: int, *, stock: bool) -> list[tuple[str, bool]]:
-    """An episode in pieces as each of the two loops puts it together; True is the model's."""
+    """Return an episode in the pieces that a loop assembles; ``True`` marks those of the model."""
     end = "<|im_end|>" if stock else ""
     pieces = [(f"<|im_start|>user\n{question(episode)}<|im_end|>\n<|im_start|>assistant\n", False)]
     for turn in range(CALLS):
@@ -79,7 +79,7 @@ def recitation(episode: int, *, stock: bool) -> list[tuple[str, bool]]:
 
 
 def make_model(folder: Path, size: str) -> None:
-    """A model that recites; the numbers of episodes it has seen stand for all."""
+    """Make a model that recites; it learns some episodes, which is enough for all numbers."""
     from afm.models.tiny import create_tiny_model, train_tokenizer
 
     texts = [recitation(episode, stock=stock) for episode in (7, 23, 38, 56) for stock in (False, True)]
@@ -89,7 +89,7 @@ def make_model(folder: Path, size: str) -> None:
 
 
 def tool_file(folder: Path, name: str, config: dict[str, Any]) -> str:
-    """A tool YAML of the waiting tool."""
+    """Write a tools YAML with the waiting tool."""
     schema = {
         "name": "wait",
         "description": "Waits.",
@@ -102,7 +102,7 @@ def tool_file(folder: Path, name: str, config: dict[str, Any]) -> str:
 
 
 def write_loops(folder: Path, episodes: int) -> dict[str, Any]:
-    """The agent loops of every way, and verl's keys that lead to them."""
+    """Write the agent loops of all ways; return verl's keys for them."""
     (folder / "agent.yaml").write_text(yaml.safe_dump(AGENT))
     loops = []
     for way, config in WAYS.items():
@@ -129,7 +129,7 @@ def write_loops(folder: Path, episodes: int) -> dict[str, Any]:
 
 
 class Rollout:
-    """verl's agent loop manager with our engine behind it, in a Ray of its own."""
+    """verl's agent loop manager with our engine, in its own Ray."""
 
     def __init__(self, folder: Path, model: Path, scratch: Path, episodes: int, processes: int) -> None:
         from verl_ext.command import environment as run_environment
@@ -185,13 +185,13 @@ class Rollout:
         return AgentLoopManager.create(self._config, llm_client=client)
 
     def run(self, way: str, episodes: Sequence[int]) -> list[dict[str, int]]:
-        """Roll out; facts of each episode."""
+        """Roll out; return facts about each episode."""
         import numpy as np
         from verl.protocol import DataProto
 
         def column(values: Sequence[Any]) -> Any:
             array = np.empty(len(values), dtype=object)
-            for at, value in enumerate(values):  # a slice would look into the lists
+            for at, value in enumerate(values):  # NumPy would unpack the lists of a slice
                 array[at] = value
             return array
 
@@ -211,10 +211,10 @@ class Rollout:
 
 
 def check(rollout: Rollout, episodes: Sequence[int]) -> dict[str, Any]:
-    """Whether every way does the same work.
+    """Check that all ways do the same work.
 
     Raises:
-        SystemExit: One does not.
+        SystemExit: They do not.
     """
     found = {
         way: rollout.run(way, episodes) for way in ("ours", "turn by turn", "generation alone", "tool_agent")
@@ -228,7 +228,7 @@ def check(rollout: Rollout, episodes: Sequence[int]) -> dict[str, Any]:
 
 
 def rollouts(folder: Path, model: Path, episodes: int, runs: int, processes: int) -> dict[str, Any]:
-    """Seconds of every way."""
+    """Return the seconds of every way."""
     from verl_ext.processes import scratch_folder
 
     numbers = list(range(episodes))
@@ -260,19 +260,23 @@ def rollouts(folder: Path, model: Path, episodes: int, runs: int, processes: int
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--size", choices=SIZES, default="small", help="of the model")
-    parser.add_argument("--processes", type=int, default=2, help="of the rollout engine, a thread each")
-    parser.add_argument("--model", type=Path, help="folder where reciting models are kept for the next time")
-    parser.add_argument("--smoke", action="store_true", help="few episodes, one run: does it work?")
+    parser.add_argument("--size", choices=SIZES, default="small", help="size of the model")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="processes of the rollout engine, with a thread each"
+    )
+    parser.add_argument("--model", type=Path, help="folder that keeps the reciting models for later runs")
+    parser.add_argument(
+        "--smoke", action="store_true", help="few episodes and one run, only to see that it works"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    # Read when verl_ext, verl and DeepSpeed are imported; the last one would say that it found no accelerator.
+    # Read when verl_ext, verl and DeepSpeed are imported; DeepSpeed would print that it found no accelerator.
     os.environ |= {"VERL_USE_EXTERNAL_MODULES": "verl_ext", "VERL_PLATFORM": "cpu", "DS_ACCELERATOR": "cpu"}
     episodes, runs = (6, 1) if given.smoke else (given.episodes, given.runs)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:

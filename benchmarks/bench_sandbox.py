@@ -1,9 +1,9 @@
-"""Runs of programs in the sandboxes, side by side: latency, throughput, and what a warm Python saves.
+"""Compare the sandboxes: latency, throughput, and the savings of a warm Python.
 
 Usage: python benchmarks/bench_sandbox.py [--backends zygote bubblewrap] [--seconds 5] [--concurrency 1 8 64] [--out FILE]
 
-Every program's output is checked. Backends take turns in short rounds, so that a machine that slows down slows
-all of them. Programs that import numpy and sympy need them in the sandbox's Python: `afm sandbox install`.
+Every program's output is checked. Backends alternate in short rounds, so that a machine that slows down slows all of
+them. Programs that import numpy and sympy need them in the sandbox's Python: `afm sandbox install`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDS = 5
 async def measured(
     sandbox: LocalSandbox, program: str, expected: str, concurrency: int, seconds: float
 ) -> list[float]:
-    """Seconds from call to result of each run that began within ``seconds``."""
+    """Return the seconds from call to result of each run that began within ``seconds``."""
     latencies: list[float] = []
     over = time.perf_counter() + seconds
 
@@ -53,7 +53,7 @@ async def measured(
 async def compare(
     sandboxes: dict[str, LocalSandbox], concurrency: int, name: str, seconds: float
 ) -> dict[str, Any]:
-    """One program at one concurrency on every sandbox, in turns."""
+    """Measure a program at one concurrency in all sandboxes, which alternate."""
     program, expected = PROGRAMS[name]
     latencies: dict[str, list[float]] = {backend: [] for backend in sandboxes}
     rates: dict[str, list[float]] = {backend: [] for backend in sandboxes}
@@ -76,20 +76,20 @@ async def compare(
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """In milliseconds, the nearest value at or above ``percent`` of all."""
+    """Return a percentile in milliseconds: the nearest value at or above ``percent`` of all."""
     ordered = sorted(values)
     return 1000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
 async def opened(backends: Sequence[str], cores: int | None = None) -> dict[str, LocalSandbox]:
-    """The sandboxes that work here, every zygote of theirs warm."""
+    """Open the sandboxes that work here, with warm zygotes."""
     working = {}
     for backend in backends:
         sandbox = open_sandbox(backend, max_parallel=cores)
         try:
             print(backend, *await sandbox.isolation(), sep="\n  ")
         except SandboxUnavailableError as error:
-            print(f"{backend}: left out, {error}")
+            print(f"{backend}: skipped, {error}")
             continue
         for program, expected in PROGRAMS.values():
             result = await sandbox.run(program)
@@ -101,7 +101,7 @@ async def opened(backends: Sequence[str], cores: int | None = None) -> dict[str,
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """All measurements."""
+    """Run all measurements."""
     sandboxes = await opened(options.backends)
     results: dict[str, Any] = {}
     for name in PROGRAMS:
@@ -118,7 +118,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(title: str, row: dict[str, Any]) -> None:
-    """A line for each backend."""
+    """Print a line per backend."""
     print(f"\n{title}")
     for backend, values in row.items():
         if backend == "ratios":
@@ -130,7 +130,7 @@ def show(title: str, row: dict[str, Any]) -> None:
 
 
 async def scaling(backend: str, seconds: float) -> dict[str, Any]:
-    """Throughput with one parallel run, two, four, up to one for each core."""
+    """Return the throughput with one parallel run, two, four, and up to one per core."""
     rates = {}
     cores = 1
     while cores <= len(os.sched_getaffinity(0)):
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", default=["zygote", "bubblewrap", "nsjail"])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument(
-        "--seconds", type=float, default=5.0, help="for each backend, program and concurrency"
+        "--seconds", type=float, default=5.0, help="seconds per backend, program and concurrency"
     )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -1,13 +1,13 @@
-"""What author masks cost a training: preprocessing against stock LLaMA-Factory and a marker search, and a step.
+"""Measure the cost of author masks in a training: preprocessing, against two rivals, and a step.
 
     .venv/bin/python benchmarks/bench_sft_data.py --tokenizer /models/Qwen2.5-7B-Instruct --out sft_data.json
 
-Preprocessing is the whole way from the JSONL file to token ids and labels, each time in a process of its own with an
-empty cache. Rivals, in the same round on the same rows:
+Preprocessing goes from the JSONL file to token ids and labels, each time in a separate process with an empty cache. Rivals,
+in the same round on the same rows:
 - stock: LLaMA-Factory 0.9.5 without masks; the target is at most 1.3 times its time with one process;
-- marker search: the same, and a search for the tokens of the observation's markers, as published systems do it.
-The memory of our way must not grow with the file. A step is forward and backward of a tiny
-model over the same ids, once with masked labels and once with all; the target is within 2 percent.
+- marker search: the same, with a search for the tokens of the observation's markers, as published systems do.
+Our memory must not grow with the file. A step is a forward and backward pass of a tiny model over the same ids, once with
+masked labels and once with all labels; the target is a difference of at most 2 percent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAYS = ("stock", "ours", "marker search")
 
 
 def write_data(rows: list[Row], folder: Path) -> None:
-    """The rows as an alpaca data set called ``rows``."""
+    """Write the rows as an alpaca data set called ``rows``."""
     lines = ({"instruction": f"Question {n}?", "input": "", "output": row.text} for n, row in enumerate(rows))
     with (folder / "rows.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
@@ -42,7 +42,7 @@ def write_data(rows: list[Row], folder: Path) -> None:
 
 
 def model_folder(tokenizer: Path | None, rows: list[Row], folder: Path) -> Path:
-    """A tokenizer beside the description of a tiny model, which LLaMA-Factory wants to see."""
+    """Make a folder with a tokenizer and the config of a tiny model, which LLaMA-Factory requires."""
     from afm.models.tiny import create_tiny_model, train_tokenizer
 
     train_tokenizer((row.text for row in rows[:50]), folder, vocab_size=2000)
@@ -54,7 +54,7 @@ def model_folder(tokenizer: Path | None, rows: list[Row], folder: Path) -> Path:
 
 
 class OwnMemory:
-    """The most memory of its own that this process has in the block; pages of files, which can be dropped, are left out."""
+    """Measures the peak memory of this process in the block, without pages of files."""
 
     def __enter__(self) -> OwnMemory:
         self._before = self._most = self._now()
@@ -69,7 +69,7 @@ class OwnMemory:
 
     @property
     def grown_mb(self) -> float:
-        """What came on top in the block."""
+        """Return the growth in the block, in MB."""
         return (self._most - self._before) / 1024
 
     def _watch(self) -> None:
@@ -83,13 +83,13 @@ class OwnMemory:
 
 
 class Work:
-    """One preprocessing, run in a fork so that nothing is shared with the next."""
+    """One preprocessing, in a fork so that it shares nothing with the next."""
 
     def __init__(self, way: str, processes: int, data: Path, model: Path, **options: Any) -> None:
         self.way, self.processes, self.data, self.model, self.options = way, processes, data, model, options
 
     def __call__(self) -> dict[str, float]:
-        """Seconds and how much memory grew, as the child saw them."""
+        """Return the seconds and the growth of memory in the child."""
         receiver, sender = multiprocessing.Pipe(duplex=False)
         child = multiprocessing.get_context("fork").Process(target=self._child, args=(sender,))
         child.start()
@@ -142,7 +142,7 @@ class Work:
 
 
 def search_markers(tokenizer: Any) -> None:
-    """Let the stock processor look for markers in each row's labels; a row in which they do not pair stays."""
+    """Make the stock processor search for markers in labels; rows with unpaired markers stay unchanged."""
     from llamafactory.data.processor import SupervisedDatasetProcessor
 
     encode = SupervisedDatasetProcessor._encode_data_example
@@ -162,7 +162,7 @@ def search_markers(tokenizer: Any) -> None:
 
 
 def preprocessing(data: Path, model: Path, processes: tuple[int, ...], runs: int) -> dict[str, Any]:
-    """Seconds of every way with every number of processes; all have their turn in each round."""
+    """Return the seconds of every way with every number of processes; all run in each round."""
     works = {(way, count): Work(way, count, data, model) for count in processes for way in WAYS}
     seconds: dict[tuple[str, int], list[float]] = {key: [] for key in works}
     for number in range(runs + 1):
@@ -177,19 +177,21 @@ def preprocessing(data: Path, model: Path, processes: tuple[int, ...], runs: int
 
 
 def memory(rows: list[Row], model: Path, folder: Path) -> dict[str, float]:
-    """How much memory tokenising all rows takes, and a quarter of them."""
+    """Return the memory for tokenising all rows, and a quarter of them."""
     grown = {}
     for name, part in (("a quarter of the rows", rows[: len(rows) // 4]), ("all rows", rows)):
         place = folder / name.replace(" ", "_")
         place.mkdir()
         write_data(part, place)
-        work = Work("ours", 1, place, model, preprocessing_batch_size=_HELD_ROWS)  # a batch is held by design
+        work = Work(
+            "ours", 1, place, model, preprocessing_batch_size=_HELD_ROWS
+        )  # a batch is in memory by design
         grown[name] = round(work()["grown_mb"], 1)
     return grown
 
 
 def steps(model_dir: Path, runs: int) -> dict[str, Any]:
-    """Seconds of a step with masked labels and with all, over the same ids."""
+    """Return the seconds of a step with masked labels and with all labels, over the same ids."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -210,12 +212,12 @@ def steps(model_dir: Path, runs: int) -> dict[str, Any]:
 
 
 def counts(smoke: bool) -> Iterator[int]:
-    """Rows, rounds of preprocessing, rounds of steps."""
+    """Yield the number of rows, of preprocessing rounds and of step rounds."""
     yield from (60, 1, 2) if smoke else (5000, 3, 30)
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -223,7 +225,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int)
     parser.add_argument("--runs", type=int)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true", help="few rows, one run: does it work?")
+    parser.add_argument(
+        "--smoke", action="store_true", help="few rows and one run, only to see that it works"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     count, runs, step_runs = counts(arguments.smoke)

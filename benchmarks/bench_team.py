@@ -1,8 +1,9 @@
-"""A team of models against one model on the same questions: score, tokens, tool calls and dollars, with real searches.
+"""Compare a team of models with one model on the same questions: score, tokens, tool calls and dollars.
 
-The model is the one that `afm quickstart --world wiki` trained. The members of the team (planner, searcher, reflector, verifier,
-writer) are a model of the same size, taught each member's part on the quickstart's own training questions and served by our
-model server over HTTP. Both answer the held-out questions; the report is what `afm report TEAM MODEL` writes.
+The model is the one that `afm quickstart --world wiki` trained. The members of the team (planner, searcher, reflector,
+verifier, writer) are one model of the same size. It learns the part of each member on the training questions of the
+quickstart, and our model server serves it over HTTP. Both answer the held-out questions with real searches. The report is
+that of `afm report TEAM MODEL`.
 
     afm quickstart --world wiki
     python benchmarks/bench_team.py runs/quickstart-wiki --out runs/bench_team
@@ -28,7 +29,7 @@ from afm.processes import tied_environment
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, BATCH, LEARNING_RATE = 2000, 32, 1.5e-3
 PRICES = "{prompt: 0.1, completion: 0.4}"
-"""US dollars for a million tokens, made up and the same for both: models of one size."""
+"""Invented prices in US dollars per million tokens, the same for both, which have the same size."""
 GOOD = {"grade": "good"}
 REFLECTION = dict.fromkeys(("information_conflict", "tool_effectiveness", "trajectory_monitoring"), GOOD)
 CHECK = {"findings": "Stated.", "score": 4}
@@ -53,10 +54,10 @@ Lesson = tuple[str, str, dict[str, Any]]
 
 
 def lessons(events: Path) -> Iterator[Lesson]:
-    """Every member's part in each task that the quickstart's own team looked up."""
+    """Yield the part of every member in each task that the quickstart's team worked on."""
     questions: dict[str, str] = {}
     results: dict[str, list[str]] = {}
-    for event in read_events(events):  # of many tasks at once, so the events of one do not follow each other
+    for event in read_events(events):  # the events of several tasks are interleaved
         task = f"{event.task_id}/{event.attempt}"
         match event.kind:
             case EventKind.TASK:
@@ -68,7 +69,7 @@ def lessons(events: Path) -> Iterator[Lesson]:
 
 
 def parts(question: str, found: Sequence[str]) -> Iterator[Lesson]:
-    """What each member is told and replies."""
+    """Yield the prompt and the reply of each member."""
     chain = read_chain(question)
     assert chain is not None
     goals = [f"{chain.asks[0]} of {chain.start}", *chain.asks[1:]]
@@ -88,7 +89,7 @@ def parts(question: str, found: Sequence[str]) -> Iterator[Lesson]:
 
 
 def teach(start: Path, taught: Sequence[Lesson], out: Path) -> float:
-    """A model that plays all members, from the weights in ``start``; returns its last loss."""
+    """Train a model that plays all members, from the weights in ``start``; return the last loss."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -116,7 +117,7 @@ def teach(start: Path, taught: Sequence[Lesson], out: Path) -> float:
 
 
 def encoded(tokenizer: Any, lesson: Lesson) -> tuple[list[int], int]:
-    """Ids of the whole chat, and how many of them are the prompt."""
+    """Return the ids of the whole chat, and the length of the prompt."""
     chat = [{"role": "system", "content": lesson[0]}, {"role": "user", "content": lesson[1]}]
     prompt = tokenizer(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))[
         "input_ids"
@@ -125,7 +126,7 @@ def encoded(tokenizer: Any, lesson: Lesson) -> tuple[list[int], int]:
 
 
 def batch(rows: Sequence[tuple[list[int], int]]) -> tuple[Any, Any]:
-    """Ids and labels, padded; only replies are learnt."""
+    """Return padded ids and labels; only replies have labels."""
     import torch
 
     longest = max(len(ids) for ids, _ in rows)
@@ -138,7 +139,7 @@ def batch(rows: Sequence[tuple[list[int], int]]) -> tuple[Any, Any]:
 
 
 def write_team(out: Path, url: str) -> Path:
-    """The team's file, which extends the shipped one, and its members' prompts."""
+    """Write the team's YAML, which extends the shipped one, and the prompts of its members."""
     members = {}
     for name, (system, user, says) in PROMPTS.items():
         file = out / f"{name}.yaml"
@@ -172,7 +173,7 @@ def write_team(out: Path, url: str) -> Path:
 
 @contextmanager
 def served(model: Path, log: Path) -> Iterator[str]:
-    """Our own model server on a free port; gives its address."""
+    """Run our model server on a free port; yield its address."""
     words = [
         sys.executable,
         "-P",
@@ -197,19 +198,19 @@ def served(model: Path, log: Path) -> Iterator[str]:
 
 
 def afm(*words: object) -> None:
-    """The command as a person types it."""
+    """Run an ``afm`` command."""
     subprocess.run([sys.executable, "-m", "afm.cli.main", *map(str, words)], check=True)
 
 
 def main() -> None:
-    """Teach the members once, then evaluate both and compare."""
+    """Train the members once, then evaluate both and compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="folder of a finished `afm quickstart --world wiki`")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_team"))
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--questions", type=int, default=200, help="of the 200 held out")
+    parser.add_argument("--questions", type=int, default=200, help="number of the 200 held-out questions")
     options = parser.parse_args()
     run, out = options.run.resolve(), options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)

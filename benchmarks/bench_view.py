@@ -1,10 +1,11 @@
-"""The viewer over a million episodes: first paint and filters in Chromium, and what making the index costs.
+"""Measure the viewer with a million episodes: first paint and filters in Chromium, and the cost of the index.
 
     .venv/bin/python benchmarks/bench_view.py --episodes 1000000 --out view.json
 
-A file of generated episodes (four benchmarks, four tools, a call each) is indexed by ``afm view``, then opened in headless Chromium (Debian's,
-driven by Playwright). First paint: until rows stand in the list, with the index made. Each filter, search and order: from the choice to
-the new count or the new first row on the page. Rival in the same run: reading the file once with ``json`` to count what a filter finds.
+``afm view`` indexes a file of generated episodes (four benchmarks, four tools, one call each). Headless Chromium (Debian's,
+driven by Playwright) then opens it. First paint is the time until the list has rows, with a finished index. For each filter,
+search and order, it is the time from the choice to the new count or first row on the page. The rival in the same run reads
+the file once with ``json`` to count the matches of a filter.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TARGETS = {"first_paint_s": 2.0, "filter_s": 0.5}
 
 
 def episode(number: int, draw: random.Random) -> str:
-    """A line of about a kilobyte."""
+    """Generate a line of about a kilobyte."""
     score, tool = float(draw.random() < 0.5), draw.choice(TOOLS)
     words = " ".join(draw.choice(("river", "ruler", "city", "long", "old", "deep")) for _ in range(60))
     agent = f"<think>{words}</think><plan>Search.</plan><think>Now.</think><wiki_search>river {number}</wiki_search>"
@@ -62,7 +63,7 @@ def episode(number: int, draw: random.Random) -> str:
 
 
 def make(file: Path, episodes: int) -> None:
-    """Write the file."""
+    """Write the file of episodes."""
     draw = random.Random(0)
     with file.open("w", encoding="utf-8") as out:
         for number in range(episodes):
@@ -70,7 +71,7 @@ def make(file: Path, episodes: int) -> None:
 
 
 def indexed(file: Path, place: Path) -> dict[str, Any]:
-    """Make the index; seconds and size."""
+    """Build the index; return seconds and size."""
     from afm.evaluation.viewer import EpisodeIndex
 
     begun = time.perf_counter()
@@ -87,7 +88,7 @@ def indexed(file: Path, place: Path) -> dict[str, Any]:
 
 @contextmanager
 def serving(file: Path, place: Path) -> Iterator[str]:
-    """``afm view`` as a process; its address."""
+    """Run ``afm view`` as a process; yield its address."""
     command = [sys.executable, "-m", "afm.cli.main", "view", str(file), "--index", str(place)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -102,7 +103,7 @@ def serving(file: Path, place: Path) -> Iterator[str]:
 
 
 def in_browser(address: str, runs: int) -> dict[str, Any]:
-    """Medians of what a person waits for."""
+    """Return the median times in the browser."""
     from playwright.sync_api import expect, sync_playwright
 
     with sync_playwright() as playwright:
@@ -164,7 +165,7 @@ def _timed(way: Callable[[], None]) -> float:
 
 
 def by_json(file: Path) -> float:
-    """Seconds of a plain script that counts failed episodes."""
+    """Return the seconds of a plain script that counts failed episodes."""
     begun = time.perf_counter()
     with file.open("rb") as lines:
         failed = sum(json.loads(line)["verdict"]["score"] == 0 for line in lines)
@@ -174,7 +175,7 @@ def by_json(file: Path) -> float:
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

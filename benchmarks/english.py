@@ -1,10 +1,10 @@
-"""Spelling and style of what a person reads: Markdown, docstrings, help texts and messages of errors.
+"""Check spelling and style of texts: Markdown, docstrings, help texts and error messages.
 
 Usage: python benchmarks/english.py [FILE ...]
 
-Without files it counts all of the project against the walls of ``benchmarks/english.yaml`` and ends with 1 where a
-wall is exceeded. With files or folders it prints each finding as ``file:line: what, suggestion``. The words to avoid, the limits and
-the walls are in that YAML. codespell checks the spelling where it is installed.
+Without files, counts the findings in the whole project, compares them with the walls in ``benchmarks/english.yaml``, and
+exits with 1 if a wall is exceeded. With files or folders, prints each finding as ``file:line: what, suggestion``. The YAML
+has the words to avoid, the limits and the walls. codespell, if installed, checks the spelling.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*]*\s+(?=[A-Z`*\[(\"0-9])")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to change. ``line`` counts from 1."""
+    """One finding. ``line`` counts from 1."""
 
     file: str
     line: int
@@ -47,9 +47,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Block:
-    """Lines that belong together: a paragraph, an item of a list, a row of a table, a docstring's paragraph.
+    """Lines that belong together: a paragraph, a list item, a table row, or a paragraph of a docstring.
 
-    ``measured`` says whether its lines have a largest length.
+    ``measured`` is whether the length of its lines is limited.
     """
 
     line: int
@@ -59,7 +59,7 @@ class Block:
 
 @cache
 def rules() -> dict[str, object]:
-    """The content of ``english.yaml``, its words compiled."""
+    """Return the content of ``english.yaml`` with its words compiled."""
     loaded = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     loaded["words"] = [
         (re.compile(rf"(?<![\w-])(?:{p})(?![\w-])", re.IGNORECASE), s) for p, s in loaded["words"].items()
@@ -68,7 +68,7 @@ def rules() -> dict[str, object]:
 
 
 def texts() -> list[str]:
-    """Paths of the files that a person reads from, relative to the project: those that git knows or would take."""
+    """Return the paths of the files to check, relative to the project: those that git tracks or would add."""
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.py"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -85,14 +85,14 @@ def _is_read(path: str) -> bool:
 
 
 def check(path: str, text: str) -> list[Finding]:
-    """Every finding in the text of a file, in the order of lines.
+    """Return all findings in a file, by line.
 
     Raises:
         SyntaxError: A ``.py`` file is not Python.
     """
     blocks = list(markdown_blocks(text)) if path.endswith(".md") else python_blocks(text)
     findings = [Finding(path, line, what) for block in blocks for line, what in _of_block(block)]
-    # Of Markdown all is spelled, code included; of Python what a person reads.
+    # Spelling covers all of Markdown, including code, but only the texts of Python.
     spelled = [Block(1, tuple(text.splitlines()))] if path.endswith(".md") else blocks
     findings += [
         Finding(path, block.line + offset, what)
@@ -104,7 +104,7 @@ def check(path: str, text: str) -> list[Finding]:
 
 
 def markdown_blocks(text: str) -> Iterator[Block]:
-    """Paragraphs, items, headings and rows of tables. Code is left out, and tables that are made from docstrings."""
+    """Yield paragraphs, list items, headings and table rows, without code and tables generated from docstrings."""
     lines = text.splitlines()
     block: list[str] = []
     fenced = generated = False
@@ -135,7 +135,7 @@ def markdown_blocks(text: str) -> Iterator[Block]:
 
 
 def python_blocks(text: str) -> list[Block]:
-    """Docstrings (of fields too), texts of errors that are raised, and help texts of commands."""
+    """Return docstrings (also of fields), messages of raised errors, and help texts."""
     tree = ast.parse(text)
     blocks: list[Block] = []
     for node in ast.walk(tree):
@@ -156,7 +156,7 @@ def python_blocks(text: str) -> list[Block]:
 def _docstring_blocks(text: str, first: int) -> Iterator[Block]:
     block: list[str] = []
     fenced = False
-    literal: int | None = None  # the indent of a paragraph that ends in "::"; what is further in is no prose
+    literal: int | None = None  # indent of a paragraph that ends in "::"; deeper lines are not prose
     for number, raw in enumerate([*text.splitlines(), ""], start=first):
         line = raw.strip()
         indent = len(raw) - len(raw.lstrip())
@@ -182,7 +182,7 @@ def _messages(call: ast.Call) -> Iterator[str]:
 
 
 def _literal(node: ast.AST) -> str:
-    """The text of a literal, ``X`` where a value is put in; empty for anything else."""
+    """Return the text of a literal with ``X`` for inserted values; empty for anything else."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
@@ -215,7 +215,7 @@ def _of_block(block: Block) -> Iterator[tuple[int, str]]:
 
 
 def _line_of(lines: list[str], position: int) -> int:
-    """The index of the line that holds the character at ``position`` of the joined lines."""
+    """Return the index of the line with the character at ``position`` of the joined lines."""
     for index, line in enumerate(lines):
         position -= len(line) + 1
         if position < 0:
@@ -239,13 +239,13 @@ def _without_targets(line: str) -> str:
 
 
 def _plain(line: str) -> str:
-    """A line without its code, addresses and signs of emphasis."""
+    """Return a line without code, addresses and emphasis marks."""
     line = re.sub(r":\w+:`[^`]*`|``[^`]*``|`[^`]*`", "CODE", line)
     return _without_targets(line).replace("**", "")
 
 
 def misspelled(line: str) -> Iterator[str]:
-    """What codespell's dictionary takes for a typing error; nothing where codespell is not installed."""
+    """Yield the words that codespell reports; nothing if codespell is not installed."""
     dictionary = _dictionary()
     for word in re.findall(r"[A-Za-z][A-Za-z']+", _without_targets(line)) if dictionary else ():
         if (better := dictionary.get(word.lower())) is not None:
@@ -265,13 +265,13 @@ def _dictionary() -> dict[str, str]:
 
 
 def wall_of(path: str, walls: dict[str, int]) -> str:
-    """The entry of ``walls`` that counts a file: the longest path that holds it, else ``.``."""
+    """Return the entry of ``walls`` for a file: the longest path that contains it, or else ``.``."""
     fitting = [wall for wall in walls if path == wall or path.startswith(f"{wall}/")]
     return max(fitting, key=len, default=".")
 
 
 def main(names: list[str]) -> int:
-    """Print the findings of the files and folders that are named, or compare all with the walls."""
+    """Print the findings of the named files and folders, or compare the whole project with the walls."""
     if names:
         wanted = [Path(name).resolve() for name in names]
         paths = [path for path in texts() if any((ROOT / path).is_relative_to(place) for place in wanted)]
@@ -289,7 +289,7 @@ def main(names: list[str]) -> int:
 
 
 def counts() -> list[tuple[str, int, int]]:
-    """Each wall with how many findings there are, and how many may be."""
+    """Return each wall with the number of findings and the number allowed."""
     walls: dict[str, int] = rules()["walls"]  # type: ignore[assignment]
     counter = Counter(
         wall_of(path, walls)

@@ -1,4 +1,4 @@
-"""A small real training that is broken on purpose: its inputs, its processes, and what it has to show afterwards."""
+"""A small real training that is broken on purpose: its inputs, its processes, and the checks afterwards."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from afm.models.tiny import create_tiny_model, train_tokenizer
 from verl_ext.processes import Process, descendants, end
 
 SECONDS = 600
-"""Longest that anything is waited for."""
+"""Longest wait for any condition."""
 PROMPTS, SAMPLES, ROWS, TOKENS = 4, 2, 64, 320
 TEXTS = ("Tom has 12 coins. How many?", "<plan>p</plan><think>t</think><answer>12</answer>")
 
 
 def make_inputs(folder: Path, steps: int, **changes: Any) -> Path:
-    """A random model, 64 questions and the settings of a run on the CPU; returns the settings' file.
+    """Write a random model, 64 questions and the settings of a run on the CPU; return the settings file.
 
     Args:
-        steps: Of the whole run; a checkpoint after every second one.
-        changes: Laid over the settings.
+        steps: Steps of the whole run, with a checkpoint after every second step.
+        changes: Override settings.
     """
     train_tokenizer(TEXTS * 40, folder / "tokenizer", vocab_size=300)
     create_tiny_model(folder / "tokenizer", folder / "model", seed=0, hidden_size=32, layers=1)
@@ -44,7 +44,7 @@ def make_inputs(folder: Path, steps: int, **changes: Any) -> Path:
         "output_dir": str(folder / "run"),
         "limits": {"max_response_tokens": TOKENS},
         "episodes_per_step": 1000,
-        # A random model solves nothing: it is paid for ending early, so that rewards differ.
+        # A random model solves nothing. It is rewarded for ending early, so that rewards differ.
         "rewards": {"formula": "overlong", "overlong": {"max_tokens": TOKENS, "buffer_tokens": TOKENS}},
         "verl": {
             "data": {"train_batch_size": PROMPTS, "max_prompt_length": 160},
@@ -61,7 +61,7 @@ def make_inputs(folder: Path, steps: int, **changes: Any) -> Path:
 
 
 def write_questions(path: Path, questions: list[tuple[str, str]]) -> None:
-    """The data of a training."""
+    """Write the data of a training."""
     rows = [
         {
             "data_source": "mini_math",
@@ -78,8 +78,8 @@ class Run:
     """One start of a training.
 
     Args:
-        config: Its settings.
-        overrides: ``key=value``.
+        config: Settings file.
+        overrides: ``key=value`` overrides.
         prefix: Words before the command, such as those that enter a namespace.
         variables: Added to the environment.
     """
@@ -110,15 +110,15 @@ class Run:
         self._seen: set[Process] = set()
 
     def steps(self) -> list[int]:
-        """Steps in the metrics, in order."""
+        """Return the steps in the metrics, in order."""
         return [row["step"] for row in self.metrics()]
 
     def logged(self) -> list[int]:
-        """Steps that this start's trainer has done, known to nobody earlier."""
+        """Return the steps that the trainer of this start has done."""
         return [row["step"] for row in self._lines("engine_metrics.jsonl")]
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Lines of the metrics."""
+        """Return the lines of the metrics."""
         return self._lines("metrics.jsonl")
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
@@ -127,11 +127,11 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def text(self) -> str:
-        """What the command has printed."""
+        """Return the output of the command."""
         return self.output.read_text(errors="replace")
 
     def family(self) -> dict[Process, str]:
-        """Every process of the run with its title."""
+        """Return every process of the run with its title."""
         found = {}
         for process in descendants(self.process.pid):
             try:
@@ -143,11 +143,11 @@ class Run:
         return found
 
     def titled(self, part: str) -> dict[Process, str]:
-        """Processes whose title has ``part``."""
+        """Return the processes whose title contains ``part``."""
         return {process: title for process, title in self.family().items() if part in title}
 
     def wait_until(self, what: str, condition: Callable[[], Any], pause_s: float = 0.1) -> Any:
-        """The first true value of ``condition``.
+        """Wait for ``condition`` to be true, and return its value.
 
         Raises:
             SystemExit: It stays false, or the run ends first.
@@ -162,12 +162,12 @@ class Run:
         return value
 
     def wait_for_step(self, step: int) -> None:
-        """Return when the run has done ``step`` (again)."""
+        """Wait until the run has done ``step``, possibly again."""
         text = f"step {step}/"
         self.wait_until(f"step {step}", lambda: f"\n{text}" in f"\n{self.text()}", 0.02)
 
     def ended(self) -> tuple[int, float]:
-        """Exit status, and seconds until every process of the run was gone."""
+        """Wait for the end; return the exit status, and the seconds until all processes were gone."""
         begun = time.monotonic()
         self.family()
         status = self.process.wait(SECONDS)
@@ -179,7 +179,7 @@ class Run:
         return status, time.monotonic() - begun
 
     def stop(self) -> None:
-        """End it, whatever it does."""
+        """Kill the run."""
         family = self.family()
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
@@ -187,7 +187,7 @@ class Run:
         end(family.keys())
 
     def samples(self) -> Counter[tuple[int, str]]:
-        """How often a question was sampled in a step, by the episodes that are kept."""
+        """Count from the kept episodes how often each question was sampled in each step."""
         found: Counter[tuple[int, str]] = Counter()
         for file in sorted((self.folder / "episodes").glob("step_*.jsonl")):
             for line in file.read_text().splitlines():
@@ -197,7 +197,7 @@ class Run:
 
 
 def whole(run: Run, steps: int) -> dict[str, bool]:
-    """What a run that was broken and continued has to show: every step and every sample once."""
+    """Check that an interrupted and continued run has every step and every sample once."""
     samples = run.samples()
     questions = Counter(question for _, question in samples)
     exported = json.loads((run.folder / "model" / "training.json").read_text())["global_step"]

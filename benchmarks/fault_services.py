@@ -1,4 +1,4 @@
-"""A model that calls its tool, and the servers that a training with it needs: a code server and a judge."""
+"""A model that calls its tool, and the servers for its training: a code server and a judge."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWER = "<reflection>25.</reflection><think>Done.</think><answer>\\boxed{25}</a
 
 
 def recite(folder: Path, steps: int, **changes: Any) -> Path:
-    """The settings of a run whose model calls the code tool once and answers, whatever it is asked."""
+    """Write the settings of a run whose model always calls the code tool once and then answers."""
     questions = [f"{number}+{number}?" for number in range(ROWS)]
     texts = [
         [
@@ -60,10 +60,10 @@ class Server:
     variables: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Start it and wait until it listens.
+        """Start the server and wait until it listens.
 
         Raises:
-            SystemExit: It does not.
+            SystemExit: It does not listen in time.
         """
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -79,7 +79,7 @@ class Server:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End it with ``kill -9``."""
+        """Kill the server with ``kill -9``."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
@@ -101,7 +101,7 @@ def _running(server: Server) -> Iterator[Server]:
 
 @contextmanager
 def tool_server(folder: Path) -> Iterator[Server]:
-    """The code server, and ``tools.yaml`` that names it."""
+    """Run a code server, and write a ``tools.yaml`` with its address."""
     port = _free_port()
     tools = yaml.safe_load((REPO / "configs/tools/code_executor_remote.yaml").read_text())
     tools["tools"][0]["config"]["urls"] = [f"http://127.0.0.1:{port}"]
@@ -113,7 +113,7 @@ def tool_server(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def judge(folder: Path) -> Iterator[Server]:
-    """A judge with an OpenAI-compatible endpoint."""
+    """Run a judge with an OpenAI-compatible endpoint."""
     port = _free_port()
     variables = {
         "GRM_BASE_URL": f"http://127.0.0.1:{port}/v1",
@@ -126,7 +126,7 @@ def judge(folder: Path) -> Iterator[Server]:
 
 
 class Judge(BaseHTTPRequestHandler):
-    """Finds every answer incorrect; the protocol is the real one."""
+    """Judges every answer as incorrect, with the real protocol."""
 
     def do_POST(self) -> None:
         """Answer one request for a ruling."""

@@ -1,10 +1,11 @@
-"""What a training of reinforcement learning does when something it needs is killed or missing: each row a real run.
+"""Test what RL training does when something it needs is killed or missing; each row is a real run.
 
     .venv/bin/python benchmarks/faults.py --out runs/faults.json            (as root: two rows make network namespaces)
     .venv/bin/python benchmarks/faults.py --only worker_update --only engine --out runs/some_faults.json
 
-Every run is of a tiny model on the CPU; it is broken in its fourth step, one step after a checkpoint, and started again with the
-same command. At the end each step, each sample and each question must be there once. A table in Markdown is written beside the JSON.
+Every run trains a tiny model on the CPU. It is interrupted in its fourth step, one step after a checkpoint, and started again
+with the same command. At the end, each step, sample and question must occur exactly once. A Markdown table is written next to
+the JSON.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from verl_ext.processes import Process
 from verl_ext.shards import read_shards
 
 SAVED, REACHED, STEPS = 2, 3, 4
-"""The last checkpoint when a run is broken, the last finished step, all steps."""
+"""Last checkpoint and last finished step when a run is interrupted, and number of all steps."""
 
 
 @dataclass
 class Row:
-    """One fault and what it did."""
+    """One fault and its effect."""
 
     name: str
     broken: str
@@ -51,18 +52,18 @@ class Row:
 
     @property
     def good(self) -> bool:
-        """Whether everything was as it should be."""
+        """Return whether all checks passed."""
         return bool(self.checks) and all(self.checks.values())
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A process to be killed with ``kill -9``.
+    """A process to kill with ``kill -9``.
 
     Attributes:
         title: Part of its title; empty for the command itself.
-        phase: Of step 4: ``rollout``, ``update`` or ``checkpoint``.
-        says: What the message has to name.
+        phase: Phase of step 4: ``rollout``, ``update`` or ``checkpoint``.
+        says: Text that the message must contain.
     """
 
     broken: str
@@ -94,7 +95,7 @@ KILLS = {
 
 
 def reach(run: Run, phase: str) -> None:
-    """Return in ``phase`` of step 4."""
+    """Wait for ``phase`` of step 4."""
     [worker] = run.titled("ray::WorkerDict")
     file = Path(f"/proc/{worker.pid}/cmdline")
     run.wait_until("step 3", lambda: REACHED in run.logged(), 0.01)
@@ -106,9 +107,9 @@ def reach(run: Run, phase: str) -> None:
 
 
 def broken(run: Run, name: str, kill: Kill) -> Row:
-    """Break a run and wait for its end."""
+    """Kill a process of a run, and wait for the end of the run."""
     row = Row(name, kill.broken, kill.phase)
-    # The workers that run episodes are the last to be started.
+    # The workers that run episodes start last.
     run.wait_until("its workers are there", lambda: run.titled("ray::AgentLoopWorker"), 0.3)
     victims = [Process(run.process.pid, 0)] if not kill.title else list(run.titled(kill.title))
     reach(run, kill.phase)
@@ -131,12 +132,12 @@ def broken(run: Run, name: str, kill: Kill) -> Row:
 
 
 def went_on(run: Run) -> bool:
-    """Whether a start took up the last checkpoint; a trainer that was dying may have made that of the last step."""
+    """Return whether a start resumed from the last checkpoint; a dying trainer may have written that of the last step."""
     return f"resuming after step {SAVED}" in run.text() or f"model of step {STEPS}" in run.text()
 
 
 def killed_processes(folder: Path, names: Sequence[str]) -> Iterator[Row]:
-    """Break one run again and again, each time in step 4; at the end it has to be whole."""
+    """Interrupt a run repeatedly, each time in step 4; at the end it must be complete."""
     config = make_inputs(folder, STEPS)
     rows = []
     for name in names:
@@ -157,10 +158,10 @@ def killed_processes(folder: Path, names: Sequence[str]) -> Iterator[Row]:
 
 
 def other_world_size(folder: Path) -> Iterator[Row]:
-    """One run with 1, 2 and 1 workers beside an undisturbed one with 1."""
+    """Compare a run with 1, 2 and 1 workers with an undisturbed run with 1."""
     config, steps = make_inputs(folder, 6), 6
-    # verl shares a batch out by length and each worker cuts its share into mini batches: with one mini batch a step, the
-    # same samples make a step whatever the number of workers.
+    # verl distributes a batch by length, and each worker splits its share into mini batches. With one mini batch per step,
+    # a step has the same samples for any number of workers.
     overrides = (
         "verl.actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "verl.actor_rollout_ref.actor.ppo_epochs=1",
@@ -199,7 +200,7 @@ def other_world_size(folder: Path) -> Iterator[Row]:
 
 
 def optimizer(checkpoint: Path) -> dict[str, Any]:
-    """Moments and step counts of the actor's optimizer, each tensor put together from its parts."""
+    """Return moments and step counts of the actor's optimizer, with each tensor merged from its parts."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -214,7 +215,7 @@ def optimizer(checkpoint: Path) -> dict[str, Any]:
 
 
 def lost_tool_server(folder: Path) -> Iterator[Row]:
-    """The code server is killed and started again while a model goes on calling it."""
+    """Kill and restart the code server while a model keeps calling it."""
     config = recite(folder, tools=folder / "tools.yaml", steps=12)
     row = Row("tool_server", "tool server (code)", "rollout")
     with tool_server(folder) as server:
@@ -258,11 +259,11 @@ def break_it(module):
 
 after_import("verl_ext.rollout_cpu", break_it)
 """
-"""Loaded into every process of a run by verl itself."""
+"""Source that verl loads into every process of a run."""
 
 
 def failing_engine(folder: Path) -> Iterator[Row]:
-    """The rollout engine raises an error in a weight sync, and answers late in another run."""
+    """Make the rollout engine raise an error in a weight sync, and answer late in another run."""
     (folder / "broken_engine.py").write_text(BROKEN_ENGINE)
     for name, phase in (("raises", "fails"), ("sleeps", "takes a minute")):
         (folder / name).mkdir()
@@ -289,7 +290,7 @@ def failing_engine(folder: Path) -> Iterator[Row]:
 
 
 def lost_judge(folder: Path) -> Iterator[Row]:
-    """The judge is killed; once it is back, the run goes on."""
+    """Kill the judge; once it is back, the run continues."""
     reward = {
         "formula": "correct",
         "by_source": {"mini_math": "judge"},
@@ -319,7 +320,7 @@ def lost_judge(folder: Path) -> Iterator[Row]:
 
 
 def no_resources(folder: Path) -> Iterator[Row]:
-    """A cluster that has not enough processors left for a worker."""
+    """Start a run in a cluster with too few processors for a worker."""
     config = make_inputs(folder, STEPS)
     row = Row("resources", "processors of the cluster: 2, where a worker takes 3", "start")
     with tempfile.TemporaryDirectory(prefix="afm-rl-", dir="/tmp") as scratch:
@@ -351,7 +352,7 @@ def no_resources(folder: Path) -> Iterator[Row]:
 
 
 def lost_node(folder: Path, count: int) -> Iterator[Row]:
-    """One of ``count`` Ray nodes in network namespaces is killed, and another one takes its place."""
+    """Kill one of ``count`` Ray nodes in network namespaces, and replace it by another one."""
     seen = lose(folder, count)
     row = Row(f"node_of_{count}", f"Ray node, one of {count}", "rollout or update")
     row.happened, row.status = seen.sentence, seen.status
@@ -371,7 +372,7 @@ OTHERS: dict[str, Callable[[Path], Iterator[Row]]] = {
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown."""
+    """Return the rows as a Markdown table."""
     lines = [
         "| killed or missing | when | what happened | ended after | finished steps done again | samples lost or counted twice |",
         "|---|---|---|---|---|---|",
@@ -387,7 +388,7 @@ def table(rows: Sequence[Row]) -> str:
 
 @contextmanager
 def work_folder(out: Path | None) -> Iterator[Path]:
-    """Where runs are kept: beside the result, or nowhere."""
+    """Yield a folder for the runs, next to the result or temporary."""
     if out is not None:
         folder = out.with_suffix("")
         folder.mkdir(parents=True)
@@ -398,7 +399,7 @@ def work_folder(out: Path | None) -> Iterator[Path]:
 
 
 def results(folder: Path, names: Sequence[str]) -> Iterator[Row]:
-    """The rows of ``names``."""
+    """Yield the rows of ``names``."""
     kills = [name for name in KILLS if name in names]
     parts: list[tuple[str, Callable[[Path], Iterator[Row]]]] = []
     if kills:
@@ -410,13 +411,15 @@ def results(folder: Path, names: Sequence[str]) -> Iterator[Row]:
 
 
 def main() -> int:
-    """Run the rows and print the table; 1 when a check fails."""
+    """Run the rows and print the table; return 1 if a check fails."""
     known = [*KILLS, *OTHERS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", action="append", choices=known, metavar="NAME", help=", ".join(known))
-    parser.add_argument("--out", type=Path, help="JSON; its name without the ending is a folder of the runs")
+    parser.add_argument(
+        "--out", type=Path, help="JSON file; its name without the suffix is the folder of the runs"
+    )
     given = parser.parse_args()
     names = given.only or known
     if os.geteuid() and {"node_of_2", "node_of_3"} & set(names):

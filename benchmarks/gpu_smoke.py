@@ -1,7 +1,7 @@
-"""The steps of gpu_smoke.sh: each runs commands of a user in a folder of its own, checks them, and keeps its figures.
+"""The steps of gpu_smoke.sh: each runs user commands in its own folder, checks them, and stores its figures.
 
-The task is the starter of ``afm init``, whose tiny model needs no download. A step that passed leaves
-``steps/NAME.json``; one whose packages are missing is skipped by name. Exit status 1 when a step failed.
+The task is the starter of ``afm init``, whose tiny model needs no download. A step that passed leaves ``steps/NAME.json``.
+A step whose packages are missing is skipped and reported. Exit status 1 if a step failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL = """
 from afm.models.tiny import create_tiny_model
 print(create_tiny_model("runs/start", "runs/start", hidden_size=256, layers=4, heads=4, mlp=768))
 """
-"""Heads of 64, which every attention kernel takes."""
+"""Heads have 64 dimensions, which every attention kernel supports."""
 VERSIONS = """
 import json
 from importlib.metadata import version
@@ -64,11 +64,11 @@ print(json.dumps({"tokens": len(reference), "float32": gap(scores(device, torch.
 
 
 class SkipError(Exception):
-    """A step that cannot run here, with the reason."""
+    """A step cannot run here; the message has the reason."""
 
 
 class FailureError(Exception):
-    """A step that ran and is not as it must be."""
+    """A step ran and failed a check."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Place:
         return self.folder / "task"
 
     def afm(self, venv: Path, *words: str) -> str:
-        """Run an ``afm`` command in the task's folder; its output is returned and kept.
+        """Run an ``afm`` command in the task's folder; return and log its output.
 
         Raises:
             SkipError: The environment is missing.
@@ -95,14 +95,14 @@ class Place:
         return self.run([self.python(venv), "-m", "afm.cli.main", *words])
 
     def python(self, venv: Path) -> str:
-        """The interpreter of an environment."""
+        """Return the interpreter of an environment."""
         python = venv / "bin/python"
         if not python.exists():
             raise SkipError(f"{venv} is missing")
         return str(python.absolute())
 
     def needs(self, venv: Path, package: str) -> None:
-        """Skip the step where a package is missing."""
+        """Skip the step if a package is missing."""
         words = [
             self.python(venv),
             "-c",
@@ -112,7 +112,7 @@ class Place:
             raise SkipError(f"{package} is not in {venv}")
 
     def run(self, words: list[str]) -> str:
-        """As :meth:`afm`, for any command."""
+        """Run any command, like :meth:`afm`."""
         with (self.folder / "smoke.log").open("a", encoding="utf-8") as log:
             log.write(f"\n$ {' '.join(words)}\n")
             try:
@@ -137,13 +137,13 @@ class Place:
 
 
 def environment() -> dict[str, str]:
-    """The commands use this checkout."""
+    """Return the environment of the commands, which use this checkout."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
 
 
 def machine(place: Place) -> Figures:
-    """Both environments import torch and see the GPU."""
+    """Check that both environments import torch and see the GPU."""
     figures = {}
     for name, venv in (("sft", place.sft_venv), ("rl", place.rl_venv)):
         if (venv / "bin/python").exists():
@@ -154,7 +154,7 @@ def machine(place: Place) -> Figures:
 
 
 def data(place: Place) -> Figures:
-    """Questions, a team's trajectories, training files and a random model."""
+    """Make questions, a team's trajectories, training files and a random model."""
     venv = place.rl_venv if (place.rl_venv / "bin/python").exists() else place.sft_venv
     place.afm(
         venv,
@@ -213,7 +213,7 @@ def data(place: Place) -> Figures:
 
 
 def masks(place: Place) -> Figures:
-    """Both environments train on the same tokens."""
+    """Check that both environments train on the same tokens."""
     words = ("mask", "runs/kept/kept.jsonl", "--agent", "agent.yaml", "--tokenizer", "runs/start", "--json")
     first, second = (place.afm(venv, *words) for venv in (place.sft_venv, place.rl_venv))
     if first != second:
@@ -223,7 +223,7 @@ def masks(place: Place) -> Figures:
 
 
 def sft(place: Place) -> Figures:
-    """ZeRO-3 on the GPU, bfloat16."""
+    """Fine-tune with ZeRO-3 on the GPU in bfloat16."""
     options = ["max_steps=300", "save_steps=150"]
     if not place.cpu:
         place.needs(place.sft_venv, "deepspeed")
@@ -241,19 +241,19 @@ def sft(place: Place) -> Figures:
 
 
 def evaluate(place: Place, model: str, out: str) -> Figures:
-    """pass@1 on the held-out questions."""
+    """Return pass@1 on the held-out questions."""
     place.afm(place.rl_venv, "eval", "eval.yaml", f"model={model}", f"output_dir={out}", "keep_tokens=true")
     metrics = json.loads((place.task / out / "metrics.json").read_text("utf-8"))
     return {"metrics": {key: metrics[key] for key in ("episodes", "pass@1", "format") if key in metrics}}
 
 
 def eval_sft(place: Place) -> Figures:
-    """Episodes of the fine-tuned model, with their tokens."""
+    """Evaluate the fine-tuned model, and keep the tokens of its episodes."""
     return evaluate(place, "runs/sft", "runs/eval_sft")
 
 
 def logprobs(place: Place) -> Figures:
-    """The GPU's log-probabilities of those tokens against the CPU's in float32."""
+    """Compare the log-probabilities of these tokens on the GPU with those on the CPU in float32."""
     gaps: Figures = json.loads(place.run([place.python(place.rl_venv), "-c", LOGPROBS]).splitlines()[-1])
     if gaps["float32"] > 1e-2 or gaps["bfloat16"] > 1.0:
         raise FailureError(f"log-probabilities differ from the CPU's by up to {gaps}")
@@ -261,7 +261,7 @@ def logprobs(place: Place) -> Figures:
 
 
 def rl_words(place: Place, out: str) -> list[str]:
-    """DAPO with vLLM on the GPU, with our engine in a rehearsal."""
+    """Return the command for DAPO with vLLM on the GPU, or with our engine in a rehearsal."""
     words = [
         "rl",
         "rl.yaml",
@@ -277,7 +277,7 @@ def rl_words(place: Place, out: str) -> list[str]:
 
 
 def rl(place: Place) -> Figures:
-    """A whole run: every sync delivers the weights, no token drifts."""
+    """Train a whole run: every sync delivers the weights, and no token drifts."""
     if not place.cpu:
         place.needs(place.rl_venv, "vllm")
     begun = time.monotonic()
@@ -286,7 +286,7 @@ def rl(place: Place) -> Figures:
 
 
 def rl_killed(place: Place) -> Figures:
-    """The same run, killed with SIGKILL after its second checkpoint and started again."""
+    """Train the same run, killed with SIGKILL after its second checkpoint and started again."""
     if not place.cpu:
         place.needs(place.rl_venv, "vllm")
     out = place.task / "runs/rl_killed"
@@ -307,7 +307,7 @@ def rl_killed(place: Place) -> Figures:
 
 
 def checked_steps(out: Path) -> Figures:
-    """Figures of a run whose steps are all there once and exact."""
+    """Check that all steps of a run exist once and are exact; return figures."""
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
     if [row["step"] for row in rows] != list(range(1, STEPS_RL + 1)):
         raise FailureError(f"steps {[row['step'] for row in rows]}, expected 1 to {STEPS_RL}, each once")
@@ -322,12 +322,12 @@ def checked_steps(out: Path) -> Figures:
 
 
 def eval_rl(place: Place) -> Figures:
-    """Episodes of the reinforced model."""
+    """Evaluate the model after RL."""
     return evaluate(place, "runs/rl", "runs/eval_rl")
 
 
 def lines(path: Path) -> int:
-    """Lines of a file; 0 where there is none."""
+    """Return the number of lines of a file; 0 if it is missing."""
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
@@ -337,7 +337,7 @@ STEPS: Mapping[str, Callable[[Place], Figures]] = {
 
 
 def attempt(name: str, place: Place) -> tuple[str, str]:
-    """State and text of a step: what it did now, or what an earlier call kept."""
+    """Run a step, or read its stored result; return its state and text."""
     kept = place.folder / "steps" / f"{name}.json"
     if kept.exists():
         return "passed", kept.read_text("utf-8").strip()
@@ -355,13 +355,13 @@ def attempt(name: str, place: Place) -> tuple[str, str]:
 
 
 def main() -> int:
-    """Take the steps in order and print the table."""
+    """Run the steps in order and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output-dir", type=Path, default=Path("runs/gpu_smoke"))
     parser.add_argument("--sft-venv", type=Path, required=True)
     parser.add_argument("--rl-venv", type=Path, required=True)
     parser.add_argument("--cpu", action="store_true", help="rehearse the steps without a GPU")
-    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), help="take these steps")
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), help="run only these steps")
     options = parser.parse_args()
     place = Place(
         options.output_dir.absolute(), options.sft_venv.absolute(), options.rl_venv.absolute(), options.cpu

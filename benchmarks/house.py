@@ -1,7 +1,7 @@
-"""The figures of the house: how many files and lines, how long the functions, what exists twice, who imports whom.
+"""Measure the code base: files, lines, length of functions, duplicates and import cycles.
 
-Usage: python benchmarks/house.py [--names]     (--names lists what is behind each figure)
-``tests/test_house.py`` holds the walls.
+Usage: python benchmarks/house.py [--names]     (--names lists the items behind each figure)
+``tests/test_house.py`` has the limits.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("afm", "llamafactory_patch", "verl_ext", "tool_servers")
 SMALL_LINES = 60
 LONG_FUNCTION_LINES = 60
-# Words that say nothing as a name: a participle or a pronoun in place of a noun.
+# Vague names: a participle or a pronoun in place of a noun.
 VAGUE_NAMES = ("found", "given", "told", "one")
-# Two functions of fewer statements than this are alike by chance.
+# Functions with fewer statements may be equal by chance.
 SHORTEST_HELPER_LINES = 4
 
 
 @dataclass(frozen=True)
 class House:
-    """What was counted in the product's packages. Lists are sorted and name what stands behind their figure."""
+    """Figures of the product's packages. Lists are sorted and name the items behind a figure."""
 
     files: int
     lines: int
@@ -48,7 +48,7 @@ class _Module:
 
 
 def measure(root: Path = ROOT) -> House:
-    """Counts the packages below ``root``.
+    """Measure the packages below ``root``.
 
     Raises:
         SyntaxError: A file is not Python.
@@ -91,7 +91,7 @@ def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _imports(module: _Module, modules: dict[str, _Module]) -> Iterator[str]:
-    """Modules of the product that ``module`` imports, inside functions too, but not for type checkers only."""
+    """Yield the modules of the product that ``module`` imports, also in functions, but not only for type checkers."""
     for node in _walk_without_type_checking(module.tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             submodules = [name for a in node.names if (name := f"{node.module}.{a.name}") in modules]
@@ -114,7 +114,7 @@ def _walk_without_type_checking(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other: strongly connected components (Tarjan 1972)."""
+    """Return groups of modules that import each other: strongly connected components (Tarjan 1972)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -164,7 +164,7 @@ def _repeated_classes(modules: dict[str, _Module]) -> list[str]:
 
 
 def _repeated_helpers(modules: dict[str, _Module]) -> list[str]:
-    """Functions with the same body in several modules, whatever their names and docstrings."""
+    """Return functions with the same body in several modules, regardless of names and docstrings."""
     bodies: defaultdict[str, list[str]] = defaultdict(list)
     for module in modules.values():
         for node in module.tree.body:
@@ -190,9 +190,9 @@ def _vague_names(modules: dict[str, _Module]) -> int:
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--names", action="store_true", help="list what is behind each figure")
+    parser.add_argument("--names", action="store_true", help="list the items behind each figure")
     with_names = parser.parse_args().names
     for name, value in vars(measure()).items():
         figure = (

@@ -1,11 +1,11 @@
-"""An evaluation that is killed again and again must end with the metrics of one that was left alone.
+"""Check that an evaluation that is killed repeatedly ends with the metrics of an undisturbed one.
 
     .venv/bin/python benchmarks/kill_eval.py --kills 10 --out kill_eval.json
 
-Runs the scripted solver of the tests with the real code tool, sandbox and reward workers in a process of its own. SIGKILL
-comes to the whole process group at a random moment of each start, from the imports to behind the last episode; in half of the kills
-the end of ``episodes.jsonl`` is torn off as well, as a computer that loses power leaves it. Compared with the undisturbed run:
-every episode without its times, and metrics.json without them. Exit status 1 when anything differs.
+Runs the scripted solver of the tests with the real code tool, sandbox and reward workers in a separate process. Each start
+gets SIGKILL for the whole process group at a random moment, from the imports until after the last episode. In half of the
+kills, the end of ``episodes.jsonl`` is also cut off, as after a power failure. All episodes and metrics.json, without times,
+are compared with the undisturbed run. Exit status 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ MOST_TORN_BYTES = 400
 
 
 def started(out: Path, tasks: int) -> subprocess.Popen[bytes]:
-    """An evaluation into ``out``, with a session of its own so that its workers and sandboxes are killed with it."""
+    """Start an evaluation into ``out`` in its own session, so that its workers and sandboxes are killed with it."""
     command = [sys.executable, str(SOLVER), str(out), str(tasks), str(PAUSE_S), str(PARALLEL)]
     return subprocess.Popen(command, start_new_session=True)
 
 
 def rows(out: Path) -> dict[str, Any]:
-    """Episodes by id, without their times; an id that stands twice ends the benchmark."""
+    """Return episodes by id, without times; fail if an id occurs twice."""
     found: dict[str, Any] = {}
     for line in (out / "episodes.jsonl").read_bytes().splitlines():
         row = json.loads(line)
         if row["id"] in found:
-            raise SystemExit(f"{out}: episode {row['id']} stands twice")
+            raise SystemExit(f"{out}: episode {row['id']} occurs twice")
         found[row["id"]] = _timeless(row)
     return found
 
 
 def metrics(out: Path) -> Any:
-    """metrics.json without times."""
+    """Return metrics.json without times."""
     return _timeless(json.loads((out / "metrics.json").read_text(encoding="utf-8")))
 
 
@@ -59,7 +59,7 @@ def _timeless(value: Any) -> Any:
 
 
 def torn(out: Path, draw: random.Random) -> str:
-    """Cut the end off the episodes; which file that is."""
+    """Cut off the end of the episodes; return the name of the file."""
     file = out / "episodes.jsonl"
     if not file.exists():
         return "nothing"
@@ -68,7 +68,7 @@ def torn(out: Path, draw: random.Random) -> str:
 
 
 def killed(out: Path, tasks: int, kills: int, whole_s: float, draw: random.Random) -> list[dict[str, Any]]:
-    """Start and kill so often; what each left."""
+    """Start and kill ``kills`` times; return what each start left."""
     told = []
     for number in range(kills):
         process = started(out, tasks)
@@ -87,7 +87,7 @@ def killed(out: Path, tasks: int, kills: int, whole_s: float, draw: random.Rando
 
 
 def main() -> int:
-    """Exit status 1 when a run that was killed ends otherwise."""
+    """Run and compare; return 1 if a killed run ends differently."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

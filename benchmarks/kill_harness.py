@@ -1,19 +1,19 @@
-"""64 episodes of a program at once, with SIGKILL for programs, the engine and the gateway: no trajectory lost or mixed up.
+"""Check that 64 parallel episodes of a program survive SIGKILL for programs, engine and gateway.
 
     .venv/bin/python benchmarks/kill_harness.py --out kill_harness.json
 
-`afm eval` plays every question with a bare program of three turns, all at the same time, and asks `tool_servers model`
-with a tiny random model. When some episodes have ended, SIGKILL comes to programs, then to the engine, which starts again
-at the same address, then to the process with the gateway. The same command continues until it ends well, and programs are
-killed once more. Each program gives the digest of all that it sent and got as its answer. Compared are:
+`afm eval` plays all questions at the same time, each with a bare program of three turns, against `tool_servers model` with a
+tiny random model. After some episodes, SIGKILL goes to programs, then to the engine, which restarts at the same address,
+and then to the process with the gateway. The same command is repeated until it succeeds, with further kills of programs.
+Each program answers with a digest of everything that it sent and received. The checks are:
 
-- every episode once, and those that had ended before a kill unchanged, byte for byte;
-- the recorded chat with the digest of the program, and with the episode's own question;
-- the recorded chat with what the same model in this process samples for the episode's seed, undisturbed. Only an episode
-  whose program was killed may be that of the second attempt's seed instead;
-- processes of programs that outlived the gateway.
+- every episode exists once, and episodes that had ended before a kill are unchanged, byte by byte;
+- the recorded chat matches the digest of the program and the question of the episode;
+- the recorded chat matches the samples of the same model in this process for the episode's seed. Only an episode whose
+  program was killed may match the seed of the second attempt instead;
+- no process of a program outlives the gateway.
 
-Exit status 1 when anything is wrong.
+Exit status 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ with open(os.environ["AFM_VERDICT"], "w") as file:
 TURNS, TOKENS = 3, 12
 MOST_STARTS = 6
 DEAD_WITHIN_S = 20.0
-"""A machine with other jobs needs time to end processes."""
+"""Time for processes to end on a busy machine."""
 MARK = b"AFM_EPISODE="
 
 
 class Engine:
-    """The CPU engine's server of a tiny random model; always at the same port."""
+    """The CPU engine's server with a tiny random model, always at the same port."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -80,7 +80,7 @@ class Engine:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it answers."""
         words = [
             "-m",
             "tool_servers",
@@ -94,7 +94,7 @@ class Engine:
         until(self._answers, "the engine did not start")
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -106,36 +106,36 @@ class Engine:
 
 
 class Evaluation:
-    """One output folder of `afm eval`, and its process."""
+    """An output folder of `afm eval`, and its process."""
 
     def __init__(self, folder: Path, name: str, config: Path) -> None:
         self.out, self._config = folder / name, config
         self._log = folder / f"{name}.log"
 
     def start(self) -> None:
-        """The same command, however often."""
+        """Start the evaluation; always the same command."""
         words = ["-m", "afm.cli.main", "eval", str(self._config), f"output_dir={self.out}"]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
 
     def ended(self) -> int:
-        """Episodes with a line of their own."""
+        """Return the number of finished episodes."""
         return len(self.lines())
 
     def lines(self) -> dict[str, bytes]:
-        """Finished episodes by id; one that is there twice ends the benchmark."""
+        """Return finished episodes by id; fail if one occurs twice."""
         file, found = self.out / "episodes.jsonl", dict[str, bytes]()
         for line in file.read_bytes().splitlines(keepends=True) if file.exists() else ():
             if line.endswith(b"\n"):
                 row = json.loads(line)
                 if row["id"] in found:
-                    raise SystemExit(f"{file}: episode {row['id']} is there twice")
+                    raise SystemExit(f"{file}: episode {row['id']} occurs twice")
                 if not row.get("error"):
                     found[row["id"]] = line
         return found
 
     def chats(self) -> dict[str, list[str]]:
-        """The words of each finished episode, by its question's id."""
+        """Return the texts of each finished episode, by the id of its question."""
         rows = {name.partition("#")[0]: json.loads(line) for name, line in self.lines().items()}
         return {
             name: [message["content"] for message in row["provenance"]["trajectories"][0]["messages"]]
@@ -143,12 +143,12 @@ class Evaluation:
         }
 
     def failure(self) -> str:
-        """The end of its log."""
+        """Return the end of the log."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-1500:]
 
 
 def until(done: Callable[[], bool], failure: str, seconds: float = 900.0) -> None:
-    """Wait; an error when it takes too long."""
+    """Wait for a condition; fail if it takes too long."""
     end = time.monotonic() + seconds
     while not done():
         if time.monotonic() > end:
@@ -157,7 +157,7 @@ def until(done: Callable[[], bool], failure: str, seconds: float = 900.0) -> Non
 
 
 def programs() -> Iterator[tuple[int, str]]:
-    """Processes of programs that run now, with the question of each."""
+    """Yield the running processes of programs, with their questions."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with suppress(OSError):
@@ -167,7 +167,7 @@ def programs() -> Iterator[tuple[int, str]]:
 
 
 def kill_programs(kills: int) -> dict[int, str]:
-    """SIGKILL for so many programs that run now; which, and their questions."""
+    """Kill running programs; return them with their questions."""
     victims = dict(list(programs())[:kills])
     for process in victims:
         with suppress(ProcessLookupError):
@@ -176,7 +176,7 @@ def kill_programs(kills: int) -> dict[int, str]:
 
 
 def disturb(evaluation: Evaluation, engine: Engine, count: int, kills: int) -> dict[str, Any]:
-    """Kill programs, engine and gateway; what each kill met."""
+    """Kill programs, engine and gateway; return what each kill hit."""
     evaluation.start()
     until(lambda: evaluation.ended() >= count // 8, "no episode ended: " + evaluation.failure())
     victims = kill_programs(kills)
@@ -185,7 +185,7 @@ def disturb(evaluation: Evaluation, engine: Engine, count: int, kills: int) -> d
     time.sleep(1.0)
     engine.start()
     until(
-        # Episodes that waited for the engine have to be among the finished ones.
+        # Episodes that waited for the engine must be among the finished ones.
         lambda: (
             evaluation.ended() >= len(before_engine) + count // 4 or evaluation.process.poll() is not None
         ),
@@ -201,7 +201,7 @@ def disturb(evaluation: Evaluation, engine: Engine, count: int, kills: int) -> d
     starts = 1
     while evaluation.ended() < count or evaluation.process.returncode:
         if starts == MOST_STARTS:
-            raise SystemExit("the evaluation never ended well: " + evaluation.failure())
+            raise SystemExit("the evaluation never succeeded: " + evaluation.failure())
         starts += 1
         evaluation.start()
         if starts == 2:
@@ -223,7 +223,7 @@ def disturb(evaluation: Evaluation, engine: Engine, count: int, kills: int) -> d
 
 
 def faults(evaluation: Evaluation, count: int) -> dict[str, int]:
-    """What is wrong with the recorded chats by themselves."""
+    """Count the inconsistencies within the recorded chats."""
     wrong = {"lost": count, "mixed_up": 0, "not_what_the_program_saw": 0, "turns": 0}
     for name, line in evaluation.lines().items():
         row, question = json.loads(line), name.partition("#")[0]
@@ -240,7 +240,7 @@ def faults(evaluation: Evaluation, count: int) -> dict[str, int]:
 
 
 async def undisturbed(folder: Path, names: Sequence[str], attempt: int) -> dict[str, list[str]]:
-    """What programs that nobody kills say and hear, with the same model in this process."""
+    """Return the chats of undisturbed programs with the same model in this process."""
     from afm.harness import ChatRenderer, ModelRequest, Session
     from afm.models import SamplingParams, load_model
     from afm.seeds import derive_seed, episode_seed
@@ -264,7 +264,7 @@ async def undisturbed(folder: Path, names: Sequence[str], attempt: int) -> dict[
 
 
 def prepared(folder: Path, url: str, count: int) -> Path:
-    """Questions, program and settings."""
+    """Write questions, program and settings."""
     (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
     rows = [
         {"id": f"q{number}", "question": f"q{number}: 1+1?", "ground_truth": "2"} for number in range(count)
@@ -284,7 +284,7 @@ def prepared(folder: Path, url: str, count: int) -> Path:
 
 
 def main() -> int:
-    """Exit status 1 when something is wrong."""
+    """Run the checks; return 1 if one fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

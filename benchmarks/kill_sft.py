@@ -1,10 +1,10 @@
-"""A fine-tuning that is killed again and again must end with the same bits as one that was left alone.
+"""Check that a fine-tuning that is killed repeatedly ends with the same bits as an undisturbed one.
 
     .venv/bin/python benchmarks/kill_sft.py --kills 10 --out kill_sft.json
 
-SIGKILL comes at a random moment of each start. The moments take turns: at any second (imports included), up to 50 ms
-after a step with a checkpoint, and at any step. The report counts the checkpoints left half-written.
-Weights are compared byte by byte, losses step by step. Exit status 1 when anything differs.
+Each start gets SIGKILL at a random moment. The moments alternate between any second (including imports), up to 50 ms after a
+step with a checkpoint, and any step. The report counts the incomplete checkpoints. Weights are compared byte by byte, losses
+step by step. Exit status 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WEIGHTS = "model.safetensors"
 
 
 def prepare(folder: Path) -> None:
-    """A tiny model and a data set in ``folder``."""
+    """Write a tiny model and a data set to ``folder``."""
     from afm.models.tiny import create_tiny_model, train_tokenizer
 
     outputs = [f"{CALL}\n<observation>\n{n}\n</observation>\n<answer>{n}</answer>" for n in range(256)]
@@ -41,7 +41,7 @@ def prepare(folder: Path) -> None:
 
 
 def started(folder: Path, out: Path, steps: int) -> subprocess.Popen[bytes]:
-    """A training into ``out``."""
+    """Start a training into ``out``."""
     pairs = {
         "model_name_or_path": folder / "start",
         "dataset_dir": folder,
@@ -62,7 +62,7 @@ def started(folder: Path, out: Path, steps: int) -> subprocess.Popen[bytes]:
 
 
 def losses(out: Path) -> dict[int, float]:
-    """Loss by step, as logged; a line that is still being written does not count."""
+    """Return the logged loss by step; ignore an incomplete line."""
     log = out / "trainer_log.jsonl"
     text = log.read_text("utf-8") if log.exists() else ""
     rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -70,14 +70,14 @@ def losses(out: Path) -> dict[int, float]:
 
 
 def last_step(out: Path) -> int:
-    """The last step that was logged."""
+    """Return the last logged step."""
     return max(losses(out), default=0)
 
 
 def kill(
     training: subprocess.Popen[bytes], out: Path, *, after_s: float | None, at_step: int, pause_s: float
 ) -> dict[str, Any]:
-    """Kill a training at a moment, or as soon as a step is logged; what was seen of it."""
+    """Kill a training at a moment, or as soon as a step is logged; return what it left."""
     began = time.perf_counter()
     while training.poll() is None:
         waited = time.perf_counter() - began

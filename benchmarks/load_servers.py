@@ -1,10 +1,10 @@
-"""All tool servers at once under many clients, then each of them killed in the middle of requests and started again.
+"""Test all tool servers under load from many clients, and then kill and restart each during requests.
 
     .venv/bin/python benchmarks/load_servers.py --clients 500 --seconds 60 --out servers_load.json
 
-Load: each client asks the code, wiki, search and page servers in turn, by chance; every answer is checked. Allowed are right
-answers and status 429, which is counted. Kill: while 64 clients go on asking, one server after the other gets SIGKILL and is
-started again on its port; requests of that moment break, nothing else may; what was cached before must come from the cache.
+Load: each client asks the code, wiki, search and page servers in random order. Every answer is checked. Only right answers
+and status 429, which is counted, are allowed. Kill: while 64 clients keep asking, one server after another gets SIGKILL and
+restarts on its port. Only the requests of that moment may break. Answers cached before must come from the cache.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ WEIGHTS = {"code": 1, "wiki_search": 4, "web_search": 4, "crawl_page": 2}
 TIMEOUT_S = 90.0
 KILL_CLIENTS = 64
 KNOWN = 100
-"""Requests that are cached before a kill and asked again after it."""
+"""Number of requests that are cached before a kill and repeated after it."""
 
 
 class Servers:
-    """The servers, each on a port that it keeps."""
+    """The servers, each on a fixed port."""
 
     def __init__(self, folder: Path, site: str, pages: int) -> None:
         world = Encyclopaedia(pages, seed=1)
@@ -61,7 +61,7 @@ class Servers:
         subprocess.run([sys.executable, *build], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
     def start(self, name: str) -> float:
-        """Seconds until it listens."""
+        """Start a server; return the seconds until it listens."""
         began = time.monotonic()
         config = self._folder / f"{name}.yaml"
         config.write_text(yaml.safe_dump(self._settings[name]))
@@ -83,12 +83,12 @@ class Servers:
         return time.monotonic() - began
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to a server."""
         self.processes[name].kill()
         self.processes[name].wait()
 
     def stop(self) -> dict[str, int]:
-        """Exit statuses after SIGTERM."""
+        """Send SIGTERM to all servers; return their exit statuses."""
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
         return {name: process.wait(60) for name, process in self.processes.items()}
@@ -105,13 +105,13 @@ class Clients:
         self.down: str | None = None
 
     async def run(self, clients: int, until: float) -> None:
-        """Let so many clients ask until then, on the monotonic clock."""
+        """Run clients until a time on the monotonic clock."""
         await asyncio.gather(*(self._client(number, until) for number in range(clients)))
 
     async def ask(
         self, name: str, connection: Connection, body: dict[str, Any], wanted: Any
     ) -> tuple[str, Any]:
-        """One request: ``right``, ``429`` or what was wrong; and the answer."""
+        """Send one request; return ``right``, ``429`` or what was wrong, and the answer."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -125,7 +125,7 @@ class Clients:
         return ("right" if wanted(answer) else "wrong answer"), answer
 
     def question(self, name: str, draw: random.Random) -> tuple[dict[str, Any], Any]:
-        """A request, and whether its answer is right."""
+        """Return a request, and a check of its answer."""
         number = draw.randrange(1_000_000)
         match name:
             case "code":
@@ -143,7 +143,7 @@ class Clients:
                 return body, lambda a: "17 miles long" in a["pages"][0]["text"]
 
     def connection(self, name: str) -> Connection:
-        """A new one."""
+        """Open a connection."""
         return Connection(f"http://127.0.0.1:{self._servers.ports[name]}")
 
     async def _client(self, number: int, until: float) -> None:
@@ -168,7 +168,7 @@ class Clients:
 
 
 async def killed(servers: Servers, clients: Clients) -> dict[str, Any]:
-    """Kill and restart one server after the other under load."""
+    """Kill and restart one server after another under load."""
     questions = {name: _known(clients, name) for name in PATHS}
     before = {name: await _asked(clients, name, questions[name]) for name in PATHS}
     load = asyncio.create_task(clients.run(KILL_CLIENTS, time.monotonic() + 1e6))
@@ -197,7 +197,7 @@ def _known(clients: Clients, name: str) -> list[tuple[dict[str, Any], Any]]:
 async def _asked(
     clients: Clients, name: str, questions: list[tuple[dict[str, Any], Any]]
 ) -> tuple[list[str], int]:
-    """Outcomes in order, and how many answers came from the cache."""
+    """Return the outcomes in order, and the number of answers from the cache."""
     connection = clients.connection(name)
     outcomes, cached = [], 0
     for body, wanted in questions:
@@ -212,7 +212,7 @@ async def _asked(
 
 
 def wrong(outcomes: dict[str, Counter[str]]) -> int:
-    """Answers that are neither right nor a counted refusal."""
+    """Count answers that are neither right nor refused with 429."""
     allowed = ("right", "429", "broken by the kill")
     return sum(n for counts in outcomes.values() for outcome, n in counts.items() if outcome not in allowed)
 
@@ -223,7 +223,7 @@ def _free_port() -> int:
 
 
 def main() -> None:
-    """Run and report; exit status 1 when an answer was wrong or a cache lost something."""
+    """Run and report; exit with 1 if an answer was wrong or a cache lost something."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

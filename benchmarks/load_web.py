@@ -1,11 +1,11 @@
-"""The web servers under load and faults: many clients at once, and an upstream that hangs, breaks, floods and lies.
+"""Test the web servers under load and faults: many clients, and an upstream that hangs, breaks, floods and lies.
 
     .venv/bin/python benchmarks/load_web.py --clients 500 --seconds 60 --out web_load.json
 
-Half of the requests are searches (a fifth of them repeated), half are pages; of the pages one in eight hangs, answers 500,
-breaks off, floods, drips, is no HTML, redirects into a private network, or is a gzip that unpacks without end. Every
-answer must be 200 or a counted 429; a bad page must be reported as such, within the request's time. With ``--floods 8``
-so many further clients read nothing but pages without end, in chunks of one byte or interim answers; they are not timed.
+Half of the requests are searches (a fifth of them repeated), half are pages. One page in eight hangs, answers 500, ends
+early, floods, drips, is not HTML, redirects into a private network, or is a gzip bomb. Every answer must be 200 or a counted
+429, and a bad page must be reported as bad within the time of the request. With ``--floods 8``, 8 further clients only read
+endless pages, in chunks of one byte or interim answers. They are not timed.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ PARAGRAPH = (
 
 
 class Upstream:
-    """Search provider and web site in one, as a process of its own."""
+    """Search provider and web site in one, in a separate process."""
 
     def __init__(self) -> None:
         self._bomb = gzip.compress(bytes(64 << 20))
 
     async def serve(self, place: Any) -> None:
-        """Listen, tell the port through ``place``, never return."""
+        """Listen, send the port through ``place``, and never return."""
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=2048)
         place.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
@@ -125,12 +125,12 @@ def _http(body: bytes, media_type: str = "text/html", *, status: str = "200 OK",
 
 
 def upstream(place: Any) -> None:
-    """The upstream's process."""
+    """Run the upstream."""
     asyncio.run(Upstream().serve(place))
 
 
 def started(name: str, settings: dict[str, Any], folder: Path) -> tuple[subprocess.Popen[str], str]:
-    """A server of ours and its address."""
+    """Start one of our servers; return its process and address."""
     config = folder / f"{name}.yaml"
     config.write_text(yaml.safe_dump(settings))
     variables = {
@@ -151,14 +151,14 @@ def started(name: str, settings: dict[str, Any], folder: Path) -> tuple[subproce
 
 
 class Connection:
-    """A kept HTTP/1.1 connection that costs the client little."""
+    """A persistent HTTP/1.1 connection with little overhead in the client."""
 
     def __init__(self, url: str) -> None:
         self._port = int(url.rpartition(":")[2])
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """Status and JSON of the answer."""
+        """Post a request; return the status and JSON of the answer."""
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
@@ -178,7 +178,7 @@ class Connection:
         return int(head.split(b" ")[1]), json.loads(answer)
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         if self._streams is not None:
             self._streams[1].close()
         self._streams = None
@@ -194,7 +194,7 @@ class Clients:
         self.seconds: dict[str, list[float]] = {"search": [], "crawl": []}
 
     async def run(self, clients: int, seconds: float, floods: int) -> None:
-        """Let so many clients ask for so long."""
+        """Run clients for a number of seconds."""
         until = time.monotonic() + seconds
         await asyncio.gather(
             *(self._client(number, until) for number in range(clients)),
@@ -257,7 +257,7 @@ class Clients:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Milliseconds."""
+    """Return percentiles in milliseconds."""
     ordered = sorted(values) or [0.0]
     return {
         f"p{p}": round(1000 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 1) for p in (50, 99)
@@ -265,7 +265,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def resident_mib(process: subprocess.Popen[str]) -> float:
-    """The most memory that the process itself has held."""
+    """Return the peak memory of the process itself, in MiB."""
     text = Path(f"/proc/{process.pid}/status").read_text()
     match = re.search(r"VmHWM:\s+(\d+)", text)
     return round(int(match[1]) / 1024, 1) if match else 0.0
@@ -278,7 +278,7 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--floods", type=int, default=0, help="clients that read pages without end")
+    parser.add_argument("--floods", type=int, default=0, help="clients that read endless pages")
     parser.add_argument("--smoke", action="store_true", help="few clients, a few seconds")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

@@ -1,10 +1,10 @@
-"""A training on two or three Ray nodes that loses one of them, and goes on with another: what happened, and what was lost.
+"""Test a training on two or three Ray nodes that loses a node and continues with another one.
 
     .venv/bin/python benchmarks/lose_a_node.py --nodes 3 --out runs/lose_a_node        (as root: it makes network namespaces)
 
-Namespaces on one bridge stand for machines. The cluster is started by ``train/ray_cluster.sh``. The last node is killed with
-``kill -9`` in the middle of a step; a spare one takes its place, and the same command goes on from the last checkpoint. Before
-that, somebody without the token tries to join.
+Namespaces on a bridge simulate machines. ``train/ray_cluster.sh`` starts the cluster. The last node is killed with ``kill -9``
+in the middle of a step. A spare node replaces it, and the same command continues from the last checkpoint. Before that, a node
+without the token tries to join.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPS, SAVE_EVERY = 6, 2
 
 
 def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a short command; its output is kept."""
+    """Run a short command and capture its output."""
     return subprocess.run(words, text=True, capture_output=True, **options)
 
 
@@ -69,15 +69,17 @@ class Nodes:
                 command("ip", "-n", space, "link", "set", device, "up", check=True)
 
     def remove(self) -> None:
-        """End what runs in the namespaces and remove them."""
+        """Kill the processes in the namespaces and remove the namespaces."""
         for name in NODES:
             self.kill(name)
-            command("ip", "link", "del", f"afm_v{name}")  # the namespace's own end would go a while later
+            command(
+                "ip", "link", "del", f"afm_v{name}"
+            )  # otherwise it disappears some time after the namespace
             command("ip", "netns", "del", f"afm_{name}")
         command("ip", "link", "del", "afm_br")
 
     def start(self, name: str, words: Sequence[str], log: str, **variables: str) -> subprocess.Popen[bytes]:
-        """Start a program on a node; its output goes to ``log``."""
+        """Start a program on a node, with its output in ``log``."""
         with (self.folder / log).open("ab") as file:
             return subprocess.Popen(
                 [*self.entering(name), *words],
@@ -90,17 +92,17 @@ class Nodes:
 
     @staticmethod
     def entering(name: str) -> tuple[str, ...]:
-        """Words before a command that is to run on a node."""
+        """Return the words before a command that runs on a node."""
         return ("ip", "netns", "exec", f"afm_{name}")
 
     def refuses(self, name: str) -> bool:
-        """Whether somebody on node ``name`` without the token cannot join the cluster."""
+        """Return whether the cluster refuses node ``name`` without the token."""
         code = "import ray; ray.init(address='10.77.0.1:6379', logging_level='ERROR')"
         stranger = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN_PATH": ""}
         return self.start(name, [sys.executable, "-c", code], "stranger.log", **stranger).wait(SECONDS) != 0
 
     def environment(self) -> dict[str, str]:
-        """What every process of the cluster is started with."""
+        """Return the environment of every process of the cluster."""
         return os.environ | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
@@ -111,7 +113,7 @@ class Nodes:
         }
 
     def join(self, name: str) -> None:
-        """Start the head on ``a``, a node elsewhere, and wait until the cluster knows it."""
+        """Start the head on ``a`` or a node elsewhere, and wait until it is in the cluster."""
         kind, address = ("head" if name == "a" else "node"), f"10.77.0.{NODES.index(name) + 1}"
         words = [str(REPO / "train/ray_cluster.sh"), kind, "--num-cpus", "16", "--num-gpus", "1"]
         words += ["--object-store-memory", str(300 << 20), "--temp-dir", f"/tmp/afm_ray_{name}"]
@@ -123,7 +125,7 @@ class Nodes:
             time.sleep(1)
 
     def status(self) -> str:
-        """What the head says of the cluster."""
+        """Return the status of the cluster."""
         return command(
             *self.entering("a"),
             str(REPO / "train/ray_cluster.sh"),
@@ -132,12 +134,12 @@ class Nodes:
         ).stdout
 
     def nodes(self) -> str:
-        """Names of the cluster's living nodes."""
+        """Return the names of the cluster's live nodes."""
         code = "import ray; ray.init(address='10.77.0.1:6379', logging_level='ERROR'); print(ray.cluster_resources())"
         return command(*self.entering("a"), sys.executable, "-c", code, env=self.environment()).stdout
 
     def kill(self, name: str) -> int:
-        """``kill -9`` everything on a node; how many processes."""
+        """Kill everything on a node with ``kill -9``; return the number of processes."""
         numbers = [int(word) for word in command("ip", "netns", "pids", f"afm_{name}").stdout.split()]
         for number in numbers:
             try:
@@ -149,7 +151,7 @@ class Nodes:
 
 @contextmanager
 def cluster(folder: Path, names: Sequence[str]) -> Iterator[Nodes]:
-    """Nodes that have found each other."""
+    """Run a cluster of nodes."""
     nodes = Nodes(folder)
     nodes.make()
     try:
@@ -162,7 +164,7 @@ def cluster(folder: Path, names: Sequence[str]) -> Iterator[Nodes]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of a lost node."""
+    """The effects of a lost node."""
 
     sentence: str
     status: int
@@ -172,7 +174,7 @@ class Seen:
 
 
 def lose(folder: Path, count: int) -> Seen:
-    """Train on ``count`` nodes, kill the last one in the middle of a step, and go on with another one in its place."""
+    """Train on ``count`` nodes, kill the last one in the middle of a step, and continue with a replacement."""
     per_node = {
         2: (),
         3: ("verl.data.train_batch_size=6", "verl.actor_rollout_ref.actor.ppo_mini_batch_size=3"),
@@ -207,7 +209,7 @@ def lose(folder: Path, count: int) -> Seen:
 
 
 def main() -> None:
-    """Run everything and print what was seen."""
+    """Run everything and print the observations."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -4,10 +4,9 @@
     .venv/bin/python benchmarks/measure_quickstart.py --world wiki --seeds 0 1 2 --out runs/measured-wiki
     .venv/bin/python benchmarks/measure_quickstart.py --base smollm2 --seeds 0 1 2 --out runs/measured-base
 
-CPU minutes are those of all processes that the run started, on all cores together: a machine that others use stretches the
-minutes, not these. Peak memory is the largest sum of proportional set sizes over the whole process tree.
-It is sampled every 15 s: to read it stops the process it is read from, half a second for one of 8 GB.
-Finished seeds are not run again.
+CPU minutes are those of all processes of the run, on all cores together; a busy machine lengthens only the wall-clock minutes.
+Peak memory is the largest sum of proportional set sizes over the whole process tree. It is sampled every 15 s, because
+reading it stops the process, for half a second at 8 GB. Finished seeds are not repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MEMORY_EVERY_S = 15.0
 
 
 class TreeMeter:
-    """Memory and CPU time of a process and its descendants; those that have ended count with what they had used."""
+    """Memory and CPU time of a process and its descendants, including those that have ended."""
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
@@ -38,7 +37,7 @@ class TreeMeter:
         self._next_memory = 0.0
 
     def sample(self) -> None:
-        """Look at the CPU time, and every 15 s at the memory, of which shared pages are counted once."""
+        """Read the CPU time, and every 15 s the memory, with shared pages counted once."""
         with_memory = time.monotonic() >= self._next_memory
         if with_memory:
             self._next_memory = time.monotonic() + _MEMORY_EVERY_S
@@ -55,12 +54,12 @@ class TreeMeter:
 
     @property
     def cpu_seconds(self) -> float:
-        """Of all of them, on all cores together."""
+        """Return the CPU seconds of all processes, on all cores together."""
         return sum(self._cpu_seconds.values())
 
 
 def run_seed(seed: int, out: Path, arguments: list[str]) -> dict[str, Any]:
-    """One quickstart run with its wall time in seconds and peak memory in bytes."""
+    """Run one quickstart; return its figures with wall time in seconds and peak memory in bytes."""
     result = out / f"seed{seed}.json"
     if result.exists():
         return dict(json.loads(result.read_text()))
@@ -90,7 +89,7 @@ def run_seed(seed: int, out: Path, arguments: list[str]) -> dict[str, Any]:
 
 
 def comparison(folder: Path) -> dict[str, float]:
-    """The paired difference in pass@1, RL minus SFT, with its 95 % interval."""
+    """Return the paired difference in pass@1, RL minus SFT, with its 95 % interval."""
     from afm.evaluation import paired_difference
     from afm.trajectory.io import load_records
 
@@ -108,7 +107,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/measured"))
     parser.add_argument("--world", choices=("math", "wiki"), default="math")
-    parser.add_argument("--base", help="a pre-trained model, as for the quickstart")
+    parser.add_argument("--base", help="pre-trained model, as in the quickstart")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -138,7 +137,7 @@ def main() -> None:
 
 
 def table_row(row: dict[str, Any]) -> str:
-    """One line of the Markdown table."""
+    """Return a line of the Markdown table."""
     sft, rl, paired = row["eval_sft"], row["eval_rl"], row["comparison"]
     return (
         f"| {row['seed']} | {sft['pass_at_1']['value']:.3f} | {rl['pass_at_1']['value']:.3f} "

@@ -1,10 +1,10 @@
-"""docs/python.md as a notebook, with the output of its cells.
+"""Turn docs/python.md into a notebook with the output of its cells.
 
 Usage: python benchmarks/notebook.py          (runs the cells of docs/python.md and writes docs/python.ipynb)
        python benchmarks/notebook.py --run    (runs them in this folder and prints their outputs as JSON)
 
-A ``python`` fence of the page is a cell, unless its title says that it is not run. A ``text`` fence is the output of the cell before it.
-Cells run inside a running event loop, as in Jupyter, so the page also proves that the synchronous calls work there.
+A ``python`` fence of the page is a cell, unless its title marks it as not run. A ``text`` fence is the output of the cell
+before it. Cells run inside a running event loop, as in Jupyter, so the page also tests the synchronous calls there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FENCE = re.compile(r"^(```|~~~)(python|text)\n(.*?)\n\1$", re.MULTILINE | re.DO
 
 @dataclass
 class Cell:
-    """A piece of the page: text, or code with the output that the page shows."""
+    """A part of the page: text, or code with the output on the page."""
 
     source: str
     is_code: bool = False
@@ -37,7 +37,7 @@ class Cell:
 
 
 def cells(page: str) -> list[Cell]:
-    """The pieces of a page in order."""
+    """Return the cells of a page in order."""
     pieces: list[Cell] = []
     position = 0
     for match in _FENCE.finditer(page):
@@ -53,7 +53,7 @@ def cells(page: str) -> list[Cell]:
 
 
 async def outputs(sources: list[str]) -> list[str]:
-    """What each cell prints, and the ``repr`` of its last expression, as Jupyter shows it."""
+    """Run cells; return what each prints and the ``repr`` of its last expression, as Jupyter shows it."""
     names: dict[str, Any] = {"__name__": "__main__"}
     shown = []
     for source in sources:
@@ -70,7 +70,7 @@ async def outputs(sources: list[str]) -> list[str]:
 
 
 def run_page() -> list[str]:
-    """The outputs of the page's cells, run in a process and a folder of their own."""
+    """Run the page's cells in a separate process and folder; return their outputs."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, __file__, "--run"], cwd=folder, capture_output=True, text=True, check=False
@@ -82,7 +82,7 @@ def run_page() -> list[str]:
 
 
 def notebook(page: str) -> str:
-    """The page as a notebook, format 4.5, with the outputs that the page shows."""
+    """Return the page as a notebook in format 4.5, with the outputs on the page."""
     pieces: list[dict[str, Any]] = []
     for number, cell in enumerate(cells(page)):
         piece: dict[str, Any] = {"id": f"cell-{number}", "metadata": {}, "source": _lines(cell.source)}

@@ -1,4 +1,4 @@
-"""Trajectories and event logs for ``bench_pipeline.py``: any number, each with a known fate, drawn from a seed."""
+"""Generate trajectories and event logs for ``bench_pipeline.py`` from a seed, each with a known result."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _FATES = (
     "kept",
     "malformed",
 )
-"""Of every ten rows, what each is made for."""
+"""The purpose of each of ten rows."""
 _TWIN_OF = 5
 
 
 class Rows:
-    """Rows by number; row ``n`` is the same whatever others are made.
+    """Rows by number; row ``n`` does not depend on the others.
 
     Args:
-        words: Words of an observation; the rest of a row is of fixed size.
+        words: Words per observation; the rest of a row has a fixed size.
     """
 
     def __init__(self, seed: int, words: int = 40) -> None:
@@ -43,14 +43,14 @@ class Rows:
         self._spec = load_agent(AGENT)
 
     def write(self, path: Path, count: int) -> int:
-        """Write rows 0 to ``count`` - 1 as JSON lines; returns the bytes."""
+        """Write rows 0 to ``count`` - 1 as JSON lines; return the number of bytes."""
         with path.open("wb") as file:
             for number in range(count):
                 file.write(self.record(number).model_dump_json().encode() + b"\n")
         return path.stat().st_size
 
     def record(self, number: int) -> Record:
-        """One row."""
+        """Generate one row."""
         fate = _FATES[number % len(_FATES)]
         source = number - _TWIN_OF if fate == "twin" else number
         text = _trajectory(random.Random(f"{self._seed}:{source}"), fate, self._words)
@@ -104,7 +104,7 @@ def _record(number: int, text: str, spec: AgentSpec, *, wrong: bool) -> Record:
 
 
 def write_log(path: Path, count: int, seed: int) -> int:
-    """Write the event log of ``count`` tasks, four at a time as a running team leaves it; returns the bytes."""
+    """Write the event log of ``count`` tasks, four interleaved as by a running team; return the number of bytes."""
     with path.open("w", encoding="utf-8") as file:
         for begin in range(0, count, 4):
             at_work = [_events(number, seed) for number in range(begin, min(begin + 4, count))]
@@ -114,7 +114,7 @@ def write_log(path: Path, count: int, seed: int) -> int:
 
 
 def _events(number: int, seed: int) -> Iterator[str]:
-    """The lines of one task; all tasks have equally many."""
+    """Yield the lines of a task; all tasks have the same number."""
     draw = random.Random(f"{seed}:{number}")
     task = {"id": f"task-{number}", "question": f"Question number {number}?", "ground_truth": "x"}
     place = 0
@@ -153,4 +153,4 @@ MEMBERS = {
     "proposer": "suggested_answer",
     "checker": "double_check",
 }
-"""Which role of the agent each member plays."""
+"""The agent's role that each member plays."""

@@ -1,10 +1,10 @@
-"""Plant forty faults, one at a time, and see that the tests catch each.
+"""Plant forty faults, one at a time, and check that the tests catch each.
 
     .venv/bin/python benchmarks/plant_faults.py --out planted.json
 
-Ten faults for each of the four kernels: text, endpoints, runs, play. The tree is copied to a temporary folder for each kernel, so
-the working tree stays as it is. A fault replaces one line; the tests of that file (``TESTS``) then run up to their first failure. They
-have to pass without a fault first. Prints a table in Markdown. Exit status 1 when a fault goes uncaught.
+There are ten faults for each of the four kernels: text, endpoints, runs and play. The tree is copied to a temporary folder for
+each kernel, so the working tree is unchanged. A fault replaces one line. The tests of that file (``TESTS``) then run up to
+their first failure; without a fault, they must pass. Prints a Markdown table. Exit status 1 if a fault is not caught.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from timing import REPO, environment, report
 
 KERNELS = ("text", "endpoints", "runs", "play")
 LIMIT_S = 900
-"""Tests that take longer hang, which is noticed as well."""
+"""Tests that take longer count as hanging, which also catches the fault."""
 
 TAGS, OBSERVATION, MASKING = "afm/trajectory/tags.py", "afm/trajectory/observation.py", "afm/masking.py"
 PACE, BUDGET, CONNECTIONS = "afm/endpoints/pace.py", "afm/endpoints/budget.py", "afm/endpoints/connections.py"
@@ -50,15 +50,15 @@ TESTS = {
     EPISODE: ("tests/rollout/test_episode_loop.py", "tests/rollout/test_transcript.py"),
     PLAY: ("tests/test_play.py", "tests/evaluation/test_run.py"),
 }
-"""The tests that have to catch what is planted in a file."""
+"""The tests that must catch the faults in a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One line of one file, and what stands there instead.
+    """One line of one file, and its replacement.
 
     Attributes:
-        line: Without its indentation; exactly one line of the file is equal to it.
+        line: Line without indentation; it must occur exactly once in the file.
     """
 
     kernel: str
@@ -67,14 +67,14 @@ class Fault:
     faulty: str
 
     def plant(self, tree: Path) -> str:
-        """Change the file in ``tree``; returns its whole text of before."""
+        """Change the file in ``tree``; return its previous text."""
         path = tree / self.file
         text = path.read_text(encoding="utf-8")
         lines = text.split("\n")
         places = [number for number, line in enumerate(lines) if line.strip() == self.line]
         if len(places) != 1:
             raise SystemExit(
-                f"{self.file}: expected one line {self.line!r}, found {len(places)}; change the table of {__file__}"
+                f"{self.file}: expected one line {self.line!r}, found {len(places)}; update the table in {__file__}"
             )
         [place] = places
         lines[place] = lines[place].replace(self.line, self.faulty)
@@ -247,12 +247,12 @@ FAULTS = (
 
 
 def plant_all(kernel: str, folder: Path) -> list[dict[str, str]]:
-    """Each fault of a kernel with the test that catches it, empty where none does."""
+    """Return each fault of a kernel with the test that catches it, or an empty text."""
     tree = copy_tree(folder / kernel)
     faults = [fault for fault in FAULTS if fault.kernel == kernel]
     tests = sorted({test for fault in faults for test in TESTS[fault.file]})
     if failure := first_failure(tree, tests):
-        raise SystemExit(f"{kernel}: {failure} fails without a fault; mend it first")
+        raise SystemExit(f"{kernel}: {failure} fails without a fault; fix it first")
     rows = []
     for fault in faults:
         before = fault.plant(tree)
@@ -274,7 +274,7 @@ def plant_all(kernel: str, folder: Path) -> list[dict[str, str]]:
 
 
 def copy_tree(tree: Path) -> Path:
-    """The files of the repository that exist and git does not ignore, in ``tree``."""
+    """Copy the existing files that git does not ignore to ``tree``."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -285,9 +285,9 @@ def copy_tree(tree: Path) -> Path:
 
 
 def first_failure(tree: Path, tests: Sequence[str]) -> str:
-    """The first of ``tests`` that fails in ``tree``, empty when all pass.
+    """Return the first of ``tests`` that fails in ``tree``, or an empty text.
 
-    No bytecode is written: a changed file of the same second and size would not be compiled again.
+    Writes no bytecode, because Python does not recompile a changed file with the same second and size.
     """
     environ = {
         "AFM_SHARED_DATA": str(REPO.parent / "shared"),
@@ -311,7 +311,7 @@ def first_failure(tree: Path, tests: Sequence[str]) -> str:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """The faults in Markdown."""
+    """Return the faults as a Markdown table."""
     lines = ["| kernel | file | instead of | planted | caught by |", "|---|---|---|---|---|"]
     for row in rows:
         cells = (f"`{row[key]}`".replace("|", "\\|") for key in ("file", "line", "faulty"))

@@ -1,4 +1,4 @@
-"""Tiny models that know texts by heart."""
+"""Tiny models that recite texts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 def learn_by_heart(
     folder: Path, texts: Sequence[Sequence[tuple[str, bool]]], *, loss: float = 0.002, max_steps: int = 2000
 ) -> None:
-    """Train the model in ``folder`` until it recites ``texts``: an agent for tests and benchmarks that does as told.
+    """Train the model in ``folder`` until it recites ``texts``, as a predictable agent for tests and benchmarks.
 
     Args:
-        texts: Each in pieces: a text, and whether the model has to say it. Pieces are encoded by themselves.
-        loss: Mean cross-entropy of what is said at which it stops.
+        texts: Each as pieces: a text, and whether the model must say it. Pieces are encoded separately.
+        loss: Mean cross-entropy of the recited text at which training stops.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

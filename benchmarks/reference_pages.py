@@ -1,8 +1,8 @@
-"""What the documentation takes from the code: two pages, and tables of the keys of a YAML inside of other pages.
+"""Generate documentation from the code: two pages, and tables of YAML keys inside other pages.
 
-Usage: python benchmarks/reference_pages.py FOLDER    (writes commands.md and configs.md there, and the tables into docs/)
+Usage: python benchmarks/reference_pages.py FOLDER    (writes commands.md and configs.md there, and the tables to docs/)
 
-A page has a table of keys between ``<!-- keys: module.Class -->`` and ``<!-- end of keys -->``; a field's docstring is its row.
+A table of keys is between ``<!-- keys: module.Class -->`` and ``<!-- end of keys -->``. A field's docstring is its row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TABLE = re.compile(r"<!-- keys: ([\w.]+) -->\n.*?<!-- end of keys -->", re.DOTA
 
 
 def commands_page() -> str:
-    """Every command with its help, arguments and options."""
+    """Return the page of all commands with their help, arguments and options."""
     import typer
 
     from afm.cli.commands import app
@@ -46,7 +46,7 @@ def commands_page() -> str:
 
 
 def configs_page() -> str:
-    """Every YAML in ``configs`` with its header."""
+    """Return the page of all YAML files in ``configs`` with their headers."""
     folder = configs_folder()
     lines = [
         "# Configurations",
@@ -67,14 +67,14 @@ def configs_page() -> str:
 
 
 def with_key_tables(page: str) -> str:
-    """A page with its tables of keys as the code has them now."""
+    """Return a page with updated tables of keys."""
     return _TABLE.sub(
         lambda match: f"<!-- keys: {match[1]} -->\n{key_table(match[1])}\n<!-- end of keys -->", page
     )
 
 
 def key_table(name: str) -> str:
-    """The keys of a settings class (``module.Class``): default and meaning, inherited keys first.
+    """Return the table of a settings class (``module.Class``): default and meaning of each key, inherited keys first.
 
     Raises:
         ValueError: A key has no docstring.
@@ -91,7 +91,7 @@ def key_table(name: str) -> str:
 
 
 def _field_docstrings(owner: type) -> dict[str, str]:
-    """The docstrings below the fields that the class itself declares, as Markdown."""
+    """Return the docstrings of the fields that the class itself declares, as Markdown."""
     body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
     texts = {}
     for field, after in pairwise(body):
@@ -117,7 +117,7 @@ def _default(field: Any) -> str:
 
 
 def _markdown(text: str) -> str:
-    """A docstring in one line of Markdown, fit for a table's cell."""
+    """Convert a docstring to one line of Markdown for a table cell."""
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", " ".join(text.split())).replace("``", "`")
     text = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", text)
     return text.replace("|", "\\|")
@@ -155,7 +155,7 @@ def _row(parameter: Any) -> str:
 
 
 def _header(file: Path) -> str:
-    """The comment at the top of a file, in one line."""
+    """Return the comment at the top of a file as one line."""
     words = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -165,7 +165,7 @@ def _header(file: Path) -> str:
 
 
 def _safe(text: str) -> str:
-    """Text for a table cell."""
+    """Escape text for a table cell."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
 
 

@@ -1,10 +1,10 @@
-"""The pictures of the documentation: viewer, report and terminal, of an evaluation that is made here.
+"""Make the pictures of the documentation: viewer, report and terminal for a generated evaluation.
 
     .venv/bin/python benchmarks/screenshots.py --out docs/images
 
-Two scripted models answer the same problems of the generated math world, with the real tool, loop, reward and metrics; times are set afterwards
-(a token takes 4 ms, a call 0.2 s), so that the pictures repeat. Chromium (Debian's, driven by Playwright) photographs them. Fonts are the
-machine's: committed are the pictures of one with DejaVu.
+Two scripted models answer the same problems of the generated math world, with the real tool, loop, reward and metrics. Times
+are set afterwards (4 ms per token, 0.2 s per call), so that the pictures are reproducible. Chromium (Debian's, driven by
+Playwright) takes the pictures. The committed ones come from a machine with the DejaVu fonts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 780}
 
 
 class Solver(ScriptedModel):
-    """Runs a program for a share of the questions; answers the rest from its head, mostly wrong."""
+    """Runs a program for a share of the questions; answers the others without one, mostly wrong."""
 
     def __init__(self, name: str, tool_share: float) -> None:
         super().__init__(self._say, name=name)
@@ -63,7 +63,7 @@ class Solver(ScriptedModel):
         self._draw = random.Random(0)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """As the question and the seed of the generation decide."""
+        """Generate according to the question and the seed."""
         question = self._question(self.decode(prompt_ids))
         digest = hashlib.sha256(f"{self.name}/{question}/{params.seed}".encode()).digest()
         self._draw = random.Random(int.from_bytes(digest[:8]))
@@ -77,7 +77,7 @@ class Solver(ScriptedModel):
         response = text.partition("\nassistant: ")[2]
         problem = read_problem(self._question(text))
         if problem is None:
-            raise SystemExit(f"not of the math world: {text[-300:]}")
+            raise SystemExit(f"not a question of the math world: {text[-300:]}")
         if "</observation>" in response:
             seen = response.split("<observation>\n")[1].split("\n")[0]
             return (
@@ -98,20 +98,20 @@ class Solver(ScriptedModel):
 
 
 def measured(record: Record) -> Record:
-    """The same episode with times that depend on its tokens alone."""
+    """Return the episode with times that depend only on its tokens."""
     calls = tuple(call.model_copy(update={"seconds": CALL_S}) for call in record.calls)
     return record.model_copy(update={"calls": calls, "cost": timed_cost(record.cost)})
 
 
 def timed_cost(cost: Cost) -> Cost:
-    """The same cost with such times."""
+    """Return the cost with such times."""
     writing, tools = TOKEN_S * cost.agent_tokens, CALL_S * cost.tool_calls
     times = {"generation_seconds": writing, "tool_seconds": tools, "wall_seconds": writing + tools}
     return cost.model_copy(update=times)
 
 
 async def evaluated(out: Path, model: ScriptedModel, questions: int) -> None:
-    """One evaluation, as `afm eval` leaves it."""
+    """Write an evaluation as `afm eval` does."""
     tools, reward = load_tools(ROOT / "configs/tools/code_executor.yaml"), load_reward()
     tasks = list(generate(WorldSplit.HELDOUT, questions, seed=0))
     try:
@@ -133,7 +133,7 @@ async def evaluated(out: Path, model: ScriptedModel, questions: int) -> None:
 
 
 def settled(out: Path) -> None:
-    """Give a finished evaluation its times, and its manifest a day and a machine."""
+    """Set the times of a finished evaluation, and the date and machine in its manifest."""
     records = [measured(record) for record in load_records(out / "episodes.jsonl")]
     (out / "episodes.jsonl").unlink()
     with RecordWriter(out / "episodes.jsonl") as writer:
@@ -148,7 +148,7 @@ def settled(out: Path) -> None:
 
 
 def make_run(questions: int) -> None:
-    """A run folder in the working folder: before and after the model learned to use its tool."""
+    """Make a run folder in the working folder: before and after the model learned to use its tool."""
     for name, share in (("eval_sft", 0.45), ("eval_rl", 0.93)):
         asyncio.run(evaluated(RUN / name, Solver("coins-" + name.removeprefix("eval_"), share), questions))
     write_tasks(generate(WorldSplit.HELDOUT, questions, seed=0), DATA)
@@ -156,7 +156,7 @@ def make_run(questions: int) -> None:
 
 @contextmanager
 def viewing() -> Iterator[str]:
-    """`afm view` of the run; its address."""
+    """Run `afm view` for the run; yield its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "afm.cli.main", "view", str(RUN)], stdout=subprocess.PIPE, text=True
     )
@@ -172,7 +172,7 @@ def viewing() -> Iterator[str]:
 
 
 def terminal(command: str, show: Callable[[Any], None], width: int = 104) -> str:
-    """What ``show`` prints to a terminal, as a page."""
+    """Return the terminal output of ``show`` as a page."""
     from rich.console import Console
     from rich.terminal_theme import TerminalTheme
 
@@ -194,12 +194,14 @@ def terminal(command: str, show: Callable[[Any], None], width: int = 104) -> str
         console.export_svg(title="afm", theme=TerminalTheme(*TERMINAL)),
         flags=re.DOTALL,
     )
-    svg = svg.replace("Fira Code", "DejaVu Sans Mono")  # the one it names is asked for on the network
+    svg = svg.replace(
+        "Fira Code", "DejaVu Sans Mono"
+    )  # otherwise the browser loads that font over the network
     return f'<body style="margin:0;width:1100px">{svg}</body>'
 
 
 def show_answer(console: Any) -> None:
-    """One turn of `afm ask`, with times as everywhere in the pictures."""
+    """Show a turn of `afm ask`, with the times of the pictures."""
     from afm.cli.ask_chat import EpisodeView
     from afm.rollout import CallFinished, EpisodeEvent, run_episode
 
@@ -225,7 +227,7 @@ def show_answer(console: Any) -> None:
 
 
 def show_doctor(console: Any) -> None:
-    """`afm doctor` of an evaluation without a judge and with a model that is not there."""
+    """Show `afm doctor` for an evaluation without a judge and with a missing model."""
     from afm.cli.doctor import print_table
     from afm.evaluation.doctor import diagnose
 
@@ -237,13 +239,13 @@ def show_doctor(console: Any) -> None:
 
 
 def photograph(out: Path) -> None:
-    """Every picture."""
+    """Take all pictures."""
     from playwright.sync_api import sync_playwright
 
     report = subprocess.run(
         [sys.executable, "-m", "afm.cli.main", "report", str(RUN)], check=True, capture_output=True, text=True
     )
-    terminals = {  # before the browser, which runs the event loop
+    terminals = {  # before the browser starts, which runs the event loop
         "ask": terminal("afm ask --agent math --model runs/coins/rl --prices prices.yaml", show_answer),
         "doctor": terminal(
             "afm doctor configs/tiny/eval/math_world.yaml model=models/code_agent_7b", show_doctor
@@ -264,7 +266,7 @@ def photograph(out: Path) -> None:
             found = page(size, scheme)
             found.goto(
                 f"{address}#tool=code", wait_until="networkidle"
-            )  # the list is complete, so a click counts
+            )  # the list is complete, so a click has an effect
             found.click("#list a >> nth=0")
             found.wait_for_selector(".block")
             return found
@@ -299,7 +301,7 @@ def photograph(out: Path) -> None:
 
 
 def kept(png: bytes, path: Path) -> None:
-    """Write a picture; with 256 colours if it would be too large."""
+    """Write a picture, with 256 colours if it would otherwise be too large."""
     from PIL import Image
 
     image = Image.open(io.BytesIO(png)).convert("RGB")
@@ -320,12 +322,12 @@ def main() -> None:
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.gettempdir(), "afm-pictures")  # its name is in the pictures
+    folder = Path(tempfile.gettempdir(), "afm-pictures")  # the pictures show its name
     try:
         folder.mkdir()
     except FileExistsError:
         raise SystemExit(
-            f"{folder} exists: of a run that is under way, or was killed; remove it then"
+            f"{folder} exists: another run is active, or was killed; in that case remove the folder"
         ) from None
     try:
         with chdir(folder):

@@ -1,9 +1,10 @@
-"""Many runs, mixed with crashes, limits, cancellations and dying zygotes: nothing may be left behind.
+"""Run many programs with crashes, limits, cancellations and dying zygotes, and check that nothing is left behind.
 
 Usage: python benchmarks/soak_sandbox.py [--runs 50000] [--backend zygote] [--parallel N] [--out FILE]
 
-Compares, after a warm-up and at the end: zombies, descriptors, mounts, cgroups, temporary files, shared memory,
-and the memory of this process and of the zygotes (growth under 5 %). Threads stay within their pools. Exit status 1 when anything is left.
+Compares the state after a warm-up and at the end: zombies, descriptors, mounts, cgroups, temporary files, shared memory, and
+the memory of this process and of the zygotes (growth under 5 %). Threads must stay within their pools. Exit status 1 if
+anything is left.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from afm.sandbox.base import LocalSandbox
 GROWTH = 1.05
 THREADS = (
     1 + 4 + min(32, (os.cpu_count() or 1) + 4)
-)  # main, starters of zygotes, asyncio.to_thread: made when needed
+)  # main, starters of zygotes, asyncio.to_thread: created on demand
 LIMITS = SandboxLimits(wall_s=20.0, cpu_s=1, memory_bytes=256 << 20, output_bytes=4096)
 SHORT = LIMITS.model_copy(update={"wall_s": 0.6})
 PLAIN = ("print(input())", "ok")
@@ -53,7 +54,7 @@ CANCEL = "cancelled"
 
 @dataclass(frozen=True)
 class Traces:
-    """What a sandbox could leave behind on the host."""
+    """Everything that a sandbox could leave behind on the host."""
 
     zombies: int
     processes: int
@@ -67,7 +68,7 @@ class Traces:
 
 
 def traces() -> Traces:
-    """A look at this process, its descendants and the places where leftovers gather."""
+    """Inspect this process, its descendants and the places where leftovers collect."""
     gc.collect()
     family = descendants(str(os.getpid()))
     stats = {pid: Path("/proc", pid, "stat").read_text().rpartition(")")[2].split() for pid in family}
@@ -108,7 +109,7 @@ def descendants(pid: str) -> list[str]:
 
 
 def own_memory(pid: str) -> int:
-    """Private memory in KiB."""
+    """Return the private memory in KiB."""
     with suppress(OSError):
         for line in Path("/proc", pid, "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss_Anon:"):
@@ -117,7 +118,7 @@ def own_memory(pid: str) -> int:
 
 
 async def one(sandbox: LocalSandbox, number: int, dice: random.Random, seen: Counter[str]) -> None:
-    """One run: nine in ten plain, the others hostile or cancelled."""
+    """Run one program: nine in ten are plain, the others hostile or cancelled."""
     if dice.random() < 0.9:
         name, (code, reason) = "plain", PLAIN
     else:
@@ -141,7 +142,7 @@ async def one(sandbox: LocalSandbox, number: int, dice: random.Random, seen: Cou
 async def many(
     sandbox: LocalSandbox, count: int, parallel: int, dice: random.Random, seen: Counter[str]
 ) -> None:
-    """``count`` runs, ``parallel`` callers; every 5,000 runs a zygote is killed from outside."""
+    """Run ``count`` programs with ``parallel`` callers; every 5,000 runs, kill a zygote from outside."""
     numbers = iter(range(count))
 
     async def caller() -> None:
@@ -164,7 +165,7 @@ def kill_a_zygote() -> None:
 
 
 async def soak(options: argparse.Namespace) -> bool:
-    """Whether nothing was left."""
+    """Run everything; return whether nothing was left."""
     sandbox = open_sandbox(options.backend, max_parallel=options.parallel)
     dice, seen = random.Random(0), Counter[str]()
     print(*await sandbox.isolation(), sep="\n")
@@ -200,7 +201,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:  # of our own: others use /tmp as well
+    with tempfile.TemporaryDirectory() as folder:  # separate, because other programs use /tmp as well
         tempfile.tempdir = folder
         good = asyncio.run(soak(options))
     sys.exit(0 if good else 1)

@@ -1,10 +1,10 @@
-"""A sentence-transformers model that is only the token table of another one: its vectors cost next to nothing.
+"""Make a sentence-transformers model from the token embeddings of another one; its vectors cost almost nothing.
 
     .venv/bin/python benchmarks/static_model.py MINILM_FOLDER OUT
     .venv/bin/python benchmarks/bench_wiki.py --model OUT
 
-Encoding a million passages on a CPU takes a real model hours. With this one the benchmark measures what is left: the index, the
-search and the server. Its vectors know words and not their order, so read speed and memory from it, not quality.
+A real model needs hours to encode a million passages on a CPU. With this model, the benchmark measures the rest: the index,
+the search and the server. Its vectors ignore the order of words, so they show speed and memory, but not quality.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def save_static(source: str, out: Path) -> int:
-    """Save the token embeddings of ``source`` as a model that takes their mean; returns its dimensions."""
+    """Save the token embeddings of ``source`` as a model that averages them; return its dimensions."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import StaticEmbedding
     from transformers import AutoModel, AutoTokenizer

@@ -1,6 +1,6 @@
-"""Loaded into verl's processes by bench_step.py: two trainings take turns, step by step, so that both meet the same machine.
+"""Make two trainings alternate step by step, so that both run under the same load; bench_step.py loads this into verl.
 
-``STEP_TURNS`` is a folder, ``STEP_TURNS_NAME`` this training's name there, ``STEP_TURNS_OTHER`` the other one's.
+``STEP_TURNS`` is a folder, ``STEP_TURNS_NAME`` the name of this training, and ``STEP_TURNS_OTHER`` that of the other.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ POLL_S = 0.02
 
 
 class Turns:
-    """This training's end of the arrangement: a file that says whose turn it is."""
+    """This training's side of the protocol: a file that names whose turn it is."""
 
     def __init__(self) -> None:
         self._folder = Path(os.environ["STEP_TURNS"])
         self._name, self._other = os.environ["STEP_TURNS_NAME"], os.environ["STEP_TURNS_OTHER"]
 
     def ready(self) -> None:
-        """Say that this training could begin, and wait until the other one says so too."""
+        """Announce that this training is ready, and wait until the other is ready too."""
         (self._folder / f"{self._name}.ready").touch()
         while not (self._folder / f"{self._other}.ready").exists():
             time.sleep(POLL_S)
         self.wait()
 
     def wait(self) -> None:
-        """Until it is this training's turn."""
+        """Wait until it is this training's turn."""
         while (self._folder / "turn").read_text() != self._name:
             time.sleep(POLL_S)
 
     def hand_over(self) -> None:
-        """The other one's turn."""
+        """Give the turn to the other training."""
         new = self._folder / f"{self._name}.turn"
         new.write_text(self._other)
         new.replace(self._folder / "turn")
 
 
 def take_turns(module: ModuleType) -> None:
-    """Hand over after each step, where verl's timers have stopped, and go on when the turn comes back."""
+    """Hand over after each step, where verl's timers have stopped, and continue when the turn is back."""
     trainer, turns = module.PPOTrainer, Turns()
     begin, compute = trainer.on_train_begin, trainer._compute_metrics
 
@@ -61,7 +61,7 @@ def take_turns(module: ModuleType) -> None:
 
 
 def stock_sampler(*, trainer_mode: str, sampler_kwargs: Any, **given: Any) -> Any:
-    """Verl's own replay buffer, unchanged but for how often it looks for finished rollouts."""
+    """Return verl's own replay buffer with another polling interval for finished rollouts."""
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
     return ReplayBuffer(

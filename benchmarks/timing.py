@@ -1,4 +1,4 @@
-"""What the speed benchmarks share: interleaved timing with median and spread, and where it was measured."""
+"""Shared code of the speed benchmarks: interleaved timing with median and spread, and a record of the machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ REPO = Path(__file__).resolve().parents[1]
 
 
 def interleaved(candidates: Mapping[str, Callable[[], object]], runs: int) -> dict[str, dict[str, float]]:
-    """Seconds of each candidate: one warm-up, then ``runs`` rounds in which every candidate has its turn.
+    """Measure the seconds of each candidate: one warm-up, then ``runs`` rounds of all candidates.
 
-    Candidates share each round, so that a machine that slows down slows all of them.
+    All candidates run in each round, so that a machine that slows down slows all of them.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for number in range(runs + 1):
@@ -34,13 +34,13 @@ def interleaved(candidates: Mapping[str, Callable[[], object]], runs: int) -> di
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and greatest of some seconds."""
+    """Return the median, minimum and maximum."""
     named = {"median_s": statistics.median(values), "min_s": min(values), "max_s": max(values)}
     return {name: round(value, 5) for name, value in named.items()}
 
 
 def environment(packages: Sequence[str]) -> dict[str, Any]:
-    """Hardware, commit and versions."""
+    """Return hardware, commit and versions."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -82,7 +82,7 @@ def _git(*arguments: str) -> str:
 
 
 def _version(package: str) -> str | None:
-    if package == "afm":  # the import name; the distribution has another one
+    if package == "afm":  # the import name; the distribution has another name
         return afm.__version__
     try:
         return version(package)

@@ -1,4 +1,4 @@
-"""A tool that takes 0.2 to 2 seconds and costs nothing, for bench_rollout.py: always as long for the same call of an episode."""
+"""A tool for bench_rollout.py that waits 0.2 to 2 seconds, always the same time for the same call of an episode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORTEST_S, LONGEST_S = 0.2, 2.0
 
 
 def wait_s(episode: int, turn: int) -> float:
-    """Seconds that a call takes."""
+    """Return the seconds that a call takes."""
     return random.Random(f"{episode}/{turn}").uniform(SHORTEST_S, LONGEST_S)
 
 
@@ -26,8 +26,8 @@ class WaitSettings(BaseModel):
     """``config`` of the tool.
 
     Attributes:
-        share: Of the seconds that are really waited; 0 for a tool that takes no time.
-        together: So many calls begin together and end together, as in a rollout that goes turn by turn; 1 is each by itself.
+        share: Share of the seconds to really wait; 0 for a tool that takes no time.
+        together: Number of calls that begin and end together, as in a turn-by-turn rollout; 1 for separate calls.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -37,7 +37,7 @@ class WaitSettings(BaseModel):
 
 
 class WaitTool:
-    """Waits, then says so."""
+    """Waits, and then answers."""
 
     name = "wait"
 
@@ -51,7 +51,7 @@ class WaitTool:
         return cls(validated(WaitSettings, dict(config), context.label, context.at))
 
     async def call(self, argument: str) -> ToolResult:
-        """Wait as long as this call of this episode takes; the number of the call is in ``argument``."""
+        """Wait the time of this call of this episode; ``argument`` has the number of the call."""
         [episode] = re.findall(r"Episode (\d+)", current_goal())
         [turn] = re.findall(r"\d+", argument)
         if self._settings.together > 1:
@@ -62,4 +62,4 @@ class WaitTool:
         return ToolResult(f"waited {turn}")
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing; there is nothing to close."""

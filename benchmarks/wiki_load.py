@@ -1,4 +1,4 @@
-"""Clients of a wiki server that cost little themselves: HTTP/1.1 over plain sockets, one kept connection a client."""
+"""Lightweight clients of a wiki server: HTTP/1.1 over plain sockets, with a persistent connection per client."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 
 def message(queries: Sequence[str], topk: int) -> bytes:
-    """The bytes of one request."""
+    """Return the bytes of one request."""
     body = json.dumps({"queries": list(queries), "topk": topk, "return_scores": True}).encode()
     head = f"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
 async def answered(reader: asyncio.StreamReader) -> bytes:
-    """The body of one response.
+    """Read the body of one response.
 
     Raises:
-        RuntimeError: Any status but 200.
+        RuntimeError: The status is not 200.
     """
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
@@ -31,7 +31,7 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
 
 
 def post(port: int, queries: Sequence[str], topk: int) -> list[list[dict[str, Any]]]:
-    """Results of one request."""
+    """Return the results of one request."""
 
     async def once() -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
@@ -45,7 +45,7 @@ def post(port: int, queries: Sequence[str], topk: int) -> list[list[dict[str, An
 
 
 def measure(port: int, queries: Iterator[str], clients: int, seconds: float) -> dict[str, float]:
-    """Closed loop: each client sends its next query when it has the last answer. Failures are counted, not hidden."""
+    """Run a closed loop, in which each client sends its next query after the last answer; count failures."""
     return asyncio.run(_measure(port, queries, clients, seconds))
 
 

@@ -1,6 +1,6 @@
 """The rival of bench_wiki.py: a plain server that answers one request at a time over the same index.
 
-For BM25 it asks bm25s, memory-mapped; for the other engines it calls ours. ``wiki_rival.py INDEX ENGINE``.
+For BM25, it uses bm25s, memory-mapped; for the other engines, ours. Usage: ``wiki_rival.py INDEX ENGINE``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Search = Callable[[str, int], list[tuple[int, float]]]
 
 
 def bm25s_search(index: Path) -> Search:
-    """Search by bm25s itself."""
+    """Return the search function of bm25s."""
     import bm25s
 
     retriever = bm25s.BM25.load(index / "bm25", mmap=True)
@@ -72,7 +72,7 @@ def main() -> None:
         daemon_threads = True
 
         def handle_error(self, *_: object) -> None:
-            """A client that leaves is no news."""
+            """Ignore clients that leave."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
