@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Format, lint, types, shell scripts, spelling and style of what a person reads; what CI and pre-commit run. Usage: ./check.sh
+# Checks format, lint, types, shell scripts, English and documentation, as CI and pre-commit do. Usage: ./check.sh
 set -euo pipefail
 cd "$(dirname "$0")"
 requirements/install-cpu.sh

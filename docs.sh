@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The documentation as a site in site/, links checked; nothing in it is loaded from elsewhere.
-# Usage: ./docs.sh [build|serve]        (serve shows it on http://127.0.0.1:8000 while you write)
+# Builds the documentation into site/ and checks its links. The pages load nothing from other servers.
+# Usage: ./docs.sh [build|serve]        (serve shows the pages on http://127.0.0.1:8000 while you write)
 set -euo pipefail
 cd "$(dirname "$0")"
 PYTHON=${PYTHON:-python3.11}
@@ -15,6 +15,6 @@ fi
 if [ "${1:-build}" = serve ]; then exec "$DOCS_VENV/bin/mkdocs" serve; fi
 NO_MKDOCS_2_WARNING=1 "$DOCS_VENV/bin/mkdocs" build --strict
 if grep -rlE '<(link|script|img|iframe)[^>]+(href|src)="?(https?:)?//' site --include='*.html'; then
-  echo "error: these pages load something from elsewhere" >&2
+  echo "error: these pages load something from other servers" >&2
   exit 1
 fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Serve a model to evaluations: vLLM or SGLang where installed, else our own server for CPUs; health-checked, all replicas
-# end together. It stays in the foreground and prints what to give to `afm eval`; --dry-run prints the engines' commands.
+# Serves a model to evaluations with vLLM or SGLang if installed, else with our own server for CPUs. Waits until all replicas are
+# healthy; they stop together. Stays in the foreground and prints the options for `afm eval`; --dry-run prints the engines' commands.
 # Usage: MODEL=models/web_agent_7b REPLICAS=4 TENSOR_PARALLEL=2 PORT=8000 evaluation/serve_model.sh [options of afm serve model]
-# GPUs: REPLICAS x TENSOR_PARALLEL. vLLM 0.24 and SGLang: command lines tested, never run by us on a GPU. CPU: tested.
+# Needs REPLICAS x TENSOR_PARALLEL GPUs. vLLM 0.24 and SGLang: command lines tested, never run by us on a GPU. CPU: tested.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"

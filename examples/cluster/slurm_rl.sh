@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Reinforcement learning on the nodes of a Slurm job: one Ray cluster on all of them, then `afm rl` on the first.
+# Reinforcement learning on the nodes of a Slurm job: a Ray cluster on all nodes, then `afm rl` on the first node.
 # Usage, in the checkout: sbatch --nodes=8 examples/cluster/slurm_rl.sh my_run.yaml [key=value ...]
 # VENV names the environment (.venv-rl). Tested with stand-ins for srun and scontrol, never under Slurm.
 #SBATCH --job-name=afm-rl

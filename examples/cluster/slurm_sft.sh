@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fine-tuning on the nodes of a Slurm job: the same `afm sft` on each node, which starts one process for each GPU.
+# Fine-tuning on the nodes of a Slurm job: the same `afm sft` on each node, which starts one process per GPU.
 # Usage, in the checkout: sbatch --nodes=2 examples/cluster/slurm_sft.sh my_sft.yaml [key=value ...]
 # VENV names the environment (.venv-sft). Tested with stand-ins for srun and scontrol, never under Slurm.
 #SBATCH --job-name=afm-sft

@@ -204,7 +204,7 @@ CLUSTER = ROOT / "train/ray_cluster.sh"
         (["node"], {}, 1, "set it to the address of the head, for example HEAD=10.0.0.1:6379"),
         (["node"], {"HEAD": "10.0.0.1:6379"}, 1, "is missing: copy the token file of the head"),
         (["node"], {"HEAD": "10.0.0.1"}, 2, "HEAD=10.0.0.1: expected HOST:PORT"),
-        (["head"], {"NODE_IP": "203.0.113.1"}, 1, "NODE_IP=203.0.113.1: no address of this machine"),
+        (["head"], {"NODE_IP": "203.0.113.1"}, 1, "NODE_IP=203.0.113.1: not an address of this machine"),
         (["head"], {"PORT": "16379"}, 2, "PORT=16379: expected a port below 10001"),
         (["wait", "x"], {}, 2, "wait x: how many nodes to wait for?"),
         (["status"], {"HEAD": "127.0.0.1:1"}, 1, "no cluster answers at 127.0.0.1:1; start one"),
