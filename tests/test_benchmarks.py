@@ -23,7 +23,7 @@ Smoke = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Smoke:
-    """Runs a benchmark in this process: what all of them import takes longer than what they do."""
+    """Run benchmarks in this process, because their imports take longer than their work."""
 
     def run(name: str, *options: str) -> dict[str, Any]:
         out = tmp_path / "result.json"
@@ -122,7 +122,7 @@ def test_pipeline_benchmark_checks_that_all_keep_the_same_before_it_measures(smo
     pytest.importorskip("datasketch")
     result = smoke("bench_pipeline")
     assert result["filter"]["rows"] == 200
-    # 3 of 10 kept, 1 of 10 threefold, and 3 of the 20 without reflection
+    # keeps 3 of 10, 1 of 10 three times, and 3 of the 20 without reflection
     assert result["filter"]["written"] == 123
     assert result["merge"]["written"] == 200
     assert {"ours, 1 process", "ours, 2 processes", "plain"} == set(result["filter"]["times_plain"])
@@ -167,7 +167,7 @@ def test_ablation_of_data_trains_on_equally_many_rows_and_does_it_once(tmp_path:
 
 @pytest.mark.proof
 def test_first_contact_with_a_gpu_is_rehearsed_without_one(tmp_path: Path) -> None:
-    """Every step but ZeRO-3 and vLLM, on the CPU; called again, nothing is left to do."""
+    """Run every step except ZeRO-3 and vLLM on the CPU; a second call has nothing left to do."""
     venv = Path(sys.prefix)
     environment = os.environ | {"SFT_VENV": str(venv), "RL_VENV": str(venv)}
     words = [str(FOLDER / "gpu_smoke.sh"), "--cpu", "--output-dir", str(tmp_path / "smoke")]

@@ -1,4 +1,4 @@
-"""The data pipeline of a training, over two tokenizers."""
+"""The data pipeline of a training, with two tokenizers."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ SAID = "<reflection>The result is 42.</reflection><answer>42</answer>"
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """A fresh tiny model with its tokenizer, as quickstart makes them."""
+    """Make a new tiny model with its tokenizer, as the quickstart does."""
     pytest.importorskip("transformers")
     from afm.models.tiny import create_tiny_model, train_tokenizer
 
@@ -24,7 +24,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def qwen(tmp_path_factory, tiny, qwen_folder):
-    """The Qwen2.5 tokenizer (its weights are not needed)."""
+    """Make a folder with the Qwen2.5 tokenizer, without weights."""
     folder = tmp_path_factory.mktemp("qwen")
     for path in [*qwen_folder.iterdir(), tiny / "config.json"]:
         (folder / path.name).write_bytes(path.read_bytes())
@@ -33,13 +33,13 @@ def qwen(tmp_path_factory, tiny, qwen_folder):
 
 @pytest.fixture(scope="session", params=["tiny", "qwen"])
 def model_dir(request):
-    """Both tokenizers in turn."""
+    """Return the folder of each tokenizer in turn."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
 def data_dir(tmp_path):
-    """Writes rows as a data set called ``rows`` and returns the folder."""
+    """Write rows as a data set called ``rows``; return the folder."""
 
     def write(rows, *, name="rows.json", **info):
         text = json.dumps(rows, ensure_ascii=False)
@@ -54,7 +54,7 @@ def data_dir(tmp_path):
 
 
 def configuration(model_dir, data_dir, **options):
-    """A fine-tuning on the data set ``rows`` of a folder; it writes below it."""
+    """Return the configuration of a fine-tuning on the data set ``rows`` of a folder, with its output there."""
     places = {"model_name_or_path": str(model_dir), "dataset_dir": str(data_dir), "dataset": "rows"}
     places |= {"cache_dir": str(data_dir / "cache"), "output_dir": str(data_dir / "out")}
     kind = {"template": "qwen3_nothink", "finetuning_type": "full", "report_to": "none"}
@@ -67,7 +67,7 @@ def _configuration():
 
 
 class Pipeline:
-    """What LLaMA-Factory would train on; with ``tokenized_path``, as it is stored there."""
+    """The rows that LLaMA-Factory would train on; with ``tokenized_path``, as stored there."""
 
     def __init__(self, model_dir, data_dir, **options):
         from llamafactory_patch.engine import load_engine, load_tools, parse_arguments
@@ -91,23 +91,23 @@ class Pipeline:
         self.rows = list(self.sets["train"])
 
     def text(self, row, *, trained, side=""):
-        """Decoded tokens of a row, or of one side of it, that have a label, or those that have none."""
+        """Decode the tokens of a row, or of one side of it, that have a label or that have none."""
         pairs = list(zip(row[f"{side}input_ids"], row[f"{side}labels"], strict=True))
         assert all(label in (-100, token) for token, label in pairs)
         return self.tokenizer.decode([token for token, label in pairs if (label != -100) is trained])
 
     def trained(self, side=""):
-        """The text with loss of every row."""
+        """Return the text with loss of every row."""
         return [self.text(row, trained=True, side=side) for row in self.rows]
 
     def masked(self):
-        """The text without loss of every row."""
+        """Return the text without loss of every row."""
         return [self.text(row, trained=False) for row in self.rows]
 
 
 @pytest.fixture
 def pipeline(monkeypatch):
-    """Builds a :class:`Pipeline`; nothing is looked up on a hub."""
+    """Return :class:`Pipeline`, with hub access disabled."""
     pytest.importorskip("llamafactory")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("LLAMAFACTORY_VERBOSITY", "WARN")

@@ -1,4 +1,4 @@
-"""Rows that cannot be trained on are named with file, line and reason, and never lost in silence."""
+"""Rows that cannot be trained on are listed with file, line and reason, and never lost silently."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_bad_rows_stop_the_training_and_all_are_listed(pipeline, folder, tiny):
 
 @pytest.mark.parametrize("packing", [{}, {"packing": True}, {"neat_packing": True}])
 def test_dropped_rows_are_listed_and_the_others_trained_on(pipeline, folder, tiny, capsys, packing):
-    for _ in range(2):  # from the cache, too
+    for _ in range(2):  # the second time from the cache
         built = pipeline(tiny, folder, cutoff_len=100, on_bad_rows="drop", **packing)
         assert "".join(built.trained()) == f"{SAID}<|im_end|>" * 2
         assert "Be brief." in "".join(built.masked())
@@ -107,7 +107,7 @@ COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 
 
 def reasons(pipeline, folder, tiny):
-    """Reason and question of each bad row, by its number."""
+    """Return the reason and question of each bad row, by its number."""
     with pytest.raises(DataError, match=r"rows.json:1, row "):
         pipeline(tiny, folder)
     return {row["row"]: (row["reason"], row["question"]) for row in bad_rows(folder)}

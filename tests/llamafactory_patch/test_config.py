@@ -195,7 +195,7 @@ def test_every_key_that_holds_a_secret_is_refused(config):
 
 
 def test_null_for_a_checkpoint_is_no_checkpoint(config):
-    """LLaMA-Factory's own examples carry the key; with it nothing would be set aside and no history cut."""
+    """LLaMA-Factory's own examples contain the key; with it, no checkpoint would be renamed and no history cut."""
     path = config("output_dir: out\nresume_from_checkpoint: null\n")
     assert "resume_from_checkpoint" not in resolve(path).config
 
@@ -228,6 +228,6 @@ def test_names_may_stand_in_a_list(config):
 
 
 def test_masks_of_a_set_of_programs_and_mathematics_do_not_depend_on_which_agent_is_named(config):
-    """So one agent is enough for rows of both: what is masked is the environment's tag, which they share."""
+    """One agent is therefore enough for rows of both: they share the tag of the environment, which is masked."""
     code, math = (resolve(config(f"output_dir: a\nagent: {agent}")).config for agent in ("code", "math"))
     assert code | {"agent": "math"} == math

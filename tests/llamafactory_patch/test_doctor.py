@@ -20,7 +20,7 @@ RECIPE = CONFIGS / "sft/mhqa_agent_qwen2.5_3b.yaml"
 
 @pytest.fixture
 def write_set(tmp_path):
-    """Writes the recipe's data set; returns its folder."""
+    """Write the data set of the recipe; return its folder."""
 
     def write(name, text="", **info):
         if text:
@@ -104,7 +104,7 @@ def test_rows_that_will_be_cut_and_uneven_steps_are_warnings(data, tiny):
 
 
 def test_lengths_are_what_the_trainer_would_get(write_set, tiny):
-    """A record carries calls and provenance beside its text; only the prompt and the text are tokens."""
+    """Only the prompt and the text of a record become tokens, not its calls and provenance."""
     record = {"instruction": "q", "input": "", "output": "a", "extra_info": {"unseen": "word " * 1000}}
     folder = write_set("rows.jsonl", json.dumps(record) + "\n")
     overrides = [f"model_name_or_path={tiny}", f"dataset_dir={folder}", "template=qwen3_nothink"]
@@ -209,7 +209,7 @@ SETS = {
 
 @pytest.fixture
 def plain(configuration, tmp_path, tiny):
-    """A small training over data sets of every kind; diagnoses it with overrides."""
+    """Diagnose a small training on data sets of every kind, with overrides."""
     index = {}
     for name, (info, rows) in SETS.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
@@ -260,12 +260,12 @@ def test_a_row_that_training_would_drop_is_a_warning(plain):
     ],
 )
 def test_steps_are_counted_as_the_trainer_counts_them(plain, overrides, steps):
-    """20 rows, two a step; an epoch that no whole step ends is rounded up before it is multiplied."""
+    """20 rows, two per step; an epoch with an incomplete step is rounded up before the multiplication."""
     assert by_subject(plain(*overrides))["batch"][1].partition(", ")[2].startswith(steps)
 
 
 def test_packs_are_counted_instead_of_rows(plain):
-    """Equal rows: as many of them in a pack as fit into it."""
+    """Equal rows fill packs completely."""
     longest = int(by_subject(plain())["lengths"][1].split("(longest ")[1].split()[0])
     packs = -(-20 // (1000 // longest))
     found = by_subject(plain("packing=true", "cutoff_len=1000", "per_device_train_batch_size=1"))

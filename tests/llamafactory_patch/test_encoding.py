@@ -1,4 +1,4 @@
-"""What is stored for LLaMA-Factory to train on."""
+"""The rows that are stored for LLaMA-Factory."""
 
 import json
 import re
@@ -30,7 +30,7 @@ JOINTS = {
     [("split", CALL + SAID), ("mask", CALL[:-1] + SAID), ("keep", f"{CALL}\n{SAID}")],
 )
 def test_the_token_over_a_joint_follows_the_boundary(pipeline, data_dir, qwen, boundary, trained):
-    # Qwen2.5 encodes ">" and the newline behind it as one token
+    # Qwen2.5 encodes ">" and the following newline as one token
     rows = alpaca(CALL + JOINTS["rollout"] + SAID)
     built = pipeline(qwen, data_dir(rows), observation_boundary=boundary)
     assert built.trained() == [f"{trained}<|im_end|>"]
@@ -77,7 +77,7 @@ def test_roles_without_loss_stay_in_the_text(pipeline, data_dir, qwen):
     assert [row["input_ids"] for row in built.rows] == [row["input_ids"] for row in whole.rows]
     [trained] = built.trained()
     assert not any(role in trained for role in ("plan", "reflection", "Q", "P.", "result"))
-    # a token that also holds the end of such a role has no loss: "><" of Qwen2.5 between two tags
+    # a token that spans the end of such a role has no loss: "><" of Qwen2.5 between two tags
     assert trained.replace("\n", "") in (
         f"{CALL}<answer>42</answer><|im_end|>",
         f"{CALL[1:]}answer>42</answer><|im_end|>",
@@ -134,7 +134,7 @@ QWEN_CHAT_TEMPLATE = (
 
 @pytest.fixture
 def own_template(tiny, tmp_path):
-    """A tokenizer with Qwen's own template, which has a default system prompt."""
+    """Make a tokenizer with Qwen's own template, which has a default system prompt."""
     tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tiny)
     tokenizer.chat_template = QWEN_CHAT_TEMPLATE
     tokenizer.save_pretrained(tmp_path / "own")
@@ -171,7 +171,7 @@ def test_a_template_that_asks_otherwise_than_rollouts_is_refused(pipeline, data_
 def test_conversations_that_do_not_end_with_the_assistant_are_named(pipeline, data_dir, tiny):
     turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
     rows = [{"conversations": turns}, {"conversations": turns[:1]}]
-    message = r"rows.json:1, row 2 .*: conversations: got 1 turns, expected turns in alter"
+    message = r"rows.json:1, row 2 .*: conversations: got 1 turns, expected alter"
     with pytest.raises(DataError, match=message):
         pipeline(tiny, data_dir(rows, formatting="sharegpt"))
 

@@ -1,4 +1,4 @@
-"""LLaMA-Factory as it is imported, and the two faults mended below it."""
+"""The import of LLaMA-Factory, and the fixes of two bugs in its dependencies."""
 
 import sys
 
@@ -36,7 +36,7 @@ def test_torchaudio_stays_unavailable_after_its_absence_was_bridged():
 
 
 def test_checkpoints_load_onto_a_numbered_cpu(tmp_path, monkeypatch):
-    """The error shows that mending it is still needed."""
+    """The error shows that the fix is still needed."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.serialization, "_package_registry", [*torch.serialization._package_registry])
     torch.save({"a": torch.arange(3)}, tmp_path / "t.pt")
@@ -50,7 +50,7 @@ def test_checkpoints_load_onto_a_numbered_cpu(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def parse():
-    """The arguments of a configuration."""
+    """Parse the arguments of a configuration."""
     load_engine()
 
     def parsed(**options):

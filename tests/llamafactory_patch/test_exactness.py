@@ -1,6 +1,6 @@
-"""Whatever a trajectory holds and whatever tokenizer and format carry it: the trained tokens are the agent's text.
+"""The trained tokens are exactly the agent's text, for any trajectory, tokenizer and format.
 
-``AFM_EXACTNESS_ROWS=10000`` makes it the full check (about half an hour on two cores).
+``AFM_EXACTNESS_ROWS=10000`` runs the full check, which takes about half an hour on two cores.
 """
 
 import os
@@ -29,14 +29,14 @@ PLANES = (
 
 @dataclass(frozen=True)
 class Made:
-    """A response; its ``agent`` texts are what may be trained on, in order."""
+    """A response; only its ``agent`` texts, in order, may be trained on."""
 
     text: str
     agent: tuple[str, ...]
 
 
 def some_text(draw, longest=12):
-    """A few characters of any plane, a word now and then, and an awkward end."""
+    """Generate a few characters of any plane, sometimes words, and a difficult end."""
     parts = []
     for _ in range(draw.randrange(1, longest)):
         if draw.random() < 0.3:
@@ -48,12 +48,12 @@ def some_text(draw, longest=12):
 
 
 def tag(role, content):
-    """One step."""
+    """Generate one step."""
     return f"<{role}>{content}</{role}>"
 
 
 def trajectory(draw):
-    """Steps of the agent, in some of the gaps observations, and any white space around these."""
+    """Generate steps of the agent, with observations between some of them and any white space around these."""
     text, agent, run = "", [], ""
     for _ in range(draw.randrange(1, 5)):
         for _ in range(draw.randrange(1, 3)):
@@ -72,13 +72,13 @@ def trajectory(draw):
 
 
 def trajectories(count, seed=0):
-    """``count`` of them."""
+    """Generate ``count`` responses."""
     draw = random.Random(seed)
     return [trajectory(draw) for _ in range(count)]
 
 
 def normal(tokenizer, made):
-    """What of a trajectory a tokenizer can give back: some of them (Qwen2.5) bring text into Unicode's form C."""
+    """Return the text that a tokenizer can restore: some tokenizers (Qwen2.5) normalise text to Unicode's form C."""
     pieces = made.agent
     normalizer = tokenizer.backend_tokenizer.normalizer
     if normalizer is not None and "NFC" in str(normalizer):
@@ -88,7 +88,7 @@ def normal(tokenizer, made):
 
 @pytest.fixture(scope="module")
 def tags(tiny, tmp_path_factory):
-    """Byte-level BPE in which some tags are tokens of their own, ordinary or special."""
+    """Make a byte-level BPE in which some tags are single tokens, ordinary or special."""
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
     tokenizer.add_tokens(["<think>", "</think>", "<observation>", "</observation>"])
@@ -98,7 +98,7 @@ def tags(tiny, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llama(tiny, tmp_path_factory):
-    """BPE as Llama-2's: a blank before every text, blanks as U+2581, bytes for what it does not know."""
+    """Make a BPE like that of Llama-2: a blank before every text, blanks as U+2581, bytes for unknown characters."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
@@ -169,7 +169,7 @@ def feedback(made):
 
 
 def turns_of(tokenizer, labels):
-    """The text of each trained turn; turns end with the end token."""
+    """Return the text of each trained turn; turns end with the end token."""
     turns = [[]]
     for label in labels:
         if label == tokenizer.eos_token_id:
@@ -204,7 +204,7 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("tokenizer_name", "mode"), CASES)
 def test_the_trained_tokens_are_exactly_the_agents_text(pipeline, data_dir, request, tokenizer_name, mode):
-    """Each mode with one of the hard tokenizers, and each tokenizer with turns; every pair in the full check."""
+    """Return each mode with a difficult tokenizer, and each tokenizer with turns; in the full check, all pairs."""
     folder = request.getfixturevalue(tokenizer_name)
     template = "llama2" if tokenizer_name == "llama" else "qwen3_nothink"
     write, options = MODES[mode]

@@ -1,4 +1,4 @@
-"""``afm mask TRAINING.yaml``: rows as a training gets them."""
+"""``afm mask TRAINING.yaml`` shows rows as a training gets them."""
 
 import json
 
@@ -17,7 +17,7 @@ ROW = {"instruction": "Q", "input": "", "output": TEXT}
 
 @pytest.fixture
 def shown(configuration, data_dir, tiny, tmp_path, monkeypatch):
-    """Calls ``afm mask`` on a training with ``row`` in a layout; returns the lines of ``--json``."""
+    """Call ``afm mask`` on a training with ``row`` in a layout; return the lines of ``--json``."""
     pytest.importorskip("llamafactory")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 

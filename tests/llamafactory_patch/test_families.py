@@ -1,6 +1,6 @@
-"""Families of models with their real vocabularies and chat templates: training sees the token ids of a rollout.
+"""Model families with their real vocabularies and chat templates: training uses the token ids of rollouts.
 
-The files are those of public packages (requirements/tokenizers.txt), in the folder that AFM_TOKENIZER_PACKAGES names.
+The files come from public packages (requirements/tokenizers.txt), in the folder AFM_TOKENIZER_PACKAGES.
 Qwen3 has the vocabulary of Qwen2.5 and 23 more tokens, which are added here in the order of their ids.
 """
 

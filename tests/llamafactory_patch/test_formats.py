@@ -1,4 +1,4 @@
-"""Every layout of rows, through LLaMA-Factory's own pipeline."""
+"""All layouts of rows in LLaMA-Factory's own pipeline."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def record(name="a", segments=SEGMENTS, *, agent_name="math", **fields):
 
 @pytest.mark.slow
 def test_trajectories_are_trained_on_as_they_are(pipeline, data_dir, model_dir):
-    # a number here and a text there: what one column of a table could not hold
+    # a number and a text, which one column of a table could not hold
     rows = [record(ground_truth=42), record("b", ground_truth="x", provenance={"team": ["t"]})]
     folder = data_dir(rows, name="rows.jsonl", formatting="trajectory")
     built = pipeline(model_dir, folder)

@@ -1,4 +1,4 @@
-"""Who wrote what, and which ids and masks come of it."""
+"""The authors of a text, and the resulting ids and masks."""
 
 import pytest
 from hypothesis import given

@@ -49,7 +49,7 @@ def test_what_a_setting_saves_is_seen():
 
 
 def test_preferences_need_both_sides_and_a_reference():
-    """A DPO step holds the logits of two responses, the reference's beside them, and the reference's weights."""
+    """A DPO step needs the logits of two responses, those of the reference, and the reference's weights."""
     shape = model_shape("Qwen/Qwen2.5-7B")
     sft = {"finetuning_type": "full", "bf16": True, "cutoff_len": 4096, "per_device_train_batch_size": 1}
     dpo = {**sft, "stage": "dpo"}

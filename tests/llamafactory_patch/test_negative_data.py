@@ -1,4 +1,4 @@
-"""Negative samples through LLaMA-Factory's own pipeline, as ``afm data negative`` writes them."""
+"""Negative samples, as ``afm data negative`` writes them, in LLaMA-Factory's own pipeline."""
 
 import json
 
@@ -26,7 +26,7 @@ def record(name, *parts):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A data set of two rows of every kind, the general ones with a system message and in plain text."""
+    """Write a data set with two rows of every kind; the general rows have a system message and plain text."""
     records = [record(f"c{i}", PLAN, SEEN, SAID) for i in range(2)]
     (tmp_path / "records.jsonl").write_text("".join(f"{one.model_dump_json()}\n" for one in records))
     turns = {"system": "Be kind.", "user": "Hi?", "assistant": "Hello, 中文."}

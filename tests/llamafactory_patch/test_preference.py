@@ -1,4 +1,4 @@
-"""Preference data: both responses of a pair carry masks, and stages that cannot mask say why."""
+"""Preference data: both responses of a pair have masks, and errors explain which stages cannot mask."""
 
 import pytest
 from sft_rows import CALL, FEEDBACK, PAIRS, SEEN, bad_rows, pairs
@@ -51,7 +51,7 @@ def test_desired_and_undesired_responses_are_masked(pipeline, data_dir, tiny):
     assert [row["kto_tags"] for row in built.rows] == [True, False]
     texts = [f"{CALL}{SAID}<|im_end|>", "<answer>7</answer><|im_end|>"]
     assert built.trained() == texts
-    # the divergence is estimated on the other row's response, whose observation is masked as well
+    # the divergence is estimated on the response of the other row, whose observation is masked too
     assert built.trained("kl_") == texts[::-1]
 
 
@@ -61,9 +61,9 @@ def test_desired_and_undesired_responses_are_masked(pipeline, data_dir, tiny):
         ({"stage": "rm"}, r"got 'rm': a reward model scores whole responses"),
         (
             {"stage": "ppo", "reward_model": "x", "reward_model_type": "full"},
-            r"got stage 'ppo': .*use `afm rl`",
+            r"got 'ppo': .*use `afm rl`",
         ),
-        ({"stage": "pt"}, r"got stage 'pt': pre-training trains on every token"),
+        ({"stage": "pt"}, r"got 'pt': pre-training trains on every token"),
         ({"stage": "dpo", "ld_alpha": 0.5}, r"does not work with ld_alpha"),
     ],
 )
@@ -73,7 +73,7 @@ def test_stages_that_cannot_mask_say_why(pipeline, data_dir, tiny, options, mess
 
 
 def test_a_pair_of_equal_responses_is_a_bad_row(pipeline, data_dir, tiny):
-    """The second differs only behind the cut."""
+    """The second differs only after the cut."""
     begun = f"<think>{'a b ' * 60}</think>"
     rows = pairs((SAID, SAID), (f"{begun}<answer>1</answer>", f"{begun}<answer>2</answer>"), (SAID, CALL))
     folder = data_dir(rows, **PAIRS)

@@ -1,4 +1,4 @@
-"""Prompts in SFT: rows of each layout through LLaMA-Factory's own pipeline, and the record of them."""
+"""Prompts in SFT: rows of each layout in LLaMA-Factory's own pipeline, and their record."""
 
 from types import SimpleNamespace
 
@@ -44,7 +44,7 @@ def test_own_leaves_what_the_agent_asks_and_rewrites_another_instruction(file):
     assert asked(file, own) == ("Be exact.", "Solve:\n1 + 1?", PromptState.REWRITTEN)
     assert asked(file, RULES + "1 + 1?") == ("Be exact.", "Solve:\n1 + 1?", PromptState.REWRITTEN)
     assert asked(file, "Solve:\n1?", system="Be exact.") == ("Be exact.", "Solve:\n1?", PromptState.AS_IS)
-    whole = "Solve:\n1?\nTask: 2?"  # only the system turn is another; nothing of the question is lost
+    whole = "Solve:\n1?\nTask: 2?"  # only the system turn differs; the whole question is kept
     assert asked(file, whole, system="Be") == ("Be exact.", whole, PromptState.REWRITTEN)
 
 
@@ -74,8 +74,8 @@ def test_chats_stay_as_they_are():
     ("user", "message"),
     [
         (RULES + "Read.\nQuestion: how many?", "2 lines that begin with Question: or Task:"),
-        (RULES.replace("Task:\n", "") + "1 + 1?", "no line Question: or Task: says where"),
-        ("Task:\n \n", "no line Question: or Task: says where"),
+        (RULES.replace("Task:\n", "") + "1 + 1?", "no line Question: or Task: marks where"),
+        ("Task:\n \n", "no line Question: or Task: marks where"),
         ("I have this list:\nTask: clean the room\nWhat is left?", "may be part of the question"),
     ],
 )
@@ -123,10 +123,10 @@ def test_the_pipeline_trains_on_the_prompts_that_are_asked_for(pipeline, data_di
     assert prompts_of(row)[1:4] == [chat(RULES + "2 + 2?"), chat(RULES + "3 + 3?"), fourth]
     of_file = pipeline(tiny, folder, agent="math", prompt=str(file))
     assert prompts_of(of_file) == [*(chat(f"Solve:\n{one}", "Be exact.") for one in questions), chat("Hi?")]
-    file.write_text("user: 'Q: {question}'\n")  # the cache knows the content
+    file.write_text("user: 'Q: {question}'\n")  # the cache depends on the content
     again = pipeline(tiny, folder, agent="math", prompt=str(file))
     assert prompts_of(again)[0] == chat("Q: 1 + 1?")
-    assert prompts_of(pipeline(tiny, folder))[1] == chat(RULES + "2 + 2?")  # nobody is trained as an agent
+    assert prompts_of(pipeline(tiny, folder))[1] == chat(RULES + "2 + 2?")  # no agent is trained
 
 
 def test_a_row_that_cannot_be_asked_is_named_with_file_and_line(pipeline, data_dir, tiny):

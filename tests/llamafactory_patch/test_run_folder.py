@@ -68,7 +68,7 @@ def test_another_node_comes_to_the_same_checkpoint_and_leaves_the_folder_alone(j
 
 
 def test_starting_anew_sets_checkpoints_aside_for_good(job, tmp_path):
-    """Interrupted, it begins again or continues from its own checkpoints, never from those of the old training."""
+    """After an interruption, it starts over or continues from its own checkpoints, never from those of the old training."""
     checkpoint(tmp_path, 100)
     config, note = prepared(job(overwrite_output_dir=True, seed=2))
     assert "resume_from_checkpoint" not in config
@@ -97,7 +97,7 @@ def test_a_finished_training_is_known_and_guarded(job, tmp_path):
 def test_an_interrupted_training_does_not_continue_with_other_settings(job, tmp_path):
     prepared(job())
     assert not run_folder.is_finished(job())
-    assert not run_folder.is_finished(job(seed=2))  # nothing was trained yet, so nothing is claimed
+    assert not run_folder.is_finished(job(seed=2))  # nothing was trained, so the folder is not claimed
     checkpoint(tmp_path, 4)
     with pytest.raises(ConfigError, match=r"an interrupted training with other settings \(seed: 1 -> 2\)"):
         run_folder.is_finished(job(seed=2))
@@ -105,7 +105,7 @@ def test_an_interrupted_training_does_not_continue_with_other_settings(job, tmp_
 
 
 def test_the_loss_of_a_resumed_training_is_that_of_all_its_steps(job, tmp_path):
-    """The trainer's own figure leaves out what was before its last start, and divides by all steps."""
+    """The trainer's own figure omits the losses before its last start, but divides by all steps."""
     prepared(job())
     checkpoint(tmp_path, 4)
     prepared(job())

@@ -1,4 +1,4 @@
-"""The trainer's own figures against those told before there is a trainer."""
+"""The trainer's figures equal those predicted without a trainer."""
 
 import pytest
 

@@ -25,7 +25,7 @@ ID = {word: number for number, word in enumerate(WORDS)}
 
 
 class Letters:
-    """One token a word."""
+    """One token per word."""
 
     def decode(self, ids):
         return "".join(WORDS[token] for token in ids)
@@ -70,7 +70,7 @@ def test_counts_are_those_of_the_trained_tokens():
 
 
 def test_memory_does_not_grow_with_the_data():
-    """4,000 sequences of 250 tokens are 16 MB of ids and labels, which nobody needs at once."""
+    """4,000 sequences of 250 tokens have 16 MB of ids and labels, which must not be in memory at once."""
     data = rows(*[([3] * 250, [3] * 250)] * 4000)
     tracemalloc.start()
     counted = count_tokens(data, Letters(), cutoff_len=250)
@@ -146,7 +146,7 @@ def test_what_a_terminal_would_obey_is_printed_as_a_picture(tmp_path, capsys):
 
 
 def test_a_sequence_without_a_label_that_counts_is_found():
-    """The label at position 0 is predicted by nothing."""
+    """No token predicts the label at position 0."""
     ids = [1, 2, 3]
     assert first_without_label(rows((ids, [-100, 2, -100]))) is None
     assert first_without_label(rows((ids, ids), (ids, [1, -100, -100]))).tolist() == ids

@@ -1,4 +1,4 @@
-"""Rows stored for a training: made once, made again when something changed, and told apart from those of others."""
+"""Rows stored for a training: tokenised once, again after a change, and not confused with those of other trainings."""
 
 import pytest
 from extras import needs
@@ -12,7 +12,7 @@ ROWS = [{"instruction": "Q?", "input": "", "output": f"<answer>{n}</answer>"} fo
 
 @pytest.fixture
 def provided(configuration, data_dir, tiny, tmp_path, monkeypatch):
-    """Provides the rows of a training for a node; returns the trained texts stored, and when they were made."""
+    """Provide the rows of a training for a node; return their number, and when they were made."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from llamafactory_patch.engine import load_engine
 
@@ -42,7 +42,7 @@ def test_rows_are_made_again_only_when_a_setting_has_changed(provided, tmp_path,
     assert provided(preprocessing_num_workers=2) == (4, made)
     assert (tmp_path / "out/data_statistics.json").is_file()
     assert provided(max_samples=3)[0] == 3
-    (provided.folder / "masking.json").unlink()  # as a folder of an unknown origin
+    (provided.folder / "masking.json").unlink()  # like a folder of unknown origin
     assert provided()[0] == 4
     assert not (tmp_path / "out/.tokenized.part").exists()
 
@@ -65,7 +65,7 @@ def test_rows_tokenised_elsewhere_are_refused_when_nothing_of_one_is_trained_on(
         DatasetDict({"train": rows}).save_to_disk(str(provided.folder))
 
     options = {"tokenized_path": str(provided.folder), "ignore_observation": False}
-    write([5, -100, -100])  # the label at position 0 is predicted by nothing
+    write([5, -100, -100])  # no token predicts the label at position 0
     message = r"has a row \(train\) without a single trained token; it begins with"
     with pytest.raises(DataError, match=message):
         provided(**options)

@@ -1,4 +1,4 @@
-"""Real trainings: a few steps of a tiny model on the CPU."""
+"""Real trainings with a few steps of a tiny model on the CPU."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ def environment():
 
 
 def write_sets(folder, sets):
-    """Data sets by name: rows, and what the index says of them beside their file."""
+    """Write data sets by name: their rows, and further keys for the index."""
     for name, (rows, _) in sets.items():
         (folder / f"{name}.json").write_text(json.dumps(rows), encoding="utf-8")
     index = {name: {"file_name": f"{name}.json", **info} for name, (_, info) in sets.items()}
@@ -50,7 +50,7 @@ def write_sets(folder, sets):
 
 @pytest.fixture(scope="module")
 def arguments(tiny, tmp_path_factory):
-    """Overrides of the tiny recipe for a small data set; folders have a blank in their names."""
+    """Return overrides of the tiny recipe for a small data set; folder names contain a blank."""
     folder = tmp_path_factory.mktemp("my trainings")
     outputs = [f"{CALL}\n<observation>\n{n}\n</observation>\n<answer>{n}</answer>" for n in range(64)]
     write_sets(folder, {"rows": (alpaca(*outputs), {}), "broken": (alpaca("b</observation>"), {})})
@@ -70,7 +70,7 @@ LENGTH = {"max_steps": 30, "save_steps": 3, "save_total_limit": 2, "seed": 3}
 
 @pytest.fixture(scope="module")
 def whole(arguments):
-    """A training that was never interrupted, with every tracker."""
+    """Run an uninterrupted training with all trackers."""
     trackers = {"report_to": "[tensorboard,wandb]", "use_swanlab": True, "swanlab_mode": "offline"}
     assert run_sft(CONFIG, arguments("whole", plot_loss=True, **LENGTH, **trackers), echo=False) == 0
     return arguments.folder / "whole"
@@ -103,14 +103,14 @@ def test_a_training_leaves_a_complete_model_and_its_story(arguments, whole, caps
 
 
 def check_masked(folder, trained):
-    """Observations are masked and a role of the agent is trained on."""
+    """Check that observations are masked and a role of the agent is trained on."""
     roles = json.loads((folder / "data_statistics.json").read_text("utf-8"))["roles"]
     assert roles["observation"]["trained"] == 0 < roles["observation"]["tokens"]
     assert roles[trained]["trained"] == roles[trained]["tokens"] > 0
 
 
 def check_trackers(target):
-    """Every tracker has kept the losses; none was reached over the network."""
+    """Check that every tracker stored the losses without network."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(target / "tensorboard")).Reload().Scalars("train/loss")
@@ -124,7 +124,7 @@ def check_trackers(target):
 
 @pytest.mark.proof
 def test_two_nodes_and_fsdp2_train_what_one_process_does(arguments, monkeypatch):
-    """Same rows in every step: batch 4 of one process is batch 2 of two."""
+    """Every step has the same rows: a batch of 4 in one process equals batches of 2 in two processes."""
     assert run_sft(CONFIG, arguments("alone", disable_shuffling=True), echo=False) == 0
     alone = history(arguments.folder / "alone")
 
@@ -208,16 +208,16 @@ use_cpu: true
 ignore_observation: true
 ignore_observation_token: observation
 """)
-"""A LoRA run as LLaMA-Factory's users write them, and the two keys that our command adds."""
+"""A LoRA run as users of LLaMA-Factory write it, with the two keys of our command."""
 PREFERENCE = {"finetuning_type": "full", "max_steps": 6, "save_steps": 6, "learning_rate": 0.01}
 PREFERENCE |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 PREFERENCE |= {"lr_scheduler_type": "linear", "disable_shuffling": True}
-"""Six steps over all rows at once."""
+"""Six steps, each over all rows."""
 
 
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory):
-    """DPO, KTO, LoRA and the tiny twins of the recipes, in one process: starting the engine takes longer than the steps."""
+    """Train DPO, KTO, LoRA and the tiny twins of the recipes in one process, because the start takes longer than the steps."""
     folder = tmp_path_factory.mktemp("trained")
     both = [(response(n, good=True), response(n, good=False)) for n in range(8)]
     rows = alpaca(*(pair[n % 2] for n, pair in enumerate(both)))
@@ -244,7 +244,7 @@ def trained(tiny, tmp_path_factory):
 
 
 def test_the_tiny_twins_train(trained):
-    """One of each agent, whole or by adapters."""
+    """One twin per agent, with full weights or adapters."""
     for twin in TWINS:
         folder = trained / twin
         assert sorted(history(folder)) == [1, 2]
@@ -254,20 +254,20 @@ def test_the_tiny_twins_train(trained):
 
 
 def twin_row(agent, number):
-    """A trajectory with a call of the agent's first tool."""
+    """Return a trajectory with a call of the agent's first tool."""
     tool, seen, answer = next(iter(agent.tool_roles)), agent.observation_role, agent.answer_role
     text = f"<{tool}>{number}</{tool}>\n<{seen}>\n{number}\n</{seen}>\n<{answer}>{number}</{answer}>"
     return {"instruction": agent.user_message(f"What is {number}?"), "input": "", "output": text}
 
 
 def response(number, *, good):
-    """The tool's text is long and differs between the two: summed by mistake, it would show."""
+    """Return a response; the tool's text is long and differs between good and bad, so a wrong sum would show."""
     seen = f"\n<observation>\n{number if good else 'no such thing ' * 5}\n</observation>\n"
     return f"{CALL}{seen}<answer>{number if good else 'unknown'}</answer>"
 
 
 def agent_logprob(model_dir, ids, labels):
-    """Sum of the log-probabilities of the labelled tokens."""
+    """Return the sum of the log-probabilities of the labelled tokens."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -278,7 +278,7 @@ def agent_logprob(model_dir, ids, labels):
 
 
 def test_preference_trainings_take_the_agents_tokens_alone(trained, tiny):
-    """What the trainers of DPO and KTO sum is the log-probability of the agent's tokens alone."""
+    """The trainers of DPO and KTO sum only the log-probabilities of the agent's tokens."""
     from datasets import load_from_disk
 
     def built(stage):
@@ -307,7 +307,7 @@ def logged(folder):
 
 
 def swanlab_losses(folder):
-    """Losses by step as `swanlab watch` finds them: a table of names, and a log for each."""
+    """Read losses by step as `swanlab watch` does: from a table of names and a log per name."""
     with closing(sqlite3.connect(folder / "runs.swanlab")) as database:
         ((number,),) = database.execute("SELECT folder FROM tag WHERE name = 'train/loss'")
     (log,) = folder.glob(f"run-*/logs/{number}/*.log")
@@ -327,7 +327,7 @@ def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, capfd):
 
 
 def test_a_killed_training_ends_with_the_same_bits_as_one_that_was_not(arguments, whole, capsys):
-    """`kill -9` of the caller after the first checkpoint; the next start takes it up there."""
+    """`kill -9` the caller after the first checkpoint; the next start continues from there."""
     target = arguments.folder / "killed"
     command = [*LAUNCHER, *arguments("killed", **LENGTH)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -348,7 +348,7 @@ def test_a_killed_training_ends_with_the_same_bits_as_one_that_was_not(arguments
 
 
 def test_a_training_killed_behind_its_last_step_ends_there(arguments, whole):
-    """What such a kill leaves: all checkpoints, no model, no mark."""
+    """Such a kill leaves all checkpoints, but no model and no mark."""
     target = arguments.folder / "saving"
     shutil.copytree(whole, target)
     (target / "model.safetensors").unlink()

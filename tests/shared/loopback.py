@@ -10,7 +10,7 @@ import uvicorn
 OWN_HOST = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}.7"
 """A loopback address that no other process uses.
 
-A free port of 127.0.0.1 can be taken before a server binds it, because every outgoing connection takes one.
+On 127.0.0.1, outgoing connections can take a free port before the server binds it.
 """
 
 
@@ -22,14 +22,14 @@ def free_port() -> int:
 
 
 class LoopbackServer:
-    """Runs in a thread of its own between :meth:`start` and :meth:`stop`, on a free port.
+    """Serves in a thread between :meth:`start` and :meth:`stop`, on a free port.
 
     Args:
-        app: An ASGI application, or a whole configuration of uvicorn.
-        config: For uvicorn.
+        app: ASGI application, or a complete configuration of uvicorn.
+        config: Settings of uvicorn.
 
     Attributes:
-        port: Bound, and open to connections, from the beginning, so that nobody else takes it.
+        port: Port, which accepts connections from the beginning, so that no other process can take it.
         origin: ``http://127.0.0.1:PORT``.
     """
 
@@ -45,12 +45,12 @@ class LoopbackServer:
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
 
     def start(self) -> Self:
-        """Serve; requests sent earlier are answered now."""
+        """Start serving; answers requests that were sent earlier, too."""
         self._thread.start()
         return self
 
     def stop(self, *, forced: bool = False) -> None:
-        """End, ``forced`` without waiting for answers under way."""
+        """Stop; ``forced`` does not wait for running requests."""
         self._server.force_exit = forced
         self._server.should_exit = True
         if self._thread.ident is not None:

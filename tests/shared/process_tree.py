@@ -1,4 +1,4 @@
-"""Child processes as the kernel lists them."""
+"""Child processes, as listed by the kernel."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def descendants(pid: int | str = "self") -> list[str]:
-    """Process ids of everything below a process, parents first, zombies included."""
+    """Return the ids of all descendants of a process, parents first, including zombies."""
     numbers: list[str] = []
     for task in Path("/proc", str(pid), "task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -18,7 +18,7 @@ def descendants(pid: int | str = "self") -> list[str]:
 
 
 def ended(pid: int, seconds: float) -> int | None:
-    """Exit status of a child that is killed when it takes too long: then ``None``."""
+    """Wait for a child; return its exit status, or kill it after ``seconds`` and return ``None``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(pid, os.WNOHANG)

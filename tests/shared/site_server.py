@@ -5,8 +5,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Site:
-    """A web site in a thread: path to (status, media type, body), or to a function of the handler that gives these or answers itself.
+    """A web site in a thread.
 
+    ``pages`` maps paths to (status, media type, body), or to a function of the handler that returns these or answers itself.
     ``asked``, ``headers`` and ``bodies`` are those of the requests.
     """
 
@@ -45,14 +46,14 @@ class Site:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._server.socket.listen(256)  # with the default of 5, a burst of connections waits for a second
+        self._server.socket.listen(256)  # the default of 5 delays a burst of connections by a second
         self.port = self._server.server_address[1]
         self.host = f"127.0.0.1:{self.port}"
         self.url = f"http://{self.host}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def page(self, path):
-        """What stands at a path and query."""
+        """Return the page at a path."""
         return self.pages.get(path.partition("?")[0], (404, "text/plain", b"no"))
 
     def close(self):

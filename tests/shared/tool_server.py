@@ -1,4 +1,4 @@
-"""Tool servers for tests: in a thread of this process, or as a process of their own."""
+"""Tool servers for tests, in a thread of this process or in a separate process."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ _LOGGERS = (None, "uvicorn")
 
 
 class ServerClient:
-    """Asks the server ``name`` at ``url``, with its ``token`` unless a request has another."""
+    """A client of the server ``name`` at ``url``; sends its ``token`` unless a request has another."""
 
     name: str
     url: str
@@ -52,7 +52,7 @@ class ServerClient:
 
 
 def _words(name: str, folder: Path, words: tuple[object, ...], settings: dict[str, Any] | None) -> list[str]:
-    """A command line with these settings in a file."""
+    """Return a command line, with the settings in a file."""
     number = len(list(folder.glob(f"{name} *.yaml")))
     config = folder / f"{name} {number}.yaml"
     config.write_text(yaml.safe_dump({"finish_s": 1} | (settings or {})))
@@ -60,12 +60,12 @@ def _words(name: str, folder: Path, words: tuple[object, ...], settings: dict[st
 
 
 class ToolServer(ServerClient, LoopbackServer):
-    """What ``python -m tool_servers NAME`` serves, in a thread of this process.
+    """The server of ``python -m tool_servers NAME`` in a thread of this process.
 
     Args:
-        folder: For its settings and its log.
-        words: Of its command line.
-        settings: Of its YAML.
+        folder: Folder for its settings and log.
+        words: Command line arguments.
+        settings: Content of its YAML.
         variables: Environment variables.
     """
 
@@ -143,7 +143,7 @@ class ToolServerProcess(ServerClient):
 def running(
     kind: type[ToolServer] | type[ToolServerProcess], folder: Path, *unlogged: str
 ) -> Iterator[Callable[..., Any]]:
-    """Starts servers of this kind; all are stopped at the end, when no log holds one of these words."""
+    """Start servers of this kind; stop all at the end, and check that no log contains these words."""
     servers: list[ToolServer | ToolServerProcess] = []
 
     def start(name: str, *words: object, **options: Any) -> Any:
@@ -161,7 +161,7 @@ def running(
 
 
 def build_index(corpus: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """What ``python -m tool_servers.wiki_search.build`` does, in this process."""
+    """Run ``python -m tool_servers.wiki_search.build`` in this process."""
     words = [str(corpus), "--output-dir", str(out), *options]
     stdout, stderr = StringIO(), StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr):

@@ -36,14 +36,14 @@ def another_site() -> Iterator[Site]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., ToolServer]]:
-    """Starts a code server with these settings."""
+    """Start code servers with these settings."""
     with running(ToolServer, tmp_path, TOKEN) as start:
         yield lambda **settings: start("code", settings=QUICK | settings, CODE_SERVER_TOKEN=TOKEN)
 
 
 @pytest.fixture
 def start_process(tmp_path: Path) -> Iterator[Callable[..., ToolServerProcess]]:
-    """Starts a code server with these settings as a process of its own."""
+    """Start code servers with these settings in separate processes."""
     with running(ToolServerProcess, tmp_path, TOKEN) as start:
 
         def started(*words: str, **settings: Any) -> ToolServerProcess:
@@ -54,7 +54,7 @@ def start_process(tmp_path: Path) -> Iterator[Callable[..., ToolServerProcess]]:
 
 @pytest.fixture(scope="session")
 def mill_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The index of a corpus of one passage."""
+    """Build the index of a corpus with one passage."""
     folder = tmp_path_factory.mktemp("mill")
     (folder / "corpus.jsonl").write_text(
         '{"id": "0", "contents": "\\"Old Mill\\"\\nThe mill at the river was built in 1702."}\n'
@@ -64,9 +64,9 @@ def mill_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class RedisServer:
-    """A real one, that can be killed and started again on the same port.
+    """A real Redis that can be killed and started again on the same port.
 
-    What it has written survives that without `fsync`, which on a busy disk takes longer than a cache waits for an answer.
+    Its data survives a kill without `fsync`, which on a busy disk takes longer than a cache waits for an answer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,7 +93,7 @@ class RedisServer:
 
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    """Running."""
+    """Start a Redis server."""
     if shutil.which("redis-server") is None:
         pytest.skip("Redis is not installed: requirements/install-redis.sh")
     server = RedisServer(tmp_path)

@@ -1,4 +1,4 @@
-"""The client examples of the docs, as they stand there, with the ports of running servers."""
+"""The client examples of the documentation, unchanged except for the ports of running servers."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def run(program, places, folder, **variables):
 
 @pytest.fixture
 def server(tmp_path):
-    """Starts a server; its address."""
+    """Start servers; return their addresses."""
     with running(ToolServer, tmp_path) as start:
         yield lambda name, *words, **options: start(name, *words, **options).url
 
 
 @pytest.fixture
 def model(site):
-    """A model's endpoint: looks at pictures, calls a tool that it is offered, and repeats what the tool said."""
+    """A model endpoint that looks at pictures, calls an offered tool, and repeats the result of the tool."""
     from PIL import Image
 
     def reply(handler):
@@ -83,7 +83,7 @@ def model(site):
 
 @pytest.mark.slow
 def test_requests_searches_the_wiki_that_the_docs_make(server, tmp_path):
-    """Every word of the first two blocks of docs/wiki.md; only the port is another."""
+    """The first two blocks of docs/wiki.md, unchanged except for the port."""
     commands, program = re.findall(r"```(?:bash|python)\n(.*?)\n```", WIKI_DOC, re.DOTALL)[:2]
     world, build, serve = [shlex.split(line, comments=True) for line in commands.splitlines()]
     for words in (world, build):

@@ -54,7 +54,7 @@ KEY = {"Authorization": "Bearer a-long-random-token"}
 
 
 def raw(server: Any, content: Any) -> httpx.Response:
-    """The answer to this body, whatever it holds."""
+    """Post a raw body."""
     headers = KEY | {"Content-Type": "application/json"}
     return httpx.post(f"{server.url}/run", content=content, headers=headers, timeout=60)
 
@@ -66,7 +66,7 @@ WRONG: list[tuple[bytes, str]] = [
     (b'{"code": "1", "limits": {"wal_s": 1}}', "wal_s: unknown key; did you mean 'wall_s'"),
     (b'{"code": "1", "limits": {"cpu_s": 1.5}}', "cpu_s: got 1.5 (float), expected a valid integer"),
     *(
-        (b'{"code": "1", "limits": {"wall_s": %b}}' % value, "wall_s")  # no clock can keep them
+        (b'{"code": "1", "limits": {"wall_s": %b}}' % value, "wall_s")  # not a valid duration
         for value in (b"NaN", b"Infinity", b"1e999", b"-1", b"1" + b"0" * 400)
     ),
 ]
@@ -189,7 +189,7 @@ def test_sigterm_does_not_wait_for_ever(start_process: Any) -> None:
     client.start()
     assert until(lambda: server.metric("afm_code_running") == 1)
     jails = psutil.Process(server.process.pid).children()
-    assert server.end() == 0  # before the program ends by itself, or it takes too long
+    assert server.end() == 0  # well before the program ends by itself
     client.join()
     assert jails
     assert until(lambda: not any(jail.is_running() for jail in jails))

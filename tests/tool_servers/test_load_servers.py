@@ -1,4 +1,4 @@
-"""The load scripts in small: all servers under load, and each of them killed and started again."""
+"""Short runs of the load scripts: all servers under load, and each killed and restarted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def load(script: str, out: Path) -> dict[str, Any]:
-    """What a short run of this script measures."""
+    """Return the result of a short run of a script."""
     command = [sys.executable, str(ROOT / "benchmarks" / script), "--smoke", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -1,4 +1,4 @@
-"""The code tool with code servers behind it: spread, fail over, wait, give up."""
+"""The code tool with several code servers: load balancing, failover, waiting and giving up."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.sandbox
 
 @contextlib.asynccontextmanager
 async def listening(connected: Any) -> AsyncIterator[str]:
-    """The address of a server that does this with a connection."""
+    """Run a server with this connection handler; yield its address."""
     async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 @pytest.fixture
 async def remote() -> AsyncIterator[Any]:
-    """Opens a sandbox behind these servers; it is closed at the end."""
+    """Open sandboxes of these servers, and close them at the end."""
     sandboxes = []
 
     def of(*servers: Any, token: str = TOKEN, **options: Any) -> RemoteSandbox:

@@ -33,7 +33,7 @@ OURS = (
 
 
 class Servers:
-    """The commands of the script in this process, with a state folder, settings and environment of their own."""
+    """Runs the commands of the script in this process, with a separate state folder, settings and environment."""
 
     def __init__(self, folder, monkeypatch, capsys):
         self.state = folder / "state"
@@ -73,7 +73,7 @@ class Servers:
         return json.loads((self.state / f"{name}.pid").read_text())["pid"]
 
     def wait_for_port(self, name):
-        """Until a killed server's port is free: the kernel closes sockets after the process has gone."""
+        """Wait until the port of a killed server is free; the kernel closes sockets after the process ends."""
         end = time.monotonic() + 60
         while time.monotonic() < end:
             try:
@@ -115,7 +115,7 @@ def slow_site(site):
 
 @pytest.fixture
 def request_under_way(servers, slow_site):
-    """A page server that has begun to answer; the future answer."""
+    """Start a page server and a request that waits for the site; yield the future answer."""
     settings = f"trusted: ['{slow_site.host}']\nworkers: 1\nfetch_s: 60\nfinish_s: 60\n"
     (servers.configs / "crawl_page.yaml").write_text(settings)
     servers("start", "crawl_page")
@@ -177,7 +177,7 @@ def test_the_script_finds_its_repository(called, tmp_path):
     (tmp_path / "a link").symlink_to(SCRIPT)
     folder = tmp_path if called == "./a link" else ROOT
     words = (called, "code", "--port", "9002", "--dry-run")
-    done = script(*words, cwd=folder, CDPATH=".")  # with CDPATH, cd prints where it went
+    done = script(*words, cwd=folder, CDPATH=".")  # with CDPATH, cd prints the folder
     assert (done.stdout, done.stderr) == (f"{sys.executable} -P -m tool_servers code --port 9002\n", "")
 
 
@@ -212,7 +212,7 @@ def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, site, t
 
 @pytest.mark.slow
 def test_a_stop_lets_requests_finish(servers, request_under_way, slow_site):
-    threading.Timer(1, slow_site.released.set).start()  # while the stop waits
+    threading.Timer(1, slow_site.released.set).start()  # while the stop command waits
     assert "crawl_page       stopped after" in servers("stop", "crawl_page")
     [page] = request_under_way.result().json()["pages"]
     assert "1702" in page["text"]

@@ -42,7 +42,7 @@ def test_every_script_is_thin_and_prints_the_command_it_would_run(script, tmp_pa
     assert "error: this would not start: model_name_or_path: 'my model' is not a folder" in result.stderr
     assert "error: this would not start: dataset_dir: my data/dataset_info.json" in result.stderr
     gpu = "tiny" not in script.name and shutil.which("nvidia-smi") is None
-    assert ("warning: this machine has no GPU" in result.stderr) is gpu
+    assert ("warning: this recipe needs a GPU" in result.stderr) is gpu
     config = config_of(result)
     assert (config["model_name_or_path"], config["dataset_dir"]) == ("my model", "my data")
     assert config["learning_rate"] == 1e-6

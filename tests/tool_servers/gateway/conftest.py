@@ -52,7 +52,7 @@ def end_stream(handler):
 
 
 class Teacher(Site):
-    """An OpenAI-compatible endpoint. ``script`` gives the message for a request's body; a model's name may be a fault."""
+    """An OpenAI-compatible endpoint. ``script`` gives the message for a request's body; the name of a model may select a fault."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +71,7 @@ class Teacher(Site):
 
     @property
     def seen(self):
-        """The bodies of requests."""
+        """The bodies of the requests."""
         return [json.loads(body) for body in self.bodies if body]
 
     def complete(self, handler):
@@ -105,7 +105,7 @@ class Teacher(Site):
         return 500, JSON, WRONG_KEY
 
     def fault_telltale(self, handler, body):
-        """A stream that repeats the key, in two pieces, in an error; and a header that does."""
+        """Send a stream whose error repeats the key in two pieces, and a header that contains it."""
         begin_stream(handler, OpenAI_Organization=f"of {UPSTREAM_KEY}")
         chunk(handler, b'data: {"error": {"message": "Incorrect API key: ' + UPSTREAM_KEY[:8].encode())
         time.sleep(0.1)
@@ -113,7 +113,7 @@ class Teacher(Site):
         handler.wfile.write(b"0\r\n\r\n")
 
     def fault_objects(self, handler, body):
-        """Arguments of a call as an object, as some servers stream them."""
+        """Send the arguments of a call as an object, as some servers do."""
         begin_stream(handler)
         function = {"name": "search", "arguments": {"query": "rain"}}
         chunk(handler, chunk_of({"tool_calls": [{"index": 0, "id": 7, "function": function}]}))
@@ -123,7 +123,7 @@ class Teacher(Site):
         return 200, JSON, b'{"choices": [{"message": {"content": "Ha'
 
     def fault_cut(self, handler, body):
-        """Announces more than it sends, or breaks a stream off."""
+        """Announce more than is sent, or cut off a stream."""
         if body.get("stream"):
             begin_stream(handler)
             chunk(handler, chunk_of({"role": "assistant", "content": "Half a th"}))
@@ -140,7 +140,7 @@ class Teacher(Site):
         self.pause.wait(60)
 
     def fault_slow(self, handler, body):
-        """The first word, then nothing until it is told."""
+        """Send the first word, and the rest after ``pause`` is set."""
         begin_stream(handler)
         chunk(handler, chunk_of({"role": "assistant", "content": "First"}))
         self.pause.wait(60)
@@ -149,7 +149,7 @@ class Teacher(Site):
 
 
 def said(body):
-    """The text of the last message."""
+    """Return the text of the last message."""
     if "prompt" in body:
         return body["prompt"]
     content = body["messages"][-1]["content"]
@@ -157,7 +157,7 @@ def said(body):
 
 
 def answer(body, script):
-    """The endpoint's answer; a script that gives a list gives several choices."""
+    """Return the answer of the endpoint; a script that returns a list gives several choices."""
     said = script(body)
     choices = []
     for index, message in enumerate(said if isinstance(said, list) else [said]):
@@ -176,7 +176,7 @@ def chunk_of(delta, finish_reason=None):
 
 
 def pieces(body, script):
-    """The answer in pieces: each word, then each call with its arguments in two halves, then the usage if asked for."""
+    """Yield the answer in pieces: words, then calls with their arguments in two halves, then the usage if requested."""
     message = script(body)
     yield chunk_of({"role": "assistant", "content": ""})
     words = (message.get("content") or "").split(" ")
@@ -203,10 +203,7 @@ def teacher():
 
 
 class Gateway(LoopbackServer):
-    """A gateway in a thread of its own.
-
-    Its log holds no key of the endpoint, and nothing went wrong in it.
-    """
+    """A gateway in a thread. Its log must not contain the key of the endpoint."""
 
     def __init__(self, teacher, log, *, token=None, upstream=None, config=None):
         settings = GatewaySettings.model_validate(config or {})
@@ -258,7 +255,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def start(tmp_path, teacher, caplog):
-    """Starts gateways in front of the teacher, with these settings."""
+    """Start gateways in front of the teacher, with these settings; none may log an exception."""
     running = []
 
     def started(*, folder=tmp_path, **options):
@@ -294,7 +291,7 @@ class Process:
 
 @pytest.fixture
 def spawn(tmp_path, teacher):
-    """Starts gateways as processes, all with one log; the words of those that cannot start are their errors."""
+    """Start gateway processes that share a log; for one that cannot start, return its error output."""
     running = []
 
     def started():

@@ -1,4 +1,4 @@
-"""The recording gateway with OpenAI's own client, in front of an endpoint that also fails in every way."""
+"""The recording gateway with OpenAI's own client, in front of an endpoint that fails in many ways."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def get(gateway, path):
 
 
 def calls(gateway):
-    """Of all tasks, in the order of the log's attempts."""
+    """Return the calls of all tasks, in the order of the log."""
     return [found for attempt in read_calls(gateway.log) for found in attempt]
 
 
@@ -55,7 +55,7 @@ def one_call(gateway):
 
 
 def outcome(gateway):
-    """Trouble and recorded text of the one call."""
+    """Return the failure and the recorded text of the only call."""
     found = one_call(gateway)
     return found.call.trouble, found.event.content
 
@@ -121,7 +121,7 @@ def test_completions_and_models_are_passed_on(gateway):
 def test_the_first_word_of_a_stream_does_not_wait_for_the_second(gateway, teacher):
     stream = ask(gateway, model="slow", stream=True)
 
-    assert next(iter(stream)).choices[0].delta.content == "First"  # the endpoint waits with the second
+    assert next(iter(stream)).choices[0].delta.content == "First"  # the endpoint delays the second
     teacher.pause.set()
     assert [chunk.choices[0].delta.content for chunk in stream] == [" last"]
 
@@ -203,7 +203,7 @@ def test_a_refused_question_for_a_model_does_not_tell_the_key(gateway, teacher):
     ("asked", "path"),
     [
         ("..%2F..%2Fadmin", None),
-        ("a/./b", "/v1/models/a/b"),  # the client's own reading
+        ("a/./b", "/v1/models/a/b"),  # normalised by the client
         ("a%2F%2E%2E%2Fb", None),
         ("x%3Fa=b%23c", "/v1/models/x%3Fa%3Db%23c"),
         ("ft:tiny@1", "/v1/models/ft:tiny@1"),
@@ -232,7 +232,7 @@ def test_half_json_comes_as_it_is(gateway):
 
 
 def _kept(pieces, kept):
-    """Takes pieces until there are none; what came stays in ``kept`` if that fails."""
+    """Collect all pieces in ``kept``, which keeps them if an error follows."""
     for piece in pieces:
         kept.extend(piece)
 
@@ -315,7 +315,7 @@ def test_cost_comes_from_the_price_table(start):
         ask(gateway, model=model)
 
     first, second, third = calls(gateway)
-    # 100 prompt tokens, 40 of them cached, and 10 of completion, for a million each
+    # 100 prompt tokens, of which 40 are cached, and 10 completion tokens; prices are per million
     assert first.event.cost_usd == pytest.approx((60 * 2 + 40 * 1 + 10 * 8) / 1e6)
     assert second.event.cost_usd == pytest.approx(110 / 1e6)
     assert (third.event.cost_usd, third.call.priced, second.call.priced) == (0, False, True)
@@ -350,7 +350,7 @@ def test_an_agents_conversation_is_written_once_however_often_it_is_sent(gateway
 
     assert [list(found.call.messages) for found in calls(gateway)] == sent
     assert all(list(found.call.tools) == tools for found in calls(gateway))
-    assert gateway.log.stat().st_size < 40_000  # 20 times the conversation would be 290 kB
+    assert gateway.log.stat().st_size < 40_000  # 20 copies of the conversation would have 290 kB
 
 
 @pytest.mark.slow
@@ -403,7 +403,7 @@ def test_a_killed_gateway_loses_nothing_that_a_client_was_told(spawn):
         for future in working:
             future.result()
     with gateway.log.open("ab") as log:
-        log.write(b'{"id": "t0#1.9", "task_')  # as a kill within a write would leave it
+        log.write(b'{"id": "t0#1.9", "task_')  # as after a kill during a write
 
     again = spawn()
     ask(again, key="k:task=t0")
@@ -429,7 +429,7 @@ def test_a_log_of_another_kind_is_no_gateways(tmp_path):
 
 
 def asked(gateway):
-    """What the calls in the log asked, every line of which is whole."""
+    """Return the requests in the log; check that all its lines are complete."""
     lines = gateway.log.read_bytes().splitlines(keepends=True)
     assert len(list(read_events(gateway.log))) == len(lines)
     return [found.call.messages[-1]["content"] for found in calls(gateway)]
@@ -461,7 +461,7 @@ def test_a_disk_that_fills_between_calls_splices_no_lines(disk, start, teacher):
     disk.fill()
     answered = ["0"]
     with suppress(openai.InternalServerError):
-        for number in range(1, 100):  # some have room in blocks that an earlier call has left
+        for number in range(1, 100):  # some fit into blocks left by an earlier call
             ask(gateway, f"{number}")
             answered.append(f"{number}")
     assert len(teacher.seen) == len(answered) < 100

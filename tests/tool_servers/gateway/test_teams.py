@@ -1,4 +1,4 @@
-"""Whole teams that others wrote, over the gateway, to trajectories: real smolagents, and plain OpenAI tool calls."""
+"""Third-party teams over the gateway, converted to trajectories: real smolagents, and plain OpenAI tool calls."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def model_of(gateway, agent="solo", task="q%2F1", **options):
 
 
 def shipped(name, spec=None):
-    """A team's map as it is shipped."""
+    """Return the shipped map of a team."""
     return TeamMap.read(ROOT / f"configs/teams/{name}.yaml", spec or load_agent("mhqa"))
 
 
 def merged(gateway, tmp_path, team, agent="mhqa", tasks=(TASK,)):
-    """The records of a log, kept and dropped."""
+    """Return the kept and dropped records of a log."""
     spec = load_agent(agent)
     team = shipped(team, spec) if isinstance(team, str) else team.checked(spec)
     merge_gateway_log(gateway.log, tasks, spec, team, tmp_path / "out", name="team")
@@ -92,7 +92,7 @@ TEAMS = {"ToolCallingAgent": "smolagents", "CodeAgent": "smolagents_code"}
 
 @pytest.fixture
 def run(gateway, teacher, searching, tmp_path):
-    """The record of smolagents' agent of this kind, whose model says these messages."""
+    """Return the record of a smolagents agent whose model replies with these messages."""
     import smolagents
 
     def played(kind, *messages, model=None, answer="Weimar", **options):
@@ -109,7 +109,7 @@ def run(gateway, teacher, searching, tmp_path):
 
 @pytest.fixture
 def plain(gateway, teacher, tmp_path):
-    """The record of a plain team whose members say these messages."""
+    """Return the record of a plain team whose members reply with these messages."""
 
     def played(*messages, **work):
         teacher.script = scripted(*messages)
@@ -121,12 +121,12 @@ def plain(gateway, teacher, tmp_path):
 
 
 def steps(record):
-    """Each step as its role and, behind a colon, the member that took it."""
+    """Return each step as its role and, after a colon, its member."""
     return " ".join(f"{step['role']}:{step['agent']}".rstrip(":") for step in record.provenance["steps"])
 
 
 def found(record):
-    """The calls of a record that must be kept."""
+    """Return the calls of a record, which must be kept."""
     assert record.kept, record.reason
     return [(call.argument, call.observation) for call in record.calls]
 
@@ -275,7 +275,7 @@ USER = [{"role": "user", "content": TASK.question}]
 
 
 class PlainTeam:
-    """Planner, searcher, critic and writer over one client, as in a script of one's own."""
+    """Planner, searcher, critic and writer with one client, as in a user's script."""
 
     def __init__(self, gateway, task=TASK.id):
         self.client = openai.OpenAI(api_key="k", base_url=gateway.base, default_headers={"X-AFM-Task": task})
@@ -320,7 +320,7 @@ PLAIN = (
 
 
 def test_a_plain_script_with_parallel_calls_becomes_a_trajectory(plain):
-    record = plain(*PLAIN)  # whose server gives every call the same id
+    record = plain(*PLAIN)  # the server gives every call the same id
 
     assert record.kept, record.reason
     assert steps(record) == (
@@ -340,7 +340,7 @@ RESULTS = [result("c0", MILL), result("c1", BERG)]
 
 @pytest.fixture
 def searched(gateway, teacher, tmp_path):
-    """The record of a team whose searcher says ``said`` and sends ``kept`` and the results behind it."""
+    """Return the record of a team whose searcher replies with ``said`` and sends ``kept`` with the results."""
 
     def played(said, kept, results):
         teacher.script = scripted(PLAIN[0], said, *PLAIN[2:])
@@ -356,7 +356,7 @@ def searched(gateway, teacher, tmp_path):
 
 
 def both(calls):
-    """A message with these calls; a message stays as it is."""
+    """Return a message with these calls, or a message unchanged."""
     return assistant("Both.", *calls) if isinstance(calls, list) else calls
 
 
@@ -434,7 +434,7 @@ def test_of_several_choices_the_one_counts_that_the_next_request_continues(searc
 
 
 def test_choices_that_are_both_continued_drop_the_task(gateway, teacher, tmp_path):
-    """A search in a tree: what follows one branch would stand behind the other."""
+    """In a tree search, the continuation of one branch would follow the other branch."""
     teacher.script = scripted([assistant("First."), assistant("Second.")], PLAIN[2], PLAIN[2])
     team = PlainTeam(gateway)
     team.ask("searcher", USER)
@@ -519,7 +519,7 @@ def test_calls_that_failed_or_were_tried_again_count_once(gateway, teacher, tmp_
     team = PlainTeam(gateway)
     with pytest.raises(openai.RateLimitError):
         team.client.with_options(max_retries=0).chat.completions.create(model="busy", messages=USER)
-    team.ask("planner", USER)  # whose answer got lost, so that the same is asked again
+    team.ask("planner", USER)  # its answer is lost, so the request is repeated
     team.work()
 
     [record] = merged(gateway, tmp_path, "openai_tools")
@@ -578,7 +578,7 @@ def test_programs_that_hide_what_a_tool_did_drop_the_task(run, code, reason):
 
 
 def spoiled(log, name):
-    """A copy of a log with a blank line, one torn in half, and one of something else; returns their numbers."""
+    """Copy a log and add a blank line, an incomplete line and a line of another kind; return their numbers."""
     lines = log.read_bytes().splitlines(keepends=True)
     at = next(number for number, line in enumerate(lines) if b'"q/2#1.3"' in line)
     torn, other = lines[at][:60] + b"\n", b'{"level": "info"}\n'
@@ -627,14 +627,14 @@ def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_t
 
 @pytest.fixture
 def log_lines(gateway, teacher):
-    """The log's lines of one whole attempt."""
+    """Return the lines of one complete attempt."""
     teacher.script = scripted(*PLAIN)
     PlainTeam(gateway).work()
     return gateway.log.read_bytes().splitlines(keepends=True)
 
 
 def test_a_line_lost_without_a_trace_drops_its_attempt_too(log_lines, tmp_path):
-    """Nothing of the line names the attempt: the numbers of its events have a gap."""
+    """The line does not name the attempt, but the event numbers of the attempt have a gap."""
     log, bad = tmp_path / "log", BadLines(tmp_path / "log")
     log.write_bytes(b"".join([*log_lines[:2], b"\0" * 40 + b"\n", *log_lines[3:]]))
 

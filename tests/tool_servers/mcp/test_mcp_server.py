@@ -1,4 +1,4 @@
-"""Our tools as a real MCP client and plain HTTP see them."""
+"""Our tools over MCP, with a real MCP client and plain HTTP."""
 
 import httpx
 import pytest
@@ -32,7 +32,7 @@ def tools_file(tmp_path):
 
 @pytest.fixture
 def mcp_server_url(tmp_path):
-    """Starts a server for a tools file and returns its address."""
+    """Start servers for a tools file; return their addresses."""
     with running(ToolServer, tmp_path) as start:
         yield lambda tools, **variables: start("mcp", "--http", "--tools", tools, **variables).url
 

@@ -1,4 +1,4 @@
-"""Our own completions server, and `afm serve model`, which starts several and ends them together."""
+"""Our completions server, and `afm serve model`, which starts replicas and stops them together."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def agent(name: str, **limits: float) -> AgentSpec:
-    """An agent that answers at once."""
+    """Return an agent that answers immediately."""
     roles, transitions = {"answer": {"kind": "answer"}}, {"start": ("answer",)}
     return AgentSpec(name=name, roles=roles, transitions=transitions, limits=limits)
 
 
 class Running(LoopbackServer):
-    """A server in a thread of its own; counts what it is asked."""
+    """A server in a thread; counts its requests."""
 
     def __init__(self, folder: Path, key: str | None = None) -> None:
         self.model = TransformersModel(folder, threads=1, device="cpu", name="tiny")
@@ -95,7 +95,7 @@ async def test_several_addresses_share_the_work_and_give_what_one_model_gives(fo
 
 
 async def test_a_generation_ends_on_the_server_when_its_episode_is_out_of_time(folder: Path, pair) -> None:
-    """A closed connection cancels it, so that an episode need not wait for it."""
+    """A closed connection cancels the generation, so the episode does not wait for it."""
     server = pair[0]
     model = load_model(server.url, tokenizer=folder)
     assert model.cancellable
@@ -163,7 +163,7 @@ def test_requests_are_answered_as_vllm_answers_them(folder: Path) -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of ports that follow each other and are free; the kernel gives none of these to connections."""
+    """Return the first of consecutive free ports, outside the range that the kernel uses for connections."""
     for first in range(20_000 + os.getpid() % 700 * 10, 32_000, 10):
         try:
             for port in range(first, first + count):
@@ -175,7 +175,7 @@ def free_ports(count: int) -> int:
 
 
 def environment(folder: Path, **variables: object) -> dict[str, str]:
-    """Of the script for this model."""
+    """Return the environment of the script for this model."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     own = {"MODEL": folder, "PATH": path} | variables
     return os.environ | {"AFM_MODEL_API_KEY": ""} | {name: str(value) for name, value in own.items()}
@@ -200,7 +200,7 @@ class Serving:
         raise AssertionError("it ended")
 
     def workers(self) -> list[int]:
-        """Process ids of the replicas."""
+        """Return the process ids of the replicas."""
         return [child.pid for child in psutil.Process(self.process.pid).children()]
 
     def end(self) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""A little internet: names and public addresses that all lead to one real server on this machine."""
+"""A simulated internet: all names and public addresses lead to a real server on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Handler = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitabl
 
 
 class Internet:
-    """Resolver and dialler of a fetcher; every connection ends at ``serve``'s handler, whatever its address."""
+    """Resolver and dialler of a fetcher; connections to all addresses reach ``handler``."""
 
     def __init__(self):
         self.names = {}
@@ -79,7 +79,7 @@ async def internet():
 
 @pytest.fixture
 async def fetching(internet):
-    """Opens fetchers of this internet, which are closed at the end."""
+    """Open fetchers of this internet, and close them at the end."""
     fetchers = []
 
     def of(*policy, **options):

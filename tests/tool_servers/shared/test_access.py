@@ -23,14 +23,14 @@ TEXT = "text/plain"
 
 @pytest.fixture
 def serve_page_reader(tmp_path):
-    """Serves the page reader with these variables; its address."""
+    """Start page readers with these variables; return their addresses."""
     cache = tmp_path / "web.sqlite"
     with running(ToolServer, tmp_path) as start:
         yield lambda **variables: start("crawl_page", WEB_CACHE=cache, **variables).url
 
 
 def test_no_page_in_a_browser_can_use_a_server_that_asks_for_no_token(serve_page_reader):
-    """What a browser sends for a page of another site: its name resolved to this machine, a form, or a script."""
+    """Requests that a browser sends for a page of another site: DNS rebinding, a form, or a script."""
     url = serve_page_reader()
     place = f"{url}/crawl_page"
     port = url.rpartition(":")[2]
@@ -60,7 +60,7 @@ def test_no_page_in_a_browser_can_use_a_server_that_asks_for_no_token(serve_page
 
 
 def test_the_mcp_server_keeps_pages_in_a_browser_out_by_the_same_rules(tmp_path):
-    """The library's own check of names is off."""
+    """The library's own check of host names is off."""
     with running(ToolServer, tmp_path) as start:
         place = start("mcp", "--http", "--tools", ROOT / "configs/tools/code_executor.yaml").url + "/mcp"
         json_type = {"Content-Type": "application/json"}
@@ -75,7 +75,7 @@ def test_the_mcp_server_keeps_pages_in_a_browser_out_by_the_same_rules(tmp_path)
 
 
 def test_a_server_with_a_token_answers_under_any_name(serve_page_reader):
-    """No page knows the token; a server behind a proxy has a name of its own."""
+    """No page knows the token, and a server behind a proxy has another name."""
     place = f"{serve_page_reader(WEB_SERVER_TOKEN=LONG)}/crawl_page"
     names = {"Host": "tools.example", "Origin": "https://team.example"}
     token, body = {"Authorization": f"bearer {LONG}"}, {"urls": "http://127.0.0.1/", "goal": ""}
@@ -133,7 +133,7 @@ def test_an_address_without_a_valid_port_is_named():
 
 
 def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head():
-    """Regression: 40 ms a request where connections do not inherit TCP_NODELAY."""
+    """Regression: requests took 40 ms longer when connections did not inherit TCP_NODELAY."""
     with (
         Address("127.0.0.1", 0, None).listen() as listener,
         socket.create_connection(listener.getsockname()),

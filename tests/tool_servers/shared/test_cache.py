@@ -25,7 +25,7 @@ def where(request, tmp_path, monkeypatch):
 
 
 class Caches:
-    """Opens caches."""
+    """Opens caches, and closes them at the end."""
 
     def __init__(self):
         self._open = []
@@ -116,7 +116,7 @@ def path(tmp_path):
 
 
 async def filled(cache, count):
-    """The cache with texts, and with a budget counter that stands at 5."""
+    """Fill the cache with texts and a budget counter of 5."""
     for number in range(count):
         await cache.put(str(number), os.urandom(400).hex())
     assert await cache.add("run", 5) == 5
@@ -124,7 +124,7 @@ async def filled(cache, count):
 
 
 async def test_damage_found_in_use_is_set_aside_once_and_the_budget_goes_on(path, opened, monkeypatch):
-    monkeypatch.setattr("tool_servers.shared.cache._RENEWAL_S", 0.0)  # a second time would happen at once
+    monkeypatch.setattr("tool_servers.shared.cache._RENEWAL_S", 0.0)  # allows a second renewal at once
     await filled(opened(path), 200)
     await opened.close()
     cache, neighbour = opened(path), opened(path)
@@ -156,7 +156,7 @@ async def test_a_locked_file_costs_a_second_once_and_can_be_read_meanwhile(path,
     cache = await filled(opened(path), 1)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    began = time.monotonic()  # with a second for each of the 50 it would take 50
+    began = time.monotonic()  # one second per put would take 50 s
     await asyncio.gather(*(cache.put(f"new {number}", "x") for number in range(50)))
     assert await cache.get("0") is not None
     assert await cache.get("1") is None
@@ -231,7 +231,7 @@ asyncio.run(main())
 
 
 def killed_while_writing(path):
-    """Number of the last text that was surely put."""
+    """Return the number of the last text that was certainly stored."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE, text=True)
     for line in writer.stdout:
         if int(line) >= 200:
@@ -295,7 +295,7 @@ async def test_a_redis_that_hangs_costs_a_second_once(opened):
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     cache = opened(f"redis://:secret@127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
-    began = time.monotonic()  # with a second for each of the 100 it would take 100
+    began = time.monotonic()  # one second per get would take 100 s
     assert [await cache.get(str(number)) for number in range(100)] == [None] * 100
     assert time.monotonic() - began < 50
     assert [await cache.add("run", 1) for _ in range(3)] == [1, 2, 3]

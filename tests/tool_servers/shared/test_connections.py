@@ -1,4 +1,4 @@
-"""A real server, with clients that connect and then do not ask."""
+"""A real server with clients that connect but send no request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Server:
         self.port = int(process.stdout.readline().rpartition(":")[2])
 
     def wait_for_slow(self, count):
-        """Until this number of requests is at work."""
+        """Wait until this number of requests is running."""
         for _ in range(count):
             assert self.process.stdout.readline() == "at work\n"
 
@@ -57,7 +57,7 @@ class Server:
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a server with these limits."""
+    """Start servers with these limits."""
     running = []
 
     def started(head_s, most):
@@ -93,14 +93,14 @@ def connected(port, sent=b""):
 
 
 def up_to(connection, end):
-    """Reads until this came."""
+    """Read until ``end``."""
     answer = b""
     while end not in answer:
         answer += connection.recv(65536)
 
 
 def told(connection):
-    """All that comes until the server closes."""
+    """Return everything until the server closes the connection."""
     with connection:
         pieces = []
         while piece := connection.recv(65536):
@@ -134,7 +134,7 @@ def test_a_second_head_on_a_connection_is_bounded_too_however_slowly_it_comes(st
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     connection = connected(start(2, 100).port, head)
     up_to(connection, OK)
-    time.sleep(2.2)  # between requests a connection may rest
+    time.sleep(2.2)  # a connection may be idle between requests
     connection.sendall(head)
     up_to(connection, OK)
     for letter in b"GET":

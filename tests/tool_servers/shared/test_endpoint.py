@@ -1,4 +1,4 @@
-"""The way of a request through any server: refusals in one form, a body in time, a bounded queue, numbers."""
+"""The handling of requests in all servers: refusals in one form, time limit of the body, bounded queue, metrics."""
 
 from __future__ import annotations
 

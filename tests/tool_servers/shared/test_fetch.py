@@ -1,4 +1,4 @@
-"""Servers that hang, drip, lie, break off and flood: bounded time, bounded memory, a typed error."""
+"""Servers that hang, drip, lie, cut off and flood: bounded time, bounded memory and typed errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tool_servers.shared.fetch import FetchError, FetchFault, FetchLimits
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 LIMITS = FetchLimits(max_bytes=1 << 20, total_s=60.0, connect_s=60.0, redirects=3)
 IMPATIENT = FetchLimits(max_bytes=1 << 20, total_s=1.0, connect_s=0.5, redirects=3)
-"""For servers that never finish; a busy machine may keep any other fetch longer than that."""
+"""Limits for servers that never finish. On a busy machine, other fetches may take longer than these."""
 
 
 @pytest.fixture
@@ -127,13 +127,13 @@ async def test_a_gigabyte_without_length_is_cut_off(internet, fetcher):
     ids=["one-byte chunks", "long chunk headers", "interim answers", "header lines"],
 )
 async def test_a_flood_of_little_pieces_is_cut_off(internet, fetching, begin, piece, said):
-    """Regression: eight such pages at once kept all others waiting until they timed out."""
+    """Regression: eight such pages at once delayed all others until they timed out."""
     internet.handler = flood = Flood(begin, piece)
     fetcher = fetching(limits=FetchLimits(max_bytes=1 << 20, total_s=60))
     with pytest.raises(FetchError, match=said) as caught:
         await fetcher.fetch("http://example.org/")
     assert caught.value.fault is FetchFault.BROKEN
-    assert flood.sent < 16 << 20  # what was read, and what the sockets hold
+    assert flood.sent < 16 << 20  # bytes that were read, and bytes in socket buffers
 
 
 async def test_other_fetches_take_their_turns_between_little_pieces(internet, fetcher, answering):
@@ -170,7 +170,7 @@ async def test_connections_are_used_again_by_later_fetches(internet, fetcher):
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 @pytest.mark.parametrize("behind", [b"", b"\0" * 30, b"\r\n"], ids=["nothing", "zeros", "a line end"])
 async def test_a_page_of_several_gzip_members_is_read_whole(internet, fetcher, size, behind):
-    """Regression: only the first member was read, without a word. Servers that join compressed files send such pages."""
+    """Regression: only the first member was read, without an error. Servers that join compressed files send such pages."""
     packed = (
         b"".join(gzip.compress(part, mtime=0) for part in (b"first ", b"", b"second ", b"third")) + behind
     )
@@ -261,7 +261,7 @@ async def test_tls_checks_the_name_while_the_socket_goes_to_the_judged_address(
 
 
 def certificate_for(name, file):
-    """One that signed itself, with its key."""
+    """Write a self-signed certificate with its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

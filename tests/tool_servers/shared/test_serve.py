@@ -1,4 +1,4 @@
-"""The end of a server by a signal."""
+"""A signal stops a server."""
 
 import subprocess
 import sys

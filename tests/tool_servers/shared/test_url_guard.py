@@ -1,4 +1,4 @@
-"""Addresses that must not be reached, each beside a public one that looks like it and must be."""
+"""Addresses that must not be reached, each with a similar public address that must be reachable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tool_servers.shared.fetch import Fetcher, FetchError, FetchFault
 from tool_servers.shared.url_guard import BlockedError, Policy, check_address, target_of
 
-# (an address that must not be reached, a public look-alike that must be)
+# (an address that must not be reached, a similar public one that must be reachable)
 PAIRS = [
     # plain private and special IPv4
     ("http://127.0.0.1/", "http://128.0.0.1/"),
@@ -68,7 +68,7 @@ PAIRS = [
     ("http://mixed.example.org/", "http://two.example.org/"),
     ("http://mapped.example.org/", "http://six.example.org/"),
     ("http://scoped.example.org/", "http://sixth.example.org/"),
-    # who is the host?
+    # ambiguous hosts
     ("http://example.org@127.0.0.1/", "http://127.0.0.1@example.org/"),
     ("http://a@example.org@10.0.0.1/", "http://a@10.0.0.1@example.org/"),
     ("http://127.0.0.1\\@example.org/", "http://example.org/@127.0.0.1/"),
@@ -131,7 +131,7 @@ async def test_public_look_alikes_are_reached(internet, fetcher, url):
 
 @pytest.mark.parametrize("url", [bad for bad, _ in PAIRS], ids=lambda url: ascii(url[:50]))
 async def test_a_redirect_leads_to_none_of_them_either(internet, fetcher, answering, url):
-    location = url.encode()  # as a hostile server would send it, whatever bytes it holds
+    location = url.encode()  # raw bytes, as a hostile server would send them
     moved = answering(status="302 Found", headers=["Location: @"]).replace(b"@", location)
 
     async def redirect(head, reader, writer):

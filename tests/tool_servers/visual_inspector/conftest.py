@@ -1,4 +1,4 @@
-"""A real image server, a vision endpoint that really decodes what it is sent, and a web site with pictures."""
+"""A real image server, a vision endpoint that decodes its pictures, and a web site with pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = "sk-a-secret-key"
 
 
 class Eyes(Site):
-    """Chat completions with image content: says size, format and colour of what it is shown, and repeats the question."""
+    """Chat completions with image content; answers with size, format and colour of the picture and the question."""
 
     def __init__(self):
         super().__init__()
@@ -60,6 +60,6 @@ def usual(tmp_path, eyes):
 
 @pytest.fixture
 def start(tmp_path, usual):
-    """Starts an image server with these settings and variables."""
+    """Start image servers with these settings and variables."""
     with running(ToolServer, tmp_path, KEY, TOKEN) as start:
         yield lambda settings=None, **own: start("visual_inspector", settings=settings, **usual | own)

@@ -68,7 +68,7 @@ def test_formats_are_known_by_their_content_and_sent_as_png_or_jpeg(kind):
 
 def test_a_large_picture_is_scaled_and_turned_upright_and_loses_its_metadata():
     exif = Image.Exif()
-    exif[0x0112] = 6  # stored lying on its side
+    exif[0x0112] = 6  # stored rotated by 90 degrees
     exif[0x010F] = "camera of a private person"
     picture = prepare(encoded("JPEG", size=(400, 200), exif=exif), 100_000, 100)
     assert (picture.width, picture.height) == (200, 400)

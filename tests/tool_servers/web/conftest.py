@@ -1,4 +1,4 @@
-"""Servers of the web, in this process and as processes of their own, and an encyclopaedia to read."""
+"""Web servers, in this process and in separate processes, and an encyclopaedia to read."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def usual(tmp_path):
 
 @pytest.fixture
 def start(tmp_path, usual):
-    """Starts the server of this name with these settings and variables."""
+    """Start servers by name with these settings and variables."""
     with running(ToolServer, tmp_path, TOKEN) as start:
         yield lambda name, settings=None, **own: start(name, settings=settings, **usual | own)
 
 
 @pytest.fixture
 def start_process(tmp_path, usual):
-    """The same as a process of its own, with further words of its command line."""
+    """Start servers in separate processes, with further command line arguments."""
     with running(ToolServerProcess, tmp_path, TOKEN) as start:
         yield lambda name, settings=None, *words, **own: start(name, *words, settings=settings, **usual | own)
 
@@ -50,7 +50,7 @@ def encyclopaedia():
 
 @pytest.fixture
 def page_url(encyclopaedia):
-    """The address of the encyclopaedia's pages, which are served."""
+    """Serve the encyclopaedia; yield the address of its pages."""
     server = site_server(encyclopaedia)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/wiki/{{title}}"
@@ -60,7 +60,7 @@ def page_url(encyclopaedia):
 
 @pytest.fixture
 async def tools(start, encyclopaedia, page_url, tmp_path, monkeypatch):
-    """The tools of ``tools.yaml``, whose servers search the encyclopaedia and read its pages."""
+    """Load the tools of ``tools.yaml``, whose servers search the encyclopaedia and read its pages."""
     write_corpus(encyclopaedia, tmp_path / "corpus.jsonl")
     search = start("web_search", {"page_url": page_url}, WEB_PAGE_STORE=tmp_path / "corpus.jsonl")
     crawl = start("crawl_page", {"trusted": [page_url.split("/")[2]], "workers": 1})

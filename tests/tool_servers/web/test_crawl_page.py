@@ -1,4 +1,4 @@
-"""The page server as its users meet it: a process, HTTP, a real web site."""
+"""The page server over HTTP, with a real web site."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import pytest
 
 PATIENCE_S = 10.0
-"""Of a sender: far longer than a page takes once a parser runs, and far shorter than the wait for an answer that hangs."""
+"""Time limit of a client: far longer than a page takes once a parser runs, and far shorter than a hanging answer."""
 
 
 def paragraphs(of):
@@ -41,14 +41,14 @@ def pages(response):
 
 
 def read(server, url, **more):
-    """One page."""
+    """Read one page."""
     [page] = pages(server.post("/crawl_page", urls=url, **more))
     return page
 
 
 @pytest.fixture
 def rivers(site):
-    """The address of a long page."""
+    """Serve a long page; return its address."""
     site.pages["/rivers"] = html(ARTICLE)
     return f"{site.url}/rivers"
 
@@ -96,7 +96,7 @@ def moved(handler):
 @pytest.mark.slow
 def test_a_pdf_and_hostile_files_in_bounded_time(start, site):
     server = start("crawl_page", {"trusted": [site.host], "parse_s": 8, "workers": 1})
-    # Five thousand pages with the same two megabytes of drawing each.
+    # Five thousand pages that share a drawing of two megabytes.
     endless = pdf(b"BT /F1 12 Tf " + b"1 0 0 1 0 0 Tm () Tj " * 100_000 + b"ET", pages=5000)
     good = pdf(b"BT /F1 12 Tf 72 720 Td (The Anduin is 1388 miles long.) Tj ET")
     files = {
@@ -117,7 +117,7 @@ def test_a_pdf_and_hostile_files_in_bounded_time(start, site):
 
 
 def pdf(stream, pages=1):
-    """A file whose pages all have this drawing."""
+    """Return a PDF whose pages all have this drawing."""
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
         b"<< /Type /Pages /Kids [%s] /Count %d >>" % (b" ".join([b"3 0 R"] * pages), pages),
@@ -173,7 +173,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture
 def with_model(start, site, another_site):
-    """Starts a page server that asks the model of the other site."""
+    """Start page servers that use the model of the other site."""
 
     def started(**settings):
         return start(
@@ -212,7 +212,7 @@ def test_a_model_sums_up_long_pages_in_chunks(with_model, another_site, rivers):
     assert page["by"] == "passages after key"
     assert "1388" in page["text"]
     another_site.pages[CHAT] = model
-    assert read(server, rivers, goal="Anduin")["by"] == "model"  # what stood in for it was not kept
+    assert read(server, rivers, goal="Anduin")["by"] == "model"  # the passages were not cached
     assert "sk-very-secret" not in server.log.read_text()
 
 

@@ -1,4 +1,4 @@
-"""Questions by model from real web tools: a search server and a page server over a generated encyclopaedia's site."""
+"""Model-written questions from real web tools: a search and a page server with a generated encyclopaedia."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def passages(user):
 
 
 def scout(user):
-    """Reads the hit of the subject's name; goes on to the founder of a guild, or to the next guild."""
+    """Read the result with the subject's name, then continue with the founder of a guild or the next guild."""
     topic = re.search(r"^Topic: (.*)$", user, re.MULTILINE)[1]
     if "Search results:" in user:
         subject = re.search(r"^Subject: (.*)$", user, re.MULTILINE)[1]
@@ -68,7 +68,7 @@ def solver(user):
 
 
 def side_by_side(user):
-    """Another guild, whatever was read."""
+    """Choose another guild, independent of the pages read."""
     if "Search results:" in user:
         return scout(user)
     read = set(re.findall(r"^Page \d+, \S+, about (.*):$", user, re.MULTILINE))
@@ -76,7 +76,7 @@ def side_by_side(user):
 
 
 def compares(user):
-    """The answer stands in the evidence as the name of a guild."""
+    """Ask a question whose answer is the name of a guild in the evidence."""
     years = {name: find_fact(plain(text), YEAR, name) for name, text in passages(user)}
     first = min(years, key=lambda name: int(years[name].gives))
     evidence = [{"passage": number, "quote": fact.sentence} for number, fact in enumerate(years.values(), 1)]
@@ -94,7 +94,7 @@ WIDTH = {"You gather web": side_by_side, "You write one": compares, "You answer 
 
 @pytest.fixture
 def model(site, monkeypatch):
-    """An OpenAI-compatible endpoint whose replies come from the brains set on it."""
+    """An OpenAI-compatible endpoint whose replies come from its ``brains``."""
 
     class Model:
         brains = DEPTH

@@ -1,4 +1,4 @@
-"""Clients written for AFM's search and page servers, against ours: the shapes they send and read, and the clients themselves."""
+"""Clients written for AFM's search and page servers, with our servers: their message formats, and the clients themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from published_repository import lay_out, needs_repository, run
 
 HOST = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}.7"
-"""An address of this machine for this process alone: AFM's tools ask ports 9000 and 9001, whatever the environment says."""
+"""A loopback address only for this process, because AFM's tools always use the ports 9000 and 9001."""
 TOOLS = "verl/verl/tools"
 FILES = [
     f"{TOOLS}/{name}.py" for name in ("__init__", "base_tool", "schemas", "web_search_v2", "crawl_page_v2")
@@ -25,7 +25,7 @@ def crawl(start, site):
 
 
 def afm_request(*urls, **further):
-    """A request with the fields that AFM's tool sends; its key is nobody's."""
+    """Return a request with the fields that AFM's tool sends, with an invented key."""
     return {
         "urls": list(urls),
         "task": "How long is the river?",
@@ -121,7 +121,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def servers(start_process, site, tmp_path):
-    """Ours, at the ports that AFM's tools ask."""
+    """Start our servers at the ports that AFM's tools use."""
     site.pages["/rivers"] = (200, "text/html", PAGE)
     store = tmp_path / "pages.jsonl"
     store.write_text(json.dumps(STORED))
@@ -167,7 +167,7 @@ print(web_tools.CrawlPageTool("http://{HOST}:9000/crawl_page", "", "", "", "", s
 
 @needs_repository
 def test_afms_unmodified_test_of_the_page_server_passes(servers, site, tmp_path):
-    """It asks for pages of Wikipedia, which are out of reach here: a failure in its own words, in its own form."""
+    """It requests Wikipedia pages, which cannot be reached here, so it reports failures in its own form."""
     name = "AFM/tool_servers/web_server/server_tests/test_crawl_page_simple_v2.py"
     script = lay_out(tmp_path, name) / name
     told = run(

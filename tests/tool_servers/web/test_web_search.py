@@ -1,4 +1,4 @@
-"""The web search server as its users meet it: a process, HTTP, a provider that is a real server too."""
+"""The web search server over HTTP, with a provider that is a real server."""
 
 from __future__ import annotations
 
@@ -159,7 +159,9 @@ def page_file(tmp_path):
 
 
 def test_local_pages_without_key_or_network(start, page_file):
-    server = start("web_search", {"searches_per_run": 1}, WEB_PAGE_STORE=page_file)  # free, and never cached
+    server = start(
+        "web_search", {"searches_per_run": 1}, WEB_PAGE_STORE=page_file
+    )  # local searches are free and never cached
     hits = server.post("/search", q="How long is the Anduin?").json()["organic"]
     assert not server.post("/search", q="How long is the Anduin?").json()["cached"]
     assert [hit["link"] for hit in hits] == ["http://a.example.org/anduin", "http://a.example.org/rivers"]

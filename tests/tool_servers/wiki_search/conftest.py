@@ -1,4 +1,4 @@
-"""A world, its corpus and its index, and wiki servers on the loopback."""
+"""An encyclopaedia, its corpus and its index, and wiki servers on the loopback."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def index(corpus: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, index: Path) -> Iterator[ToolServer]:
-    """One with the settings that it has by default. Its log also holds what later servers of the process write."""
+    """Start a server with default settings. Its log also contains the output of later servers in this process."""
     with running(ToolServer, tmp_path_factory.mktemp("wiki server")) as start:
         yield start("wiki_search", "--index", index)
 
 
 @pytest.fixture
 def start(tmp_path: Path, index: Path) -> Iterator[Callable[..., ToolServer]]:
-    """Starts a wiki server that stops with the test."""
+    """Start wiki servers that stop with the test."""
     with running(ToolServer, tmp_path, "Traceback") as start:
         yield lambda: start("wiki_search", "--index", index)

@@ -17,7 +17,7 @@ from tool_servers.wiki_search.search import fused
 
 
 def by_hand(bags, query, k1=1.5, b=0.75):
-    """BM25 as Lucene has it, passage by passage; a bag holds how often each word of a passage stands in it."""
+    """Compute Lucene's BM25 passage by passage; a bag counts the words of a passage."""
     lengths = [sum(bag.values()) for bag in bags]
     mean = sum(lengths) / len(bags)
     scores = [0.0] * len(bags)
@@ -59,7 +59,7 @@ def test_stopping_early_changes_nothing_against_bm25s_over_the_same_files(world,
 
 @pytest.fixture
 def engine_of(tmp_path):
-    """The engine over these texts."""
+    """Return the engine for these texts."""
 
     def built(*texts):
         corpus = tmp_path / "c.jsonl"

@@ -25,19 +25,19 @@ def parts(folder):
 
 
 def command(corpus, out):
-    """A build as a process of its own."""
+    """Return the command of a build in a separate process."""
     return [sys.executable, "-m", "tool_servers.wiki_search.build", str(corpus), "--output-dir", str(out)]
 
 
 @pytest.fixture
 def copy(index, tmp_path):
-    """A copy of the index, to be spoiled."""
+    """Copy the index, so that a test can damage it."""
     shutil.copytree(index, tmp_path / "copy")
     return tmp_path / "copy"
 
 
 def refused(*words):
-    """What a build that is refused says."""
+    """Run a build that is refused; return its error output."""
     done = build_index(*words)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -104,7 +104,7 @@ def test_a_second_build_into_the_folder_is_refused_and_the_first_one_is_right(tm
         while not (out / "unfinished/collected.json").exists():
             assert first.poll() is None
             time.sleep(0.005)
-        first.send_signal(signal.SIGSTOP)  # so that it cannot be done before the second one has begun
+        first.send_signal(signal.SIGSTOP)  # so that it cannot finish before the second build starts
         second = refused(corpus, out)
         first.send_signal(signal.SIGCONT)
         assert "index: another build is writing into this folder" in second

@@ -68,7 +68,9 @@ def test_a_dense_part_joins_a_finished_index_and_goes_on_after_a_kill(corpus, mo
     out = built(corpus, tmp_path / "index")
     assert best(open_index(out), "musician") == []
     (out / "unfinished").mkdir()
-    (out / "unfinished/vectors.bin").write_bytes(bytes(384 * 4 * 2 + 10))  # two whole vectors and a torn one
+    (out / "unfinished/vectors.bin").write_bytes(
+        bytes(384 * 4 * 2 + 10)
+    )  # two complete vectors and an incomplete one
     built(corpus, out, model=model)
     assert best(open_index(out, "hybrid"), "musician violin teacher", 1) != []
     dense = open_index(out, "dense")

@@ -28,10 +28,8 @@ print(json.dumps(perform_single_search_batch(sys.argv[2] + "/retrieve", [sys.arg
 @needs_repository
 def test_afms_test_of_the_wiki_server_passes(start, tmp_path):
     script = lay_out(tmp_path, SIMPLE) / SIMPLE
-    text = script.read_text().replace("http://127.0.0.1:8000", start().url)  # its port is nobody's here
-    text = text.replace(
-        "machine learning algorithms", "friend of the mayor"
-    )  # our pages are of another world
+    text = script.read_text().replace("http://127.0.0.1:8000", start().url)  # replaces the fixed port
+    text = text.replace("machine learning algorithms", "friend of the mayor")  # our corpus has other pages
     told = run(text)
     assert "Doc: 3" in told
     assert "Merged Result" in told

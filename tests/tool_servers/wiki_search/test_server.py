@@ -13,7 +13,7 @@ from tool_servers.wiki_search.bm25 import Bm25
 
 
 def raw(server, content):
-    """The answer to this body, whatever it holds."""
+    """Post a raw body."""
     headers = {"Content-Type": "application/json"}
     return httpx.post(f"{server.url}/retrieve", content=content, headers=headers, timeout=60, trust_env=False)
 
@@ -23,7 +23,7 @@ def test_a_client_written_for_search_r1_gets_what_it_expects(server, world):
     answer = server.post(queries=[page.title, "mayor"], topk=2, return_scores=True)
     (first, second), mayors = answer.json()["result"]
     assert len(mayors) == 2
-    # The formatting of Search-R1's own client.
+    # As Search-R1's own client parses it.
     title, *text = first["document"]["contents"].split("\n")
     assert (title.strip('"'), "\n".join(text)) == (page.title, page.text)
     assert first["document"]["id"] == "1500"
@@ -65,7 +65,7 @@ def test_wrong_requests_get_a_structured_error(server, body, told):
 
 
 def test_search_r1s_own_batch_is_answered_in_one_request(server, world):
-    """512 questions with five samples each; a model wrote the queries, so some of them are odd."""
+    """512 questions with five samples each. A model wrote the queries, so some of them are odd."""
     titles = [world.page(number % 512).title for number in range(512 * 5)]
     titles[7] = f"{titles[7]} " + "x" * 30_000
     titles[8] = f"{titles[8]} \ud800"
