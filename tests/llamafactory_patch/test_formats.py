@@ -266,7 +266,7 @@ def test_two_turns_of_the_user_read_as_the_protocol_writes_them():
         ([("user", "a", False), ("tool", "b", False)], "got 'tool', expected system, user or assistant"),
         ([("user", "a", False), ("assistant", "b", 1)], "loss: got 1, expected true or false"),
         ([("user", "a", False)], "the user's first and the assistant's last"),
-        ([("user", "a", False), *[("assistant", "b", True)] * 2], "2 turns of the assistant"),
+        ([("user", "a", False), *[("assistant", "b", True)] * 2], "2 consecutive turns of the assistant"),
     ],
 )
 def test_wrong_turns_of_agent_flan_are_refused(turns, message):

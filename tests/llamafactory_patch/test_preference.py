@@ -88,9 +88,9 @@ def test_a_pair_of_equal_responses_is_a_bad_row(pipeline, data_dir, tiny):
 @pytest.mark.parametrize(
     ("stage", "info", "told"),
     [
-        ("sft", FEEDBACK, "got 'sft', .* says that rows.json holds answers marked as desired or not"),
+        ("sft", FEEDBACK, "got 'sft', .* by dataset_info.json rows.json has answers marked as desired or not"),
         ("dpo", {}, "got 'dpo', which trains on pairs .* rows.json has rows of one answer"),
-        ("kto", PAIRS, "rows.json holds pairs of a chosen"),
+        ("kto", PAIRS, "rows.json has pairs of a chosen"),
     ],
 )
 def test_rows_of_another_kind_of_training_are_told_apart(pipeline, data_dir, tiny, stage, info, told):

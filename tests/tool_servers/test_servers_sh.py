@@ -260,6 +260,7 @@ def test_all_problems_are_told_before_anything_starts(servers, mill_index, tmp_p
             {},
             "absent: no index here; build one with `afm serve wiki",
         ),
+        (("wiki_search",), {}, "wiki_search      not set up: no index; name its folder with --index"),
         (("crawl_page",), {"SUMMARY_OPENAI_API_BASE_URL": "http://x/v1"}, "SUMMARY_MODEL is not"),
     ],
 )

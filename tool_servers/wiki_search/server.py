@@ -35,6 +35,7 @@ from tool_servers.wiki_search.search import Batcher, Index, open_index, served_e
 
 PATH = "/retrieve"
 _log = logging.getLogger(__name__)
+_NO_INDEX = "no index; name its folder with --index, or as `index` in the YAML file"
 _BATCH = {"bm25": 8, "dense": 256, "hybrid": 64}
 
 
@@ -165,7 +166,9 @@ def check(launch: Launch) -> None:
     """
     options, settings = launch.options, WikiServerSettings.read(launch.config)
     folder = options.index or settings.index
-    if folder is None or not (folder / "manifest.json").is_file():
+    if folder is None:
+        raise NotSetUpError(_NO_INDEX)
+    if not (folder / "manifest.json").is_file():
         message = (
             f"{folder}: no index here; build one with `afm serve wiki build CORPUS --output-dir {folder}`"
         )
@@ -178,7 +181,7 @@ def open_app(launch: Launch) -> ServedApp:
     options, settings = launch.options, WikiServerSettings.read(launch.config)
     folder = options.index or settings.index
     if folder is None:
-        raise ConfigError("no index; name its folder with --index, or as `index` in the YAML file")
+        raise ConfigError(_NO_INDEX)
     token = launch.address().token
     index = open_index(
         folder,
