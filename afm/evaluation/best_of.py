@@ -1,8 +1,8 @@
-"""best-of-k of a finished evaluation: a judge chooses, the outcomes of what it chose are counted.
+"""best-of-k of a finished evaluation: a judge chooses among the episodes of a question, and the chosen ones count.
 
 As in :mod:`afm.rewards.judge_prompt` the candidates are hostile: the model that wrote them gains from being chosen.
-They are shown as JSON strings, in which nothing can end them or open a tag, between codes that none of them can
-contain. A reply must repeat the code. The gold answer is not shown.
+The judge sees them as JSON strings. They cannot end the string, open a tag, or contain the code around the data. A
+reply must repeat the code. The gold answer is not shown.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ Messages = Sequence[Mapping[str, str]]
 
 
 class BestOfSettings(Settings):
-    """How a judge chooses among episodes of a question."""
+    """How a judge chooses among the episodes of a question."""
 
     sizes: tuple[int, ...] = Field(default=(3,), min_length=1)
     """The k of best-of-k, each at least 2."""
     methods: tuple[Method, ...] = Field(default=(Method.LIST,), min_length=1)
     """``list``, ``score`` or both."""
     judge: JudgeEndpoint = JudgeEndpoint()
-    """Its server, GRM_BASE_URL and GRM_MODEL_NAME by default."""
+    """Server of the judge. The defaults are GRM_BASE_URL and GRM_MODEL_NAME."""
     work_chars: int = Field(default=4000, ge=0)
-    """Of an episode's work, its end, that the judge is shown; 0 shows the answer alone."""
+    """Characters from the end of an episode's work to show to the judge. 0 shows only the answer."""
     max_answer_chars: int = Field(default=1000, ge=1)
-    """Of an answer."""
+    """Limit on the characters of an answer."""
     seed: int = 0
-    """Decides in which order episodes are listed, so that no place is favoured."""
+    """Seed of the order of listed episodes, so that no position is favoured."""
     max_failed_share: float = Field(default=0.1, ge=0, le=1)
-    """Share of the choices and grades that the judge may fail to give before this ends with an error."""
+    """Share of the choices and grades that may fail before the run ends with an error."""
 
     @field_validator("sizes")
     @classmethod
@@ -74,12 +74,12 @@ async def choose(
 ) -> Metrics:
     """Add best-of-k to ``metrics.json`` of a finished evaluation.
 
-    Each choice and grade is a line of ``choices.jsonl``, so that a killed or repeated run asks for the rest only; one with
-    other settings asks again. Figures of the same method, k and model are replaced, others stay.
+    Each choice and grade is a line of ``choices.jsonl``, so a killed or repeated run asks only for the rest. A run with
+    other settings asks again. Figures of the same method, k and model are replaced. Others stay.
 
     Raises:
-        ConfigError: No judge is configured, no question has enough rounds, or another process is at work in ``output_dir``.
-        DataError: ``output_dir`` holds no finished evaluation, or a line of it is broken.
+        ConfigError: No judge is configured, no question has enough rounds, or another process uses ``output_dir``.
+        DataError: ``output_dir`` holds no finished evaluation, or a line in it is invalid.
         EngineError: The judge failed too often.
     """
     place = settings.judge.place()
@@ -115,7 +115,7 @@ async def choose(
 
 
 class _Work:
-    """What is asked, and what follows from the replies."""
+    """The requests to the judge, and the figures from its replies."""
 
     def __init__(
         self, settings: BestOfSettings, client: ReplyClient, model: str, questions: Sequence[JudgedQuestion]
@@ -128,7 +128,7 @@ class _Work:
         )
 
     def requests(self) -> Iterator[VerdictRequest]:
-        """All that needs a judge."""
+        """Yield a request for everything that needs a judge."""
         methods, sizes = self._settings.methods, self._settings.sizes
         for question in self._questions:
             if Method.LIST in methods:
@@ -139,7 +139,7 @@ class _Work:
                 yield from (self._grade(question, shown) for shown in question.candidates if shown.answer)
 
     def results(self, rows: Verdicts) -> Iterator[BestOf]:
-        """The figures, in the order of methods and sizes."""
+        """Yield the figures, in the order of methods and sizes."""
         for method in self._settings.methods:
             for k in self._settings.sizes:
                 yield self._by_list(k, rows) if method is Method.LIST else self._by_score(k, rows)
@@ -236,12 +236,12 @@ def _request(
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One scored episode of a question: what the judge is shown of it, and whether it passed, which the judge does not know.
+    """One scored episode of a question: what the judge sees, and whether it passed, which the judge does not see.
 
     Attributes:
-        answer: Cut at the end; empty without one.
-        flat: The whole answer as exact match compares it.
-        work: The end of its trajectory.
+        answer: The answer, cut at the end. Empty without one.
+        flat: The whole answer in the form that exact match compares.
+        work: The end of the trajectory.
     """
 
     round: int
@@ -253,7 +253,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class JudgedQuestion:
-    """A question with its scored episodes in the order of their rounds; nothing of a ``sealed`` one may be written to disk."""
+    """A question with its scored episodes in the order of rounds. No text of a ``sealed`` one may be written to disk."""
 
     task: str
     text: str
@@ -261,17 +261,17 @@ class JudgedQuestion:
     sealed: bool = False
 
     def groups(self, k: int) -> Iterator[tuple[Candidate, ...]]:
-        """Disjoint groups of ``k`` candidates; a rest of fewer is left out."""
+        """Yield disjoint groups of ``k`` candidates, without a rest of fewer."""
         for start in range(0, len(self.candidates) - k + 1, k):
             yield self.candidates[start : start + k]
 
     def kept_text(self, rationale: str) -> dict[str, str]:
-        """What may be written down of a judge's reasons."""
+        """Return the judge's reason if it may be written to disk."""
         return {} if self.sealed else {"rationale": rationale}
 
 
 def questions_of(records: Iterable[Record], agents: Agents, settings: BestOfSettings) -> list[JudgedQuestion]:
-    """The questions of an evaluation, by task; what is shown of their episodes is held in memory, and nothing else."""
+    """Return the questions of an evaluation, sorted by task. Only what the judge sees of episodes is held in memory."""
     candidates: dict[tuple[str, str, bool], list[Candidate]] = {}
     for written in records:
         record, outcome = opened(written), passed(written)
@@ -286,7 +286,7 @@ def questions_of(records: Iterable[Record], agents: Agents, settings: BestOfSett
 
 
 def settled(group: Sequence[Candidate]) -> Candidate | None:
-    """The choice that needs no judge: the first where all answer alike or nothing, the only one with an answer."""
+    """Return the choice that needs no judge, ``None`` if answers differ: the first answered candidate, or the first."""
     answered = [candidate for candidate in group if candidate.answer]
     if len({candidate.flat for candidate in answered}) > 1:
         return None
@@ -294,7 +294,7 @@ def settled(group: Sequence[Candidate]) -> Candidate | None:
 
 
 def shuffled(group: Sequence[Candidate], task: str, seed: int) -> list[Candidate]:
-    """The candidates with an answer in an order that depends on question, rounds and seed only."""
+    """Return the candidates with an answer, in an order that depends only on question, rounds and seed."""
     answered = [candidate for candidate in group if candidate.answer]
     name = f"{seed}\0{task}\0{','.join(str(candidate.round) for candidate in answered)}"
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
@@ -318,7 +318,7 @@ def _candidate(record: Record, spec: AgentSpec, settings: BestOfSettings, *, pas
 
 
 CHOICE, GRADE = "choice", "grade"
-"""Keys of the two kinds of replies."""
+"""Keys of the replies of the two methods."""
 GRADES = range(11)
 _SHOWN = 200
 _DATA = """\
@@ -347,7 +347,7 @@ _TASK = "<data {code}>\n{data}\n</data {code}>\n{order} Check code: {code}"
 
 
 def list_messages(question: str, shown: Sequence[Candidate]) -> list[dict[str, str]]:
-    """The chat that asks for a choice among ``shown``, in this order."""
+    """Return the chat that asks for a choice among ``shown``, in this order."""
     lines = ",\n".join(
         f'  {{"number": {place}, {_fields(candidate)}}}' for place, candidate in enumerate(shown, 1)
     )
@@ -357,7 +357,7 @@ def list_messages(question: str, shown: Sequence[Candidate]) -> list[dict[str, s
 
 
 def score_messages(question: str, candidate: Candidate) -> list[dict[str, str]]:
-    """The chat that asks for a grade."""
+    """Return the chat that asks for a grade."""
     data = f'{{"question": {json_string(question)},\n {_fields(candidate)}}}'
     return _chat(
         _SCORE, "an answer with the end of the work that led to it", data, "Grade `answer` by the rules."
@@ -365,7 +365,7 @@ def score_messages(question: str, candidate: Candidate) -> list[dict[str, str]]:
 
 
 def _chat(rules: str, what: str, data: str, order: str) -> list[dict[str, str]]:
-    # A digest of what is shown: to hold its own is as hard as breaking SHA-256.
+    # A digest of the data. Data that contains its own digest would break SHA-256.
     code = hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     system = rules.format(data=_DATA.format(code=code, what=what), weigh=_WEIGH, code=code)
     task = _TASK.format(code=code, data=data, order=order)
@@ -378,10 +378,10 @@ def _fields(candidate: Candidate) -> str:
 
 
 def read_reply(text: str, messages: Messages, key: str, allowed: range) -> tuple[int, str]:
-    """The number under ``key`` (a place from 1 or a grade from 0), and why.
+    """Return the number under ``key`` (a position from 1 or a grade from 0), and the reason.
 
     Raises:
-        ValueError: No choice of those ``allowed``; the message quotes nothing of the reply.
+        ValueError: The reply has no ``allowed`` number. The message does not quote the reply.
     """
     data = loaded_reply(text)
     if data.get("check") != messages[-1]["content"].rpartition(" ")[2]:

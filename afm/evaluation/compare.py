@@ -1,4 +1,4 @@
-"""Finished evaluations: read, compared with the first of them, and the questions on which they show what changed."""
+"""Read finished evaluations, compare them with the first, and choose questions that show what changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from afm.trajectory.record import Record, opened
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation; ``manifest`` is ``None`` for a folder that was not made by ``evaluate``."""
+    """One evaluation. ``manifest`` is ``None`` if ``evaluate`` did not make the folder."""
 
     folder: Path
     name: str
@@ -39,30 +39,30 @@ class Evaluation:
 
     @property
     def episodes(self) -> Path:
-        """Its episodes file."""
+        """The episodes file."""
         return self.folder / EPISODES_FILE
 
     @property
     def declared(self) -> RunManifest:
-        """Its manifest.
+        """The manifest.
 
         Raises:
-            DataError: It has no manifest.
+            DataError: There is no manifest.
         """
         return self.manifest or read_manifest(self.folder / MANIFEST_FILE)
 
     @property
     def spec(self) -> AgentSpec | None:
-        """Its agent, as far as that can be read; of several the first."""
+        """The agent, the first of several. ``None`` if it cannot be read."""
         agents = agents_of(self.manifest)
         return agents.first if agents else None
 
     def records(self) -> Iterator[Record]:
-        """Its readable episodes."""
+        """Yield the readable episodes."""
         return (item for item in read_records(self.episodes) if isinstance(item, Record))
 
     def stage(self, *, scanned: bool = True) -> StageResult:
-        """As the report shows it; ``scanned`` reads all episodes for what the metrics do not hold."""
+        """Return the evaluation as a stage of a report. ``scanned`` reads all episodes for results beyond the metrics."""
         episode_scan = scan(self.records(), agents_of(self.manifest)) if scanned else None
         return StageResult(
             self.name,
@@ -107,7 +107,7 @@ class Evaluation:
 
 
 def read_evaluation(folder: Path, name: str) -> Evaluation:
-    """The evaluation in ``folder``, called ``name``; of one that is not finished the figures so far.
+    """Read the evaluation in ``folder`` and call it ``name``. An unfinished one has its figures so far.
 
     Raises:
         DataError: Its manifest or metrics cannot be read.
@@ -125,7 +125,7 @@ def read_evaluation(folder: Path, name: str) -> Evaluation:
 
 
 def agents_of(manifest: RunManifest | None) -> Agents | None:
-    """The agents of an evaluation, as far as can be read."""
+    """Return the agents of an evaluation, ``None`` if they cannot be read."""
     try:
         return manifest.agents if manifest else None
     except (ValueError, KeyError, ConfigError):
@@ -133,25 +133,25 @@ def agents_of(manifest: RunManifest | None) -> Agents | None:
 
 
 def _in_own_words(manifest: RunManifest) -> bool:
-    """Whether each question was asked in its agent's own prompt."""
+    """Whether each question was asked with its agent's own prompt."""
     asked = (manifest.settings, *manifest.settings.get("agents", {}).values())
     return manifest.team is None and not any("prompt" in settings for settings in asked)
 
 
 OF_THE_MODEL = ("model.",)
-"""Settings that may differ: a comparison is about them."""
+"""Settings that may differ, because a comparison is about them."""
 _OF_A_TEAM = (*OF_THE_MODEL, "agent.", "prompt", "sampling.", "limits.")
-"""The same where one of the two is a team: it has samplings and limits of its own, and writes in no agent's format."""
+"""Settings that may differ between a team and a model: a team has its own sampling and limits, and no agent's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run compared with the first one.
+    """A run compared with the first run.
 
     Attributes:
-        changes: Settings other than the model that differ, as ``key: old -> new``.
-        savings: Where exactly one of the two runs is a team's.
-        prices: A warning when the two use different prices: their costs cannot be compared.
+        changes: Other settings than the model that differ, as ``key: old -> new``.
+        savings: Savings, if exactly one of the two runs is that of a team.
+        prices: A warning if the two use different prices, so that costs cannot be compared.
     """
 
     folder: Path
@@ -163,21 +163,21 @@ class Comparison:
 
 
 def compare(folders: Sequence[Path], *, anyway: bool = False, seed: int = 0) -> list[Comparison]:
-    """Compare each evaluation with the first; p-values of several are corrected for their number.
+    """Compare each evaluation with the first. Several p-values are corrected for their number.
 
     Args:
         folders: ``output_dir`` of at least two evaluations.
         anyway: Compare although settings differ.
 
     Raises:
-        ConfigError: Settings differ that are not the model's.
+        ConfigError: Settings other than those of the model differ.
         DataError: A folder is no evaluation, or two have no question in common.
     """
     return compare_evaluations(read_evaluations(folders), anyway=anyway, seed=seed)
 
 
 def read_evaluations(folders: Sequence[Path]) -> list[Evaluation]:
-    """The evaluations in ``folders``, by names that tell them apart.
+    """Read the evaluations in ``folders`` and give them distinct names.
 
     Raises:
         DataError: A folder is no evaluation.
@@ -190,7 +190,7 @@ def read_evaluations(folders: Sequence[Path]) -> list[Evaluation]:
 
 
 def compare_evaluations(runs: Sequence[Evaluation], *, anyway: bool, seed: int = 0) -> list[Comparison]:
-    """As :func:`compare`."""
+    """Compare evaluations as :func:`compare` does."""
     first, *others = runs
     rows = [Comparison(first.folder, first.metrics)]
     for other in others:
@@ -200,7 +200,7 @@ def compare_evaluations(runs: Sequence[Evaluation], *, anyway: bool, seed: int =
         if changes and not anyway:
             raise ConfigError(
                 f"{first.folder} and {other.folder} did not measure the same thing: {'; '.join(changes)}. "
-                "--anyway compares them nevertheless"
+                "Add --anyway to compare them"
             )
         paired = paired_difference(records_of(first.folder), records_of(other.folder), seed=seed)
         prices, saved = _other_prices(before, after), _savings(first, other)
@@ -213,7 +213,7 @@ def compare_evaluations(runs: Sequence[Evaluation], *, anyway: bool, seed: int =
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """The end of each path, as long as it takes to tell them all apart; a folder given twice gets its number."""
+    """Return the shortest distinct ends of the paths. A repeated folder gets its number."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(path[-length:]) for path in parts]
@@ -223,7 +223,7 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _savings(first: Evaluation, other: Evaluation) -> Savings | None:
-    """Of the model against the team, where just one of the two is a team's."""
+    """Return the savings of the model, if exactly one of the two runs is that of a team."""
     teams = [run for run in (first, other) if run.declared.team is not None]
     if len(teams) != 1:
         return None
@@ -237,10 +237,10 @@ def _played(run: Evaluation) -> Played:
 
 
 def _other_prices(first: RunManifest, other: RunManifest) -> str:
-    """No reason to refuse: prices change no score."""
+    """Return a warning about different prices. They are no reason to refuse, as prices do not change scores."""
     if first.prices == other.prices or None in (first.prices, other.prices):
         return ""
-    return f"money is counted by other prices: {_listed(first)} -> {_listed(other)}"
+    return f"costs use different prices: {_listed(first)} -> {_listed(other)}"
 
 
 def _listed(manifest: RunManifest) -> str:
@@ -255,7 +255,7 @@ Reader = Callable[[], Iterable[Record]]
 
 @dataclass(frozen=True, slots=True)
 class _Glance:
-    """What the choice needs of the first scored episode of a question."""
+    """Facts of the first scored episode of a question, for the choice of pairs."""
 
     id: str
     question: str
@@ -264,7 +264,7 @@ class _Glance:
 
 
 def pick_pairs(before: tuple[str, Reader], after: tuple[str, Reader], *, count: int = 3) -> list[Pair]:
-    """Questions that went differently, each as a pair: one gained, one as before, one not solved after."""
+    """Return pairs of episodes of a question: first one that was gained, one that stayed, and one that was lost."""
     first, second = _glances(before[1]()), _glances(after[1]())
     common = [
         (first[task], second[task])
@@ -299,7 +299,7 @@ def _choose(
     kinds: Sequence[tuple[str, Callable[[_Glance, _Glance], bool]]],
     count: int,
 ) -> list[tuple[str, _Glance, _Glance]]:
-    """The first pair of every kind, then the second of every kind, until there are ``count``."""
+    """Return the first pair of every kind, then the second of every kind, up to ``count``."""
     chosen: list[tuple[str, _Glance, _Glance]] = []
     taken: set[str] = set()
     for title, fits in [kind for _ in range(count) for kind in kinds]:
@@ -311,7 +311,7 @@ def _choose(
 
 
 def pick_episodes(name: str, read: Reader, *, count: int = 3) -> Iterator[Pair]:
-    """Single episodes: one passed, one not passed, one without a score, then whatever comes first."""
+    """Yield single episodes: one passed, one not passed, one without a score, then further ones in that order."""
     first: dict[bool | None, list[str]] = {True: [], False: [], None: []}
     titles = {True: "Passed", False: "Not passed", None: "Without a score"}
     for record in read():
@@ -330,7 +330,7 @@ def pick_episodes(name: str, read: Reader, *, count: int = 3) -> Iterator[Pair]:
 
 
 def _glances(records: Iterable[Record]) -> dict[str, _Glance]:
-    """By task, of its episode with the smallest id, so that the order in the file does not matter."""
+    """Return facts by task of the episode with the smallest id, so that the order in the file does not matter."""
     glances: dict[str, _Glance] = {}
     for record in records:
         outcome = passed(record)

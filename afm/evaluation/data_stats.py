@@ -256,8 +256,8 @@ def write_data_report(
     """Write the page. ``path`` is replaced once it is complete. Text of the data is escaped: nothing can run or load."""
     samples = [(record, blocks_of(record, agent or shipped_agent(record.agent))) for record in stats.shown]
     specs = [agent] if agent else [spec for name in stats.agents if (spec := shipped_agent(name)) is not None]
-    filters = {"percent": percent, "number": number, "dollars": dollars, "plural": plural}
-    html = template("data.html.j2", **filters).render(
+    page = template("data.html.j2", percent=percent, number=number, dollars=dollars, plural=plural)
+    html = page.render(
         title=title,
         stats=stats,
         charts=charts(stats),

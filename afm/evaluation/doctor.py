@@ -1,4 +1,4 @@
-"""What would go wrong with an evaluation, found before a model answers anything."""
+"""Checks of an evaluation before the first episode."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from afm.evaluation.manifest import (
     make_manifest,
     read_manifest,
 )
+from afm.evaluation.page import plural
 from afm.evaluation.tallies import Method
 from afm.findings import Finding, Level, Report
 from afm.harness.settings import program_finding
@@ -53,13 +54,13 @@ from afm.tools.health import tool_findings, unanswered
 
 _NO_MODEL = "model=http://127.0.0.1:1"
 _OF_THE_SERVER = ("model.name", "sampling.max_new_tokens")
-"""What only the model itself can say."""
+"""Settings that only the model itself knows."""
 _BYTES_A_TOKEN = 8
-"""Of a line of episodes.jsonl: text, calls and costs; token ids are asked for separately."""
+"""Bytes of a line in episodes.jsonl per token: text, calls and costs, without token ids."""
 
 
 def diagnose(config_path: str | Path, overrides: Sequence[str]) -> list[Finding]:
-    """Everything that can be said about an evaluation without running an episode; no error is raised."""
+    """Check an evaluation without running an episode. Every error becomes a finding."""
     report = Report()
     loaded = report.asked("keys", lambda: _config(config_path, overrides, report))
     config, with_model = loaded or (None, False)
@@ -93,7 +94,7 @@ def diagnose(config_path: str | Path, overrides: Sequence[str]) -> list[Finding]
 
 
 def _by_agent(config: EvalConfig, routes: Routes, tasks: Sequence[Task], report: Report) -> None:
-    """Prompts and rewards of each agent's tasks, and tasks that theirs can never solve."""
+    """Check prompts and rewards of each agent's tasks, and report tasks that an agent can never solve."""
     if routes.by_row:
         kinds = Counter((task.data_source, task.ability) for task in tasks)
         unused = routes.check(kinds, ", ".join(map(str, config.data)))
@@ -110,22 +111,22 @@ def _by_agent(config: EvalConfig, routes: Routes, tasks: Sequence[Task], report:
 
 
 def _of_agent(finding: Finding, route: Route) -> Finding:
-    """A finding about one of several agents, with its name."""
+    """Add the name of the agent to a finding, if there are several agents."""
     return replace(finding, text=f"{route.name}: {finding.text}") if route.name else finding
 
 
 def _config(path: str | Path, overrides: Sequence[str], report: Report) -> tuple[EvalConfig, bool]:
-    """The settings, and whether they name a model; without one the rest is looked at all the same."""
+    """Return the settings, and whether they name a model. Without one the other checks still run."""
     try:
         config, with_model = load_config(path, overrides), True
     except UsageError as error:
         if "model: missing" not in str(error):
             raise
         config, with_model = load_config(path, [*overrides, _NO_MODEL]), False
-        report.add(Finding(Level.ERROR, "model", "none is given; say model=DIR or model=http://HOST:PORT"))
-    report.add(Finding(Level.OK, "keys", f"{config.name}: all known"))
+        report.add(Finding(Level.ERROR, "model", "missing; set model=DIR or model=http://HOST:PORT"))
+    report.add(Finding(Level.OK, "keys", f"{config.name}: all keys are known"))
     if config.team is not None:
-        text = f"{config.team.file} answers in the model's place; its file and endpoints are read by `afm eval` only"
+        text = f"{config.team.file} answers in place of a model; only `afm eval` reads its file and endpoints"
         report.add(Finding(Level.WARNING, "team", text))
     return config, with_model and config.team is None
 
@@ -144,7 +145,7 @@ def _tools(config: EvalConfig, routes: Routes, report: Report) -> None:
 def _data(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
     count, checksum = data_checksum(tasks)
     episodes = count * config.rounds
-    text = f"{count:,} questions x {config.rounds} rounds = {episodes:,} episodes, sha256 {checksum[:16]}"
+    text = f"{plural(count, 'question')} x {plural(config.rounds, 'round')} = {plural(episodes, 'episode')}, sha256 {checksum[:16]}"
     yield Finding(Level.OK, "data", text)
     for place in config.data:
         for file in task_files(place):
@@ -152,12 +153,12 @@ def _data(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
             yield from _locked(file)
     published = BENCHMARKS[config.benchmark].questions if config.benchmark else None
     if published is not None and published != count:
-        text = f"{count:,} questions where {published:,} were published, so scores cannot be compared"
+        text = f"{plural(count, 'question')} here, {published:,} published, so scores cannot be compared"
         yield Finding(Level.WARNING, "data", text)
 
 
 def _beside(file: Path) -> Iterator[Finding]:
-    """Whether a file still matches the manifest next to it."""
+    """Check a file against the manifest next to it."""
     manifest = file.with_suffix(".manifest.json")
     if not manifest.is_file():
         return
@@ -169,12 +170,12 @@ def _beside(file: Path) -> Iterator[Finding]:
     with file.open("rb") as lines:
         here = sum(1 for line in lines if line.strip()) if file.suffix == ".jsonl" else rows
     if here != rows:
-        text = f"{file}: {here:,} rows, {rows:,} by its manifest; prepare the data again"
+        text = f"{file}: {here:,} rows, but {rows:,} in its manifest; prepare the data again"
         yield Finding(Level.ERROR, "data", text)
 
 
 def _locked(file: Path) -> Iterator[Finding]:
-    """Whether a file that `afm data download` fetched is still what the lock of its folder says, bit for bit."""
+    """Check a file of `afm data download` against the lock of its folder, bit for bit."""
     folder = next((parent for parent in file.absolute().parents if (parent / LOCK_FILE).is_file()), None)
     if folder is None:
         return
@@ -183,9 +184,9 @@ def _locked(file: Path) -> Iterator[Finding]:
     entries = pinned.hub_files() if pinned else ()
     wanted = [entry for entry in entries if Path(entry.name) == Path(*name.parts[1:])]
     if wanted and is_whole(wanted[0], file, lambda *_: None):
-        yield Finding(Level.OK, "data", f"{file}: as {folder / LOCK_FILE} has it")
+        yield Finding(Level.OK, "data", f"{file}: matches {folder / LOCK_FILE}")
     elif wanted:
-        yield Finding(Level.ERROR, "data", f"{file}: not what {folder / LOCK_FILE} has; download it again")
+        yield Finding(Level.ERROR, "data", f"{file}: differs from {folder / LOCK_FILE}; download it again")
 
 
 def _rewards(config: EvalConfig, route: Route, tasks: Sequence[Task], report: Report) -> None:
@@ -219,7 +220,7 @@ def _scorer(task: Task, table: dict[str, str]) -> str:
 def _judge(reward: RewardSettings, answers: int) -> Iterator[Finding]:
     if reward.judge.place().url is None:
         stands_in = reward.judge.without_endpoint is not WithoutEndpoint.ABSTAIN
-        why = "exact match stands in, which is harsher" if stands_in else "no answer would have a score"
+        why = "exact match is used, which is stricter" if stands_in else "no answer would get a score"
         text = f"no endpoint: {why}; set GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or rewards.judge.url"
         yield Finding(Level.WARNING if stands_in else Level.ERROR, "judge", text)
         return
@@ -228,7 +229,7 @@ def _judge(reward: RewardSettings, answers: int) -> Iterator[Finding]:
 
 
 def _model(config: EvalConfig, wanted: int | None) -> list[Finding]:
-    """What can be said of the model without loading it; ``wanted``: tokens of the longest response."""
+    """Check the model without loading it. ``wanted`` are the tokens of the longest response."""
     report = Report()
     settings, folder = config.answering, config.answering.folder
     if folder is None and settings.chat is None:
@@ -239,26 +240,26 @@ def _model(config: EvalConfig, wanted: int | None) -> list[Finding]:
     room = settings.context_tokens or (known[1] if known else None)
     if room and wanted:
         fits = wanted < room
-        text = f"an episode has up to {wanted:,} tokens after its prompt, the model {room:,} in all"
+        text = f"an episode has up to {wanted:,} tokens after its prompt, the model {room:,} in total"
         advice = "" if fits else "; lower limits.max_response_tokens, or serve it with more positions"
         report.add(Finding(Level.OK if fits else Level.WARNING, "context", text + advice))
     return report.findings
 
 
 def _model_folder(folder: Path) -> tuple[str, int | None]:
-    """What is in the folder, and how many positions its model has."""
+    """Describe a model folder, and return the number of positions of its model."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; train one, or name a server: model=URL")
+        raise ConfigError(f"{folder}: no such folder; train a model, or name a server: model=URL")
     whole = model_folder(folder)
     if missing := missing_model_files(whole):
-        raise ConfigError(f"{whole}: without {', '.join(missing)}; copy the whole model")
+        raise ConfigError(f"{whole}: lacks {', '.join(missing)}; copy the whole model")
     shape = model_shape(str(whole))
     size = f", {shape.parameters / 1e6:,.1f} M parameters" if shape else ""
     return f"{whole}: configuration, weights and tokenizer{size}", shape.max_positions if shape else None
 
 
 def _served(settings: ModelSettings) -> tuple[str, int | None]:
-    """What the server says of the model, and the context that it tells."""
+    """Ask the server for the model. Return a description, and the context if it reports one."""
     served = served_models(settings.path)
     listed = ", ".join(sorted(served)) or "nothing"
     name = settings.name or (next(iter(served)) if len(served) == 1 else None)
@@ -271,26 +272,26 @@ def _served(settings: ModelSettings) -> tuple[str, int | None]:
 
 def _check_tokenizer(folder: str | None) -> None:
     if folder is None:
-        raise ConfigError("a server needs its tokenizer here; give model.tokenizer=DIR")
+        raise ConfigError("a server needs its tokenizer on this machine; set model.tokenizer=DIR")
     if not any((model_folder(folder) / name).is_file() for name in TOKENIZER_FILES):
         names = " or ".join(TOKENIZER_FILES)
         raise ConfigError(
-            f"{folder}: no tokenizer ({names}); give the model's own folder: model.tokenizer=DIR"
+            f"{folder}: no tokenizer ({names}); set model.tokenizer=DIR to the folder of the model"
         )
 
 
 def _further_judges(config: EvalConfig, questions: int) -> Iterator[Finding]:
-    """What ``best_of`` and ``agreement`` need: rounds, an endpoint that answers, and its key."""
+    """Check what ``best_of`` and ``agreement`` need: rounds, an endpoint that answers, and its key."""
     best_of, why_not = config.choosing()
     if why_not:
-        yield Finding(Level.WARNING, "best_of", f"left out: {why_not}")
+        yield Finding(Level.WARNING, "best_of", f"skipped: {why_not}")
     if best_of is not None:
         graded = config.rounds if Method.SCORE in best_of.methods else 0
         listed = sum(config.rounds // k for k in best_of.sizes) if Method.LIST in best_of.methods else 0
         yield from _endpoint("best_of", best_of.judge, questions * (graded + listed))
     again, why_not = config.agreeing()
     if why_not:
-        yield Finding(Level.WARNING, "agreement", f"left out: {why_not}")
+        yield Finding(Level.WARNING, "agreement", f"skipped: {why_not}")
     if again is not None:
         episodes = min(again.episodes or questions * config.rounds, questions * config.rounds)
         for judge in again.judges:
@@ -309,8 +310,8 @@ def _endpoint(subject: str, judge: JudgeEndpoint, calls: int) -> Iterator[Findin
     else:
         yield Finding(Level.OK, subject, text)
     if why_not := asyncio.run(unanswered(place.url)):
-        # Episodes and scores are there by then, and `afm eval choose` or `agree` makes up for it.
-        problem = f"nobody answers at {place.url} ({why_not}); start it, or mend its address"
+        # Episodes and scores exist by then, so `afm eval choose` or `agree` can add the verdicts later.
+        problem = f"nobody answers at {place.url} ({why_not}); start the server, or correct its address"
         yield Finding(Level.ERROR, subject, problem)
 
 
@@ -333,18 +334,18 @@ def _output(config: EvalConfig, routes: Routes, tasks: Sequence[Task]) -> Iterat
 
 
 def _departures(config: EvalConfig, tasks: Sequence[Task]) -> Finding:
-    """What the report will say about this run compared with the published one."""
+    """Return the departures from the published run that the report will list."""
     departures = [str(text) for text in _manifest(config, tasks).sources["benchmark"]["departures"]]
-    # A set of another size has a finding of its own.
+    # The number of questions is a separate finding.
     others = [text for text in departures if not text.startswith("questions:")]
     if not others:
-        return Finding(Level.OK, "benchmark", f"{config.benchmark}: settings as published")
+        return Finding(Level.OK, "benchmark", f"{config.benchmark}: the published settings")
     level = Level.WARNING if any(text.startswith("tests:") for text in others) else Level.OK
     return Finding(level, "benchmark", f"{config.benchmark}, not as published: {'; '.join(others)}")
 
 
 def _earlier_run(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]:
-    """What the folder holds of an earlier start."""
+    """Check the output folder for an earlier run."""
     manifest, episodes = config.output_dir / MANIFEST_FILE, config.output_dir / EPISODES_FILE
     if not manifest.exists() or not holds_episodes(config.output_dir) or config.team is not None:
         return
@@ -359,12 +360,14 @@ def _earlier_run(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[Finding]
     with episodes.open("rb") as lines:
         done = sum(1 for _ in lines)
     yield Finding(
-        Level.OK, "output", f"{config.output_dir} holds {done:,} episodes of this run, which is resumed"
+        Level.OK,
+        "output",
+        f"{config.output_dir} holds {plural(done, 'episode')} of this run, which is resumed",
     )
 
 
 def _manifest(config: EvalConfig, tasks: Sequence[Task]) -> RunManifest:
-    """What a run of these settings would write first."""
+    """Return the manifest that a run with these settings would write."""
     agents = row_agents(config, tasks, opened=False)
     model_name = config.answering.name or config.answering.path
     return make_manifest(

@@ -1,4 +1,4 @@
-"""Judges of finished episodes: each verdict is asked for once, and a second judge shows how far verdicts agree."""
+"""Judges of finished episodes: requests that are never repeated, and the agreement of several judges."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from afm.runs.journal import KeyedJournal
 from afm.trajectory.record import Record, opened
 
 OnProgress = Callable[[int, int], None]
-"""Receives how many verdicts are there, those of earlier starts included, and how many there will be."""
+"""Receives the number of verdicts, with those of earlier starts, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictRequest:
-    """One verdict to get.
+    """A request for one verdict.
 
     Attributes:
-        name: What the caller knows it by.
+        name: Name for the caller.
         key: Digest of everything that the verdict depends on.
-        ask: Gets the row to keep, without its key; raises ``RewardError`` where there is no verdict.
+        ask: Returns the row to keep, without its key. Raises ``RewardError`` without a verdict.
     """
 
     name: tuple[Any, ...]
@@ -47,7 +47,7 @@ class VerdictRequest:
 
 
 Verdicts = Mapping[tuple[Any, ...], Mapping[str, Any] | None]
-"""The row of each verdict by its name, ``None`` where the judge gave none."""
+"""Rows of verdicts by name, ``None`` where the judge gave no verdict."""
 
 
 async def ask_judge(
@@ -58,10 +58,10 @@ async def ask_judge(
     max_failed_share: float,
     on_progress: OnProgress | None = None,
 ) -> Verdicts:
-    """The row of each request by its name; ``None`` where the judge gave no verdict. ``log_file`` keeps them.
+    """Return the row of each request by name, ``None`` where the judge gave no verdict. ``log_file`` keeps the rows.
 
     Raises:
-        EngineError: Too many failed. Finished verdicts are kept; only the others are asked for again.
+        EngineError: Too many requests failed. A repeated call asks only for verdicts that are missing.
     """
     rows: dict[tuple[Any, ...], Mapping[str, Any] | None] = {}
     failed = 0
@@ -76,8 +76,8 @@ async def ask_judge(
             if failed > max_failed_share * len(requests):
                 raise EngineError(
                     f"{failed} of {len(requests)} requests to the judge have no verdict; at most "
-                    f"{max_failed_share:.0%} may. The last one: {error}. Remove the cause and run again: what the judge "
-                    "said is kept"
+                    f"{max_failed_share:.0%} may. The last one: {error}. Remove the cause and run again. Finished "
+                    "verdicts are kept"
                 ) from None
         if on_progress is not None:
             on_progress(len(rows), len(requests))
@@ -98,28 +98,28 @@ async def _verdict(request: VerdictRequest, log: KeyedJournal) -> Mapping[str, A
 
 OPINIONS_FILE = "opinions.jsonl"
 RECORDED = "recorded"
-"""The rater whose verdicts are in the episodes."""
+"""Name of the rater whose verdicts are in the episodes."""
 
 _RIGHT = 1 - 1e-9
 
 
 class AgreementSettings(Settings):
-    """Who judges again, and how much."""
+    """The judges that judge again, and how often."""
 
     judges: tuple[JudgeSettings, ...] = Field(default=(JudgeSettings(),), min_length=1)
-    """Judges as in a reward file; with its defaults GRM_BASE_URL's, which repeats the run's own judge."""
+    """Judges, with the keys of a reward file. The default is the judge at GRM_BASE_URL, which repeats that of the run."""
     repeats: int = Field(default=1, ge=1)
-    """How often each of them judges; verdicts of one judge are compared with each other, too."""
+    """How often each of them judges. Verdicts of one judge are compared with each other too."""
     episodes: int | None = Field(default=None, ge=1)
-    """Number of episodes to judge, chosen by ``seed`` from those that need a judge; ``None`` for all."""
+    """Number of episodes to judge, chosen by ``seed`` from those that need a judge. ``null`` judges all."""
     seed: int = 0
     max_failed_share: float = Field(default=0.1, ge=0, le=1)
-    """Share of the verdicts that may fail before this ends with an error."""
+    """Share of the verdicts that may fail before the run ends with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """An episode to judge again; no text about a ``sealed`` one may be written to disk."""
+    """An episode to judge again. No text of a ``sealed`` one may be written to disk."""
 
     id: str
     task: str
@@ -131,7 +131,7 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Rater:
-    """One judge, one time; ``identity`` is everything but the case that its verdict depends on."""
+    """One pass of one judge. ``identity`` is everything except the case that a verdict depends on."""
 
     name: str
     judge: ModelJudge
@@ -144,12 +144,12 @@ async def agree(
 ) -> Metrics:
     """Replace ``agreement`` in ``metrics.json`` of a finished evaluation.
 
-    Only episodes with a recorded verdict whose answer needs a judge take part: the rest would agree by construction. Each
-    verdict is a line of ``opinions.jsonl``, so that a killed or repeated run asks for the rest only.
+    Only episodes with a recorded verdict and an answer that needs a judge count. The rest would agree by construction.
+    Each verdict is a line of ``opinions.jsonl``, so a killed or repeated run asks only for the rest.
 
     Raises:
-        ConfigError: No judge is configured, or another process is at work in ``output_dir``.
-        DataError: ``output_dir`` holds no finished evaluation, no episode needs a judge, or a line is broken.
+        ConfigError: No judge is configured, or another process uses ``output_dir``.
+        DataError: ``output_dir`` holds no finished evaluation, no episode needs a judge, or a line is invalid.
         EngineError: The judges failed too often.
     """
     raters = list(_raters(settings))
@@ -160,7 +160,7 @@ async def agree(
             items, settled = _items(records_of(output_dir), agents, raters[0].judge)
             if not items:
                 raise DataError(
-                    f"no episode needs a judge ({settled} have no answer or a gold answer word for word)",
+                    f"no episode needs a judge ({settled} have no answer or exactly a gold answer)",
                     path=str(output_dir),
                 )
             chosen = _sampled(items, settings)
@@ -180,7 +180,7 @@ async def agree(
 
 
 def _raters(settings: AgreementSettings) -> Iterator[_Rater]:
-    """Every judge as often as it is to judge; several of one name are numbered."""
+    """Yield each judge as often as it judges. Several with one name are numbered."""
     places = [judge.place() for judge in settings.judges]
     models = [place.model for place in places]
     several = settings.repeats > 1 or len(set(models)) < len(models)
@@ -189,7 +189,7 @@ def _raters(settings: AgreementSettings) -> Iterator[_Rater]:
             raise ConfigError("agreement needs a judge: set GRM_BASE_URL, or agreement.judges[..].url")
         for repeat in range(settings.repeats):
             times = models[:number].count(place.model) * settings.repeats + repeat + 1
-            fresh = judge.model_copy(update={"cache": None})  # else a repeat would be found, not judged
+            fresh = judge.model_copy(update={"cache": None})  # otherwise a repeat would come from the cache
             yield _Rater(
                 f"{place.model} #{times}" if several else place.model,
                 ModelJudge(fresh),
@@ -204,7 +204,7 @@ def _identity(judge: JudgeSettings, model: str, time: int) -> dict[str, Any]:
 
 
 def _items(records: Iterable[Record], agents: Agents, judge: ModelJudge) -> tuple[list[_Item], int]:
-    """The episodes that need a judge, and how many of those with a verdict do not."""
+    """Return the episodes that need a judge, and the number of episodes with a verdict that do not."""
     items: list[_Item] = []
     settled = 0
     for written in records:
@@ -222,14 +222,14 @@ def _items(records: Iterable[Record], agents: Agents, judge: ModelJudge) -> tupl
 
 
 def _recorded(record: Record) -> bool | None:
-    """Whether the run found the answer right, whatever its format; ``None`` without a verdict."""
+    """Whether the run found the answer right, whatever its format. ``None`` without a verdict."""
     if record.error or record.verdict is None or record.verdict.score is None:
         return None
     return record.verdict.parts.get("correct", record.verdict.score) >= _RIGHT
 
 
 def _sampled(items: Sequence[_Item], settings: AgreementSettings) -> list[_Item]:
-    """The wanted number, the same ones each time, whatever their order in the file."""
+    """Return a sample of the wanted size. It does not depend on the order in the file."""
     ordered = sorted(items, key=lambda item: item.id)
     if settings.episodes is None or settings.episodes >= len(ordered):
         return ordered
@@ -257,7 +257,7 @@ def _agreements(
     settled: int,
     seed: int,
 ) -> Iterator[Agreement]:
-    """Every pair of raters, those with the recorded verdicts first."""
+    """Yield the agreement of every pair of raters, those with the recorded verdicts first."""
     verdicts: dict[str, dict[str, bool | None]] = {RECORDED: {item.id: item.recorded for item in items}}
     for rater in raters:
         said = {item.id: rows[rater.name, item.id] for item in items}

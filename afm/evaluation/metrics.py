@@ -1,7 +1,7 @@
-"""What a set of episodes is worth: scores with intervals, and costs.
+"""Figures of a set of episodes: scores with intervals, and costs.
 
-An episode counts as passed when its reward's score is at least 1. Episodes without a score (the engine
-failed or the reward abstained) are counted, and never as wrong.
+An episode passes if the score of its reward is at least 1. Episodes without a score are counted separately, never as
+wrong: the engine failed or the reward abstained.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from afm.trajectory.record import Record
 
 
 class Metrics(Settings):
-    """Figures of one run. Shares are between 0 and 1; ``None`` where nothing could be measured.
+    """Figures of one run. Shares are between 0 and 1, ``None`` where nothing could be measured.
 
-    ``scored`` episodes have a score, and all shares of right answers are over these. The reward ``abstained`` from others.
-    Infrastructure ended those with ``errors``. For the estimates see :mod:`afm.evaluation.statistics`, for the measures
+    ``scored`` episodes have a score. All shares of right answers are over these. In others the reward ``abstained``, or
+    infrastructure failed (``errors``). For the estimates see :mod:`afm.evaluation.statistics`, for the measures
     :mod:`afm.evaluation.tallies`.
     """
 
@@ -50,17 +50,17 @@ class Metrics(Settings):
     abstained: int
     errors: int
     pass_at_1: Interval | None
-    """Mean over questions of the share of passed episodes (see :func:`pass_interval`); ``avg_at_k`` with
-    several rounds."""
+    """Mean over questions of the share of passed episodes (see :func:`pass_interval`). ``avg_at_k`` is the
+    same figure with several rounds."""
     avg_at_k: float | None = None
     pass_at_k: dict[int, float] = Field(default_factory=dict)
-    """Chance that one of k episodes passes, for several k; empty for one round. ``pass_hat_k``: that all
-    pass."""
+    """Chance that at least one of k episodes passes, for several k. Empty for one round. ``pass_hat_k`` is the
+    chance that all pass."""
     pass_at_k_intervals: dict[int, Interval] = Field(default_factory=dict)
     pass_hat_k: dict[int, float] = Field(default_factory=dict)
     majority: float | None = None
-    """Share of questions whose most frequent answer passes; ``None`` for one round, or when the agent is not
-    known."""
+    """Share of questions whose most frequent answer passes. ``None`` for one round, or without a known
+    agent."""
     best_of: tuple[BestOf, ...] = ()
     agreement: tuple[Agreement, ...] = ()
     mean_score: float | None = None
@@ -68,74 +68,74 @@ class Metrics(Settings):
     format_valid: float | None = None
     """Shares of scored episodes with a right answer, whatever its format, and with a valid format."""
     tool_format_without_tool: float | None = None
-    """Where no agent has a tool: share of episodes that hold a call or its form."""
+    """Share of episodes with a call or the form of one, if no agent has a tool."""
     invented_tool: float | None = None
-    """Share of episodes with a call of a tool that the agent does not have; ``invented_tool_calls``: of the
-    calls."""
+    """Share of episodes with a call of a tool that the agent does not have. ``invented_tool_calls`` is the
+    share of calls."""
     invented_tool_calls: float | None = None
     unseen_argument_errors: dict[str, float] = Field(default_factory=dict)
-    """Share of calls of tools declared as unseen whose argument breaks its form: of all, and by role."""
+    """Share of invalid arguments in calls of tools that are declared as unseen, over all and by role."""
     tool_calls: float | None = None
     tool_use: float | None = None
-    """Share of episodes with at least one call; ``tool_calls``, ``agent_tokens``, ``seconds``: means of an
-    episode."""
+    """Share of episodes with at least one call. ``tool_calls``, ``agent_tokens`` and ``seconds`` are means
+    per episode."""
     passed_with_tool: float | None = None
     passed_without_tool: float | None = None
     tool_failure_rate: float | None = None
     agent_tokens: float | None = None
     observation_tokens: float | None = None
-    """``None`` where an endpoint did not report its usage, which makes the tokens of ``per_solved`` and
-    ``usd`` unknown too."""
+    """``None`` if an endpoint did not report its usage. The tokens of ``per_solved`` and ``usd`` are then
+    unknown too."""
     seconds: float | None = None
     per_solved: dict[str, float] = Field(default_factory=dict)
     """Tool calls and tokens of all episodes over the number that passed. Empty when none passed."""
     usd: Usd | None = None
     stop_reasons: dict[str, int] = Field(default_factory=dict)
-    """Episodes by the reason they ended; errors are not among them."""
+    """Number of episodes by stop reason, without errors."""
     by_source: dict[str, Interval] = Field(default_factory=dict)
     by_group: dict[str, dict[str, Interval]] = Field(default_factory=dict)
     by_agent: dict[str, Metrics] = Field(default_factory=dict)
-    """The same by data source, by level, topic and the like, and by key in ``agents:``, where there are
-    several."""
+    """pass@1 by data source, by level, topic and similar fields, and all figures by key in ``agents:``, if
+    there are several."""
     score_by_source: dict[str, float] = Field(default_factory=dict)
     t_eval: dict[str, float] = Field(default_factory=dict)
     agent_h: dict[str, float] = Field(default_factory=dict)
 
     def __repr_args__(self) -> Iterable[tuple[str, Any]]:
-        """The headline; the fields hold the rest."""
+        """Yield the main figures."""
         names = ("questions", "rounds", "scored", "pass_at_1", "correct", "format_valid", "tool_calls")
         return [(name, getattr(self, name)) for name in names]
 
 
 _TOKENS = ("agent_tokens", "observation_tokens")
 _SOURCE = ""
-"""Stands for the data source among the fields of a question."""
+"""Key of the data source among the fields of a question."""
 _MOST_GROUPS = 60
-"""A field with more values has nearly a group a question."""
+"""Limit on the values of a field. With more, nearly every question is its own group."""
 _OWN_CHATS = ("t_eval_", AGENT_H)
-"""Data whose chats name tools of their own, of which the agent's declaration knows nothing."""
+"""Data whose chats name their own tools, which the agent does not declare."""
 
 
 def task_of(record: Record) -> str:
-    """The question an episode belongs to: all its rounds share it."""
+    """Return the task of an episode. All rounds of a question share it."""
     return str(record.provenance.get("task", record.id))
 
 
 def passed(record: Record) -> bool | None:
-    """Whether an episode passed; ``None`` when it has no score."""
+    """Whether an episode passed. ``None`` without a score."""
     if record.error or record.verdict is None or record.verdict.score is None:
         return None
     return record.verdict.score >= 1 - 1e-9
 
 
 class Tally:
-    """Adds up episodes one by one, holding a few numbers of each; their order does not matter.
+    """Adds up episodes and keeps a few numbers of each. Their order does not matter.
 
     Args:
-        agents: Those of the episodes; without them neither calls of tools that are not there nor votes are counted.
-        unseen: Tools that are new to the model, whose arguments are checked.
-        prices: Of tokens and calls; without them no money is counted.
-        split: Whether figures are also kept by agent, where records name theirs.
+        agents: Agents of the episodes. Needed to count invented tools and votes.
+        unseen: Tools that are new to the model. Their arguments are checked.
+        prices: Prices of tokens and calls. Needed to count dollars.
+        split: Whether to keep figures by agent too, where records name theirs.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Tally:
 
     @property
     def failed(self) -> int:
-        """Episodes without a score."""
+        """Number of episodes without a score."""
         return self.abstained + self.errors
 
     def add(self, record: Record) -> None:
@@ -209,7 +209,7 @@ class Tally:
                 self._add(name, parts[part])
 
     def _add(self, name: str, value: float) -> None:
-        """Count towards a mean of :class:`Metrics`."""
+        """Add a value to a mean of :class:`Metrics`."""
         self._values[name].append(value)
 
     def _add_cost(self, record: Record) -> None:
@@ -224,7 +224,7 @@ class Tally:
         self._add("seconds", cost.wall_seconds)
 
     def metrics(self, *, seed: int = 0) -> Metrics:
-        """The figures so far. ``seed`` is the bootstrap's."""
+        """Return the figures so far. ``seed`` is for the bootstrap."""
         rounds = max(map(len, self._outcomes.values()), default=0)
         interval = pass_interval(self._outcomes, seed=seed) if self._outcomes else None
         unknown = () if self._metered else _TOKENS
@@ -268,7 +268,7 @@ class Tally:
         )
 
     def _by_field(self, seed: int) -> dict[str, dict[str, Interval]]:
-        """pass@1 by data source, and by those fields of the owner's rows that tell questions apart."""
+        """Return pass@1 by data source, and by each field of the rows that has several values."""
         fields: defaultdict[str, defaultdict[str, dict[str, list[bool]]]]
         fields = defaultdict(lambda: defaultdict(dict))
         for task, outcomes in self._outcomes.items():
@@ -289,12 +289,12 @@ def summarise(
     original: AgentSpec | None = None,
     prices: Prices | None = None,
 ) -> Metrics:
-    """Figures of all ``records``.
+    """Return the figures of all ``records``.
 
     Args:
-        spec: Their agent, or all their agents; without it calls of tools that are not there are not counted.
-        original: The agent that ``spec`` is without its tools.
-        prices: Of tokens and calls; without them no money is counted.
+        spec: Their agent, or all their agents. Needed to count invented tools.
+        original: The agent with its tools, if ``spec`` is the same agent without them.
+        prices: Prices of tokens and calls. Needed to count dollars.
     """
     tally = Tally(Agents.of(spec, original) if spec else None, prices=prices)
     for record in records:
@@ -303,11 +303,11 @@ def summarise(
 
 
 def pass_interval(outcomes: Mapping[str, Sequence[bool]], *, seed: int = 0) -> Interval:
-    """pass@1 of the scored episodes of each question; there is at least one.
+    """Return pass@1 over the scored episodes of at least one question.
 
-    One round: Wilson's interval. Several: the percentile bootstrap over questions, because the rounds of
-    one question are not independent. Where all questions have the same share a bootstrap would claim certainty;
-    Wilson's interval over the questions is used there.
+    With one round it has Wilson's interval. With several it has the percentile bootstrap over questions, because the
+    rounds of a question are not independent. If all questions have the same share, a bootstrap would have no width.
+    Then Wilson's interval over the questions is used.
     """
     shares = [_mean(rounds) for rounds in outcomes.values()]
     if max(map(len, outcomes.values())) == 1:
@@ -318,7 +318,7 @@ def pass_interval(outcomes: Mapping[str, Sequence[bool]], *, seed: int = 0) -> I
 def _over_k(
     estimate: Callable[[int, int, int], float], outcomes: Mapping[str, Sequence[bool]], rounds: int
 ) -> dict[int, list[float]]:
-    """The estimate of every question with at least k episodes, for every k up to 16, then powers of two, then all."""
+    """Return the estimates of all questions with at least k episodes, for each k up to 16, powers of two, and all rounds."""
     if rounds < 2:
         return {}
     chosen = {k for k in range(1, rounds + 1) if k <= 16 or k & (k - 1) == 0 or k == rounds}

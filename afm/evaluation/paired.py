@@ -1,4 +1,4 @@
-"""The difference between two runs on the questions they share, and a team's savings against a model."""
+"""The difference between two runs on their common questions, and the savings of a model against a team."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ DifferenceT = TypeVar("DifferenceT", bound="Difference")
 
 
 class Difference(Settings):
-    """How much better the second run is than the first, on the questions both have a score for."""
+    """The difference between the second run and the first, on the questions that have a score in both."""
 
     questions: int
     difference: Interval
-    """Mean over questions of (second - first) pass share; ``gained`` questions went better, ``lost`` worse.
-    """
+    """Mean over questions of the pass share of the second run minus that of the first. ``gained`` questions went
+    better, ``lost`` worse."""
     gained: int
     lost: int
     p_value: float
-    """Two-sided, of no difference (:func:`afm.evaluation.statistics.paired_p`)."""
+    """Two-sided p-value of no difference (:func:`afm.evaluation.statistics.paired_p`)."""
     test: PairedTest
     p_holm: float | None = None
-    """The same, corrected by Holm for all the comparisons it is among; ``None`` where it is alone."""
+    """The p-value with Holm's correction for several comparisons. ``None`` for a single one."""
 
 
 class PairedDifference(Difference):
-    """A difference, and that of every data source, corrected for their number."""
+    """A difference, and the differences by data source, corrected for their number."""
 
     by_source: dict[str, Difference] = Field(default_factory=dict)
 
@@ -56,10 +56,10 @@ class PairedDifference(Difference):
 def paired_difference(
     first: Iterable[Record], second: Iterable[Record], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> PairedDifference:
-    """How much better ``second`` is on the same questions, with an interval over questions and a p-value.
+    """Return the difference of ``second`` to ``first`` on the same questions, with an interval over questions and a p-value.
 
     Raises:
-        DataError: No question has a score in both, or one id belongs to two different questions.
+        DataError: No question has a score in both, or an id belongs to different questions.
     """
     before, after = _shares(first), _shares(second)
     common = sorted(before.keys() & after.keys())
@@ -81,7 +81,7 @@ def paired_difference(
 
 
 def holm_corrected(differences: Sequence[DifferenceT]) -> list[DifferenceT]:
-    """The same with ``p_holm`` for their number."""
+    """Return the differences with ``p_holm`` for their number."""
     corrected = holm([difference.p_value for difference in differences])
     return [
         difference.model_copy(update={"p_holm": p})
@@ -102,9 +102,9 @@ def _difference(changes: Sequence[Fraction], resamples: int, seed: int) -> Diffe
 
 
 def difference_interval(changes: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
-    """Of the mean change of the pass share, by bootstrap over questions.
+    """Return the interval of the mean change of the pass share, by bootstrap over questions.
 
-    Where all questions change alike, a bootstrap would claim certainty; then it is as wide as Wilson's for n of n.
+    If all questions change alike, a bootstrap would have no width. The interval is then as wide as Wilson's for n of n.
     """
     if len(set(changes)) > 1:
         return bootstrap_mean(changes, resamples=resamples, seed=seed)
@@ -114,7 +114,7 @@ def difference_interval(changes: Sequence[float], *, resamples: int = RESAMPLES,
 
 
 class _Question(NamedTuple):
-    """Hash of the question, its data source, and the share of its scored episodes that passed."""
+    """Hash of the question, data source, and the share of its scored episodes that passed."""
 
     question: int
     source: str
@@ -122,7 +122,7 @@ class _Question(NamedTuple):
 
 
 def _shares(records: Iterable[Record]) -> dict[str, _Question]:
-    """Questions by task."""
+    """Return the questions by task."""
     outcomes: defaultdict[str, list[bool]] = defaultdict(list)
     questions: dict[str, tuple[int, str]] = {}
     for record in records:
@@ -137,29 +137,29 @@ def _shares(records: Iterable[Record]) -> dict[str, _Question]:
 
 
 class Quantity(StrEnum):
-    """What is compared."""
+    """A quantity to compare."""
 
     SCORE = "score"
     """Share of episodes that pass."""
     PROMPT = "prompt tokens"
-    """Billed: each request reads everything before it."""
+    """Prompt tokens as billed: each request reads the whole conversation again."""
     SAMPLED = "sampled tokens"
     OBSERVED = "observed tokens"
-    """What tools returned. Of a team they are part of its prompts, and not known apart."""
+    """Tokens that tools returned. For a team they are part of the prompts and not known separately."""
     TOKENS = "tokens"
-    """Prompt and sampled."""
+    """Prompt and sampled tokens."""
     CALLS = "tool calls"
     SECONDS = "seconds"
     DOLLARS = "dollars"
-    """Of models and tools, without the judge."""
+    """Dollars for models and tools, without the judge."""
 
 
 class Per(StrEnum):
-    """What a figure is counted by."""
+    """The unit of a figure."""
 
     TASK = "task"
     SOLVED = "solved task"
-    """All tasks' cost over the number of solved ones: failed ones are paid for too."""
+    """Cost of all tasks divided by the number of solved ones, because failed ones are paid for too."""
 
 
 _PER_SOLVED = (Quantity.TOKENS, Quantity.CALLS, Quantity.DOLLARS)
@@ -167,32 +167,32 @@ _METERED = (Quantity.PROMPT, Quantity.SAMPLED, Quantity.OBSERVED, Quantity.TOKEN
 
 
 class Saving(Settings):
-    """1 - model / team, with the ends of its 95 % bootstrap interval over questions."""
+    """1 - model / team, with its 95 % bootstrap interval over questions."""
 
     value: float
     low: float | None
-    """``None`` where so few questions were solved, or cost the team anything, that there is no lower end."""
+    """``None`` if too few questions were solved, or cost the team anything, for a lower end."""
     high: float
 
 
 class CostRow(Settings):
-    """One quantity of both."""
+    """One quantity of team and model."""
 
     quantity: Quantity
     per: Per
     team: float | None
     model: float | None
-    """``None`` where it is not known: an endpoint did not report its usage, a run has no prices, nothing was
-    solved."""
+    """``None`` if unknown: an endpoint did not report its usage, a run has no prices, or nothing was solved.
+    """
     difference: Interval | None = None
-    """Model minus team, paired by question, with its 95 % bootstrap interval (the score's as in `afm eval
-    compare`: as wide as Wilson's where all questions change alike); ``None`` per solved task."""
+    """Model minus team, paired by question, with its 95 % bootstrap interval. For the score it is that of `afm
+    eval compare` (:func:`difference_interval`). ``None`` per solved task."""
     saving: Saving | None = None
-    """``None`` for the score, where either is not known, and where the team used nothing."""
+    """``None`` for the score, if either figure is unknown, and if the team used nothing."""
 
 
 class Savings(Settings):
-    """What a model saves against a team, on questions with a scored episode in both; ``notes`` say why figures are missing."""
+    """Savings of a model against a team, on questions with a score in both. ``notes`` are reasons for missing figures."""
 
     team: str
     model: str
@@ -201,7 +201,7 @@ class Savings(Settings):
     notes: tuple[str, ...] = ()
 
     def row(self, quantity: Quantity, per: Per = Per.TASK) -> CostRow:
-        """The row of a quantity."""
+        """Return the row of a quantity."""
         return next(row for row in self.rows if (row.quantity, row.per) == (quantity, per))
 
 
@@ -216,7 +216,7 @@ class Played:
 
 
 def savings(team: Played, model: Played, *, seed: int = 0) -> Savings:
-    """What ``model`` saves against ``team``. A question counts with the mean of its scored episodes.
+    """Return what ``model`` saves against ``team``. A question counts with the mean of its scored episodes.
 
     Raises:
         DataError: No question has a score in both runs.
@@ -236,7 +236,7 @@ def savings(team: Played, model: Played, *, seed: int = 0) -> Savings:
 
 
 def _means(run: Played) -> dict[str, dict[Quantity, float]]:
-    """What is known of each question: the means of its scored episodes."""
+    """Return the known means over the scored episodes of each question."""
     sums: defaultdict[str, Counter[Quantity]] = defaultdict(Counter)
     episodes: Counter[str] = Counter()
     unknown: set[Quantity] = {Quantity.OBSERVED} if run.by_team else set()
@@ -280,7 +280,7 @@ def _notes(run: Played, means: Mapping[str, Mapping[Quantity, float]]) -> Iterab
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The questions of both runs in one order."""
+    """The questions of both runs in the same order."""
 
     team: Sequence[Mapping[Quantity, float]]
     model: Sequence[Mapping[Quantity, float]]

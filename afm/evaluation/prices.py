@@ -1,4 +1,4 @@
-"""What episodes cost in US dollars, by prices that a person gives."""
+"""The cost of episodes in US dollars, from given prices."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from afm.trajectory.record import CallRecord, Cost, Record
 
 _BLOCKS = 1024
 _EXACT = 10**12
-"""Parts of a dollar that are added up as whole numbers, so that the order of episodes does not matter."""
+"""Parts of a dollar. They are added as whole numbers, so that the order of episodes does not matter."""
 
 
 class Prices(CachedTokenPrice):
-    """US dollars for a million tokens, and for a call of a tool.
+    """Prices in US dollars per million tokens and per tool call.
 
     Attributes:
-        prompt: For what a generation reads. Each generation of an episode reads everything before it again.
-        completion: For what the model writes.
-        cached: For what an earlier generation of the episode has read or written, at an endpoint that keeps prompts in a
-            cache; as ``prompt`` when ``None``.
-        judge: For the reward's judge; by default ``rewards.judge.price_per_million_tokens``, else it is not counted.
-        tools: For one call that was made, by the tool's name; others cost nothing.
+        prompt: Tokens that a generation reads. Each generation of an episode reads everything before it again.
+        completion: Tokens that the model writes.
+        cached: Tokens that an earlier generation of the episode has read or written, at an endpoint that caches
+            prompts. ``None`` means the price of ``prompt``.
+        judge: Tokens of the judge. The default is ``rewards.judge.price_per_million_tokens``. Without either it is not
+            counted.
+        tools: Calls by name of the tool. Other tools cost nothing.
     """
 
     judge: float | None = Field(default=None, ge=0, le=MAX_USD)
@@ -39,14 +40,14 @@ class Prices(CachedTokenPrice):
     @classmethod
     def _within_bounds(cls, value: dict[str, float]) -> dict[str, float]:
         if wrong := [name for name, price in value.items() if not 0 <= price <= MAX_USD]:
-            raise ValueError(f"prices of 0 to {MAX_USD:g}, not that of {', '.join(wrong)}")
+            raise ValueError(f"prices from 0 to {MAX_USD:g}; wrong: {', '.join(wrong)}")
         return value
 
     def checked(self, tools: Iterable[str]) -> Prices:
-        """These prices, once every tool they name is one of ``tools``.
+        """Return these prices after a check that every priced tool is one of ``tools``.
 
         Raises:
-            ConfigError: One is not, so that its calls would be counted as free.
+            ConfigError: A priced tool is not. A misspelt name would make calls free.
         """
         known = sorted(tools)
         for name in self.tools:
@@ -57,7 +58,7 @@ class Prices(CachedTokenPrice):
         return self
 
     def model_usd(self, cost: Cost) -> float:
-        """Price of an episode's tokens, or of its models at their own prices. Without a record of reads each token counts once."""
+        """Return the price of an episode's tokens, or the cost in its record. Without a record of reads each token counts once."""
         if cost.model_usd is not None:
             return cost.model_usd
         fresh = cost.prompt_tokens + cost.observation_tokens
@@ -65,16 +66,16 @@ class Prices(CachedTokenPrice):
         return self.usd(read, cost.agent_tokens, max(0, read - fresh))
 
     def tools_usd(self, calls: Iterable[CallRecord]) -> float:
-        """Of calls; one that repeats an answered one was not made."""
+        """Return the price of calls. A call that repeats an answered call was not made and is free."""
         return sum(self.tools.get(call.tool, 0.0) for call in calls if not call.duplicate)
 
     def judge_usd(self, tokens: int) -> float:
-        """Of the judge's tokens, 0 where its price is not known."""
+        """Return the price of the judge's tokens, 0 without a known price."""
         return tokens * (self.judge or 0.0) / MILLION
 
 
 class UsdPerSolved(Settings):
-    """Dollars of all episodes over the number that passed, with a 95 % interval that may have no upper end."""
+    """Dollars of all episodes divided by the number that passed, with a 95 % interval. It may have no upper end."""
 
     value: float
     low: float
@@ -82,23 +83,23 @@ class UsdPerSolved(Settings):
 
 
 class Usd(Settings):
-    """What episodes cost in US dollars."""
+    """Cost of episodes in US dollars."""
 
     per_episode: Interval
     """Mean with its 95 % bootstrap interval over questions."""
     per_solved: UsdPerSolved | None
-    """Cost of a solved task, failed episodes included; ``None`` when none passed."""
+    """Cost per solved task, with the failed episodes included. ``None`` if none passed."""
     parts: dict[str, float]
-    """Means of an episode, by what was paid: ``model``, ``tools``, ``judge``."""
+    """Means per episode of ``model``, ``tools`` and ``judge``."""
     judge_unpriced: bool = False
-    """Whether a judge was asked whose price is not known; it is then left out."""
+    """Whether a judge without a known price was asked. Its cost is left out."""
 
 
 class Spending:
-    """Adds up the money of episodes; their order does not matter.
+    """Adds up the cost of episodes. Their order does not matter.
 
-    Questions are kept in up to 1,024 blocks, by a hash of their id: what the bootstrap resamples, and all that is
-    held in memory.
+    Questions are kept in up to 1,024 blocks by a hash of their id. The bootstrap resamples these blocks, and nothing
+    else is held in memory.
     """
 
     def __init__(self, prices: Prices) -> None:
@@ -108,7 +109,7 @@ class Spending:
         self._judge_unpriced = False
 
     def add(self, task: str, record: Record, *, passed: bool) -> None:
-        """Count one episode that infrastructure did not end."""
+        """Count one episode that ended without an error."""
         tokens = record.verdict.judge_tokens if record.verdict else 0
         self._judge_unpriced |= tokens > 0 and self._prices.judge is None
         parts = {
@@ -127,7 +128,7 @@ class Spending:
         block[2] += passed
 
     def usd(self, *, seed: int = 0) -> Usd | None:
-        """The figures so far, ``None`` without an episode. ``seed`` is the bootstrap's."""
+        """Return the figures so far, ``None`` without an episode. ``seed`` is for the bootstrap."""
         if not self._blocks:
             return None
         rows = [row for _, row in sorted(self._blocks.items())]
@@ -144,7 +145,7 @@ class Spending:
 
 
 def read_prices(text: str) -> Prices:
-    """Prices from the command line: a YAML file with ``prices``, such as an evaluation's, or the mapping itself.
+    """Read prices from the command line: a YAML file with ``prices``, such as that of an evaluation, or the mapping itself.
 
     Raises:
         ConfigError: The file cannot be read or has no prices.

@@ -18,7 +18,7 @@ _MAX_CELLS = 1 << 22
 
 
 class Interval(Settings):
-    """An estimate with the two ends of its 95 % interval."""
+    """An estimate with its 95 % interval."""
 
     value: float
     low: float
@@ -29,9 +29,9 @@ class Interval(Settings):
 
 
 def wilson(successes: float, trials: int) -> Interval:
-    """Share of successes with Wilson's score interval (Wilson 1927), which holds for small samples and ends.
+    """Return the share of successes with Wilson's score interval (Wilson 1927). It holds for small samples and near 0 and 1.
 
-    ``successes`` may be a sum of shares: nothing between 0 and 1 spreads more than successes of the same mean.
+    ``successes`` may be a sum of shares: no values between 0 and 1 spread more than successes with the same mean.
     """
     share = successes / trials
     spread = _Z95**2 / trials
@@ -49,12 +49,12 @@ def _numpy() -> Any:
 
 
 def bootstrap_mean(values: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
-    """Mean of ``values`` with its 95 % percentile-bootstrap interval.
+    """Return the mean of ``values`` with its 95 % percentile-bootstrap interval.
 
-    Where all values are equal the interval has no width.
+    The interval has no width if all values are equal.
 
-    Resampling n values with replacement is drawing how often each different value occurs from a multinomial
-    distribution, so the work depends on how many different values there are, and not on n.
+    To resample n values with replacement is to draw the count of each distinct value from a multinomial distribution.
+    So the work depends on the number of distinct values, not on n.
     """
     np = _numpy()
     different, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
@@ -76,10 +76,11 @@ def bootstrap_quotient(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float, float | None]:
-    """The product of the sums of ``tops`` over that of ``bottoms``, with the ends of its 95 % percentile-bootstrap interval.
+    """Return a quotient with the ends of its 95 % percentile-bootstrap interval.
 
-    All columns have a value for each question, and a question is drawn with all of them. The upper end is ``None`` where a
-    sum of ``bottoms`` is 0 in more than 2.5 % of the resamples. Where the quotient never changes the interval has no width.
+    It is the product of the sums of ``tops`` over the product of the sums of ``bottoms``. Every column has a value for each
+    question. A question is drawn with all its values. The upper end is ``None`` if a sum of ``bottoms`` is 0 in more than
+    2.5 % of the resamples. The interval has no width if the quotient never changes.
     """
     np = _numpy()
     columns = np.column_stack([*tops, *bottoms]).astype(float)
@@ -103,30 +104,30 @@ def bootstrap_quotient(
 
 
 def mean_of_shares(shares: Sequence[float], *, seed: int = 0) -> Interval:
-    """Mean of shares with its bootstrap interval; where all are equal, Wilson's, as a bootstrap would claim certainty."""
+    """Return the mean of shares with a bootstrap interval, or Wilson's if all are equal: a bootstrap would have no width."""
     if len(set(shares)) == 1:
         return wilson(math.fsum(shares), len(shares))
     return bootstrap_mean(shares, seed=seed)
 
 
 def pass_at_k(passes: int, rounds: int, k: int) -> float:
-    """Unbiased chance that one of ``k`` episodes passes: 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374, eq. 1)."""
+    """Return the unbiased chance that one of ``k`` episodes passes: 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374, eq. 1)."""
     return 1 - math.comb(rounds - passes, k) / math.comb(rounds, k)
 
 
 def pass_hat_k(passes: int, rounds: int, k: int) -> float:
-    """Unbiased chance that all of ``k`` episodes pass: C(c, k) / C(n, k) (tau-bench, arXiv 2406.12045)."""
+    """Return the unbiased chance that all of ``k`` episodes pass: C(c, k) / C(n, k) (tau-bench, arXiv 2406.12045)."""
     return math.comb(passes, k) / math.comb(rounds, k)
 
 
 _MOST_STEPS = 200_000_000
 _FLIPS = 100_000
 _ROUNDING = 1e-12
-"""Of a sum of floats: sums that are as far from 0 as the observed one count, also where they were added otherwise."""
+"""Rounding error of a sum of floats. Sums as far from 0 as the observed one count, whatever the order of addition."""
 
 
 class PairedTest(StrEnum):
-    """Which test gave a p-value."""
+    """The test behind a p-value."""
 
     MCNEMAR = "exact McNemar test"
     PERMUTATION = "exact paired permutation test"
@@ -134,12 +135,12 @@ class PairedTest(StrEnum):
 
 
 def paired_p(changes: Sequence[Fraction], *, seed: int = 0) -> tuple[float, PairedTest]:
-    """Two-sided p-value of the mean of ``changes``, one per question, if each might as well have the other sign.
+    """Return the two-sided p-value of the mean of ``changes``, one per question, if both signs are equally likely.
 
-    The test of Fisher and Pitman: all 2^n choices of signs are as likely, and p is the share of those whose sum is at
-    least as far from 0. They are counted by adding one question after another to the distribution of the sum. Where every
-    change is -1, 0 or 1 this is the sign test, known as McNemar's exact test. Where the sums take too many values, it is
-    the share among random signs, the observed ones among them (Phipson and Smyth 2010).
+    This is the test of Fisher and Pitman. All 2^n choices of signs are equally likely, and p is the share of those whose
+    sum is at least as far from 0. They are counted by adding one question after another to the distribution of the sum.
+    If every change is -1, 0 or 1, this is the sign test, known as McNemar's exact test. If the sums take too many values,
+    p is the share among random signs, with the observed signs included (Phipson and Smyth 2010).
     """
     np = _numpy()
     unit = math.lcm(*(change.denominator for change in changes)) if changes else 1
@@ -152,7 +153,7 @@ def paired_p(changes: Sequence[Fraction], *, seed: int = 0) -> tuple[float, Pair
         if unit == max(sizes) == 1:
             return _binomial_p(len(sizes), seen), PairedTest.MCNEMAR
         generator = np.random.default_rng(seed)
-        sums = np.zeros(_FLIPS)  # as shares of the largest; changes of one size are drawn together
+        sums = np.zeros(_FLIPS)  # shares of the largest sum; changes of one size are drawn together
         for size, count in sorted(Counter(sizes).items()):
             sums += (2 * generator.binomial(count, 0.5, size=_FLIPS) - count) * (size / reach)
         at_least = 1 + int(np.count_nonzero(np.abs(sums) >= seen / reach - _ROUNDING))
@@ -162,14 +163,14 @@ def paired_p(changes: Sequence[Fraction], *, seed: int = 0) -> tuple[float, Pair
     for size in sizes:
         share = (
             np.roll(share, size) + np.roll(share, -size)
-        ) / 2  # never reaches the ends, so nothing goes round
+        ) / 2  # the sum never reaches the ends, so nothing wraps around
     tail = math.fsum(share[reach + seen :].tolist())
     p = 2 * tail if seen else 1.0
     return min(1.0, p), PairedTest.MCNEMAR if unit == 1 else PairedTest.PERMUTATION
 
 
 def _binomial_p(count: int, seen: int) -> float:
-    """Chance that ``count`` signs add up to ``seen`` or more, or to its negative or less."""
+    """Return the chance that ``count`` random signs add up to at least ``seen`` or at most its negative."""
     most = math.lgamma(count + 1) - count * math.log(2)
     tail = math.fsum(
         math.exp(most - math.lgamma(plus + 1) - math.lgamma(count - plus + 1))
@@ -179,7 +180,7 @@ def _binomial_p(count: int, seen: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The same p-values corrected for their number (Holm 1979): below 0.05 for all that hold together at 5 %."""
+    """Correct p-values for their number (Holm 1979). Those below 0.05 hold together at the 5 % level."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(order):
@@ -193,32 +194,32 @@ Table = tuple[int, int, int, int]
 
 
 class Agreement(Settings):
-    """How far two raters agree."""
+    """The agreement of two raters."""
 
     first: str
     second: str
-    """Who they are; ``recorded`` are the verdicts of the run itself."""
+    """Names of the raters. ``recorded`` are the verdicts of the run itself."""
     episodes: int
-    """With a verdict of both. ``abstained`` lack one of them, ``settled`` need no judge; they do not count.
-    """
+    """Number of episodes with verdicts of both. ``abstained`` lack one, ``settled`` need no judge. These do not
+    count."""
     questions: int
     agreed: Interval | None
     """Mean over questions of the share of equal verdicts."""
     kappa: float | None
-    """Cohen's kappa over all episodes; ``None`` where it is not defined, as one verdict is all there is."""
+    """Cohen's kappa over all episodes. ``None`` where it is not defined, because all verdicts are equal."""
     kappa_interval: Interval | None = None
-    """Its 95 % bootstrap interval over questions; ``None`` where a bootstrap would claim certainty."""
+    """Its 95 % bootstrap interval over questions. ``None`` where a bootstrap would have no width."""
     both: int = 0
     only_first: int = 0
     only_second: int = 0
     neither: int = 0
-    """Episodes by who found them correct."""
+    """Number of episodes by the raters that found them correct."""
     abstained: int = 0
     settled: int = 0
 
 
 def cohens_kappa(table: Table) -> float | None:
-    """(p_o - p_e) / (1 - p_e) (Cohen 1960); ``None`` where chance alone would give full agreement."""
+    """Return (p_o - p_e) / (1 - p_e) (Cohen 1960), ``None`` where chance would give full agreement."""
     if not sum(table):
         return None
     observed, expected = _observed_and_expected(*table)
@@ -226,7 +227,7 @@ def cohens_kappa(table: Table) -> float | None:
 
 
 def _observed_and_expected(both: Any, first: Any, second: Any, neither: Any) -> tuple[Any, Any]:
-    """Shares of equal verdicts, as counted and by chance; of numbers, or of arrays of them."""
+    """Return the shares of equal verdicts, observed and by chance. Takes numbers or arrays."""
     count = both + first + second + neither
     by_chance = (both + first) * (both + second) + (second + neither) * (first + neither)
     return (both + neither) / count, by_chance / count**2
@@ -241,10 +242,10 @@ def agreement(
     settled: int = 0,
     seed: int = 0,
 ) -> Agreement:
-    """The agreement of two raters.
+    """Compute the agreement of two raters.
 
     Args:
-        verdicts: Pairs of verdicts by question: the rounds of one question are not independent, so intervals are over
+        verdicts: Pairs of verdicts by question. Rounds of a question are not independent, so intervals are over
             questions.
     """
     tables = [table_of(pairs) for pairs in verdicts.values() if pairs]
@@ -269,13 +270,13 @@ def agreement(
 
 
 def table_of(pairs: Iterable[tuple[bool, bool]]) -> Table:
-    """Counts of pairs of verdicts."""
+    """Count pairs of verdicts."""
     counts = Counter(pairs)
     return counts[True, True], counts[True, False], counts[False, True], counts[False, False]
 
 
 def _interval(kappa: float, tables: Sequence[Table], seed: int) -> Interval | None:
-    """Percentile bootstrap over questions; resamples for which kappa is not defined are left out."""
+    """Return the percentile bootstrap over questions, without resamples where kappa is not defined."""
     if len(tables) < 2 or kappa == 1:
         return None
     np = _numpy()

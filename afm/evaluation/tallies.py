@@ -1,15 +1,14 @@
-"""Counts that single episodes go into, which :mod:`afm.evaluation.metrics` puts together.
+"""Counts over single episodes, for :mod:`afm.evaluation.metrics`.
 
-T-Eval's abilities, majority votes, best-of-k, tools that are not there, and arguments of unseen tools.
+They are T-Eval's abilities, majority votes, best-of-k, invented tools, and arguments of unseen tools.
 
 Agent-FLAN (arXiv 2403.12881): :class:`AgentHTally` is the paper's measure, on questions of its benchmark's form.
 :class:`HallucinationTally` counts calls of tools that were not offered, in the episodes of any evaluation. Compare its
 figures between runs of this project only, not with the paper's.
 
-AFM (arXiv 2508.13167) gives trained agents further tools in the prompt alone. Its code agent keeps their formats,
+AFM (arXiv 2508.13167) gives trained agents further tools only in the prompt. Its code agent keeps their formats,
 but its web agent breaks those in JSON. A YAML declares the unseen tools and the form of each argument.
-:class:`ArgumentTally` counts the share of their calls whose argument breaks that form. The tool's answer does not
-matter.
+:class:`ArgumentTally` counts the share of their calls with another form. The answer of the tool does not matter.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ ABILITIES = ("instruct", "plan", "reason", "retrieve", "understand", "review")
 
 
 def t_eval_scores(by_source: Mapping[str, float]) -> dict[str, float]:
-    """Score of each measured ability, the mean of its forms (JSON and text), and of all six, ``overall`` as published.
+    """Return the score of each measured ability, the mean of its forms (JSON and text), and ``overall``, the mean of all six.
 
-    Where abilities are missing their mean is called ``mean``, because it is another figure.
+    If abilities are missing, their mean is called ``mean``, because it is not the published figure.
     """
     scores = {}
     for ability in ABILITIES:
@@ -56,7 +55,7 @@ def t_eval_scores(by_source: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Vote:
-    """What one round answers, empty when it has no answer; and whether it passed."""
+    """The answer of one round, empty without one, and whether it passed."""
 
     round: int
     answer: str
@@ -64,7 +63,7 @@ class Vote:
 
 
 class VoteTally:
-    """Collects the answers of all rounds; the agents say where their answers are."""
+    """Collects the answers of all rounds. The agents declare where answers are."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
@@ -78,15 +77,15 @@ class VoteTally:
         self._votes[task].append(Vote(number if isinstance(number, int) else 0, " | ".join(parts), passed))
 
     def share(self) -> float | None:
-        """Share of questions whose chosen round passed; ``None`` without questions."""
+        """Return the share of questions whose chosen round passed, ``None`` without questions."""
         chosen = [majority(votes).passed for votes in self._votes.values()]
         return sum(chosen) / len(chosen) if chosen else None
 
 
 def majority(votes: Sequence[Vote]) -> Vote:
-    """The first round that gives the most frequent answer; among equally frequent ones the one given first.
+    """Return the first round with the most frequent answer. Of equally frequent answers the earliest counts.
 
-    Rounds without an answer have no vote, unless none has one. Equal is what exact match calls equal.
+    Rounds without an answer do not vote, unless no round has an answer. Exact match decides which answers are equal.
     """
     ordered = sorted(votes)
     counts = Counter(vote.answer for vote in ordered if vote.answer)
@@ -97,12 +96,12 @@ def majority(votes: Sequence[Vote]) -> Vote:
 
 
 class Method(StrEnum):
-    """How the judge chooses."""
+    """How a judge chooses."""
 
     LIST = "list"
-    """It sees k episodes side by side and names one."""
+    """The judge sees k episodes side by side and names one."""
     SCORE = "score"
-    """It grades each episode alone; the best grade wins."""
+    """The judge grades each episode separately. The best grade wins."""
 
 
 class BestOf(Settings):
@@ -114,30 +113,30 @@ class BestOf(Settings):
     share: Interval | None
     """Share of questions whose chosen episode passes, with a bootstrap interval over questions."""
     questions: int
-    """Those that count: with k scored episodes, and a choice."""
+    """Number of questions that count: those with k scored episodes and a choice."""
     abstained: int = 0
-    """Choices (``list``) or grades (``score``) that the judge failed to give; their questions do not count.
-    """
+    """Number of choices (``list``) or grades (``score``) that the judge failed to give. Their questions do not
+    count."""
     asked: int = 0
     settled: int = 0
-    """Those that needed no judge: no answers, one answer, or all the same one."""
+    """Number that needed no judge: no answers, one answer, or equal answers."""
     places: dict[int, float] = Field(default_factory=dict)
-    """How often the judge chose each place in the list, as shares; without a bias all are 1 / k."""
+    """Share of choices by position in the list. Without a bias all are 1 / k."""
 
     @property
     def name(self) -> str:
-        """For people: ``best-of-3 (list)``."""
+        """Name in reports: ``best-of-3 (list)``."""
         return f"best-of-{self.k} ({self.method})"
 
 
 def best_of_k(graded: Sequence[tuple[float, bool]], k: int) -> float:
-    """Chance that the best graded of k episodes passes, over all choices of k among them.
+    """Return the chance that the best graded of k episodes passes, over all subsets of size k.
 
     Args:
         graded: Grade and outcome of each of n >= k episodes.
 
-    The episode at place i of n, best grade first, is the best of C(n-1-i, k-1) of the C(n, k) subsets. Equal grades are
-    decided by lot, so each of them counts as the mean outcome of all of them.
+    The episode at position i of n, best grade first, is the best of C(n-1-i, k-1) of the C(n, k) subsets. Equal grades
+    are decided by lot, so each of them counts as their mean outcome.
     """
     outcomes: dict[float, list[bool]] = {}
     for grade, passed in graded:
@@ -173,9 +172,9 @@ class HallucinationTally:
         self.with_invented += invented > 0
 
     def figures(self) -> dict[str, float | None]:
-        """Episodes with a call of a tool that the agent does not have over all episodes, and these calls over all calls.
+        """Return the share of episodes with a call of an invented tool, and the share of these calls in all calls.
 
-        ``tool_format_without_tool`` is the former where no agent has a tool. ``None`` where there was nothing to count.
+        ``tool_format_without_tool`` is the former if no agent has a tool. Shares are ``None`` without episodes or calls.
         """
         with_tools = any(spec.tool_roles for spec in self.agents.specs.values())
         invented = self.with_invented / self.episodes if self.episodes else None
@@ -187,7 +186,7 @@ class HallucinationTally:
 
 
 AGENT_H = "agent_h_"
-"""Data sources of Agent-H begin with this and end with the circumstance."""
+"""Prefix of the data sources of Agent-H. They end with the circumstance."""
 _NEEDED = f"{AGENT_H}given_asked"
 
 
@@ -198,7 +197,7 @@ class AgentHTally:
     _counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, record: Record) -> None:
-        """Count one episode with a verdict; those of other data are passed over."""
+        """Count one episode with a verdict. Episodes of other data are skipped."""
         if not record.data_source.startswith(AGENT_H) or record.verdict is None:
             return
         if record.data_source == _NEEDED:
@@ -212,11 +211,12 @@ class AgentHTally:
         self._counts["invented"] += record.verdict.parts.get("format") == 0
 
     def figures(self) -> dict[str, float]:
-        """Shares, 0 to 1; empty where nothing was counted.
+        """Return shares from 0 to 1, empty if nothing was counted.
 
-        ``h_react`` and ``h_general`` count replies with such a keyword, over the questions whose expected reply is plain
-        text (equation 1 of the paper). ``h_score`` is the mean of what is left of both. ``invented_tool`` counts replies of
-        these that call a tool that is not given. ``called_when_asked`` is over the questions that need a given tool.
+        ``h_react`` and ``h_general`` are the shares of replies with a keyword of that kind, over the questions whose
+        expected reply is plain text (equation 1 of the paper). ``h_score`` is the mean of 1 minus each. ``invented_tool`` is
+        the share of these replies that call a tool that was not offered. ``called_when_asked`` is over the questions that
+        need an offered tool.
         """
         count, figures = self._counts, {}
         if raw := count["raw"]:
@@ -233,16 +233,16 @@ _ADDRESS = re.compile(r"https?://[^\s|]+")
 
 
 class ArgumentForm(StrEnum):
-    """What an argument has to be."""
+    """The required form of an argument."""
 
     TEXT = "text"
     """One line that is neither JSON nor fenced."""
     URLS = "urls"
-    """Full addresses, separated by ``|``."""
+    """Full URLs, separated by ``|``."""
     JSON = "json"
     """One object in a ``json`` fence."""
     PROGRAM = "program"
-    """A ``py`` fence, perhaps with an ``sh`` fence."""
+    """A ``py`` fence, optionally with an ``sh`` fence."""
 
 
 class UnseenTool(Settings):
@@ -250,9 +250,9 @@ class UnseenTool(Settings):
 
     form: ArgumentForm
     required: tuple[str, ...] = ()
-    """Keys of a JSON argument that hold a text."""
+    """Required keys of a JSON argument. Their values are texts."""
     optional: tuple[str, ...] = ()
-    """Further keys it may have; any other breaks the form."""
+    """Further keys that are allowed. Any other key breaks the form."""
 
     @model_validator(mode="after")
     def _check(self) -> UnseenTool:
@@ -291,7 +291,7 @@ class UnseenTool(Settings):
 
 @dataclass
 class ArgumentTally:
-    """Counts calls of unseen tools, and those that break the form of the argument, by role."""
+    """Counts calls of unseen tools, and calls with an argument of another form, by role."""
 
     tools: Mapping[str, UnseenTool]
     calls: Counter[str] = field(default_factory=Counter)
@@ -305,7 +305,7 @@ class ArgumentTally:
                 self.broken[call.role] += not tool.accepts(call.argument)
 
     def shares(self) -> dict[str, float]:
-        """Broken calls over all calls, by role and over all under ``all``; empty when there was no call."""
+        """Return the share of calls with another form, by role and under ``all``. Empty without calls."""
         if not self.calls:
             return {}
         by_role = {role: self.broken[role] / count for role, count in sorted(self.calls.items())}

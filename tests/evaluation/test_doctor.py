@@ -84,7 +84,7 @@ def test_a_sound_evaluation_is_described_and_nothing_is_written(base: Path, mode
 
 def test_without_a_model_all_the_rest_is_looked_at(base: Path) -> None:
     findings = diagnose(base, [])
-    assert of(findings, Level.ERROR) == {"model": "none is given; say model=DIR or model=http://HOST:PORT"}
+    assert of(findings, Level.ERROR) == {"model": "missing; set model=DIR or model=http://HOST:PORT"}
     assert {"data", "rewards", "agent"} <= of(findings, Level.OK).keys()
 
 
@@ -94,8 +94,8 @@ def test_what_a_model_folder_lacks_is_named(doctor: Doctor, tmp_path: Path) -> N
     told = doctor.errors(f"model={tmp_path}/half")["model"]
     weights = "weights (*.safetensors or pytorch_model*.bin)"
     tokenizer = "tokenizer (tokenizer.json or tokenizer.model or vocab.json)"
-    assert told.endswith(f"without {weights}, {tokenizer}; copy the whole model")
-    assert "no such folder; train one" in doctor.errors("model=nowhere")["model"]
+    assert told.endswith(f"lacks {weights}, {tokenizer}; copy the whole model")
+    assert "no such folder; train a model" in doctor.errors("model=nowhere")["model"]
 
 
 @pytest.fixture
@@ -114,11 +114,11 @@ def test_an_endpoint_is_asked_what_it_serves(doctor: Doctor, model: Path, endpoi
     assert "serves no 'smal'" in doctor.errors(*words, "model.name=smal")["model"]
     assert doctor.fine(*words, "model.name=small")["model"] == f"small answers at {endpoint}"
     assert (
-        "up to 90 tokens after its prompt, the model 64 in all"
+        "up to 90 tokens after its prompt, the model 64 in total"
         in doctor.warnings(*words, "model.name=small")["context"]
     )
     bare = doctor.errors(words[0], "model.name=small")["model"]
-    assert bare == "a server needs its tokenizer here; give model.tokenizer=DIR"
+    assert bare == "a server needs its tokenizer on this machine; set model.tokenizer=DIR"
     assert "did not list its models" in doctor.errors("model=http://127.0.0.1:1", words[1])["model"]
 
 
@@ -133,9 +133,9 @@ def test_every_tool_that_the_agent_calls_must_be_configured_and_there(doctor: Do
 
 def test_a_judge_that_is_asked_for_must_answer(doctor: Doctor, endpoint: str) -> None:
     judged = "rewards={by_source: {gsm8k: judge}}"
-    assert "exact match stands in" in doctor.warnings(judged)["judge"]
+    assert "exact match is used" in doctor.warnings(judged)["judge"]
     strict = doctor.errors(judged, "rewards.judge.without_endpoint=abstain")["judge"]
-    assert "no answer would have a score; set GRM_BASE_URL" in strict
+    assert "no answer would get a score; set GRM_BASE_URL" in strict
     assert f"nobody answers at {NOBODY}" in doctor.errors(judged, f"rewards.judge.url={NOBODY}")["judge"]
     alive = judged, f"rewards.judge.url={endpoint}/v1"
     assert "export GRM_API_KEY" in doctor.warnings(*alive)["judge"]
@@ -149,9 +149,9 @@ def test_judges_that_choose_and_judge_again_are_looked_at(
     chosen = "best_of.sizes=[2]", "rounds=4"
     warned = doctor.warnings(*chosen, "agreement.repeats=2")
     for subject, what in (("best_of", "best-of-2"), ("agreement", "agreement")):
-        assert warned[subject].startswith(f"left out: {what} needs a judge: set GRM_BASE_URL")
+        assert warned[subject].startswith(f"skipped: {what} needs a judge: set GRM_BASE_URL")
     few = doctor.warnings("best_of.sizes=[3]", "rounds=2")["best_of"]
-    assert few == "left out: best-of-3 needs 3 rounds, has 2"
+    assert few == "skipped: best-of-3 needs 3 rounds, has 2"
     assert f"nobody answers at {NOBODY}" in doctor.errors(*chosen, f"best_of.judge.url={NOBODY}")["best_of"]
     told = "best_of.judge={url: URL, model: big, key_variable: SECOND_KEY}".replace("URL", f"{endpoint}/v1")
     alive = *chosen, told, f"agreement.judges=[{{url: {endpoint}/v1, control: false}}]"
@@ -171,7 +171,7 @@ def test_what_would_end_the_run_is_named(doctor: Doctor) -> None:
 
 def test_data_that_is_no_longer_what_it_was_is_told(doctor: Doctor) -> None:
     Path("tasks.manifest.json").write_text(json.dumps({"counts": {"rows": 5}}))
-    assert doctor.errors()["data"] == "tasks.jsonl: 4 rows, 5 by its manifest; prepare the data again"
+    assert doctor.errors()["data"] == "tasks.jsonl: 4 rows, but 5 in its manifest; prepare the data again"
     file, whole = Path("hub/nq/t.jsonl"), Path("tasks.jsonl").read_bytes()
     file.parent.mkdir(parents=True)
     file.write_bytes(whole)
@@ -180,14 +180,14 @@ def test_data_that_is_no_longer_what_it_was_is_told(doctor: Doctor) -> None:
         repository="a/b", kind="dataset", revision=None, patterns=("*",), commit="0" * 40, files=(locked,)
     )
     Lock(sets={"nq": pinned}).write(Path("hub/download.lock.json"))
-    assert "as " in doctor.fine(f"data={file}")["data"]
+    assert "matches " in doctor.fine(f"data={file}")["data"]
     file.write_bytes(whole.replace(b"What is 3", b"What is 4"))
     assert "download it again" in doctor.errors(f"data={file}")["data"]
 
 
 def test_fewer_questions_than_published_cannot_be_compared(doctor: Doctor) -> None:
     told = doctor.warnings("benchmark=aime24")["data"]
-    assert told == "4 questions where 30 were published, so scores cannot be compared"
+    assert told == "4 questions here, 30 published, so scores cannot be compared"
 
 
 def test_an_earlier_run_goes_on_or_is_in_the_way(base: Path, model: Path, doctor: Doctor) -> None:
@@ -207,8 +207,8 @@ def test_the_command_has_an_exit_status_and_json(base: Path, model: Path) -> Non
     broken = CliRunner().invoke(app, ["doctor", str(base), "--json"])
     told = json.loads(broken.stdout)
     assert (broken.exit_code, told["ok"], told["checked"]) == (1, False, str(base))
-    step = "say model=DIR or model=http://HOST:PORT"
-    finding = {"status": "fail", "subject": "model", "why": "none is given", "next_step": step}
+    step = "set model=DIR or model=http://HOST:PORT"
+    finding = {"status": "fail", "subject": "model", "why": "missing", "next_step": step}
     assert told["findings"][0] == finding
 
 

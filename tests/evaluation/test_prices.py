@@ -127,11 +127,11 @@ def test_a_real_run_counts_what_was_read_and_may_be_priced_anew(afm, tmp_path, s
     other = tmp_path / "other"
     asyncio.run(solver.run(other, 100, 6, rounds=2, sources=Sources(prices=prices)))
     told = afm("eval", "compare", out, other).stdout
-    assert "money is counted by other prices: prompt 1, completion 10, code 0.003 -> prompt 1" in told
+    assert "costs use different prices: prompt 1, completion 10, code 0.003 -> prompt 1" in told
     assert told.count("per solved task") == 2
     page = write_comparison([out, other], tmp_path / "page.html").read_text()
     assert "Cost per solved task" in page
-    assert "Money is counted by other prices" in page
+    assert "Costs use different prices" in page
     data = json.loads((tmp_path / "page.json").read_text())
     curve = next(one for one in data["curves"] if one["title"] == "Cost against score")
     assert curve["x_label"] == "USD per question"

@@ -190,7 +190,7 @@ def test_the_command_chooses_and_the_report_shows_it_beside_the_oracle(finished,
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "best-of-3 (list) by test-judge: 100.0 %" in done.output
-    assert "for comparison: pass@3 100.0 %" in done.output
+    assert "to compare with best-of-3: pass@3 100.0 %" in done.output
     found = json.loads((folder / "metrics.json").read_text())["best_of"]
     methods = [(one["method"], one["k"]) for one in found]
     assert methods == [("list", 2), ("list", 3), ("score", 2), ("score", 3)]
@@ -200,7 +200,7 @@ def test_the_command_chooses_and_the_report_shows_it_beside_the_oracle(finished,
     assert "Best-of-3 (list) by test-judge: 100.0 %" in page
     data = json.loads((folder / "report.json").read_text())
     labels = [series["label"] for series in data["curves"][0]["series"]]
-    assert labels == ["pass@k", "pass^k", "majority", "judge, list", "judge, score"]
+    assert labels == ["pass@k", "pass^k", "majority vote", "judge, list", "judge, score"]
     wrong = CliRunner().invoke(app, ["eval", "choose", str(folder), "size=[2]"])
     assert "did you mean 'sizes'?" in str(wrong.exception)
 
