@@ -1,4 +1,4 @@
-"""Conversations in a team's model calls: which call continues another, and what came back in between."""
+"""Conversations in a team's model calls: which call continues another, and the results between them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from afm.distill.model_calls import RecordedCall, message_text
 from afm.errors import DataError
 
 _SHOWN_CALLS = "Calling tools:\n"
-"""How smolagents shows the calls of an earlier step in text: then a Python list of ``{id, function: {name, arguments}}``."""
+"""Text before smolagents' calls of an earlier step, a Python list of ``{id, function: {name, arguments}}``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A tool call in what a model said: its place among those of the message, and its arguments, decoded if they are JSON."""
+    """A tool call in a reply: its index in the message, and its arguments, decoded if they are JSON."""
 
     id: str
     number: int
@@ -30,18 +30,18 @@ class ToolUse:
 
     @property
     def query(self) -> tuple[str, Any]:
-        """What was asked, by whatever id."""
+        """Return the name and the arguments, without the id."""
         return self.name, self.arguments
 
 
 class TeamConversation:
     """The answered calls of one attempt at a task.
 
-    Of several calls that asked the same (a client that tried again, answers to choose from), only the one stays whose
-    answer the conversation went on with, else the last.
+    Of several calls with the same request (a retry, or alternative answers), only the call whose answer the conversation
+    continues is kept, or else the last one.
 
     Attributes:
-        calls: Those that stay, in the order in which they ended.
+        calls: The kept calls, ordered by their end.
     """
 
     def __init__(self, calls: Sequence[RecordedCall], observation: str) -> None:
@@ -52,12 +52,12 @@ class TeamConversation:
         self.__dict__.pop("_continuations", None)
 
     def reply(self, place: int) -> Mapping[str, Any]:
-        """The message that a call answered with; empty when it gave none.
+        """Return the message of a call's answer. Empty without one.
 
-        Of several choices it is the one that a later request continues or, without such a request, quotes.
+        Of several choices it is the one that a later request continues, or else the one that a later request quotes.
 
         Raises:
-            DataError: No later request shows which choice it is.
+            DataError: No later request shows which choice counts.
         """
         choices = _choices(self.calls[place])
         if all(choice == choices[0] for choice in choices):
@@ -79,17 +79,17 @@ class TeamConversation:
         return first
 
     def asked(self, place: int) -> str:
-        """The last message that a call sent."""
+        """Return the last message that a call sent."""
         call = self.calls[place].call
         if call.messages and isinstance(call.messages[-1], Mapping):
             return message_text(call.messages[-1])
         return str(call.prompt or "")
 
     def uses(self, place: int) -> tuple[ToolUse, ...]:
-        """The tool calls of a reply.
+        """Return the tool calls of a reply.
 
         Raises:
-            DataError: One has arguments that are no JSON.
+            DataError: The arguments of a call are not JSON.
         """
         uses = _uses(self.reply(place))
         for use in uses:
@@ -98,17 +98,17 @@ class TeamConversation:
         return uses
 
     def result(self, place: int, use: ToolUse, *, alone: bool) -> tuple[str, Event]:
-        """What a tool call returned, word for word as a model was sent it, and the call that shows it first.
+        """Return the result of a tool call, word for word as it was sent to a model, and the first call that shows it.
 
-        A result belongs to the call whose id it bears. Results without ids belong to the calls in their order, if there are as
-        many.
+        A result belongs to the call with its id. Results without ids belong to the calls in order, if their number is the
+        same.
 
         Args:
             alone: Whether it is the only tool call of its message.
 
         Raises:
-            DataError: No later call shows it, or only together with other results; or a later call shows another query or a result
-                that fits no call.
+            DataError: No later call shows the result, or only together with others. Or a later call shows another query,
+                or a result that fits no call.
         """
         if place not in self._continuations:
             return self._by_id(place, use)
@@ -126,10 +126,10 @@ class TeamConversation:
         return (message_text(own), later) if own is not None else self._by_id(place, kept)
 
     def check(self, place: int) -> None:
-        """Look at the results behind a reply, whether its calls need them or not.
+        """Check the results after a reply, even if its calls do not need them.
 
         Raises:
-            DataError: One fits none of the calls, or it cannot be known which.
+            DataError: A result fits no call, or its call is ambiguous.
         """
         if place in self._continuations:
             tail = self._continuations[place][1]
@@ -137,10 +137,10 @@ class TeamConversation:
                 self._own_results(place, self._shown(place, tail), results)
 
     def program(self, place: int, code: str) -> None:
-        """Compare a program with the one that the framework says it ran, if a later call shows that.
+        """Compare a program with the one that the framework ran, if a later call shows it.
 
         Raises:
-            DataError: They differ, so that what came back belongs to another program.
+            DataError: The programs differ, so the result belongs to another program.
         """
         tail = self._continuations[place][1] if place in self._continuations else ()
         ran = [use.arguments for use in _calls_shown(tail) if isinstance(use.arguments, str)]
@@ -148,10 +148,10 @@ class TeamConversation:
             raise self._fault(place, "the next request shows another program than the model wrote")
 
     def observation(self, place: int) -> tuple[str, Event]:
-        """What the user's text behind a reply says that came back, and the call that shows it.
+        """Return the result in the user's text after a reply, and the call that shows it.
 
         Raises:
-            DataError: Nothing fits.
+            DataError: No text matches.
         """
         if place not in self._continuations:
             raise self._fault(place, "no later call shows what came back")
@@ -162,10 +162,10 @@ class TeamConversation:
         raise self._fault(place, f"what came back is not marked as an observation (event {later.id})")
 
     def _shown(self, place: int, tail: Sequence[Mapping[str, Any]]) -> tuple[ToolUse, ...]:
-        """The calls of a reply as the next request shows them, in the order in which the model made them.
+        """Return the calls of a reply as the next request shows them, in the model's order.
 
         Raises:
-            DataError: They are others than the model made.
+            DataError: They differ from the model's calls.
         """
         made, shown = self.uses(place), _calls_shown(tail)
         if not shown:
@@ -183,10 +183,10 @@ class TeamConversation:
     def _own_results(
         self, place: int, shown: Sequence[ToolUse], results: Sequence[Mapping[str, Any]]
     ) -> dict[int, Mapping[str, Any]]:
-        """The results in one request by the numbers of their calls; calls whose result comes later are left out.
+        """Return the results in one request by the index of their call. Calls whose result comes later are left out.
 
         Raises:
-            DataError: A result fits no call, or it cannot be known which.
+            DataError: A result fits no call, or its call is ambiguous.
         """
         named = [result for result in results if result.get("tool_call_id")]
         if not named:
@@ -212,7 +212,7 @@ class TeamConversation:
         return owned
 
     def _by_id(self, place: int, use: ToolUse) -> tuple[str, Event]:
-        """The result in any later request, if no other call of the attempt bears the same id."""
+        """Return the result in any later request, if no other call of the attempt has the same id."""
         if self._ids[use.id] == 1:
             for later in self.calls[place + 1 :]:
                 messages = [message for message in later.call.messages if isinstance(message, Mapping)]
@@ -227,7 +227,7 @@ class TeamConversation:
 
     @cached_property
     def _ids(self) -> Counter[str]:
-        """How many replies, or calls of one reply, bear an id; an empty id belongs to none."""
+        """Count the replies, or calls of one reply, with each id. Empty ids are not counted."""
         counts: Counter[str] = Counter()
         for call in self.calls:
             said = [Counter(use.id for use in _uses(choice)) for choice in _choices(call)]
@@ -245,7 +245,7 @@ class TeamConversation:
         return DataError(f"event {self.calls[place].event.id}: {why}")
 
     def _quoted(self, place: int, text: str) -> int:
-        """1 when a later request of anybody holds a text, else 0."""
+        """Return 1 if a later request of any member contains a text, otherwise 0."""
         if not text:
             return 0
         sent = (later.call for later in self.calls[place + 1 :])
@@ -259,18 +259,18 @@ class TeamConversation:
 
     @cached_property
     def _continuations(self) -> dict[int, tuple[Event, list[Mapping[str, Any]]]]:
-        """By place: the first later call of the same member that continues after the reply, and what it adds."""
+        """Map each index to the first later call of the same member that continues its reply, and the added messages."""
         firsts = ((place, next(self._all_continuations(place), None)) for place in range(len(self.calls)))
         return {place: first for place, first in firsts if first is not None}
 
     def _all_continuations(self, place: int) -> Iterator[tuple[Event, list[Mapping[str, Any]]]]:
-        """Each later call of the same member that continues after the reply, and what it adds."""
+        """Yield each later call of the same member that continues the reply, and the added messages."""
         for later in self.calls[place + 1 :]:
             if later.event.agent == self.calls[place].event.agent and (tail := self._tail(place, later)):
                 yield later.event, tail
 
     def _tail(self, place: int, later: RecordedCall) -> list[Mapping[str, Any]]:
-        """What ``later`` has behind the messages of a call, the reply first; empty when it does not continue there."""
+        """Return the messages of ``later`` after those of a call, beginning with the reply. Empty if it does not continue."""
         before = self.calls[place].call
         if isinstance(before.prompt, str) and isinstance(later.call.prompt, str):
             texts = (message_text(choice) for choice in _choices(self.calls[place]))
@@ -297,7 +297,7 @@ class TeamConversation:
         return dropped
 
     def _use(self, place: int) -> int:
-        """How surely the conversation went on with this very reply; 0 when it did not."""
+        """Return the confidence that the conversation continued with this reply. 0 if it did not."""
         if place not in self._continuations:
             return 0
         tail = self._continuations[place][1]
@@ -305,7 +305,7 @@ class TeamConversation:
 
 
 def _choices(call: RecordedCall) -> list[Mapping[str, Any]]:
-    """What a call was answered with, each choice as a message."""
+    """Return the choices of a call's answer as messages."""
     messages = []
     for choice in call.call.choices:
         message, text = choice.get("message"), choice.get("text")
@@ -317,7 +317,7 @@ def _choices(call: RecordedCall) -> list[Mapping[str, Any]]:
 
 
 def _uses(message: Mapping[str, Any]) -> tuple[ToolUse, ...]:
-    """The tool calls of a message, also in the older form ``function_call``; faulty arguments are the error that says why."""
+    """Return the tool calls of a message, or its older form ``function_call``. Invalid arguments become their error."""
     listed = message.get("tool_calls")
     if not listed and isinstance(message.get("function_call"), Mapping):
         listed = [{"function": message["function_call"]}]
@@ -325,7 +325,7 @@ def _uses(message: Mapping[str, Any]) -> tuple[ToolUse, ...]:
 
 
 def _read(listed: Sequence[Any], in_text: bool = False) -> Iterator[ToolUse]:
-    """Calls as a list shows them; ``in_text``, arguments that are no JSON are what they are, such as a program."""
+    """Yield the calls in a list. With ``in_text``, arguments that are not JSON stay text, such as a program."""
     functions = ((call, call.get("function")) for call in listed if isinstance(call, Mapping))
     whole = [(call, function) for call, function in functions if isinstance(function, Mapping)]
     for number, (call, function) in enumerate(whole):
@@ -340,7 +340,7 @@ def _read(listed: Sequence[Any], in_text: bool = False) -> Iterator[ToolUse]:
 
 
 def _calls_shown(tail: Sequence[Mapping[str, Any]]) -> tuple[ToolUse, ...]:
-    """The tool calls of a reply as the request that continues it shows them: as calls, or as smolagents' text."""
+    """Return the tool calls of a reply as shown by the request that continues it: as calls, or as smolagents' text."""
     if not tail:
         return ()
     if uses := _uses(tail[0]):
@@ -359,7 +359,7 @@ def _calls_shown(tail: Sequence[Mapping[str, Any]]) -> tuple[ToolUse, ...]:
 
 
 def _results(tail: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The messages of tools behind a reply, up to the next one of the assistant."""
+    """Yield the messages of tools after a reply, up to the assistant's next message."""
     begun = False
     for message in tail[1:]:
         if message.get("role") in ("tool", "function"):
@@ -370,7 +370,7 @@ def _results(tail: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def _likeness(choice: Mapping[str, Any], tail: Sequence[Mapping[str, Any]]) -> int:
-    """How surely a request continues this reply; 0 when it continues another one."""
+    """Return the confidence that a request continues this reply. 0 if it continues another one."""
     made, shown = _uses(choice), _calls_shown(tail)
     said, kept = message_text(choice).strip(), message_text(tail[0]).strip()
     same_text = 2 * (kept == said) or int(kept.startswith(said) or (bool(kept) and said.endswith(kept)))
@@ -381,7 +381,7 @@ def _likeness(choice: Mapping[str, Any], tail: Sequence[Mapping[str, Any]]) -> i
 
 
 def _clearest(choices: Sequence[Mapping[str, Any]], ranking: Sequence[int]) -> Mapping[str, Any] | None:
-    """The choice with the highest rank; None without one, or when choices share it that are no parts of the longest."""
+    """Return the choice with the highest rank. ``None`` if several share it and are not parts of the longest one."""
     best = max(ranking)
     fitting = [choice for choice, rank in zip(choices, ranking, strict=True) if rank == best]
     longest = max(fitting, key=lambda choice: len(message_text(choice)))

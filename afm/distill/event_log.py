@@ -1,8 +1,8 @@
 """The event log of a team at work: one append-only JSONL file per run, safe against ``kill -9``.
 
-Every line is one :class:`Event`. An attempt at a task begins with a ``task`` event and ends with a ``final`` or ``error``
-event. An attempt without an end died with its process. The next run starts the task again as a new attempt, so no task
-is lost and none counts twice.
+Every line is one :class:`Event`. An attempt at a task begins with a ``task`` event and ends with a ``final`` or
+``error`` event. An attempt without an end died with its process. The next run starts the task again as a new
+attempt, so no task is lost and none counts twice.
 """
 
 from __future__ import annotations

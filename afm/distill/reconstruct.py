@@ -1,8 +1,8 @@
-"""From the model calls of one task to what its team did: who said what, which tool was called, what came back.
+"""Reconstruction of a team's work from its model calls: messages, tool calls and results.
 
-A gateway sees no tool at work. It sees the calls in what models say, and their results in what models are sent next:
-as messages of the role ``tool``, or as a user's text (smolagents' ``Observation:``). What a member is sent again and
-again counts once, namely where a model said it.
+A gateway does not see tools. It sees tool calls in the replies of models, and results in later requests: as messages of
+the role ``tool``, or as a user's text (smolagents' ``Observation:``). Text that is sent repeatedly counts once, where a
+model wrote it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _PLAYS = " as "
 def merge_calls(
     calls: Sequence[RecordedCall], task: Task, spec: AgentSpec, team: TeamMap, *, name: str = ""
 ) -> Record:
-    """One record for the calls of one attempt at ``task``; tokens, cost and time of all of them are counted.
+    """Return one record for the calls of an attempt at ``task``, with the tokens, cost and time of all calls.
 
-    It is dropped, with a reason, when they do not make a trajectory that ``spec`` accepts.
+    The record is dropped, with a reason, if ``spec`` does not accept the trajectory.
     """
     first, last = calls[0].event, calls[-1].event
     begun = _derived(
@@ -68,7 +68,7 @@ def merge_calls(
 
 
 class Rebuilt:
-    """The events of a team, rebuilt from the calls of one attempt."""
+    """The events of a team, reconstructed from the calls of one attempt."""
 
     def __init__(self, calls: Sequence[RecordedCall], spec: AgentSpec, team: TeamMap) -> None:
         useful = [call for call in calls if call.event.ok and not team.ignores(call.event.agent)]
@@ -78,7 +78,7 @@ class Rebuilt:
         self._members: dict[str, str] = {}
 
     def roles(self) -> RoleMap:
-        """Roles by the names that the members' events bear."""
+        """The role of each member name in the events."""
         optional = tuple(name for name, role in self._members.items() if role in self._team.optional)
         return RoleMap(
             messages=self._members,
@@ -88,10 +88,10 @@ class Rebuilt:
         )
 
     def events(self) -> Iterator[Event]:
-        """In the order in which it happened, the team's answer last.
+        """Yield the events in order, ending with the team's answer.
 
         Raises:
-            DataError: Something that happened cannot be known.
+            DataError: An event cannot be reconstructed.
         """
         if not self._calls:
             raise DataError("no call of this task was answered")
@@ -100,10 +100,10 @@ class Rebuilt:
                 yield event
                 if event.kind is EventKind.FINAL:
                     return
-        raise DataError("no final answer was found; say in the team map's `finals` or `answer` where it is")
+        raise DataError("no final answer was found; set the team map's `finals` or `answer` to its place")
 
     def _reply(self, place: int) -> Iterator[Event]:
-        """What one call did: words, then tools or the answer."""
+        """Yield the events of one call: its message, then its tool calls or the answer."""
         said, uses = self._said(place), self._conversation.uses(place)
         self._conversation.check(place)
         if place == self._last_of_answerer and not uses:
@@ -171,7 +171,7 @@ class Rebuilt:
             )
 
     def _final(self, place: int, text: str) -> Iterator[Event]:
-        """The team's answer, or what a member reports to the one that called it."""
+        """Yield the team's answer, or a member's report to its caller."""
         if place == self._last_final:
             yield _derived(self._calls[place].event, EventKind.FINAL, text)
         else:
@@ -219,7 +219,7 @@ class Rebuilt:
         yield _derived(shown, EventKind.TOOL_RESULT, result, tool=rule.tool, agent="")
 
     def _finals_in(self, place: int) -> bool:
-        """Whether the call has an answer of its member."""
+        """Return whether the call holds an answer of its member."""
         names = self._team.finals
         if any(use.name in names for use in self._conversation.uses(place)):
             return True
@@ -230,7 +230,7 @@ class Rebuilt:
 
     @cached_property
     def _last_of_answerer(self) -> int:
-        """Place of the last call of the member whose words are the answer; -1 without one."""
+        """Return the index of the last call of the member that gives the answer, or -1."""
         rule = self._team.answer
         if rule is None or self._last_final >= 0:
             return -1
@@ -240,18 +240,18 @@ class Rebuilt:
 
     @cached_property
     def _last_final(self) -> int:
-        """Place of the last call with an answer, which is the team's; -1 without one."""
+        """Return the index of the last call with an answer, which is the team's, or -1."""
         return max((place for place in range(len(self._calls)) if self._finals_in(place)), default=-1)
 
 
 def _derived(event: Event, kind: EventKind, content: str, **fields: Any) -> Event:
-    """An event inside a call's; what the call took is counted there."""
+    """Return an event derived from a call. The call's event holds the usage."""
     own = {"kind": kind, "content": content, "meta": {}, "ok": True}
     return event.model_copy(update={**Usage().model_dump(), **own, **fields})
 
 
 def task_of(calls: Sequence[RecordedCall], tasks: Mapping[str, Task]) -> Task | None:
-    """The task of an attempt: by its label, or for a call without one the task whose question it was sent."""
+    """Return the task of an attempt by its label. Without a label, it is the task whose question was sent."""
     label = calls[0].event.task_id
     if label in tasks or not label.startswith("auto-"):
         return tasks.get(label)
@@ -267,11 +267,11 @@ UNREADABLE_FILE = "unreadable.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a log became: trajectories kept in ``path``, attempts dropped by reason, tasks ``missing`` in the log.
+    """Result of a merge: trajectories kept in ``path``, dropped attempts by reason, and tasks ``missing`` in the log.
 
     Attributes:
-        cost_usd: Of all calls, those of dropped attempts included.
-        unreadable: Lines of the log that could not be read, listed in ``unreadable.jsonl`` next to ``path``.
+        cost_usd: Cost of all calls, including those of dropped attempts.
+        unreadable: Number of unreadable lines, which ``unreadable.jsonl`` next to ``path`` lists.
     """
 
     path: Path
@@ -293,16 +293,16 @@ def merge_gateway_log(
     drop_bad_lines: bool = False,
     progress: Progress | None = None,
 ) -> Merged:
-    """Write ``trajectories.jsonl``, ``dropped.jsonl`` and ``manifest.json`` into ``output_dir``; each appears whole.
+    """Write ``trajectories.jsonl``, ``dropped.jsonl`` and ``manifest.json`` to ``output_dir``, each atomically.
 
-    Of several attempts at a task the last one counts.
+    The last of several attempts at a task counts.
 
     Args:
-        drop_bad_lines: Skip lines that cannot be read. ``unreadable.jsonl`` lists them with number and error, and attempts that may
+        drop_bad_lines: Skip unreadable lines. ``unreadable.jsonl`` lists them with number and error. Attempts that may
             have lost a call are dropped.
 
     Raises:
-        DataError: A line of the log cannot be read and ``drop_bad_lines`` is not set, or no gateway wrote the log.
+        DataError: A line cannot be read and ``drop_bad_lines`` is not set, or the log was not written by a gateway.
     """
     bad = BadLines(log) if drop_bad_lines else None
     known = {task.id: task for task in tasks}
@@ -361,7 +361,7 @@ def _records(
 
 
 def _list_bad_lines(bad: BadLines | None, file: Path) -> int:
-    """Write the bad lines into a file, which is there only if there are any; returns how many."""
+    """Write the bad lines, if any, to a file. Returns their number."""
     if bad is None or not bad.lines:
         file.unlink(missing_ok=True)
         return 0
@@ -386,5 +386,5 @@ def _refuse(calls: Sequence[RecordedCall], spec: AgentSpec, reason: str, task: T
 
 
 def _kind(reason: str) -> str:
-    """A reason without the place in it."""
+    """Return a reason without its place."""
     return without_event(reason).partition(" at character ")[0]

@@ -1,8 +1,8 @@
-"""The embedded teachers: teams of rules for the generated worlds, and for problems that come with a program.
+"""Scripted teachers: rule-based teams for the generated worlds, and for problems that come with a program.
 
-No model is behind them, but the work is real. Programs run in the sandboxed tool, queries go to the real search tool,
-and teams repeat only what came back. On easy generated questions they often skip the tool. A tiny model copies that
-habit without the ability behind it, and reinforcement learning then teaches it when the tool is worth a call.
+They use no model, but their tool calls are real. Programs run in the sandboxed tool, queries go to the search tool, and
+teams repeat only its results. On easy generated questions they often skip the tool. A tiny model copies this habit
+without the knowledge, and reinforcement learning then teaches it when a call is useful.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ LEADER, SEARCHER, REFLECTOR, PROPOSER, CHECKER = "leader", "searcher", "reflecto
 
 @dataclass(frozen=True, slots=True)
 class _Casting:
-    """The roles of an agent that has one tool and, for each part to play, one role.
+    """The roles of an agent that has one tool and one role for each part.
 
-    Every property raises ``ConfigError`` when the agent leaves no choice or more than one. ``team`` is the team's name in
-    errors, ``example`` a shipped agent that it can play.
+    Every property raises ``ConfigError`` if the agent has no role or several for the part. ``team`` is the team's name in
+    errors, and ``example`` a shipped agent that suits it.
     """
 
     spec: AgentSpec
@@ -95,7 +95,7 @@ class _Casting:
 
 
 MATH_P_DIRECT: Mapping[int, float] = {1: 0.75, 2: 0.2}
-"""How often the planner skips the tool, by the number of operations in the problem."""
+"""Probability that the planner skips the tool, by number of operations."""
 
 _ATTEMPTS = 2
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
@@ -105,13 +105,13 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 class ScriptedMathTeam:
     """Solves problems of :mod:`afm.datasets.mini_world` by rules, and tasks with ``extra_info.program`` by running it.
 
-    The answer is what the program printed. The quality filter drops a task whose gold answer is another one.
+    The answer is the printed text of the program. The quality filter drops a task with a different gold answer.
 
     Attributes:
-        spec: The agent its work will become; names the tool and the roles.
-        seed: With a task's id it fixes every choice.
-        p_direct: Chance of answering without the tool, by number of operations.
-        p_slip: Chance that an answer found without the tool lacks a carry; the quality filter must catch it.
+        spec: The agent that the work becomes. It defines the tool and the roles.
+        seed: Determines every choice, together with the task's id.
+        p_direct: Probability of an answer without the tool, by number of operations.
+        p_slip: Probability that an answer without the tool lacks a carry, which the quality filter must catch.
     """
 
     spec: AgentSpec
@@ -121,12 +121,12 @@ class ScriptedMathTeam:
 
     @property
     def name(self) -> str:
-        """Identifies the team in logs."""
+        """Name of the team in logs."""
         return "scripted_math"
 
     @property
     def roles(self) -> RoleMap:
-        """Which role of the agent each member's messages become, found by what may follow what."""
+        """The role of the agent for each member, derived from the agent's transitions."""
         cast = self._cast
         members = {PLANNER: cast.first, CODER: cast.thought, CRITIC: cast.judge, WRITER: cast.thought}
         return RoleMap(messages=members)
@@ -173,7 +173,7 @@ class ScriptedMathTeam:
 
 
 WIKI_P_DIRECT: Mapping[int, float] = {1: 0.6, 2: 0.4}
-"""How often the leader answers from memory, by the number of facts that a question needs."""
+"""Probability that the leader answers from memory, by number of facts that a question needs."""
 
 _NUMBERS = {1: "One fact", 2: "Two facts", 3: "Three facts", 4: "Four facts"}
 _ASKS = tuple(fact.name for fact in (*RELATIONS, *ATTRIBUTES))
@@ -181,13 +181,13 @@ _ASKS = tuple(fact.name for fact in (*RELATIONS, *ATTRIBUTES))
 
 @dataclass(frozen=True, slots=True)
 class Flaws:
-    """How often a team that checks its answers makes a mistake, each a probability.
+    """Probabilities of mistakes of a team that checks its answers.
 
     Attributes:
         misread: The last fact is read from a wrong line of the right passage.
-        overlooked: Of those misread: the checker lets it pass, and the answer is wrong. Otherwise it is corrected.
+        overlooked: The checker accepts a misread fact, and the answer is wrong. Otherwise it is corrected.
         repeated: The first search is made twice.
-        unchecked: The answer is given without a check, which the agent's declaration forbids.
+        unchecked: The answer is given without a check, which violates the agent's declaration.
     """
 
     misread: float = 0.0
@@ -200,15 +200,15 @@ class Flaws:
 class ScriptedWikiTeam:
     """Answers questions by depth of :mod:`afm.datasets.encyclopaedia` by rules.
 
-    Where the agent's answers must be checked, it proposes an answer that a checker compares with the passage, and it may
-    reflect on its searches. With ``flaws`` it then makes the mistakes for which there are filters.
+    If the agent's answers must be checked, the team proposes an answer, a checker compares it with the passage, and the
+    team may reflect on its searches. With ``flaws`` it also makes the mistakes that filters detect.
 
     Attributes:
-        spec: The agent its work will become; names the tool and the roles.
-        seed: With a task's id it fixes every choice, whatever else runs in parallel.
-        p_direct: Chance of answering from memory, by number of facts; the memory is the task's gold answer. By default
-            :data:`WIKI_P_DIRECT`, and never where answers are checked.
-        reflects: How often a team that checks its answers reflects on a task's searches.
+        spec: The agent that the work becomes. It defines the tool and the roles.
+        seed: Determines every choice, together with the task's id.
+        p_direct: Probability of an answer from memory (the task's gold answer), by number of facts. The default is
+            :data:`WIKI_P_DIRECT`, and 0 if answers are checked.
+        reflects: Probability that a team that checks its answers reflects on a task's searches.
     """
 
     spec: AgentSpec
@@ -224,12 +224,12 @@ class ScriptedWikiTeam:
 
     @property
     def name(self) -> str:
-        """Identifies the team in logs."""
+        """Name of the team in logs."""
         return "checking_wiki" if self.checks else "scripted_wiki"
 
     @property
     def roles(self) -> RoleMap:
-        """Which role of the agent each member's messages become."""
+        """The role of the agent for each member."""
         cast = self._cast
         members = {LEADER: cast.thought, PLANNER: cast.first}
         if self.checks:
@@ -239,7 +239,7 @@ class ScriptedWikiTeam:
         return RoleMap(messages=members)
 
     async def solve(self, recorder: Recorder) -> None:
-        """Read, plan, look up one fact after another or answer from memory, check where the agent does, answer."""
+        """Read, plan, look up facts or answer from memory, check if the agent does, and answer."""
         chain = read_chain(recorder.task.question)
         if chain is None:
             recorder.decline(
@@ -284,7 +284,7 @@ class _WikiTask:
         self._answer(known)
 
     async def solve(self, flaws: Flaws, reflects: float) -> None:
-        # Every choice is drawn, whether it matters or not: one probability does not move the others' draws.
+        # Every choice is drawn, even if it has no effect, so that one probability does not change the other draws.
         chances = (flaws.misread, flaws.overlooked, flaws.repeated, flaws.unchecked, reflects)
         misread, overlooked, repeated, unchecked, reflected = (
             self._checks and self._rng.random() < chance for chance in chances
@@ -311,7 +311,7 @@ class _WikiTask:
         self._answer(read)
 
     async def _look_up(self, *, repeated: bool, reflected: bool) -> tuple[str, str, StatedFact] | None:
-        """The last passage, whom it was to tell about, and what it tells; ``None`` when the attempt has failed."""
+        """Return the last passage, its subject and its fact. ``None`` if the attempt has failed."""
         asks, name = self._chain.asks, self._chain.start
         self._think(f"{_NUMBERS.get(len(asks), f'{len(asks)} facts')} to find.")
         self._say(PLANNER, f"Search for the {', then the '.join(asks)}.")
@@ -336,7 +336,7 @@ class _WikiTask:
         raise AssertionError("a question asks for something")
 
     async def _read_again(self, name: str) -> StatedFact | None:
-        """The last fact, searched for in other words."""
+        """Search for the last fact again in other words."""
         asked = self._chain.asks[-1]
         self._think("Read again.")
         read = await self._search(f"{name} {asked}", asked, name)
@@ -354,12 +354,12 @@ class _WikiTask:
         return result.text, fact
 
     def _misread(self, passage: str, name: str, fact: StatedFact) -> StatedFact:
-        """Another fact of the passage; the same when it tells no other."""
+        """Return another fact of the passage, or the same if there is no other."""
         facts = [other for asked in _ASKS if (other := find_fact(passage, asked, name)) is not None]
         others = [other for other in facts if other.gives != fact.gives]
         return self._rng.choice(others) if others else fact
 
-    # A small model knows words with the blank before them as other tokens: answers have it, as in a text.
+    # Words with a leading space are different tokens to a small model. Answers have the space, as in a text.
 
     def _propose(self, read: StatedFact) -> None:
         self._say(PROPOSER, f" {read.gives}")
@@ -368,7 +368,7 @@ class _WikiTask:
         self._recorder.finish(WRITER, f" {read.gives}")
 
     def _check(self, fact: StatedFact, score: int) -> None:
-        """The checker reads the line again and grades."""
+        """Let the checker read the line again and grade it."""
         self._think(fact.sentence)
         self._say(CHECKER, f"Score: {score}")
 
@@ -383,10 +383,10 @@ ScriptedTeam = ScriptedMathTeam | ScriptedWikiTeam
 
 
 def scripted_team(spec: AgentSpec, seed: int = 0) -> ScriptedTeam:
-    """The team that works with the one tool of ``spec``: ``code`` or ``wiki_search``.
+    """Return the team for the only tool of ``spec``: ``code`` or ``wiki_search``.
 
     Raises:
-        ConfigError: No team does.
+        ConfigError: There is no such team.
     """
     tools = tuple(spec.tool_roles.values())
     if tools == ("code",):

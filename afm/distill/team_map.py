@@ -1,4 +1,4 @@
-"""How the work of a team that others wrote becomes an agent's: a YAML about its members, tools and programs."""
+"""The YAML that maps the work of another framework's team to an agent: members, tools and programs."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ GroupPattern = Annotated[str, AfterValidator(_one_group)]
 
 
 class MessageRule(Settings):
-    """Which role some messages become; the first rule that fits counts."""
+    """The role of some messages. The first matching rule applies."""
 
     agent: str = "*"
-    """Pattern of the member's name, ``*`` for any letters."""
+    """Pattern of the member's name. ``*`` stands for any characters."""
     asked: Pattern | None = None
-    """Found in the last message that the member was sent; matches anything by default."""
+    """Pattern to find in the last message to the member. The default matches anything."""
     says: Pattern | None = None
-    """Found in what it said."""
+    """Pattern to find in the member's message."""
     role: str | None
-    """A role of the agent; ``None`` leaves the message out."""
+    """A role of the agent. ``None`` leaves the message out."""
 
     def fits(self, agent: str, asked: str, said: str) -> bool:
-        """Whether a message is meant."""
+        """Return whether the rule matches a message."""
         return (
             fnmatchcase(agent, self.agent)
             and (self.asked is None or re.search(self.asked, asked) is not None)
@@ -57,24 +57,24 @@ class MessageRule(Settings):
 
 
 class ToolRule(Settings):
-    """What a tool of the team is to the agent."""
+    """The agent's tool for a tool of the team."""
 
     tool: str
     """The agent's tool."""
     argument: str | None = None
-    """The parameter whose value is the text of a call; the only one by default."""
+    """The parameter whose value is the text of a call. The default is the only parameter."""
     template: str = "{}"
-    """Puts that value into the form the agent writes, in place of ``{}``."""
+    """Form of the agent's call, in which ``{}`` stands for that value."""
     result: GroupPattern | None = None
-    """Finds what the tool returned in what the team made of it; its group is the result."""
+    """Pattern that finds the tool's result in the team's text. Its group is the result."""
 
     def call_text(self, value: str) -> str:
-        """A call in the form that the agent writes."""
+        """Return a call in the agent's form."""
         text = self.template.replace("{}", value)
         return program_argument(text) if self.tool == CODE_TOOL else text
 
     def result_in(self, text: str) -> str:
-        """What the tool returned, in what the team made of it.
+        """Return the tool's result within the team's text.
 
         Raises:
             DataError: The pattern does not match.
@@ -86,10 +86,10 @@ class ToolRule(Settings):
 
 
 def parameter_text(arguments: Any, parameter: str | None, tool: str) -> str:
-    """The text of one parameter of a call, or of the only one.
+    """Return the text of the given parameter of a call, or of the only one.
 
     Raises:
-        DataError: There is no such parameter, or more than one.
+        DataError: The parameter is missing, or there are several.
     """
     if not isinstance(arguments, Mapping):
         return plain_text(arguments)
@@ -102,44 +102,46 @@ def parameter_text(arguments: Any, parameter: str | None, tool: str) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """A text as it is, anything else as JSON."""
+    """Return a text unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 class AnswerRule(Settings):
-    """Where the final answer is when no tool is called with it."""
+    """The place of the final answer if no tool call holds it."""
 
     agent: str
-    """Pattern of the member whose last message has it."""
+    """Pattern of the member whose last message holds the answer."""
     pattern: GroupPattern | None = None
-    """Finds it; its group is the answer, the member says what comes before. By default all is."""
+    """Pattern whose group is the answer. Text before it is the member's message. By default the whole text is the answer."""
 
 
 class Programs(Settings):
-    """Members that write programs, in which tools are functions."""
+    """Members that write programs with tools as functions."""
 
     pattern: GroupPattern = r"(?s)(?:<(?:code)>|```(?:py|python)?\n)(.*?)(?:</(?:code)>|```|\Z)"
-    """Finds the program in a message; its group is the code."""
+    """Pattern that finds the program in a message. Its group is the code."""
     tool: ToolRule | None = None
-    """The agent's tool for whole programs; without it, the one tool that a program calls is the step."""
+    """The agent's tool for whole programs. Without it, the only tool that a program calls becomes the step."""
     results: tuple[GroupPattern, ...] = (
         r"(?s)\AExecution logs:\n(.+)Last output from code snippet:\n",
         r"(?s)Last output from code snippet:\n(.*)\Z",
     )
-    """Find in what came back what was printed, or what the last line gave; the first that fits."""
+    """Patterns that find the printed text, or the value of the last line, in the output. The first match counts."""
 
 
 class TeamMap(Settings):
     """The YAML."""
 
     messages: tuple[MessageRule, ...] = ()
-    """Rules ``{agent, asked, says, role}``: patterns of the member's name, of the last message it was sent and of what it
-    said. The first rule that fits counts; ``role: null`` leaves a message out. Without a rule, words become a thought."""
+    """Rules ``{agent, asked, says, role}`` with patterns of the member's name, of the last message to it, and of its
+    message. The first matching rule applies. ``role: null`` leaves a message out. Text without a rule becomes a
+    thought."""
     tools: dict[str, ToolRule] = Field(default_factory=dict)
-    """``{THEIRS: {tool: OURS, argument: PARAMETER, template: "...{}...", result: PATTERN}}``, or ``THEIRS: OURS`` where the
-    call has one parameter."""
+    """``{THEIRS: {tool: OURS, argument: PARAMETER, template: "...{}...", result: PATTERN}}``, or ``THEIRS: OURS`` for calls
+    with one parameter."""
     finals: dict[str, str] = Field(default_factory=dict)
-    """``{TOOL: PARAMETER}``: calls with the answer. The last one of a task is the team's, earlier ones are reports of members."""
+    """``{TOOL: PARAMETER}``: calls that hold an answer. The last one of a task is the team's answer. Earlier ones are
+    reports of members."""
     delegates: tuple[str, ...] = ()
     """Tools that call another member. Only that member's own work becomes steps."""
     answer: AnswerRule | None = None
@@ -151,31 +153,31 @@ class TeamMap(Settings):
     observation: GroupPattern = r"(?s)\A(?:Call id: [^\n]*\n)?(?:Observation:\n?|(?=Error:\n))(.*)\Z"
     """Finds a tool's result in a message of the user. Its group is the result."""
     reasoning: bool = False
-    """Whether hidden reasoning (``reasoning_content``) becomes part of the thought."""
+    """Whether to add hidden reasoning (``reasoning_content``) to the thought."""
     ignored: tuple[str, ...] = ()
-    """Patterns of members whose calls are left out."""
+    """Patterns of members whose calls are ignored."""
     optional: tuple[str, ...] = ()
-    """Roles whose messages are left out where the agent's order forbids them."""
+    """Roles whose messages are left out wherever the agent's order forbids them."""
     missing_thought: str = ""
-    """The text where the agent needs a thought and no member had one (``provenance`` says ``missing thought``). Without
-    it these tasks are dropped."""
+    """Text for a thought that the agent needs and no member had (``missing thought`` in ``provenance``). Without it these
+    tasks are dropped."""
     missing_last_thought: str = ""
-    """The same before the final answer."""
+    """As ``missing_thought``, before the final answer."""
 
     @field_validator("tools", mode="before")
     @classmethod
     def _short(cls, value: Any) -> Any:
-        """``wiki_search: wiki_search`` says only the agent's tool."""
+        """Expand the short form ``THEIRS: OURS``."""
         if not isinstance(value, Mapping):
             return value
         return {name: {"tool": rule} if isinstance(rule, str) else rule for name, rule in value.items()}
 
     @classmethod
     def read(cls, path: Path, spec: AgentSpec) -> TeamMap:
-        """The map in a YAML, checked against the agent.
+        """Read the map in a YAML, and check it against the agent.
 
         Raises:
-            ConfigError: It is wrong, or names a role or a tool that the agent lacks.
+            ConfigError: The map is invalid, or contains a role or tool that the agent lacks.
         """
         team_map = validated(cls, read_file(path, "team map"), str(path))
         try:
@@ -184,10 +186,10 @@ class TeamMap(Settings):
             raise ConfigError(f"{path}: {error}") from None
 
     def checked(self, spec: AgentSpec) -> TeamMap:
-        """The same map.
+        """Return this map if it suits the agent.
 
         Raises:
-            ConfigError: It names a role or a tool that ``spec`` lacks.
+            ConfigError: The map contains a role or tool that ``spec`` lacks.
         """
         tools = set(spec.tool_roles.values())
         named = [(f"tools.{name}", rule) for name, rule in self.tools.items()]
@@ -211,12 +213,12 @@ class TeamMap(Settings):
         return self
 
     def role_of(self, agent: str, asked: str, said: str, spec: AgentSpec) -> str | None:
-        """The role that a message plays; ``None`` when it is left out."""
+        """Return the role of a message, or ``None`` if it is left out."""
         for rule in self.messages:
             if rule.fits(agent, asked, said):
                 return rule.role
         return spec.thought_roles[0]
 
     def ignores(self, agent: str) -> bool:
-        """Whether a member's calls are left out."""
+        """Return whether a member's calls are ignored."""
         return any(fnmatchcase(agent, pattern) for pattern in self.ignored)

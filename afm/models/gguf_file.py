@@ -1,4 +1,4 @@
-"""A GGUF file that has been opened: its fields and tensors, and the tokenizer that its vocabulary makes."""
+"""Reading a GGUF file: fields, tensors, and the tokenizer of its vocabulary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 
 class TokenType(IntEnum):
-    """What a token is to a GGUF file; its other types are bytes and unknown words, which byte-level BPE lacks."""
+    """Type of a token in a GGUF file. Its other types are bytes and unknown words, which byte-level BPE lacks."""
 
     NORMAL = 1
     CONTROL = 3
@@ -24,10 +24,10 @@ class TokenType(IntEnum):
 
 
 class GgufFile:
-    """A GGUF file that has been opened: its fields and tensors.
+    """An open GGUF file with its fields and tensors.
 
     Raises:
-        ConfigError: It is no GGUF file, or of another architecture.
+        ConfigError: The file is not a GGUF file, or has another architecture.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,21 +42,21 @@ class GgufFile:
             self._reader = GGUFReader(str(path))
         except (OSError, ValueError, IndexError, KeyError) as error:
             raise ConfigError(
-                f"{path}: no readable GGUF file: {error}; download or convert it again"
+                f"{path}: not a readable GGUF file: {error}; download or convert it again"
             ) from error
         self.architecture = str(self.field("general.architecture"))
         if self.architecture not in _ARCHITECTURES:
             raise self.fault(f"architecture {self.architecture!r}, expected {', '.join(_ARCHITECTURES)}")
 
     def fault(self, text: str) -> ConfigError:
-        """An error that names the file, and what can be done for every file."""
+        """Return an error with the file and the general next step."""
         return ConfigError(f"{self.path}: {text}; use the model's Hugging Face folder instead")
 
     def field(self, key: str, default: Any = None) -> Any:
-        """Value of ``key``.
+        """Return the value of ``key``.
 
         Raises:
-            ConfigError: The file lacks it, and there is no default.
+            ConfigError: The file lacks the key, and there is no default.
         """
         field = self._reader.get_field(key)
         if field is not None:
@@ -66,7 +66,7 @@ class GgufFile:
         return default
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """Value of ``key`` below the architecture's name."""
+        """Return the value of ``key`` below the architecture's name."""
         return self.field(f"{self.architecture}.{key}", default)
 
     @cached_property
@@ -83,7 +83,7 @@ class GgufFile:
         return types
 
     def token(self, name: str) -> str | None:
-        """The token that the file names as its ``bos``, ``eos`` or ``padding``."""
+        """Return the file's ``bos``, ``eos`` or ``padding`` token."""
         number = int(self.field(f"tokenizer.ggml.{name}_token_id", -1))
         if number >= len(self.tokens):
             raise self.fault(f"{name} token {number} of {len(self.tokens)}")
@@ -97,11 +97,11 @@ class GgufFile:
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """Tensors by their names."""
+        """Tensors by name."""
         return {tensor.name: tensor for tensor in self._reader.tensors}
 
     def read(self, tensor: Any) -> Any:
-        """Values of a tensor: bfloat16 as stored, anything else as float32."""
+        """Read the values of a tensor: bfloat16 as stored, all other types as float32."""
         import torch
         from gguf import GGMLQuantizationType, dequantize
 
@@ -121,18 +121,18 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 _SAMPLED_TOKENS = 2_000
 _LEAST_WHOLE = 0.95
-"""Share of tokens that must encode to themselves; SmolLM2 and Qwen2.5 reach .99."""
+"""Minimum share of tokens that encode to themselves. SmolLM2 and Qwen2.5 reach 0.99."""
 
 
 @dataclass(frozen=True, slots=True)
 class _WordSplit:
-    """How a tokenizer cuts text into words before it merges bytes.
+    """How a tokenizer splits text into words before it merges bytes.
 
     Attributes:
-        pattern: Words; empty: those of GPT-2.
-        single_digits: Each digit is a word of its own.
-        whole_words: A word that is a token is not built by merges.
-        nfc: Texts are brought into Unicode's composed form first.
+        pattern: Pattern of words. Empty for that of GPT-2.
+        single_digits: Whether each digit is a separate word.
+        whole_words: Whether a word that is a token is used without merges.
+        nfc: Whether texts are first normalised to Unicode's composed form.
     """
 
     pattern: str = ""
@@ -162,7 +162,7 @@ CHECKED_TEXTS = (
 
 
 def build_tokenizer(file: GgufFile) -> Any:
-    """A fast tokenizer of the file's vocabulary, merges, special tokens and chat template."""
+    """Build a fast tokenizer from the file's vocabulary, merges, special tokens and chat template."""
     from tokenizers import AddedToken, Tokenizer, models, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -233,7 +233,7 @@ def check_tokenizer(folder: Path, built: Any, file: GgufFile) -> None:
     """Compare the tokenizer that a folder loads with the one that was built for it.
 
     Raises:
-        ConfigError: A text does not survive, a special token is cut, or the vocabulary is not what the merges make.
+        ConfigError: A text changes, a special token is split, or the vocabulary does not fit the merges.
     """
     from transformers import AutoTokenizer
 
@@ -254,13 +254,13 @@ def check_tokenizer(folder: Path, built: Any, file: GgufFile) -> None:
 
 
 def _normalised(tokenizer: Any, text: str) -> str:
-    """The text as the tokenizer normalises it."""
+    """Return the text in the tokenizer's normal form."""
     normalizer = tokenizer.backend_tokenizer.normalizer
     return str(normalizer.normalize_str(text)) if normalizer else text
 
 
 def _check_merges(tokenizer: Any, normal: Sequence[int], file: GgufFile) -> None:
-    """Whether the tokens of the vocabulary encode to themselves, as those of a BPE do but for rare exceptions."""
+    """Check that the tokens of the vocabulary encode to themselves, as in a BPE with rare exceptions."""
     sample = normal[:: max(1, len(normal) // _SAMPLED_TOKENS)]
     texts = [(number, tokenizer.decode([number])) for number in sample]
     whole = [(number, text) for number, text in texts if "\ufffd" not in text]

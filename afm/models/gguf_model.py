@@ -38,7 +38,7 @@ _OTHER_TENSORS = {
 }
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
-"""Of Llama 3.1 and later: how much slower each rotary frequency turns."""
+"""Tensor of Llama 3.1 and later: the factor by which each rotary frequency is lowered."""
 
 
 def import_gguf(file: str | Path, out_dir: str | Path) -> int:
@@ -48,7 +48,7 @@ def import_gguf(file: str | Path, out_dir: str | Path) -> int:
         The number of parameters.
 
     Raises:
-        ConfigError: The file is no model of a known architecture with a known tokenizer, or something in it is missing.
+        ConfigError: The architecture or tokenizer is unknown, or a part of the file is missing.
     """
     model = GgufFile(Path(file))
     from transformers import GenerationConfig
@@ -69,7 +69,7 @@ def import_gguf(file: str | Path, out_dir: str | Path) -> int:
 
 
 def _network(file: GgufFile) -> tuple[Any, dict[str, Any]]:
-    """The model without memory for its weights, and the weights by their Hugging Face names."""
+    """Return the model without memory for its weights, and the weights by their Hugging Face names."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -102,7 +102,7 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
 
 
 def _settings(file: GgufFile, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the model's configuration."""
+    """Return the settings of the model's configuration."""
     scaling = file.setting("rope.scaling.type", "none")
     if scaling != "none":
         raise file.fault(f"scaling of rotary positions {scaling!r}, expected none")
@@ -126,7 +126,7 @@ def _settings(file: GgufFile, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_weights(file: GgufFile, tensors: Mapping[str, Any], config: Any) -> Iterator[tuple[str, Any]]:
-    """Weights by their Hugging Face names.
+    """Yield the weights by their Hugging Face names.
 
     Raises:
         ConfigError: A tensor has no counterpart.
@@ -146,19 +146,19 @@ def _named_weights(file: GgufFile, tensors: Mapping[str, Any], config: Any) -> I
 
 
 def _halves(weight: Any, heads: int) -> Any:
-    """Rows of each head as two halves that turn together; llama.cpp stores Llama's as pairs of neighbours."""
+    """Reorder the rows of each head from llama.cpp's adjacent pairs to two halves, as Hugging Face stores them."""
     rows = weight.reshape(heads, weight.shape[0] // heads // 2, 2, *weight.shape[1:])
     return rows.swapaxes(1, 2).reshape(weight.shape)
 
 
 def _llama3_rope(file: GgufFile, config: Any, factors: Any) -> dict[str, Any]:
-    """Llama 3's rotary settings that make ``factors``.
+    """Return Llama 3's rotary settings that give ``factors``.
 
-    The file holds only their effect. All published models of Llama 3.1 to 3.3 have the same ones but for ``factor``,
-    which is the largest.
+    The file holds only their effect. All published models of Llama 3.1 to 3.3 have the same settings except ``factor``,
+    which is the largest of ``factors``.
 
     Raises:
-        ConfigError: Others made them.
+        ConfigError: The factors result from other settings.
     """
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

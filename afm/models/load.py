@@ -1,4 +1,4 @@
-"""One way to every model: a folder is loaded into this process, an address is asked over HTTP."""
+"""Opening a model: a folder is loaded into this process, an address is asked over HTTP."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def load_model(
     request: Mapping[str, Any] | None = None,
     tool_roles: Mapping[str, str] | None = None,
 ) -> TokenModel:
-    """The model at ``source``.
+    """Open the model at ``source``.
 
     Args:
         source: Folder of a Hugging Face model or training run, or the http(s) address of an OpenAI-compatible server that
             returns token ids, or several addresses with commas. ``AFM_MODEL_API_KEY`` holds the server's key.
-        name: Of the model in records, and on a server of several models which one.
+        name: Name of the model in records. It selects one of several models of a server.
         threads: CPU threads, for a folder.
         max_batch: Generations at the same time.
-        seed: Makes generations without a seed of their own reproducible, for a folder.
-        tokenizer: Folder of the served model's tokenizer; required with an address.
-        context_tokens: Bound on prompt and response together, for a server that does not tell.
-        device: ``cpu``, ``cuda`` ..., for a folder; default: a GPU if there is one.
-        chat: Ask the server by chat completions, and how it calls tools; for servers that return no token ids.
-        request: Changes to the fields of a chat request; ``None`` removes one.
+        seed: Makes generations without a seed reproducible, for a folder.
+        tokenizer: Folder of the served model's tokenizer. Required with an address.
+        context_tokens: Maximum length of prompt and response together, for a server that does not report it.
+        device: ``cpu``, ``cuda`` and so on, for a folder. The default is a GPU if there is one.
+        chat: Use chat completions, with this form of tool calls. For servers that return no token ids.
+        request: Changes to the fields of a chat request. ``None`` removes a field.
         tool_roles: Tag and description of each tool role, for native tool calls.
 
     Raises:
@@ -57,7 +57,7 @@ def load_model(
         EngineError: The server cannot be asked.
     """
     address = str(source)
-    endpoint = EndpointSettings(max_parallel=min(max_batch, MOST_PARALLEL))  # further ones wait
+    endpoint = EndpointSettings(max_parallel=min(max_batch, MOST_PARALLEL))  # further generations wait
     if chat is not None:
         if name is None:
             raise ConfigError(f"{address}: a chat endpoint needs the name of its model (name=...)")
@@ -121,9 +121,9 @@ def _served(
 
 
 class TransformersModel(TokenModel):
-    """A model folder as a :class:`afm.models.base.TokenModel`; many episodes share its batches.
+    """A model folder as a :class:`afm.models.base.TokenModel`. Many episodes share its batches.
 
-    The folder of a LoRA adapter loads with the model that it names. float32 on a CPU, bfloat16 on a GPU. The options
+    The folder of a LoRA adapter is loaded with its base model. float32 on a CPU, bfloat16 on a GPU. The options
     are those of :func:`load_model`.
 
     Args:
@@ -175,7 +175,7 @@ class TransformersModel(TokenModel):
         )
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """Continue ``prompt_ids``; a limit that exceeds the model's context is lowered to it.
+        """Continue ``prompt_ids``. A limit above the model's context is lowered to it.
 
         Raises:
             EngineError: The prompt fills the context, or the model failed.
@@ -185,12 +185,12 @@ class TransformersModel(TokenModel):
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, on_token: Callable[[int], None]
     ) -> Generation:
-        """As :meth:`generate`, with every token reported as it is sampled."""
+        """Do the same as :meth:`generate`, and report every token when it is sampled."""
         params = self._fitting(prompt_ids, params)
         return await self._engine.generate(prompt_ids, params, on_token=on_token)
 
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
-        """As :meth:`afm.models.base.TokenModel.score`."""
+        """See :meth:`afm.models.base.TokenModel.score`."""
         if len(token_ids) > self.context_tokens:
             raise EngineError(
                 f"{len(token_ids)} tokens to score, the model's context is {self.context_tokens}"
@@ -225,7 +225,7 @@ def _load_model(path: Path, dtype: Any) -> Any:
 
 
 def _with_adapter(model: Any, folder: Path) -> Any:
-    """The model with its LoRA adapter merged in, which generates as fast as without it."""
+    """Return the model with its LoRA adapter merged, which is as fast as without an adapter."""
     try:
         from peft import PeftModel
     except ImportError:
@@ -235,7 +235,7 @@ def _with_adapter(model: Any, folder: Path) -> Any:
 
 @contextmanager
 def silent_progress() -> Iterator[None]:
-    """Let transformers show no progress bars while the block runs."""
+    """Hide the progress bars of transformers while the block runs."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible completions endpoint that speaks token ids (vLLM and its like)."""
+"""A model behind an OpenAI-compatible completions endpoint with token ids, such as vLLM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from afm.models.tokenizer import ChatTokenizer, first_stop
 
 _SHOWN = 300
 _LONGEST_ANSWER = 256 << 20
-"""Bytes; one token comes with its text, id and log-probability, in up to some hundred of them."""
+"""Maximum size of an answer in bytes. A token with its text, id and log-probability takes up to a few hundred bytes."""
 
 
 class OpenAIModel(TokenModel):
@@ -35,19 +35,19 @@ class OpenAIModel(TokenModel):
     ``return_tokens_as_token_ids`` in the log-probabilities). Log-probabilities are the server's; vLLM reports
     them without the temperature unless it runs with ``--logprobs-mode processed_logprobs``.
 
-    Sampling defaults of the model's ``generation_config.json`` do not apply: what is not asked for is switched off.
+    Sampling defaults of the model's ``generation_config.json`` do not apply. Parameters that are not set are switched off.
 
     Args:
-        url: Of the server, with or without ``/v1``; of several that serve the same model, with commas between. Each
-            request goes to the least busy one, and to another when that fails.
-        tokenizer: The served model's.
-        name: The served model's.
-        context_tokens: Prompt and response together.
-        endpoint: How the servers are asked; paces do not apply.
+        url: Address of the server, with or without ``/v1``. Or a comma-separated list of servers of the same model. Each
+            request goes to the least busy server, and to another one if that fails.
+        tokenizer: Tokenizer of the served model.
+        name: Name of the served model.
+        context_tokens: Maximum length of prompt and response together.
+        endpoint: Settings of the requests. Limits per minute do not apply.
     """
 
     constrains = True
-    """By the server: vLLM and SGLang do, `afm serve model` refuses."""
+    """The server constrains the generation. vLLM and SGLang support this, `afm serve model` rejects it."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class OpenAIModel(TokenModel):
         """Continue ``prompt_ids`` on the server.
 
         Raises:
-            EngineError: The server failed for good, refused, or returned no token ids.
+            EngineError: The server failed permanently, rejected the request, or returned no token ids.
         """
         params.check()
         choice = await self._choice(_request(self.name, prompt_ids, params))
         return self._generation(choice, params)
 
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
-        """As :meth:`afm.models.base.TokenModel.score`, by the server's ``prompt_logprobs``."""
+        """See :meth:`afm.models.base.TokenModel.score`. Uses the server's ``prompt_logprobs``."""
         ids = list(token_ids)
         scored = await self._prompt_logprobs(ids)
         try:
@@ -97,7 +97,7 @@ class OpenAIModel(TokenModel):
             ) from None
 
     async def served_ids(self, text: str) -> list[int]:
-        """How the server itself encodes ``text``, without the first id: to compare its tokenizer with another.
+        """Return the server's own encoding of ``text`` without the first id, to compare tokenizers.
 
         Raises:
             EngineError: The server failed, or returns no ``prompt_logprobs``.
@@ -105,7 +105,7 @@ class OpenAIModel(TokenModel):
         return [int(next(iter(entry))) for entry in await self._prompt_logprobs(text)]
 
     async def _prompt_logprobs(self, prompt: str | list[int]) -> list[Mapping[str, Any]]:
-        """An entry per token of ``prompt`` but the first: id (as text) to ``{"logprob": ...}``."""
+        """Return an entry for each token of ``prompt`` after the first: id (as text) to ``{"logprob": ...}``."""
         body = {
             "model": self.name,
             "prompt": prompt,
@@ -138,7 +138,7 @@ class OpenAIModel(TokenModel):
         await self._connections.close()
 
     async def _ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> bytes:
-        """One request; where there are several servers, to as many of them as it takes, without a pause."""
+        """Send one request. With several servers, try one after another without a pause."""
         failure: TryAgainError | None = None
         for _ in self._replicas.urls:
             replica = self._replicas.next()
@@ -187,7 +187,7 @@ class OpenAIModel(TokenModel):
                 raise RefusedError(f"{self._urls}: the server ended a generation for the reason {other!r}")
 
     def _stopped(self, choice: Mapping[str, Any], ids: Sequence[int], stop: Sequence[str]) -> FinishReason:
-        """The end token or a stop string: servers report both as ``stop``."""
+        """Return whether the end token or a stop string ended the generation. Servers report both as ``stop``."""
         reason = choice.get("stop_reason")
         if (ids and ids[-1] in self._end_ids) or isinstance(reason, int):
             return FinishReason.END_OF_TEXT
@@ -202,12 +202,12 @@ class OpenAIModel(TokenModel):
 
 
 def served_models(url: str) -> dict[str, int | None]:
-    """The context of each model that a server lists, ``None`` where it does not say.
+    """Return the context of each model that a server lists. ``None`` if the server does not report it.
 
-    With several addresses these are the models that each of them lists, with the smallest context.
+    With several addresses, these are the models that all of them list, with the smallest context.
 
     Raises:
-        EngineError: One cannot be reached, does not answer like an OpenAI-compatible server, or has no model that all have.
+        EngineError: A server cannot be reached or is not OpenAI-compatible, or the servers have no model in common.
     """
     urls = addresses(url)
     lists = [_listed(base_url(address)) for address in urls]
@@ -244,7 +244,7 @@ def _request(name: str, prompt_ids: Sequence[int], params: SamplingParams) -> di
         "logprobs": 1,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
-        "no_stop_trim": True,  # SGLang's word for include_stop_str_in_output
+        "no_stop_trim": True,  # SGLang's name for include_stop_str_in_output
         # Else servers take these from the model's generation_config.json (Qwen2.5: top_k 20, repetition_penalty 1.05).
         "top_k": params.top_k or -1,
         "min_p": 0.0,

@@ -1,8 +1,8 @@
-"""Vectorised sampling of one token per row, reproducible by seed whatever else is in the batch.
+"""Vectorised sampling of one token per row, reproducible by seed in any batch.
 
-Every row draws by inverting its cumulative distribution at a uniform number. That number depends only
-on the row's seed and on how many tokens the row has sampled. It is a counter through the SplitMix64 mixer (Steele, Lea
-and Flood, OOPSLA 2014). A batch therefore needs neither a generator per row nor an order of drawing.
+Every row is sampled by inverting its cumulative distribution at a uniform number. That number depends only on the row's
+seed and its number of sampled tokens. It is a counter passed through the SplitMix64 mixer (Steele, Lea and Flood,
+OOPSLA 2014). So a batch needs neither a generator per row nor an order of draws.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MIX_2 = 0x94D049BB133111EB
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What the sampler needs to know of one row.
+    """State of one row for the sampler.
 
     Attributes:
         params: How to sample.
         key: Start of the row's stream of uniform numbers, from :func:`stream_key`.
-        drawn: Tokens the row has sampled so far.
+        drawn: Number of tokens that the row has sampled.
     """
 
     params: SamplingParams
@@ -38,7 +38,7 @@ class Draw:
 
 
 def stream_key(seed: int) -> int:
-    """Start of the stream of uniform numbers of ``seed``; near seeds give unrelated streams."""
+    """Return the start of the stream of uniform numbers of ``seed``. Adjacent seeds give unrelated streams."""
     word = seed & _WORD
     for _ in range(2):
         word = (word + _GOLDEN) & _WORD
@@ -49,11 +49,11 @@ def stream_key(seed: int) -> int:
 
 
 class BatchSampler:
-    """Samples one token for each of a fixed list of rows, again and again.
+    """Repeatedly samples one token for each of a fixed list of rows.
 
     Args:
-        rows: One :class:`Draw` a row, in the order of the logits.
-        device: Where the logits live.
+        rows: One :class:`Draw` per row, in the order of the logits.
+        device: Device of the logits.
     """
 
     def __init__(self, rows: Sequence[Draw], device: Any) -> None:
@@ -81,7 +81,7 @@ class BatchSampler:
         self._device = device
 
     def sample(self, logits_BV: Tensor) -> tuple[Tensor, Tensor]:
-        """One token per row.
+        """Sample one token per row.
 
         Args:
             logits_BV: float32.
@@ -114,7 +114,9 @@ class BatchSampler:
         cumulative_BV = probs_BV.cumsum(dim=-1, dtype=torch.float64)
         threshold_BT = cumulative_BV[:, -1:] * self._uniform_BT()
         tokens_B = torch.searchsorted(cumulative_BV, threshold_BT, right=True).squeeze(1)
-        return tokens_B.clamp_(max=probs_BV.shape[1] - 1)  # NaN finds no place; the caller sees its logprob
+        return tokens_B.clamp_(
+            max=probs_BV.shape[1] - 1
+        )  # NaN has no position; the caller sees its log-probability
 
     def _uniform_BT(self) -> Tensor:
         import numpy as np
@@ -129,7 +131,7 @@ class BatchSampler:
 
 
 class _Filter:
-    """Top-k, then top-p on what is left, for some rows of a batch."""
+    """Top-k, then top-p on the remaining tokens, for some rows of a batch."""
 
     def __init__(self, params: Sequence[SamplingParams], rows: Sequence[int], device: Any) -> None:
         import torch
@@ -142,7 +144,7 @@ class _Filter:
         self._widest = max(ks)
 
     def apply(self, probs_BV: Tensor) -> Tensor:
-        """``probs_BV`` with the tokens outside the filters at probability 0 (not renormalised)."""
+        """Set the probability of tokens outside the filters to 0, without renormalising."""
         import torch
 
         chosen_BV = probs_BV[self._rows]

@@ -1,9 +1,8 @@
-"""The embedded default model: a byte-level tokenizer trained on the data, and a small random Qwen2.
+"""The tiny model: a byte-level tokenizer trained on the data, and a small random Qwen2.
 
-Both are saved in the usual Hugging Face layout, so every engine loads them like any other model. The
-sizes were found by measurement. With initialisation 0.02 and rotary base 10,000, usual in large models, the model
-did not learn to copy numbers within three minutes. With 0.08 and 1,000 it did. Single-digit tokens were learned where
-two-digit tokens were not.
+Both are saved in the usual Hugging Face layout, so every engine loads them like any other model. The sizes result from
+measurements. With initialisation 0.02 and rotary base 10,000, as in large models, the model did not learn to copy
+numbers within three minutes. With 0.08 and 1,000 it did. It learned single-digit tokens, but not two-digit tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SMALLEST_VOCABULARY = 256 + 3
 
 
 _TAG_OR_WORD = r"</?[a-z_]+>|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}<]+|<|\s+(?!\S)|\s+"
-"""How GPT-2 cuts text into words, with ``<tag>`` and ``</tag>`` as words of their own."""
+"""GPT-2's pattern of words, with ``<tag>`` and ``</tag>`` as separate words."""
 
 
 def train_tokenizer(
@@ -38,10 +37,10 @@ def train_tokenizer(
     Any text can be encoded and decodes to itself.
 
     Args:
-        whole_tags: Let ``<tag>`` become a single token, as merges allow: trajectories of short texts get a fifth shorter.
+        whole_tags: Allow merges to make a single token of ``<tag>``. Trajectories of short texts become a fifth shorter.
 
     Returns:
-        The number of tokens, fewer than ``vocab_size`` when the texts offer no more merges.
+        The number of tokens. It is less than ``vocab_size`` if the texts offer no more merges.
 
     Raises:
         ConfigError: ``vocab_size`` leaves no room for the 256 bytes and the 3 special tokens.
@@ -97,18 +96,18 @@ def create_tiny_model(
 ) -> int:
     """Save a randomly initialised Qwen2 with tied embeddings, and the tokenizer next to it.
 
-    The vocabulary is the tokenizer's, no row more: every id the model can sample means something. The
-    global random state is left as it was.
+    The vocabulary has exactly the tokenizer's size, so every id that the model can sample is a token. The global random
+    state is not changed.
 
     Returns:
         The number of parameters.
 
     Raises:
-        ConfigError: ``hidden_size`` is no even multiple of ``heads``.
+        ConfigError: ``hidden_size`` is not an even multiple of ``heads``.
     """
     if hidden_size % heads or (hidden_size // heads) % 2:
         raise ConfigError(
-            f"hidden_size {hidden_size} divided by heads {heads} is no even whole number; choose other sizes"
+            f"hidden_size {hidden_size} divided by heads {heads} is not an even integer; choose other sizes"
         )
     try:
         import torch
@@ -143,6 +142,6 @@ def create_tiny_model(
 
 
 def _with_role_names(texts: Iterable[str]) -> Iterable[str]:
-    """The chat template's own words too, so that a prompt does not begin in single letters."""
+    """Add the words of the chat template, so that prompts do not begin with single letters."""
     yield from texts
     yield from ["user\n", "assistant\n"] * 200

@@ -1,4 +1,4 @@
-"""Tokens and their text: an exact tokenizer, stop strings among tokens, and the text of tokens that come one by one."""
+"""Tokens and their text: an exact tokenizer, stop strings among tokens, and incremental decoding."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from afm.masking import encode_continuation
 from afm.memory_arithmetic import TOKENIZER_FILES
 
 _UNFINISHED = "\ufffd"
-"""What a decoder writes for bytes that are no whole character yet."""
+"""Text of a decoder for bytes that are not yet a complete character."""
 
 
 class ChatTokenizer:
-    """A Hugging Face tokenizer as episodes need it: exact, nothing added, nothing dropped but end tokens.
+    """An exact Hugging Face tokenizer for episodes. It adds nothing, and drops nothing except end tokens.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer with a chat template.
@@ -59,31 +59,31 @@ class ChatTokenizer:
 
     @property
     def backend(self) -> Any:
-        """The Hugging Face tokenizer itself."""
+        """The underlying Hugging Face tokenizer."""
         return self._tokenizer
 
     @property
     def size(self) -> int:
-        """Number of tokens, added ones included."""
+        """Number of tokens, including added ones."""
         return len(self._tokenizer)
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token: a text of ``n`` characters has at least ``n / longest_token`` tokens."""
+        """Characters of the longest token. A text of ``n`` characters has at least ``n / longest_token`` tokens."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     @property
     def pad_id(self) -> int:
-        """The padding token, or else any valid id."""
+        """Id of the padding token, or else any valid id."""
         pad = self._tokenizer.pad_token_id
         return 0 if pad is None else int(pad)
 
     @property
     def end_id(self) -> int:
-        """The token that a finished assistant turn ends with.
+        """Id of the token that ends an assistant turn.
 
         Raises:
-            ConfigError: The tokenizer lacks it.
+            ConfigError: The tokenizer has no such token.
         """
         if not self.end_ids:
             raise ConfigError("the tokenizer has no end-of-sequence token; set eos_token in its config")
@@ -91,13 +91,13 @@ class ChatTokenizer:
         return int(min(self.end_ids) if own is None else own)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` alone, as it continues a text: no blank is put before it."""
+        """Return the ids of ``text`` as the continuation of a text, without a leading space."""
         return encode_continuation(self._tokenizer, text)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Ids of a chat that the template has rendered: nothing is added, nothing is cut off.
+        """Return the ids of a rendered chat. Nothing is added or cut off.
 
-        They are those of the tokenizer's ``encode``, which also counts offsets, for twice the time.
+        They equal those of the tokenizer's ``encode``, which also counts offsets and takes twice the time.
         """
         backend = self._tokenizer.backend_tokenizer
         if backend.truncation is not None:
@@ -108,7 +108,7 @@ class ChatTokenizer:
         return list(encoded.ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ``token_ids``; end tokens are rendered as nothing, other special tokens as themselves."""
+        """Return the text of ``token_ids``. End tokens are left out, other special tokens are kept."""
         text: str = self._tokenizer.decode(
             [token for token in token_ids if token not in self.end_ids],
             skip_special_tokens=False,
@@ -117,13 +117,15 @@ class ChatTokenizer:
         return text
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Chat messages through the template, ready for the assistant to begin.
+        """Render chat messages with the template, up to the beginning of the assistant's turn.
 
         Raises:
             ConfigError: The tokenizer has no chat template.
         """
         if not self._tokenizer.chat_template:
-            raise ConfigError("the tokenizer has no chat template; expected one, in chat_template.jinja say")
+            raise ConfigError(
+                "the tokenizer has no chat template; expected one, for example in chat_template.jinja"
+            )
         text = self._tokenizer.apply_chat_template(
             [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
         )
@@ -131,7 +133,7 @@ class ChatTokenizer:
 
 
 def generation_end_ids(folder: str | Path) -> frozenset[int]:
-    """End tokens that a model's ``generation_config.json`` names; empty without the file.
+    """Return the end tokens in a model's ``generation_config.json``. Empty without the file.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -151,11 +153,11 @@ def generation_end_ids(folder: str | Path) -> frozenset[int]:
 class StopMatcher:
     """Finds completed stop strings in a growing list of token ids.
 
-    Only a token whose text contains the last character of a stop string can complete it, so the caller
-    asks :meth:`completed` after these tokens alone; the question then decodes a bounded tail.
+    Only a token whose text contains the last character of a stop string can complete it. So the caller uses
+    :meth:`completed` only after these tokens, and it decodes a bounded tail.
 
     Args:
-        decode: Text of token ids.
+        decode: Returns the text of token ids.
         vocabulary_size: Ids below it can be decoded.
     """
 
@@ -169,7 +171,7 @@ class StopMatcher:
         return [self._decode([token]) for token in range(self._vocabulary_size)]
 
     def watch(self, stop: tuple[str, ...]) -> frozenset[int]:
-        """Ids that can complete one of ``stop``."""
+        """Return the ids that can complete one of ``stop``."""
         if not stop:
             return frozenset()
         if stop not in self._watched:
@@ -182,12 +184,12 @@ class StopMatcher:
         return self._watched[stop]
 
     def completed(self, token_ids: Sequence[int], stop: tuple[str, ...]) -> bool:
-        """Whether the last tokens of ``token_ids`` contain one of ``stop``."""
+        """Return whether the last tokens of ``token_ids`` contain one of ``stop``."""
         wanted = max(len(text.encode()) for text in stop)
         begin = len(token_ids)
         while begin and wanted > 0:
             begin -= 1
-            # Every token with a text carries a byte at least; one without (an end token) separates nothing.
+            # Every token with text has at least one byte. A token without text (an end token) separates nothing.
             wanted -= self._has_text(token_ids[begin])
         tail = self._decode(token_ids[begin:])
         return any(text in tail for text in stop)
@@ -197,7 +199,7 @@ class StopMatcher:
 
 
 def first_stop(text: str, stop: Sequence[str]) -> int:
-    """Offset just behind the stop string that is completed first in ``text``, else -1."""
+    """Return the offset after the first complete stop string in ``text``, or -1."""
     ends = [at + len(item) for item in stop if (at := text.find(item)) >= 0]
     return min(ends, default=-1)
 
@@ -208,15 +210,16 @@ def stop_length(
     stop: Sequence[str],
     before: Sequence[int] = (),
 ) -> int | None:
-    """How many of ``token_ids`` it takes to complete the first stop string; ``None`` when none is completed.
+    """Return the number of ``token_ids`` that complete the first stop string. ``None`` if no stop string is complete.
 
-    The last of them may carry characters beyond it. Found by halving: a stop string that is there stays there.
+    The last of these tokens may contain further characters. Bisection finds the number, because a complete stop string
+    stays complete.
 
     Args:
-        decode: Text of token ids.
-        token_ids: What was sampled.
-        stop: Any of these counts.
-        before: Tokens in front of them, in which a stop string may begin; those that end in them do not count.
+        decode: Returns the text of token ids.
+        token_ids: Sampled ids.
+        stop: Stop strings.
+        before: Preceding tokens, in which a stop string may begin. One that ends in them does not count.
     """
     passed = len(decode(before).rstrip(_UNFINISHED)) if before else 0
 
@@ -227,7 +230,7 @@ def stop_length(
     low, high = 1, len(token_ids)
     if not completed(high):
         return None
-    if not completed(high - 1):  # engines stop there, as a rule
+    if not completed(high - 1):  # engines usually stop there
         return high
     while low < high:
         middle = (low + high) // 2
@@ -239,17 +242,17 @@ def stop_length(
 
 
 class IncrementalDecoder:
-    """Text of a growing list of token ids, piece by piece.
+    """Decodes a growing list of token ids piece by piece.
 
-    A character whose bytes are spread over tokens comes out once it is whole. All pieces together are the
-    text of all tokens together.
+    A character whose bytes are spread over several tokens is returned once it is complete. All pieces together are the
+    text of all tokens.
 
     Args:
-        decode: Text of token ids.
+        decode: Returns the text of token ids.
     """
 
     _CONTEXT = 4
-    """Tokens decoded again in front of new ones: some decoders drop the blank of a first token."""
+    """Number of tokens that are decoded again before new ones. Some decoders drop the space of a first token."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -257,7 +260,7 @@ class IncrementalDecoder:
         self._pending: list[int] = []
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """Take more tokens; returns the text that is now certain."""
+        """Add tokens. Returns the text that is now certain."""
         self._pending += token_ids
         text = self._pending_text()
         if text.endswith(_UNFINISHED):
@@ -265,7 +268,7 @@ class IncrementalDecoder:
         return self._release(text)
 
     def finish(self) -> str:
-        """The rest, unfinished characters as replacement characters; what is fed next starts afresh."""
+        """Return the rest, with replacement characters for incomplete ones, and start a new text."""
         text = self._release(self._pending_text())
         self._context = []
         return text

@@ -202,8 +202,8 @@ def test_a_file_that_cannot_be_a_model_is_one_error(tokenizer, tmp_path):
     whole = write_gguf(tmp_path / "whole.gguf", network, tokenizer).read_bytes()
     merges = [" ".join(pair) for pair in json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]]
     files = {
-        "half": "no readable GGUF file",
-        "text": "no readable GGUF file",
+        "half": "not a readable GGUF file",
+        "text": "not a readable GGUF file",
         "gemma": "architecture 'gemma2', expected llama, qwen2, qwen3",
         "words": "words are split as in 'falcon', expected one of gpt-2, smollm",
         "merges": "tokens encode to themselves",
