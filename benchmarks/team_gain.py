@@ -31,6 +31,7 @@ from timing import REPO, environment
 from afm.cli.options import configs_folder
 from afm.cli.pipeline import STAGES_FILE, Quickstart, Stage, read_stages, run_engine, run_stages
 from afm.cli.recipes import WIKI, RecipeSizes
+from afm.errors import EngineError
 from afm.terminal import ProgressView
 
 SYSTEMS = {
@@ -48,12 +49,18 @@ MAX_PROMPT_TOKENS = 384
 
 @dataclass(frozen=True)
 class TeamSizes:
-    """How much of the team's part; the overrides are ``key=value`` arguments of ``afm sft`` and ``afm rl``."""
+    """Sizes of the team's stages. The overrides are ``key=value`` arguments of ``afm sft`` and ``afm rl``.
+
+    Attributes:
+        scripted: Whether the scripted team's trajectories replace those of the trained team. A smoke needs it, because
+            its team answers nothing.
+    """
 
     distilled_tasks: int
     members: tuple[str, ...]
     rl: tuple[str, ...]
     sft: tuple[str, ...]
+    scripted: bool = False
 
 
 def _rl(steps: int, batch: int, samples: int, *more: str) -> tuple[str, ...]:
@@ -76,6 +83,7 @@ SMOKE = TeamSizes(
     ("max_steps=30", "save_steps=30"),
     _rl(1, 4, 2, "verl.trainer.save_freq=1"),
     ("max_steps=30", "save_steps=30"),
+    scripted=True,
 )
 QUICKSTART_SMOKE = RecipeSizes(
     train_tasks=300,
@@ -201,7 +209,14 @@ class TeamQuickstart(Quickstart):
         words = [str(tasks), f"--output-dir={self.out / 'distill_team'}", f"--team={file}"]
         words += ["--max-parallel=32", f"--seed={self.seed}"]
         with self.recipe.serving(self.world):
-            run_engine("data", "distill", *words, folder=self.out / "distill_team", progress=self.progress)
+            try:
+                run_engine(
+                    "data", "distill", *words, folder=self.out / "distill_team", progress=self.progress
+                )
+            except EngineError:
+                if not self.team.scripted:
+                    raise
+                return "no trajectory"
         return f"trajectories in {self.out / 'distill_team'}"
 
     def sft_team(self) -> str:
@@ -209,7 +224,8 @@ class TeamQuickstart(Quickstart):
         from afm.datasets.sft_files import write_sft
         from afm.trajectory.io import load_records
 
-        data, source = self.out / "data_team", self.out / "distill_team/trajectories.jsonl"
+        folder = "distill" if self.team.scripted else "distill_team"
+        data, source = self.out / "data_team", self.out / folder / "trajectories.jsonl"
         rows = write_sft(load_records(source), self.spec, data, name=self.recipe.agent, inputs=[source])
         own = [
             f"model_name_or_path={self.start}",

@@ -1,4 +1,4 @@
-"""benchmarks/harness_gain.py: demonstrations are what the example programs send and what their model samples."""
+"""benchmarks/harness_gain.py and team_gain.py: demonstrations are what programs send and their model samples."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import harness_gain as gain
 import pytest
+import team_gain
 
-from afm.cli.recipes import MATH
+from afm.cli.recipes import MATH, WIKI
 from afm.datasets import Task
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "57+38"}}\n</tool_call>'
@@ -77,3 +78,13 @@ def test_the_record_keeps_one_row_of_a_harness_and_seed(tmp_path: Path) -> None:
         gain.keep({"harness": harness, "seed": seed, "steps": steps}, record)
     kept = json.loads(record.read_text())["runs"]
     assert [(row["harness"], row["seed"], row["steps"]) for row in kept] == [("own", 1, 2), ("script", 0, 3)]
+
+
+def test_every_system_of_a_team_is_evaluated_after_what_it_needs(tmp_path: Path) -> None:
+    common = (tmp_path, tmp_path, WIKI, team_gain.QUICKSTART_SMOKE, 0, None, lambda *_: None)
+    names = [stage.name for stage in team_gain.TeamQuickstart(*common).stages()]
+    assert len(set(names)) == len(names)
+    needs = {"eval_team": "members", "eval_team_rl": "rl_team", "eval_distilled": "sft_team"}
+    assert needs.keys() | {"eval_sft", "eval_rl"} == set(team_gain.SYSTEMS.values())
+    assert all(names.index(before) < names.index(name) for name, before in needs.items())
+    assert names.index("rl_team") < names.index("distill_team") < names.index("sft_team")
