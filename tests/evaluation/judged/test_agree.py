@@ -50,7 +50,9 @@ async def test_what_needs_no_judge_does_not_count_as_agreement(finished, judge) 
     folder = finished({"a": ["1", None, "wrong no"], "b": ["right yes", "x" * 2000, "1"]})
     (found,) = (await agree(folder, settings({"control": False}))).agreement
     assert (found.episodes, found.settled, len(judge.requests)) == (2, 4, 2)
-    with pytest.raises(DataError, match=r"no episode needs a judge \(2 have no answer or exactly a gold answer"):
+    with pytest.raises(
+        DataError, match=r"no episode needs a judge \(2 have no answer or exactly a gold answer"
+    ):
         await agree(finished({"a": ["1", None]}, "settled"), settings())
 
 
