@@ -1,4 +1,4 @@
-"""Trajectories: text to steps and back, their rules, their final answers, and their files."""
+"""Trajectories: conversion between text and steps, rules, final answers, and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The final answer, taken out of what the agent itself wrote."""
+"""Extraction of the final answer from the agent's own text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})(.*)$", re.MULTILINE)
 
 
 def answers(segments: Sequence[Segment], spec: AgentSpec) -> tuple[str, ...]:
-    r"""The final answers of a response, ``()`` without one in the agent's format.
+    r"""Return the final answers of a response, ``()`` if none has the agent's format.
 
-    Only a closed answer role that the agent wrote counts, the first one. Its content is taken out of
-    the last ``\boxed{}`` or the last fenced block where the agent's format asks for it, and split at its
-    separator; empty parts are dropped.
+    Only the first closed answer role that the agent wrote counts. The answer is the content of its last ``\boxed{}`` or
+    last fenced block, if the agent's format requires one. It is split at the agent's separator, without empty parts.
     """
     content = answer_content(segments, spec)
     return () if content is None else read_answer(content, spec)
 
 
 def read_answer(content: str, spec: AgentSpec) -> tuple[str, ...]:
-    """The final answers in the content of an answer role, ``()`` when they do not have the agent's format."""
+    """Return the final answers in the content of an answer role, ``()`` if it does not have the agent's format."""
     inner = _unwrapped(content, spec.answer_format)
     if inner is None or spec.answer_separator is None:
         return (inner,) if inner else ()
@@ -32,7 +31,7 @@ def read_answer(content: str, spec: AgentSpec) -> tuple[str, ...]:
 
 
 def answer_content(segments: Sequence[Segment], spec: AgentSpec) -> str | None:
-    """The content of the answer role, unchanged, or ``None`` when the agent gave no answer."""
+    """Return the unchanged content of the answer role, or ``None`` if the agent gave no answer."""
     text = "".join(segment.text for segment in segments)
     for step in split(text, spec).steps:
         if step.role == spec.answer_role and written_by_agent(segments, step.start, step.end):
@@ -41,9 +40,9 @@ def answer_content(segments: Sequence[Segment], spec: AgentSpec) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Content of the last ``\boxed{}`` with balanced braces, or ``None`` without a box.
+    r"""Return the content of the last ``\boxed{}`` with balanced braces, or ``None`` without a box.
 
-    Of boxes inside each other the outer one counts. Escaped braces are text.
+    The outermost of nested boxes counts. Escaped braces are text.
     """
     box = (0, 0)
     opened: list[int | None] = []
@@ -59,7 +58,7 @@ def boxed(text: str) -> str | None:
 
 
 def fenced(text: str) -> str | None:
-    """Content of the last closed fenced block, or ``None`` without one."""
+    """Return the content of the last closed fenced block, or ``None`` without one."""
     content = None
     opening: re.Match[str] | None = None
     for line in _FENCE.finditer(text):
@@ -80,7 +79,7 @@ def _unwrapped(content: str, answer_format: AnswerFormat) -> str | None:
 
 
 def written_by_agent(segments: Sequence[Segment], start: int, end: int) -> bool:
-    """Whether no character of a response between ``start`` and ``end`` is the environment's."""
+    """Return whether the agent wrote every character of a response between ``start`` and ``end``."""
     position = 0
     for segment in segments:
         stop = position + len(segment.text)
@@ -91,7 +90,7 @@ def written_by_agent(segments: Sequence[Segment], start: int, end: int) -> bool:
 
 
 def dressed_answer(answer: str, spec: AgentSpec) -> str:
-    """A team's bare answer, dressed as the agent's answer role wants it; dressed ones stay as they are."""
+    """Return a team's answer in the format of the agent's answer role. An answer in that format stays unchanged."""
     if spec.answer_format is AnswerFormat.BOXED and "\\boxed{" not in answer:
         return f"\\boxed{{{answer}}}"
     if spec.answer_format is AnswerFormat.FENCE and "```" not in answer:

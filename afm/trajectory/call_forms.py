@@ -1,4 +1,4 @@
-"""Tool calls as a model writes them: in the form of its agent, and in forms that it made up."""
+"""Recognition of tool calls in a model's text: in the form of its agent, and in other known forms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REACT = re.compile(
     r"|(?P<name>\S[^\n]{0,200}?)\**[ \t]*\n\s*\**Action[ \t]*Input(?:[ \t]*\d+)?\**[ \t]*:)",
     re.MULTILINE,
 )
-"""``Action 1: Search[x]`` and ``Action:`` with ``Action Input:``, bold or not; ReAct's own ``Finish[x]`` answers."""
+"""``Action 1: Search[x]`` and ``Action:`` with ``Action Input:``, bold or not. ReAct's ``Finish[x]`` is an answer."""
 _STRING = r'"(?:[^"\\\n]|\\.){0,400}"'
 _GIVEN = r'"(?:arguments|parameters|action_input)"\s*:\s*'
 _NAMED = r'"(?:name|action)"\s*:\s*"(?P<{}>[^"\n]{{1,200}})"'
@@ -27,11 +27,11 @@ _JSON = re.compile(
     rf'{_NAMED.format("name")}\s*,(?:[^{{}}"]|{_STRING}){{0,60}}?{_GIVEN}["{{]'
     rf'|{_GIVEN}(?:{_STRING}|\{{[^{{}}]{{0,400}}\}})\s*,(?:[^{{}}"]|{_STRING}){{0,60}}?{_NAMED.format("last")}'
 )
-"""An object with a name and arguments, in either order, with other keys between them."""
+"""An object with a name and arguments in either order, with other keys between them."""
 _REACH = 400
 _NAME_ATTRIBUTE = re.compile(r"""\bname\s*=\s*["']?([\w.-]+)|^\s*=\s*["']?([\w.-]+)""")
 _CONTAINERS = frozenset(("tool_call", "tool_calls", "tool_use", "function_call", "function_calls"))
-"""Tags around a call in formats of other models. The tool's name is inside."""
+"""Tags around a call in formats of other models, with the tool's name inside."""
 _HTML = frozenset(
     re.findall(
         r"\w+",
@@ -45,29 +45,29 @@ _HTML = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """One tool call in a response: the tag or the tool's name as written (empty when the form names none)."""
+    """One tool call in a response. ``name`` is the tag or the tool's name as written, empty if the form has no name."""
 
     name: str
     offered: bool
-    """Whether it is a tool of the agent."""
+    """Whether the tool is one of the agent's."""
 
 
 def written_calls(
     segments: Sequence[Segment], spec: AgentSpec, *, original: AgentSpec | None = None
 ) -> tuple[WrittenCall, ...]:
-    """Everything in a response that is a tool call or looks like one, in the order of the text.
+    """Return everything in a response that is a tool call or looks like one, in the order of the text.
 
-    The inside of a closed role is content: a tag in a thought calls nothing. Outside of closed roles these
-    look like calls:
+    The inside of a closed role is content, so a tag in a thought is not a call. Outside of closed roles, these look like
+    calls:
 
-    - a tag of a tool of any agent we ship, or a tag that other models write around calls;
-    - any other tag that is closed, but for HTML and for text functions of known agents;
+    - a tool tag of any shipped agent, or a tag that other models write around calls;
+    - any other closed tag, except HTML and text roles of known agents;
     - the tokens of chat templates;
     - ReAct's ``Action:`` with ``Action Input:``, or ``Action: tool[input]``;
     - JSON with ``name`` and ``arguments``.
 
     Args:
-        original: The agent that ``spec`` is without its tools; its tags are known, too.
+        original: The agent from which the tools of ``spec`` were removed. Its tags are known too.
     """
     known = _Known.of(spec, original)
     parts = split("".join(segment.text for segment in segments), spec)
@@ -83,7 +83,7 @@ def written_calls(
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Names that mean something to an agent or its relatives."""
+    """The names of tools and text roles of an agent and of the shipped agents."""
 
     offered: frozenset[str]
     tools: frozenset[str]
@@ -92,7 +92,7 @@ class _Known:
     @classmethod
     def of(cls, spec: AgentSpec, original: AgentSpec | None) -> _Known:
         tools, text = _shipped_names()
-        for agent in (original, spec):  # what the agent itself declares counts most
+        for agent in (original, spec):  # the agent's own declaration takes precedence
             if agent is not None:
                 own_tools, own_text = _names(agent)
                 tools, text = (tools - own_text) | own_tools, (text - own_tools) | own_text
@@ -107,13 +107,13 @@ def _shipped_names() -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _names(spec: AgentSpec) -> tuple[frozenset[str], frozenset[str]]:
-    """Tags and names of its tools, and its other tags."""
+    """Return the tags and names of an agent's tools, and its other tags."""
     tags = frozenset(spec.tool_roles)
     return tags | frozenset(spec.tool_roles.values()), frozenset(spec.roles) - tags
 
 
 def _calls_in(text: str, known: _Known) -> Iterator[WrittenCall]:
-    """Calls in text outside of closed roles; a form inside another is the same call."""
+    """Yield the calls in text outside of closed roles. A form inside another is the same call."""
     if not text or text.isspace():
         return
     forms = sorted((*_tags(text, known), *_other_forms(text)), key=lambda form: (form[0].start(), -form[1]))
@@ -126,7 +126,7 @@ def _calls_in(text: str, known: _Known) -> Iterator[WrittenCall]:
 
 
 def _other_forms(text: str) -> Iterator[tuple[re.Match[str], int]]:
-    """Every call that is no tag, and where it ends."""
+    """Yield every call that is not a tag, and its end."""
     for token in _TOKEN.finditer(text):
         inner = _JSON.search(text, token.end(), token.end() + _REACH)
         yield token, inner.end() if inner else token.end()
@@ -136,7 +136,7 @@ def _other_forms(text: str) -> Iterator[tuple[re.Match[str], int]]:
 
 
 def _tags(text: str, known: _Known) -> Iterator[tuple[re.Match[str], int]]:
-    """Every tag that looks like a call, and where it ends: with its first closing tag."""
+    """Yield every tag that looks like a call, and its end at the first closing tag."""
     tags = list(ANY_TAG.finditer(text))
     closings: defaultdict[str, list[int]] = defaultdict(list)
     for tag in tags:
@@ -154,7 +154,7 @@ def _tags(text: str, known: _Known) -> Iterator[tuple[re.Match[str], int]]:
 
 
 def _name(text: str, begun: re.Match[str], end: int, known: _Known) -> str:
-    """The tool that a form calls, as far as it says."""
+    """Return the name of the tool that a form calls, if it has one."""
     if begun.re in (_REACT, _JSON):
         return _named(begun)
     inner = _JSON.search(text, begun.end(), end)
@@ -170,5 +170,5 @@ def _name(text: str, begun: re.Match[str], end: int, known: _Known) -> str:
 
 
 def _named(form: re.Match[str]) -> str:
-    """The name in a form of text; each alternative has a group for it."""
+    """Return the name in a text form, whose alternatives have a group each."""
     return next(name for name in form.groups() if name is not None).strip()

@@ -1,4 +1,4 @@
-"""Chat messages of a row, as OpenAI and those who follow it write them, checked."""
+"""Checked reading of a row's chat messages in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from afm.errors import DataError
 
 
 def text_of(row: Mapping[str, Any], key: str) -> str:
-    """The text under ``key``. A missing one is an error."""
+    """Return the text under ``key``. A missing one is an error."""
     if key not in row:
         raise DataError(f"no key {key!r} among {sorted(row)[:8]}")
     if not isinstance(row[key], str):
@@ -19,13 +19,13 @@ def text_of(row: Mapping[str, Any], key: str) -> str:
 
 
 def row_id(row: Mapping[str, Any], *keys: str) -> str:
-    """The id of a row under the first of ``keys`` (by default ``id``) that holds one; 0 is an id. Empty without an id."""
+    """Return the id of a row under the first of ``keys`` (by default ``id``) with one, else ``""``. 0 is an id."""
     ids = (row.get(key) for key in keys or ("id",))
     return next((str(value) for value in ids if value not in (None, "")), "")
 
 
 def loss_flag(message: Mapping[str, Any]) -> bool:
-    """Whether a message is trained on: its flag ``loss``, by default true. Any other value is an error."""
+    """Return whether a message is trained on: its flag ``loss``, by default true. Any other value is an error."""
     flag = message.get("loss")
     if flag is not None and not isinstance(flag, bool):
         raise DataError(f"loss: got {flag!r}, expected true or false")
@@ -33,10 +33,10 @@ def loss_flag(message: Mapping[str, Any]) -> bool:
 
 
 def tools_text(tools: Any) -> str:
-    """Declared tools as chat templates take them: the JSON text of a list of objects, empty for none.
+    """Return declared tools for chat templates: the JSON text of a list of objects, or ``""`` without tools.
 
     Raises:
-        DataError: They are neither a list of objects nor the JSON text of one.
+        DataError: ``tools`` is neither a list of objects nor the JSON text of one.
     """
     listed = tools or []
     if isinstance(listed, str):
@@ -52,10 +52,10 @@ def tools_text(tools: Any) -> str:
 def message_list(
     row: Mapping[str, Any], column: str, role_key: str = "role", content_key: str | None = "content"
 ) -> list[Mapping[str, Any]]:
-    """The messages under ``column``, at least one, each with a role and (unless its key is ``None``) a text.
+    """Return the messages under ``column``, at least one, each with a role and, unless its key is ``None``, a text.
 
     Raises:
-        DataError: No messages of this form, or a ``loss`` that is neither true nor false.
+        DataError: There are no messages of this form, or a ``loss`` is neither true nor false.
     """
     messages = row.get(column)
     if not isinstance(messages, list) or not messages:
@@ -74,7 +74,7 @@ def message_list(
 
 
 def content_text(message: Mapping[str, Any]) -> str:
-    """The text of a message, its text parts joined; an error where it holds something else."""
+    """Return the text of a message with its text parts joined. Other content is an error."""
     content = message.get("content")
     if isinstance(content, list):
         if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
@@ -86,7 +86,7 @@ def content_text(message: Mapping[str, Any]) -> str:
 
 
 def hidden_reasoning(message: Mapping[str, Any]) -> str:
-    """What a reasoning model thought before its message, as servers send it next to the content; empty without it."""
+    """Return the reasoning that servers send next to the content of a message, or ``""`` without it."""
     for key in ("reasoning_content", "reasoning"):
         if isinstance(message.get(key), str) and message[key].strip():
             return str(message[key]).strip()
@@ -94,7 +94,7 @@ def hidden_reasoning(message: Mapping[str, Any]) -> str:
 
 
 def called_function(call: Any) -> dict[str, Any]:
-    """``{name, arguments}`` of one element of ``tool_calls``, the arguments decoded; an error where it is no such call."""
+    """Return ``{name, arguments}`` of one element of ``tool_calls``, decoded. An invalid call is an error."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise DataError(f"tool_calls: got {str(call)[:80]!r}, expected {{function: {{name, arguments}}}}")
@@ -115,14 +115,14 @@ _RESPONSE_ITEMS = ("function_call", "function_call_output", "reasoning")
 
 
 def is_message(item: Any) -> bool:
-    """Whether a value is a message of a chat, or an item of the Responses API."""
+    """Return whether a value is a chat message or an item of the Responses API."""
     return isinstance(item, dict) and ("role" in item or item.get("type") in _RESPONSE_ITEMS)
 
 
 def chat_of_items(items: Any) -> Any:
-    """Items of OpenAI's Responses API, as ``to_input_list()`` of its Agents SDK gives them, as messages of a chat.
+    """Return items of OpenAI's Responses API, such as ``to_input_list()`` of its Agents SDK, as chat messages.
 
-    Words and the calls behind them are one message of the assistant. Summaries of reasoning are its hidden reasoning.
+    A text and the calls after it are one message of the assistant. Summaries of reasoning become its hidden reasoning.
     """
     if not any(isinstance(item, dict) and item.get("type") in _RESPONSE_ITEMS for item in items):
         return items

@@ -1,4 +1,4 @@
-"""Files of rows: records as JSON lines (append only, flushed per record), and rows of JSONL or of one JSON array."""
+"""Files of rows: records as JSON lines (append-only, one write per record), and rows of JSONL or of one JSON array."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from afm.trajectory.record import Record
 
 
 def read_records(path: str | Path) -> Iterator[Record | DataError]:
-    """Yield each line's record, or for a bad line its error with path and line number; blank lines pass.
+    """Yield the record of each line, or the error of a bad line with path and line number. Skips blank lines.
 
     Raises:
         DataError: The file cannot be opened.
@@ -28,7 +28,7 @@ def read_records(path: str | Path) -> Iterator[Record | DataError]:
 
 
 def numbered_records(path: str | Path) -> Iterator[tuple[int, Record | DataError]]:
-    """:func:`read_records`, each with its 1-based line."""
+    """Yield the items of :func:`read_records` with their 1-based lines."""
     for number, line in raw_lines(Path(path)):
         if not line.strip():
             continue
@@ -39,7 +39,7 @@ def numbered_records(path: str | Path) -> Iterator[tuple[int, Record | DataError
 
 
 def load_records(path: str | Path) -> list[Record]:
-    """All records of a file; the first bad line is an error."""
+    """Return all records of a file. The first bad line is an error."""
     records = []
     for item in read_records(path):
         if isinstance(item, DataError):
@@ -49,9 +49,9 @@ def load_records(path: str | Path) -> list[Record]:
 
 
 class RecordWriter(Journal):
-    """Appends records to a JSONL file; for one writer at a time.
+    """Appends records to a JSONL file, for one writer at a time.
 
-    A killed process leaves at most one partial line, the last. Opening the file again moves that line to
+    A killed process leaves at most an incomplete last line. Opening the file again moves that line to
     ``<file>.partial`` and logs a warning.
     """
 
@@ -59,27 +59,27 @@ class RecordWriter(Journal):
         super().__init__(Path(path), exclusive=False)
 
     def write(self, record: Record) -> int:
-        """Append one record and hand it to the operating system; returns the length of the file now, in bytes.
+        """Write one record and return the new length of the file in bytes.
 
         Raises:
-            DataError: The record holds something that JSON cannot express.
+            DataError: JSON cannot express the record.
             ValueError: The writer is not open.
         """
         return self.append(line_of_record(record, self.path))
 
 
 def append_record(path: str | Path, record: Record) -> None:
-    """Append one record to a file that several processes of a machine write at once: a line is one write."""
+    """Append one record in a single write, so that several processes of a machine can write to the file."""
     line = line_of_record(record, Path(path))
     with Path(path).open("ab", buffering=0) as file:
         file.write(line)
 
 
 def line_of_record(record: Record, path: Path | None = None) -> bytes:
-    """A record as one line with its line feed; ``path`` names its file in errors.
+    """Return a record as one line with its line feed. ``path`` is the file in error messages.
 
     Raises:
-        DataError: The record holds something that JSON cannot express.
+        DataError: JSON cannot express the record.
     """
     try:
         return record.model_dump_json().encode() + b"\n"
@@ -90,7 +90,7 @@ def line_of_record(record: Record, path: Path | None = None) -> bytes:
 
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines of a file with their 1-based numbers, one in memory at a time.
+    """Yield the lines of a file with their 1-based numbers, with one in memory at a time.
 
     Raises:
         DataError: The file cannot be read.
@@ -103,11 +103,11 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def record_of_line(line: bytes, path: str | Path = "FILE") -> Record:
-    """The record of one line. The error for an invalid one has no location."""
+    """Return the record of one line. The error of an invalid line has no location."""
     try:
         return Record.model_validate_json(line)
     except ValidationError as error:
-        cut = "" if line.endswith(b"\n") else " (a half-written last line?)"
+        cut = "" if line.endswith(b"\n") else " (the last line may be incomplete)"
         raise DataError(explain(error, path) + cut) from None
 
 
@@ -119,7 +119,7 @@ def convert_advice(path: str | Path) -> str:
 
 
 def explain(error: ValidationError, path: str | Path = "FILE") -> str:
-    """The first fault of a record in one line: key, value, what was expected; of a row of another format, how to convert it."""
+    """Return the first fault of a record in one line: key, value, expectation. For another format, how to convert it."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         return f"no valid JSON: {first['ctx']['error']}; expected one trajectory record a line"
@@ -144,12 +144,12 @@ Advantages = float | list[float]
 
 
 def advantages_file(episodes: Path) -> Path:
-    """The file that holds the advantages of a file's episodes."""
+    """Return the path of the file with the advantages of the episodes."""
     return episodes.with_suffix(ADVANTAGES_SUFFIX)
 
 
 def load_advantages(episodes: Path) -> Mapping[str, Any]:
-    """By the episodes' ids. Empty without such a file; other content is an error."""
+    """Return the advantages by the episodes' ids, empty without the file. Other content is an error."""
     file = advantages_file(episodes)
     try:
         advantages = json.loads(file.read_bytes())
@@ -173,7 +173,7 @@ _OTHER_CONTENT = {
     b"\xff\xfe": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8 FILE > ROWS.jsonl",
     b"\xfe\xff": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8 FILE > ROWS.jsonl",
 }
-"""First bytes of files that hold no JSON as text, and what to do with them."""
+"""Maps the first bytes of files that are not JSON text to what they are and what to do."""
 _OVER_LINES = (
     "a JSON object over several lines, expected one JSON value a line; write it so: jq -c . FILE > ROWS.jsonl"
 )
@@ -208,18 +208,18 @@ def refuse_other_content(path: Path) -> None:
 _DECODER = json.JSONDecoder()
 _BLOCK_CHARS = 1 << 16
 _LONGEST_WORD = 16
-"""More characters than a word or an escape of JSON has: an error nearer to the end may come from a cut."""
+"""More characters than any word or escape of JSON has. An error nearer to the end may result from a cut."""
 
 
 class BrokenArrayError(DataError):
-    """A JSON array breaks off, so that the rows behind that place cannot be separated or counted."""
+    """A JSON array breaks off, so that the rows after that place cannot be separated or counted."""
 
 
 def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """Decoded rows of JSONL, or of one JSON array, with the line they begin on; one in memory at a time.
+    """Yield the decoded rows of JSONL or of one JSON array with their first lines, with one in memory at a time.
 
-    A row that is no JSON or no Unicode text is yielded as a :class:`DataError`. Of an array that breaks off, the last
-    item is a :class:`BrokenArrayError`.
+    A row that is not JSON or not Unicode is yielded as a :class:`DataError`. If an array breaks off, the last item is a
+    :class:`BrokenArrayError`.
 
     Raises:
         DataError: The file cannot be read.
@@ -252,7 +252,7 @@ def _line_item(text: str, path: Path, line: int) -> Any:
 
 
 def _unicode(item: Any, text: str) -> Any:
-    """``item`` if all of it can be written as UTF-8; ``text`` is what it was read from."""
+    """Return ``item``, which was decoded from ``text``, if all of it can be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -267,7 +267,7 @@ def _unicode(item: Any, text: str) -> Any:
 
 
 class _ArrayText:
-    """What has been read of a file and not been used up; ``line`` is that of the position, from 1."""
+    """The unread rest of a file. ``line`` is the line of the position, from 1."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -276,29 +276,29 @@ class _ArrayText:
         self.line = 1
 
     def begins_array(self) -> bool:
-        """Whether the first character that is not blank opens an array; the position is behind it then."""
+        """Return whether the first non-blank character opens an array, and move past it in that case."""
         begins = self.skip(_BLANK) == "["
         if begins:
             self.step()
         return begins
 
     def skip(self, pattern: re.Pattern[str]) -> str:
-        """Go behind all that matches; the character that follows, empty at the end of the file."""
+        """Move past everything that matches and return the next character, empty at the end of the file."""
         while True:
             self._go(pattern.match(self._text, self._at).end())  # type: ignore[union-attr]
             if self._at < len(self._text) or not self._read():
                 return self._text[self._at : self._at + 1]
 
     def step(self) -> None:
-        """Go behind the next character, which is no line feed."""
+        """Move past the next character, which is not a line feed."""
         self._at += 1
 
     def item(self) -> tuple[int, Any]:
-        """The item at the position with its line; reads as far as it needs to.
+        """Return the item at the position with its line, reading as much as needed.
 
         Raises:
-            DataError: It is no Unicode text.
-            ValueError: It is no JSON.
+            DataError: The item is not Unicode text.
+            ValueError: The item is not JSON.
         """
         while True:
             try:
@@ -321,7 +321,7 @@ class _ArrayText:
         self._at = position
 
     def _read(self) -> bool:
-        """Read on, twice as much while an item lasts, and forget what is used up; ``False`` at the end."""
+        """Read more, doubling while an item lasts, and drop the used text. Return ``False`` at the end."""
         more = self._file.read(max(_BLOCK_CHARS, len(self._text) - self._at))
         if more:
             self._text, self._at = self._text[self._at :] + more, 0

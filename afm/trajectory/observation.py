@@ -1,4 +1,4 @@
-"""Text of tools and other strangers as an observation: harmless, cut to a length, and in its tags."""
+"""Untrusted text of tools as an observation: neutralised, shortened, and in its tags."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from afm.terminal import ESCAPE
 from afm.trajectory.tags import Trajectory
 
 _LINE_END = re.compile(r"\r\n?|[\x0b\x0c\u2028\u2029]")
-# Control characters but tab and line feed; characters without width; those that turn the direction of writing;
-# annotation marks; "tag" characters and supplementary selectors, in which whole sentences can be hidden.
+# Control characters except tab and line feed, characters without width, changes of the writing direction, annotation
+# marks, and "tag" characters and supplementary selectors, which can hide whole sentences.
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-# What joins or varies emoji and letters of some scripts has no business inside words of Latin letters.
+# Joiners and variation selectors serve emoji and some scripts. Inside words of Latin letters they only hide text.
 _JOINER = re.compile(
     r"(?<=[!-~\uff01-\uff5e])"
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u200c\u200d\u3164\ufe00-\ufe0f\uffa0]+"
@@ -24,7 +24,7 @@ _JOINER = re.compile(
 )
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _NOT_PLAIN = re.compile(r"[^\t\n -~]")
-"""Where it matches nothing, none of the patterns above does."""
+"""If it matches nothing, none of the patterns above matches."""
 _OPENING, _CLOSING = "<＜﹤‹〈⟨", ">＞﹥›〉⟩"
 _OPEN, _CLOSE = f"[{_OPENING}]", f"[{_CLOSING}]"
 _TEMPLATE_TOKEN = rf"{_OPEN}([|｜][^<>\s]{{1,64}}[|｜]){_CLOSE}"
@@ -42,13 +42,13 @@ _TEMPLATE_TAGS = (
     ),
     *("think", "image", "video", "audio"),
 )
-"""Tags that chat templates and trainers of common models give a meaning, whatever the agent's own roles are."""
+"""Tags with a meaning in chat templates and trainers of common models, independent of the agent's roles."""
 
 
 def readable(text: str) -> str:
-    """``text`` without terminal sequences, control characters and hidden characters; lines end with a line feed.
+    """Return ``text`` without terminal sequences, control characters and hidden characters.
 
-    Lone surrogates become U+FFFD. Never longer than ``text``.
+    Line ends become line feeds, and lone surrogates U+FFFD. The result is never longer than ``text``.
     """
     if _NOT_PLAIN.search(text) is None:
         return text
@@ -58,16 +58,16 @@ def readable(text: str) -> str:
 
 
 def whole_characters(text: str) -> str:
-    """``text`` with U+FFFD for each half of a surrogate pair, which JSON can spell and UTF-8 cannot carry."""
+    """Return ``text`` with U+FFFD for each lone surrogate, which JSON can express but UTF-8 cannot encode."""
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def neutralise(text: str, spec: AgentSpec | None = None) -> str:
-    """Make untrusted text unable to open or close a role of ``spec``, however it is written around.
+    """Return untrusted text that cannot open or close a role of ``spec``.
 
-    ``<role>`` becomes ``[role]``, in upper or lower case, with blanks or attributes inside, in full-width letters,
-    and with brackets that only look like ``<``. Tokens and tags of chat templates such as ``<|im_end|>`` change the
-    same way. Hidden characters go first (:func:`readable`). The result is never longer than ``text``.
+    ``<role>`` becomes ``[role]``, in upper or lower case, with blanks or attributes inside, in full-width letters, and
+    with brackets that only look like ``<``. Tokens and tags of chat templates, such as ``<|im_end|>``, change in the same
+    way. :func:`readable` removes hidden characters first. The result is never longer than ``text``.
     """
     text = readable(text)
     if text.isascii() and "<" not in text and "[" not in text:
@@ -79,13 +79,13 @@ def neutralise(text: str, spec: AgentSpec | None = None) -> str:
 def _untrusted(roles: tuple[str, ...]) -> re.Pattern[str]:
     names = sorted({*roles, *_TEMPLATE_TAGS}, key=lambda name: (-len(name), name))
     name = "|".join("".join(map(_either_width, word)) for word in names)
-    attributes = rf"\s[^{_OPENING}{_CLOSING}]*"  # no bracket in them: every character is looked at once
+    attributes = rf"\s[^{_OPENING}{_CLOSING}]*"  # without brackets, which keeps matching linear
     tag = rf"{_OPEN}(\s{{0,8}}[\\/／]{{0,2}}\s{{0,8}}(?:{name})(?:{attributes})?[/／]?){_CLOSE}"
     return re.compile(f"{tag}|{_TEMPLATE_TOKEN}|{_INSTRUCTION}", re.IGNORECASE)
 
 
 def _either_width(letter: str) -> str:
-    """A pattern of an ASCII letter or its full-width form."""
+    """Return a pattern that matches an ASCII letter or its full-width form."""
     return f"[{re.escape(letter)}{chr(ord(letter) + 0xFEE0)}]" if "!" <= letter <= "~" else re.escape(letter)
 
 
@@ -99,22 +99,22 @@ _MIN_EDGE_CHARS = 8
 
 
 def render(trajectory: Trajectory) -> str:
-    """The text of a trajectory; ``parse(render(t)) == t`` and ``render(parse(text)) == text``."""
+    """Return the text of a trajectory: ``parse(render(t)) == t`` and ``render(parse(text)) == text``."""
     parts = [f"{step.prefix}<{step.role}>{step.content}</{step.role}>" for step in trajectory.steps]
     return "".join(parts) + trajectory.tail
 
 
 def observation_content(result_text: str, spec: AgentSpec, max_chars: int) -> str:
-    """What the agent is shown of a tool's result, without tags.
+    """Return the content of an observation for a tool's result, without tags.
 
-    The result is stripped of blank edges, cut to ``max_chars`` characters (head and tail are kept, the cut is
-    marked and counted within the bound) and neutralised.
+    The result is stripped, shortened to ``max_chars`` characters and neutralised. Shortening keeps head and tail, and
+    the mark of the cut counts towards ``max_chars``.
     """
     return neutralise(_cut(result_text.strip(), max_chars), spec)
 
 
 def tagged_observation(content: str, spec: AgentSpec) -> str:
-    """What the environment appends for a content: the content between tags on lines of their own.
+    """Return the text that the environment appends: ``content`` between tags on separate lines.
 
     Raises:
         ValueError: The agent has no observation role.
@@ -126,7 +126,7 @@ def tagged_observation(content: str, spec: AgentSpec) -> str:
 
 
 def observation_text(result_text: str, spec: AgentSpec, max_chars: int) -> str:
-    """What the environment appends after a tool call: :func:`observation_content` in its tags."""
+    """Return the text that the environment appends after a tool call: :func:`observation_content` in its tags."""
     return tagged_observation(observation_content(result_text, spec, max_chars), spec)
 
 

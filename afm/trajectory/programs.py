@@ -1,4 +1,4 @@
-"""Programs in tool calls: the fences of the code tool, calls of functions, and when two calls ask the same."""
+"""Programs in tool calls: the fences of the code tool, function calls, and equality of calls."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any
 from afm.errors import BadArgumentError, DataError
 
 CODE_TOOL = "code"
-"""Name of the tool that runs programs."""
+"""The name of the tool that runs programs."""
 _PROGRAM = re.compile(r"py(?:thon)?[\d.]*")
 _STDIN = ("sh", "bash", "shell")
 _HOW_TO = "Write the program between a line ```py and a line ```."
 _NAMED, _NAME_CHARS = 3, 20
 _PYTHON_LINE_END = re.compile(r"(?<=\n)|(?<=\r)(?!\n)")
-"""Of a program; ``str.splitlines`` ends lines at form feeds and separators too."""
+"""Line ends of Python. ``str.splitlines`` would also end lines at form feeds and separators."""
 
 
 @dataclass(frozen=True, slots=True)
 class FencedProgram:
-    """What the agent asked to run."""
+    """A program that the agent wants to run, and its input."""
 
     code: str
     stdin: str = ""
 
 
 def parse_program(argument: str) -> FencedProgram:
-    """The program and its input in a tool argument.
+    """Return the program and its input in a tool argument.
 
     Raises:
-        BadArgumentError: No program fence, two of them, or one that is never closed.
+        BadArgumentError: There is no program fence, there are several, or one is never closed.
     """
     programs: list[str] = []
     inputs: list[str] = []
@@ -52,12 +52,12 @@ def parse_program(argument: str) -> FencedProgram:
 
 
 def program_argument(text: str) -> str:
-    """A program as the code tool reads it: in a fence, unless it is in one already.
+    """Return a program in the fence that the code tool reads, which may already be there.
 
-    Text that a fence cannot hold, because a line of it would close the fence, stays as it is.
+    Text with a line that would close the fence stays unchanged.
 
     Raises:
-        BadArgumentError: That text is a program in which the tool would find another one, fenced in a string of it.
+        BadArgumentError: The text is a program with another fenced program in a string, which the tool would run.
     """
     fenced = f"\n```py\n{text.strip(chr(10))}\n```\n"
     if not text.strip():
@@ -65,7 +65,7 @@ def program_argument(text: str) -> str:
     if _reads(text) is not None:
         if _is_python(text):
             raise BadArgumentError(
-                "a program holds a fenced program in one of its strings, and the code tool would run that one; leave the row out"
+                "a program holds a fenced program in a string, and the code tool would run that one; remove the row"
             )
         return text
     return fenced if _reads(fenced) == FencedProgram(f"{text.strip(chr(10))}\n") else text
@@ -95,7 +95,7 @@ def _but(languages: list[str]) -> str:
 
 
 def _fences(text: str) -> list[tuple[str, str]]:
-    """(language, content) of each fenced block."""
+    """Return (language, content) of each fenced block."""
     fences: list[tuple[str, str]] = []
     lines = text.splitlines(keepends=True)
     position = 0
@@ -113,14 +113,14 @@ def _fences(text: str) -> list[tuple[str, str]]:
 
 
 def _opening(line: str) -> str | None:
-    """The language of the block that the line opens, if it does; words behind it say nothing."""
+    """Return the language of the block that a line opens, if any. Further words are ignored."""
     if not (text := line.strip()).startswith("```") or "`" in (words := text.removeprefix("```")):
         return None
     return next(iter(words.lower().split()), "")
 
 
 def _fence_end(lines: list[str], start: int) -> tuple[int | None, str]:
-    """Line that closes the block, and the content before it; a closing at a line's end counts too."""
+    """Return the line that closes the block and the content before it. The fence may be at the end of a line."""
     for number in range(start, len(lines)):
         if lines[number].strip() == "```":
             return number, "".join(lines[start:number])
@@ -133,17 +133,17 @@ def _fence_end(lines: list[str], start: int) -> tuple[int | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """One call in a program: positional and named arguments, all of them literals."""
+    """One call in a program, with literal positional and named arguments."""
 
     name: str
     values: tuple[Any, ...]
     named: dict[str, Any]
 
     def value(self, parameter: str | None) -> Any:
-        """The value of a parameter: by its name, else the only argument that there is.
+        """Return the value of a parameter by its name, or else the only argument.
 
         Raises:
-            DataError: That is not clear.
+            DataError: The value is ambiguous.
         """
         if parameter is not None and parameter in self.named:
             return self.named[parameter]
@@ -156,10 +156,10 @@ class FunctionCall:
 
 
 def calls_in(code: str, names: Collection[str]) -> tuple[FunctionCall, ...]:
-    """The calls of functions with one of ``names``, in the order of the text.
+    """Return the calls of functions with one of ``names`` in the order of the text.
 
     Raises:
-        DataError: The code is no Python, or an argument is computed, so that its value is unknown.
+        DataError: The code is not valid Python, or an argument is computed, so that its value is unknown.
     """
     nodes = (node for node in ast.walk(_parsed(code)) if isinstance(node, ast.Call) and _name(node) in names)
     return tuple(
@@ -168,7 +168,7 @@ def calls_in(code: str, names: Collection[str]) -> tuple[FunctionCall, ...]:
 
 
 def shows_only(code: str, name: str) -> bool:
-    """Whether all that a program prints, or gives with its last line, is what its one call of ``name`` returned."""
+    """Return whether the only output of a program, or the value of its last line, is the result of calling ``name``."""
     body = _parsed(code).body
     prints = [node for node in ast.walk(ast.Module(body, [])) if _name(node) == "print"]
     variables = {target.id for target in _targets(body, name)}
@@ -186,14 +186,14 @@ def shows_only(code: str, name: str) -> bool:
 
 
 def without_last_call(code: str, name: str) -> str | None:
-    """A program that ends with ``name(value)``, with that value as its last line instead.
+    """Replace ``name(value)`` at the end of a program by the value.
 
     Returns:
-        Empty when the program does nothing else, that is when the value is a literal or a variable; ``None`` when the program
-        does not end with its only call of it.
+        The program, empty if it does nothing else because the value is a literal or a variable. ``None`` if the program
+        does not end with its only call of ``name``.
 
     Raises:
-        DataError: The code is no Python.
+        DataError: The code is not valid Python.
     """
     body = _parsed(code).body
     called = [node for node in ast.walk(ast.Module(body, [])) if _name(node) == name]
@@ -221,7 +221,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _until(code: str, node: ast.stmt) -> str:
-    """The text before a statement; offsets of :mod:`ast` are bytes of UTF-8."""
+    """Return the text before a statement. The offsets of :mod:`ast` are bytes of UTF-8."""
     lines = _PYTHON_LINE_END.split(code)
     line = lines[node.lineno - 1].encode()
     return "".join(lines[: node.lineno - 1]) + line[: node.col_offset].decode()
@@ -235,8 +235,8 @@ def _parsed(code: str) -> ast.Module:
         ValueError,
         RecursionError,
         MemoryError,
-    ) as error:  # the last when it is nested too deeply
-        raise DataError(f"a program is no Python: {str(error) or 'nested too deeply'}") from None
+    ) as error:  # a MemoryError means that it is nested too deeply
+        raise DataError(f"a program is not valid Python: {str(error) or 'nested too deeply'}") from None
 
 
 def _targets(body: list[ast.stmt], name: str) -> Iterator[ast.Name]:
@@ -264,15 +264,15 @@ def _function_call(node: ast.Call) -> FunctionCall:
 
 
 def is_program(tool: str, argument: str) -> bool:
-    """Whether an argument is a program, in which indentation and case matter: of the tool ``code``, or in a fence."""
+    """Return whether an argument is a program, in which indentation and case matter: of ``code``, or in a fence."""
     return tool == CODE_TOOL or "```" in argument
 
 
 def call_form(tool: str, argument: str) -> str:
-    """The same text for calls of ``tool`` that ask the same."""
+    """Return a text that is equal for calls of ``tool`` with the same meaning."""
     return exact_form(argument) if is_program(tool, argument) else " ".join(argument.split()).casefold()
 
 
 def exact_form(argument: str) -> str:
-    """``argument`` without blanks at the end of its lines and without blank lines around it."""
+    """Return ``argument`` without blanks at the end of its lines and without blank lines around it."""
     return "\n".join(line.rstrip() for line in argument.splitlines()).strip("\n")

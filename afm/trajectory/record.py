@@ -1,10 +1,10 @@
-"""One finished episode as one JSONL line: the viewer, the filters, SFT and RL logs all read this shape.
+"""One finished episode as a JSONL line, the format of the viewer, the filters, SFT and RL logs.
 
-Some owners publish text encrypted. Records of episodes about it are sealed in the same way: never on disk in plain
-form. BrowseComp (arXiv 2504.12516) is distributed so that crawlers cannot pick it up. Every row has a canary. Its
-texts are combined by XOR with the SHA-256 digest of that canary, repeated to the text's length, and written as
-base64. This hides but does not protect: the key is published with the text. A record about a hidden row is sealed
-because its question, the agent's text, the calls and the judge's reasons all give the question or the answer away.
+Some data sets are published encrypted, and records of their episodes are sealed in the same way, so that they are never
+on disk in plain text. BrowseComp (arXiv 2504.12516) is distributed like this to keep it away from crawlers. Every row
+has a canary. Its texts are combined by XOR with the SHA-256 digest of the canary, repeated to the text's length, and
+written as base64. This hides the texts but does not protect them, because the key is published with them. A record is
+sealed because its question, the agent's text, the calls and the judge's reasons reveal the row.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from afm.trajectory.tags import Segment, blocks
 
 SCHEMA_VERSION: Final = 1
 SEALING_KEY: Final = "sealing_key"
-"""Where a task's ``extra_info`` holds the key, when nothing about the task may be written in plain form."""
+"""The key in a task's ``extra_info`` with the sealing key, if nothing about the task may be written in plain text."""
 HIDDEN: Final = "(sealed)"
 _SEALED, _KEY = "sealed", "sealed_with"
 
 
 class FrozenModel(BaseModel):
-    """Base of the shapes of rows: immutable, and an unknown key is an error."""
+    """Base of the models of rows. They are immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
+    """The reason for the end of an episode."""
 
     ANSWER = "answer"
     END_OF_TEXT = "end_of_text"
@@ -52,11 +52,11 @@ class StopReason(StrEnum):
 
 
 class Verdict(FrozenModel):
-    """What a reward says about one response.
+    """The verdict of a reward on one response.
 
-    ``score`` is ``None`` exactly when the reward abstained: its infrastructure failed, and the sample
-    must be masked out, never counted as wrong. ``judge_tokens`` are those that a model judge read and wrote for it,
-    in an evaluation. It is 0 for a cached verdict.
+    ``score`` is ``None`` only if the reward abstained, because its infrastructure failed. The sample must then be masked
+    and never counted as wrong. ``judge_tokens`` counts the tokens that a model judge read and wrote in an evaluation. It
+    is 0 for a cached verdict.
     """
 
     score: float | None
@@ -66,22 +66,22 @@ class Verdict(FrozenModel):
     judge_tokens: int = 0
 
     def __repr_args__(self) -> Iterable[tuple[str, Any]]:
-        """Score, parts and evidence."""
+        """Return score, parts and evidence."""
         return [("score", self.score), ("parts", self.parts), ("evidence", self.evidence)]
 
     @property
     def abstained(self) -> bool:
-        """True when there is no score."""
+        """Whether the verdict has no score."""
         return self.score is None
 
 
 class Cost(FrozenModel):
-    """What an episode used.
+    """The cost of an episode.
 
-    ``read_tokens`` is the sum of the prompts of all generations: the prompt tokens that an endpoint bills. 0 if not
-    counted. ``unmetered`` generations are of endpoints that reported no usage. Their tokens are estimated from the length
-    of the text, so the counts are no measurement. ``model_usd`` is what the generations cost if each model has a price of
-    its own, as in a team, and ``None`` if one price holds for all.
+    ``read_tokens`` is the sum of the prompts of all generations, which an endpoint bills as prompt tokens, or 0 if they
+    are not counted. ``unmetered`` counts the generations of endpoints that reported no usage. Their tokens are estimated
+    from the length of the text. ``model_usd`` is the cost of the generations in US dollars if each model has its own
+    price, as in a team, and ``None`` if one price applies to all.
     """
 
     prompt_tokens: int = 0
@@ -111,7 +111,7 @@ class CallRecord(FrozenModel):
 
 
 class Record(FrozenModel):
-    """One trajectory with everything needed to judge, filter, train on or display it."""
+    """One trajectory with everything that judging, filtering, training and viewing need."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     id: str
@@ -137,7 +137,7 @@ class Record(FrozenModel):
     error: str = ""
 
     def __repr_args__(self) -> Iterable[tuple[str, Any]]:
-        """What a person asks first; the fields hold the rest."""
+        """Return the most important facts. The fields hold the rest."""
         yield from (("id", self.id), ("agent", self.agent), ("answer", self.answer))
         yield "steps", sum(1 for _ in blocks(self.text))
         yield "calls", len(self.calls)
@@ -146,9 +146,9 @@ class Record(FrozenModel):
 
     @property
     def answer(self) -> str | None:
-        r"""The final answer, out of its ``\boxed{}`` or fence; ``None`` when the episode ended without one.
+        r"""The final answer without its ``\boxed{}`` or fence, or ``None`` if the episode ended without one.
 
-        An agent that answers in several parts has them in one text here; see :func:`afm.trajectory.answers`.
+        An answer in several parts is one text here. See :func:`afm.trajectory.answers`.
         """
         last = next(iter(deque(blocks(self.text), maxlen=1)), None)
         if self.stop is not StopReason.ANSWER or last is None or last.end < 0:
@@ -159,7 +159,7 @@ class Record(FrozenModel):
 
     @property
     def identity(self) -> str:
-        """The record's id, and for one without it a digest of question and segments: equal rows share it."""
+        """The record's id, or else a digest of question and segments, which equal rows share."""
         if self.id:
             return self.id
         digest = hashlib.blake2b(digest_size=8)
@@ -170,29 +170,29 @@ class Record(FrozenModel):
 
     @property
     def text(self) -> str:
-        """The whole response, observations included."""
+        """The whole response, including observations."""
         return "".join(segment.text for segment in self.segments)
 
 
 def encrypt(text: str, key: str) -> str:
-    """``text`` in the owner's form; the inverse of :func:`decrypt`."""
+    """Return ``text`` encrypted in the data owner's form, the inverse of :func:`decrypt`."""
     return base64.b64encode(_combined(text.encode("utf-8", "surrogatepass"), key)).decode("ascii")
 
 
 def decrypt(sealed: str, key: str) -> str:
-    """The plain text of base64 ``sealed``.
+    """Return the plain text of base64 ``sealed``.
 
     Raises:
-        DataError: It is no base64, or the key is another one (so that no text comes out).
+        DataError: ``sealed`` is not base64, or the key is wrong, so that the result is not text.
     """
     try:
         return _combined(base64.b64decode(sealed, validate=True), key).decode("utf-8", "surrogatepass")
     except (binascii.Error, ValueError):
-        raise DataError("cannot be decrypted: it is no base64, or its canary is another one") from None
+        raise DataError("cannot be decrypted: it is not base64, or its canary is wrong") from None
 
 
 def sealed(record: Record, key: str) -> Record:
-    """``record`` as it may be written: figures stay, every text that tells of the question is encrypted."""
+    """Return ``record`` in a form that may be written: every text that reveals the question is encrypted."""
     verdict = record.verdict.model_copy(update={"evidence": ""}) if record.verdict is not None else None
     calls = (call.model_copy(update={"argument": "", "observation": ""}) for call in record.calls)
     return record.model_copy(
@@ -217,10 +217,10 @@ def sealed(record: Record, key: str) -> Record:
 
 
 def opened(record: Record) -> Record:
-    """The record as it was before :func:`sealed`, or ``record`` itself when it is not sealed.
+    """Return the record from before :func:`sealed`, or ``record`` itself if it is not sealed.
 
     Raises:
-        DataError: Its sealed part is damaged.
+        DataError: The sealed part is damaged.
     """
     blob, key = record.provenance.get(_SEALED), record.provenance.get(_KEY)
     if not isinstance(blob, str) or not isinstance(key, str):

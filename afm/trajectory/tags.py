@@ -1,6 +1,6 @@
-"""Steps and segments, and the one scanner of tags behind them, behind streams, masks and answers.
+"""Steps and segments, and the scanner of tags for them and for streams, masks and answers.
 
-Only the top level is structure: inside a role, everything up to that role's own closing tag is content.
+Only the top level is structure. Inside a role, everything up to the role's closing tag is content.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from afm.agents.spec import AgentSpec
 
 
 class Author(StrEnum):
-    """Who wrote a piece of text."""
+    """The author of a piece of text."""
 
     AGENT = "agent"
     ENVIRONMENT = "environment"
@@ -24,7 +24,7 @@ class Author(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of text by one author, in the order written."""
+    """A continuous text by one author."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic when a record holds segments
     author: Author
@@ -33,16 +33,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One tagged function call of the agent, or one observation.
+    """One tagged step of the agent, or one observation.
 
-    Two steps of equal text are equal, whatever their places.
+    Two steps with equal text are equal, regardless of their places.
 
     Attributes:
         role: Tag name.
-        content: Everything between the tags, unchanged.
+        content: The unchanged text between the tags.
         prefix: White space between the previous step and the opening tag.
-        start: Offset of the opening tag's ``<`` in the parsed text (characters), -1 when not parsed.
-        end: Offset just behind the closing tag's ``>``, -1 when not parsed.
+        start: Offset in characters of the opening tag's ``<`` in the parsed text, -1 if it was not parsed.
+        end: Offset after the closing tag's ``>``, -1 if it was not parsed.
     """
 
     role: str
@@ -53,18 +53,18 @@ class Step:
 
     @property
     def content_start(self) -> int:
-        """Offset of the content's first character."""
+        """The offset of the content's first character."""
         return self.start + len(self.role) + 2
 
     @property
     def content_end(self) -> int:
-        """Offset just behind the content's last character."""
+        """The offset after the content's last character."""
         return self.end - len(self.role) - 3
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """Steps in order, and the white space behind the last one."""
+    """The steps in order, and the white space after the last one."""
 
     steps: tuple[Step, ...]
     tail: str = ""
@@ -74,30 +74,30 @@ class Trajectory:
 
 
 ANY_TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)((?:[\s=][^<>]*?)?)(/?)>")
-"""What looks like a tag of anybody: slash of a closing tag, name, attributes, slash of an empty tag."""
+"""Any tag. The groups are the slash of a closing tag, the name, the attributes and the slash of an empty tag."""
 _ANY_OPENING = re.compile(r"<([^\s<>/]+)>")
 _SPACE = re.compile(r"\s*")
 
 
 @lru_cache(maxsize=64)
 def opening_pattern(roles: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches an opening tag of any of ``roles``; group 1 is the role."""
+    """Return a pattern of the opening tags of ``roles``. Group 1 is the role."""
     return re.compile(f"<({'|'.join(roles)})>")
 
 
 @lru_cache(maxsize=64)
 def tag_pattern(roles: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches an opening or closing tag of any of ``roles``."""
+    """Return a pattern of the opening and closing tags of ``roles``."""
     return re.compile(f"</?(?:{'|'.join(roles)})>")
 
 
 def blocks(text: str, roles: tuple[str, ...] | None = None, begin: int = 0) -> Iterator[Step]:
-    """The top-level blocks of ``text`` behind ``begin``, in one linear pass.
+    """Yield the top-level blocks of ``text`` after ``begin``, in one linear pass.
 
-    A tag that is never closed gives a step with ``end`` -1 and no content; the scan continues behind it.
+    A tag that is never closed yields a step with ``end`` -1 and no content. The scan continues after it.
 
     Args:
-        roles: The tags that count, ``None`` for those of any name.
+        roles: The tags that count, or ``None`` for tags of any name.
     """
     search = (_ANY_OPENING if roles is None else opening_pattern(roles)).search
     closings: dict[str, str] = {}
@@ -120,12 +120,12 @@ def blocks(text: str, roles: tuple[str, ...] | None = None, begin: int = 0) -> I
 
 @dataclass(frozen=True, slots=True)
 class SplitText:
-    """The steps of a text, without judgement.
+    """The steps of a text without validation.
 
     Attributes:
-        steps: Closed steps; ``prefix`` is everything since the step before.
-        tail: What follows the last closed step.
-        open_role: Role that is never closed, ``None`` when all are.
+        steps: Closed steps. Their ``prefix`` is everything since the previous step.
+        tail: The text after the last closed step.
+        open_role: The role that is never closed, or ``None``.
         open_start: Offset of its opening tag, or the length of the text.
     """
 
@@ -136,7 +136,7 @@ class SplitText:
 
 
 def split(text: str, spec: AgentSpec) -> SplitText:
-    """Cut ``text`` at its top-level roles, up to the first that is never closed; never fails."""
+    """Split ``text`` at its top-level roles, up to the first that is never closed. Never fails."""
     steps: list[Step] = []
     open_role, open_start = None, len(text)
     for step in blocks(text, tuple(spec.roles)):
@@ -148,18 +148,18 @@ def split(text: str, spec: AgentSpec) -> SplitText:
 
 
 def author_segments(text: str, spec: AgentSpec) -> tuple[Segment, ...]:
-    """Split a text by author, from its tags alone.
+    """Split a text by author using only its tags.
 
-    The environment wrote each top-level observation, with the white space before and after it; an
-    observation the text breaks off in reaches to the end. When a role of the agent is never closed, complete
-    observations behind its opening tag still count as the environment's: better to mask too much than to
-    train on what the agent did not write. Neighbours by one author are joined.
+    The environment wrote each top-level observation with the white space around it. An observation that is not closed
+    extends to the end of the text. If a role of the agent is never closed, complete observations after its opening tag
+    still count as the environment's, because masking too much is better than training on foreign text. Adjacent texts by
+    one author are joined.
     """
     return tuple(segments_around(text, _observation_spans(text, spec)))
 
 
 def segments_around(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[Segment]:
-    """The text by author when the environment wrote ``spans``, in order, and the white space around them."""
+    """Yield the text by author, if the environment wrote ``spans`` (in order) and the white space around them."""
     agent_from = 0
     pending = ""
     for start, end in spans:
@@ -197,14 +197,14 @@ def _observation_spans(text: str, spec: AgentSpec) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class StepOpened:
-    """An opening tag was completed."""
+    """An opening tag is complete."""
 
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class StepClosed:
-    """A closing tag was completed; ``step`` has offsets into everything fed so far."""
+    """A closing tag is complete. The offsets of ``step`` refer to all text fed so far."""
 
     step: Step
 
@@ -215,9 +215,8 @@ StreamEvent = StepOpened | StepClosed
 class StreamParser:
     """Finds steps in text that arrives in pieces, for a model that is still generating.
 
-    The events depend on the text only, not on how it was cut, and the steps are those of :func:`split`. Work
-    and memory are linear in the text, piece by piece: what was looked at once is put aside, but for the few
-    characters that may begin a tag.
+    The events depend only on the text, not on the pieces, and the steps are those of :func:`split`. Time and memory are
+    linear in the text, because each piece is scanned once, except for the few characters that may begin a tag.
     """
 
     def __init__(self, spec: AgentSpec) -> None:
@@ -232,16 +231,16 @@ class StreamParser:
 
     @property
     def open_role(self) -> str | None:
-        """The role that is being written now, ``None`` between steps."""
+        """The role that is open, or ``None`` between steps."""
         return self._role
 
     @property
     def position(self) -> int:
-        """Characters fed so far."""
+        """The number of characters fed so far."""
         return self._carry_at + len(self._carry)
 
     def feed(self, text: str) -> list[StreamEvent]:
-        """Take the agent's next piece of text and report what it completed, in order."""
+        """Feed the agent's next piece of text and return the completed events in order."""
         window = self._carry + text
         events: list[StreamEvent] = []
         at = 0
@@ -258,10 +257,10 @@ class StreamParser:
         return events
 
     def feed_observation(self, text: str) -> list[StreamEvent]:
-        """Take what the environment appended between two steps.
+        """Feed the text that the environment appended between two steps.
 
         Raises:
-            ValueError: A role of the agent is still open, so this would become its content.
+            ValueError: A role of the agent is open, so the text would become its content.
         """
         if self._role is not None:
             raise ValueError(f"an observation cannot be added while <{self._role}> is open")
@@ -290,7 +289,7 @@ class StreamParser:
         return StepClosed(Step(role, content, self._prefix, self._start, self._carry_at + end)), end
 
     def _undecided_from(self, window: str, at: int) -> int:
-        """Offset from which ``window`` may still become a tag that matters now."""
+        """Return the offset from which ``window`` may still become a relevant tag."""
         longest = self._longest_tag if self._role is None else len(self._role) + 3
         bracket = window.rfind("<", max(at, len(window) - longest + 1))
         return len(window) if bracket < 0 else bracket

@@ -1,7 +1,7 @@
-"""Reading a response strictly or leniently, and whether it keeps the rules of its agent.
+"""Strict and lenient parsing of a response, and validation against the rules of its agent.
 
-Structure: an observation is opaque. In what the agent wrote, a tag of the agent's roles is a nesting fault. Rules:
-order, thoughts, counts, authors.
+In the structure, an observation is opaque, and a role's tag inside the agent's own text is a nesting fault. The rules
+are order, thoughts, counts and authors.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from afm.trajectory.answer import read_answer
 from afm.trajectory.tags import ANY_TAG, Author, Segment, SplitText, Step, Trajectory, split, tag_pattern
 
 MAX_FAULTS = 1000
-"""The most faults listed of one text: hostile texts have millions."""
+"""The most faults that are listed for one text, because hostile texts can have millions."""
 _CUT_TAG = re.compile(r"</?[A-Za-z_][\w-]*\Z|</?\Z")
 
 
 def parse(text: str, spec: AgentSpec, *, path: str | None = None, line: int | None = None) -> Trajectory:
-    """Read a text whose structure must be sound; ``render`` gives it back byte for byte.
+    """Parse a text whose structure must be valid. ``render`` returns the same text.
 
-    :func:`validate` checks what may follow what.
+    :func:`validate` checks the order of roles.
 
     Raises:
-        TrajectoryError: The first fault, with ``path`` and ``line`` if given.
+        TrajectoryError: The first fault, with ``path`` and ``line`` if they are set.
         DataError: ``text`` is not a text, or ``spec`` is not an agent.
     """
     if not isinstance(text, str):
@@ -46,10 +46,10 @@ def parse(text: str, spec: AgentSpec, *, path: str | None = None, line: int | No
 def structure_faults(
     text: str, spec: AgentSpec, *, parts: SplitText | None = None
 ) -> tuple[TrajectoryError, ...]:
-    """Every fault of structure in the order of the text, up to ``MAX_FAULTS``; empty when it is sound.
+    """Return the faults of structure in the order of the text, at most ``MAX_FAULTS``, empty if it is valid.
 
     Args:
-        parts: The text's :func:`split`, where the caller has it already.
+        parts: The text's :func:`split`, if the caller has it.
     """
     parts = split(text, spec) if parts is None else parts
     return tuple(islice(_structure_faults(text, parts, spec), MAX_FAULTS))
@@ -58,19 +58,19 @@ def structure_faults(
 def validate(
     segments: Sequence[Segment], spec: AgentSpec, *, parts: SplitText | None = None
 ) -> tuple[TrajectoryError, ...]:
-    """Every fault of a response, in the order of its text; an empty result means it is valid.
+    """Return every fault of a response in the order of its text, empty if it is valid.
 
-    Checked:
+    It checks:
 
-    - the structure (see :func:`structure_faults`) and the order of roles, grades included;
-    - required, forbidden and doubled thoughts, counts, empty steps;
+    - the structure (see :func:`structure_faults`) and the order of roles, including grades;
+    - required, forbidden and repeated thoughts, counts, empty steps;
     - an observation directly after every tool call, and one answer in its format at the end;
-    - that the environment wrote the observations and the agent all else.
+    - that the environment wrote the observations and the agent everything else.
 
-    Of each of structure, order and authors, the first ``MAX_FAULTS`` are listed.
+    At most ``MAX_FAULTS`` are listed for each of structure, order and authors.
 
     Args:
-        parts: The text's :func:`split`, where the caller has it already.
+        parts: The text's :func:`split`, if the caller has it.
     """
     text = "".join(segment.text for segment in segments)
     parts = split(text, spec) if parts is None else parts
@@ -84,7 +84,7 @@ def validate(
 
 
 class FaultFinder:
-    """Makes faults of one text; the line of each costs a bisection, however many there are."""
+    """Creates the faults of one text. It finds the line of each by bisection."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -94,14 +94,14 @@ class FaultFinder:
         return [match.start() for match in re.finditer("\n", self.text)]
 
     def fault(self, kind: Fault, subject: str, complaint: str, character: int) -> TrajectoryError:
-        """A fault that reads: subject, where, complaint."""
+        """Return a fault whose message is the subject, its place and the complaint."""
         line = bisect_left(self._line_ends, character) + 1
         message = f"{subject} at character {character} (line {line} of the text) {complaint}"
         return TrajectoryError(message, kind=kind, character=character)
 
 
 def _structure_faults(text: str, parts: SplitText, spec: AgentSpec) -> Iterator[TrajectoryError]:
-    """Faults of structure in the order of the text."""
+    """Yield the faults of structure in the order of the text."""
     finder = FaultFinder(text)
     tags = tag_pattern(tuple(spec.roles))
     unknown: set[str] = set()
@@ -112,7 +112,7 @@ def _structure_faults(text: str, parts: SplitText, spec: AgentSpec) -> Iterator[
         if step.role == observation or "<" not in step.content:
             continue
         if nested := tags.search(text, step.content_start, step.content_end):
-            complaint = f"stands inside <{step.role}>; expected no tag of a role there"
+            complaint = f"is inside <{step.role}>; expected no tag of a role there"
             yield finder.fault(Fault.NESTED, nested[0], complaint, nested.start())
     begin = len(text) - len(parts.tail)
     if text[begin : parts.open_start].strip():
@@ -124,7 +124,7 @@ def _structure_faults(text: str, parts: SplitText, spec: AgentSpec) -> Iterator[
 def _gap_faults(
     finder: FaultFinder, begin: int, end: int, unknown: set[str], spec: AgentSpec
 ) -> Iterator[TrajectoryError]:
-    """Faults between two steps: unknown and stray tags, or else the text itself."""
+    """Yield the faults between two steps: unknown and stray tags, or else the text itself."""
     text = finder.text
     tagged = False
     for tag in ANY_TAG.finditer(text, begin, end):
@@ -143,11 +143,11 @@ def _gap_faults(
         return
     first = end - len(text[begin:end].lstrip())
     shown = repr(text[first : min(end, first + 40)])
-    yield finder.fault(Fault.STRAY_TEXT, shown, "stands outside of every role", first)
+    yield finder.fault(Fault.STRAY_TEXT, shown, "is outside of every role", first)
 
 
 def _hint(name: str, unknown: set[str], spec: AgentSpec) -> str:
-    """The closest role, for a name met for the first time."""
+    """Return a suggestion for an unknown name at its first occurrence."""
     if name in unknown:
         return ""
     unknown.add(name)
@@ -159,7 +159,7 @@ def _shortened(tag: str) -> str:
 
 
 class _Order:
-    """Walks the steps and reports those that are not allowed at their places."""
+    """Checks the steps in order and reports those that are not allowed at their places."""
 
     def __init__(self, finder: FaultFinder, spec: AgentSpec) -> None:
         self._finder = finder
@@ -176,7 +176,7 @@ class _Order:
         for step in steps:
             kind = roles[step.role].kind
             if self._answered:
-                complaint = f"stands behind <{self._spec.answer_role}>, which must be the end"
+                complaint = f"follows <{self._spec.answer_role}>, which must be the end"
                 yield self._fault(Fault.AFTER_ANSWER, step, complaint)
                 continue
             if kind is RoleKind.OBSERVATION:
@@ -187,7 +187,7 @@ class _Order:
             if self._waiting is not None:
                 yield self._unanswered_call(step, self._waiting)
             if kind is not RoleKind.ANSWER and not step.content.strip():
-                yield self._fault(Fault.EMPTY, step, "holds nothing; expected text")
+                yield self._fault(Fault.EMPTY, step, "is empty; expected text")
             if kind is not RoleKind.THOUGHT:
                 yield from self._function(step)
                 continue
@@ -256,7 +256,7 @@ def _author_faults(
 
 
 def _environment_spans(segments: Sequence[Segment]) -> list[tuple[int, int]]:
-    """Runs of text by the environment, neighbours joined."""
+    """Return the spans of text by the environment, with adjacent ones joined."""
     spans: list[tuple[int, int]] = []
     position = 0
     for segment in segments:

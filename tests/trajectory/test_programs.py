@@ -34,5 +34,5 @@ def test_the_value_of_the_last_call_stays(code, rest):
 
 @pytest.mark.parametrize("code", ["final_answer(", "-" * 20_000 + "1"])
 def test_what_is_no_python_is_told(code):
-    with pytest.raises(DataError, match=r"a program is no Python: ."):
+    with pytest.raises(DataError, match=r"a program is not valid Python: ."):
         without_last_call(code, "final_answer")

@@ -1,4 +1,4 @@
-"""Trajectories from and to the formats of others (docs/formats.md): rows of a file, and the same in another format."""
+"""Conversion of trajectories from and to other formats (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ FORMATS: dict[str, Format] = {
         MESSAGES,
     )
 }
-"""In the order in which a row is held against them."""
+"""The formats in the order in which a row is compared with them."""
 
 
 _WHOLE_BYTES = 256 << 20
-"""A larger file that is one JSON object over many lines is not read."""
+"""The largest file that may be one JSON object over many lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a conversion did: rows written, bad rows with file and line, and in how many rows what was lost.
+    """The result of a conversion: rows written, bad rows with file and line, and the number of rows per loss.
 
-    ``refused`` trajectories are those that their agent's rules refuse; they are marked ``kept: false``.
+    ``refused`` counts the trajectories that their agent's rules refuse. They are marked ``kept: false``.
     """
 
     rows: int
@@ -61,16 +61,16 @@ class Converted:
 def convert_file(
     source: Path, read_as: Format, target: Path, write_as: Format, context: Context, *, array: bool = False
 ) -> Converted:
-    """Write the rows of ``source`` that can be converted in another format; ``target`` is replaced.
+    """Convert the rows of ``source`` to another format and replace ``target``. Bad rows are skipped and returned.
 
     A row without an id gets :attr:`Record.identity`.
 
     Args:
-        array: Write one JSON array, not JSONL.
+        array: Write one JSON array instead of JSONL.
 
     Raises:
         DataError: The file cannot be opened.
-        UsageError: The format is only read.
+        UsageError: The format cannot be written.
     """
     if not write_as.writable:
         raise UsageError(f"--to {write_as.name}: it is only read")
@@ -109,7 +109,7 @@ def _row_text(record: Record, write_as: Format, context: Context) -> str:
 
 
 def read_converted(path: Path, read_as: Format, context: Context) -> Iterator[tuple[int, Read | DataError]]:
-    """Each row of a file with its line, read, or why it could not be."""
+    """Yield each row of a file with its line, as the record or the error of reading it."""
     for line, row in read_as.gathered(rows_of(path)):
         if isinstance(row, DataError):
             yield line, row
@@ -118,13 +118,13 @@ def read_converted(path: Path, read_as: Format, context: Context) -> Iterator[tu
             yield line, read_as.read(row, context)
         except DataError as error:
             yield line, DataError(error.message, path=str(path), line=line)
-        except Exception as error:  # noqa: BLE001 - the border to what others wrote: anything, anywhere in a row
+        except Exception as error:  # noqa: BLE001 - a foreign row may be malformed in any way
             trouble = f"cannot be read as {read_as.name}: {type(error).__name__}: {error}".splitlines()[0]
             yield line, DataError(trouble, path=str(path), line=line)
 
 
 def detected(path: Path) -> Format:
-    """The format of a file, by its first row; an error where none is known."""
+    """Return the format of a file from its first row. An unknown format is an error."""
     for line, row in rows_of(path):
         if isinstance(row, DataError):
             raise row
@@ -133,8 +133,8 @@ def detected(path: Path) -> Format:
                 return candidate
         shown = f"the keys {sorted(row)[:8]}" if isinstance(row, dict) else type(row).__name__
         raise DataError(
-            f"got {shown}, which no format has. If it is one of these, name it with --from: {', '.join(FORMATS)}. "
-            "Else write its runs as chat messages, a list of {role, content, tool_calls} a line",
+            f"got {shown}, which no format has; set --from if it is one of: {', '.join(FORMATS)}. "
+            "Otherwise write its runs as chat messages, a list of {role, content, tool_calls} per line",
             path=str(path),
             line=line,
         )
@@ -142,9 +142,9 @@ def detected(path: Path) -> Format:
 
 
 def rows_of(path: Path) -> Iterator[Item]:
-    """Decoded rows of JSONL or of a JSON array; a file that is one object, or one conversation, is one row.
+    """Yield the decoded rows of JSONL or of a JSON array. One object or one conversation is one row.
 
-    Lines that are lists of messages or steps are rows, too.
+    Lines that are lists of messages or steps are rows too.
     """
     first = _first_line(path)
     line = _json(first)
@@ -172,12 +172,12 @@ def _first_line(path: Path) -> bytes:
 
 
 def _all(path: Path) -> bytes:
-    """The whole of a file that may be one row; nothing of one that is too large for that."""
+    """Return the content of a file that may be one row, or ``b""`` if the file is too large for that."""
     return path.read_bytes().removeprefix(BOM_UTF8) if path.stat().st_size <= _WHOLE_BYTES else b""
 
 
 def _is_part(item: Any) -> bool:
-    """Whether an element of an array is a message or a step, so that the array is one conversation."""
+    """Return whether an element of an array is a message or a step, so that the array is one conversation."""
     keys = ("role", "call_id", "step_number", "model_output", "task", "plan")
     return (
         isinstance(item, dict) and any(key in item for key in keys) and not {"steps", "messages"} & set(item)
@@ -193,9 +193,9 @@ def _json(text: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """One response of a file, with the agent it is to be read as.
+    """One response of a file, with its agent.
 
-    ``id`` is the row's own, else its number in the file from 1; ``line`` is the one on which the row begins.
+    ``id`` is the row's id or else its number in the file, from 1. ``line`` is the line on which the row begins.
     """
 
     id: str
@@ -207,18 +207,18 @@ class TrajectoryRow:
 def read_rows(
     path: str | Path, agent: str | None = None, *, read_as: str | None = None
 ) -> Iterator[TrajectoryRow | DataError]:
-    """Yield every response of a file, and for a bad row its error with path and line.
+    """Yield every response of a file, and the error of each bad row with path and line.
 
     Args:
-        path: Record JSONL, alpaca JSONL, a JSON array of alpaca rows, or any format that is converted.
-        agent: Read all rows as this agent (name or YAML). By default a record is read as the agent it names (the
-            ``agent.yaml`` next to the file, or the shipped one).
-        read_as: Name of the format; by default found by the first row.
+        path: Record JSONL, alpaca JSONL, a JSON array of alpaca rows, or any format that can be converted.
+        agent: Agent of all rows (name or YAML). By default each record names its agent, which is the ``agent.yaml``
+            next to the file or the shipped one.
+        read_as: Name of the format, by default detected from the first row.
 
     Raises:
         DataError: The file cannot be opened.
         ConfigError: ``agent`` cannot be loaded.
-        UsageError: An alpaca row is met, which names no agent, and ``agent`` is not given.
+        UsageError: A row is in the alpaca format, which names no agent, and ``agent`` is ``None``.
     """
     path = Path(path)
     context = Context(agent=agent_of_model(path.parent, agent) if agent else None, folder=path.parent)
@@ -234,7 +234,7 @@ def read_rows(
 
 
 def _other_format(path: Path, read_as: str | None) -> Format | None:
-    """A format that has to be converted; ``None`` for records, for alpaca rows and for unknown rows."""
+    """Return the format of a file that must be converted, or ``None`` for records, alpaca rows and unknown rows."""
     if read_as is not None and read_as not in FORMATS:
         raise UsageError(f"no format {read_as!r}; {suggestion(read_as, FORMATS)}")
     try:
@@ -245,7 +245,7 @@ def _other_format(path: Path, read_as: str | None) -> Format | None:
 
 
 def _trajectory_row(number: int, line: int, item: Any, context: Context) -> TrajectoryRow:
-    """A row of records or alpaca rows, or one that was converted already."""
+    """Return the response of a record, an alpaca row or a converted row."""
     if not isinstance(item, dict | Read):
         raise DataError(f"got {type(item).__name__}, expected an object")
     if isinstance(item, Read) or "segments" in item:
@@ -257,6 +257,6 @@ def _trajectory_row(number: int, line: int, item: Any, context: Context) -> Traj
             f"{', '.join(ALPACA_KEYS)}"
         )
     if context.agent is None:
-        raise UsageError("alpaca rows name no agent; give --agent NAME")
+        raise UsageError("alpaca rows name no agent; set --agent NAME")
     segments = author_segments(item["output"], context.agent)
     return TrajectoryRow(str(item.get("id", number)), line, context.agent, segments)

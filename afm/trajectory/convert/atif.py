@@ -1,4 +1,4 @@
-"""The Agent Trajectory Interchange Format (ATIF, RFC 0001 of the Harbor framework), versions 1.0 to 1.8, both ways."""
+"""Reading and writing of the Agent Trajectory Interchange Format (ATIF, RFC 0001 of Harbor), versions 1.0 to 1.8."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _METRICS_KEYS = {"prompt_tokens", "completion_tokens", "cost_usd"}
 _TOTALS_KEYS = {"total_prompt_tokens", "total_completion_tokens", "total_cost_usd", "total_steps"}
 _CALL_KEYS = {"tool_call_id", "function_name", "arguments"}
 _RESULT_KEYS = {"source_call_id", "content", "subagent_trajectory_ref"}
-"""Keys that are read, or that say what the others do; all else is reported as lost."""
+"""Keys that are read or hold nothing new. All others are reported as lost."""
 _MEDIA = {"image": "pictures", "audio": "recordings"}
 
 
@@ -101,7 +101,7 @@ ATIF = DialogueFormat(
     keep=_keep,
     kept=_kept,
 )
-"""One trajectory a row; the question is the user's step, each turn of the agent a step with its call and result."""
+"""One trajectory per row. The question is the user's step, and each turn of the agent a step with calls and results."""
 
 
 def _shown_steps(dialogue: Dialogue) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def _shown_steps(dialogue: Dialogue) -> list[dict[str, Any]]:
 
 
 class _AtifWalk(Walk):
-    """A trajectory as far as it was read."""
+    """A trajectory while it is read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,10 +179,10 @@ class _AtifWalk(Walk):
             self._spent.update({name: _number(metrics.get(name)) for name in _METRICS_KEYS})
 
     def _results(self, results: Any, identities: list[Any], uses: list[Use]) -> str | None:
-        """Give results to their calls; what is left belongs to the step as a whole.
+        """Assign results to their calls and return the remaining ones, which belong to the whole step.
 
-        By the standard a result without ``source_call_id`` comes from the step, not from a call. It is a call's only where
-        nothing else can be meant, that is where the step has one call.
+        By the standard, a result without ``source_call_id`` comes from the step, not from a call. It is assigned to a call
+        only if the step has exactly one.
         """
         free: list[str] = []
         for result in results if isinstance(results, list) else []:
@@ -225,7 +225,7 @@ class _AtifWalk(Walk):
             raise DataError(f"timestamp: got {timestamp!r}, expected ISO 8601") from None
 
     def leave_rest(self, row: Mapping[str, Any], agent: Mapping[str, Any]) -> None:
-        """Note the parts of a row outside the steps that are not read."""
+        """Record the parts of a row outside the steps that are not read."""
         if row.get("subagent_trajectories"):
             self.lost.append(f"{len(row['subagent_trajectories'])} embedded trajectories of subagents")
         if row.get("continued_trajectory_ref"):
@@ -238,17 +238,17 @@ class _AtifWalk(Walk):
             self.leave({"extra": rest}, (), what)
 
     def leave(self, place: Mapping[str, Any], known: Collection[str], what: str) -> None:
-        """Note the keys of a place that are not read."""
+        """Record the keys of an object that are not read."""
         self.lost += [f"{key!r} of {what}" for key, value in place.items() if key not in known and value]
 
     def model(self, agent: Mapping[str, Any]) -> str:
-        """The agent's model, else that of its first step; further ones are lost."""
+        """Return the agent's model or else that of its first step. Others are lost."""
         name = str(agent.get("model_name") or next(iter(self._models), ""))
         self.lost += ["models of single steps"] if set(self._models) - {name} else []
         return name
 
     def spent(self, final: Any) -> dict[str, Any]:
-        """Tokens, money and time of the whole: its totals, else the sum of its steps."""
+        """Return tokens, money and time of the trajectory: its totals or else the sum of its steps."""
         totals = final if isinstance(final, dict) else {}
         self.leave(totals, _TOTALS_KEYS, "the final metrics")
         prompt, completion, usd = (
@@ -263,12 +263,12 @@ class _AtifWalk(Walk):
 
 
 def _add(uses: list[Use], place: int, text: str) -> None:
-    """Put a text behind what a call has returned so far."""
+    """Append a text to the result of a call."""
     before = uses[place].result
     uses[place] = replace(uses[place], result=text if before is None else f"{before}\n{text}")
 
 
 def _number(value: Any) -> Any:
-    """A finite number of at least 0, else 0."""
+    """Return ``value`` if it is a finite number of at least 0, else 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and 0 <= value < math.inf else 0

@@ -1,9 +1,9 @@
-"""What a format is: how its rows are recognised, read and written. Two formats hold a trajectory as tagged text.
+"""The interface of a format, which recognises, reads and writes rows, and the two formats of tagged text.
 
-A format may have no place for some fields of a record. The row then holds them under one key, ``afm``, so that the way
-there and back loses nothing. Some texts would not come back exactly, such as odd white space or an invalid trajectory.
-For them that key also holds the segments, with a digest of what the format shows. If the shown text was edited later,
-the digest differs and the edit counts.
+A format may have no place for some fields of a record. The row then holds them under the key ``afm``, so that a round
+trip loses nothing. Some texts would not survive a round trip unchanged, such as odd white space or an invalid
+trajectory. For them the key also holds the segments, with a digest of what the format shows. If the shown text is
+edited later, the digest differs and the edit counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from afm.trajectory.validate import validate
 
 KEY = "afm"
 _SHOWN = ("question", "segments", "calls")
-"""Fields that a row shows in its own way."""
+"""The fields that a row shows in the form of its format."""
 _DIGEST = "shown"
 _LOSES = "id, gold answer, verdict, cost and provenance"
 
@@ -46,7 +46,7 @@ Item = tuple[int, Any]
 
 @dataclass(frozen=True)
 class Read:
-    """One row as a record, and what it held that the record does not, in a few words each."""
+    """One row as a record, and short descriptions of what the record does not hold."""
 
     record: Record
     lost: tuple[str, ...] = ()
@@ -54,15 +54,15 @@ class Read:
 
 @dataclass
 class Context:
-    """What reading and writing need in addition to the rows.
+    """The options of reading and writing.
 
     Attributes:
-        agent: How rows are read that name no agent, and whose declaration writes all rows.
-        missing_thought: Written where an agent needs a thought and a row lacks it.
-        tools: Tools of the agent by other names for them; an empty one leaves calls and results out.
-        bare: Write nothing that the format does not know.
-        atif_version: What is written; 1.8 adds recordings, which no record holds, and fewer readers know it.
-        folder: Where an ``agent.yaml`` may say more than the name of a row's agent.
+        agent: The agent of all rows. Without it, each row must name its agent.
+        missing_thought: The thought to write if an agent needs one that a row lacks.
+        tools: Maps names of tools in rows to tools of the agent. An empty value drops the calls and their results.
+        bare: Write nothing that the format does not define.
+        atif_version: The version to write. 1.8 adds recordings, which no record holds, and fewer readers know it.
+        folder: The folder with an ``agent.yaml`` that declares the agents of rows.
     """
 
     agent: AgentSpec | None = None
@@ -74,7 +74,7 @@ class Context:
     _loaded: dict[str, AgentSpec] = field(default_factory=dict)
 
     def spec(self, name: object = None) -> AgentSpec:
-        """The agent of a row, or the one set for all rows; an error where there is neither."""
+        """Return the agent of all rows or else the one that a row names. Without both it is an error."""
         if self.agent is not None:
             return self.agent
         if not isinstance(name, str) or not name:
@@ -90,7 +90,7 @@ class Context:
 
 
 def kept_aside(row: Any) -> Mapping[str, Any]:
-    """The content of the key in a row, empty without one; an error where it is no object."""
+    """Return the content of the key in a row, empty without one. A value that is not an object is an error."""
     kept = row.get(KEY, {}) if isinstance(row, Mapping) else {}
     if not isinstance(kept, Mapping):
         raise DataError(f"{KEY}: got {type(kept).__name__}, expected an object")
@@ -104,14 +104,14 @@ def keep_aside(row: Any, kept: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format; a :class:`~afm.errors.DataError` of its functions has no location.
+    """One format. A :class:`~afm.errors.DataError` of its functions has no location.
 
     Attributes:
-        name: In ``--from`` and ``--to``.
-        known: Whether a row looks like one of this format.
-        loses: What is not in a row written with ``bare``, in a few words.
-        kept: What a row holds of a record that the format has no place for; ``None`` where it can hold nothing.
-        gathered: Joins rows where one trajectory is spread over several; errors among them pass.
+        name: The name in ``--from`` and ``--to``.
+        known: Returns whether a row looks like one of this format.
+        loses: A short description of what a row written with ``bare`` does not hold.
+        kept: Returns the fields of a record for which the format has no place. ``None`` if a row cannot hold them.
+        gathered: Joins the rows of a trajectory that is spread over several. Errors among them pass.
     """
 
     name: str
@@ -122,27 +122,27 @@ class Format:
 
     @property
     def writable(self) -> bool:
-        """Whether rows can be written, and not only read."""
+        """Whether rows can be written."""
         return True
 
     def read(self, row: Any, context: Context) -> Read:
-        """The record in a row."""
+        """Return the record of a row."""
         raise NotImplementedError
 
     def write(self, record: Record, context: Context) -> Any:
-        """The row of a record."""
+        """Return the row of a record."""
         raise NotImplementedError
 
 
 def row_object(row: Any, expected: str) -> dict[str, Any]:
-    """``row`` itself; an error that names the keys it is ``expected`` to have where it is no object."""
+    """Return ``row`` if it is an object. The error otherwise names the ``expected`` keys."""
     if not isinstance(row, dict):
         raise DataError(f"got {type(row).__name__}, expected an object with {expected}")
     return row
 
 
 def lost_keys(row: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
-    """The keys of a row that are not read, for :attr:`Read.lost`."""
+    """Return the keys of a row that are not read, for :attr:`Read.lost`."""
     return tuple(f"key {key!r}" for key, value in row.items() if key not in (*known, KEY) and value)
 
 
@@ -151,9 +151,9 @@ class DialogueFormat(Format):
     """A format of conversations.
 
     Attributes:
-        parse: The conversation that a row shows; raises :class:`~afm.errors.DataError`.
-        show: A row that shows a conversation; ``None`` where the format is only read.
-        keep: Writes what the format has no place for into a row, where :attr:`kept` reads it.
+        parse: Returns the conversation of a row, or raises :class:`~afm.errors.DataError`.
+        show: Returns the row of a conversation. ``None`` if the format cannot be written.
+        keep: Writes the fields for which the format has no place into a row. :attr:`kept` reads them.
     """
 
     parse: Callable[[Any], Dialogue] = field(kw_only=True)
@@ -162,11 +162,11 @@ class DialogueFormat(Format):
 
     @property
     def writable(self) -> bool:
-        """Whether it says how a conversation is shown."""
+        """Whether rows can be written."""
         return self.show is not None
 
     def read(self, row: Any, context: Context) -> Read:
-        """The record in a row."""
+        """Return the record of a row."""
         kept = self.kept(row) if self.kept is not None else {}
         parsed, shown = self._parsed(row, kept)
         spec = context.spec(kept.get("agent"))
@@ -189,9 +189,9 @@ class DialogueFormat(Format):
         return Read(_restored(kept, question, segments, shown, calls=calls or (), **facts), dialogue.lost)
 
     def write(self, record: Record, context: Context) -> Any:
-        """The row of a record."""
+        """Return the row of a record."""
         if self.show is None:
-            raise DataError("the format is only read")
+            raise DataError("the format cannot be written, only read")
         spec = context.spec(record.agent)
         row = self.show(dialogue_of(record, spec), record, context)
         if context.bare or self.kept is None:
@@ -203,7 +203,7 @@ class DialogueFormat(Format):
         return row
 
     def _parsed(self, row: Any, kept: Mapping[str, Any]) -> tuple[Dialogue, Any]:
-        """What a row shows, and what the digest of it is made of: nothing where only ``kept`` says what it holds."""
+        """Return the conversation of a row and the content of its digest, which is ``None`` if only ``kept`` has it."""
         try:
             dialogue = self.parse(row)
         except DataError:
@@ -222,7 +222,7 @@ class DialogueFormat(Format):
         return dialogue, [dialogue.question, turns]
 
     def _missing(self, row: Any, record: Record, spec: AgentSpec) -> tuple[str, ...]:
-        """What does not come back as it is from what a row shows."""
+        """Return the fields that change in a round trip through the shown row."""
         try:
             back = self.read(row, Context(agent=spec)).record
         except DataError:
@@ -231,7 +231,7 @@ class DialogueFormat(Format):
 
 
 def _aside(record: Record, also: Collection[str] = (), shown: Any = None) -> dict[str, Any]:
-    """The content of the key; ``also`` are fields that do not come back as they are from what the row shows, ``shown``."""
+    """Return the content of the key. ``also`` lists the fields that would change in a round trip through ``shown``."""
     rest = record.model_dump(mode="json", exclude=set(_SHOWN), exclude_defaults=True)
     if not also:
         return rest
@@ -246,21 +246,21 @@ def _restored(
     /,
     **fields: Any,
 ) -> Record:
-    """The record of a row, from the content of the key and what the row shows.
+    """Return the record of a row from the content of the key and what the row shows.
 
     Args:
-        segments: ``None`` when the row shows none that its agent could have written.
-        fields: Further ones that the row shows.
+        segments: ``None`` if the row shows no trajectory of its agent.
+        fields: Further fields that the row shows.
 
     Raises:
-        DataError: The key holds something else.
+        DataError: The content of the key is invalid.
     """
     rest = dict(kept)
     digest = rest.pop(_DIGEST, None)
     if digest is not None and digest != _digest(shown):
         rest = {key: value for key, value in rest.items() if key not in _SHOWN}
     if segments is None and "segments" not in rest:
-        raise DataError(f"{KEY}: the row was changed, and what it shows now is no trajectory of its agent")
+        raise DataError(f"{KEY}: the row was changed, and it is no longer a trajectory of its agent")
     try:
         return Record.model_validate({"question": question, "segments": segments} | fields | rest)
     except ValidationError as error:
@@ -273,30 +273,30 @@ def _digest(shown: Any) -> str:
 
 
 def _counted(cost: Cost, calls: Collection[CallRecord]) -> Cost:
-    """A cost with its tool calls, and those of them that are known to have failed."""
+    """Return a cost with the number of tool calls and of those that are known to have failed."""
     return cost.model_copy(
         update={"tool_calls": len(calls), "tool_failures": sum(not call.ok for call in calls)}
     )
 
 
 def _judged(segments: Sequence[Segment], spec: AgentSpec) -> dict[str, Any]:
-    """Whether the agent's rules accept a trajectory that others wrote."""
+    """Return the fields of a record that mark a trajectory which the agent's rules refuse."""
     faults = validate(segments, spec)
     return {"kept": False, "reason": f"format: {faults[0]}"} if faults else {}
 
 
 class _RecordFormat(Format):
-    """One record a line."""
+    """Records in their own form."""
 
     def read(self, row: Any, context: Context) -> Read:
-        """The row itself."""
+        """Return the record of a row."""
         try:
             return Read(Record.model_validate(row))
         except ValidationError as error:
             raise DataError(explain(error)) from None
 
     def write(self, record: Record, context: Context) -> Any:
-        """All fields."""
+        """Return all fields of a record."""
         return record.model_dump(mode="json")
 
 
@@ -306,10 +306,10 @@ ALPACA_KEYS = ("instruction", "input", "output")
 
 
 class _AlpacaFormat(Format):
-    """The whole response as one text; the authors come from its tags."""
+    """Rows with the whole response as one text, whose tags determine the authors."""
 
     def read(self, row: Any, context: Context) -> Read:
-        """The record in a row, with its authors."""
+        """Return the record of a row."""
         row = row_object(row, ", ".join(ALPACA_KEYS))
         instruction, output = text_of(row, "instruction"), text_of(row, "output")
         more = row.get("input") or ""
@@ -327,7 +327,7 @@ class _AlpacaFormat(Format):
         return Read(record, lost_keys(row, (*ALPACA_KEYS, "id")))
 
     def write(self, record: Record, context: Context) -> Any:
-        """The row of a record."""
+        """Return the row of a record."""
         spec = context.spec(record.agent)
         row: dict[str, Any] = {
             "instruction": spec.user_message(record.question),

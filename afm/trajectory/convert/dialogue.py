@@ -1,8 +1,8 @@
-"""What all formats of conversations have in common: a question, turns of the agent, calls of tools with their results.
+"""The common model of all conversation formats: a question, turns of the agent, and tool calls with their results.
 
-A trajectory becomes a dialogue by cutting it at its tool calls. What the agent wrote before a call is the turn's text,
-its tags included, so that nothing is lost. On the way back, text with tags of the agent stays as it is. Other text
-becomes a thought, and that of the last turn the answer. Hidden reasoning is a thought in any place.
+A trajectory becomes a dialogue by splitting it at its tool calls. The agent's text before a call, with its tags, is the
+text of the turn, so that nothing is lost. In the other direction, text with tags of the agent stays unchanged. Other
+text becomes a thought, and in the last turn the answer. Hidden reasoning always becomes a thought.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from afm.trajectory.tags import Author, Segment, Step, Trajectory, opening_patte
 ItemT = TypeVar("ItemT")
 
 ARGUMENT = "input"
-"""The parameter that holds the text of a call in formats whose calls have named parameters."""
+"""The parameter for the text of a call in formats with named parameters."""
 
 _SHOWN = 60
-"""Characters of a text in an error."""
+"""The number of characters of a text that errors show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class Use:
     """One tool call.
 
     Attributes:
-        tool: Empty when the call is written in the text of its turn.
-        arguments: Its text, or parameters by name.
-        result: What came back; ``None`` when that is not known.
-        ok: Whether the tool did its work, as far as the row says.
+        tool: Name of the tool, empty if the call is in the text of its turn.
+        arguments: The text of the call, or its parameters by name.
+        result: The result, or ``None`` if it is unknown.
+        ok: Whether the tool succeeded, as far as the row shows.
     """
 
     tool: str
@@ -49,7 +49,7 @@ class Use:
     ok: bool = True
 
     def text(self) -> str:
-        """The text of the call: the only parameter's value, or all of them as JSON."""
+        """Return the text of the call: the value of the only parameter, or all parameters as JSON."""
         if isinstance(self.arguments, str):
             return self.arguments
         if isinstance(self.arguments, Mapping) and len(self.arguments) == 1:
@@ -60,12 +60,12 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class AgentTurn:
-    """What the agent said, then the tools it called.
+    """The agent's text, followed by its tool calls.
 
     Attributes:
-        final: The text is the answer and nothing else.
-        thought: What it thought before, such as hidden reasoning; never the answer, and tags in it are text.
-        result: What came back for the turn as a whole and not for one of its calls; their results may be unknown then.
+        final: Whether the text is only the answer.
+        thought: A thought before the text, such as hidden reasoning. It is never the answer, and tags in it are text.
+        result: A result of the whole turn instead of one of its calls, whose results may then be unknown.
     """
 
     text: str = ""
@@ -80,9 +80,9 @@ class Dialogue:
     """One conversation about one question.
 
     Attributes:
-        question: As it was asked, an instruction before it included.
-        facts: Further fields of the record, by their names there.
-        lost: What the row held and a record cannot, in a few words each.
+        question: The question as asked, including any instruction before it.
+        facts: Further fields of the record by name.
+        lost: Short descriptions of what the row held and a record cannot hold.
     """
 
     question: str
@@ -92,7 +92,7 @@ class Dialogue:
 
 
 def dialogue_of(record: Record, spec: AgentSpec) -> Dialogue:
-    """The conversation in a record; the question carries the agent's instruction."""
+    """Return the conversation of a record. Its question includes the agent's instruction."""
     turns: list[AgentTurn] = []
     pending = ""
     for segment in _joined(record):
@@ -111,7 +111,7 @@ def dialogue_of(record: Record, spec: AgentSpec) -> Dialogue:
 
 
 class Walk:
-    """A conversation as far as it was read; each format says what one of its items adds."""
+    """A conversation while it is read. Each format defines what its items add."""
 
     def __init__(self) -> None:
         self.question: str | None = None
@@ -119,26 +119,26 @@ class Walk:
         self.lost: list[str] = []
 
     def ask(self, text: str) -> None:
-        """Add to the question; once the agent has spoken it is another question, and an error."""
+        """Add to the question. After the agent's first turn it would be another question, which is an error."""
         if self.turns:
             raise second_question(text)
         self.question = text if self.question is None else f"{self.question}\n\n{text}"
 
     def give(self, turn: int, use: int, result: str, *, ok: bool = True) -> None:
-        """Give a result to a call."""
+        """Set the result of a call."""
         uses = list(self.turns[turn].uses)
         uses[use] = replace(uses[use], result=result, ok=ok)
         self.turns[turn] = replace(self.turns[turn], uses=tuple(uses))
 
     def dialogue(self, without_question: str, facts: Mapping[str, Any] | None = None) -> Dialogue:
-        """The whole dialogue. Without a question it is an error with the text ``without_question``."""
+        """Return the whole dialogue. Without a question, raise an error with the text ``without_question``."""
         if self.question is None:
             raise DataError(without_question)
         return Dialogue(self.question, tuple(self.turns), facts or {}, tuple(dict.fromkeys(self.lost)))
 
 
 def take_all(items: Iterable[ItemT], take: Callable[[ItemT], None], place: str) -> None:
-    """Hand each item to ``take``; an error of it says where: ``place`` with the item's number."""
+    """Pass each item to ``take``. Its errors get the location ``place`` with the item's number."""
     for number, item in enumerate(items):
         try:
             take(item)
@@ -147,7 +147,7 @@ def take_all(items: Iterable[ItemT], take: Callable[[ItemT], None], place: str) 
 
 
 def second_question(text: str) -> DataError:
-    """The error of a conversation in which the user asks again."""
+    """Return the error for a conversation in which the user asks again."""
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return DataError(
         f"got a second message of the user, {shown!r}, that answers no tool call; expected one question a row, as a trajectory has. "
@@ -156,7 +156,7 @@ def second_question(text: str) -> DataError:
 
 
 def calls_of(dialogue: Dialogue, spec: AgentSpec) -> tuple[CallRecord, ...]:
-    """The tool calls as a record lists them, results word for word."""
+    """Return the tool calls of a record, with unchanged results."""
     calls = []
     for turn in dialogue.turns:
         for use in turn.uses:
@@ -172,7 +172,7 @@ def calls_of(dialogue: Dialogue, spec: AgentSpec) -> tuple[CallRecord, ...]:
 
 
 def renamed(dialogue: Dialogue, tools: Mapping[str, str]) -> Dialogue:
-    """The conversation with other names for its tools; uses of those with an empty one are left out."""
+    """Return the conversation with renamed tools. Calls of tools with an empty new name are dropped."""
     if not tools:
         return dialogue
     turns = []
@@ -188,7 +188,7 @@ def renamed(dialogue: Dialogue, tools: Mapping[str, str]) -> Dialogue:
 
 
 def as_read(dialogue: Dialogue, spec: AgentSpec) -> Dialogue:
-    """The conversation with each program that the agent's code tool is called with in the fence that the tool reads."""
+    """Return the conversation with the fences that the agent's code tool needs around its programs."""
     return replace(
         dialogue,
         turns=tuple(
@@ -204,7 +204,7 @@ def _as_read(use: Use, spec: AgentSpec) -> Use:
 
 
 def with_call(turn: AgentTurn, spec: AgentSpec) -> str:
-    """The text of a turn with its one call in the agent's own form."""
+    """Return the text of a turn with its call in the agent's own form."""
     if not turn.uses or not turn.uses[0].tool:
         return turn.text
     use = turn.uses[0]
@@ -212,18 +212,18 @@ def with_call(turn: AgentTurn, spec: AgentSpec) -> str:
 
 
 def question_in(text: str, spec: AgentSpec) -> str:
-    """The question in what the agent was asked: without the agent's instruction around it, if it has one."""
+    """Return the question without the agent's instruction around it, if it has one."""
     before, mark, after = spec.user_message("\0").partition("\0")
     fits = mark and text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after)
     return text[len(before) : len(text) - len(after)] if fits else text
 
 
 _SAME_TOOL = {"python_interpreter": CODE_TOOL, "visit_webpage": "crawl_page"}
-"""Tools of smolagents, and what does the same here."""
+"""Maps tools of smolagents to the tools that do the same here."""
 
 
 def tag_of(tool: str, spec: AgentSpec) -> str:
-    """The role that calls ``tool``, which may also be the role's own name. An unknown tool is an error."""
+    """Return the role that calls ``tool``, which may also be the name of the role. An unknown tool is an error."""
     for tag, name in spec.tool_roles.items():
         if tool in (name, tag):
             return tag
@@ -236,13 +236,13 @@ def tag_of(tool: str, spec: AgentSpec) -> str:
 
 
 def _joined(record: Record) -> Iterator[Segment]:
-    """Segments with neighbours of one author joined."""
+    """Yield the segments with adjacent ones of the same author joined."""
     for author, group in groupby(record.segments, key=attrgetter("author")):
         yield Segment(author, "".join(segment.text for segment in group))
 
 
 def last_call(text: str, spec: AgentSpec) -> tuple[str, str | None, str]:
-    """The text before the tool call that ends it, the call's tool and its argument."""
+    """Split a text that ends with a tool call into the text before it, the tool (``None`` without one) and the argument."""
     parts = split(text, spec)
     if parts.tail or not parts.steps or parts.steps[-1].role not in spec.tool_roles:
         return text, None, ""
@@ -251,7 +251,7 @@ def last_call(text: str, spec: AgentSpec) -> tuple[str, str | None, str]:
 
 
 def _inner(text: str, spec: AgentSpec) -> str:
-    """The content of an observation; any other text is returned whole."""
+    """Return the content of an observation, or any other text unchanged."""
     steps = split(text, spec).steps
     if len(steps) != 1 or steps[0].role != spec.observation_role:
         return text
@@ -259,17 +259,17 @@ def _inner(text: str, spec: AgentSpec) -> str:
 
 
 _REASONING = re.compile(r"<(?P<close>/?)(?P<tag>think|thinking)>", re.IGNORECASE)
-"""Tags that reasoning models put around their reasoning, in front of what they say."""
+"""Tags of reasoning models around the reasoning before their answer."""
 
 
 def segments_of(dialogue: Dialogue, spec: AgentSpec, *, missing_thought: str = "") -> tuple[Segment, ...]:
-    """The trajectory that a conversation is, as ``spec`` writes it.
+    """Return the trajectory of a conversation in the form of ``spec``.
 
     Args:
-        missing_thought: Written where the agent needs a thought and the dialogue lacks it.
+        missing_thought: The thought to write if the agent needs one that the dialogue lacks.
 
     Raises:
-        DataError: A tool is called that the agent lacks, what it returned is not known, or the user asks again.
+        DataError: The agent does not have a called tool, a result is unknown, or the user asks again.
     """
     writer = _SegmentWriter(spec, missing_thought)
     last = len(dialogue.turns) - 1
@@ -287,10 +287,9 @@ def segments_of(dialogue: Dialogue, spec: AgentSpec, *, missing_thought: str = "
 
 
 def parted(text: str, spec: AgentSpec) -> tuple[str, str]:
-    """The reasoning that a model put in tags before its words, and those words.
+    """Return the tagged reasoning at the beginning of a model's text, and the rest of the text.
 
-    Its opening tag may be missing, as where the chat template writes it. In text that keeps to the agent's own roles
-    nothing is taken off.
+    The opening tag may be missing if the chat template writes it. Text in the agent's own roles stays whole.
     """
     first = _REASONING.search(text)
     if first is None or (not first["close"] and text[: first.start()].strip()):
@@ -306,7 +305,7 @@ def parted(text: str, spec: AgentSpec) -> tuple[str, str]:
 
 
 class _SegmentWriter:
-    """Puts turns together by author."""
+    """Joins turns into segments by author."""
 
     def __init__(self, spec: AgentSpec, missing_thought: str) -> None:
         self._spec, self._missing = spec, missing_thought
@@ -327,7 +326,7 @@ class _SegmentWriter:
             self._think(text)
 
     def use(self, use: Use, *, whole: bool) -> None:
-        """A call and its result; without one where a result of the whole turn follows."""
+        """Add a call and its result, which may only be missing if a result of the whole turn follows."""
         if use.tool:
             self._write(tag_of(use.tool, self._spec), use.text())
         if use.result is not None:
@@ -346,7 +345,7 @@ class _SegmentWriter:
         yield from self._segments
 
     def _think(self, words: str) -> None:
-        """Put words into the next thought; no thought follows another, so all until the next role are one."""
+        """Add words to the next thought. All words until the next role are one thought."""
         if not words.strip():
             return
         if not self._spec.thought_roles:
@@ -357,7 +356,7 @@ class _SegmentWriter:
         self._thought = True
 
     def _tags(self, text: str) -> None:
-        """Add text of the agent; a thought that begins it takes in those before."""
+        """Add text of the agent. If it begins with a thought, that thought takes in the pending ones."""
         begun = self._tagged.match(text, len(text) - len(text.lstrip()))
         if self._thoughts and begun and begun[1] in self._spec.thought_roles:
             text = "\n\n".join(

@@ -1,8 +1,8 @@
-"""Lists of chat messages (OpenAI rows, bare lists, ShareGPT, Agent-FLAN of arXiv 2403.12881), and ReAct traces.
+"""Formats of chat messages (OpenAI rows, bare lists, ShareGPT, Agent-FLAN of arXiv 2403.12881) and ReAct traces.
 
 ReAct (arXiv 2210.03629) writes ``Thought:``, ``Action:``, ``Action Input:``, ``Observation:``, ``Final Answer:``. In
-some chats the assistant's text has this form. Rows of ReAct are ``{question, text}``. Roles of an agent other than
-thought, tool and answer are written as thoughts.
+some chats the assistant's text has this form. Rows of ReAct are ``{question, text}``. All roles of an agent except
+tools and the answer are written as thoughts.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _WORD = re.compile(
 )
 _BRACKETS = re.compile(r"(?s)\A\s*([\w .-]{1,80})\[(.*)\]\s*\Z")
 _FINISH = "Finish"
-"""What ends a run with its answer: in ReAct and, as a function, in ToolBench."""
+"""The word that ends a run with its answer in ReAct, and the function that does so in ToolBench."""
 
 
 def declared(name: str) -> dict[str, Any]:
-    """A tool as OpenAI's clients declare it, with a single parameter."""
+    """Return OpenAI's declaration of a tool with a single parameter."""
     schema = {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]}
     return {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
 
 
 def _messages(dialogue: Dialogue) -> Iterator[dict[str, Any]]:
-    """A conversation as messages."""
+    """Yield a conversation as messages."""
     yield {"role": "user", "content": dialogue.question}
     number = 0
     for turn in dialogue.turns:
@@ -65,12 +65,12 @@ def _messages(dialogue: Dialogue) -> Iterator[dict[str, Any]]:
 
 
 def _dialogue(messages: Sequence[Mapping[str, Any]], column: str) -> Dialogue:
-    """The conversation in a list of messages of system, user, assistant and tool.
+    """Return the conversation in a list of messages of system, user, assistant and tool.
 
-    What the user says behind a call that has no result yet is its result (``Observation:`` in front of it is dropped).
+    A user message after a call without a result is the result, without a leading ``Observation:``.
 
     Raises:
-        DataError: A message is not allowed at its place; the error names it.
+        DataError: A message is not allowed at its place. The error names it.
     """
     walk = _MessageWalk()
     take_all(messages, walk.take, column + "[{}]")
@@ -81,7 +81,7 @@ def _dialogue(messages: Sequence[Mapping[str, Any]], column: str) -> Dialogue:
 
 
 class _MessageWalk(Walk):
-    """A list of messages as far as it was read."""
+    """A list of messages while it is read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,14 +91,14 @@ class _MessageWalk(Walk):
         role = message["role"]
         if role in ("system", "developer"):
             if self.turns:
-                raise DataError(f"a {role} message behind the assistant's first")
+                raise DataError(f"got a {role} message after the assistant's first, expected it before")
             self.lost += ["the system prompt"] if content_text(message) else []
         elif role == "user":
             self._user(content_text(message))
         elif role == "assistant":
             self._assistant(message)
         elif role in ("tool", "function"):
-            if not (self.turns and self.turns[-1].final):  # what calling the end of the run gave
+            if not (self.turns and self.turns[-1].final):  # otherwise it is the result of ending the run
                 name = str(message.get("name") or "") if role == "function" else ""
                 self._result(content_text(message), str(message.get("tool_call_id") or ""), name)
         else:
@@ -109,13 +109,13 @@ class _MessageWalk(Walk):
             self.ask(text)
         elif self._open() is not None:
             self._result(_OBSERVATION.sub("", text, count=1), "")
-        else:  # the call stands in the assistant's text, in the tags of its agent
+        else:  # the call is in the assistant's text, in the tags of its agent
             use = Use("", "", _OBSERVATION.sub("", text, count=1))
             self.turns[-1] = replace(self.turns[-1], uses=(use,))
 
     def _assistant(self, message: Mapping[str, Any]) -> None:
         if self.question is None:
-            raise DataError("the assistant speaks before a question")
+            raise DataError("got a message of the assistant before any question of the user")
         text = content_text(message) if message.get("content") else ""
         hidden = hidden_reasoning(message)
         hidden = "" if hidden in text else hidden
@@ -138,11 +138,11 @@ class _MessageWalk(Walk):
         self.turns.append(AgentTurn(text, uses, thought=hidden))
 
     def _open(self, identity: str = "", name: str = "") -> int | None:
-        """The first call of the last turn that has no result yet, of those with that identity or name if one is given."""
+        """Return the first call of the last turn without a result, with that identity or name if one is set."""
         uses = self.turns[-1].uses if self.turns else ()
         fitting = [place for place, use in enumerate(uses) if use.result is None and name in ("", use.tool)]
         if identity:
-            # A call without an identity may be anybody's; text of the agent has none.
+            # A call without an identity, such as one in the agent's text, matches any.
             fitting = [place for place in fitting if self._ids[place] == identity] or [
                 place for place in fitting if not self._ids[place]
             ]
@@ -151,14 +151,14 @@ class _MessageWalk(Walk):
     def _result(self, text: str, identity: str, name: str = "") -> None:
         place = self._open(identity, name)
         uses = self.turns[-1].uses if self.turns else ()
-        expected = "expected that of a call before it without a result"
+        expected = "expected that of an earlier call without a result"
         if place is None and name and uses:
             raise DataError(f"name: got {name!r}, {expected}: {', '.join(use.tool for use in uses)}")
         if place is None and identity and uses:
             calls = ", ".join(map(repr, self._ids))
             raise DataError(f"tool_call_id: got {identity!r}, {expected}; the last calls are {calls}")
         if place is None:
-            raise DataError("a result of a tool without a call before it")
+            raise DataError("got the result of a tool without a call before it")
         self.give(-1, place, text)
 
 
@@ -202,7 +202,7 @@ _ROLES = {
     **dict.fromkeys(("human", "user", "observation", "tool", "function"), "user"),
     **dict.fromkeys(("gpt", "assistant", "function_call"), "assistant"),
 }
-"""Of ShareGPT, by what they are as messages; results are in turns of the user."""
+"""Maps roles of ShareGPT to roles of messages. Results are in turns of the user."""
 
 
 def _parse_sharegpt(row: Any) -> Dialogue:
@@ -239,7 +239,7 @@ def _openai_message(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _with_words(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A turn of gpt directly before a call of its own becomes the text of that call's turn."""
+    """Join a turn of gpt with the call that directly follows it, as the text of that call's turn."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         before = joined[-1] if joined else {}
@@ -256,7 +256,7 @@ SHAREGPT = DialogueFormat(
     parse=_parse_sharegpt,
     show=_show_sharegpt,
 )
-"""Calls are written in the agent's own tags, since a ``function_call`` turn has no place for words."""
+"""Calls are written in the agent's own tags, because a ``function_call`` turn has no place for other text."""
 
 
 def _parse_agent_flan(row: Any) -> Dialogue:
@@ -264,7 +264,7 @@ def _parse_agent_flan(row: Any) -> Dialogue:
     messages = message_list(row, "conversation")
     dialogue = _dialogue(messages, "conversation")
     untrained = sum(message["role"] == "assistant" and message.get("loss") is False for message in messages)
-    lost = (f"that {untrained} of its turns are not trained on",) if untrained else ()
+    lost = (f"the flag of {untrained} turns that are not trained on",) if untrained else ()
     return replace(dialogue, facts={"id": row_id(row)}, lost=dialogue.lost + lost)
 
 
@@ -291,7 +291,7 @@ def _parse_react(row: Any) -> Dialogue:
     row = row_object(row, "question and text")
     turns = _react_turns(text_of(row, "text"))
     if not turns:
-        raise DataError("text: holds no `Thought:`, `Action:` or `Final Answer:`")
+        raise DataError("text: expected `Thought:`, `Action:` or `Final Answer:`, found none of them")
     return Dialogue(text_of(row, "question"), turns, {"id": row_id(row)})
 
 
@@ -314,11 +314,11 @@ REACT = DialogueFormat(
     show=_show_react,
     loses="roles (all but tools and answer become thoughts), id, gold answer, verdict, cost and provenance",
 )
-"""``Action: tool`` with ``Action Input:``, or ``Action: tool[input]``; ``Finish[x]`` answers."""
+"""``Action: tool`` with ``Action Input:``, or ``Action: tool[input]``. ``Finish[x]`` is the answer."""
 
 
 def _react_turns(text: str) -> tuple[AgentTurn, ...]:
-    """The turns of a trace; empty for any other text."""
+    """Return the turns of a trace, empty for any other text."""
     turns: list[AgentTurn] = []
     open_turn, action = AgentTurn(), ""
     for word, content in _parts(text):
@@ -362,10 +362,10 @@ def _parts(text: str) -> list[tuple[str, str]]:
 
 
 def _final_answer(arguments: Any) -> str:
-    """The answer in the arguments of :data:`_FINISH`, ToolBench's ``{return_type, final_answer}`` or its text.
+    """Return the answer in the arguments of :data:`_FINISH`: ToolBench's ``{return_type, final_answer}`` or a text.
 
     Raises:
-        DataError: It ends the run without an answer.
+        DataError: The run ends without an answer.
     """
     answer = arguments.get("final_answer") if isinstance(arguments, Mapping) else arguments
     if not isinstance(answer, str) or not answer.strip():
@@ -378,7 +378,7 @@ def _ended(turn: AgentTurn, answer: str) -> list[AgentTurn]:
 
 
 def _argument(text: str) -> Any:
-    """Parameters where the input is a JSON object, else the text."""
+    """Return the parameters if the input is a JSON object, else the text."""
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError):
@@ -387,7 +387,7 @@ def _argument(text: str) -> Any:
 
 
 def _plain(text: str, spec: AgentSpec) -> tuple[str, str | None]:
-    """The content of the roles of a turn as one thought, and the answer if there is one."""
+    """Return the content of a turn's roles as one thought, and its answer or ``None``."""
     steps = split(text, spec).steps
     if not steps:
         return text.strip(), None

@@ -1,4 +1,4 @@
-"""Traces of the OpenAI Agents SDK, as its exporters write them: one ``trace`` or ``trace.span`` object a row. Read only.
+"""Reading of traces of the OpenAI Agents SDK, as its exporters write them: one ``trace`` or ``trace.span`` per row.
 
 Spans of one trace may be anywhere in the file. Text comes from ``generation`` and ``response`` spans, results of tools
 from ``function`` spans. ``ResponseSpanData.export()`` of the SDK (0.24.0) writes only the id of a response. A trace
@@ -25,7 +25,7 @@ _NO_WORDS = (
 
 
 def _gathered(items: Iterable[Item]) -> Iterator[Item]:
-    """The spans of each trace; memory holds all spans of the file."""
+    """Yield the spans of each trace. All spans of the file are in memory."""
     lines: dict[str, int] = {}
     spans: defaultdict[str, list[Any]] = defaultdict(list)
     for line, row in items:
@@ -75,11 +75,11 @@ OPENAI_AGENTS = DialogueFormat(
     show=None,
     gathered=_gathered,
 )
-"""A trace becomes one trajectory: what all its agents said and called, in the order of time."""
+"""A trace becomes one trajectory with the texts and calls of all its agents in order of time."""
 
 
 class _SpanWalk(Walk):
-    """A trace as far as it was read."""
+    """A trace while it is read."""
 
     def __init__(self, spans: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Step logs of smolagents and OAgents: what ``agent.memory.get_full_steps()`` or a ``RunResult`` holds.
+"""Step logs of smolagents and OAgents: the content of ``agent.memory.get_full_steps()`` or of a ``RunResult``.
 
 A row is ``{"steps": [...]}`` (or ``intermediate_steps``, ``agent_memory``), or the bare list of steps: a ``task``,
 ``plan`` steps, then action steps with ``model_output``, ``tool_calls``, ``observations``. ``ToolCallingAgent`` lists
-its calls, but not those that failed: these are in the model's message alone. ``CodeAgent`` lists its program and
-repeats it in its text, between marks of its own. Its last program returns the answer.
+its calls except failed ones, which are only in the model's message. ``CodeAgent`` lists its program and repeats it in
+its text between special marks. Its last program returns the answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KNOWN = {
     *("agent_name", "question", "augmented_question", "prediction", "true_answer", "task", "task_id"),
     *("start_time", "end_time"),
 }
-"""Keys other than the steps. They are read, or the steps hold the same."""
+"""Keys other than the steps that are read or repeat what is in the steps."""
 _NO_TIME = {"start_time": 0.0, "end_time": None, "duration": None}
 _FINAL = "final_answer"
 _INTERPRETER = "python_interpreter"
@@ -42,11 +42,11 @@ _BLOCKS = (
     re.compile(f"<{_BLOCK}>(.*?){_MARK}", re.DOTALL),
     re.compile(r"```(?:python|py)(.*?)\n```", re.DOTALL),
 )
-"""Where a program is, tried in the order of smolagents."""
+"""Patterns of a program, in the order in which smolagents tries them."""
 _BEFORE = re.compile(r"(?:<[^<>\s]+>|```\w*)\s*\Z")
 _AFTER = re.compile(r"\A\s*(?:</?[^<>\s]+>|```)")
 _END = re.compile(r"<end_code>|</?(?:think|thinking)>", re.IGNORECASE)
-"""Marks in the text around a program; all of that text is a thought."""
+"""Marks in the text around a program. All of that text is a thought."""
 _THOUGHT = re.compile(r"^\**Thoughts?\**[ \t]*:\**[ \t]*", re.MULTILINE)
 _LABEL = re.compile(r"(?:\A|\n)[ \t]*\**(?:Code|Action)\**[ \t]*:\**\s*\Z")
 _TAGGED = re.compile(r"</\w+>\s*\Z")
@@ -60,7 +60,7 @@ def _parse(row: Any) -> Dialogue:
     outer = row if isinstance(row, dict) else {}
     log = _StepWalk()
     take_all(steps, log.take, "step {}")
-    # In logs of benchmarks `task` beside the steps is a level, and the question of a step has instructions in it.
+    # In benchmark logs, `task` next to the steps is a level, and the question in a step includes instructions.
     question = outer.get("question") or log.task or outer.get("task")
     log.question = question if isinstance(question, str) else None
     output = outer.get("output", outer.get("prediction"))
@@ -73,7 +73,7 @@ def _parse(row: Any) -> Dialogue:
 
 
 class _StepWalk(Walk):
-    """A step log as far as it was read."""
+    """A step log while it is read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class _StepWalk(Walk):
             raise DataError(f"got {type(step).__name__}, expected an object{hint}")
         if "task" in step and not _is_action(step):
             if self.task not in (None, step["task"]):
-                raise DataError("a second task; expected one run a row")
+                raise DataError("got a second task, expected one run per row")
             self.task = step["task"]
         elif "plan" in step:
             self.turns.append(AgentTurn(thought=str(step["plan"])))
@@ -100,7 +100,7 @@ class _StepWalk(Walk):
             self.lost.append("the system prompt")
 
     def has_answer(self, output: str) -> bool:
-        """Whether a step gave the answer, or the run ends with it in words."""
+        """Return whether a step gave the answer, or the text at the end of the run is the answer."""
         if self._answered or any(turn.final for turn in self.turns):
             return True
         return bool(self.turns) and not self.turns[-1].uses and self.turns[-1].text.strip() == output.strip()
@@ -149,7 +149,7 @@ def _known(row: Any) -> bool:
 
 
 SMOLAGENTS = DialogueFormat("smolagents", _known, parse=_parse, show=_show)
-"""One run a row."""
+"""One run per row."""
 
 
 def _steps(row: Any) -> list[Any]:
@@ -160,7 +160,7 @@ def _steps(row: Any) -> list[Any]:
 
 
 def _facts(outer: Mapping[str, Any], steps: list[Any]) -> dict[str, Any]:
-    """The keys other than the steps, and the tokens of the steps."""
+    """Return the facts in the keys other than the steps, and the tokens of the steps."""
     facts: dict[str, Any] = {"id": row_id(outer, "task_id", "id")}
     spent = [step.get("token_usage") for step in ([outer] if outer.get("token_usage") else steps)]
     prompt, written = (
@@ -182,24 +182,24 @@ def _is_action(step: Any) -> bool:
 
 
 class _StepError(NamedTuple):
-    """What a step ended with; ``kind`` is the name of its class, empty in logs that hold its text alone."""
+    """The error of a step. ``kind`` is the name of its class, empty in logs that only hold its text."""
 
     kind: str
     message: str
 
 
 class _StepTurns(NamedTuple):
-    """A step as turns, and what it held that turns cannot, in a few words each."""
+    """A step as turns, and short descriptions of what the turns do not hold."""
 
     turns: tuple[AgentTurn, ...]
     lost: tuple[str, ...] = ()
 
 
 def _read_step(step: Mapping[str, Any]) -> _StepTurns:
-    """The turns of an action step: what was said with its call, and the answer behind it.
+    """Return the turns of an action step: the text with its call, and the answer after it.
 
     Raises:
-        DataError: It is no step, or the result of a call is missing.
+        DataError: The step is invalid, or the result of a call is missing.
     """
     said, error = _said(step), _error(step)
     listed = step.get("tool_calls")
@@ -238,7 +238,7 @@ def _call_step(step: Mapping[str, Any], said: str, uses: list[Use], error: _Step
 
 
 def _holds(text: str, answer: str) -> bool:
-    """Whether words are the answer itself, or hold it within the tags that end them."""
+    """Return whether a text is the answer itself, or contains it in the tags at its end."""
     return text.strip() == answer.strip() or (_TAGGED.search(text) is not None and answer in text)
 
 
@@ -263,7 +263,7 @@ def _program_step(
 
 
 def _without_answer(code: str) -> tuple[str, list[str]]:
-    """A program that does not hand its answer over, empty when it does nothing else, and what is lost by that."""
+    """Return a program without the call that returns its answer (empty if it does nothing else), and what is lost."""
     try:
         rest = without_last_call(code, _FINAL)
     except DataError:
@@ -274,7 +274,7 @@ def _without_answer(code: str) -> tuple[str, list[str]]:
 
 
 def _program(step: Mapping[str, Any], uses: list[Use]) -> tuple[str, str] | None:
-    """The name under which a program was run, and the program; ``None`` in a step of calls."""
+    """Return the tool that ran a program and the program, or ``None`` for a step of calls."""
     code, names = step.get("code_action"), [use.tool for use in uses]
     if not isinstance(code, str) and names != [_INTERPRETER]:
         return None
@@ -282,7 +282,7 @@ def _program(step: Mapping[str, Any], uses: list[Use]) -> tuple[str, str] | None
 
 
 def _words_around(said: str, code: str) -> str:
-    """The text around a program, without the marks around it and the labels of the format."""
+    """Return the text around a program, without the program's marks and the labels of the format."""
     try:
         whole = json.loads(said)
     except (ValueError, RecursionError):
@@ -293,7 +293,7 @@ def _words_around(said: str, code: str) -> str:
 
 
 def without_labels(*parts: str) -> str:
-    """The words around programs without the labels that the format asks for: ``Thought:``, ``Code:``, its end marks."""
+    """Return the text around programs without the labels of the format: ``Thought:``, ``Code:`` and end marks."""
     cleaned = (_LABEL.sub("", _END.sub("", part).strip()) for part in parts)
     return _THOUGHT.sub("", "\n\n".join(filter(None, cleaned))).strip()
 
@@ -302,7 +302,7 @@ def _outside(said: str, code: str) -> Iterator[str]:
     for pattern in _BLOCKS:
         programs = list(pattern.finditer(said))
         same = "\n\n".join(block[1].strip() for block in programs) == code.strip()
-        if programs and (same or _FINAL in code):  # variables of that name are renamed before it is run
+        if programs and (same or _FINAL in code):  # smolagents renames such variables before the run
             begins = [0, *(block.end() for block in programs)]
             ends = [*(block.start() for block in programs), len(said)]
             yield from (said[begin:end] for begin, end in zip(begins, ends, strict=True))
@@ -317,7 +317,7 @@ def _outside(said: str, code: str) -> Iterator[str]:
 
 
 def _without_json(said: str, tool: str) -> str:
-    """The words of a model that writes its call as JSON into them, without it."""
+    """Return a model's text without the call that it wrote into it as JSON."""
     begin, end = said.find("{"), said.rfind("}") + 1
     try:
         call = json.loads(said[begin:end], strict=False) if 0 <= begin < end else None
@@ -335,12 +335,12 @@ def _worded(text: str, error: _StepError | None) -> list[AgentTurn]:
 
 
 def _without_mark(said: str) -> str:
-    """Words without the closing mark that smolagents puts behind them, whatever was said."""
+    """Return a text without the closing mark that smolagents always appends."""
     return said if f"<{_BLOCK}>" in said else said.removesuffix(_MARK)
 
 
 def _lost_error(error: _StepError | None, *, answered: bool) -> list[str]:
-    """What is lost of an error that no call of a tool ended with."""
+    """Return what is lost of an error that does not belong to a tool call."""
     if error is None:
         return []
     what = "an answer that was refused" if answered else "the error of a step without a tool call"
@@ -355,7 +355,7 @@ def _error(step: Mapping[str, Any]) -> _StepError | None:
 
 
 def _failed_calls(step: Mapping[str, Any], error: _StepError) -> list[Use]:
-    """The calls of a step that failed, out of the model's message or the error's text."""
+    """Return the failed calls of a step from the model's message or the text of the error."""
     message = step.get("model_output_message")
     listed = message.get("tool_calls") if isinstance(message, Mapping) else None
     if isinstance(listed, list) and listed:

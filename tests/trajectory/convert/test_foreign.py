@@ -254,7 +254,7 @@ GIVES_UP = {"name": "Finish", "arguments": '{"return_type": "give_up_and_restart
 @pytest.mark.parametrize(
     ("place", "changed", "fault"),
     [
-        (3, {"name": "browse"}, r"messages\[3\]: name: got 'browse', expected that of a call before it"),
+        (3, {"name": "browse"}, r"messages\[3\]: name: got 'browse', expected that of an earlier call"),
         (4, {"function_call": GIVES_UP}, r"messages\[4\]: Finish: got .*give_up_.*; the run gave up"),
         (2, {"function_call": FUNCTION | {"arguments": "{"}}, r"messages\[2\]: .* are no JSON"),
         (2, {"function_call": "wiki_search"}, r"messages\[2\]: tool_calls: got .*wiki_search"),
@@ -401,7 +401,7 @@ BOTH_IN_ONE = {"step_number": 1, "tool_calls": [FUNCTION, FUNCTION], "observatio
         ("alpaca", {"instruction": "x"}, "no key 'output'"),
         ("alpaca", 3, "got int, expected an object"),
         ("openai", [], "messages: got"),
-        ("openai", turns((ASSISTANT, "x")), "speaks before a question"),
+        ("openai", turns((ASSISTANT, "x")), "before any question of the user"),
         ("openai", [*CALLED, *turns(("tool", 3))], r"messages\[2\]: content: got int"),
         ("openai", CALLED, "the call of 'wiki_search' has no result"),
         (
