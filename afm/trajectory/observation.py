@@ -43,6 +43,8 @@ _TEMPLATE_TAGS = (
     *("think", "image", "video", "audio"),
 )
 """Tags with a meaning in chat templates and trainers of common models, independent of the agent's roles."""
+_MOST_NESTED = 20
+"""Depth of nested tags from which a text loses all its opening brackets."""
 
 
 def readable(text: str) -> str:
@@ -72,7 +74,12 @@ def neutralise(text: str, spec: AgentSpec | None = None) -> str:
     text = readable(text)
     if text.isascii() and "<" not in text and "[" not in text:
         return text
-    return _untrusted(() if spec is None else tuple(spec.roles)).sub(_bracketed, text)
+    untrusted = _untrusted(() if spec is None else tuple(spec.roles))
+    for _ in range(_MOST_NESTED):  # once the inner one of two nested tags is gone, the outer one is a tag
+        before, text = text, untrusted.sub(_bracketed, text)
+        if text == before:
+            return text
+    return re.sub(_OPEN, "(", text)
 
 
 @lru_cache(maxsize=64)

@@ -230,12 +230,7 @@ def _until(code: str, node: ast.stmt) -> str:
 def _parsed(code: str) -> ast.Module:
     try:
         return ast.parse(code)
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ) as error:  # a MemoryError means that it is nested too deeply
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
         raise DataError(f"a program is not valid Python: {str(error) or 'nested too deeply'}") from None
 
 

@@ -5,7 +5,7 @@ import time
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from afm.agents import AgentSpec, load_agent
@@ -106,6 +106,9 @@ hostile = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_
 
 @pytest.mark.slow
 @given(hostile)
+@example("<USER <plan>vation>")
+@example("<|<plan>|>")
+@example("<plan " * 1000 + ">" * 1000)
 def test_neutralised_text_cannot_open_or_close_a_role_in_any_surroundings(text: str) -> None:
     harmless = neutralise(text, MATH)
     assert split(harmless, MATH).steps == ()

@@ -99,7 +99,7 @@ def test_error_carries_file_and_line_of_its_row() -> None:
     with pytest.raises(TrajectoryError) as error:
         parse("oops", MATH, path="train.jsonl", line=17)
     assert str(error.value).startswith(
-        "train.jsonl:17: 'oops' at character 0 (line 1 of the text) stands outside"
+        "train.jsonl:17: 'oops' at character 0 (line 1 of the text) is outside"
     )
     assert isinstance(error.value, ValueError)
 

@@ -257,6 +257,6 @@ def _trajectory_row(number: int, line: int, item: Any, context: Context) -> Traj
             f"{', '.join(ALPACA_KEYS)}"
         )
     if context.agent is None:
-        raise UsageError("alpaca rows name no agent; set --agent NAME")
+        raise UsageError("alpaca rows name no agent; give --agent NAME")
     segments = author_segments(item["output"], context.agent)
     return TrajectoryRow(str(item.get("id", number)), line, context.agent, segments)

@@ -411,7 +411,7 @@ BOTH_IN_ONE = {"step_number": 1, "tool_calls": [FUNCTION, FUNCTION], "observatio
         ),
         ("openai", [*TWO_QUESTIONS, *turns((ASSISTANT, "1702."))], rf"{SECOND}, 'And when, {'x' * 50}\.\.\."),
         ("sharegpt", {"conversations": [{"from": "robot", "value": "x"}]}, "got 'robot', expected one of"),
-        ("react", {"question": "x", "text": "no trace"}, "holds no `Thought:`"),
+        ("react", {"question": "x", "text": "no trace"}, "expected `Thought:`"),
         ("smolagents", {"steps": [{"step_number": 1, "model_output": "x"}]}, "holds no task"),
         ("smolagents", [{"task": "x"}, BOTH_IN_ONE], "step 1: the results of 2 tool calls are in one text"),
         ("agent_flan", {"conversation": "x"}, "conversation: got 'x'"),
