@@ -1,8 +1,8 @@
-"""Arithmetic about memory and disk: each GPU in each phase of a step, the rollout engines' cache, the checkpoints.
+"""Estimates of memory and disk: each GPU in each phase of a step, the rollout engines' cache, the checkpoints.
 
-These figures were never compared with a GPU. They show what cannot fit; they promise nothing about what does. Trainer
-and rollout engines share the GPUs: verl moves what it can away between the phases. FSDP2 keeps parameters, gradients
-and AdamW in fp32 and computes in bf16.
+The figures were never compared with a GPU. They show what cannot fit, and do not guarantee that the rest does. Trainer
+and rollout engines share the GPUs, and verl moves what it can to the CPU between the phases. FSDP2 keeps parameters,
+gradients and AdamW in fp32 and computes in bf16.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from verl_ext.sizes import Placement, RunSizes
 
 _BF16 = 2
 _TRAINED_LOGIT, _ENTROPY_LOGIT, _READ_LOGIT = 4, 4, 6
-"""Bytes of a logit: bf16 and its gradient, the share of an entropy bonus, and the bf16, softmax and product of a pass
-without gradients, which computes the entropy for the metrics."""
+"""Bytes per logit of a training pass (bf16 and its gradient), of an entropy bonus, and of a pass without gradients (bf16,
+softmax and product, for the entropy in the metrics)."""
 _BUCKET = 2 * GIB
-"""Weights on their way to the engine (``checkpoint_engine.update_weights_bucket_megabytes``)."""
+"""Bytes of weights in transfer to the engine (``checkpoint_engine.update_weights_bucket_megabytes``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """What the rollout engines can hold at once.
+    """Capacity of a rollout engine's cache.
 
     Attributes:
-        weight_bytes: Of the model, on each GPU.
-        token_bytes: Of one token, on each GPU of an engine.
-        tokens: In one engine, negative when not even the weights fit.
-        sequences: Of full length, in one engine.
+        weight_bytes: Bytes of the model on each GPU.
+        token_bytes: Bytes of one token on each GPU of an engine.
+        tokens: Tokens in one engine, negative if the weights alone do not fit.
+        sequences: Sequences of full length in one engine.
     """
 
     weight_bytes: int
@@ -51,9 +51,9 @@ class KvCache:
 
 
 def kv_cache(sizes: RunSizes, shape: ModelShape) -> KvCache:
-    """The cache of one engine: its share of memory less the weights, by keys and values of every layer in bf16.
+    """Return the cache of one engine: its share of memory minus the weights, divided by keys and values of all layers in bf16.
 
-    An engine that splits a model over more GPUs than it has key-value heads keeps copies of them.
+    An engine that splits a model over more GPUs than the model has key-value heads keeps copies of the heads.
     """
     split = sizes.engine.tensor_parallel
     weights = _BF16 * shape.parameters // split
@@ -67,8 +67,8 @@ class _Model:
     """Bytes of one model of the trainer on each of its GPUs: fp32 parameters, AdamW's two moments, gradients.
 
     Attributes:
-        count: Parameters.
-        trained: Those that an optimizer moves.
+        count: Number of parameters.
+        trained: Number of parameters that the optimizer updates.
     """
 
     place: Placement
@@ -77,30 +77,30 @@ class _Model:
 
     @property
     def parameters(self) -> int:
-        """Bytes on the GPU while the model is used."""
+        """Bytes of parameters on the GPU while the model is used."""
         return 0 if self.place.stays_on_cpu else 4 * self.count // self.place.shards
 
     @property
     def optimizer(self) -> int:
-        """What of the optimizer stays on the GPU between updates."""
+        """Bytes of the optimizer that stay on the GPU between updates."""
         away = self.place.stays_on_cpu or self.place.moves_optimizer
         return 0 if away else 8 * self.trained // self.place.shards
 
     @property
     def idle(self) -> int:
-        """What stays on the GPU while the model is not used."""
+        """Bytes that stay on the GPU while the model is not used."""
         return (0 if self.place.moves_parameters else self.parameters) + self.optimizer
 
     @property
     def moved(self) -> int:
-        """Bytes in the memory of the node instead."""
+        """Bytes that are moved to the memory of the node."""
         parameters = 4 * self.count if self.place.moves_parameters or self.place.stays_on_cpu else 0
         optimizer = 8 * self.trained if self.place.moves_optimizer or self.place.stays_on_cpu else 0
         return (parameters + optimizer) // self.place.shards
 
     @property
     def updated(self) -> int:
-        """Parameters, gradients and AdamW: verl brings back what it moved away before an update."""
+        """Bytes of parameters, gradients and AdamW during an update, for which verl moves everything back to the GPU."""
         return 0 if self.place.stays_on_cpu else (4 * self.count + 12 * self.trained) // self.place.shards
 
 
@@ -110,24 +110,24 @@ def _actor(sizes: RunSizes, shape: ModelShape) -> _Model:
 
 
 def _critic(sizes: RunSizes, shape: ModelShape) -> _Model | None:
-    """The critic, whose head gives one number in place of a vocabulary."""
+    """Return the critic, whose head outputs one number instead of a vocabulary."""
     count = shape.parameters - (0 if shape.tied else shape.embedding)
     return _Model(sizes.critic, count, count) if sizes.critic else None
 
 
 def phases(sizes: RunSizes, shape: ModelShape) -> dict[str, MemoryNeed]:
-    """What each GPU needs in each phase of a step, by the phase's name."""
+    """Return the memory that each GPU needs in each phase of a step, by the name of the phase."""
     actor, critic = _actor(sizes, shape), _critic(sizes, shape)
     idle_critic = critic.idle if critic else 0
     static = round(sizes.engine.memory_share * sizes.hardware.gpu_gib * GIB)
     apart = sizes.engine.own_gpus is not None
     asleep = 0 if sizes.engine.sleeps or apart else static
-    # verl wakes an engine that sleeps in two stages: the weights first, the cache once the trainer is away.
+    # verl wakes a sleeping engine in two stages: first the weights, then the cache once the trainer has freed its memory.
     awake = kv_cache(sizes, shape).weight_bytes if sizes.engine.sleeps else static
     largest = 4 * shape.embedding
 
     def forward(states: int, tokens: int) -> MemoryNeed:
-        """A pass without gradients: nothing is kept but the layer under work and the logits."""
+        """Return the need of a pass without gradients, which keeps only the current layer and the logits."""
         logits = 0 if sizes.fused_logits else tokens * shape.vocab * _READ_LOGIT
         return MemoryNeed(states + largest, layer_bytes(shape, tokens, _BF16), logits, asleep)
 
@@ -151,19 +151,19 @@ def phases(sizes: RunSizes, shape: ModelShape) -> dict[str, MemoryNeed]:
 
 
 _CPU_TRAINED_COPIES, _CPU_READ_COPIES = 5, 4
-"""Of the logits in float32 that a pass on a CPU holds at once, with and without gradients; nothing fuses them there."""
+"""Copies of the float32 logits that a pass on a CPU holds at once, with and without gradients. No kernel fuses them."""
 _CPU_PROCESSES = 4 * GIB
-"""Ray, the agent loops, and the libraries of trainer and rollout engine."""
+"""Bytes of Ray, the agent loops, and the libraries of trainer and rollout engine."""
 
 
 def cpu_need(sizes: RunSizes, shape: ModelShape, engines: int = 1) -> MemoryNeed:
-    """What a run on a CPU needs where it needs most: float32 everywhere, and the engine's own copy of the weights.
+    """Return the peak memory of a run on a CPU: float32 everywhere, and the engine's own copies of the weights.
 
     Args:
-        engines: Processes of the rollout engine.
+        engines: Number of processes of the rollout engine.
     """
     actor = _actor(sizes, shape)
-    engine = 4 * shape.parameters * (engines + 1) + _CPU_PROCESSES  # one more while weights are on their way
+    engine = 4 * shape.parameters * (engines + 1) + _CPU_PROCESSES  # one more during the transfer of weights
     trained, read = sizes.actor.tokens, sizes.log_prob_tokens
     layers = activation_bytes(shape, trained, 4, checkpointing=sizes.checkpointing)
     update = MemoryNeed(actor.updated, layers, 4 * _CPU_TRAINED_COPIES * trained * shape.vocab, engine)
@@ -174,17 +174,17 @@ def cpu_need(sizes: RunSizes, shape: ModelShape, engines: int = 1) -> MemoryNeed
 
 
 def cpu_memory_finding(sizes: RunSizes, shape: ModelShape, engines: int = 1) -> Finding:
-    """Whether a run fits in the memory of this computer."""
+    """Report whether a run fits in the memory of this computer."""
     need = cpu_need(sizes, shape, engines)
     advice = "lower actor.ppo_micro_batch_size_per_gpu and rollout.log_prob_micro_batch_size_per_gpu"
     return cpu_finding(need.total, described(need, ""), advice)
 
 
 def host_bytes(sizes: RunSizes, shape: ModelShape) -> int:
-    """What verl keeps in the memory of one node for its GPUs: all that is moved there, and weights of engines.
+    """Return the bytes in the memory of one node: everything that verl moves there from its GPUs, and weights of engines.
 
-    SGLang keeps a copy of its weights while it sleeps. vLLM does so for an adapter only: otherwise the next update brings
-    all of them (verl/workers/rollout/vllm_rollout/vllm_async_server.py:1289).
+    SGLang keeps a copy of its weights while it sleeps. vLLM does so only in a LoRA run. In other runs the next update
+    transfers all weights (verl/workers/rollout/vllm_rollout/vllm_async_server.py:1289).
     """
     critic = _critic(sizes, shape)
     total = _actor(sizes, shape).moved + (critic.moved if critic else 0)
@@ -197,7 +197,7 @@ def host_bytes(sizes: RunSizes, shape: ModelShape) -> int:
 
 
 def memory_findings(sizes: RunSizes, shape: ModelShape) -> Iterator[Finding]:
-    """Every phase against the size of a GPU, and the episodes that the engines' cache holds."""
+    """Compare every phase with the memory of a GPU, and report the episodes that the engines' cache holds."""
     gpu = sizes.hardware.gpu_gib
     for name, need in phases(sizes, shape).items():
         enough = fits(need.total, gpu)
@@ -230,12 +230,12 @@ def _advice(sizes: RunSizes, phase: str) -> str:
 
 
 _ACTOR_BYTES = {"model": 4, "optimizer": 8, "hf_model": 4}
-"""Of a parameter: fp32 shards and AdamW's two moments; ``hf_model`` is the model again in one piece, also in fp32."""
+"""Bytes per parameter: fp32 shards and AdamW's two moments. ``hf_model`` is a second, complete copy in fp32."""
 _CRITIC_BYTES = 12
 
 
 def checkpoint_finding(sizes: RunSizes, shape: ModelShape, folder: Path, steps: int | None) -> Finding:
-    """Whether the checkpoints that exist at once and the exported model fit on the disk of ``folder``."""
+    """Report whether the checkpoints that exist at once and the exported model fit on the disk of ``folder``."""
     if sizes.save_every < 1:
         text = "trainer.save_freq is off: a run that ends early is lost, and no model is exported"
         return Finding(Level.WARNING, "disk", text)
@@ -245,7 +245,7 @@ def checkpoint_finding(sizes: RunSizes, shape: ModelShape, folder: Path, steps: 
     # With 1 to keep, verl removes the old one only when the new one is complete.
     limit = max(2, sizes.kept) if sizes.kept else written
     if limit is None:
-        text = f"every checkpoint of {each / GIB:,.1f} GiB is kept, nobody knows how many"
+        text = f"every checkpoint of {each / GIB:,.1f} GiB is kept, in an unknown number"
         return Finding(Level.WARNING, "disk", f"{text}; set trainer.max_actor_ckpt_to_keep")
     kept = limit if written is None else min(limit, written)
     what = f"the exported model and {kept} checkpoint{'s' * (kept != 1)} of {each / GIB:,.1f} GiB"

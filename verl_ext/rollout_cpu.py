@@ -1,8 +1,8 @@
-"""Rollout engine for verl without an accelerator: our continuous-batching engine in a Ray actor.
+"""A rollout engine for verl without an accelerator: our continuous-batching engine in a Ray actor.
 
-Token ids in, token ids and log-probabilities out. Selected by ``actor_rollout_ref.rollout.name=afm_cpu``;
-engine options are given as ``+actor_rollout_ref.rollout.engine_kwargs.afm_cpu.processes: 2``, with a plus, since verl
-declares the keys of its own engines only: see :class:`CpuOptions`.
+It takes token ids and returns token ids with log-probabilities. ``actor_rollout_ref.rollout.name=afm_cpu`` selects it.
+Options (:class:`CpuOptions`) need a plus, as in ``+actor_rollout_ref.rollout.engine_kwargs.afm_cpu.processes: 2``,
+because verl declares the keys of its own engines only.
 """
 
 from __future__ import annotations
@@ -32,30 +32,29 @@ from verl_ext.weight_proof import fingerprint
 
 
 class CpuOptions(Settings):
-    """``rollout.engine_kwargs.afm_cpu``."""
+    """The options in ``rollout.engine_kwargs.afm_cpu``."""
 
     processes: int = Field(default=1, ge=1)
-    """Copies of the model, each in a process of its own, for every training worker. A small model uses two
-    cores far better by two processes than by two threads; each takes the memory of its weights and about
-    0.7 GiB."""
+    """Processes per training worker, each with a copy of the model. A small model uses two cores far better with
+    two processes than with two threads. Each process needs the memory of the weights and about 0.7 GiB."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of each process; unless given, the machine's cores shared between the processes."""
+    """CPU threads per process. The default divides the machine's cores among the processes."""
     max_batch: int | None = Field(default=None, ge=1)
-    """Episodes that a process generates together; unless given, ``rollout.max_num_seqs``."""
+    """Episodes that a process generates together. The default is ``rollout.max_num_seqs``."""
 
     @classmethod
     def of(cls, rollout: Any) -> CpuOptions:
-        """Read them from verl's ``rollout`` section.
+        """Read the options from verl's ``rollout`` section.
 
         Raises:
-            ConfigError: A key is unknown or a value impossible.
+            ConfigError: A key is unknown or a value is invalid.
         """
         options = (rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
         return validated(cls, dict(options), f"actor_rollout_ref.rollout.engine_kwargs.{CPU_ENGINE}")
 
     @property
     def threads_each(self) -> int | None:
-        """Threads of a process; ``None`` leaves torch's setting."""
+        """Number of threads of a process, ``None`` to keep torch's setting."""
         if self.threads is not None or self.processes == 1:
             return self.threads
         return max(1, (os.cpu_count() or 1) // self.processes)
@@ -67,7 +66,7 @@ class CpuServer:
     Args:
         config: verl's rollout section.
         model_config: verl's model section.
-        number: Of this server among all of a run: servers draw different samples.
+        number: Index of this server in the run. It makes servers draw different samples.
     """
 
     def __init__(self, config: Any, model_config: Any, number: int = 0) -> None:
@@ -96,13 +95,13 @@ class CpuServer:
         )
 
     async def ready(self) -> bool:
-        """Answers once the model is loaded."""
+        """Return true once the model is loaded."""
         return True
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: Mapping[str, Any], **unused: Any
     ) -> TokenOutput:
-        """Continue ``prompt_ids``; parameters are named as vLLM names them."""
+        """Continue ``prompt_ids``. Parameters have vLLM's names."""
         result = await self._engine.generate(prompt_ids, self._params(sampling_params, len(prompt_ids)))
         aborted = result.finish is FinishReason.ABORTED
         return TokenOutput(
@@ -136,10 +135,10 @@ class CpuServer:
         global_steps: int | None,
         adapter: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take over a bucket of weights, or of an adapter; ``global_steps`` counts from the last bucket on.
+        """Load a bucket of weights or of an adapter. ``global_steps`` takes effect with the last bucket.
 
         Args:
-            adapter: peft's configuration of the adapter that the tensors are parts of.
+            adapter: peft's configuration of the adapter to which the tensors belong.
         """
         if adapter is None:
             await self._engine.update_weights(named_tensors)
@@ -158,7 +157,7 @@ class CpuServer:
         await self._engine.update_weights(merged)
 
     async def fingerprints(self, names: list[str]) -> dict[str, int]:
-        """Of the weights, and of the adapter that they hold, for :mod:`verl_ext.weight_proof`; unknown names are left out."""
+        """Return fingerprints of the weights and of the merged adapter (:mod:`verl_ext.weight_proof`), without unknown names."""
 
         def read(weights: Mapping[str, torch.Tensor]) -> dict[str, int]:
             parts = self._adapter.parts_of(weights) if self._adapter else {}
@@ -170,11 +169,11 @@ class CpuServer:
         return await self._engine.read_weights(read)
 
     async def set_global_steps(self, global_steps: int) -> None:
-        """Version of the weights, reported with each generation."""
+        """Set the version of the weights, which each generation reports."""
         self._step = global_steps
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """End every generation with what it has; new requests wait for :meth:`resume_generation`."""
+        """End every generation with its tokens so far. New requests wait for :meth:`resume_generation`."""
         self._engine.pause()
         await self._engine.abort_all()
 
@@ -183,7 +182,7 @@ class CpuServer:
         self._engine.resume()
 
     async def sleep(self, *args: Any, **options: Any) -> None:
-        """Nothing: memory is not shared with the trainer, no prefix outlives a generation, and there is no profiler."""
+        """Do nothing: the trainer does not use this memory, no prefix outlives a generation, and there is no profiler."""
 
     wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = sleep
 
@@ -192,7 +191,7 @@ class CpuReplica(RolloutReplica):
     """The servers of one training worker, on its node."""
 
     def rollout_worker_use_gpu(self) -> bool:
-        """A server takes no slot of its own."""
+        """Return false: a server takes no GPU slot."""
         return False
 
     async def launch_servers(self) -> None:
@@ -222,7 +221,7 @@ class CpuReplica(RolloutReplica):
 
 
 class CpuRouter(GlobalRequestLoadBalancer):
-    """verl's own balancer (an episode stays with its server) over every server of an address that names several."""
+    """verl's balancer, which keeps an episode on one server, for addresses that name several servers."""
 
     def __init__(self, servers: dict[str, Any], config: Mapping[str, Any]) -> None:
         names = [name for address in servers for name in address.split(",")]
@@ -230,7 +229,7 @@ class CpuRouter(GlobalRequestLoadBalancer):
 
 
 class CpuRolloutAdapter(BaseRollout):
-    """The training worker's end: sends the actor's weights to the server."""
+    """The training worker's side: sends the actor's weights to the servers."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
@@ -242,7 +241,7 @@ class CpuRolloutAdapter(BaseRollout):
         self._servers: list[Any] = []
 
     async def resume(self, tags: list[str] | None = None) -> None:
-        """The server keeps its memory."""
+        """Do nothing: the server keeps its memory."""
 
     release = resume
 
@@ -256,7 +255,7 @@ class CpuRolloutAdapter(BaseRollout):
         base_sync_done: bool = False,
         **unused: Any,
     ) -> None:
-        """Send ``weights``, or an adapter, in buckets. Every rank iterates them: gathering a shard is a collective call."""
+        """Send ``weights`` or an adapter in buckets. Every rank iterates, because gathering a shard is a collective call."""
         if wire_format != "named_tensors":
             raise EngineError(f"{CPU_ENGINE} takes full weights, got wire_format={wire_format!r}")
         adapter = None
@@ -273,7 +272,7 @@ class CpuRolloutAdapter(BaseRollout):
             if bucket and size + tensor.nbytes > limit:
                 await self._send(bucket, False, global_steps, adapter)
                 bucket, size = {}, 0
-            # verl names the matrices below an adapter as vLLM does.
+            # verl names the matrices of an adapter as vLLM does.
             bucket[name.replace(".base_layer", "")] = tensor.detach().cpu().contiguous()
             size += tensor.nbytes
         if self._leads:
@@ -296,7 +295,7 @@ class CpuRolloutAdapter(BaseRollout):
         await asyncio.gather(*replies)
 
     async def served_fingerprints(self, names: list[str]) -> list[dict[str, int]] | None:
-        """Of each server's weights; ``None`` on a rank that has no server."""
+        """Return the fingerprints of each server's weights, ``None`` on a rank without a server."""
         if not self._leads:
             return None
         return list(

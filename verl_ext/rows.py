@@ -1,6 +1,6 @@
-"""The rows of an RL parquet as a run will use them: readable, each with an id, a scorer and an agent that can solve it.
+"""Checks of an RL parquet's rows: whether each is readable and has an id, a scorer and an agent that can solve it.
 
-Also the prompts of these rows: held against those that the model was trained with, and kept for the run's export.
+The module also compares the prompts of these rows with those of the model's training, and keeps them for the export.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from verl_ext.settings import SETTINGS_FILE, RlSettings
 
 _LISTED = 3
 _LONGEST = 256
-"""Prompts, the longest by characters, that are counted in tokens."""
+"""Number of prompts, the longest by characters, whose tokens are counted."""
 _JUDGED = 64
 _BATCH_ROWS = 256
 _INDEX = "extra_info.index"
@@ -38,13 +38,13 @@ _INDEX = "extra_info.index"
 
 @dataclass(slots=True)
 class Examples:
-    """How many there are of something, and what the first few are."""
+    """A count, with the first few examples."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
-        """Count one more."""
+        """Count one more example."""
         self.count += 1
         if self.count <= _LISTED:
             self.first.append(text)
@@ -55,19 +55,19 @@ class Examples:
 
 @dataclass(slots=True)
 class Rows:
-    """What some files hold.
+    """Statistics of the rows in some files.
 
     Attributes:
-        count: Rows, bad ones included.
-        good: Rows that can be trained on.
-        scorers: Rows by what judges them.
+        count: Number of rows, including bad ones.
+        good: Number of rows that can be trained on.
+        scorers: Number of rows per scorer.
         longest: Name and chat of the longest prompts.
         judged: Some of the rows that a model judges.
-        kinds: Rows by data source and ability.
-        hopeless: Rows by data source, and why their agent cannot solve them.
-        foreign: Rows by the agent loop that they name, if it is not ours.
+        kinds: Number of rows per data source and ability.
+        hopeless: Number of rows per data source and reason why their agent cannot solve them.
+        foreign: Number of rows per agent loop that they name, if it is not ours.
         unclear: Rows whose question cannot be separated from the instruction in their prompt.
-        by_agent: The rows of each agent, by its key in ``agents:``; nothing but counts, scorers and judged rows.
+        by_agent: The rows of each agent, by its key in ``agents:``. Only counts, scorers and judged rows are set.
     """
 
     count: int = 0
@@ -89,13 +89,13 @@ class Rows:
 
 
 def read_rows(files: Sequence[str], routes: Routes, by_source: Mapping[str, Mapping[str, str]]) -> Rows:
-    """Every row of the files, read as the agent loop reads it.
+    """Read every row of the files as the agent loop does, and return their statistics.
 
     Args:
-        by_source: Of each agent's rewards, by its key in ``agents:``.
+        by_source: Scorer per data source for each agent, by its key in ``agents:``.
 
     Raises:
-        ConfigError: A file is missing or no parquet.
+        ConfigError: A file is missing or is not a parquet file.
     """
     rows = Rows(by_agent={route.name: Rows() for route in routes})
     tables = {
@@ -126,11 +126,11 @@ def read_rows(files: Sequence[str], routes: Routes, by_source: Mapping[str, Mapp
 
 
 def check_agents(settings: RlSettings) -> None:
-    """Whether every row has its agent; patterns that no row matches are said on the terminal.
+    """Check that every row has an agent, and print patterns that match no row.
 
     Raises:
-        ConfigError: A file is no parquet.
-        DataError: Rows that no agent takes.
+        ConfigError: A file is not a parquet file.
+        DataError: No agent takes some of the rows.
     """
     if not settings.agents:
         return
@@ -143,7 +143,7 @@ def check_agents(settings: RlSettings) -> None:
 
 
 def row_findings(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
-    """What is to be said of them; ``key`` is the setting that names the files."""
+    """Report findings about the rows. ``key`` is the setting that names the files."""
     if rows.bad.count:
         text = f"{key}: {rows.bad.count:,} of {rows.count:,} rows are bad: {rows.bad}"
         yield Finding(Level.ERROR, "data", f"{text}; an episode of such a row ends the run")
@@ -169,7 +169,7 @@ def row_findings(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
 
 
 def _agents(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
-    """Which agent the rows go to, those that go to none, and those that theirs can never solve."""
+    """Report which agents take the rows, rows without an agent, and rows that their agent can never solve."""
     if routes.by_row:
         try:
             for warning in routes.check(rows.kinds, key):
@@ -185,7 +185,7 @@ def _agents(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
 
 
 def prompt_finding(rows: Rows, model: Path, limit: int) -> Finding | None:
-    """Tokens of the longest prompts against ``data.max_prompt_length``; ``None`` without a tokenizer here.
+    """Compare the longest prompts with ``data.max_prompt_length`` in tokens. ``None`` without a local tokenizer.
 
     Raises:
         ConfigError: The model's folder holds no usable tokenizer.
@@ -209,13 +209,13 @@ def prompt_finding(rows: Rows, model: Path, limit: int) -> Finding | None:
 
 
 def rows_of(file: Path, columns: Sequence[str] | None = None) -> Iterator[Mapping[str, Any]]:
-    """The rows of a parquet file, a batch in memory at a time.
+    """Yield the rows of a parquet file, with one batch in memory at a time.
 
     Args:
-        columns: Read these alone, as far as the file has them.
+        columns: Read only these columns, if the file has them.
 
     Raises:
-        ConfigError: It is missing or no parquet.
+        ConfigError: The file is missing or is not a parquet file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -257,7 +257,7 @@ def _note_prompt(rows: Rows, task: Task, route: Route, chat: list[dict[str, str]
 
 
 def _longest(rows: Rows) -> list[tuple[str, list[dict[str, str]]]]:
-    """The longest by characters."""
+    """Return the longest prompts by characters."""
     return nlargest(
         _LONGEST, rows.longest, key=lambda prompt: sum(len(turn["content"]) for turn in prompt[1])
     )
@@ -295,13 +295,13 @@ def _ids(rows: Rows, key: str) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class RlPrompts:
-    """What the training rows of a run are asked with, by key in ``agents:`` (empty where all have one agent)."""
+    """The prompts of a run's training rows, by key in ``agents:`` (empty for a single agent)."""
 
     by_agent: Mapping[str, RunPrompts]
 
     @property
     def record(self) -> PromptRecord:
-        """What the model of the run is trained with, by this run and before it."""
+        """The prompts that the model is trained with, in this run and before it."""
         every = list(self.by_agent.values())
         asked = reduce(PromptRecord.plus, (prompts.asked for prompts in every))
         return asked.after(every[0].trained)
@@ -313,11 +313,11 @@ class RlPrompts:
 
 
 def rl_prompts(settings: RlSettings) -> RlPrompts:
-    """The prompts of the training rows; those of the validation are checked, too.
+    """Return the prompts of the training rows, and check those of the validation rows too.
 
     Raises:
-        ConfigError: The model was trained with another prompt, and ``prompt_check`` is on; or a file cannot be read.
-        DataError: A row has no prompt; with file and row.
+        ConfigError: The model was trained with another prompt and ``prompt_check`` is on, or a file cannot be read.
+        DataError: A row has no prompt. The message names file and row.
     """
     routes = settings.routes()
 
@@ -331,16 +331,16 @@ def rl_prompts(settings: RlSettings) -> RlPrompts:
 
 
 def keep_prompts(prompts: RlPrompts, out: Path, step: int) -> dict[str, str]:
-    """Write the record of a run into its folder, and the files that ``prompt`` names.
+    """Write the prompt record of a run and the files that ``prompt`` names into the run's folder.
 
     Args:
-        step: Of the checkpoint that the run continues from.
+        step: Step of the checkpoint from which the run continues.
 
     Returns:
-        What the settings that its workers read are to say as ``prompt``, by key in ``agents:``.
+        The value of ``prompt`` for the settings of the workers, by key in ``agents:``.
 
     Raises:
-        ConfigError: The steps before were asked with another prompt.
+        ConfigError: Earlier steps used another prompt.
     """
     kept = {name: str(entry.source.kept_in(out)) for name, entry in prompts.by_agent.items()}
     file = out / SETTINGS_FILE
@@ -364,10 +364,10 @@ def _earlier(settings: Mapping[str, Any], name: str) -> str:
 def _prompts_of(
     files: Sequence[str], routes: Routes, route: Route
 ) -> Iterator[tuple[str, str, Messages | None]]:
-    """The rows of one agent, with their own prompts.
+    """Yield place, name and own prompt of the rows of one agent.
 
     Raises:
-        DataError: With ``own`` or a file, a row's question cannot be separated from its instruction.
+        DataError: ``prompt`` is ``own`` or a file, and a row's question cannot be separated from its instruction.
     """
     wanted = ("data_source", "ability", "prompt", "question", "extra_info")
     from_rows = route.prompt.mode is PromptMode.ROW

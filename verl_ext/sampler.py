@@ -1,7 +1,7 @@
 """verl's replay buffer with our guard: bounded dynamic sampling, failures that end the run, statistics.
 
-Selected by ``trainer.v1.sampler.custom_sampler.{path,name}=pkg://verl_ext.sampler,sampler_for``; options
-are in ``trainer.v1.sampler.sampler_kwargs`` (see :class:`SamplerOptions`).
+``trainer.v1.sampler.custom_sampler.{path,name}=pkg://verl_ext.sampler,sampler_for`` selects it. Its options are in
+``trainer.v1.sampler.sampler_kwargs`` (:class:`SamplerOptions`).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ TRAIN = "train"
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """What verl does not hand to a custom sampler.
+    """Options that verl does not pass to a custom sampler.
 
     Attributes:
-        filter_groups: ``algorithm.filter_groups``; its ``max_num_gen_batches`` is honoured.
-        train_batch_size: Prompts of a training batch.
-        gen_batch_size: Prompts fetched at once; verl forces 1 with group filtering.
+        filter_groups: ``algorithm.filter_groups``, including ``max_num_gen_batches``.
+        train_batch_size: Prompts per training batch.
+        gen_batch_size: Prompts fetched at once. verl forces 1 with group filtering.
         samples_per_prompt: ``actor_rollout_ref.rollout.n``.
-        output_dir: Where failures are read and the reason of an end is written.
-        short_batch: What to do when ``max_num_gen_batches`` did not fill a training batch.
-        max_failed_episodes: How many episodes of a step, or of a validation, may fail; ``None`` for 1 %, at least 1.
-        poll_interval_s: How often finished rollouts are looked for (verl: 2 s).
+        output_dir: Folder of the recorded failures and of the reason of an intended end.
+        short_batch: What to do if ``max_num_gen_batches`` did not fill a training batch.
+        max_failed_episodes: Episodes of a step or a validation that may fail, ``None`` for 1 %, at least 1.
+        poll_interval_s: Seconds between two looks for finished rollouts (verl: 2 s).
     """
 
     filter_groups: Mapping[str, Any]
@@ -62,7 +62,7 @@ class SamplerOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> SamplerOptions:
-        """From ``sampler_kwargs``.
+        """Read the options from ``sampler_kwargs``.
 
         Raises:
             ConfigError: An option is unknown or missing.
@@ -78,12 +78,12 @@ class SamplerOptions:
 
     @property
     def metric(self) -> str | None:
-        """What groups are compared by, ``None`` without group filtering."""
+        """The fact by which groups are compared, ``None`` without group filtering."""
         return str(self.filter_groups["metric"]) if self.filter_groups.get("enable") else None
 
 
 def sampler_for(*, trainer_mode: str, sampler_kwargs: Mapping[str, Any], **arguments: Any) -> ReplayBuffer:
-    """Make the sampler of a trainer mode; called by verl with the arguments of its own sampler."""
+    """Make the sampler of a trainer mode. verl passes the arguments of its own sampler."""
     options = SamplerOptions.read(sampler_kwargs)
     common: dict[str, Any] = dict(
         trainer_mode=trainer_mode,
@@ -104,7 +104,7 @@ def sampler_for(*, trainer_mode: str, sampler_kwargs: Mapping[str, Any], **argum
 
 
 class _Guarded(ReplayBuffer):
-    """What both samplers add to verl's."""
+    """Additions of both samplers to verl's."""
 
     def __init__(self, options: SamplerOptions, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -116,21 +116,21 @@ class _Guarded(ReplayBuffer):
             max_gen_batches=int(options.filter_groups.get("max_num_gen_batches", 0)),
             short_batch=ShortBatch(options.short_batch),
         )
-        # Fate of each finished group, and the keys of samples that must not be trained on.
+        # The fate of each finished group, and the keys of samples that are not trained on.
         self._fates: dict[str, GroupFate] = {}
         self._alike: dict[str, float] = {}
         self._fillers: set[str] = set()
         self._unscored: set[str] = set()
         self._evidence: dict[str, str] = {}
-        # Episodes since the last batch, and the errors of those that failed.
+        # Episodes since the last batch, and the errors of the failed ones.
         self._episodes = 0
         self._failed: list[str] = []
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """A batch and, for training, the metrics of how it came about.
+        """Return a batch and, for training, the metrics of its sampling.
 
         Raises:
-            GroupsAlikeError: Dynamic sampling goes nowhere.
+            GroupsAlikeError: Dynamic sampling used up its limit without a full batch.
             EngineError: The engine failed.
             EpisodesFailedError: More episodes failed than are allowed.
         """
@@ -141,7 +141,7 @@ class _Guarded(ReplayBuffer):
             batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id != TRAIN:
             return batch, metrics
-        # A key is UID_SAMPLE_OUTPUT; the first part is the prompt, and so the group.
+        # A key is UID_SAMPLE_OUTPUT. The uid identifies the prompt, and so the group.
         trained = {key.split("_")[0] for key in batch.keys}
         self._ledger.filled = len(self._fillers & trained)
         self._ledger.settle(trained, self._waiting(trained))
@@ -152,7 +152,7 @@ class _Guarded(ReplayBuffer):
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Leave the reason of an intended end for the launcher."""
+        """Write the reason of an intended end for the launcher."""
         try:
             yield
         except AfmError as error:
@@ -176,7 +176,7 @@ class _Guarded(ReplayBuffer):
             for uid, group in self._groups(partition_id, new).items():
                 self._judge(uid, group)
             self._ledger.check()
-        # Groups are judged even without filtering: that counts failures and drift, and finds samples without a score.
+        # Groups are judged even without filtering, to count failures and drift and to find samples without a score.
         if self.filter_groups_metric is None:
             return set(), Counter()
         self._fill(finished)
@@ -184,7 +184,7 @@ class _Guarded(ReplayBuffer):
         return dropped, Counter(self._alike[uid] for uid in dropped if uid in self._alike)
 
     def _fill(self, finished: set[str]) -> None:
-        """Spare as many groups without a signal as an exhausted step still needs."""
+        """Keep as many groups without a signal as an exhausted step still needs."""
         if not self._ledger.exhausted:
             return
         usable = sum(self._fates[uid] is GroupFate.KEPT for uid in finished) + len(self._fillers)
@@ -219,7 +219,9 @@ class _Guarded(ReplayBuffer):
         self._failed += [str(sample[FAILED]) for sample in group.values() if sample.get(FAILED)]
         self._episodes += len(group)
         planned = self._options.train_batch_size * self._options.samples_per_prompt
-        self._bound_failures(self._failed, max(planned, self._episodes))  # group filtering may roll out more
+        self._bound_failures(
+            self._failed, max(planned, self._episodes)
+        )  # group filtering may roll out more episodes
         samples = SampleGroup(list(group.values()))
         try:
             fate = self._ledger.add(uid, samples, self._evidence.pop(uid, ""))
@@ -238,7 +240,11 @@ class _Guarded(ReplayBuffer):
         self._unscored.update(key for key, facts in sequences.items() if void or facts.get(ABSTAINED))
 
     def _bound_failures(self, errors: list[str], episodes: int) -> None:
-        """End a run in which too many episodes failed."""
+        """End a run in which too many episodes failed.
+
+        Raises:
+            EpisodesFailedError: More episodes failed than are allowed.
+        """
         allowed = self._options.max_failed_episodes
         allowed = max(1, episodes // 100) if allowed is None else allowed
         if len(errors) > allowed:
@@ -249,7 +255,7 @@ class _Guarded(ReplayBuffer):
             )
 
     def _groups(self, partition_id: str, uids: set[str]) -> dict[str, dict[str, Mapping[str, Any]]]:
-        """Facts of every sample by key, by prompt; a prompt without any sample has an empty group."""
+        """Return the facts of every sample by prompt and key. A prompt without a sample has an empty group."""
         groups: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict, {uid: {} for uid in uids})
         keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]
         if keys:
@@ -268,14 +274,18 @@ class _Guarded(ReplayBuffer):
     def _materialize_batch(
         self, partition_id: str, selected: list[str], snapshot: dict[str, dict[str, Any]]
     ) -> Any:
-        """Leave out the samples without a score: they would shift their group's mean."""
+        """Drop the samples without a score, which would shift their group's mean.
+
+        Raises:
+            RewardError: No sample of the batch has a score.
+        """
         chosen = set(selected)
-        # verl filters no groups of a validation, so nothing has judged these samples before.
+        # verl does not filter groups of a validation, so these samples have not been judged yet.
         if partition_id != TRAIN:
             self._note_unscored(partition_id, [key for key in snapshot if key.split("_")[0] in chosen])
         unscored = [key for key in snapshot if key in self._unscored and key.split("_")[0] in chosen]
         if unscored:
-            # verl clears the keys of its batch alone; these would stay in the queue for ever.
+            # verl clears only the keys of its batch, so these would stay in the queue.
             tq.kv_clear(partition_id=partition_id, keys=unscored)
             snapshot = {key: tag for key, tag in snapshot.items() if key not in self._unscored}
         if unscored and not any(key.split("_")[0] in chosen for key in snapshot):
@@ -288,7 +298,7 @@ class _Guarded(ReplayBuffer):
         return super()._materialize_batch(partition_id, selected, snapshot)
 
     def _note_unscored(self, partition_id: str, keys: list[str]) -> None:
-        """Samples of a validation whose reward abstained: not wrong, but left out."""
+        """Record the samples of a validation whose reward abstained. They are dropped, not counted as wrong."""
         if not keys:
             return
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
@@ -300,12 +310,12 @@ class _Guarded(ReplayBuffer):
         self._bound_failures([str(known[FAILED]) for known in fields_of if known.get(FAILED)], len(keys))
 
     def _waiting(self, trained: set[str]) -> set[str]:
-        """Finished groups that a later step may train on."""
+        """Return the finished groups that a later step may train on."""
         return set()
 
 
 def one_of_each_episode(group: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The facts of a group by episode: an episode may have several sequences, all with the facts of the whole.
+    """Return the facts of one sequence per episode. All sequences of an episode have the facts of the whole episode.
 
     Args:
         group: Facts by key, ``UID_SAMPLE_OUTPUT``.
@@ -317,19 +327,19 @@ def one_of_each_episode(group: Mapping[str, Mapping[str, Any]]) -> dict[str, Map
 
 
 class GuardedBuffer(_Guarded):
-    """For the synchronous trainer, which throws away what it does not take."""
+    """The sampler of the synchronous trainer, which discards the groups that it does not train on."""
 
 
 class GuardedAsyncBuffer(_Guarded, ReplayBufferAsync):
-    """For the asynchronous trainers, which roll out ahead."""
+    """The sampler of the asynchronous trainers, which roll out ahead."""
 
     def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
-        """See verl; its trainers also look between two batches."""
+        """Count as verl does, with the reason of an intended end written. verl also counts between two batches."""
         with self._telling():
             return int(super().get_sampleable_count(global_steps, partition_id))
 
     def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> Any:
-        """See verl; its trainers also wait before they take a batch."""
+        """Wait as verl does, with the reason of an intended end written. verl also waits before it takes a batch."""
         with self._telling():
             return super().wait_for_sampleable(global_steps, partition_id, target_count)
 
