@@ -92,11 +92,7 @@ def descendants(root: int) -> set[Process]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent dies, so that :func:`descendants` still finds them.
-
-    Raises:
-        OSError: The kernel rejects the request.
-    """
+    """Become the parent of descendants whose parent dies, so that :func:`descendants` still finds them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
@@ -307,10 +303,7 @@ class Trainer:
     def follow(
         self, metrics: MetricsLog, book: ProcessBook, on_step: OnStep, patience: TrainerPatience
     ) -> TrainerExit:
-        """Pass each step's metrics to ``on_step`` until the trainer ends.
-
-        Also returns when ``on_step`` returns true, a signal arrives, or ``patience`` ends.
-        """
+        """Pass each step's metrics to ``on_step`` until that returns true, a signal arrives, or trainer or patience end."""
         noted = 0.0
         while True:
             status = self._process.poll()

@@ -240,11 +240,7 @@ class _Guarded(ReplayBuffer):
         self._unscored.update(key for key, facts in sequences.items() if void or facts.get(ABSTAINED))
 
     def _bound_failures(self, errors: list[str], episodes: int) -> None:
-        """End a run in which too many episodes failed.
-
-        Raises:
-            EpisodesFailedError: More episodes failed than are allowed.
-        """
+        """Raise :class:`EpisodesFailedError` if more episodes failed than a run may lose."""
         allowed = self._options.max_failed_episodes
         allowed = max(1, episodes // 100) if allowed is None else allowed
         if len(errors) > allowed:
@@ -274,11 +270,7 @@ class _Guarded(ReplayBuffer):
     def _materialize_batch(
         self, partition_id: str, selected: list[str], snapshot: dict[str, dict[str, Any]]
     ) -> Any:
-        """Drop the samples without a score, which would shift their group's mean.
-
-        Raises:
-            RewardError: No sample of the batch has a score.
-        """
+        """Drop the samples without a score, which would shift their group's mean. Raise if no sample has one."""
         chosen = set(selected)
         # verl does not filter groups of a validation, so these samples have not been judged yet.
         if partition_id != TRAIN:

@@ -1,4 +1,4 @@
-"""The settings of ``afm rl``: one YAML, refused at the first unknown key; which unfinished episodes can be left out."""
+"""The settings of ``afm rl``, a YAML without unknown keys, and the unfinished episodes that a run can leave out."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ CUT_SHORT = {
 
 
 class Unfinished(StrEnum):
-    """Episodes that can be left out of training, loss and group's mean alike (``leave_out``)."""
+    """Episodes that ``leave_out`` can remove from training: from the loss and from the mean of their group."""
 
     TRUNCATED = "truncated"
-    """A limit on turns, tokens or time ended it (DAPO's overlong filtering, arXiv 2503.14476, section 3.4)."""
+    """A limit on turns, tokens or time ended the episode (DAPO's overlong filtering, arXiv 2503.14476, section 3.4)."""
     VOID = "void"
-    """It ended with neither a call nor an answer (void turns of SimpleTIR, arXiv 2509.02479)."""
+    """The episode ended without a call or an answer (void turns of SimpleTIR, arXiv 2509.02479)."""
     FAILED = "failed"
-    """A tool gave no result, or the engine broke off: not the agent's doing."""
+    """A tool failed, or the engine aborted the generation, which is not the agent's fault."""
 
 
 def unfinished(episode: Episode) -> set[Unfinished]:
-    """What keeps an episode from being a fair sample."""
+    """Return why an episode is not a fair sample, empty for a fair one."""
     reasons = set()
     if episode.stop in CUT_SHORT - {StopReason.ABORTED}:
         reasons.add(Unfinished.TRUNCATED)
@@ -58,7 +58,7 @@ def unfinished(episode: Episode) -> set[Unfinished]:
 
 
 SETTINGS_FILE = "rl_config.yaml"
-"""The resolved settings, written into the output folder; worker processes read them there."""
+"""File of the resolved settings in the output folder, which worker processes read."""
 
 
 _SECTIONS_OF_VERL = frozenset({"actor_rollout_ref", "algorithm", "critic", "data", "ray_init", "trainer"})
@@ -73,11 +73,11 @@ _SCRIPT_VARIABLES = {
     "custom_reward_function.train_path": "rewards=FILE with a scorer of your own (docs/tutorials/own_reward.md)",
     "AFM_reward_fn.format_fn_type": "rewards.formula='correct * format'",
 }
-"""Names in AFM's training scripts, and what to write here."""
+"""Names in AFM's training scripts, and what to write instead."""
 
 
 class EpisodeSettings(Settings):
-    """What an episode needs: this part is all that a user of stock verl has to write."""
+    """The settings of an episode, which are all that a user of stock verl writes."""
 
     agent: str = ""
     """The agent: the name of a shipped one, or the path of a YAML."""
@@ -134,20 +134,20 @@ class EpisodeSettings(Settings):
         return self
 
     def spec(self) -> AgentSpec:
-        """The agent, with the limits of these settings; of several the first.
+        """Return the agent with the limits of these settings, the first one if there are several.
 
         Raises:
-            ConfigError: No such agent, or a bad declaration.
+            ConfigError: The agent does not exist or its declaration is wrong.
         """
         return self.routes().first.spec
 
     def routes(self) -> Routes:
-        """The agents, each with its limits, tools, rewards and prompts.
+        """Return the agents, each with its limits, tools, rewards and prompts.
 
-        With ``prompt: row`` a row without a prompt is asked as the model was trained, if that was in one way.
+        With ``prompt: row``, a row without a prompt gets the prompt of the model's training, if that used a single one.
 
         Raises:
-            ConfigError: No such agent, a bad declaration, or entries of ``agents`` that contradict each other.
+            ConfigError: An agent does not exist, its declaration is wrong, or entries of ``agents`` contradict each other.
         """
         top = AgentRoute(
             agent=self.agent or None,
@@ -165,7 +165,7 @@ class EpisodeSettings(Settings):
 
 
 class RlSettings(EpisodeSettings):
-    """Everything ``afm rl`` needs."""
+    """The settings of ``afm rl``."""
 
     model: str
     output_dir: Path
@@ -227,10 +227,10 @@ class RlSettings(EpisodeSettings):
 def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings:
     """Read a YAML of ``afm rl`` and apply ``key=value`` overrides (keys may be dotted, values are YAML).
 
-    ``preset=script|paper`` lays published settings over the recipe first; see :mod:`afm.presets`.
+    ``preset=script|paper`` first merges published settings into the recipe (:mod:`afm.presets`).
 
-    The files that ``agent``, ``tools``, ``rewards`` and ``extends`` name in the YAML are relative to it;
-    everything else, and every override, to the working folder.
+    Paths of ``agent``, ``tools``, ``rewards`` and ``extends`` in the YAML are relative to the YAML. All other paths, and
+    those in overrides, are relative to the working folder.
 
     Raises:
         ConfigError: The file cannot be read, or a key or value is wrong.
@@ -248,7 +248,7 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings
 
 
 def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
-    """Say how a key of AFM's scripts is written here."""
+    """Raise for a key of AFM's scripts, or a key of verl without its prefix, with the key to write instead."""
     for override in overrides:
         key = override_key(override)
         if key in _SCRIPT_VARIABLES:
@@ -256,11 +256,11 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
                 f"override {override!r}: {key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
             )
         if key.partition(".")[0] in _SECTIONS_OF_VERL:
-            raise UsageError(f"override {override!r}: a key of verl's; write verl.{override}")
+            raise UsageError(f"override {override!r}: a key of verl; write verl.{override}")
 
 
 def load_episode_settings(path: str | Path) -> EpisodeSettings:
-    """Read the episode part of a settings file (other known keys of ``afm rl`` are left alone).
+    """Read the episode part of a settings file, and ignore other known keys of ``afm rl``.
 
     Raises:
         ConfigError: The file cannot be read, or a key or value is wrong.
@@ -272,7 +272,7 @@ def load_episode_settings(path: str | Path) -> EpisodeSettings:
 
 
 def agents_of_rows(dataset: Any, path: str | Path) -> list[str]:
-    """The agent of each row of verl's data set, by its key in ``agents:`` of a settings file."""
+    """Return the agent of each row of verl's data set, as its key in ``agents:`` of a settings file."""
     routes = load_episode_settings(path).routes()
     sources = dataset.dataframe["data_source"]
     with_abilities = "ability" in dataset.dataframe.column_names
@@ -281,7 +281,7 @@ def agents_of_rows(dataset: Any, path: str | Path) -> list[str]:
 
 
 def _anchor(data: dict[str, Any], folder: Path) -> None:
-    """Files that a YAML names, data and models aside, are relative to it."""
+    """Resolve paths in a YAML, except those of data and models, relative to the YAML's folder."""
     for key in ("agent", "tools", "rewards"):
         value = data.get(key)
         if isinstance(value, str) and (key != "agent" or value.endswith((".yaml", ".yml"))):
@@ -291,6 +291,6 @@ def _anchor(data: dict[str, Any], folder: Path) -> None:
 
 
 def as_plain(settings: BaseModel) -> dict[str, Any]:
-    """JSON-like form of settings, for writing them to a file."""
+    """Return settings as JSON-like data for a file, without unset values."""
     data = settings.model_dump(mode="json")
     return {key: value for key, value in data.items() if value is not None}

@@ -1,8 +1,8 @@
-"""Checkpoints of verl's FSDP2 workers, read by any number of workers.
+"""Loading of FSDP2 checkpoints of verl by any number of workers.
 
 Every worker stores its own part of each tensor (``model_world_size_W_rank_R.pt``, ``optim_...``, ``extra_state_...``).
-verl 0.9.1 looks for the files of its present number of workers. Here a worker takes what it now holds from all parts:
-``torch.distributed.checkpoint`` finds the overlaps, and files are mapped into memory, so that only these are read.
+verl 0.9.1 looks for the files of its current number of workers. Here a worker reads its new part from all stored parts.
+``torch.distributed.checkpoint`` finds the overlaps. The files are mapped into memory, so only the overlaps are read.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from verl_ext.lora import matrix_of, parts_of_matrix, scale_of, served_name, wit
 
 
 class ShardReader(checkpoint.StorageReader):
-    """All workers' parts of some tensors, for ``torch.distributed.checkpoint.load``.
+    """Reads all workers' parts of some tensors for ``torch.distributed.checkpoint.load``.
 
     Args:
-        parts: One mapping of names to tensors for each worker that stored them, in the order of ranks.
+        parts: One mapping of names to tensors per worker that stored them, in the order of ranks.
     """
 
     def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
@@ -51,18 +51,18 @@ class ShardReader(checkpoint.StorageReader):
     def _add(self, name: str, tensor: Any, rank: int) -> None:
         local, offset = piece(name, tensor, rank)
         if (name, offset) in self._pieces or local.numel() == 0:
-            return  # a copy of what another worker stored, or nothing
+            return  # a copy of another worker's part, or an empty part
         self._pieces[name, offset] = local
         properties = TensorProperties(dtype=local.dtype)
         entry = self._sizes.setdefault(name, TensorStorageMetadata(properties, tensor.size(), []))
         entry.chunks.append(ChunkStorageMetadata(offset, local.size()))
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Which parts there are."""
+        """Return names, sizes and offsets of the parts."""
         return Metadata(dict(self._sizes))
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy what ``plan`` asks for to its place."""
+        """Copy the blocks that ``plan`` requests to their targets."""
         for item in plan.items:
             source = self._pieces[item.storage_index.fqn, torch.Size(item.storage_index.offset or ())]
             for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
@@ -75,32 +75,32 @@ class ShardReader(checkpoint.StorageReader):
         return done
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept between two loads."""
+        """Do nothing: the reader keeps no state between two loads."""
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing to set up."""
+        """Do nothing: the reader needs no setup."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As they are."""
+        """Return the plans unchanged."""
         return plans
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Parts are given as they are, never by an id."""
+        """Return false: the reader gets the parts themselves, not an id."""
         return False
 
 
 def piece(name: str, tensor: Any, rank: int) -> tuple[torch.Tensor, torch.Size]:
-    """A worker's part of a tensor, and where it begins in the whole.
+    """Return a worker's part of a tensor, and its offset in the whole tensor.
 
     Raises:
-        EngineError: Not a tensor as FSDP2 stores it.
+        EngineError: The tensor does not have FSDP2's layout.
     """
     if not isinstance(tensor, DTensor):
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -118,18 +118,18 @@ def piece(name: str, tensor: Any, rank: int) -> tuple[torch.Tensor, torch.Size]:
             continue
         if type(placement) is not Shard or offset[placement.dim]:
             raise EngineError(f"{name} is laid out as {tensor.placements}; expected one cut of one dimension")
-        # As torch.chunk cuts: equal parts, the last ones smaller or empty.
+        # Like torch.chunk: equal parts, of which the last ones are smaller or empty.
         length = -(-tensor.size(placement.dim) // size)
         offset[placement.dim] = min(length * position, tensor.size(placement.dim))
     return tensor._local_tensor, torch.Size(offset)
 
 
 def read_shards(folder: Path, kind: str) -> list[Any]:
-    """What every worker stored, in the order of ranks; tensors are mapped, not read.
+    """Return what every worker stored, in the order of ranks. Tensors are mapped into memory, not read.
 
     Raises:
         EngineError: A worker's file is missing.
-        ConfigError: The checkpoint, a pickle that can run code, needs ``--trust``.
+        ConfigError: The checkpoint needs ``--trust``, because it is a pickle that can run code.
     """
     require_trust(f"{folder} holds pickles, which can run code", distrust(folder))
     size = stored_world_size(folder) or 0
@@ -146,7 +146,7 @@ def read_shards(folder: Path, kind: str) -> list[Any]:
 
 @contextmanager
 def _without_warnings_of_meshes() -> Iterator[None]:
-    """Read parts without torch's note on each that their workers' process group is not here: it is not needed."""
+    """Silence torch's warnings that the workers' process group is missing, which reading does not need."""
     logger = logging.getLogger("torch.distributed.device_mesh")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -158,16 +158,16 @@ def _without_warnings_of_meshes() -> Iterator[None]:
 
 def _fill(targets: dict[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
     with warnings.catch_warnings():
-        # Every worker plans for itself: it takes that for a process alone.
+        # Every worker plans for itself, which torch takes for a single process.
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         checkpoint.load(targets, storage_reader=ShardReader(parts), no_dist=True)
 
 
 def load_model(module: Any, parts: Sequence[Mapping[str, Any]], *, partly: bool = False) -> None:
-    """Give a sharded module the weights that another number of workers stored.
+    """Load weights that another number of workers stored into a sharded module.
 
     Args:
-        partly: The checkpoint has some of the weights only (adapters); the others stay as they are.
+        partly: The checkpoint has only some of the weights (adapters). The other weights do not change.
     """
     weights = {name: value for name, value in module.state_dict().items() if not partly or name in parts[0]}
     _fill(weights, parts)
@@ -175,29 +175,29 @@ def load_model(module: Any, parts: Sequence[Mapping[str, Any]], *, partly: bool 
 
 
 FILE_BYTES = 2 * 10**9
-"""Of weights in a file, unless one tensor alone is larger. This much of the workers' parts is mapped at a time."""
+"""Most bytes of weights per file, unless one tensor is larger. This much of the workers' parts is mapped at a time."""
 
 
 def write_model(folder: Path, target: Path, file_bytes: int = FILE_BYTES, base: Path | None = None) -> None:
-    """Put all workers' parts of a model together, as safetensors files in ``target`` next to its ``config.json``.
+    """Merge all workers' parts of a model into safetensors files in ``target``, next to its ``config.json``.
 
-    Adapters are merged into their matrices. Memory: the largest tensor, and the parts of one file, which are mapped.
+    Adapters are merged into their matrices. Memory holds the largest tensor, and mapped parts of one file.
 
     Args:
-        base: Folder of the model that a run of adapters began with, for checkpoints that hold the adapters only.
+        base: Folder of the model that a LoRA run began with, for checkpoints that hold only adapters.
 
     Raises:
-        EngineError: A part is missing, it is not one of FSDP2, or it holds adapters only and there is no ``base``.
+        EngineError: A part is missing or was not stored by FSDP2, or the checkpoint needs ``base``.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
 
     stored = StoredModel(folder, base)
     layout = dict(stored.layout)
     if json.loads((target / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings"):
-        layout.pop("lm_head.weight", None)  # the embedding's, which a loader ties to it
+        layout.pop("lm_head.weight", None)  # a loader ties it to the embedding
     files = split_torch_state_dict_into_shards(layout, max_shard_size=file_bytes)
     for file, names in files.filename_to_tensors.items():
-        stored.map()  # afresh: what has been read of a mapping stays in memory
+        stored.map()  # again for each file, because pages that were read stay in memory
         _write_safetensors(target / file, {name: layout[name] for name in names}, stored.read)
     if files.is_sharded:
         index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
@@ -205,10 +205,10 @@ def write_model(folder: Path, target: Path, file_bytes: int = FILE_BYTES, base: 
 
 
 def write_adapter(folder: Path, target: Path, base: Path | None) -> None:
-    """Write a checkpoint's adapter as peft does, with the path of the model that it belongs to.
+    """Write a checkpoint's adapter as peft does, with the path of its model.
 
     Raises:
-        EngineError: The checkpoint holds no adapter, or the model is not known.
+        EngineError: The checkpoint holds no adapter, or its model is unknown.
     """
     from safetensors.torch import save_file
 
@@ -228,10 +228,10 @@ def write_adapter(folder: Path, target: Path, base: Path | None) -> None:
 
 
 class StoredModel:
-    """The weights of a checkpoint by the model's own names, adapters merged in, read one at a time.
+    """The weights of a checkpoint by the model's own names, with adapters merged in, read one at a time.
 
     Args:
-        folder: Of all workers' parts.
+        folder: Folder of all workers' parts.
         base: See :func:`write_model`.
     """
 
@@ -241,23 +241,23 @@ class StoredModel:
         names = self._parts[0]
         self._stored = {served_name(name)[0]: name for name in names if not served_name(name)[1]}
         self.adapter = {served_name(name)[0]: self._whole(name) for name in names if served_name(name)[1]}
-        """The parts of the adapter by peft's names, empty without one."""
+        """The parts of the adapter by peft's names, empty without an adapter."""
         self.lora: dict[str, Any] = {}
-        """Of peft's configuration what verl stores: rank and ``lora_alpha``."""
+        """The part of peft's configuration that verl stores: rank and ``lora_alpha``."""
         self._files: dict[str, Path] = {}
         if self.adapter:
             self.lora = json.loads((folder / LORA_FILE).read_text(encoding="utf-8"))
         if self.adapter and not self._stored:
             self._files = _tensors_of(folder, base)
         self.layout = {name: self._like(name) for name in self._stored or self._files}
-        """Sizes and data types, without values."""
+        """Sizes and data types of the tensors, without values."""
 
     def map(self) -> None:
-        """Map the workers' parts."""
+        """Map the workers' parts into memory."""
         self._parts = read_shards(self._folder, "model")
 
     def read(self, name: str) -> torch.Tensor:
-        """The whole tensor."""
+        """Return a whole tensor, with its adapter merged in."""
         matrix = self._whole(self._stored[name]) if self._stored else self._of_base(name)
         down, up = parts_of_matrix(name)
         if down not in self.adapter:
@@ -272,7 +272,7 @@ class StoredModel:
 
     def _of_base(self, name: str) -> torch.Tensor:
         with safe_open(self._files[name], "pt") as tensors:
-            # As the trainer holds it, whose adapter has that type too.
+            # In the trainer's data type, which is also that of its adapter.
             return tensors.get_tensor(name).to(next(iter(self.adapter.values())).dtype)
 
     def _like(self, name: str) -> torch.Tensor:
@@ -285,16 +285,16 @@ class StoredModel:
 
 
 def _tensors_of(folder: Path, base: Path | None) -> dict[str, Path]:
-    """The file of each weight of the model that an adapter belongs to.
+    """Return the file of each weight of an adapter's model.
 
     Raises:
-        EngineError: There is no such model.
+        EngineError: The folder of the model holds no weights.
     """
     files = sorted(base.glob("*.safetensors")) if base else []
     if not files:
         raise EngineError(
             f"{folder}: holds an adapter only, and {base or 'the unknown folder of its model'} has no *.safetensors; "
-            "put the model that the run began with there again"
+            "restore the model that the run began with there"
         )
     names: dict[str, Path] = {}
     for file in files:
@@ -309,14 +309,14 @@ _STORED_AS = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 def _write_safetensors(
     file: Path, layout: Mapping[str, torch.Tensor], read: Callable[[str], torch.Tensor]
 ) -> None:
-    """Write tensors one after the other, so that a single one is in memory; the library's own function takes them all.
+    """Write tensors one after the other, so that memory holds one at a time. The library's function needs all at once.
 
-    The format: length of the header in 8 bytes, the header as JSON, the tensors' bytes
+    The format is the length of the header in 8 bytes, the header as JSON, and the tensors' bytes
     (https://github.com/huggingface/safetensors#format).
 
     Args:
-        layout: Sizes and data types of the tensors.
-        read: Gives a tensor by its name.
+        layout: Sizes and data types of the tensors, by name.
+        read: Returns a tensor by name.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -339,10 +339,10 @@ def _write_safetensors(
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Give an optimizer the moments and step counts that another number of workers stored.
+    """Load moments and step counts that another number of workers stored into an optimizer.
 
     Raises:
-        EngineError: Its parameters are not those of the checkpoint.
+        EngineError: The checkpoint has another number of parameters.
     """
     first = parts[0]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -359,7 +359,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[Mapping[str
                 value = torch.zeros_like(parameter, dtype=value.dtype)
                 targets[f"{number}.{key}"] = value
             elif isinstance(value, torch.Tensor):
-                value = value.clone()  # its file may be removed while the optimizer lives
+                value = value.clone()  # verl may remove the file during the run
             state.setdefault(number, {})[key] = value
     named = [
         {
@@ -377,11 +377,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[Mapping[str
 def load_resharded(manager: Any, folder: Path) -> None:
     """Load a checkpoint that another number of workers stored into verl's ``FSDPCheckpointManager``.
 
-    Weights, moments, step counts and the learning rate's schedule are those stored. A worker continues with the random
-    generators of the stored worker of its rank; one that had no counterpart keeps those it was started with.
+    This restores weights, moments, step counts and the learning rate's schedule. A worker restores the random generators
+    of the stored worker of its rank. A worker without a counterpart keeps its initial generators.
 
     Raises:
-        EngineError: A file is missing, or the checkpoint is not one of FSDP2.
+        EngineError: A file is missing, or FSDP2 did not store the checkpoint.
     """
     if manager.should_load_model:
         parts = read_shards(folder, "model")

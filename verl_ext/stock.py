@@ -1,14 +1,14 @@
-"""Our tools and our rewards for verl's own agent loops; our agent loop has both from its settings.
+"""Our tools and our rewards for verl's own agent loops. Our agent loop takes both from its settings.
 
-Tools are listed in the YAML of ``actor_rollout_ref.rollout.multi_turn.tool_config_path``, one entry a tool::
+The YAML of ``actor_rollout_ref.rollout.multi_turn.tool_config_path`` has one entry per tool::
 
     tools:
       - class_name: verl_ext.stock.AfmTool
         config: {type: native, tools: /path/of/code_executor.yaml, name: code}
 
-Rewards: ``reward.custom_reward_function.path=pkg://verl_ext.stock``, ``name=compute_score`` and, in ``reward_kwargs``,
-the ``agent`` and optionally the ``rewards`` YAML. The authors come from the text, so an observation that the model
-forged counts as one, and lengths are unknown (no overlong shaping). Our agent loop knows both.
+For rewards, set ``reward.custom_reward_function.path=pkg://verl_ext.stock``, ``name=compute_score`` and, in
+``reward_kwargs``, the ``agent`` and optionally the ``rewards`` YAML. The text alone decides who wrote what, so an
+observation that the model forged counts as real. Lengths are unknown (no overlong shaping). Our agent loop knows both.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from afm.trajectory.observation import neutralise
 
 
 class ToolSettings(Settings):
-    """``config`` of an entry."""
+    """The ``config`` of an entry."""
 
     type: str = "native"
-    """verl's own key."""
+    """A key of verl."""
     tools: Path
-    """Path of a tool YAML, absolute or relative to the folder that the training is started in."""
+    """Path of a tool YAML, absolute or relative to the working folder of the training."""
     name: str | None = None
-    """Which of its tools; may be left out when there is one."""
+    """Name of a tool in the file. A file with one tool needs no name."""
 
 
 class AfmTool(BaseTool):
-    """One tool of a tool YAML, with its schema there.
+    """A tool of a tool YAML, with the schema there.
 
-    What it returns is made harmless as in our own loop: no hidden characters, no tags of chat templates. verl cuts it to
-    ``multi_turn.max_tool_response_length``. The agent gets a failure in words.
+    Results are sanitized as in our own loop: no hidden characters, no tags of chat templates. verl truncates them to
+    ``multi_turn.max_tool_response_length``. The agent gets a failure as text.
 
     Raises:
-        ConfigError: Wrong settings, or a second schema in addition to the one in the tool YAML.
+        ConfigError: The settings are wrong, or the entry has a second schema.
     """
 
     def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
@@ -68,7 +68,7 @@ class AfmTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], agent_data: Any = None, **unused: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Call the tool once; see verl's ``BaseTool.execute``."""
+        """Call the tool once, as verl's ``BaseTool.execute`` requires. The reward is always 0."""
         try:
             argument = self._function.argument(parameters)
             with working_toward(_question(agent_data), ""):
@@ -80,7 +80,7 @@ class AfmTool(BaseTool):
 
 @cache
 def _opened(path: Path) -> tuple[dict[str, Tool], dict[str, ToolSchema]]:
-    """Tools and schemas of a file by name; the entries of one process share what the tools open."""
+    """Return tools and schemas of a file by name. The entries of one process share the opened tools."""
     label, data = read_mapping(path, "tools")
     schemas = {
         entry.tool_schema.function.name: entry.tool_schema
@@ -92,14 +92,14 @@ def _opened(path: Path) -> tuple[dict[str, Tool], dict[str, ToolSchema]]:
 def _chosen(settings: ToolSettings, names: list[str]) -> str:
     name = settings.name or (names[0] if len(names) == 1 else None)
     if name is None:
-        raise ConfigError(f"{settings.tools} holds {', '.join(names)}; say which one (name)")
+        raise ConfigError(f"{settings.tools} holds {', '.join(names)}; set name to one of them")
     if name not in names:
         raise ConfigError(f"{settings.tools} has no tool {name!r}; {suggestion(name, names)}")
     return name
 
 
 def _question(agent_data: Any) -> str:
-    """What the user asked last, for tools whose answer depends on it."""
+    """Return the last message of the user, for tools whose answer depends on it."""
     messages = getattr(agent_data, "messages", None) or []
     asked = [message["content"] for message in messages if message.get("role") == "user"]
     return asked[-1] if asked and isinstance(asked[-1], str) else ""
@@ -115,10 +115,10 @@ async def compute_score(
     rewards: str | None = None,
     **unused: Any,
 ) -> dict[str, float]:
-    """Score one response; every key but ``score`` becomes a metric.
+    """Score one response. Every key except ``score`` becomes a metric.
 
     Raises:
-        RewardError: The reward abstained. verl then leaves the sample out and never counts it as wrong.
+        RewardError: The reward abstained. verl then drops the sample and does not count it as wrong.
     """
     spec, reward = _judges(agent, rewards)
     info = dict(extra_info or {})

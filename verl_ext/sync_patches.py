@@ -1,7 +1,7 @@
-"""Changes to verl 0.9.1 and vLLM that prove that weights arrive (:mod:`verl_ext.weight_proof`), declared as patches.
+"""Patches of verl 0.9.1 and vLLM that prove that weights arrive (:mod:`verl_ext.weight_proof`).
 
 vLLM fuses matrices (``qkv_proj``, ``gate_up_proj``) and splits them over the processes of an engine. Each process adds
-up its parts of each of the trainer's tensors, at their places in it. The trainer's worker adds up the processes.
+up the fingerprints of its blocks of a trainer's tensor, by their positions in it. The trainer's worker adds the sums.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     import torch
 
     _Block = tuple[str, torch.Tensor, int, int]
-    """A trainer's tensor, a block of it, and the row and column where the block begins."""
+    """Name of a trainer's tensor, a block of it, and the first row and column of the block."""
 
 
 @patch("verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights")
 def prove_sync(original: Any) -> Any:
     """End a run whose rollout engine does not have the trainer's weights after a sync.
 
-    Symptom: an adapter was never delivered, and the run went on for two months (verl issue 7495).
-    Cause: verl/workers/engine_workers.py:728 sends what another function collects, and looks at nothing that arrives.
+    Symptom: an adapter was never delivered, and the run continued for two months (verl issue 7495).
+    Cause: verl/workers/engine_workers.py:728 sends what another function collects, and checks nothing that arrives.
     """
 
     @wraps(original)
@@ -50,10 +50,10 @@ def prove_sync(original: Any) -> Any:
 
 @patch("verl.checkpoint_engine.base", "CheckpointEngineWorker.update_weights")
 def prove_received_weights(original: Any) -> Any:
-    """Do the same for an engine with devices of its own.
+    """End a run whose engine on separate devices does not have the trainer's weights after a sync.
 
     Symptom: see :func:`prove_sync`.
-    Cause: verl/checkpoint_engine/base.py:354 takes what comes, which with an adapter is the model without it.
+    Cause: verl/checkpoint_engine/base.py:354 accepts whatever arrives. In a LoRA run that is the model without its adapter.
     """
 
     @wraps(original)
@@ -68,10 +68,10 @@ def prove_received_weights(original: Any) -> Any:
 
 @patch("verl.checkpoint_engine.base", "CheckpointEngineManager.update_weights")
 def note_sync(original: Any) -> Any:
-    """Note which step's weights were sent last, for :func:`miss_no_sync`.
+    """Record the step whose weights were sent last, for :func:`miss_no_sync`.
 
     Symptom: see :func:`prove_sync`.
-    Cause: verl/checkpoint_engine/base.py:510 does not keep it.
+    Cause: verl/checkpoint_engine/base.py:510 does not record it.
     """
 
     @wraps(original)
@@ -86,11 +86,11 @@ def note_sync(original: Any) -> Any:
 
 @patch("verl.trainer.ppo.v1.trainer_base", "PPOTrainer.on_step_begin")
 def miss_no_sync(original: Any) -> Any:
-    """End a run that begins a step with the weights of an earlier one.
+    """End a run that begins a step with the weights of an earlier step.
 
     Symptom: see :func:`prove_sync`.
-    Cause: verl/trainer/ppo/v1/trainer_base.py:665 leaves the sync to each trainer. Synchronous and colocated ones have one
-    in each step; those with engines of their own have another ``on_step_begin``, and may leave steps out.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:665 leaves the sync to each trainer. Synchronous and colocated trainers sync
+    in each step. Trainers with separate engines have their own ``on_step_begin`` and may skip steps.
     """
 
     def on_step_begin(self: Any) -> None:
@@ -108,7 +108,7 @@ def miss_no_sync(original: Any) -> Any:
 
 @patch("verl.workers.rollout.vllm_rollout.vllm_async_server", "vLLMHttpServer.collective_rpc")
 def return_replies(original: Any) -> Any:
-    """Let the trainer read what vLLM's workers answer.
+    """Let the trainer read the replies of vLLM's workers.
 
     Symptom: fingerprints of an engine's weights do not arrive.
     Cause: verl/workers/rollout/vllm_rollout/vllm_async_server.py:256 drops the replies.
@@ -121,7 +121,7 @@ def return_replies(original: Any) -> Any:
 
 
 def register() -> None:
-    """Let vLLM's workers and verl's adapter of vLLM tell the fingerprints of their weights."""
+    """Add methods for fingerprints of weights to vLLM's workers and to verl's adapter of vLLM."""
     after_import("verl.workers.rollout.vllm_rollout.utils", _vllm_worker)
     after_import("verl.workers.rollout.vllm_rollout.vllm_rollout", _vllm_adapter)
 
@@ -139,11 +139,11 @@ class _Part:
     """A block of one of the trainer's tensors.
 
     Attributes:
-        name: The trainer's, without its ending ``.weight`` or ``.bias``.
-        begin: Its first row in this process's fused tensor.
-        rows: Their number there.
-        row: Of the whole tensor, where the block begins.
-        counts: This process adds it up; another one may hold a copy.
+        name: The trainer's name, without the suffix ``.weight`` or ``.bias``.
+        begin: First row of the block in this process's fused tensor.
+        rows: Number of its rows there.
+        row: First row of the block in the whole tensor.
+        counts: This process counts the block. Other processes may hold copies.
     """
 
     name: str
@@ -154,7 +154,7 @@ class _Part:
 
 
 def fingerprints_of_worker(self: Any, names: Sequence[str]) -> dict[str, int]:
-    """A method of vLLM's worker: its share of the fingerprints of the named tensors, without those it does not hold."""
+    """Return a vLLM worker's share of the fingerprints of the named tensors that it holds. A method of the worker."""
     from verl_ext.weight_proof import fingerprint, signed
 
     runner = self.model_runner
@@ -166,7 +166,7 @@ def fingerprints_of_worker(self: Any, names: Sequence[str]) -> dict[str, int]:
 
 
 async def fingerprints_of_engine(self: Any, names: Sequence[str]) -> list[dict[str, int]] | None:
-    """A method of verl's adapter of vLLM: the sums over all of an engine's workers, ``None`` on a rank without a server."""
+    """Return the sums over all of an engine's workers, ``None`` on a rank without a server. A method of verl's adapter."""
     from verl_ext.weight_proof import signed
 
     workers = await self._execute_method("afm_fingerprints", args=(list(names),))
@@ -194,11 +194,11 @@ def _weights(model: Any) -> Iterator[_Block]:
 
 
 def _adapter(runner: Any) -> Iterator[_Block]:
-    """The adapter as the forward reads it: from the buffers of the layers, into which it is copied when it is loaded."""
+    """Yield the blocks of the adapter from the layers' buffers, which the forward pass reads."""
     if (manager := getattr(getattr(runner, "lora_manager", None), "_adapter_manager", None)) is None:
         return
     slots = [(slot, number) for slot, number in enumerate(manager.lora_index_to_id) if number is not None]
-    for slot, number in slots[:1]:  # verl serves one
+    for slot, number in slots[:1]:  # verl serves one adapter
         rank = manager._registered_adapters[number].rank
         for path, layer in manager.modules.items():
             if hasattr(layer, "n_slices"):
@@ -225,11 +225,11 @@ def _adapter_of_layer(layer: Any, path: str, model: Any, slot: int, rank: int) -
 
 
 def _parts(module: Any, path: str, model: Any, rows: int, *, whole: bool) -> list[_Part]:
-    """How the rows of a layer's weight or bias belong to the trainer's tensors."""
+    """Return the blocks of the trainer's tensors that make up the rows of a layer's weight or bias."""
     kinds = {kind.__name__ for kind in type(module).__mro__}
     at = getattr(module, "tp_rank", 0)
     parent, _, last = path.rpartition(".")
-    if "VocabParallelEmbedding" in kinds:  # padded at its end
+    if "VocabParallelEmbedding" in kinds:  # with padding at its end
         held = module.shard_indices
         return [_Part(path, 0, held.num_org_elements, held.org_vocab_start_index)]
     if "QKVParallelLinear" in kinds:
@@ -247,7 +247,7 @@ def _parts(module: Any, path: str, model: Any, rows: int, *, whole: bool) -> lis
         places, counts = (at,) * len(sizes), (True,) * len(sizes)
     elif "ColumnParallelLinear" in kinds:
         return [_Part(path, 0, rows, at * rows)]
-    else:  # split by columns, of which each process has its own, or copied to each
+    else:  # split by columns over the processes, or copied to each process
         return [_Part(path, 0, rows, 0, counts=not whole or _first(module))]
     packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     names = packed.get(last, [last])
@@ -259,13 +259,13 @@ def _parts(module: Any, path: str, model: Any, rows: int, *, whole: bool) -> lis
 
 
 def _first_column(module: Any, tensor: torch.Tensor) -> int | None:
-    """Where the columns of this process begin, ``None`` where each process has all."""
+    """Return the first column of this process, ``None`` if each process has all columns."""
     kinds = {kind.__name__ for kind in type(module).__mro__}
     return module.tp_rank * tensor.size(-1) if "RowParallelLinear" in kinds else None
 
 
 def _first(module: Any) -> bool:
-    """Whether this process is the first of its engine, which adds up what all have."""
+    """Return whether this process is the first of its engine, which counts what all processes have."""
     if hasattr(module, "tp_rank"):
         return bool(module.tp_rank == 0)
     from vllm.distributed import get_tensor_model_parallel_rank  # type: ignore[import-not-found,unused-ignore]

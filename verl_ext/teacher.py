@@ -1,15 +1,15 @@
 """On-policy distillation: a teacher scores the student's own episodes token by token.
 
-``teacher: {model: FOLDER_OR_ADDRESS}`` in the YAML of ``afm rl``. The loss is that of the recipe (PPO's clipped ratio).
-Only the advantage differs. It is the negative reverse KL divergence in its single-sample form, called k1, of each token
-that the agent wrote::
+``teacher: {model: FOLDER_OR_ADDRESS}`` in the YAML of ``afm rl`` selects it. The loss is that of the recipe (PPO's
+clipped ratio). Only the advantage differs: for each token that the agent wrote it is the negative reverse KL divergence
+in its single-sample form, called k1::
 
     A_t = log pi_teacher(y_t | y_<t) - log pi_student(y_t | y_<t)
 
-The expectation of this gradient over the student's own samples is that of -KL(student || teacher), token by token
-without a return over later tokens (Lu et al. 2025, "On-Policy Distillation", Thinking Machines Lab). Rewards are
-computed, reported and not trained on. verl's own ``distillation`` section differs: its default is the k3 estimator plus
-the task reward, and its teachers need GPUs of the run.
+Over the student's own samples, the expectation of this gradient is that of -KL(student || teacher), token by token
+and without a return over later tokens (Lu et al. 2025, "On-Policy Distillation", Thinking Machines Lab). Rewards are
+computed and reported, but not trained on. verl's own ``distillation`` section differs: its default is the k3 estimator
+plus the task reward, and its teachers need GPUs of the run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REVERSE_KL = "reverse_kl"
-"""``algorithm.adv_estimator`` of a run with a teacher."""
+"""Value of ``algorithm.adv_estimator`` in a run with a teacher."""
 SCORES = "teacher_logprobs"
 """Field of a sample: the teacher's log-probability of each response token."""
 TEACHER_KL, TEACHER_CLIPPED = "teacher/reverse_kl", "teacher/clipped"
@@ -43,11 +43,11 @@ _PROBE = (
     "The year 1984 had 366 days, Zürich has 443,037 people; naïve façade, 東京, Ωmega, 🙂.\n"
     "<b>\n\tx = 3.14 * (57 - 38) ** 2\n</b>\n\\boxed{-12/7}\r\n  def f(a_b): return a_b != 'C'\n"
 )
-"""Text on which tokenizers of different models disagree."""
+"""Text that tokenizers of different models split differently."""
 
 
 class TeacherChoice(Settings):
-    """``teacher`` of ``afm rl``."""
+    """The section ``teacher`` of ``afm rl``."""
 
     model: str
     """Folder of the teacher, loaded by the run itself (on a CPU), or the address of a server that returns
@@ -60,19 +60,18 @@ class TeacherChoice(Settings):
 
     @property
     def served(self) -> bool:
-        """Whether the teacher is behind an address."""
+        """Whether a server runs the teacher."""
         return self.model.startswith(("http://", "https://"))
 
 
 def check_teacher(teacher: TeacherChoice | None, config: Any, *, platform: str) -> None:
-    """Refuse what cannot be distilled.
+    """Reject settings that distillation does not support.
 
     Args:
-        config: verl's, composed.
+        config: verl's composed configuration.
 
     Raises:
-        ConfigError: No teacher for the estimator that needs one, a folder on a GPU run or one that is missing, or a
-            temperature other than 1.
+        ConfigError: The estimator needs a missing teacher, a GPU run names a folder, or the temperature is not 1.
     """
     if teacher is None:
         if config.algorithm.adv_estimator == REVERSE_KL:
@@ -97,7 +96,7 @@ def check_teacher(teacher: TeacherChoice | None, config: Any, *, platform: str) 
 
 
 def tokenizer_finding(teacher: TeacherChoice, student: str) -> Finding:
-    """Whether the teacher reads a test text as the same tokens as the student; its server is asked.
+    """Report whether teacher and student split a test text into the same tokens. Asks the teacher's server, if it has one.
 
     Args:
         student: Folder of the student.
@@ -108,7 +107,7 @@ def tokenizer_finding(teacher: TeacherChoice, student: str) -> Finding:
     """
     own = ChatTokenizer.load(student).encode(_PROBE)
     if teacher.served:
-        # A server returns the ids with the log-probabilities, which the first token has none of.
+        # A server returns ids with log-probabilities, and the first token has no log-probability.
         own, others = own[1:], asyncio.run(_served_ids(teacher, student))
     else:
         others = ChatTokenizer.load(teacher.model).encode(_PROBE)
@@ -133,29 +132,29 @@ async def _served_ids(teacher: TeacherChoice, student: str) -> list[int]:
 
 
 def open_teacher(teacher: TeacherChoice, student: str) -> TokenModel:
-    """The teacher as a model that scores tokens.
+    """Open the teacher as a model that scores tokens.
 
     Args:
         student: Folder with the tokenizer that both share.
 
     Raises:
-        ConfigError: There is no such model.
-        EngineError: A server cannot be asked.
+        ConfigError: The model does not exist.
+        EngineError: The server does not answer.
     """
     return load_model(teacher.model, name=teacher.name, tokenizer=student if teacher.served else None)
 
 
 @cache
 def shared_teacher(model: str, name: str | None, student: str) -> TokenModel:
-    """The teacher of this process."""
+    """Return the teacher of this process, opened once."""
     return open_teacher(TeacherChoice(model=model, name=name), student)
 
 
 async def score_response(teacher: TokenModel, prompt_ids: list[int], response_ids: list[int]) -> list[float]:
-    """The teacher's log-probability of each response token.
+    """Return the teacher's log-probability of each response token.
 
     Raises:
-        EngineError: The teacher failed, or one is not a number.
+        EngineError: The teacher failed, or a log-probability is NaN.
     """
     scores = (await teacher.score([*prompt_ids, *response_ids]))[len(prompt_ids) - 1 :]
     if any(math.isnan(score) for score in scores):
@@ -168,12 +167,12 @@ async def score_response(teacher: TokenModel, prompt_ids: list[int], response_id
 def reverse_kl_advantages(
     teacher_logprobs: Tensor, student_logprobs: Tensor, mask: Tensor, clip: float
 ) -> Tensor:
-    """The advantage of each token, 0 where ``mask`` is; all of one shape."""
+    """Return the advantage of each token, 0 where ``mask`` is 0. All tensors have the same shape."""
     return (teacher_logprobs - student_logprobs).clamp(-clip, clip) * mask
 
 
 def write_reverse_kl(queue: Any, batch: Any, clip: float) -> tuple[Any, dict[str, float]]:
-    """Put the advantages of a batch into verl's transfer queue.
+    """Compute the advantages of a batch and write them to verl's transfer queue.
 
     Args:
         queue: verl's ``transfer_queue``.
@@ -181,8 +180,8 @@ def write_reverse_kl(queue: Any, batch: Any, clip: float) -> tuple[Any, dict[str
         clip: See :class:`TeacherChoice`.
 
     Returns:
-        The batch as the queue has it now, and the metrics: the mean reverse KL divergence of a trained token in nats, before
-        the bound, and the share of trained tokens that the bound changed.
+        The updated batch, and two metrics: the mean reverse KL divergence per trained token in nats, before clipping, and
+        the share of trained tokens that were clipped.
     """
     import torch
     from tensordict import TensorDict
@@ -207,6 +206,6 @@ def write_reverse_kl(queue: Any, batch: Any, clip: float) -> tuple[Any, dict[str
 def placeholder_estimator(
     token_level_rewards: Tensor, response_mask: Tensor, **unused: Any
 ) -> tuple[Tensor, Tensor]:
-    """What verl computes before :func:`write_reverse_kl` replaces it: nothing is encouraged."""
+    """Return zero advantages, which :func:`write_reverse_kl` replaces later."""
     zeros = token_level_rewards * 0
     return zeros, zeros

@@ -1,9 +1,7 @@
-"""The rollout servers of verl as a model, and a finished episode as the sample that verl trains on.
+"""verl's rollout servers as a model, and the conversion of a finished episode to a sample of verl.
 
-A sample has tokens, a loss mask, a reward, and the facts that are logged.
-
-An observation has mask 0 here, and a sample without a score has no token with a loss. verl is imported only to build
-one.
+A sample has tokens, a loss mask, a reward and logged facts. Observations have mask 0, as do all tokens of a sample
+without a score. verl is imported only to build a sample.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ if TYPE_CHECKING:
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 _SGLANG_RESERVE = 6
-"""SGLang 0.5.12 refuses inputs that leave fewer than this many tokens of its context, and a refusal ends the run."""
+"""SGLang 0.5.12 rejects inputs that leave fewer than this many tokens of its context, which ends the run."""
 
 
 def engine_params(engine: str, params: SamplingParams) -> dict[str, Any]:
-    """Sampling parameters in the words of a rollout engine; the stop string stays in the output of all.
+    """Return sampling parameters in the format of a rollout engine. All engines keep the stop string in their output.
 
     Raises:
-        EngineError: An engine whose stop parameters are not known.
+        EngineError: The stop parameters of the engine are unknown.
     """
     common: dict[str, Any] = {
         "temperature": params.temperature,
@@ -59,7 +57,7 @@ def engine_params(engine: str, params: SamplingParams) -> dict[str, Any]:
 
 
 def room_of(rollout: Any) -> int:
-    """Tokens that prompt and response may have together, by verl's ``rollout`` section, so that the engine takes every input."""
+    """Return the most tokens of prompt and response together with which the engine accepts every input."""
     whole: int = rollout.prompt_length + rollout.response_length
     reserve = _SGLANG_RESERVE if rollout.name == "sglang" else 0
     return min(whole, (rollout.max_model_len or whole) - reserve)
@@ -68,19 +66,19 @@ def room_of(rollout: Any) -> int:
 class ServerModel(TokenModel):
     """One episode's view of verl's servers.
 
-    All turns of an episode go to the same server (its prefix cache), and the versions of the weights that
-    took part are remembered for verl's staleness metrics.
+    All turns of an episode go to the same server, because of its prefix cache. The versions of the weights that sampled
+    them are recorded for verl's staleness metrics.
 
     Args:
         servers: verl's ``LLMServerClient``.
-        tokenizer: That of the model.
+        tokenizer: The model's tokenizer.
         engine: ``actor_rollout_ref.rollout.name``.
-        request_id: Unique for the episode.
-        context_tokens: Prompt and response together.
+        request_id: Unique id of the episode.
+        context_tokens: Most tokens of prompt and response together.
     """
 
     cancellable = False
-    """Ray does not pass a cancelled wait on: the generation would run on while the trainer puts the engines to sleep."""
+    """Ray does not cancel the generation of a cancelled wait, which would continue while the trainer puts engines to sleep."""
 
     def __init__(
         self, servers: Any, tokenizer: ChatTokenizer, *, engine: str, request_id: str, context_tokens: int
@@ -91,7 +89,7 @@ class ServerModel(TokenModel):
         self._engine = engine
         self._request_id = request_id
         self._sampled: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-        """What the servers returned, by what they were given."""
+        """The tokens that the servers returned, by prompt."""
         self.weight_versions: list[int] = []
         self.preempted = -1
 
@@ -99,7 +97,7 @@ class ServerModel(TokenModel):
         """Continue ``prompt_ids`` on a rollout server.
 
         Raises:
-            EngineError: The server failed, or returned what cannot be trained on.
+            EngineError: The server failed, or returned tokens without log-probabilities.
         """
         try:
             output = await self._servers.generate(
@@ -124,10 +122,10 @@ class ServerModel(TokenModel):
         return generation
 
     def drift(self, episode: Episode) -> int:
-        """Tokens to be trained on that are not what the servers were given and returned; 0 when training is exact.
+        """Return the number of trained tokens that the servers did not sample exactly so. 0 means that training is exact.
 
-        A token counts as exact if a server returned it at its place, in an answer to exactly the tokens before that answer.
-        What was sampled beyond a stop string is dropped, which is no drift.
+        A token is exact if a server returned it at this position, in a reply to exactly the tokens before that reply.
+        Dropped tokens after a stop string are not drift.
         """
         ids, mask = (*episode.prompt_ids, *episode.response_ids), episode.response_mask
         begin, exact = len(episode.prompt_ids), 0
@@ -142,14 +140,14 @@ class ServerModel(TokenModel):
         return sum(mask) - exact
 
     async def close(self) -> None:
-        """The servers belong to verl."""
+        """Do nothing: the servers belong to verl."""
 
     def _ended(self, sampled: Generation, params: SamplingParams, stop_reason: str | None) -> Generation:
-        """What was sampled up to the first stop string, with the reason why it ended.
+        """Return the generation up to the first stop string, with the reason of its end.
 
-        An engine may continue after a stop string. After an update of its weights it resumes with a request of its own, and
-        looks for stop strings in the new text alone. SGLang checks one token more than its own encoding of the stop string
-        has. Both vLLM and SGLang give the same reason for a stop string and the end of text, and vLLM for the limit too. So
+        An engine may continue after a stop string. After an update of its weights it resumes with a new request, and looks
+        for stop strings in the new text only. SGLang checks one token more than its encoding of the stop string has.
+        vLLM and SGLang report the same reason for a stop string and the end of text, and vLLM also for the limit. So
         the tokens decide.
         """
         count = stop_length(self._codec.decode, sampled.token_ids, params.stop)
@@ -176,7 +174,7 @@ class ServerModel(TokenModel):
 
 
 def _same(ids: Sequence[int], mask: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many tokens to be trained on are the first ones of an answer."""
+    """Return the number of leading trained tokens that equal a server's reply."""
     same = 0
     for token, by_agent, returned in zip(ids, mask, sampled, strict=False):
         if not by_agent or token != returned:
@@ -186,13 +184,13 @@ def _same(ids: Sequence[int], mask: Sequence[int], sampled: Sequence[int]) -> in
 
 
 LOGGED = "reward_extra_info"
-"""Where verl looks for what is logged of a sample."""
+"""Key of a sample's extra fields: the facts that verl logs."""
 SHARE = "credit"
-"""Key of a sample of a harness: its share in its episode's advantage."""
+"""Key of a harness sample: its share in the advantage of its episode."""
 MEMBER = "member"
-"""Key of a sample of a team: whose it is, with what :class:`~afm.harness.credit.MemberPart` holds."""
+"""Key of a team sample: the fields of its :class:`~afm.harness.credit.MemberPart`."""
 _ERROR_CHARACTERS = 500
-"""Of an error that travels with its sample; ``failures.jsonl`` has it whole."""
+"""Most characters of an error in a sample. ``failures.jsonl`` has the whole error."""
 
 
 def training_sample(
@@ -206,22 +204,22 @@ def training_sample(
     score_seconds: float,
     mask_observations: bool = True,
 ) -> AgentLoopOutput:
-    """What verl's agent loop returns for an episode.
+    """Return the sample of an episode for verl.
 
     Args:
-        episode: What happened; at least one response token.
-        verdict: Its score, or the reason for its absence.
-        model: The one it happened with.
-        data_source: Where the question comes from.
-        question_index: Which question of the data it is.
-        agent: Which of the run's agents it is, where there are several.
-        score_seconds: Spent on the verdict.
-        mask_observations: Whether tokens of the environment have no loss.
+        episode: The episode, with at least one response token.
+        verdict: Its score, or the reason why it has no score.
+        model: The model that played the episode.
+        data_source: Data source of the question.
+        question_index: ``extra_info.index`` of the question.
+        agent: Agent of the episode, in a run of several agents.
+        score_seconds: Seconds spent on the verdict.
+        mask_observations: Exclude tokens of the environment from the loss.
     """
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
     length = _trained_length(episode.response_mask)
-    # A sample without a score has no loss: not one of its tokens counts.
+    # No token of a sample without a score has a loss.
     mask = list(episode.response_mask[:length]) if mask_observations else [1] * length
     if verdict.abstained:
         mask = [0] * length
@@ -257,12 +255,12 @@ def training_sample(
 
 
 def failed_sample(error: Exception, row: Mapping[str, Any], *, episode: str, token: int) -> AgentLoopOutput:
-    """What verl's agent loop returns for an episode that failed: a sample without a score, which is never trained on.
+    """Return the sample of a failed episode: without a score, so it is never trained on.
 
     Args:
-        error: Why it failed.
-        row: Of the data.
-        episode: Its name.
+        error: The error of the episode.
+        row: Row of the data.
+        episode: Name of the episode.
         token: See :func:`unscored_sample`.
     """
     message = f"episode {episode}: {type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
@@ -274,12 +272,12 @@ def failed_sample(error: Exception, row: Mapping[str, Any], *, episode: str, tok
 def unscored_sample(
     evidence: str, row: Mapping[str, Any], *, token: int, more: Mapping[str, float] | None = None
 ) -> AgentLoopOutput:
-    """A sample for an episode of which nothing was sampled.
+    """Return a sample for an episode without sampled tokens.
 
     Args:
-        evidence: Why it has no score.
-        row: Of the data.
-        token: Stands for prompt and response, of which verl wants one token each.
+        evidence: Why the sample has no score.
+        row: Row of the data.
+        token: Used as prompt and response, because verl requires a token of each.
         more: Further facts.
     """
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
@@ -309,13 +307,13 @@ def unscored_sample(
 
 
 def share_advantages(queue: Any, batch: Any, config: Any) -> Any:
-    """Give each sequence of a batch in verl's transfer queue its member's advantage and its share (:data:`SHARE`).
+    """Apply member advantages and shares (:data:`SHARE`) to the sequences of a batch in verl's transfer queue.
 
     Args:
-        config: verl's, with ``trainer.harness_credit`` and ``trainer.harness_by_member``.
+        config: verl's configuration, with ``trainer.harness_credit`` and ``trainer.harness_by_member``.
 
     Returns:
-        The batch as the queue has it now.
+        The updated batch.
     """
     by_member = MemberCredit(config.trainer.get(BY_MEMBER, MemberCredit.SHARED))
     if by_member is MemberCredit.SHARED and config.trainer[CREDIT] != Credit.BY_TURN:
@@ -345,9 +343,9 @@ def share_advantages(queue: Any, batch: Any, config: Any) -> Any:
 
 
 def _trained_length(mask: Sequence[int]) -> int:
-    """Tokens up to the agent's last one; all of them when it wrote none.
+    """Return the number of tokens up to the agent's last one, or of all tokens if the agent wrote none.
 
-    verl puts the reward on a response's last token and leaves tokens with mask 0 out of GAE. When a limit ends the
+    verl puts the reward on a response's last token and excludes tokens with mask 0 from GAE. If a limit ended the
     episode after an observation, PPO would never see the reward.
     """
     written = [at for at, sampled in enumerate(mask) if sampled]
@@ -355,10 +353,10 @@ def _trained_length(mask: Sequence[int]) -> int:
 
 
 def facts(episode: Episode, verdict: Verdict) -> dict[str, Any]:
-    """What is logged for a sample, and what groups can be filtered by.
+    """Return the facts of a sample, which verl logs and groups can be filtered by.
 
-    The parts of the reward (``correct``, ``format`` ...), ``score`` (their combination), ``acc`` (solved in
-    valid form, without any shaping), counts and shares.
+    They are the parts of the reward (``correct``, ``format`` ...), ``score`` (their combination), ``acc`` (solved in
+    valid format, without shaping), counts and shares.
     """
     cost = episode.cost
     parts = {key: float(value) for key, value in verdict.parts.items()}

@@ -1,12 +1,12 @@
-"""Proof that a rollout engine samples from the trainer's weights: fingerprints of both are compared at every sync.
+"""Proof that a rollout engine samples from the trainer's weights: every sync compares fingerprints of both.
 
-A fingerprint is a sum over the bits of all elements, each with a key of its position, modulo 2**64. It is exact:
-equal weights give equal numbers, and one changed bit gives another. Sums add up over parts. Each training worker reads
-its own shards, an engine reads its fused and split matrices part by part, and no process gathers a tensor.
+A fingerprint is a sum over the bits of all elements, each multiplied by a key of its position, modulo 2**64. It is
+exact: equal weights have equal fingerprints, and one changed bit changes the fingerprint. Sums add up over parts. Each
+training worker reads its own shards, an engine reads its matrices part by part, and no process gathers a tensor.
 
-The trainer's side reads the parameters that the optimizer moves, not the tensors that are sent. So it also notices a
-sync that sends the wrong tensors, or none. An adapter that verl merges has no counterpart in the engine. There a
-matrix must have changed since the last sync when its adapter has.
+The trainer's side reads the parameters that the optimizer updates, not the tensors that are sent. So it also detects a
+sync that sends wrong tensors or none. An adapter that verl merges has no counterpart in the engine. In that case a
+matrix must change between two syncs if its adapter does.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from verl_ext.shards import piece
 
 _SHOWN = 3
 _CHUNK = 1 << 20
-"""Elements that are read at a time; their products take four bytes each."""
+"""Number of elements that are read at a time. Their products take four bytes each."""
 
 
 class WeightsDifferError(EngineError):
-    """The engine does not serve the weights that the trainer has."""
+    """Raised when the engine does not serve the trainer's weights."""
 
 
 def fingerprint(part: torch.Tensor, dtype: torch.dtype, row: int = 0, column: int = 0) -> int:
-    """A part's share of the fingerprint of its tensor, as a signed number of 64 bits.
+    """Return a part's share of the fingerprint of its tensor, as a signed 64-bit number.
 
     Args:
-        part: Rows, or a block of rows and columns; further dimensions count as columns.
-        dtype: What the engine serves the tensor in: values are cast to it first.
-        row: Of the whole tensor, where the part begins.
-        column: Likewise.
+        part: Rows, or a block of rows and columns. Further dimensions count as columns.
+        dtype: Data type in which the engine serves the tensor. Values are cast to it first.
+        row: First row of the part in the whole tensor.
+        column: First column of the part in the whole tensor.
     """
     if part.numel() == 0:
         return 0
@@ -60,7 +60,7 @@ def fingerprint(part: torch.Tensor, dtype: torch.dtype, row: int = 0, column: in
 
 
 def _bits(matrix: torch.Tensor) -> torch.Tensor:
-    """The elements as 32-bit integers, two to one of 16-bit types where the columns allow it."""
+    """Return the elements as 32-bit integers. Two 16-bit elements share one if the number of columns is even."""
     size = matrix.element_size()
     if size == 2 and matrix.size(1) % 2:
         return matrix.view(torch.int16).to(torch.int32)
@@ -70,7 +70,7 @@ def _bits(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _keys(first: int, count: int, device: torch.device) -> torch.Tensor:
-    """Odd numbers of 31 bits for the indices from ``first`` on, mixed as in splitmix (Steele et al., 2014)."""
+    """Return odd 31-bit numbers for ``count`` indices from ``first`` on, mixed as in splitmix (Steele et al., 2014)."""
     index = torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device)
     mixed = (index * 0x9E3779B97F4A7C1) ^ (index * 0x1CE4E5B9 >> 13)
     return (mixed >> 29 & 0x7FFFFFFF) | 1
@@ -78,11 +78,11 @@ def _keys(first: int, count: int, device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the trainer has.
+    """Fingerprints of the trainer's weights.
 
     Attributes:
-        equal: Fingerprints that the engine must have, by its names of tensors.
-        adapters: Fingerprint of the adapter that verl merged into a tensor, by the tensor's name.
+        equal: Fingerprints that the engine must have, by the engine's names of tensors.
+        adapters: Fingerprint of the adapter that verl merged into a tensor, by the name of the tensor.
     """
 
     equal: Mapping[str, int]
@@ -90,18 +90,18 @@ class Expected:
 
     @property
     def names(self) -> list[str]:
-        """All tensors that the engine is asked for."""
+        """Names of all tensors that the engine must report."""
         return sorted({*self.equal, *self.adapters})
 
 
 class WeightProof:
-    """A training worker's end of the comparison.
+    """A training worker's side of the comparison.
 
     Args:
-        dtype: What the engine serves.
+        dtype: Data type that the engine serves.
         merged: verl merges the adapters before it sends the weights (``model.lora.merge``).
-        up_scale: What the engine multiplies the second part of an adapter by when it loads one.
-        device: Where to read shards that are kept in another memory; ``None`` reads them where they are.
+        up_scale: Factor by which the engine multiplies the second part of an adapter when it loads the adapter.
+        device: Device for the computation, ``None`` for the device of the shards.
     """
 
     def __init__(
@@ -116,18 +116,18 @@ class WeightProof:
         self._served: Sequence[Mapping[str, int]] = ()
 
     def expect(self, module: torch.nn.Module) -> Expected:
-        """Read the trainer's parameters; every training worker must call it.
+        """Compute the fingerprints of the trainer's parameters. Every training worker must call this method.
 
-        The first call reads all parameters, later ones those that are trained.
+        The first call reads all parameters. Later calls read the trained ones.
 
         Raises:
-            EngineError: They are not laid out as FSDP2 does.
+            EngineError: A parameter does not have FSDP2's layout.
         """
         shares: dict[str, int] = {}
         adapters: dict[str, int] = {}
         for name, parameter in module.named_parameters():
             if parameter.dim() > 2 or (self.complete and not parameter.requires_grad):
-                continue  # the experts of a mixture are sent one by one, under other names
+                continue  # experts of a mixture are sent one by one, with other names
             served, is_adapter = served_name(name)
             if self._merged and is_adapter:
                 matrix = matrix_of(name)
@@ -151,17 +151,17 @@ class WeightProof:
         if self._merged and parameter.requires_grad is False:
             local = local.to(
                 torch.bfloat16
-            )  # in which verl sends all weights then, whatever the engine's type is
+            )  # verl then sends all weights in bfloat16, with any data type of the engine
         if ".lora_B." in name and self._up_scale != 1:
             local = local.to(dtype) * self._up_scale
         row, column = (*offset, 0, 0)[:2]
         return fingerprint(local, dtype, row, column)
 
     def check(self, expected: Expected, served: Sequence[Mapping[str, int]], step: int | None) -> None:
-        """Compare with what each engine serves.
+        """Compare the trainer's fingerprints with those of each engine.
 
         Raises:
-            WeightsDifferError: At the first sync whose weights did not arrive.
+            WeightsDifferError: The weights of this sync did not arrive.
         """
         before = self._served or [{}] * len(served)
         for number, (engine, earlier) in enumerate(zip(served, before, strict=True)):
@@ -180,7 +180,7 @@ class WeightProof:
 
 
 def _counts(parameter: torch.Tensor, rank: int) -> bool:
-    """Whether this worker's part is added; of copies the first one is."""
+    """Return whether this worker's part counts. Of several copies the first one counts."""
     if not isinstance(parameter, DTensor):
         return rank == 0
     [coordinate] = (parameter.device_mesh.mesh == rank).nonzero().tolist()
@@ -202,7 +202,7 @@ def _summed_over_workers(shares: Sequence[Mapping[str, int]]) -> list[dict[str, 
 
 
 def signed(value: int) -> int:
-    """A sum of fingerprints as the signed number of 64 bits that torch makes of it."""
+    """Return a sum of fingerprints as a signed 64-bit number, as torch does."""
     return (value + 2**63) % 2**64 - 2**63
 
 
@@ -226,7 +226,7 @@ def _message(wrong: Sequence[str], expected: Expected, step: int | None, number:
 
 
 def proof_of(worker: Any) -> WeightProof | None:
-    """The proof of a training worker of verl, ``None`` where weights are not compared; the log says why."""
+    """Return the proof of a training worker of verl. If weights are not compared, log the reason and return ``None``."""
     if not hasattr(worker, "afm_proof"):
         worker.afm_proof, reason = _make(worker)
         if reason and worker.rank == 0:
@@ -255,7 +255,7 @@ def _make(worker: Any) -> tuple[WeightProof | None, str]:
     dtype = torch.float32 if rollout.name == CPU_ENGINE else PrecisionType.to_dtype(rollout.dtype)
     lora = worker.config.model.get("lora") or {}
     module = worker.actor.engine.module
-    adapter = getattr(module, "peft_config", {}).get("default")  # vLLM multiplies it when it loads it
+    adapter = getattr(module, "peft_config", {}).get("default")  # vLLM scales an adapter when it loads it
     proof = WeightProof(
         dtype,
         merged=bool(lora.get("merge")),
@@ -266,15 +266,15 @@ def _make(worker: Any) -> tuple[WeightProof | None, str]:
 
 
 def wanted(rollout: Any) -> bool:
-    """Whether a run compares weights: ``weight_proof`` of ``afm rl``; stock verl's runs do."""
+    """Return whether a run compares weights: the setting ``weight_proof`` of ``afm rl``, else true."""
     return bool((getattr(rollout, "custom", None) or {}).get("weight_proof", True))
 
 
 async def compare(proof: WeightProof, expected: Expected, rollout: Any, step: int | None) -> None:
-    """Ask the engines of verl's ``rollout`` for their fingerprints, and compare.
+    """Get the fingerprints of the engines of verl's ``rollout``, and compare them.
 
     Raises:
-        WeightsDifferError: At the first sync whose weights did not arrive.
+        WeightsDifferError: The weights of this sync did not arrive.
     """
     first = not proof.complete
     if (served := await rollout.served_fingerprints(expected.names)) is None:
@@ -285,7 +285,7 @@ async def compare(proof: WeightProof, expected: Expected, rollout: Any, step: in
 
 
 async def compare_received(worker: Any, step: int | None) -> None:
-    """Compare what an engine of its own devices has with what the trainer published.
+    """Compare the weights of an engine on separate devices with those that the trainer published.
 
     Raises:
         WeightsDifferError: They differ.
@@ -293,13 +293,13 @@ async def compare_received(worker: Any, step: int | None) -> None:
     if worker.rollout_config.name not in SHOW_WEIGHTS or not wanted(worker.rollout_config):
         return
     if not hasattr(worker, "afm_proof"):
-        worker.afm_proof = WeightProof(torch.float32)  # of use for its memory of the last sync only
+        worker.afm_proof = WeightProof(torch.float32)  # only its memory of the last sync is used
     if (expected := published()) is not None:
         await compare(worker.afm_proof, expected, worker.server_adapter, step)
 
 
 def publish(proof: WeightProof, expected: Expected) -> None:
-    """Leave what the trainer has for engines with devices of their own, before it is sent."""
+    """Publish the trainer's fingerprints for engines on separate devices, before the weights are sent."""
     from ray.experimental.internal_kv import _internal_kv_put
 
     if torch.distributed.get_rank() == 0:
@@ -308,7 +308,7 @@ def publish(proof: WeightProof, expected: Expected) -> None:
 
 
 def published() -> Expected | None:
-    """What the trainer has left last, ``None`` if it does not compare."""
+    """Return the fingerprints that the trainer published last, ``None`` if it does not compare weights."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     message = _internal_kv_get(_key())

@@ -571,7 +571,7 @@ def test_a_wrong_input_gets_one_message_that_helps(
         ("+verl.x=1", "no sign is needed to add a key; write verl.x=1"),
         ("+trainer.nnodes=2", "no sign is needed to add a key; write trainer.nnodes=2"),
         ("~verl.x", "a key is not deleted by a sign; set it to null: verl.x=null"),
-        ("trainer.nnodes=2", "a key of verl's; write verl.trainer.nnodes=2"),
+        ("trainer.nnodes=2", "a key of verl; write verl.trainer.nnodes=2"),
         (
             "ray_address=node0",
             "got 'node0' (str), expected HOST:PORT of the cluster's head, for example 10.0",

@@ -91,7 +91,7 @@ def test_wrong_settings_are_explained(tmp_path: Path) -> None:
     path = echo_file(tmp_path, "echo", "again")
     for config, message in (
         ({"nme": "echo"}, "nme: unknown key; did you mean 'name'"),
-        ({}, "holds echo, again; say which one"),
+        ({}, "holds echo, again; set name to one of them"),
         ({"name": "ecko"}, "has no tool 'ecko'; did you mean 'echo'"),
     ):
         with pytest.raises(ConfigError, match=message):
