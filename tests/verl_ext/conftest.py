@@ -35,7 +35,7 @@ def tokenizer(tokenizer_dir: Path) -> Any:
 
 @dataclass
 class ServerOutput:
-    """What verl's servers return (verl.workers.rollout.replica.TokenOutput)."""
+    """The output of verl's servers (verl.workers.rollout.replica.TokenOutput)."""
 
     token_ids: list[int]
     log_probs: list[float] | None
@@ -46,7 +46,7 @@ class ServerOutput:
 
 @dataclass
 class ScriptedServers:
-    """Stands where verl's ``LLMServerClient`` stands: plays back what an engine returned."""
+    """Replaces verl's ``LLMServerClient``, and replays outputs of an engine."""
 
     outputs: Sequence[ServerOutput | Exception]
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -68,7 +68,7 @@ def scripted() -> type[ScriptedServers]:
 
 @pytest.fixture
 def said(tokenizer: Any) -> Callable[..., ServerOutput]:
-    """Makes what a server returns for a text it generated."""
+    """Make the output of a server that generated a text."""
 
     def make(text: str, **changes: Any) -> ServerOutput:
         ids = tokenizer.encode(text, add_special_tokens=False)

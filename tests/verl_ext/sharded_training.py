@@ -1,7 +1,7 @@
 """Trains a small model with FSDP2 and saves it with verl's checkpoint manager: ``sharded_training.py FOLDER``.
 
-Runs of one, two and three workers, each from another one's checkpoint; ``FOLDER/NAME.pt`` is what a run had after loading
-(``loaded``) and after two more steps (``trained``), put together on its first worker.
+One, two and three workers run, each from the checkpoint of another run. ``FOLDER/NAME.pt`` holds the state of a run after
+loading (``loaded``) and after two more steps (``trained``), merged on its first worker.
 """
 
 from __future__ import annotations

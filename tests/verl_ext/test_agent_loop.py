@@ -74,7 +74,7 @@ def make_loop(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
 
 @pytest.fixture
 def play(make_loop: Any, scripted: Any, said: Any) -> Callable[..., Any]:
-    """Plays one episode with what a server generates, texts or outputs; the episode's output and the server."""
+    """Play one episode with texts or outputs of a server, and return the episode's output and the server."""
 
     async def run(*outputs: Any, row: dict[str, Any] = ROW, **settings: Any) -> tuple[Any, Any]:
         servers = scripted([said(output) if isinstance(output, str) else output for output in outputs])
@@ -121,7 +121,7 @@ async def test_a_tool_episode_is_trained_on_exactly_as_sampled(play: Any, said: 
 async def test_rows_of_programs_and_of_mathematics_are_solved_in_one_run(
     play: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
-    """Rows in the published layout; with agent code for all of them the boxed answer would score 0."""
+    """Rows have the published layout. If the agent `code` took all of them, the boxed answer would score 0."""
     program = SOLVED.replace("\\boxed{25}", "\n```py\nprint(int(input()) * 2)\n```\n")
     tests = json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]})
     code_row = ROW | {"data_source": "codeforces", "ability": "code", "reward_model": {"ground_truth": tests}}
@@ -180,7 +180,7 @@ async def test_equal_samples_have_equal_seeds_and_different_ones_differ(play: An
 
 
 async def test_a_sample_without_a_score_is_left_out_of_the_loss(play: Any, said: Any, tokenizer: Any) -> None:
-    """The reward abstained on one, the other was cut off before its first token."""
+    """The reward abstained on one episode. The other was aborted before its first token."""
     abstained, _ = await play(SOLVED, row=ROW | {"reward_model": {"ground_truth": {"tests": 3}}})
     assert "gold" in abstained.extra_fields["abstained"] or "target" in abstained.extra_fields["abstained"]
     aborted, _ = await play(said("", stop_reason="aborted"))
@@ -217,7 +217,7 @@ async def test_with_full_determinism_an_episode_asks_under_the_same_name_again(
 
 
 def count_failures(loop: Any) -> Any:
-    """As `afm rl` configures it: the sampler that leaves failed episodes out."""
+    """Configure the sampler that drops failed episodes, as `afm rl` does."""
     from omegaconf import OmegaConf
 
     path = {"trainer": {"v1": {"sampler": {"custom_sampler": {"path": "pkg://verl_ext.sampler"}}}}}
@@ -290,7 +290,7 @@ async def test_episodes_without_a_proper_end_are_left_out_when_asked(
 async def test_a_validation_counts_episodes_without_a_proper_end(
     make_loop: Any, scripted: Any, said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As verl's worker calls the loop: whether it is a validation is said to the worker alone."""
+    """Calls the loop as verl's worker does. Only the worker knows whether it is a validation."""
     import pickle
     from types import SimpleNamespace
 
@@ -346,7 +346,7 @@ async def test_an_episode_that_ran_out_of_time_is_dumped_with_its_state(play: An
 
 
 def test_an_observation_that_did_not_fit_counts_towards_the_length_of_a_response() -> None:
-    """3 of 10 tokens are written, the next observation has 8: the response ran into its limit."""
+    """3 of 10 tokens are written and the next observation has 8, so the response reached its limit."""
     from afm.agents import load_agent
     from afm.datasets import Task
     from afm.rollout import Episode

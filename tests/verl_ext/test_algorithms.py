@@ -1,4 +1,4 @@
-"""Each algorithm by config gives the loss that its formula gives by hand, in verl's own code, and observations have none.
+"""With each algorithm's configuration, verl's code gives the loss computed by hand, and observations have no loss.
 
 Two samples of one prompt, three response tokens each; the second token of the first and the third of the second are
 observations. The old policy gave every token a probability of 1/2.
@@ -37,7 +37,7 @@ UP_DOWN = torch.tensor([[1.0], [-1.0]]).expand(2, 3)
 
 @cache
 def composed(*fragments: str, laid_over: str = "{}") -> Any:
-    """verl's configuration of the tiny recipe with algorithm files, and some YAML, laid over it."""
+    """Compose verl's configuration of the tiny recipe with algorithm files and some YAML merged into it."""
     files = [str(ROOT / "configs/tiny/rl/math.yaml")]
     files += [str(ROOT / f"configs/rl/algorithms/{name}.yaml") for name in fragments]
     with TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ def composed(*fragments: str, laid_over: str = "{}") -> Any:
 
 
 def policy_loss(config: Any, *, advantages: Any = UP_DOWN, ratio: Any = RATIO, weights: Any = None) -> Any:
-    """Loss and the log-probabilities it has a gradient for."""
+    """Return the loss and the log-probabilities that have a gradient."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.utils.config import omega_conf_to_dataclass
 
@@ -167,7 +167,7 @@ def test_tis_is_on_and_weights_tokens_by_the_trainers_probability(fragments: tup
 
 
 def whole_loss(config: Any, *, entropy: Any = None, reference: Any = None) -> Any:
-    """verl's complete actor loss, on the jagged batch that its trainer hands over."""
+    """Return verl's complete actor loss on a jagged batch, as its trainer passes it."""
     from tensordict import TensorDict
     from verl.utils.config import omega_conf_to_dataclass
     from verl.utils.tensordict_utils import assign_non_tensor
@@ -226,7 +226,7 @@ def gae(values: list[list[float]], rewards: list[list[float]], gamma: float, lam
 
 
 def test_gae_passes_over_observations() -> None:
-    """lambda = gamma = 1: return of a token is the rest of the reward; the observation's value has no part in it."""
+    """lambda = gamma = 1: the return of a token is the rest of the reward, without the observation's value."""
     for observed in (0.3, 77.0):
         values = [[0.2, observed, 0.6], [0.1, 0.4, observed]]
         _, returns = gae(values, [[0, 0, 1.0], [0, 0.0, 0]], 1.0, 1.0)
@@ -238,7 +238,7 @@ def test_gae_passes_over_observations() -> None:
 
 
 def test_probabilities_of_sglang_must_be_compared() -> None:
-    """Nothing else shows there whether the trainer's weights arrive."""
+    """With SGLang, no other check shows whether the trainer's weights arrive."""
     bypass = "{verl: {algorithm: {rollout_correction: {bypass_mode: true}}}}"
     config = composed(laid_over=bypass).copy()
     assert not [*choice_findings(config)]

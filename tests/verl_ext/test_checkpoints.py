@@ -55,7 +55,7 @@ def test_a_wrong_tracker_is_repaired(tmp_path: Path, tracker: str | None) -> Non
 
 
 def asynchronous(folder: Path, step: int, *, queue: str) -> Path:
-    """As verl's asynchronous trainers save: the queue last, renamed from ``queue.tmp`` when it is whole."""
+    """Save as verl's asynchronous trainers do: the queue last, renamed from ``queue.tmp`` when it is complete."""
     begin_checkpoint(folder / f"global_step_{step}", asynchronous=True)
     place = checkpoint(folder, step).parent
     (place / queue).mkdir()

@@ -1,4 +1,4 @@
-"""``afm rl`` from the outside: exit statuses and messages."""
+"""Exit statuses and messages of ``afm rl``."""
 
 from __future__ import annotations
 

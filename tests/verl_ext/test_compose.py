@@ -115,7 +115,7 @@ def test_keys_that_verl_does_not_take_are_refused(tmp_path: Path, verl: Any, mes
 
 @pytest.mark.parametrize("plus", ["", "+"])
 def test_fields_that_verls_yaml_lacks_can_be_set_with_and_without_a_plus(tmp_path: Path, plus: str) -> None:
-    """A field of verl's, and one that has a default of ours."""
+    """One field is only verl's. The other has a default of ours."""
     model = {"override_config": {f"{plus}attn_implementation": "eager"}}
     verl = {"actor_rollout_ref": {"rollout": {f"{plus}enable_sleep_mode": False}, "model": model}}
     made = overrides_of(settings(tmp_path, verl=verl))
@@ -143,7 +143,7 @@ def test_checkpoints_hold_the_model_once_where_its_parts_can_be_put_together(
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """verl's configuration of the settings above; composing one takes half a second."""
+    """verl's configuration of the settings above, shared because composing one takes half a second."""
     return compose(overrides_of(settings(tmp_path_factory.mktemp("plain"))))
 
 
@@ -382,7 +382,7 @@ def test_steps_are_counted_as_verl_counts_them(changed: Any, tmp_path: Path) -> 
 
 
 def test_more_steps_than_the_epochs_hold_are_not_asked_of_verl(tmp_path: Path) -> None:
-    """verl takes none of its steps for the last one then, and saves no checkpoint at its end."""
+    """verl would treat no step as the last one, and save no checkpoint at the end."""
     asked = settings(tmp_path, verl={**settings(tmp_path).verl, "trainer": {"total_training_steps": 60}})
     words, config = command(asked, "scratch", 46)
     assert config.trainer.total_training_steps == 46

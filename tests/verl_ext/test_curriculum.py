@@ -1,4 +1,4 @@
-"""Which questions are drawn: by how often they are solved, and the same ones after a restart."""
+"""Draws of questions: by how often they are solved, and the same after a restart."""
 
 from collections import Counter
 from itertools import islice

@@ -1,4 +1,4 @@
-"""`afm doctor` of reinforcement learning: every recipe on the hardware it names, and what it says of wrong ones."""
+"""`afm doctor` of reinforcement learning: every recipe on its hardware, and the findings about wrong recipes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def look(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
-    """The doctor on a configuration whose data and model, of a shape, are there."""
+    """Run the doctor on a configuration with existing data and a model of a given shape."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PATH", str(tmp_path))  # without nvidia-smi
     for variable in ("GRM_BASE_URL", "GRM_API_KEY", "WANDB_API_KEY"):

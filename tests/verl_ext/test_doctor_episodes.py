@@ -35,7 +35,7 @@ def episode_report(
     metric: str = "acc",
     **config: Any,
 ) -> dict[str, Finding]:
-    """The worst finding of each subject; ``config`` has the sections of verl's configuration that differ."""
+    """Return the worst finding of each subject. ``config`` holds the changed sections of verl's configuration."""
     usual = {
         "actor_rollout_ref": {
             "model": {"override_config": {}},

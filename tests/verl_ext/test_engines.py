@@ -1,4 +1,4 @@
-"""Settings of the rollout engines against the parameters that their releases take, and SGLang's server of verl.
+"""Settings of the rollout engines against the parameters of their releases, and verl's server of SGLang.
 
 SGLang cannot be installed here. verl's real ``SGLangHttpServer`` runs with a stand-in for SGLang: its ``ServerArgs`` has
 the fields of the locked release, and its tokenizer manager answers as SGLang's does.
@@ -123,7 +123,7 @@ def test_a_missing_or_another_vllm_is_reported_with_what_installs_it(
 
 
 class Manager:
-    """Answers as the tokenizer manager of SGLang 0.5.12: what was sampled, the reason, and pairs of probabilities."""
+    """Answers like the tokenizer manager of SGLang 0.5.12: sampled tokens, the reason, and pairs of probabilities."""
 
     def __init__(self, replies: list[tuple[list[int], dict[str, Any]]]) -> None:
         self.replies = replies
@@ -145,7 +145,7 @@ class Manager:
 
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """A package ``sglang`` with the names that verl imports; ``ServerArgs`` refuses fields that 0.5.12 lacks."""
+    """A package ``sglang`` with the names that verl imports. ``ServerArgs`` rejects fields that 0.5.12 lacks."""
     stage = SimpleNamespace(manager=None, arguments=None)
     names = sorted(engine_parameters("sglang", GPU_RELEASES["sglang"]))
     server_args = make_dataclass("ServerArgs", [(name, Any, field(default=None)) for name in names])
@@ -219,7 +219,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 async def test_an_episode_runs_on_sglang_by_one_line(
     sglang: SimpleNamespace, tokenizer: Any, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through verl's server: settings reach ``ServerArgs``, stop strings stay in the text, an abort is told as one."""
+    """Through verl's server, settings reach ``ServerArgs``, stop strings stay in the text, and an abort is reported."""
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout.replica import RolloutMode
     from verl.workers.rollout.sglang_rollout import async_sglang_server as upstream

@@ -1,4 +1,4 @@
-"""A checkpoint of any step becomes a model folder that everything else takes."""
+"""A checkpoint of any step becomes a model folder that every command accepts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path
 
 
 def save(model: Path, checkpoints: Path, step: int, *, parts: bool = False, whole: bool = True) -> Path:
-    """As verl stores it: the exported model, or one worker's part of the weights; ``data.pt`` is written last."""
+    """Save as verl does: the exported model, or one worker's part of the weights, and ``data.pt`` last."""
     from transformers import AutoModelForCausalLM
 
     actor = checkpoints / f"global_step_{step}" / "actor"
@@ -51,7 +51,7 @@ def save(model: Path, checkpoints: Path, step: int, *, parts: bool = False, whol
 
 @pytest.fixture
 def run(tmp_path: Path, model: Path) -> Path:
-    """A run that was killed while it saved step 6."""
+    """A run that was killed during the save of step 6."""
     save_agent(load_agent("math").model_copy(update={"prompt": "short"}), tmp_path / "agent.yaml")
     for step in (2, 4):
         save(model, tmp_path / "checkpoints", step, parts=step == 2)
@@ -113,7 +113,7 @@ def test_folders_of_checkpoints_and_one_of_them_are_taken_too(run: Path) -> None
 
 @pytest.mark.parametrize("alone", [False, True], ids=["with the frozen weights", "adapters alone"])
 def test_a_run_of_lora_becomes_a_model_or_an_adapter(tmp_path: Path, model: Path, alone: bool) -> None:
-    """Both say what the trained model says, with the same probabilities."""
+    """Both give the same tokens as the trained model, with the same probabilities."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 

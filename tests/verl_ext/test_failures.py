@@ -1,4 +1,4 @@
-"""Which failure ended a run, and what it lost: read from Ray, or from the end of the trainer's log."""
+"""The failure that ended a run, and its lost processes: from Ray, or from the end of the trainer's log."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ watch.stop()
 def test_an_engine_that_fails_in_a_weight_sync_ends_the_run_and_a_slow_one_does_not(
     tmp_path: Path, behaviour: str
 ) -> None:
-    """verl's own adapter and sender; of vLLM only the name is there, which verl asks for."""
+    """Uses verl's own adapter and sender. vLLM is only a name, because verl checks for it."""
     import tempfile
 
     (tmp_path / "vllm" / "distributed").mkdir(parents=True)

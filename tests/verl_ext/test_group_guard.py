@@ -113,7 +113,7 @@ def test_a_group_that_waits_for_a_later_step_belongs_to_that_one() -> None:
 
 
 def test_a_group_that_is_finished_between_two_steps_belongs_to_the_second() -> None:
-    """verl's asynchronous trainers look for finished groups before they take a batch."""
+    """verl's asynchronous trainers count finished groups before they take a batch."""
     book = ledger()
     book.add("first", MIXED)
     book.settle(trained=["first"], waiting=[])

@@ -71,7 +71,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> 
 
 
 def cpu_server(model: Path, tokenizer: Any, *, response: int) -> Any:
-    """The CPU rollout server of a run, in this process."""
+    """Make the CPU rollout server of a run in this process."""
     from verl_ext.rollout_cpu import CpuServer
 
     rollout = SimpleNamespace(
@@ -89,7 +89,7 @@ def loop_of(
     kind: str = "HarnessAgentLoop",
     response: int = 200,
 ) -> Any:
-    """An agent loop as verl makes it."""
+    """Make an agent loop as verl does."""
     from omegaconf import OmegaConf
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -115,7 +115,7 @@ def loop_of(
 
 
 def loop_in_turns(loop: type) -> type:
-    """Our loop with its observations as turns of the role ``tool``, which it cannot write itself; the gateway's renderer does."""
+    """Make our loop write observations as turns of the role ``tool``, with the gateway's renderer."""
     from afm.harness import ChatRenderer
     from verl_ext.training_sample import ServerModel
 
@@ -201,7 +201,7 @@ async def test_a_program_is_trained_on_what_its_model_sampled(
 
 
 async def test_each_history_is_a_sequence_of_the_same_episode(play: Any) -> None:
-    """Turn 1 is shared by two continuations: it is trained once, in the first of them."""
+    """Two continuations share turn 1, which is trained once, in the first of them."""
     outputs = await play(FORKS)
     assert [output.extra_fields["credit"] for output in outputs] == [1.0, 1.0, 1.0]
     assert len({str(facts(output)) for output in outputs}) == 1
@@ -219,7 +219,7 @@ async def test_each_history_is_a_sequence_of_the_same_episode(play: Any) -> None
 
 
 async def test_a_program_judges_itself_where_the_recipe_says_so(play: Any) -> None:
-    """Its file may hold more than a number; without a number there is no score."""
+    """Its file may hold more than a number. Without a number there is no score."""
     own = "ask(user('q')); open(os.environ['AFM_VERDICT'], 'w').write('{}')"
     harness = {"reward": "harness"}
     [output] = await play(
@@ -247,7 +247,7 @@ open(os.environ["AFM_VERDICT"], "w").write('{"answer": "25", "members": {"writer
 
 
 async def test_a_programs_members_have_their_own_part(play: Any) -> None:
-    """The planner has no verdict of its own, so that it has the episode's; both of its conversations are one part."""
+    """The planner has no verdict, so it gets the episode's. Its two conversations are one part."""
     outputs = await play(MEMBERS, harness={"by_member": "own"})
     parts = [output.extra_fields["member"] for output in outputs]
     assert [(part["member"], part["score"], part["own"]) for part in parts] == [
@@ -260,7 +260,7 @@ async def test_a_programs_members_have_their_own_part(play: Any) -> None:
 
 
 async def test_a_teams_conversations_are_sequences_of_its_members(play: Any, tmp_path: Path) -> None:
-    """A random model says nothing that can be used: the planner is asked three times, then the team gives up."""
+    """A random model gives no usable reply, so the planner is asked three times, and then the team gives up."""
     (tmp_path / "short.yaml").write_text("system: Plan.\nuser: '{{ question }}'\n")
     planner = {"model": "strong", "prompt": "short.yaml"}
     entry = {"class_name": "calculator.Calculator", "tool_schema": {"function": {"name": "code"}}}
@@ -315,7 +315,7 @@ async def test_a_program_that_fails_is_retried_and_never_scored(
 
 
 async def test_a_second_attempt_counts_alone(play: Any, tmp_path: Path) -> None:
-    """The first one crashed behind its first request, which nothing is trained on."""
+    """The first attempt crashed after its first request, and nothing is trained on it."""
     mark = tmp_path / "crashed"
     program = f"ask(user('q'))\nif not os.path.exists({str(mark)!r}):\n    open({str(mark)!r}, 'w'); os.abort()\nprint(25)"
     [output] = await play(program, harness={"retries": 1})
@@ -382,7 +382,7 @@ def test_each_episode_counts_once_in_its_group() -> None:
 
 @pytest.fixture(scope="module")
 def guessing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that half knows a sum, with its observation in tags and as a turn, so that episodes differ."""
+    """A model that half knows a sum, with its observation in tags and as a turn, so that its episodes differ."""
     from reciting import learn_by_heart
     from reciting_agent import recited
 
@@ -476,7 +476,7 @@ async def test_our_agent_as_an_outside_program_gives_the_same_samples_and_advant
 
 
 def advantages_of(outputs: list[Any], rows: list[dict[str, Any]]) -> list[float]:
-    """Of the first token of each sample, by verl's GRPO."""
+    """Return the advantage of each sample's first token, by verl's GRPO."""
     import numpy as np
     import torch
     from verl import DataProto
@@ -493,7 +493,7 @@ def advantages_of(outputs: list[Any], rows: list[dict[str, Any]]) -> list[float]
 
 
 async def test_an_evaluation_plays_the_same_program(tmp_path: Path, model_dir: Path) -> None:
-    """The first question is answered; the program fails at the second, which has no score and is no 0."""
+    """The program answers the first question and fails at the second, which gets no score instead of 0."""
     from afm.evaluation.config import load_config
     from afm.evaluation.job import run_job
     from afm.trajectory.io import read_records as records_of
@@ -532,9 +532,9 @@ async def test_an_evaluation_plays_the_same_program(tmp_path: Path, model_dir: P
 def test_two_steps_of_afm_rl_train_the_model_behind_a_bare_program(
     tmp_path: Path, model_dir: Path, sandbox: bool
 ) -> None:
-    """The recipe's own program with the package `openai`; in the jail one that needs no package.
+    """Runs the recipe's program with the package `openai`, and in the jail a program that needs no package.
 
-    A random model solves nothing, so it is paid for ending early. Half of the episodes have two trajectories in the jail.
+    A random model solves nothing, so the reward is for a short episode. In the jail, half of the episodes have two trajectories.
     """
     from safetensors.torch import load_file
 
@@ -585,9 +585,9 @@ def test_two_steps_of_afm_rl_train_the_model_behind_a_bare_program(
 @pytest.mark.proof
 @pytest.mark.sandbox
 def test_two_steps_of_afm_rl_train_a_team(tmp_path: Path, model_dir: Path) -> None:
-    """No reply of a random model can be used: the planner is asked three times, in a conversation each.
+    """A random model gives no usable reply, so the planner is asked three times, each time in a new conversation.
 
-    The score is the overlong part alone. In each episode the planner says something else, so that it is trained.
+    The score is only the overlong part. The planner says something else in each episode, so it is trained.
     """
     from safetensors.torch import load_file
 
@@ -628,7 +628,7 @@ def test_two_steps_of_afm_rl_train_a_team(tmp_path: Path, model_dir: Path) -> No
 
 
 def test_a_recipe_with_a_harness_composes_for_estimators_that_count_episodes(model_dir: Path) -> None:
-    """The watch over the run's processes reads its section whole: nothing else may be in it."""
+    """The watch over the run's processes takes every key of its section, so no other key may be in it."""
     from verl_ext.command import command
     from verl_ext.ray_watch import RayWatch
     from verl_ext.settings import load_settings

@@ -1,4 +1,4 @@
-"""Which episodes a training keeps, which a resumed one still has, and the advantages next to them."""
+"""Episodes that a training keeps, those that a resumed one still has, and the advantages next to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def names(file: Path) -> list[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Killed after step 3 while it wrote a line; the last checkpoint is that of step 2."""
+    """A run that was killed after step 3 while it wrote a line. Its last checkpoint is of step 2."""
     both = row("b", 2), row("validated", 2, validation=True)
     (tmp_path / STUCK_FILE).write_text(row("a", 1) + "junk\n" + "".join(both) + row("c", 3) + '{"id": "half')
     episodes_file(tmp_path, 2).parent.mkdir()

@@ -1,4 +1,4 @@
-"""What a person is told when a training has ended before its time."""
+"""Messages about a training that ended early."""
 
 import json
 import zipfile
@@ -41,7 +41,7 @@ def metrics(folder: Path, *steps: int) -> None:
 
 @pytest.fixture
 def explained(run: Run, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What a person is told of the end of the trainer."""
+    """Return the message about the end of the trainer."""
 
     def explain(status: int = 1, log_begins: int = 0) -> str:
         run._explain(status, log_begins)

@@ -66,7 +66,7 @@ def test_lines_are_copied_as_they_come_and_never_in_halves(tmp_path: Path) -> No
 
 @pytest.fixture
 def log(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
-    """Starts after a step, with what the engine then logs: rewards by step."""
+    """Start after a step, with the rewards that the engine then logs, by step."""
 
     def follow(resume_step: int, scores: dict[int, float]) -> list[dict[str, Any]]:
         started = MetricsLog(tmp_path, resume_step=resume_step)

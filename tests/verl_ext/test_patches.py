@@ -57,13 +57,13 @@ def test_another_release_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def apply_to_trainer(patch: Patch, trainer: type) -> None:
-    """Apply a patch of verl's trainer to a class that stands for it."""
+    """Apply a patch of verl's trainer to a class that replaces the trainer."""
     patch.apply(SimpleNamespace(PPOTrainer=trainer, __name__="verl"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("every", "saved"), [(2, []), (3, [4]), (-1, [4])])
 def test_a_checkpoint_that_is_asked_for_is_saved_once(tmp_path: Path, every: int, saved: list[int]) -> None:
-    """In step 4; where ``save_freq`` plans one for that step anyway, verl saves it."""
+    """The request is in step 4. If ``save_freq`` plans a checkpoint for that step, verl saves it."""
     keys = SimpleNamespace(default_local_dir=str(tmp_path / "checkpoints"), save_freq=every)
 
     class Trainer:
@@ -103,7 +103,7 @@ def test_patching_twice_is_patching_once() -> None:
 
 @pytest.mark.parametrize(("path", "mean"), [("pkg://verl_ext.sampler", 0.5), (None, 0.25)])
 def test_a_validation_is_averaged_over_the_samples_that_have_a_score(path: str | None, mean: float) -> None:
-    """Two of four were judged, one right: 1/2 with our sampler, which leaves the others out; verl's own says 1/4."""
+    """Two of four have a score, one of them 1: the mean is 1/2 with our sampler, and 1/4 with verl's."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1 import trainer_base
 
@@ -123,7 +123,7 @@ def test_a_validation_is_averaged_over_the_samples_that_have_a_score(path: str |
 def test_a_save_that_ends_before_the_queue_is_whole_for_a_synchronous_trainer_only(
     tmp_path: Path, mode: str, expected: int
 ) -> None:
-    """Killed after ``data.pt``, in step 4; step 2 was saved to its end."""
+    """The run was killed after ``data.pt`` of step 4. The save of step 2 is complete."""
     import torch
     from omegaconf import OmegaConf
 

@@ -26,7 +26,7 @@ Start = Callable[[str], tuple[subprocess.Popen[str], str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a program and reads its first line; what is left of it ends with the test."""
+    """Start a program and read its first line. Its remaining processes end with the test."""
     started: list[subprocess.Popen[str]] = []
 
     def run(code: str) -> tuple[subprocess.Popen[str], str]:
@@ -83,7 +83,7 @@ def scratch(folder: Path, name: str) -> Path:
 
 
 def train_for(seconds: float, folder: Path) -> str:
-    """A program that trains in a folder for a while."""
+    """Return a program that trains in a folder for some seconds."""
     return (
         "from verl_ext.processes import *; import pathlib, time\n"
         f"ProcessBook(pathlib.Path({str(folder)!r}) / 'p.json').claim(pathlib.Path('/nowhere'))\n"

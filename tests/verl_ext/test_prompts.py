@@ -1,4 +1,4 @@
-"""Prompts of a run: its rows' or a file's, against the record of the model, and what is kept of them."""
+"""Prompts of a run: from rows or a file, against the record of the model, and as kept with the run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def record(*prompts: str) -> PromptRecord:
 
 
 def counts(of: PromptRecord | None) -> dict[str, int]:
-    """Rows by the user's turn."""
+    """Count rows by the user's turn."""
     assert of is not None
     return {template.user: template.rows for template in of.templates}
 

@@ -35,7 +35,7 @@ def queue() -> Iterator[Any]:
 
 @pytest.fixture
 def put(queue: Any) -> Iterator[Callable[..., None]]:
-    """Puts a finished group: one value of ``acc`` a sample, ``None`` for an abstention."""
+    """Put a finished group: one value of ``acc`` per sample, ``None`` for an abstention."""
     import torch
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -98,7 +98,7 @@ def sampler(
 
 
 def alike(put: Any, value: float) -> Callable[[int], None]:
-    """Refills with groups that teach nothing."""
+    """Refill with groups without a signal."""
     numbers = itertools.count()
 
     def refill(count: int) -> None:
@@ -313,7 +313,7 @@ def test_an_episode_that_failed_ends_the_run_with_its_reason(put: Any, tmp_path:
 
 
 def test_as_many_episodes_as_allowed_may_fail_and_are_not_trained_on(put: Any, tmp_path: Path) -> None:
-    """1 % of 6 is none, so one may."""
+    """1 % of 6 rounds to 0, so the minimum of one applies."""
     buffer = sampler(tmp_path)
     for step in (1, 2):
         put(f"a{step}", 1, 0, None, step=step, failed="episode 1/a/2: KeyError: 'x'")
@@ -344,7 +344,7 @@ def test_more_failed_episodes_than_allowed_end_the_run_and_the_first_are_named(
 def test_groups_that_are_rolled_out_to_refill_a_step_may_fail_as_often_as_others(
     put: Any, tmp_path: Path
 ) -> None:
-    """6 episodes are planned and 226 rolled out: 2 may fail."""
+    """6 episodes are planned and 226 are rolled out, so 2 may fail."""
     for uid in "ab":
         put(uid, None, *[0] * 109, failed="episode 1/a/1: KeyError: 'x'")
     for uid in "cd":
@@ -382,7 +382,7 @@ def test_a_validation_leaves_out_what_the_reward_abstained_on(put: Any, tmp_path
 def test_groups_rolled_out_ahead_are_counted_in_the_step_that_trains_on_them(
     put: Any, tmp_path: Path
 ) -> None:
-    """Whether they were seen in the step before, by a validation between the two, or by verl's own look."""
+    """This holds if the step before saw them, a validation between the two, or verl's own count."""
     buffer = sampler(tmp_path, mode="colocate_async")
     for uid in ("a", "b", "ahead"):
         put(uid, 1, 0, 0)

@@ -106,7 +106,7 @@ async def test_what_an_engine_samples_beyond_a_stop_string_is_cut(
 async def test_a_stop_string_in_many_small_tokens_far_from_the_end_is_seen(
     model: Any, said: Any, tokenizer: Any
 ) -> None:
-    """SGLang looks at the tokens of its own encoding and one more: these are more, and it goes on."""
+    """SGLang checks as many tokens as its own encoding has, and one more. These are more, so it continues."""
     pieces = [tokenizer.encode(character, add_special_tokens=False) for character in "<code>1</code>"]
     begin = [token for piece in pieces for token in piece]
     ids = [*begin, *tokenizer.encode(" 12" * 40, add_special_tokens=False)]
@@ -136,7 +136,7 @@ def test_an_episode_has_the_room_of_its_engine_and_sglang_keeps_the_last_tokens(
 async def test_an_episode_ends_before_sglang_would_refuse_its_prompt(
     serve: Any, scripted: Any, said: Any, fill: int
 ) -> None:
-    """A context of 60 tokens takes inputs of at most 53: 60 - 6 or more are refused."""
+    """A context of 60 tokens accepts inputs of at most 53. It rejects 60 - 6 or more."""
     servers = scripted([said("1")])
     rollout = SimpleNamespace(name="sglang", prompt_length=30, response_length=30, max_model_len=60)
     episode = serve(servers, engine="sglang", context_tokens=room_of(rollout))
@@ -148,7 +148,7 @@ async def test_an_episode_ends_before_sglang_would_refuse_its_prompt(
 
 
 class StoppingServer:
-    """Stops as vLLM and SGLang do: at a stop string within what it samples for this request."""
+    """Stops as vLLM and SGLang do: at a stop string in the new text of a request."""
 
     def __init__(self, said: Sequence[Sequence[int]], cut: int, decode: Any) -> None:
         self.left = [list(ids) for ids in said]
@@ -177,7 +177,7 @@ class StoppingServer:
 
 
 def resuming_client(server: StoppingServer) -> Any:
-    """verl's own client of asynchronous trainers, with one server and no Ray."""
+    """Return verl's own client of asynchronous trainers, with one server and without Ray."""
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 
     class Client(FullyAsyncLLMServerClient):
@@ -196,7 +196,7 @@ def resuming_client(server: StoppingServer) -> Any:
 async def test_an_update_of_the_weights_inside_a_closing_tag_changes_nothing(
     serve: Any, tokenizer: Any, back: int
 ) -> None:
-    """The abort falls ``back`` tokens before the end of ``</code>``; the model then goes on as if it had not stopped."""
+    """The abort comes ``back`` tokens before the end of ``</code>``. The model then continues as if it had not stopped."""
     call, answer = "<code>print(12+13)</code>", "<answer>25</answer>"
     more = "\n<observation>12</observation><think>so</think>"
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in (call, call + more, answer)]
@@ -211,7 +211,7 @@ async def test_an_update_of_the_weights_inside_a_closing_tag_changes_nothing(
 
 
 async def test_no_generation_outlives_an_episode_that_ran_out_of_time(serve: Any) -> None:
-    """A cancelled wait for a Ray actor does not reach it: engines that are put to sleep must be idle."""
+    """A cancelled wait does not cancel the Ray actor's work, and engines must be idle before they sleep."""
     done = []
 
     async def generation(ids: list[int]) -> Any:

@@ -67,7 +67,7 @@ def test_what_an_override_broke_is_blamed_on_it(
 
 
 def test_worker_processes_read_their_part_of_the_same_file(tmp_path: Path) -> None:
-    """A user of stock verl writes no more than that."""
+    """A user of stock verl only writes that part."""
     path = write(tmp_path, MINIMAL.replace("model: some/model", "") + "verl: {a: 1}\nplatform: cpu\n")
     assert load_episode_settings(path).agent == "math"
     settings = load_episode_settings(write(tmp_path, "agent: code\n"))

@@ -1,4 +1,4 @@
-"""A checkpoint is loaded by another number of training workers than the one that stored it."""
+"""Loading a checkpoint with another number of training workers than stored it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A user of stock verl: its own configuration and data format, with our loop, tools and reward switched on one by one."""
+"""Stock verl with its own configuration and data format, and our loop, tools and reward turned on one by one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that knows by heart how each of the three loops wants to be answered."""
+    """A model that has learned the format of each of the three loops by heart."""
     folder = tmp_path_factory.mktemp("reciting")
     train_tokenizer(["".join(piece for piece, _ in text) for text in TEXTS] * 5, folder, vocab_size=320)
     create_tiny_model(folder, folder, hidden_size=64, layers=2, heads=4, mlp=128)
@@ -73,7 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_rows(path: Path, *kinds: dict[str, str]) -> None:
-    """Rows as verl's own examples have them; ``data_source`` is one that verl's own reward knows."""
+    """Write rows like those of verl's examples. verl's own reward knows their ``data_source``."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -92,7 +92,7 @@ def write_rows(path: Path, *kinds: dict[str, str]) -> None:
 
 
 def stock(folder: Path, model: Path) -> dict[str, Any]:
-    """What a user of stock verl sets anyway, in the words of verl's examples (GRPO on GSM8K), made small."""
+    """Return the keys of verl's examples (GRPO on GSM8K) with small sizes."""
     return {
         "algorithm.adv_estimator": "grpo",
         "data.train_files": str(folder / "train.parquet"),
@@ -147,7 +147,7 @@ def our_reward(folder: Path) -> dict[str, Any]:
 
 
 def cpu(folder: Path, model: Path, scratch: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Keys and variables that a machine without an accelerator needs: those `afm rl` sets."""
+    """Return the keys and variables that `afm rl` sets on a machine without an accelerator."""
     common = {"agent": "math", "model": str(model), "output_dir": folder, "train_files": ["unused"]}
     on_cpu, on_gpu = (RlSettings.model_validate({**common, "platform": name}) for name in ("cpu", "gpu"))
     usual = default_overrides(on_gpu)
@@ -156,7 +156,7 @@ def cpu(folder: Path, model: Path, scratch: Path) -> tuple[dict[str, Any], dict[
 
 
 def finished(words: list[str], variables: dict[str, str]) -> tuple[int, str]:
-    """Exit status and output of a training; whatever it started is gone afterwards."""
+    """Return exit status and output of a training, and end everything that it started."""
     process = subprocess.Popen(
         words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables
     )
@@ -170,7 +170,7 @@ def finished(words: list[str], variables: dict[str, str]) -> tuple[int, str]:
 
 
 def train(folder: Path, model: Path, *switches: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """One step of ``verl.trainer.main_ppo``: metrics and output."""
+    """Run one step of ``verl.trainer.main_ppo``, and return its metrics and output."""
     with scratch_folder() as scratch:
         keys, variables = cpu(folder, model, scratch)
         overrides = stock(folder, model) | keys
@@ -224,7 +224,7 @@ ONE_BY_ONE = pytest.mark.skipif(
 def test_stock_verl_trains_with_what_is_switched_on(
     tmp_path: Path, model: Path, kinds: list[dict[str, str]], names: list[str], score: float, turns: float
 ) -> None:
-    """verl's own reward wants ``#### 25`` and finds nothing; each tool call makes two turns more."""
+    """verl's own reward expects ``#### 25``, so it scores 0. Each tool call adds two turns."""
     write_rows(tmp_path / "train.parquet", *kinds)
     metrics, output = train(tmp_path, model, *(SWITCHES[name](tmp_path) for name in names))
     assert metrics["critic/score/mean"] == pytest.approx(score)

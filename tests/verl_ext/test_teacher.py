@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Queue:
-    """Holds jagged fields as verl's transfer queue hands them out."""
+    """Returns jagged fields as verl's transfer queue does."""
 
     def __init__(self, **fields: list[list[float]]) -> None:
         self.fields = {

@@ -21,7 +21,7 @@ CODE = ROOT / "configs/tools/code_executor.yaml"
 
 
 class Echo:
-    """Says what it was called with, and what the episode is after."""
+    """Returns its argument and the question of the episode."""
 
     name = "echo"
 

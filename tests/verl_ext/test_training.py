@@ -1,4 +1,4 @@
-"""Real steps of verl on a freshly made model: weights move, probabilities agree, a killed run goes on."""
+"""Real steps of verl on a new random model: weights change, probabilities agree, a killed run continues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def settings(folder: Path, model: Path) -> dict[str, Any]:
     """PPO with its critic (DAPO is what the quickstart runs).
 
-    A random model never solves anything, so it is paid for ending early: that reward differs at once.
+    A random model never solves a question, so the reward is for a short episode, which differs from the first step on.
     """
     tiny = load_settings(ROOT / "configs/tiny/rl/mhqa_ppo.yaml").model_dump(mode="json", exclude_unset=True)
     verl = tiny["verl"]
@@ -75,7 +75,7 @@ def settings(folder: Path, model: Path) -> dict[str, Any]:
 
 
 def write_rows(path: Path, count: int = 64) -> None:
-    """Mathematics and programs in turn."""
+    """Write rows of mathematics and of programs in turn."""
 
     def task(number: int) -> Task:
         of_code = {"data_source": "codeforces", "ability": "code"}
@@ -118,9 +118,9 @@ def wait_for_first_step(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="module")
 def trained(config: Path) -> tuple[Path, str]:
-    """A run whose launcher is killed after its first step and started again: folder, second output.
+    """A run whose launcher was killed after its first step and started again: its folder and second output.
 
-    The checkpoint it goes on from was asked for; the plan has none before the second step.
+    It continues from a requested checkpoint, because none is planned before the second step.
     """
     adopt_orphans()  # of the killed launcher and of Ray, so that no run of another process is taken for this one
     before = descendants(os.getpid())
@@ -203,7 +203,7 @@ def test_a_finished_run_says_so(trained: tuple[Path, str], config: Path, capsys:
 def test_a_last_step_that_nobody_watched_is_taken_over(
     trained: tuple[Path, str], config: Path, capsys: Any
 ) -> None:
-    """The trainer's processes die a moment after a killed `afm rl`, time enough for a step and its checkpoint."""
+    """The trainer's processes outlive a killed `afm rl` for a moment, which is enough for a step and its checkpoint."""
     folder, metrics = trained[0], trained[0] / "metrics.jsonl"
     before = metrics.read_text()
     metrics.write_text("".join(before.splitlines(keepends=True)[:-1]))
@@ -271,7 +271,7 @@ def test_a_validation_is_told_apart(trained: tuple[Path, str]) -> None:
 
 
 def twin(config: Path, script: str, folder: Path, *overrides: str, **variables: str) -> subprocess.Popen[str]:
-    """Start the CPU twin of a recipe as a person would, on a fresh model."""
+    """Start the CPU twin of a recipe as a user does, on a new model."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables |= {"MODEL": str(config.parent / "model"), "PATH": path}
     words = [f"train_files={config.parent / 'rl.parquet'}", f"output_dir={folder}", *overrides]

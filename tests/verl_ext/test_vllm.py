@@ -79,7 +79,7 @@ def train(config: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 def follow(process: subprocess.Popen[str], begin: str) -> list[str]:
-    """Lines up to the first that begins so."""
+    """Return the lines up to the first that begins with ``begin``."""
     lines: list[str] = []
     while not lines or (lines[-1] and not lines[-1].startswith(begin)):
         lines.append(process.stdout.readline())  # type: ignore[union-attr]
@@ -100,16 +100,16 @@ def engine_processes(process: subprocess.Popen[str], title: str) -> list[psutil.
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """Metrics of each training step; a validation before the first has a row of its own."""
+    """Return the metrics of each training step, without the row of a validation before the first."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["step"]]
 
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> tuple[Path, str, float, str]:
-    """Three starts of one run: its engine is killed, then its launcher, then it ends.
+    """Three starts of one run: its engine is killed, then its launcher is killed, then it finishes.
 
-    Returns the folder, the output of the first start after the kill, the seconds that it took, and the last output.
+    Returns the folder, the output of the first start after the kill, the seconds until its end, and the last output.
     """
     config = write_config(folder, "run", "vllm")
     process = train(config)
@@ -142,20 +142,20 @@ def test_the_run_goes_on_from_its_checkpoints(trained: tuple[Path, str, float, s
 
 
 def test_the_engine_samples_what_the_trainer_trains_on(trained: tuple[Path, str, float, str]) -> None:
-    """New weights arrived after each step: with old ones the probabilities would differ by far more."""
+    """New weights arrive after each step. With old ones the probabilities would differ by far more."""
     for row in rows(trained[0]):
         assert row["token_drift"] == 0
         assert 0 < row["probs_diff_max"] < 1e-4
 
 
 def validated(run: Path) -> dict[str, Record]:
-    """The greedy episodes of the validation before the first step."""
+    """Return the greedy episodes of the validation before the first step."""
     records = read_records(episodes_file(run, 0))
     return {record.question: record for record in records if record.provenance.get("validation")}
 
 
 def test_greedy_episodes_are_those_of_our_engine(folder: Path, trained: tuple[Path, str, float, str]) -> None:
-    """Tokens and masks exactly, log-probabilities within 1e-4; what does not fit and what nobody taught included."""
+    """Tokens and masks are equal, and log-probabilities within 1e-4, also for long and unknown questions."""
     whole(write_config(folder, "ours", "afm_cpu", total_training_steps=1))
     theirs, ours = validated(trained[0]), validated(folder / "ours")
     assert len(ours) == 9
@@ -180,7 +180,7 @@ def test_greedy_episodes_are_those_of_our_engine(folder: Path, trained: tuple[Pa
 
 
 def test_forty_asynchronous_steps_with_aborted_episodes(folder: Path) -> None:
-    """Episodes that a weight update broke off go on with the new weights, and no token drifts."""
+    """Episodes that a weight update aborts continue with the new weights, and no token drifts."""
     config = write_config(
         folder,
         "ahead",

@@ -1,4 +1,4 @@
-"""What vLLM serves has the fingerprints of what the trainer has: fused and split matrices, padded embeddings, adapters."""
+"""vLLM's weights have the trainer's fingerprints: fused and split matrices, padded embeddings, adapters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def layer(kind: type[torch.nn.Module], rank: int, weight: torch.Tensor, **facts:
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_the_processes_of_an_engine_add_up_to_the_trainers_tensors(processes: int) -> None:
-    """Four heads and two key-value heads of size 2: four processes hold each key-value head twice."""
+    """With four heads and two key-value heads of size 2, four processes hold each key-value head twice."""
     sizes = {
         "q": (8, 6),
         "k": (4, 6),

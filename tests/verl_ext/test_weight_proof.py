@@ -116,7 +116,7 @@ def trainer(model_dir: Path) -> Any:
 
 
 def moved(module: Any) -> dict[str, torch.Tensor]:
-    """The trained parameters after a step, as verl sends them."""
+    """Return the trained parameters after a step, as verl sends them."""
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.requires_grad:
@@ -159,7 +159,7 @@ def test_a_sync_that_loses_weights_is_noticed(server: Any, trainer: Any, fault: 
 
 @pytest.mark.parametrize("fault", ["none", "not sent", "not merged"])
 def test_an_adapter_that_is_not_delivered_is_noticed(server: Any, trainer: Any, fault: str) -> None:
-    """The engine holds the adapter in its matrices: log-probabilities are those of peft's model."""
+    """The engine merges the adapter into its matrices, and its log-probabilities equal those of peft's model."""
     from peft import LoraConfig, get_peft_model
 
     adapted = get_peft_model(trainer, LoraConfig(r=2, lora_alpha=6, target_modules="all-linear"))
@@ -205,7 +205,7 @@ def test_an_adapter_of_another_kind_is_refused(server: Any) -> None:
 def test_a_run_that_loses_an_adapter_ends_at_that_step(
     tmp_path: Path, model_dir: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LoRA with a real trainer and engine; ``lost_sync`` keeps trained adapters from leaving the trainer."""
+    """Uses LoRA with a real trainer and engine. ``lost_sync`` keeps trained adapters from leaving the trainer."""
     from verl_ext.launcher import run_rl
 
     agent = load_agent(str(ROOT / "configs/tiny/agents/math.yaml"))
