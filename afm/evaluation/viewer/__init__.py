@@ -1,6 +1,6 @@
-"""A local page over any number of episodes: indexed, searchable, read one by one or side by side.
+"""A local page over any number of episodes, with an index, search, and comparison of two episodes.
 
-:mod:`afm.evaluation.viewer.server` is what needs FastAPI; the rest is SQLite and JSON lines.
+Only :mod:`afm.evaluation.viewer.server` needs FastAPI. The rest uses SQLite and JSON lines.
 """
 
 from afm.evaluation.viewer.index import EpisodeIndex

@@ -1,6 +1,6 @@
-"""A run as a static folder to share: the viewer's page, with a part of the run's episodes as data.
+"""A run as a static folder to share: the page of the viewer, with episodes of the run as data.
 
-The data are scripts, because a page that is opened from a file cannot fetch.
+The data files are scripts, because a page that is opened from a disk cannot fetch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from afm.evaluation.viewer.server import PAGE, POLICY, assets
 from afm.runs.atomic import replace_text
 
 MAX_EPISODES = 2000
-"""Default limit on the episodes of a bundle."""
+"""Default limit on the episodes in a bundle."""
 
 _INDEX = "index.html"
 _CHUNK = 25
@@ -32,18 +32,18 @@ _HOME = "~"
 def write_bundle(
     index: EpisodeIndex, out: Path, hide: Callable[[str], str], *, max_episodes: int = MAX_EPISODES
 ) -> list[str]:
-    """Write the run of an up-to-date index into the folder ``out``. Its page is ``out/index.html``.
+    """Write the run of an up-to-date index into the folder ``out``. The page is ``out/index.html``.
 
     Args:
-        hide: Removes secrets from a text. It is applied to every text that is written.
-        max_episodes: Limit on the episodes. Every file gets an equal share, its first episodes.
+        hide: Removes secrets from a text. It is applied to every text in the bundle.
+        max_episodes: Limit on the episodes. Every file gets an equal share of its first episodes.
 
     Returns:
-        One sentence for each thing that was left out. The page lists the same.
+        One sentence for each part that was left out. The page lists the same.
 
     Raises:
         UsageError: ``out`` holds other files, or is the run itself.
-        DataError: There is nothing to write, or a file changed since it was indexed.
+        DataError: There are no episodes and no logs, or a file changed since it was indexed.
     """
     _check(index, out)
     for old in out.glob("data/*.js"):
@@ -73,9 +73,9 @@ def write_bundle(
     long_logs = [log["name"] for log in logs if log["begin"]]
     left_out += ["Tokens, masks and log-probabilities."] if has_tokens else []
     left_out += [
-        f"The beginning of {name}: its last {LOG_PIECE_BYTES >> 10} KiB are here." for name in long_logs
+        f"The beginning of {name}: only its last {LOG_PIECE_BYTES >> 10} KiB are kept." for name in long_logs
     ]
-    left_out += ["Full-text search of responses: the search looks at questions and answers."]
+    left_out += ["Full-text search in responses: the search covers questions and answers."]
     data = {
         "name": root.name,
         "chunk": _CHUNK,
@@ -92,17 +92,19 @@ def write_bundle(
 
 
 def _check(index: EpisodeIndex, out: Path) -> None:
-    """Refuse a folder whose files would be lost."""
+    """Raise an error if files in the folder would be lost."""
     if out.exists() and (
         not out.is_dir() or (any(out.iterdir()) and not (out / "data" / "run.js").is_file())
     ):
-        raise UsageError(f"--bundle {out}: holds other files; name a new folder, or one of an earlier bundle")
+        raise UsageError(
+            f"--bundle {out}: holds other files; expected a new folder, or that of an earlier bundle"
+        )
 
 
 def _choose(
     connection: Any, table: list[dict[str, Any]], max_episodes: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of the episodes to write, and a sentence for each file of which some are left out."""
+    """Return the rows of the episodes to write, and a sentence for each file with fewer than all episodes."""
     share = max(1, max_episodes // max(1, len(table)))
     chosen: list[dict[str, Any]] = []
     left_out = []
@@ -125,7 +127,7 @@ def _choose(
 
 
 class _Hider:
-    """Removes secrets and the name of the home folder from texts and from all texts of a JSON value."""
+    """Removes secrets and the path of the home folder from texts and JSON values."""
 
     def __init__(self, hide: Callable[[str], str]) -> None:
         self._hide = hide
@@ -137,7 +139,7 @@ class _Hider:
         return hidden.replace(self._home, _HOME) if self._home else hidden
 
     def within(self, value: Any) -> Any:
-        """``value`` with secrets removed from every text. Numeric keys become text, NaN and infinity ``None``."""
+        """Return ``value`` without secrets in its texts. Keys become text, NaN and infinity ``None``."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, float) and not math.isfinite(value):
@@ -150,14 +152,14 @@ class _Hider:
 
 
 def _write(path: Path, name: str, value: Any) -> None:
-    text = json.dumps(value, default=str, allow_nan=False)  # ASCII, which every encoding reads alike
+    text = json.dumps(value, default=str, allow_nan=False)  # ASCII, which is the same in every encoding
     replace_text(path, f"AFM_BUNDLE.take({json.dumps(name)}, {text});\n")
 
 
 def _write_page(out: Path) -> None:
     texts = assets()
     page = texts.pop(PAGE)
-    # A page that is opened from a file has no origin, so 'self' matches nothing there.
+    # A page that is opened from a disk has no origin, so 'self' matches nothing there.
     policy = POLICY.replace("'self'", "'self' file:").replace(
         "connect-src 'self' file:", "connect-src 'none'"
     )

@@ -1,4 +1,4 @@
-"""One episode as the page shows it (blocks, verdict, tokens, its agent), and what the index takes from one."""
+"""One episode for the page (blocks, verdict, tokens, messages), and the parts of an episode that the index holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from afm.trajectory.record import Record
 from afm.trajectory.tags import Author, Segment
 
 Decode = Callable[[Sequence[int]], str]
-"""Text of token ids."""
+"""Turns token ids into text."""
 
 _AS_RECORDED = {"id", "agent", "model", "question", "verdict", "stop", "cost", "kept", "reason", "error"}
 _MAX_TOKENS = 40_000
@@ -33,7 +33,7 @@ _FOLDERS_UP = 4
 
 
 def read_episode(path: str, start: int, length: int) -> Record:
-    """The record at an offset of a file.
+    """Read the record at an offset of a file.
 
     Raises:
         DataError: The file changed since it was indexed.
@@ -45,12 +45,13 @@ def read_episode(path: str, start: int, length: int) -> Record:
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise DataError(
-            f"cannot be read at byte {start}: {first}; was the file changed?", path=path
+            f"cannot be read at byte {start}: {first}; the file may have changed since it was indexed",
+            path=path,
         ) from None
 
 
 def episode_view(record: Record, path: str) -> dict[str, Any]:
-    """What the page needs of an episode, as JSON."""
+    """Return an episode for the page, as JSON."""
     spec = agent_of(path, record.agent, record.agent_digest)
     return record.model_dump(include=_AS_RECORDED) | {
         "prompt": spec.user_message(record.question) if spec else "",
@@ -67,10 +68,10 @@ def episode_view(record: Record, path: str) -> dict[str, Any]:
 
 
 def token_view(record: Record, decode: Decode | None, advantages: Any = None) -> list[dict[str, Any]]:
-    """Each token of the response: id, text, whether it is trained on, log-probability and advantage.
+    """Return each token of the response: id, text, whether it is trained on, log-probability and advantage.
 
-    Without a tokenizer the text is the id. A character whose bytes are spread over several tokens is the text of the last
-    one. An end token has the empty text.
+    Without a tokenizer the text is the id. If the bytes of a character are spread over several tokens, the last of them
+    has the character. An end token has an empty text.
 
     Args:
         advantages: One number for all tokens of the agent, or a list with one number per token.
@@ -92,7 +93,7 @@ def token_view(record: Record, decode: Decode | None, advantages: Any = None) ->
 
 
 def _for_each(numbers: Any, tokens: int) -> list[float | None]:
-    """An advantage per token from one number or a list. Anything else gives ``None``."""
+    """Return an advantage per token from one number or a list, ``None`` for anything else."""
     several = numbers if isinstance(numbers, list) else [numbers] * tokens
     known = [_finite(number) for number in several[:tokens]]
     return known + [None] * (tokens - len(known))
@@ -120,9 +121,9 @@ def _blocks(record: Record, spec: AgentSpec | None) -> Iterator[dict[str, Any]]:
 
 @lru_cache(maxsize=256)
 def agent_of(path: str, name: str, digest: str) -> AgentSpec | None:
-    """The agent of an episode, from the folder of its file, a folder above it, or the shipped agents.
+    """Return the agent of an episode, from the folder of its file, a folder above it, or the shipped agents.
 
-    The page needs its roles only. So an agent of the same name with another digest is better than no agent.
+    The page only needs its roles. So an agent of the same name with another digest is better than no agent.
     """
     folders = Path(path).resolve().parents[:_FOLDERS_UP]
     own = f"{MODEL_AGENTS_DIR}/{name}.yaml"
@@ -142,7 +143,7 @@ def agent_of(path: str, name: str, digest: str) -> AgentSpec | None:
 
 
 def _of_evaluation(manifest: Path, name: str) -> AgentSpec | None:
-    """The agent of that name in the manifest of an evaluation, if there is one."""
+    """Return the agent of that name in the manifest of an evaluation, if there is one."""
     try:
         agents = agents_of(read_manifest(manifest)) if manifest.is_file() else None
     except DataError:
@@ -156,11 +157,11 @@ def _text(value: Any) -> str:
 
 _MAX_SUM = 1 << 62
 LINE_CHARS = 120
-"""Of answers in lists."""
+"""Limit on the characters of answers in lists."""
 
 
 def read_row(line: bytes) -> dict[str, Any] | None:
-    """The episode of a line, ``None`` where it holds none."""
+    """Return the episode of a line, ``None`` if the line is no episode."""
     try:
         row = json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -169,7 +170,7 @@ def read_row(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_sound(row: Any) -> bool:
-    """Whether what the index reads of a line has the types of an episode; nothing else of it is looked at."""
+    """Whether the parts that the index reads have the types of an episode. Other parts are not checked."""
     if not isinstance(row, dict) or not isinstance(row.get("segments"), list):
         return False
     parts = (row.get("verdict") or {}, row.get("cost") or {})
@@ -181,13 +182,13 @@ def _is_sound(row: Any) -> bool:
 
 
 def is_storable(figure: Any) -> bool:
-    """Whether SQLite has room for a figure."""
+    """Whether SQLite can hold a figure."""
     return isinstance(figure, float) or (isinstance(figure, int) and abs(figure) < 1 << 63)
 
 
 @dataclass(slots=True)
 class FileSums:
-    """What a file's line in the table of files adds up, of the episodes of one piece."""
+    """Sums over the episodes of a piece of a file, for its row in the table of files."""
 
     episodes: int = 0
     scored: int = 0
@@ -213,7 +214,7 @@ class FileSums:
         self.model = self.model or storable(str(row.get("model") or ""))
 
     def save(self, connection: sqlite3.Connection, number: int) -> None:
-        """Add to what the table has; agent and model are those of the first episode."""
+        """Add the sums to the table. Agent and model are those of the first episode."""
         figures = (
             self.episodes,
             self.scored,
@@ -257,7 +258,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def answer_line(row: dict[str, Any], path: str) -> str:
-    """The answer in the last text that the agent wrote; empty without one, and where the agent is not known."""
+    """Return the answer in the last text of the agent. Empty without an answer or a known agent."""
     texts = (
         part
         for part in reversed(row["segments"])
@@ -272,25 +273,25 @@ def answer_line(row: dict[str, Any], path: str) -> str:
 
 
 def expected_line(ground_truth: Any) -> str:
-    """A ground truth that fits into a line of a table: texts and numbers, or a list of them."""
+    """Return a ground truth as one line: texts and numbers, or a list of them. Empty for anything else."""
     parts = ground_truth if isinstance(ground_truth, list) else [ground_truth]
     simple = all(isinstance(part, str | int | float) for part in parts)
     return "; ".join(str(part)[:LINE_CHARS] for part in parts[:20]) if simple else ""
 
 
 def one_line(text: str, chars: int = LINE_CHARS) -> str:
-    """The beginning of a text without line breaks, as SQLite can hold it; an ellipsis where it was longer."""
+    """Return the beginning of a text without line breaks, in a form that SQLite can hold. An ellipsis marks a cut."""
     line = " ".join(text[: 8 * chars].split())
     return storable(line if len(line) <= chars and len(text) <= 8 * chars else f"{line[: chars - 1]}…")
 
 
 def storable(text: str) -> str:
-    """Half surrogate pairs, which JSON can hold and SQLite cannot, as question marks."""
+    """Replace half surrogate pairs, which SQLite cannot hold, by question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
 def verdict_word(verdict: dict[str, Any] | None, *, kept: bool) -> str:
-    """What a filter calls a verdict: passed, partly, failed, abstained, dropped or unjudged."""
+    """Return the word for a verdict in filters: passed, partly, failed, abstained, dropped or unjudged."""
     if not kept:
         return "dropped"
     if verdict is None:
@@ -302,6 +303,6 @@ def verdict_word(verdict: dict[str, Any] | None, *, kept: bool) -> str:
 
 
 def question_key(question: str) -> int:
-    """Equal for equal questions, whatever their white space; fits into SQLite's integers."""
+    """Return a 64-bit key that is equal for equal questions, whatever their white space."""
     digest = hashlib.blake2b(" ".join(question.split()).encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)

@@ -36,10 +36,10 @@ _KEYS = {"id", "agent", "segments"}
 
 
 def episode_files(path: Path) -> list[Path]:
-    """The file itself, or every JSONL file below a folder that begins with an episode, sorted by path.
+    """Return the file, or every JSONL file below a folder whose first line is an episode, sorted by path.
 
     Raises:
-        DataError: ``path`` is a file and holds no episodes, or there is no such path.
+        DataError: ``path`` does not exist, or is a file without episodes.
     """
     if path.is_dir():
         return sorted(file for file in _below(path) if _begins_with_episode(file))
@@ -50,7 +50,7 @@ def episode_files(path: Path) -> list[Path]:
     if path.stat().st_size and not _begins_with_episode(path):
         refuse_other_content(path)
         raise DataError(
-            "its first line is no episode; expected trajectory JSONL (`afm convert` reads other formats)",
+            "the first line is no episode; expected trajectory JSONL (`afm convert` reads other formats)",
             path=str(path),
             line=1,
         )
@@ -80,7 +80,7 @@ _TOOL_BITS = 62
 _TIMEOUT_S = 30.0
 
 NAMED = ("source", "verdict", "stop", "agent", "model", "file")
-"""Columns that hold the number of a name."""
+"""Columns that hold the numbers of names."""
 
 _SCHEMA = f"""
 CREATE TABLE about (version INTEGER, last INTEGER);
@@ -102,7 +102,7 @@ CREATE VIRTUAL TABLE texts USING fts5 (question, response, content='', tokenize=
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How much of the files is indexed; ``bad_lines`` hold no episode and are left out."""
+    """How much of the files is indexed. ``bad_lines`` are lines without an episode, which are skipped."""
 
     episodes: int
     files: int
@@ -114,14 +114,14 @@ class Progress:
 class EpisodeIndex:
     """The index of one file or folder.
 
-    One thread or process calls :meth:`refresh`; any number of others read through :meth:`connect`.
+    One thread or process calls :meth:`refresh`. Any number of others read through :meth:`connect`.
 
     Args:
-        path: A trajectory JSONL file, or a folder with some at any depth.
+        path: A trajectory JSONL file, or a folder with trajectory files at any depth.
         place: The SQLite file. An index of another version is replaced.
 
     Raises:
-        DataError: There is nothing at ``path``, or the file holds no episodes.
+        DataError: ``path`` does not exist, or the file holds no episodes.
     """
 
     def __init__(self, path: str | Path, place: str | Path) -> None:
@@ -132,13 +132,13 @@ class EpisodeIndex:
             self._make()
 
     def connect(self) -> sqlite3.Connection:
-        """A connection for reading; close it."""
+        """Open a connection for reading. The caller closes it."""
         connection = sqlite3.connect(f"file:{_quoted(self.place)}?mode=ro", uri=True, timeout=_TIMEOUT_S)
         connection.row_factory = sqlite3.Row
         return connection
 
     def refresh(self) -> Iterator[Progress]:
-        """Index what is new, a piece at a time; yields after each piece, so that pages show it."""
+        """Index new lines piece by piece. Yields after each piece, so that pages can show the progress."""
         with closing(self._writer()) as connection:
             statuses = [(file, file.stat()) for file in episode_files(self.path) if file.exists()]
             done = dict.fromkeys((file for file, _ in statuses), 0)
@@ -171,12 +171,12 @@ class EpisodeIndex:
     def _writer(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.place, timeout=_TIMEOUT_S)
         write_ahead(connection, timeout_s=_TIMEOUT_S)
-        connection.execute("PRAGMA synchronous = OFF")  # it can be made again from the files
+        connection.execute("PRAGMA synchronous = OFF")  # the index can be made again from the files
         return connection
 
 
 def _known(connection: sqlite3.Connection, file: Path, inode: int, size: int) -> tuple[int, int]:
-    """Number of a file, and the offset up to which it is indexed."""
+    """Return the number of a file, and the offset up to which it is indexed."""
     row = connection.execute("SELECT id, inode, indexed FROM files WHERE path = ?", (str(file),)).fetchone()
     if row is not None and row[1] == inode and row[2] <= size:
         return row[0], row[2]
@@ -190,7 +190,7 @@ def _known(connection: sqlite3.Connection, file: Path, inode: int, size: int) ->
 
 
 def _forget(connection: sqlite3.Connection, number: int) -> None:
-    """Remove a file's episodes. Their words stay in the full-text index, which finds nothing by them any more."""
+    """Remove the episodes of a file. Their words stay in the full-text index, but match no episode."""
     for kind in NAMED:
         connection.execute(
             f"UPDATE names SET episodes = episodes - (SELECT count(*) FROM episodes JOIN places USING (id) "
@@ -202,14 +202,14 @@ def _forget(connection: sqlite3.Connection, number: int) -> None:
 
 
 def _pieces(connection: sqlite3.Connection, file: Path, number: int, begin: int) -> Iterator[int]:
-    """Index whole lines from ``begin`` on, some megabytes in a transaction; yields the offset behind each piece."""
+    """Index whole lines from ``begin`` on, a few megabytes per transaction. Yields the offset after each piece."""
     names = _NameTable(connection)
-    last = connection.execute("SELECT last FROM about").fetchone()[0]  # a number is never used twice
+    last = connection.execute("SELECT last FROM about").fetchone()[0]  # numbers are never reused
     with file.open("rb") as lines:
         lines.seek(begin)
         while piece := lines.readlines(_BATCH_BYTES):
             if not piece[-1].endswith(b"\n"):
-                piece.pop()  # being written: it is read when it is whole
+                piece.pop()  # still being written: it is read once it is complete
             if not piece:
                 return
             with connection:
@@ -292,7 +292,7 @@ def _insert(
 
 
 class _NameTable:
-    """Numbers of names, with how many episodes bear each."""
+    """Numbers of names, with the number of episodes per name."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -303,7 +303,7 @@ class _NameTable:
         self._new: dict[int, int] = {}
 
     def number(self, kind: str, name: str) -> int:
-        """The number of a name. Each call counts one more episode with it."""
+        """Return the number of a name, and count one more episode with it."""
         number = self._numbers.get((kind, name))
         if number is None:
             query = "INSERT INTO names (kind, name) VALUES (?, ?)"
@@ -313,7 +313,7 @@ class _NameTable:
         return number
 
     def tool(self, name: str) -> int:
-        """The bit of a tool: its place among the tools in the order of their numbers."""
+        """Return the bit of a tool: its position among the tools, ordered by number."""
         return self._bits.setdefault(self.number("tool", name), len(self._bits))
 
     def save(self) -> None:

@@ -1,4 +1,4 @@
-"""Questions to an index: which episodes, how many, and what there is to filter by."""
+"""Queries of an index: episodes, counts, and the values of filters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORD = re.compile(r'"([^"]+)"|(\S+)')
 
 
 class Order(StrEnum):
-    """By what a list is sorted."""
+    """Order of a list of episodes."""
 
     FILE = "file"
     NEWEST = "newest"
@@ -40,12 +40,12 @@ _ORDERS = {
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What an episode must be to be listed; everything empty lists all.
+    """Conditions for episodes in a list. Empty filters list all.
 
     Attributes:
-        names: Wanted name by column of :data:`afm.evaluation.viewer.index.NAMED`, or ``tool``.
-        text: Words and "phrases" that question or response hold, all of them.
-        question: Key of a question, for all episodes of it.
+        names: Wanted name by column of :data:`afm.evaluation.viewer.index.NAMED`, or by ``tool``.
+        text: Words and "phrases". Question, response and messages together must hold all of them.
+        question: Key of a question, for all its episodes.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Listing:
     """A page of a list of episodes.
 
     Attributes:
-        capped: There are more than ``total`` episodes, as a text search counts :data:`MAX_FOUND` at most.
+        capped: Whether there are more than ``total`` episodes. A text search counts at most :data:`MAX_FOUND`.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -75,7 +75,7 @@ def listing(
     offset: int = 0,
     limit: int = 100,
 ) -> Listing:
-    """Rows ``offset`` to ``offset + limit`` of what the filters let through."""
+    """Return rows ``offset`` to ``offset + limit`` of the filtered episodes."""
     where, values = _where(connection, filters)
     if where is None:
         return Listing((), 0)
@@ -88,7 +88,7 @@ def listing(
 
 
 def episode_row(connection: sqlite3.Connection, number: int) -> dict[str, Any]:
-    """Facts of one episode, with names in the place of their numbers.
+    """Return the facts of one episode, with names in place of their numbers.
 
     Raises:
         KeyError: There is no such episode.
@@ -111,7 +111,7 @@ def episode_row(connection: sqlite3.Connection, number: int) -> dict[str, Any]:
         "seconds",
     )
     facts = {key: row[key] for key in plain}
-    facts["question"] = str(row["question"])  # larger than a number of JavaScript may be
+    facts["question"] = str(row["question"])  # too large for a number in JavaScript
     marks = ", ".join("?" * len(NAMED))
     numbers = connection.execute(
         f"SELECT {', '.join(NAMED)} FROM episodes WHERE id = ?", (number,)
@@ -123,7 +123,7 @@ def episode_row(connection: sqlite3.Connection, number: int) -> dict[str, Any]:
 
 
 def place_of(connection: sqlite3.Connection, number: int) -> tuple[str, int, int]:
-    """Path, offset and length in bytes of an episode's line.
+    """Return path, offset and length in bytes of an episode's line.
 
     Raises:
         KeyError: There is no such episode.
@@ -138,7 +138,7 @@ def place_of(connection: sqlite3.Connection, number: int) -> tuple[str, int, int
 
 
 def numbered(connection: sqlite3.Connection, name: str, file: str = "") -> int | None:
-    """Number of the episode ``name`` in the file whose path ends with ``file``. ``None`` if it is not indexed."""
+    """Return the number of the episode ``name`` in a file whose path ends with ``file``. ``None`` if it is not indexed."""
     query = (
         "SELECT places.id FROM places JOIN files ON files.id = places.file "
         "WHERE name = ? AND (? = '' OR path = ? OR substr(path, -length(?)) = ?) ORDER BY places.id LIMIT 1"
@@ -149,13 +149,13 @@ def numbered(connection: sqlite3.Connection, name: str, file: str = "") -> int |
 
 
 def file_rows(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Every indexed file that holds episodes, with what its episodes add up to."""
+    """Return every indexed file with episodes, and the sums over its episodes."""
     query = "SELECT * FROM files WHERE episodes > 0 ORDER BY id"
     return [dict(row) for row in connection.execute(query)]
 
 
 def facets(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
-    """For each column the names that occur, the most frequent first, and how many episodes bear them."""
+    """Return the names of each column with their number of episodes, the most frequent first."""
     names: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*NAMED, "tool")}
     query = "SELECT kind, name, episodes FROM names WHERE episodes > 0 ORDER BY episodes DESC, name"
     for kind, name, episodes in connection.execute(query):
@@ -165,7 +165,7 @@ def facets(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
 
 
 def match_words(text: str) -> str:
-    """A text that a person types as a query of FTS5: every word and every "phrase" must be there."""
+    """Turn typed text into a query of FTS5 that needs every word and every "phrase"."""
     # SQLite ends a query at a NUL
     parts = [phrase or word for phrase, word in _WORD.findall(text.replace("\0", " "))]
     quoted = ('"' + part.replace('"', '""') + '"' for part in parts if any(map(str.isalnum, part)))
@@ -173,7 +173,7 @@ def match_words(text: str) -> str:
 
 
 def _where(connection: sqlite3.Connection, filters: Filters) -> tuple[str | None, tuple[Any, ...]]:
-    """The condition; ``None`` when nothing can fulfil it."""
+    """Return the SQL condition, ``None`` if no episode can match."""
     conditions = list(_conditions(connection, filters))
     if any(condition is None for condition in conditions):
         return None, ()

@@ -21,7 +21,7 @@ from afm.terminal import plain
 from afm.tools.secrets import Secrets
 
 LOG_PIECE_BYTES = 64 << 10
-"""A log is read in pieces of this size, from its end."""
+"""Size of the pieces in which a log is read, from its end."""
 
 _FOLDERS_UP = 4
 _SETTINGS_FILES = ("rl_config.yaml", "sft_config.yaml", "settings.json")
@@ -43,16 +43,16 @@ _FACTS = {
     "machine": ("machine.system",),
 }
 _OVERWRITTEN = re.compile(r"^[^\n]*\r(?![\r\n]|\Z)", re.MULTILINE)
-"""Lines that a progress bar wrote over."""
+"""Lines that a progress bar has overwritten."""
 
 
 class RunFiles:
-    """Settings, logs and tokenizer of a run. It reads nothing outside ``root`` except a model's tokenizer.
+    """Settings, logs and tokenizer of a run. Outside ``root`` it only reads the tokenizer of a model.
 
     Args:
         root: Folder of the run.
-        decode: Turns token ids of every file into text. By default the tokenizer of each file's model does.
-        hide: Removes secrets from a text. By default these are the secrets of this process's environment.
+        decode: Turns the token ids of every file into text. The default is the tokenizer of each file's model.
+        hide: Removes secrets from a text. The default removes the secrets in the environment of this process.
     """
 
     def __init__(
@@ -63,15 +63,15 @@ class RunFiles:
         self._hide = hide or Secrets().hidden
 
     def table(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The table of files from rows of :func:`~afm.evaluation.viewer.query.file_rows`: evaluations, then others.
+        """Return the table of files from rows of :func:`~afm.evaluation.viewer.query.file_rows`: evaluations, then others.
 
-        Each part has the newest first.
+        In each part the newest file is first.
         """
         table = [self._table_row(row) for row in rows if Path(row["path"]).is_file()]
         return sorted(table, key=lambda row: (row["is_evaluation"], row["date"]), reverse=True)
 
     def about(self, path: Path) -> dict[str, Any]:
-        """Settings of the run that wrote ``path``: ``facts`` in short, and every key of each settings file.
+        """Return the settings of the run that wrote ``path``: the main ``facts``, and every key of each settings file.
 
         Both are pairs of a name and a value.
         """
@@ -100,7 +100,7 @@ class RunFiles:
         }
 
     def logs(self) -> list[dict[str, Any]]:
-        """Every ``*.log`` file of the run, the newest first, with its size in bytes."""
+        """Return every ``*.log`` file of the run with its size in bytes, the newest first."""
         pattern = "*.log" if self.root.is_dir() else ""
         files = [file for file in self.root.rglob(pattern) if self._is_own(file)]
         files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
@@ -126,23 +126,23 @@ class RunFiles:
         return {"begin": first, "end": first + len(data), "size": size, "text": self._hide(text)}
 
     def decoder(self, path: Path) -> tuple[Decode | None, str]:
-        """The decoder for a file's tokens, and a sentence that names its tokenizer or says why it is missing."""
+        """Return the decoder of a file's tokens, and a sentence that names its tokenizer, or the reason without one."""
         if self._decode is not None:
-            return self._decode, "Text by the tokenizer of --tokenizer."
-        advice = "So the ids are shown. Start `afm view` with --tokenizer MODEL_FOLDER to see text."
+            return self._decode, "Decoded with the tokenizer of --tokenizer."
+        advice = "The page shows token ids. Start `afm view` with --tokenizer MODEL_FOLDER to see text."
         names = list(self._model_names(path))
         for folder in _model_folders(path, names):
             try:
-                return _load_decoder(str(folder)), f"Text by the tokenizer of {self._hide(str(folder))}."
+                return _load_decoder(str(folder)), f"Decoded with the tokenizer of {self._hide(str(folder))}."
             except AfmError as error:
                 return None, f"{self._hide(str(error))}. {advice}"
         where = (
-            f"There is no tokenizer at {', '.join(names)}" if names else "No settings file here names a model"
+            f"There is no tokenizer in {', '.join(names)}" if names else "No settings file here names a model"
         )
         return None, f"{self._hide(where)}. {advice}"
 
     def name_of(self, file: Path) -> str:
-        """The path below the run, with slashes."""
+        """Return the path below the run, with slashes."""
         return file.relative_to(self.root).as_posix() if file.is_relative_to(self.root) else file.name
 
     def _table_row(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class RunFiles:
         }
 
     def _pass_at_1(self, row: dict[str, Any], path: Path) -> float | None:
-        """The figure of the metrics file, which is a mean over questions, where that counted the same episodes."""
+        """Return pass@1 of the metrics file, a mean over questions, if it counted the same episodes."""
         metrics = self._json_beside(path, "metrics.json")
         estimate = metrics.get("pass_at_1")
         if metrics.get("episodes") == row["episodes"] and isinstance(estimate, dict):
@@ -177,12 +177,12 @@ class RunFiles:
         return manifest_of(file) if self._is_own(file) else {}
 
     def _is_own(self, file: Path) -> bool:
-        """Whether it is a file of the run: neither hidden nor a link to somewhere else."""
+        """Whether it is a file of the run: neither hidden nor a link to another place."""
         hidden = any(part.startswith(".") for part in self.name_of(file).split("/"))
         return not hidden and file.is_file() and file.resolve().is_relative_to(self.root)
 
     def _settings(self, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Settings files of the episodes' folder and of those above it, up to the root, the nearest first."""
+        """Yield the settings files in the folder of the episodes and in the folders above, up to the root."""
         count = 0
         for folder in list(path.parents)[:_FOLDERS_UP]:
             if not folder.is_relative_to(self.root):
@@ -218,9 +218,9 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _model_folders(path: Path, names: Iterable[str]) -> Iterator[Path]:
-    """Folders with a tokenizer that a run may mean: relative to here, or to a folder above the episodes.
+    """Yield folders with a tokenizer that a run may mean: relative to the working folder or a folder above the episodes.
 
-    A training's own ``model`` comes last.
+    The ``model`` folder of a training comes last.
     """
     above = list(path.parents)
     for name in names:
@@ -242,5 +242,5 @@ def _load_decoder(folder: str) -> Decode:
     except Exception as error:
         if isinstance(error, AfmError):
             raise
-        # A broken tokenizer of somebody's run ends in any error of its library.
+        # An invalid tokenizer can raise any error of its library.
         raise ConfigError(f"{folder}: its tokenizer cannot be loaded: {error}") from error

@@ -1,6 +1,6 @@
-"""The viewer's server: a page, its assets, and JSON about episodes and their run. For this machine only."""
+"""The server of the viewer: a page, its assets, and JSON about episodes and their run. It serves this machine only."""
 
-# FastAPI reads the annotations of its endpoints, and is imported late: so annotations are no texts here.
+# FastAPI reads the annotations of its endpoints and is imported late, so annotations must not be strings here.
 
 import logging
 import threading
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 PAGE, PALETTE = "viewer.html", "palette.css"
 _KINDS = {".css": "text/css", ".js": "text/javascript"}
-# Whatever an episode holds, the page runs no script but its own and asks nobody else for anything.
+# Whatever an episode holds, the page only runs its own scripts and only sends requests to its own server.
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
 _HEADERS = {
     "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
@@ -49,15 +49,15 @@ _HEADERS = {
 _HOSTS = {"127.0.0.1", "localhost", "::1"}
 
 _Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""What SQLite can compare with."""
+"""An integer that SQLite can compare."""
 
 
 class Follower(threading.Thread):
-    """Keeps an index up with its files, from a thread of its own.
+    """Keeps an index up to date in its own thread.
 
     Attributes:
-        progress: How far it is.
-        failure: Why it stopped, empty while it works.
+        progress: Progress of the index.
+        failure: The last error, empty without one.
     """
 
     def __init__(self, index: EpisodeIndex, *, every_s: float = 1.0) -> None:
@@ -69,7 +69,7 @@ class Follower(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Index again and again until :meth:`stop`."""
+        """Refresh the index until :meth:`stop`."""
         while not self._ended.is_set():
             try:
                 for progress in self._index.refresh():
@@ -77,18 +77,18 @@ class Follower(threading.Thread):
                     if self._ended.is_set():
                         return
                 self.failure = ""
-            except Exception as error:  # noqa: BLE001 - the thread's border: shown on the page, tried again
+            except Exception as error:  # noqa: BLE001 - border of the thread: the page shows it, and the next refresh tries again
                 self.failure = f"{type(error).__name__}: {error}"
-                _log.warning("the index could not be brought up to date: %s", self.failure)
+                _log.warning("the index could not be updated: %s", self.failure)
             self._ended.wait(self._every_s)
 
     def stop(self) -> None:
-        """End soon."""
+        """End the thread soon."""
         self._ended.set()
 
 
 def _is_own_name(host: str) -> bool:
-    """Whether a Host header names this machine; Starlette's own check takes no address of IPv6."""
+    """Whether a Host header names this machine. The check of Starlette does not accept IPv6 addresses."""
     try:
         return urlsplit(f"//{host}").hostname in _HOSTS
     except ValueError:
@@ -96,14 +96,14 @@ def _is_own_name(host: str) -> bool:
 
 
 def assets() -> dict[str, str]:
-    """Text of every file of the page by name; :data:`PALETTE` is rendered from the one table of colours."""
+    """Return the text of every file of the page by name. :data:`PALETTE` is rendered from the table of colours."""
     folder = files("afm.evaluation.viewer") / "static"
     texts = {file.name: file.read_text("utf-8") for file in folder.iterdir() if file.is_file()}
     return texts | {PALETTE: template("palette.css.j2").render()}
 
 
 def make_app(index: EpisodeIndex, follower: Follower, run_files: RunFiles) -> "FastAPI":
-    """The application.
+    """Make the application.
 
     Args:
         index: Index of the episodes.
@@ -145,13 +145,13 @@ def make_app(index: EpisodeIndex, follower: Follower, run_files: RunFiles) -> "F
 
 
 def _secure(app: "FastAPI") -> None:
-    """Answer this machine only, with the headers of :data:`_HEADERS`, and errors as JSON."""
+    """Answer only this machine, with :data:`_HEADERS`. Errors are JSON."""
     from fastapi import Request
     from fastapi.responses import JSONResponse, PlainTextResponse
 
     @app.middleware("http")
     async def for_this_machine(request: Request, call_next: Any) -> Any:
-        # A page of another site may have its name resolve to this machine: its requests bear that name.
+        # Another site may let its name resolve to this machine. Its requests then have that name as host.
         if not _is_own_name(request.headers.get("host", "")):
             return PlainTextResponse("Invalid host header", 400)
         response = await call_next(request)
@@ -198,7 +198,7 @@ def _add_lists(app: "FastAPI", index: EpisodeIndex) -> None:
 
 
 def _noun(path: str) -> str:
-    """What an address below ``/api`` is about, for errors."""
+    """Return the noun for an address below ``/api``, for errors."""
     return {"files": "file", "logs": "log"}.get(path.split("/")[2], "episode")
 
 

@@ -33,7 +33,7 @@ def test_a_bundle_holds_a_run(run, afm, tmp_path):
     printed = afm("view", run, "--bundle", out).stdout.splitlines()
     assert printed == [
         str(out / "index.html"),
-        "left out: Full-text search of responses: the search looks at questions and answers.",
+        "left out: Full-text search in responses: the search covers questions and answers.",
     ]
     data = content(out)
     assert [(row["name"], row["episodes"]) for row in data["files"]] == [("a.jsonl", 60), ("b.jsonl", 1)]
@@ -76,7 +76,7 @@ def test_a_folder_with_other_files_is_refused_and_an_older_bundle_is_replaced(ru
     out.mkdir()
     (out / "thesis.tex").write_text("years of work")
     refused = afm("view", run, "--bundle", out, status=2)
-    assert f"--bundle {out}: holds other files; name a new folder" in refused.stderr
+    assert f"--bundle {out}: holds other files; expected a new folder" in refused.stderr
     assert [file.name for file in out.iterdir()] == ["thesis.tex"]
 
     (out / "thesis.tex").unlink()

@@ -121,7 +121,7 @@ def test_an_index_of_nothing_says_what_it_wants(tmp_path, viewer):
     with pytest.raises(DataError, match="no such file or folder; expected episodes"):
         EpisodeIndex(tmp_path / "absent", tmp_path / "index.sqlite")
     (tmp_path / "rows.jsonl").write_text('{"question": "a"}\n')
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: its first line is no episode"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: the first line is no episode"):
         EpisodeIndex(tmp_path / "rows.jsonl", tmp_path / "index.sqlite")
 
 

@@ -142,7 +142,7 @@ class TestTokens:
 
         ids = ChatTokenizer.load(trained).encode("a river")
         assert decode(ids) == "a river"
-        assert note == f"Text by the tokenizer of {trained}."
+        assert note == f"Decoded with the tokenizer of {trained}."
 
     def test_a_broken_tokenizer_is_named(self, run, trained):
         (trained / "tokenizer.json").write_text("{}")
@@ -154,4 +154,4 @@ class TestTokens:
     def test_without_a_folder_the_wanted_name_is_shown(self, run):
         decode, note = RunFiles(run).decoder(run / "eval/episodes.jsonl")
         assert decode is None
-        assert note.startswith("There is no tokenizer at models/small.")
+        assert note.startswith("There is no tokenizer in models/small.")

@@ -39,7 +39,7 @@ def test_tokens_come_with_mask_and_log_probability(address, viewer):
         {"id": 5, "text": "5 ", "trained": True, "logprob": -0.5, "advantage": None},
         {"id": 6, "text": "6 ", "trained": False, "logprob": None, "advantage": None},
     ]
-    assert shown["note"].startswith("No settings file here names a model. So the ids are shown.")
+    assert shown["note"].startswith("No settings file here names a model. The page shows token ids.")
 
 
 def test_lists_are_filtered_and_paged(address, viewer):
@@ -61,7 +61,7 @@ def test_an_episode_whose_file_changed_is_not_shown_as_another(tmp_path, address
     file.write_bytes(b"x" * file.stat().st_size)
     answer = get(address, "/api/episodes/2")
     assert answer.status_code == 409
-    assert "was the file changed?" in answer.json()["error"]
+    assert "the file may have changed since it was indexed" in answer.json()["error"]
 
 
 def test_a_page_of_another_name_cannot_read_it(address, viewer):
