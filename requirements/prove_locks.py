@@ -1,9 +1,9 @@
-"""Install every GPU lock into a throw-away environment, and import it as far as a machine without a GPU can.
+"""Install every GPU lock into a temporary environment, and import as much as possible without a GPU.
 
 Usage: python requirements/prove_locks.py [gpu-sft gpu-rl-vllm gpu-rl-sglang]
 
 Needs uv on the PATH, 30 GB below TMPDIR and about 20 minutes.
-The exit status is 1 if a lock cannot be installed, or if a module fails in a way that is not listed here.
+Exit status 1 if a lock cannot be installed, or if a module fails in a way that is not listed here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-EXCLUDED = {"flash-attn": "a source package, its build needs nvcc and hours"}
+EXCLUDED = {"flash-attn": "a source package whose build needs nvcc and hours"}
 """Packages of the locks that are not installed, and why."""
 
 PACKAGES = {
@@ -33,9 +33,9 @@ PACKAGES = {
     "gpu-rl-vllm": ("torchvision", "torchaudio", "torchcodec", "cupy", "liger_kernel.transformers", "fla", "vllm.v1.engine.async_llm", "verl", "verl_ext"),
     "gpu-rl-sglang": ("torchvision", "torchaudio", "torchcodec", "cupy", "liger_kernel.transformers", "fla", "kernels", "sglang.srt.entrypoints.engine", "verl", "verl_ext"),
 }  # fmt: skip
-"""What is imported from the environment of each lock."""
+"""Modules to import in the environment of each lock."""
 WALKED = ("llamafactory", "llamafactory_patch", "verl", "verl_ext")
-"""Those of which every module is imported."""
+"""Packages of which all modules are imported."""
 
 _ABSENT = r"No module named '{}'"
 _OTHER_ENGINES = r"megatron|torchtitan|veomni|nemo_automodel|mindspeed"
@@ -74,11 +74,11 @@ EXPECTED = {
         ),
     ],
 }
-"""What cannot be imported: module, message (both regular expressions), and why it is none of the lock's faults."""
+"""Expected failures: module, message (both regular expressions), and why the lock is not the cause."""
 
 
 def main(names: list[str]) -> int:
-    """Prove each lock; 1 if anything unexpected happened."""
+    """Prove each lock; return 1 if anything unexpected happened."""
     broken = 0
     with tempfile.TemporaryDirectory(prefix="prove-locks-") as folder:
         env = os.environ | {"UV_CACHE_DIR": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
@@ -99,16 +99,16 @@ def main(names: list[str]) -> int:
 
 
 def install(name: str, place: Path, env: dict[str, str]) -> int:
-    """Make the environment, without the packages of :data:`EXCLUDED`; returns how many it holds.
+    """Create the environment, without the packages of :data:`EXCLUDED`; return its number of packages.
 
     Raises:
-        subprocess.CalledProcessError: uv could not; it has printed why.
+        subprocess.CalledProcessError: uv failed, and has printed the reason.
     """
     lines = (HERE / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     kept = [pin for pin in pins if pin.partition("==")[0] not in EXCLUDED]
     for pin in sorted(set(pins) - set(kept)):
-        print(f"{name}: left out {pin}: {EXCLUDED[pin.partition('==')[0]]}", flush=True)
+        print(f"{name}: skipped {pin}: {EXCLUDED[pin.partition('==')[0]]}", flush=True)
     subprocess.run(["uv", "venv", "--quiet", "--python", "3.11", f"{place}"], env=env, check=True)
     wanted = place / "wanted.txt"
     wanted.write_text("\n".join(kept), encoding="utf-8")
@@ -118,7 +118,7 @@ def install(name: str, place: Path, env: dict[str, str]) -> int:
 
 
 def imported(name: str, place: Path, env: dict[str, str]) -> dict[str, str]:
-    """What failed in the environment: the message by module.
+    """Return the failures in the environment: the message by module.
 
     Raises:
         RuntimeError: The process of the environment died.
@@ -129,7 +129,7 @@ def imported(name: str, place: Path, env: dict[str, str]) -> dict[str, str]:
     )
     if done.returncode:
         raise RuntimeError(
-            f"{name}: the imports ended with status {done.returncode}; the lines above say where"
+            f"{name}: the imports ended with status {done.returncode}; the lines above show where"
         )
     *lines, last = done.stdout.splitlines()
     print("\n".join(lines))
@@ -138,7 +138,7 @@ def imported(name: str, place: Path, env: dict[str, str]) -> dict[str, str]:
 
 
 def report(name: str, failures: dict[str, str]) -> list[str]:
-    """Print what could not be imported, by reason; returns the modules whose failure is not expected."""
+    """Print the failures by reason; return the modules with unexpected failures."""
     rules = [rule for prefix, some in EXPECTED.items() if name.startswith(prefix) for rule in some]
     reasons: dict[str, list[str]] = {}
     unexpected = []
@@ -156,7 +156,7 @@ def report(name: str, failures: dict[str, str]) -> list[str]:
 
 
 def inside(name: str) -> None:
-    """Import everything in the environment of this lock; the last line of the output is the failures as JSON."""
+    """Import everything in the environment of this lock; print the failures as JSON in the last line."""
     warnings.simplefilter("ignore")
     failures: dict[str, str] = {}
     count = 0
@@ -167,13 +167,13 @@ def inside(name: str) -> None:
     print(file=sys.stderr)
     try:
         print(f"{name}: {count} modules; {tiny_qwen2()}")
-    except Exception as error:  # noqa: BLE001 - whatever breaks the model is what is asked for
+    except Exception as error:  # noqa: BLE001 - any error of the model is a result
         failures["transformers.models.qwen2"] = f"{type(error).__name__}: {error}"
     print(json.dumps(failures))
 
 
 def walk(module: str, failures: dict[str, str]) -> Iterator[str]:
-    """Import a module, and those below it where its package is walked; failures are noted."""
+    """Import a module and, for walked packages, all modules below it; record failures."""
     yield module
     below = getattr(sys.modules[module], "__path__", ()) if attempt(module, failures) else ()
     if module.partition(".")[0] in WALKED:
@@ -183,21 +183,21 @@ def walk(module: str, failures: dict[str, str]) -> Iterator[str]:
 
 
 def attempt(module: str, failures: dict[str, str]) -> bool:
-    """Whether a module can be imported."""
+    """Return whether a module can be imported; record its failure."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - other people's modules raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - third-party modules can raise anything
         failures[module] = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return False
     return True
 
 
 def tiny_qwen2() -> str:
-    """Build Qwen2 as a policy and as a critic, and take a step; returns what was built.
+    """Build Qwen2 as a policy and as a critic, and take a step; return a description.
 
     Raises:
-        Exception: Whatever transformers or torch has against it.
+        Exception: The error of transformers or torch.
     """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
