@@ -162,7 +162,7 @@ class TeamQuickstart(Quickstart):
             "extends": str(self._config("rl")),
             "tools": None,
             "harness": {"team": str(self.team_file), "concurrency": 16},
-            "rewards": {"formula": "correct + overlong"},
+            "rewards": {"formula": "correct", "overlong": None},  # a team needs more tokens than one model
             "verl": {"data": {"max_prompt_length": MAX_PROMPT_TOKENS}},
         }
         file = self.out / "team/rl.yaml"
