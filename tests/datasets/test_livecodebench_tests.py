@@ -100,7 +100,7 @@ def test_sample_tests_are_a_departure_until_the_complete_ones_are_there(tmp_path
     monkeypatch.delenv("LIVECODEBENCH_DATA_PATH", raising=False)
     data, published = shared("data/code_math/livecodebench_v4.parquet"), tmp_path / "lcb"
     (told,) = departures(data)
-    assert told.startswith("tests: samples only for 100 of 100 problems, published complete tests; set ")
+    assert told.startswith("tests: only samples for 100 of 100 problems here, complete tests published; set ")
     rows = pq.read_table(data).to_pylist()
     names = [question_id(row["reward_model"]["ground_truth"]) for row in rows]
     assert len(set(names)) == 100
@@ -108,7 +108,7 @@ def test_sample_tests_are_a_departure_until_the_complete_ones_are_there(tmp_path
     write_complete_tests([published], tmp_path / "tests")
     monkeypatch.setenv("LIVECODEBENCH_DATA_PATH", str(tmp_path / "tests"))
     (told,) = departures(data)
-    assert told.startswith("tests: samples only for 1 of 100 problems")
+    assert told.startswith("tests: only samples for 1 of 100 problems")
     written(published / "test5.jsonl", owners_row(names[0], "1"))
     write_complete_tests([published], tmp_path / "tests")
     assert departures(data) == []
