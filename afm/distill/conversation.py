@@ -154,12 +154,12 @@ class TeamConversation:
             DataError: No text matches.
         """
         if place not in self._continuations:
-            raise self._fault(place, "no later call shows what came back")
+            raise self._fault(place, "no later call shows the result")
         later, tail = self._continuations[place]
         for message in tail[1:]:
             if message.get("role") == "user" and (match := self._observation.search(message_text(message))):
                 return match[1], later
-        raise self._fault(place, f"what came back is not marked as an observation (event {later.id})")
+        raise self._fault(place, f"the result is not marked as an observation (event {later.id})")
 
     def _shown(self, place: int, tail: Sequence[Mapping[str, Any]]) -> tuple[ToolUse, ...]:
         """Return the calls of a reply as the next request shows them, in the model's order.
@@ -335,7 +335,7 @@ def _read(listed: Sequence[Any], in_text: bool = False) -> Iterator[ToolUse]:
                 arguments = json.loads(arguments or "{}")
             except (ValueError, RecursionError) as error:
                 if not in_text:
-                    arguments = DataError(f"arguments of {name} are no JSON: {error}")
+                    arguments = DataError(f"arguments of {name} are not JSON: {error}")
         yield ToolUse(str(call.get("id") or ""), number, name, arguments)
 
 

@@ -217,7 +217,7 @@ def read_topics(path: Path) -> list[str]:
         raise DataError(f"cannot be read: {error}", path=str(path)) from None
     topics = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not topics:
-        raise DataError("names no topic; expected one per line", path=str(path))
+        raise DataError("no topics; expected one per line", path=str(path))
     return topics
 
 

@@ -268,7 +268,7 @@ class ExpandTeam:
         if not result.ok:
             raise ToolError(f"{tool}: {result.text[:_SHOWN]}")
         if not result.text.strip() or 0 in (result.meta.get("hits"), result.meta.get("pages")):
-            raise _NoPagesError(f"{tool} gave nothing for {argument[:_SHOWN]!r}")
+            raise _NoPagesError(f"{tool} returned nothing for {argument[:_SHOWN]!r}")
         return result.text
 
 
@@ -288,12 +288,12 @@ def fault(proposal: Proposal, passages: Sequence[SourcePassage]) -> str:
     for quote in proposal.evidence:
         if flat(quote.quote) not in flat(passages[quote.passage - 1].text):
             return (
-                f"evidence: {quote.quote[:_SHOWN]!r} does not stand word for word in passage {quote.passage}"
+                f"evidence: {quote.quote[:_SHOWN]!r} does not occur word for word in passage {quote.passage}"
             )
     answer = f" {normalised(proposal.answer)} "
     quoted = " ".join(normalised(quote.quote) for quote in proposal.evidence)
     if not answer.strip() or answer not in f" {quoted} ":
-        return f"answer: {proposal.answer[:_SHOWN]!r} does not stand in the evidence"
+        return f"answer: {proposal.answer[:_SHOWN]!r} does not occur in the evidence"
     if answer in f" {normalised(proposal.question)} ":
         return "question: it holds the answer"
     return ""
@@ -331,7 +331,7 @@ def _subject_fault(reply: Subject, pages: Sequence[SourcePassage], growth: str) 
     if name.casefold() in (flat(page.title).casefold() for page in pages):
         return f"subject: {name[:_SHOWN]!r} was read already"
     if growth == "depth" and name not in flat(pages[-1].text):
-        return f"subject: {name[:_SHOWN]!r} does not stand word for word in page {len(pages)}"
+        return f"subject: {name[:_SHOWN]!r} does not occur word for word in page {len(pages)}"
     return ""
 
 

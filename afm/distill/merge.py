@@ -63,7 +63,7 @@ class RoleMap(Settings):
         for member, tag in named.items():
             if tag not in spec.roles:
                 raise ConfigError(
-                    f"role map: {member!r} -> {tag!r} is no role of agent {spec.name!r}; "
+                    f"role map: {member!r} -> {tag!r} is not a role of agent {spec.name!r}; "
                     f"{suggestion(tag, spec.roles)}"
                 )
         return self

@@ -208,7 +208,7 @@ class Rebuilt:
         text, shown = self._conversation.observation(place)
         for pattern in programs.results if programs.tool is None else ():
             if match := re.search(pattern, text):
-                text = match[1].removesuffix("\n")  # of print
+                text = match[1].removesuffix("\n")  # the line feed of print
                 break
         yield from self._step(event, rule, argument, rule.result_in(text), shown)
 

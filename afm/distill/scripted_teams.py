@@ -56,7 +56,7 @@ class _Casting:
 
     @property
     def judge(self) -> str:
-        return self._only("a role behind the tool", self._texts_after_tool())
+        return self._only("a role after the tool", self._texts_after_tool())
 
     @property
     def tool(self) -> str:

@@ -198,13 +198,13 @@ class TeamMap(Settings):
         for place, rule in named:
             if rule.tool not in tools:
                 raise ConfigError(
-                    f"{place}: {rule.tool!r} is no tool of agent {spec.name!r}; {suggestion(rule.tool, tools)}"
+                    f"{place}: {rule.tool!r} is not a tool of agent {spec.name!r}; {suggestion(rule.tool, tools)}"
                 )
         roles = [rule.role for rule in self.messages if rule.role is not None]
         for role in (*roles, *self.optional):
             if role not in spec.roles:
                 raise ConfigError(
-                    f"messages: {role!r} is no role of agent {spec.name!r}; {suggestion(role, spec.roles)}"
+                    f"messages: {role!r} is not a role of agent {spec.name!r}; {suggestion(role, spec.roles)}"
                 )
         if not spec.thought_roles and not any(rule == MessageRule(role=rule.role) for rule in self.messages):
             raise ConfigError(

@@ -224,7 +224,7 @@ class TeamPlayer:
         except SandboxUnavailableError:
             raise
         except NoUsableReplyError as error:
-            recorder.fail(str(error))  # the servers work: the team is not up to the task
+            recorder.fail(str(error))  # the servers work, but the team cannot solve the task
         except (ToolError, EngineError) as error:
             recorder.fail(f"{type(error).__name__}: {error}")
             raise

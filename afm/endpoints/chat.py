@@ -347,7 +347,7 @@ def without_reasoning(text: str) -> str:
             kept.clear()
         begin, opened = tag.end(), False
     if opened:
-        raise UnfinishedReasoningError("its reasoning is not finished, so there is no reply yet")
+        raise UnfinishedReasoningError("its reasoning is not finished, so it contains no reply")
     return "".join((*kept, text[begin:]))
 
 

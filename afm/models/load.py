@@ -93,7 +93,7 @@ def _served(
 ) -> TokenModel:
     if tokenizer is None:
         raise ConfigError(
-            f"{url}: a model behind an address needs the folder of its tokenizer; give it with "
+            f"{url}: a served model needs the folder of its tokenizer; give it with "
             "`afm ask --tokenizer DIR`, or model.tokenizer=DIR for `afm eval`"
         )
     for address in addresses(url):

@@ -264,7 +264,7 @@ def _only_choice(answer: bytes) -> Mapping[str, Any]:
     try:
         data = json.loads(answer)
     except (ValueError, RecursionError):
-        raise EngineError(f"the server's answer is no JSON: {shown or 'no text'}") from None
+        raise EngineError(f"the server's answer is not JSON: {shown or 'no text'}") from None
     choices = data.get("choices") if isinstance(data, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise EngineError(f"the server's answer has no single choice: {shown}")

@@ -117,5 +117,5 @@ def test_a_bare_answer_is_dressed_as_the_agent_declares(agent, answer, content):
 
 
 def test_a_map_to_a_role_that_does_not_exist_is_a_mistake(spec):
-    with pytest.raises(ConfigError, match=r"'planner' -> 'plans' is no role of .*; did you mean 'plan'"):
+    with pytest.raises(ConfigError, match=r"'planner' -> 'plans' is not a role of .*; did you mean 'plan'"):
         RoleMap(messages={"planner": "plans"}).checked(spec)

@@ -40,7 +40,7 @@ def test_arguments_that_open_brackets_for_ever_are_no_json(tmp_path):
         writer.record(Label(task="t"), ModelCall(path="chat/completions", choices=answer), Usage())
     (calls,) = read_calls(tmp_path / "events.jsonl")
 
-    with pytest.raises(DataError, match="arguments of search are no JSON"):
+    with pytest.raises(DataError, match="arguments of search are not JSON"):
         TeamConversation(calls, "Observation: (.*)").uses(0)
 
 

@@ -129,5 +129,5 @@ def test_a_thought_where_none_may_stand_goes():
 
 
 def test_a_thought_role_that_the_agent_lacks_is_refused():
-    with pytest.raises(ConfigError, match="'thought' -> 'thoughts' is no role of agent 'wiki'"):
+    with pytest.raises(ConfigError, match="'thought' -> 'thoughts' is not a role of agent 'wiki'"):
         ROLES.model_copy(update={"thought": "thoughts"}).checked(SPEC)

@@ -95,7 +95,7 @@ async def test_members_that_play_no_role_of_the_agent_are_refused_before_any_wor
     class Strategists(ScriptedMathTeam):
         roles = RoleMap(messages={"planner": "strategy"})
 
-    with pytest.raises(ConfigError, match="'planner' -> 'strategy' is no role of agent 'math'"):
+    with pytest.raises(ConfigError, match="'planner' -> 'strategy' is not a role of agent 'math'"):
         await distill(problems(2), spec, tools, tmp_path, team=Strategists(spec))
     assert not (tmp_path / "events.jsonl").exists()
 

@@ -254,7 +254,7 @@ def test_the_scripted_team_plays_by_its_name(tmp_path, world, evaluate):
         (["team=nowhere.yaml"], "nowhere.yaml"),
         (["team=scripted", "team.name=x"], "the scripted team has no file to change"),
         ([f"team={TEAM}", "team.limit.rounds=1"], "did you mean 'limits'?"),
-        ([f"team={ROOT / 'configs/distill/wiki.yaml'}"], "is no role of agent 'mhqa'"),
+        ([f"team={ROOT / 'configs/distill/wiki.yaml'}"], "is not a role of agent 'mhqa'"),
     ],
 )
 def test_wrong_teams_are_refused_before_anything_runs(tmp_path, evaluate, monkeypatch, options, message):

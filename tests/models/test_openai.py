@@ -179,7 +179,7 @@ def choice(**parts):
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (PlainTextResponse("<html>"), "no JSON"),
+        (PlainTextResponse("<html>"), "not JSON"),
         (JSONResponse({"error": "x"}), "no single choice"),
         (choice(token_ids=[1], finish_reason="content_filter"), "content_filter"),
         (choice(token_ids=[1, 1]), "at most 1"),

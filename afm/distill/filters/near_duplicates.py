@@ -262,5 +262,7 @@ def _similarity(first: bytes, other: bytes) -> float:
     common, distinct = int(again.sum()), len(both) - int(again.sum())
     if max(len(first), len(other)) < _SKETCH * _GRAM_BYTES:
         return common / distinct
-    seen = np.arange(2, len(both) + 1) - np.cumsum(again)  # different ones up to each but the first
+    seen = np.arange(2, len(both) + 1) - np.cumsum(
+        again
+    )  # number of different values up to each one after the first
     return int(again[seen <= _SKETCH].sum()) / min(distinct, _SKETCH)

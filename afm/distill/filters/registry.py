@@ -82,7 +82,7 @@ class FilterPlan(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> FilterPlan:
-        if not self.stages:  # not by `min_length`, which also speaks of a wrong item
+        if not self.stages:  # not by `min_length`, whose message also covers wrong items
             raise ValueError("stages: got none, expected at least 1 item, for example `format: {}`")
         names = [stage.name for stage in self.stages]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -92,7 +92,7 @@ class FilterPlan(Settings):
         if "near_duplicates" in names[:-1] and names[names.index("near_duplicates") + 1 :] != ["correction"]:
             raise ValueError(
                 "stages: a row that a later stage drops would have removed its twins before; expected `near_duplicates` "
-                "behind all others but `correction`"
+                "after all others except `correction`"
             )
         return self
 

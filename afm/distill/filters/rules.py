@@ -203,7 +203,7 @@ class RepetitionFilter(Rule):
         if len(repeats) <= self.settings.max_repeats:
             return ""
         again, earlier = repeats[0]
-        more = f" ({len(repeats)} repeated calls in all)" if len(repeats) > 1 else ""
+        more = f" ({len(repeats)} repeated calls in total)" if len(repeats) > 1 else ""
         return f"call {again.number} <{again.role}> repeats call {earlier.number}: {again.text[:80]!r}{more}"
 
     def _repeats(self, record: Record) -> Iterator[tuple[_ToolCall, _ToolCall]]:

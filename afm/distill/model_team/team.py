@@ -208,7 +208,7 @@ class ModelTeam:
             for tool in agent.tools:
                 if tool not in known:
                     raise ConfigError(
-                        f"{self._label}: tool_agents.{name}.tools: {tool!r} is no tool of agent {self.spec.name!r}; "
+                        f"{self._label}: tool_agents.{name}.tools: {tool!r} is not a tool of agent {self.spec.name!r}; "
                         f"{suggestion(tool, known)}"
                     )
 

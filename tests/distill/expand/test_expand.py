@@ -42,8 +42,8 @@ BORN = {"passage": 2, "quote": "born in 1701"}
     [
         ({"evidence": [BORN]}, "expected each of 1 to 2"),
         ({"evidence": [{"passage": 1, "quote": "taught by Eve"}, BORN]}, "word for word in passage 1"),
-        ({"answer": "1702"}, "answer: '1702' does not stand in the evidence"),
-        ({"answer": "170"}, "answer: '170' does not stand in the evidence"),
+        ({"answer": "1702"}, "answer: '1702' does not occur in the evidence"),
+        ({"answer": "170"}, "answer: '170' does not occur in the evidence"),
         ({"question": "Was her teacher born in 1701?"}, "question: it holds the answer"),
     ],
 )

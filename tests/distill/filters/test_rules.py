@@ -116,7 +116,7 @@ def test_some_repeats_can_be_allowed(wiki, row):
     stage = RepetitionFilter(wiki, RepetitionSettings(max_repeats=1))
 
     assert stage.apply(row(queries=("a", "a", "b"))).kept
-    assert "(2 repeated calls in all)" in stage.apply(row(queries=("a", "a", "a"))).reason
+    assert "(2 repeated calls in total)" in stage.apply(row(queries=("a", "a", "a"))).reason
 
 
 class Abstains:

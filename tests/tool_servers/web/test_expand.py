@@ -136,7 +136,7 @@ async def test_by_depth_one_page_leads_to_the_next_and_all_is_on_record(tmp_path
         ends = [hop["passage"].rpartition("/")[2].replace("_", " ") for hop in task.extra_info["path"]]
         assert ends == [guild, founder]
     (rejected,) = map(json.loads, (tmp_path / "out/rejected.jsonl").read_text().splitlines())
-    assert rejected["rejected"] == "web_search gave nothing for 'xylophone'"
+    assert rejected["rejected"] == "web_search returned nothing for 'xylophone'"
     events = list(read_events(tmp_path / "out/events.jsonl"))
     calls = [event.tool for event in events if event.kind is EventKind.TOOL_CALL]
     assert calls.count("crawl_page") == 8
@@ -178,7 +178,7 @@ async def test_by_width_pages_are_compared_and_what_the_scout_makes_up_is_not_re
     assert [hop["quote"] for hop in task.extra_info["path"]] == [fact.sentence for fact in years.values()]
 
     assert "'http://127.0.0.1:1/invented' is not among the results" in await rejected("1", inventing)
-    assert "does not stand word for word in page 1" in await rejected("2", straying)
+    assert "does not occur word for word in page 1" in await rejected("2", straying)
 
 
 async def test_a_server_that_is_away_is_no_rejection_and_a_wrong_file_is_told(tmp_path, model):
