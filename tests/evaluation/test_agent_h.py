@@ -130,7 +130,7 @@ def test_the_command_reports_the_paper_figures(data, asked_chats) -> None:
     tasks = list(read_benchmark(data, reader="glaive"))
     _, told, page = asked_chats("hallucination", data, tasks, lambda task: said[task.data_source])
     line = (
-        "Agent-H: H_ReAct 33.3 %, H_General 0.0 %, H_Score 83.3 %, calls of tools not given 33.3 %, "
+        "Agent-H: H_ReAct 33.3 %, H_General 0.0 %, H_Score 83.3 %, calls of tools that were not offered 33.3 %, "
         "called when asked 100.0 %"
     )
     assert line in told

@@ -77,5 +77,5 @@ async def test_broken_calls_are_counted_by_tool(tmp_path, solver) -> None:
     errors = {"all": 1 / 3, "visual_inspector": 0.5, "web_search": 0.0}
     assert metrics.unseen_argument_errors == pytest.approx(errors)
     assert unseen_words(metrics) == (
-        "33.3 % of the calls of unseen tools break the form of the argument (visual_inspector 50.0 %, web_search 0.0 %)"
+        "33.3 % of the calls of unseen tools have an invalid argument (visual_inspector 50.0 %, web_search 0.0 %)"
     )

@@ -37,7 +37,7 @@ def test_without_tools_every_form_of_a_call_is_one_too_many(record) -> None:
     metrics = summarise(rows, spec=BARE, original=MATH)
     assert (metrics.tool_format_without_tool, metrics.invented_tool) == (2 / 4, 2 / 4)
     assert metrics.invented_tool_calls == 1.0
-    assert hallucination_words(metrics) == "no tool offered: 50.0 % of the episodes hold the form of a call"
+    assert hallucination_words(metrics) == "no tool offered: 50.0 % of the episodes have the form of a call"
 
 
 def test_episodes_that_failed_do_not_count_and_those_without_a_verdict_do(record) -> None:
@@ -75,7 +75,7 @@ def hallucinating(solver):
 
 
 async def test_an_evaluation_without_tools_counts_them_and_the_report_says_so(tmp_path, solver) -> None:
-    out, said = tmp_path / "run" / "eval", "no tool offered: 50.0 % of the episodes hold the form of a call"
+    out, said = tmp_path / "run" / "eval", "no tool offered: 50.0 % of the episodes have the form of a call"
     metrics = await run_bare(solver, out)
     assert (metrics.tool_format_without_tool, metrics.tool_calls, metrics.format_valid) == (0.5, 0.0, 0.5)
     assert metrics == Metrics.model_validate_json((out / "metrics.json").read_text())
@@ -101,7 +101,7 @@ def test_the_command_asks_the_same_questions_without_tools(afm, tmp_path, solver
     words = ["without_tools=true", "tools=nowhere.yaml", "limits.max_response_tokens=12"]
     files = [f"model={tiny_model}", f"data={data}", f"output_dir={out}"]
     done = afm("eval", "configs/tiny/eval/math_world.yaml", *words, *files)
-    assert "  no tool offered: 0.0 % of the episodes hold the form of a call" in done.stdout
+    assert "  no tool offered: 0.0 % of the episodes have the form of a call" in done.stdout
     manifest = read_manifest(out / "manifest.json")
     assert manifest.spec.name == "math_without_tools"
     assert manifest.agents.originals[manifest.spec.name].tool_roles, "the agent as it was with its tools"
