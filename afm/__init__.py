@@ -1,6 +1,6 @@
 """Agent foundation models: one language model trained to work like a team of agents.
 
-The names below are all that a notebook needs. Each is imported when it is first used, so ``import afm`` costs nothing.
+A notebook needs only the names below. Each is imported at its first use, so ``import afm`` is fast.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _MODULES = {
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name of this module
 
     def __getattr__(name):
-        """Import a public name when it is first used."""
+        """Import a public name at its first use."""
         if name not in _HOMES:
             raise AttributeError(f"module 'afm' has no attribute {name!r}")
         from importlib import import_module

@@ -40,7 +40,7 @@ ResultT = TypeVar("ResultT")
 
 
 class _OpenParts:
-    """What stays open between calls."""
+    """Resources that stay open between calls."""
 
     def __init__(self) -> None:
         self.reward: Reward = load_reward()
@@ -63,12 +63,12 @@ def _session() -> _OpenParts:
 
 
 def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of a coroutine of this framework, e.g. ``afm.run(model.close())``.
+    """Run a coroutine of this framework and return its result, for example ``afm.run(model.close())``.
 
     An interrupt (Ctrl-C, a notebook's stop button) cancels the coroutine and waits until it has ended.
 
     Raises:
-        RuntimeError: It was called inside another coroutine that :func:`run` runs; use ``await`` there.
+        RuntimeError: The call is inside a coroutine that :func:`run` runs; use ``await`` there.
     """
     session = _session()
     if threading.current_thread() is session.thread:
@@ -99,13 +99,13 @@ def ask(
     temperature: float = 1.0,
     seed: int | None = None,
 ) -> Record:
-    """One episode: ``model`` works on a question as ``agent``, with real tools.
+    """Play one episode: ``model`` works on a question as ``agent``, with real tools.
 
     Args:
-        question: A text, or a task whose gold answer and data source the record keeps.
-        tools: By name, e.g. of :func:`afm.load_tools`; by default those in ``configs/tools`` that the agent calls.
-        temperature: 0 is greedy.
-        seed: Makes the episode reproducible. Without one it is drawn; the record holds it.
+        question: A text, or a task. The record keeps the gold answer and the data source of a task.
+        tools: Tools by name, as from :func:`afm.load_tools`; by default those in ``configs/tools`` that the agent calls.
+        temperature: Sampling temperature; 0 is greedy.
+        seed: Makes the episode reproducible. By default it is random. The record contains it.
 
     Raises:
         ConfigError: A tool is missing, or the model was trained with another prompt.
@@ -126,15 +126,15 @@ def ask(
 def score(
     agent: AgentSpec, response: Record | str, task: Task | None = None, *, reward: Reward | None = None
 ) -> Verdict:
-    """What a reward says about a response; ``score`` is ``None`` when it abstains.
+    """Score a response with a reward. ``score`` of the verdict is ``None`` if the reward abstains.
 
     Args:
         response: A record, or the text of one with its tags.
-        task: Holds the gold answer and the data source, which chooses the scorer. A record may bring its own.
-        reward: E.g. of :func:`afm.load_reward`; by default the built-in table of scorers by data source.
+        task: Has the gold answer and the data source, which chooses the scorer. A record may have its own.
+        reward: A reward, as from :func:`afm.load_reward`; by default the built-in scorers by data source.
 
     Raises:
-        ConfigError: A text without a task, or no scorer for the data source.
+        ConfigError: A text comes without a task, or the data source has no scorer.
     """
     asked = response if isinstance(response, Record) and task is None else task
     if asked is None:
@@ -156,13 +156,13 @@ def mask(
     boundary: Boundary = Boundary.SPLIT,
     roles_without_loss: Sequence[str] = (),
 ) -> MaskedIds:
-    """Token ids of a response, and which of them are trained on: those that the agent wrote.
+    """Return the token ids of a response and its loss mask: tokens that the agent wrote are trained on.
 
     Args:
         response: A record, or the text of one with its tags.
         tokenizer: A fast Hugging Face tokenizer, or the folder of one.
-        boundary: What happens to a token that would hold characters of agent and environment.
-        roles_without_loss: Roles of the agent that are not trained on either.
+        boundary: Treatment of a token with characters of both agent and environment.
+        roles_without_loss: Further roles, of the agent, that are not trained on.
 
     Raises:
         ConfigError: The folder holds no tokenizer, or it is not a fast one.
@@ -187,16 +187,16 @@ def evaluate(
     parallel: int = 64,
     on_progress: OnProgress | None = None,
 ) -> Metrics:
-    """Let ``model`` work on every task, judge the episodes, and write a run that ``afm view`` and ``afm report`` read.
+    """Let ``model`` work on every task, judge the episodes, and write a run for ``afm view`` and ``afm report``.
 
-    The same call again resumes an interrupted run. :func:`afm.evaluation.evaluate` is the coroutine behind it, with all
+    To resume an interrupted run, repeat the call. :func:`afm.evaluation.evaluate` is the coroutine behind it, with all
     options.
 
     Args:
         tools: As in :func:`ask`.
         reward: As in :func:`score`.
-        rounds: Episodes of each task; more than one also gives pass@k.
-        parallel: Episodes at the same time.
+        rounds: Episodes per task; more than one also gives pass@k.
+        parallel: Number of episodes at the same time.
 
     Raises:
         ConfigError: A tool is missing, the model was trained with another prompt, or ``output_dir`` holds another run.
@@ -231,7 +231,7 @@ def _prompt(agent: AgentSpec, model: TokenModel, tasks: Iterable[Task]) -> Promp
 
 
 def _sources(model: TokenModel, tools: Mapping[str, Tool], reward: Reward) -> Sources:
-    """What the manifest says about parts that exist as objects alone."""
+    """Return the manifest's entries for parts that were given as objects."""
     kinds = [{"name": name, "class_name": _class_name(tool)} for name, tool in sorted(tools.items())]
     content = {"class_name": _class_name(reward)}
     if isinstance(reward, CombinedReward):

@@ -1,4 +1,4 @@
-"""Choices that settings and options of the command line share. The module is light, so that help answers at once."""
+"""Choices that settings and command-line options share. The module is light, so that help is fast."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from enum import StrEnum
 
 
 class WorldKind(StrEnum):
-    """The worlds that `afm data world` makes."""
+    """The worlds of `afm data world`."""
 
     MATH = "math"
     WIKI = "wiki"
 
 
 class GoldForm(StrEnum):
-    """How RL rows hold gold answers; our rewards read all three."""
+    """Forms of gold answers in RL rows. Our rewards read all three."""
 
     TEXT = "text"
-    """A text: the answer itself, or JSON of ``{"target": [..]}`` or of the tests. Any kinds of rows fit in one file."""
+    """A text: the answer, or JSON of ``{"target": [..]}`` or of the tests. One file can hold all kinds of rows."""
     QUESTION = "question"
     """JSON of ``{"target": [..], "question": ..}``, as AFM's script writes it."""
     TARGET = "target"
@@ -24,22 +24,22 @@ class GoldForm(StrEnum):
 
 
 class Boundary(StrEnum):
-    """What happens to a token at the joint of two authors."""
+    """Treatment of a token with text of two authors."""
 
     SPLIT = "split"
-    """Each author's text is encoded alone; no token holds both."""
+    """Each author's text is encoded separately, so no token holds both."""
     MASK = "mask"
-    """The joined text is encoded; a token with any environment character is masked."""
+    """The joined text is encoded. A token with any environment character is masked."""
     KEEP = "keep"
-    """The joined text is encoded; a token with any agent character is trained on."""
+    """The joined text is encoded. A token with any agent character is trained on."""
 
 
 class PublishedIndex(StrEnum):
-    """FAISS indexes that can be had ready-made."""
+    """Published FAISS indexes."""
 
     FLAT = "flat"
-    """Exact; what the published agents were trained with."""
+    """Exact. The published agents were trained with it."""
     HNSW = "hnsw"
     """Approximate, fast on CPUs."""
     NONE = "none"
-    """The corpus alone."""
+    """Only the corpus."""

@@ -1,4 +1,4 @@
-"""Configuration files: YAML in, ``extends`` and ``key=value`` overrides applied, validated models out.
+"""Configuration files: from YAML, ``extends`` and ``key=value`` overrides to validated models.
 
 Every error names the file, the key path, the value found and what was expected.
 """
@@ -21,24 +21,24 @@ from afm.plugins import check_code_of
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 Find = Callable[[str, Path], Path]
-"""Finds the file that ``extends`` names, given the folder of the file with the key."""
+"""Finds the file of an ``extends`` key, given the folder of the file with the key."""
 
 Anchor = Callable[[dict[str, Any], Path], None]
-"""Rewrites, in place, the paths of one file that are relative to its folder."""
+"""Rewrites in place the paths in a file that are relative to its folder."""
 
 
 class Settings(BaseModel):
-    """Base of all settings that a file can hold: immutable, and an unknown key is an error.
+    """Base of all settings in files: immutable, and an unknown key is an error.
 
-    Describe a field in a docstring below it; the reference documentation reads it from there. Pydantic does not:
-    parsing the source of every model (``use_attribute_docstrings``) costs each command 50 ms.
+    Describe a field in a docstring below it, where the reference documentation reads it. Pydantic does not read it:
+    ``use_attribute_docstrings`` parses the source of every model, which costs each command 50 ms.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe; ``3e-5`` is a number as in YAML 1.2, and a repeated key is refused."""
+    """A safe loader that reads ``3e-5`` as a number, as YAML 1.2 does, and rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -60,7 +60,7 @@ _Loader.add_implicit_resolver(
 
 
 def describe_yaml(path: Path) -> str:
-    """What a YAML is and what to do with it, for a command that cannot use it."""
+    """Return the kind of a YAML and the command for it, for the error of a command that cannot use it."""
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ConfigError, OSError, ValueError, RecursionError):
@@ -70,7 +70,7 @@ def describe_yaml(path: Path) -> str:
 
 
 def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
-    """Where it is, what it is, and where that began."""
+    """Return the place and the text of a fault, and where the open part began."""
     at, begun = error.problem_mark, error.context_mark
     where = f"line {at.line + 1}, column {at.column + 1}: " if at else ""
     since = f" {error.context} that begins in line {begun.line + 1}" if error.context and begun else ""
@@ -78,7 +78,7 @@ def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
 
 
 def _refuse_other_kind(path: Path, data: Mapping[str, Any], what: str) -> None:
-    """Name the command for a file of another kind. A key that only one kind has decides the kind."""
+    """Refuse a file of another kind, with the command for it. A key of only one kind decides the kind."""
     expected = next((kind for kind in FILE_KINDS if what in kind.content), None)
     if expected is None or expected.matches(data) or (kind := kind_of(data)) is None:
         return
@@ -86,20 +86,20 @@ def _refuse_other_kind(path: Path, data: Mapping[str, Any], what: str) -> None:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text.
+    """Return the value of a YAML text.
 
     Raises:
         ConfigError: A key is set twice in one mapping.
-        yaml.YAMLError: It is no YAML.
+        yaml.YAMLError: The text is not YAML.
     """
     return yaml.load(text, _Loader)
 
 
 def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
-    """The mapping in a YAML file; ``what`` names its content in errors.
+    """Return the mapping in a YAML file. Errors call its content ``what``.
 
     Raises:
-        ConfigError: The file is missing, is no YAML, holds no mapping with words as keys, or is of another kind. Or it
+        ConfigError: The file is missing, is not YAML, holds no mapping with words as keys, or is of another kind. Or it
             runs code that needs ``--trust`` (:mod:`afm.plugins`).
     """
     if path.suffix in _ROW_SUFFIXES and path.is_file():
@@ -122,7 +122,7 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
 
 
 def read_mapping(source: str | Path | Mapping[str, Any], what: str) -> tuple[str, dict[str, Any]]:
-    """Settings that are given as they are or as the path of a YAML, and the name that errors call them by."""
+    """Return the label of settings for errors, and the settings, which may be given as the path of a YAML."""
     if isinstance(source, Mapping):
         return f"{what} configuration", dict(source)
     return str(source), read_file(Path(source), f"{what} settings")
@@ -131,11 +131,11 @@ def read_mapping(source: str | Path | Mapping[str, Any], what: str) -> tuple[str
 def read_extended(
     path: Path, what: str = "settings", *, find: Find | None = None, anchor: Anchor | None = None
 ) -> dict[str, Any]:
-    """A YAML file merged over the one it ``extends``, or over several, the later over the earlier; see :func:`merged`.
+    """Read a YAML file, merged over the files that it ``extends``, the later over the earlier; see :func:`merged`.
 
     Args:
         find: Where ``extends`` looks; by default a path relative to the file.
-        anchor: Applied to every file by itself.
+        anchor: Applied to every file before the merge.
 
     Raises:
         ConfigError: A file cannot be read, or ``extends`` goes in a circle.
@@ -145,7 +145,7 @@ def read_extended(
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` merged into ``base``: mappings merge key by key, other values replace, ``null`` removes what was inherited."""
+    """Merge ``over`` into ``base``. Mappings merge key by key, other values replace, ``null`` removes an inherited key."""
     result = dict(base)
     for key, value in over.items():
         inherited = result.get(key)
@@ -159,10 +159,10 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Set ``key=value`` pairs in place: keys may be dotted, values are YAML, an empty value is ``null``.
+    """Set ``key=value`` pairs in place. Keys may be dotted, values are YAML, an empty value is ``null``.
 
     Raises:
-        UsageError: Not of that form, or the key leads through a plain value.
+        UsageError: A pair does not have this form, or its key leads through a plain value.
     """
     for override in overrides:
         if override.startswith("--"):
@@ -174,7 +174,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
             value = parse_yaml(text)
         except (yaml.YAMLError, ConfigError) as error:
             why = " ".join(str(error).split())
-            raise UsageError(f"override {override!r}: the value is no YAML: {why}") from None
+            raise UsageError(f"override {override!r}: the value is not YAML: {why}") from None
         *parents, last = key.split(".")
         level = data
         for parent in parents:
@@ -187,7 +187,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _flag(word: str) -> str:
-    """What to write for an option of another program, ``--learning_rate``."""
+    """Return what to write instead of an option of another program, such as ``--learning_rate``."""
     name = word.lstrip("-").partition("=")[0]
     if re.search(r"api_key|token|secret", name):
         return (
@@ -197,7 +197,7 @@ def _flag(word: str) -> str:
 
 
 def read_in_place(data: dict[str, Any], key: str, overrides: Sequence[str]) -> None:
-    """Put the content of the file that ``data[key]`` names in its place, if an override reaches into it.
+    """Replace the file name in ``data[key]`` by the file's content, if an override reaches into it.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -208,10 +208,10 @@ def read_in_place(data: dict[str, Any], key: str, overrides: Sequence[str]) -> N
 
 
 def override_key(override: str) -> str:
-    """The dotted key of a ``key=value`` pair.
+    """Return the dotted key of a ``key=value`` pair.
 
     Raises:
-        UsageError: The pair is written as for Hydra, with a sign that adds or deletes a key.
+        UsageError: The pair has a sign of Hydra that adds or deletes a key.
     """
     key = override.partition("=")[0]
     if (sign := re.match(r"\s*(\++|~)", key)) and sign[1] != "~":
@@ -228,17 +228,17 @@ def override_key(override: str) -> str:
 def validated(
     model: type[ModelT], data: object, label: str, at: str = "", overrides: Sequence[str] | None = None
 ) -> ModelT:
-    """``data`` as a ``model``.
+    """Validate ``data`` as a ``model``.
 
     Args:
         label: File or name that errors begin with.
         at: Key path of ``data`` within the file, e.g. ``tools[0].config``.
-        overrides: The ``key=value`` pairs that ``data`` holds already; what they broke is blamed on them. ``None`` where the
-            command takes no such pairs.
+        overrides: The ``key=value`` pairs that are already in ``data``; errors name the pair that caused them. ``None``
+            if the command does not take pairs.
 
     Raises:
         ConfigError: One line for each fault: file, key path, value got, what was expected.
-        UsageError: The same, when overrides alone are at fault.
+        UsageError: The same, if only overrides are wrong.
     """
     try:
         return model.model_validate(data)
@@ -278,7 +278,7 @@ def _extended(
 
 
 def _typed(location: tuple[int | str, ...], overrides: Sequence[str]) -> str | None:
-    """The override that set the value at ``location``, or something in it."""
+    """Return the override that set the value at ``location``, or a part of it."""
     for override in reversed(overrides):
         key = override_key(override).split(".")
         if all(str(part) == name for part, name in zip(location, key, strict=False)) and location:
@@ -287,11 +287,11 @@ def _typed(location: tuple[int | str, ...], overrides: Sequence[str]) -> str | N
 
 
 _ADDRESS = re.compile(r"(\w://)([^\s/?#'\"]+@)?((?:(?!,\w+://)[^\s?'\"])*)(\?(?:(?!,\w+://)[^\s'\"])*)?")
-"""One address; of several with commas between, each."""
+"""One address, also in a list with commas."""
 
 
 def without_password(text: str) -> str:
-    """``text`` with ``***`` in place of user, password and query of the addresses in it."""
+    """Return ``text`` with ``***`` for user, password and query of the addresses in it."""
     return _ADDRESS.sub(
         lambda match: f"{match[1]}{'***@' * bool(match[2])}{match[3]}{'?***' * bool(match[4])}", text
     )
@@ -315,14 +315,14 @@ def _explained(details: ErrorDetails, at: str, model: type[BaseModel], takes_ove
     expected = expected.replace("a valid tuple", "a list")
     try:
         given = without_password(repr(details["input"]))
-    except ValueError:  # Python writes no integer of more than 4,300 digits
+    except ValueError:  # Python does not print integers of more than 4,300 digits
         given = "a number of thousands of digits"
     shown = given if len(given) <= 80 else f"{given[:77]}..."
     return f"{path}: got {shown} ({type(details['input']).__name__}), expected {expected}"
 
 
 def _fields(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """Names of the fields at ``location`` inside ``model``; empty when it is no model."""
+    """Return the names of the fields at ``location`` in ``model``; empty if no model is there."""
     current: object = model
     for part in location:
         field = getattr(current, "model_fields", {}).get(part)

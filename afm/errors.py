@@ -1,4 +1,4 @@
-"""Every error the framework raises on purpose: one tree, each leaf also a standard-library type.
+"""The errors of the framework: one tree, in which each leaf is also a standard-library type.
 
 A message states what failed, the value found, what was expected and what to do next. Data errors
 carry ``path`` and ``line`` and print as ``train.jsonl:17: ... at character 412``.
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 
 class AfmError(Exception):
-    """Base class of all errors raised on purpose by this framework."""
+    """Base class of all errors that this framework raises."""
 
 
 class ConfigError(AfmError, ValueError):
@@ -42,7 +42,7 @@ class DataError(AfmError, ValueError):
 
 
 class Fault(StrEnum):
-    """The ways in which a trajectory can be wrong."""
+    """Faults of trajectories."""
 
     UNKNOWN_ROLE = "unknown_role"
     NESTED = "nested"
@@ -65,7 +65,7 @@ class TrajectoryError(DataError):
     """A trajectory breaks the rules of its agent.
 
     Attributes:
-        kind: Which rule.
+        kind: The broken rule.
         character: 0-based offset into the trajectory's text.
     """
 
@@ -83,18 +83,18 @@ class TrajectoryError(DataError):
         super().__init__(message, path=path, line=line)
 
     def located(self, path: str | None, line: int | None) -> TrajectoryError:
-        """The same error with the file and line of the row it was found in."""
+        """Return the same error with the file and line of its row."""
         return TrajectoryError(self.message, kind=self.kind, character=self.character, path=path, line=line)
 
 
 class BadArgumentError(DataError):
-    """A tool can do nothing with an argument; the agent reads the message."""
+    """A tool cannot use an argument. The agent reads the message."""
 
 
 class RepeatedErrors:
-    """Lets three errors of each kind through and counts the rest, for files in which one fault spoils every row.
+    """Passes three errors of each kind and counts the rest, for files with the same fault in every row.
 
-    Errors are of one kind when their messages differ in numbers and quoted texts only.
+    Errors are of one kind if their messages differ only in numbers and quoted texts.
     """
 
     SHOWN = 3
@@ -105,7 +105,7 @@ class RepeatedErrors:
         self._first: dict[str, str] = {}
 
     def is_new(self, error: object) -> bool:
-        """Whether to show this error: it is among the first three of its kind."""
+        """Return whether to show this error: it is among the first three of its kind."""
         message = error.message if isinstance(error, DataError) else str(error)
         kind = self._VARIES.sub("#", message)
         self._first.setdefault(kind, message)
@@ -113,7 +113,7 @@ class RepeatedErrors:
         return self._counts[kind] <= self.SHOWN
 
     def rest(self) -> Iterator[str]:
-        """One line for each kind that has more errors than were shown."""
+        """Yield one line for each kind with errors that were not shown."""
         for kind, count in self._counts.items():
             if count > self.SHOWN:
                 yield f"... and {count - self.SHOWN:,} more like it: {' '.join(self._first[kind].split())}"
@@ -131,11 +131,11 @@ class EngineError(AfmError, RuntimeError):
 
 
 class RefusedError(EngineError):
-    """The engine answered, but not this request: it refuses it or has nothing to say, and would again."""
+    """The engine rejected this request or gave an empty answer. A retry would not help."""
 
 
 class BudgetSpentError(EngineError):
-    """What a run may cost is used up; what is finished stays."""
+    """The budget of a run is spent. Finished work is kept."""
 
 
 class ToolError(AfmError, RuntimeError):
@@ -143,7 +143,7 @@ class ToolError(AfmError, RuntimeError):
 
 
 class ReplayError(AfmError, LookupError):
-    """A call is not on the cassette that a run replays."""
+    """A call is missing from the cassette that a run replays."""
 
 
 class SandboxError(ToolError):
@@ -151,15 +151,15 @@ class SandboxError(ToolError):
 
 
 class SandboxUnavailableError(SandboxError):
-    """No isolation is available here; model-written code does not run without it."""
+    """No isolation is available, and model-written code does not run without it."""
 
 
 class SandboxBusyError(SandboxError):
-    """Too many runs wait for the sandbox already; try again later."""
+    """Too many runs are waiting for the sandbox."""
 
 
 class OwnCodeError(AfmError, RuntimeError):
-    """Python code of the user's own failed: a tool, a reward or a team."""
+    """The user's own Python code failed: a tool, a reward or a team."""
 
 
 class RewardError(AfmError, RuntimeError):
@@ -167,20 +167,20 @@ class RewardError(AfmError, RuntimeError):
 
 
 def install_advice(extra: str = "") -> str:
-    """The command that installs this project with an extra, or without any; no package index has it yet."""
+    """Return the command that installs this project, with an extra if given. No package index has the project yet."""
     target = f"'.[{extra}]'" if extra else "."
     return f"in the checkout of this project run: pip install -e {target}"
 
 
 def location(path: str | None, line: int | None) -> str:
-    """The ``file:line: `` prefix of a data error, empty when nothing is known."""
+    """Return the ``file:line: `` prefix of a data error, empty if the place is unknown."""
     if path is None:
         return "" if line is None else f"line {line}: "
     return f"{path}: " if line is None else f"{path}:{line}: "
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """A sentence that names the closest known word, or lists all of them."""
+    """Return a hint with the closest known word, or else with all known words."""
     words = sorted(map(str, known))
     close = get_close_matches(name, words, n=1)
     return f"did you mean {close[0]!r}?" if close else f"expected one of: {', '.join(words)}"

@@ -1,4 +1,4 @@
-"""The kinds of YAML that the commands read: how each is recognised, which command takes it, where the shipped ones are."""
+"""The kinds of YAML that the commands read: how to recognise each, its command, and the folder of the shipped ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from afm.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """One of the YAML files that the commands read, with what tells it from the others.
+    """A kind of YAML that commands read, and how it differs from the others.
 
     Attributes:
-        name: As messages call it.
-        content: What :func:`afm.configuration.read_file` is asked to read.
-        keys: Top-level keys of this kind that other kinds do not have, or hardly.
-        use: The next step for somebody who gave such a file to the wrong command; ``FILE`` is its path.
+        name: Its name in messages.
+        content: The values of ``what`` with which :func:`afm.configuration.read_file` reads it.
+        keys: Top-level keys that few or no other kinds have.
+        use: The next step after the file was given to the wrong command. ``FILE`` is its path.
     """
 
     name: str
@@ -28,11 +28,11 @@ class FileKind:
     use: str
 
     def use_of(self, path: object) -> str:
-        """The next step for the file at ``path``."""
+        """Return the next step for the file at ``path``."""
         return self.use.replace("FILE", shlex.quote(str(path)))
 
     def matches(self, data: Mapping[str, Any]) -> int:
-        """How many keys speak for this kind."""
+        """Return how many keys belong to this kind."""
         listed = isinstance(data.get("tools"), list) and "tools" in self.content
         return len(self.keys & set(data)) + listed
 
@@ -114,20 +114,20 @@ FILE_KINDS = (
         "start its server, for example: afm serve code --config FILE",
     ),
 )
-"""Every kind of YAML; ``tests/cli/test_wrong_inputs.py`` holds them against the files in ``configs``."""
+"""Every kind of YAML. ``tests/cli/test_wrong_inputs.py`` compares them with the files in ``configs``."""
 
 
 def kind_of(data: Mapping[str, Any]) -> FileKind | None:
-    """The kind that most keys speak for; ``None`` where no key does, or as many speak for another kind."""
+    """Return the kind to which most keys belong, or ``None`` if no key does, or two kinds tie."""
     second, best = sorted(FILE_KINDS, key=lambda kind: kind.matches(data))[-2:]
     return best if best.matches(data) > second.matches(data) else None
 
 
 def configs_folder() -> Path:
-    """The ``configs`` folder: below the current folder, else next to the installed package.
+    """Return the ``configs`` folder: in the current folder, else next to the installed package.
 
     Raises:
-        ConfigError: Not found, because the package was installed without its checkout.
+        ConfigError: It was not found, because the package was installed without its checkout.
     """
     for base in (Path.cwd(), Path(__file__).resolve().parent.parent):
         if (base / "configs/tiny").is_dir():

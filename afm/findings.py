@@ -1,4 +1,4 @@
-"""Findings of a check before a training, and what GPUs need: driver, nvcc, compiler, packages that import."""
+"""Findings of a check, and the checks of GPUs: driver, nvcc, compiler, packages that can be imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from afm.errors import AfmError, ConfigError
 T = TypeVar("T")
 
 FLASH_ATTENTION = "flash_attn.flash_attn_interface"
-"""The module that only flash-attn has; flash-attn-4 makes ``import flash_attn`` succeed without it."""
+"""A module of flash-attn only; flash-attn-4 makes ``import flash_attn`` succeed without it."""
 CROSS_ENTROPY = "flash_attn.ops.triton.cross_entropy"
 WHY_FLASH_ATTENTION = (
     "verl asks for flash_attention_2 (verl/workers/config/model.py:185) and hard-codes it for the critic "
@@ -51,7 +51,7 @@ os._exit(0)
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -60,39 +60,39 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     level: Level
     subject: str
     text: str
 
     def __str__(self) -> str:
-        """One line, as ``afm doctor`` prints it."""
+        """Return the line that ``afm doctor`` prints."""
         return f"{self.level:<8} {self.subject:<15} {self.text}"
 
     @property
     def why(self) -> str:
-        """What was seen, without the :attr:`next_step`."""
+        """The text without the :attr:`next_step`."""
         return self.text.removesuffix(f"; {self.next_step}") if self.next_step else self.text
 
     @property
     def next_step(self) -> str:
-        """What to do about it: the last clause of a text that is not fine; empty where nothing is to be done."""
+        """The last clause of a warning or error: what to do; empty if there is nothing to do."""
         return "" if self.level is Level.OK else self.text.rpartition("; ")[2] if "; " in self.text else ""
 
 
 class Report:
-    """Findings in the order in which they were made."""
+    """Findings, in order."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
 
     def add(self, *findings: Finding) -> None:
-        """Note findings."""
+        """Add findings."""
         self.findings += findings
 
     def asked(self, subject: str, question: Callable[[], T]) -> T | None:
-        """The answer to a question; an error of it is a finding."""
+        """Return what ``question`` returns, or add its error as a finding and return ``None``."""
         try:
             return question()
         except AfmError as error:
@@ -101,15 +101,15 @@ class Report:
 
 
 def failed(findings: Iterable[Finding]) -> bool:
-    """Whether the training would not start, or would not end well."""
+    """Return whether any finding is an error."""
     return any(finding.level is Level.ERROR for finding in findings)
 
 
 def refuse_errors(findings: Iterable[Finding]) -> None:
-    """Let a training start only where no finding is an error.
+    """Raise an error if any finding is one.
 
     Raises:
-        ConfigError: Says every error.
+        ConfigError: Lists every error.
     """
     if errors := [finding.text for finding in findings if finding.level is Level.ERROR]:
         raise ConfigError("; ".join(errors))
@@ -117,7 +117,7 @@ def refuse_errors(findings: Iterable[Finding]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Imports:
-    """What a process of its own could import: errors by module, the CUDA that torch is built for, whether a GPU is usable."""
+    """Result of imports in a separate process: errors by module, CUDA version of torch, whether a GPU is usable."""
 
     errors: Mapping[str, str]
     cuda: str | None = None
@@ -125,7 +125,7 @@ class Imports:
 
 
 def lock_advice(lock: str) -> str:
-    """The command that installs a lock; ``pip install -r`` alone fails at flash-attn.
+    """Return the command that installs a lock file. Plain ``pip install -r`` fails at flash-attn.
 
     >>> lock_advice("gpu-sft")
     'in the checkout of this project run: requirements/install-gpu.sh gpu-sft'
@@ -134,14 +134,14 @@ def lock_advice(lock: str) -> str:
 
 
 def has_gpu() -> bool:
-    """Whether this machine has the driver's command, so that GPU trainings are meant to run here."""
+    """Return whether this machine has nvidia-smi. If so, GPU trainings are expected to run here."""
     return shutil.which(_QUERY[0]) is not None
 
 
 def try_imports(modules: Sequence[str]) -> Imports:
-    """Import modules in another process: compiled parts that fit no GPU or no torch may end it.
+    """Import modules in another process, which a compiled module that does not fit the GPU or torch may kill.
 
-    If they end it, each is imported alone, so that only those to blame have an error.
+    If the process dies, each module is imported in its own process, so that only the faulty ones have an error.
     """
     errors = {name: "is not installed" for name in modules if not _installed(name)}
     present = [name for name in modules if name not in errors]
@@ -169,14 +169,14 @@ def try_imports(modules: Sequence[str]) -> Imports:
 
 
 def gpu_findings(env: Mapping[str, str]) -> Iterator[Finding]:
-    """The GPUs of this machine and what trainings on them need; one line without GPUs."""
+    """Check the GPUs of this machine and what trainings on them need. Without GPUs this is one finding."""
     if not has_gpu():
         yield Finding(Level.OK, "gpu", "none (no nvidia-smi): trainings run on the CPU, for the tiny recipes")
         return
     try:
         gpus, overview = _output(*_QUERY), _output(_QUERY[0])
     except (OSError, subprocess.SubprocessError) as error:
-        yield Finding(Level.WARNING, "gpu", f"nvidia-smi fails: {error}; mend the driver")
+        yield Finding(Level.WARNING, "gpu", f"nvidia-smi fails: {error}; repair the driver")
         return
     for number, line in enumerate(filter(None, gpus.splitlines())):
         yield Finding(Level.OK, "gpu", f"{number}: {line}")
@@ -204,12 +204,12 @@ def _torch(imports: Imports) -> Iterator[Finding]:
 
 
 def driver_finding(supported: re.Match[str] | None, built: str | None) -> Finding:
-    """The CUDA that the driver supports against the one that torch is built for.
+    """Compare the CUDA version that the driver supports with the one that torch is built for.
 
-    A driver runs every release of its major version and older ones, not the next major one.
+    A driver runs every release up to its own major version, but not the next major version.
     """
     if supported is None:
-        return Finding(Level.WARNING, "driver", "nvidia-smi names no CUDA version; mend the driver")
+        return Finding(Level.WARNING, "driver", "nvidia-smi prints no CUDA version; repair the driver")
     text = f"supports CUDA up to {supported[1]}.{supported[2]}"
     if built is None:
         old = int(supported[1]) < _CUDA_OF_LOCKS
@@ -222,20 +222,20 @@ def driver_finding(supported: re.Match[str] | None, built: str | None) -> Findin
 
 
 def _nvcc(env: Mapping[str, str], built: str | None) -> Finding:
-    """The compiler of CUDA, where torch's extension builder looks for it: CUDA_HOME, the PATH, /usr/local/cuda."""
+    """Find nvcc where torch's extension builder looks for it: CUDA_HOME, PATH, /usr/local/cuda."""
     home = env.get("CUDA_HOME") or env.get("CUDA_PATH")
     path = f"{home}/bin/nvcc" if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     wanted = f"CUDA {built}" if built else "the CUDA that torch is built for"
     advice = f"install the toolkit of {wanted}, and set CUDA_HOME to its folder"
     if not Path(path).is_file():
-        text = f"none at {path}: flash-attn cannot be built, nor what SGLang, FlashInfer and DeepSpeed compile at first use"
+        text = f"not found at {path}: flash-attn cannot be built, and SGLang, FlashInfer and DeepSpeed cannot compile their kernels"
         return Finding(Level.WARNING, "nvcc", f"{text}; {advice}")
     try:
         release = _RELEASE.search(_output(path, "--version"))
     except (OSError, subprocess.SubprocessError) as error:
         return Finding(Level.WARNING, "nvcc", f"{path} fails: {error}; {advice}")
     if release is None:
-        return Finding(Level.WARNING, "nvcc", f"{path} names no release; {advice}")
+        return Finding(Level.WARNING, "nvcc", f"{path} prints no release; {advice}")
     text = f"{path}, CUDA {release[1]}.{release[2]}"
     if built and release[1] != built.partition(".")[0]:
         return Finding(Level.WARNING, "nvcc", f"{text}, torch is built for CUDA {built}; {advice}")
@@ -251,7 +251,7 @@ def _compiler(env: Mapping[str, str]) -> Finding:
 
 
 def _flash_attention(imports: Imports, env: Mapping[str, str]) -> Iterator[Finding]:
-    """flash-attn, and what verl does without it."""
+    """Check flash-attn, and report what verl does without it."""
     if why := imports.errors.get(FLASH_ATTENTION):
         text = f"flash-attn {why}: {WHY_FLASH_ATTENTION}, so GPU recipes end when they load the model"
         yield Finding(Level.WARNING, "flash-attn", f"{text}; {BUILD_ADVICE}")
@@ -261,9 +261,7 @@ def _flash_attention(imports: Imports, env: Mapping[str, str]) -> Iterator[Findi
         text = f"flash-attn's cross entropy {why}: {_SLOW_PATH}"
         yield Finding(Level.WARNING, "log-probs", f"{text}; {BUILD_ADVICE}")
     elif env.get("VERL_DISABLE_FLASH_ATTN_CE", "0") == "1":
-        text = (
-            f"VERL_DISABLE_FLASH_ATTN_CE=1: {_SLOW_PATH}; unset it, unless you want equal bits in every run"
-        )
+        text = f"VERL_DISABLE_FLASH_ATTN_CE=1: {_SLOW_PATH}; unset it, unless every run must give equal bits"
         yield Finding(Level.WARNING, "log-probs", text)
     else:
         yield Finding(Level.OK, "log-probs", "with flash-attn's cross entropy")
@@ -282,7 +280,7 @@ def _line(text: str) -> str:
 
 
 def package_version(package: str) -> str | None:
-    """The installed version; ``None`` where the package is not installed."""
+    """Return the installed version, or ``None`` if the package is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

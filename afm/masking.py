@@ -1,13 +1,12 @@
-"""From who wrote the text to which tokens are trained on.
+"""The loss mask: which tokens are trained on, from who wrote each part of the text.
 
-Agent text is trained on, environment text is not. How a token is treated that would hold characters of
-both is the :class:`Boundary`; ``SPLIT`` leaves no such token, because every author's text is encoded on its
-own. That is also what an episode does, where observations are appended as tokens of their own, so training and
-rollouts see the same ids for the same text.
+Agent text is trained on, environment text is not. :class:`Boundary` controls tokens with characters of both.
+``SPLIT`` encodes each author's text separately, so there are no such tokens. An episode does the same: it appends
+observations as separate tokens. So training and rollouts see the same ids for the same text.
 
-Some tokenizers (SentencePiece-like ones, as Llama-2's) put a blank before every text they are given. At the
-beginning of a turn that is how the model was trained. Before an observation in the middle of one it would be a
-blank that was never written, so text that continues other text is encoded by a variant without it.
+Some tokenizers (SentencePiece-like ones, such as Llama-2's) put a blank before every text. At the beginning of a turn
+the model was trained with that blank. In the middle of a turn the blank was never written. So a variant of the
+tokenizer without it encodes text that continues other text.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from afm.trajectory.tags import Author, Segment, blocks
 
 @dataclass(frozen=True, slots=True)
 class MaskedIds:
-    """Token ids and, as long, their mask: 1 where the token is trained on, else 0."""
+    """Token ids and their mask of the same length: 1 if the token is trained on, else 0."""
 
     ids: list[int]
     mask: list[int]
@@ -44,15 +43,15 @@ def encode_batch(
     *,
     roles_without_loss: Sequence[str] = (),
 ) -> list[MaskedIds]:
-    """Encode many responses in one call of a fast Hugging Face tokenizer; no special tokens are added.
+    """Encode many responses in one call of a fast Hugging Face tokenizer, without special tokens.
 
     Args:
-        rows: The segments of each response; neighbours by one author count as one text.
-        roles_without_loss: Roles of the agent that are not trained on, tags included. They change no id; a
-            token with any character of one has mask 0.
+        rows: The segments of each response. Adjacent segments of one author count as one text.
+        roles_without_loss: Roles of the agent that are not trained on, tags included. The ids stay the same. A token
+            with any character of these roles has mask 0.
 
     Raises:
-        ConfigError: The tokenizer is a slow one, which cannot locate its tokens in the text.
+        ConfigError: The tokenizer is a slow one, which does not report the positions of tokens.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
@@ -94,7 +93,7 @@ def _encode_split(
 def _encode_pieces(
     tokenizer: Any, rows: Sequence[Sequence[Segment]], *, offsets: bool
 ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-    """Ids and (if asked for) offsets of every segment, in order; all but the first of a row continue a text."""
+    """Return ids, and offsets on request, of every segment in order. All but the first of a row continue a text."""
     texts = [segment.text for row in rows for segment in row]
     if not texts:
         return
@@ -130,7 +129,7 @@ def _encode_whole(
 def _silence(
     mask: list[int], offsets: Sequence[tuple[int, int]], row: Sequence[Segment], roles: tuple[str, ...]
 ) -> None:
-    """Set the mask of every token to 0 that touches one of ``roles`` in the agent's text."""
+    """Set the mask to 0 for every token that touches one of ``roles`` in the agent's text."""
     position = 0
     for segment in row:
         if segment.author is Author.AGENT:
@@ -141,9 +140,9 @@ def _silence(
 
 
 def role_spans(text: str, roles: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Begin and end of each of ``roles`` in the agent's ``text``; one that is never closed reaches to its end.
+    """Yield begin and end of each of ``roles`` in the agent's ``text``. A role that is never closed ends with the text.
 
-    A tag inside of another role is that role's text.
+    A tag inside another role is text of that role.
     """
     for block in blocks(text):
         if block.role in roles:
@@ -167,7 +166,7 @@ def _mask_of(offsets: Sequence[tuple[int, int]], row: Sequence[Segment], boundar
 def _tokens_within(
     offsets: Sequence[tuple[int, int]], start: int, stop: int, boundary: Boundary
 ) -> tuple[int, int]:
-    """Range of the tokens inside ``[start, stop)``, or for ``MASK`` that touch it."""
+    """Return the range of the tokens inside ``[start, stop)``, or, for ``MASK``, of those that touch it."""
     begin, end = itemgetter(0), itemgetter(1)
     if boundary is Boundary.MASK:
         return bisect_right(offsets, start, key=end), bisect_left(offsets, stop, key=begin)
@@ -189,13 +188,13 @@ def _encode(tokenizer: Any, texts: list[str], *, offsets: bool = False) -> Any:
 
 
 class ContinuingTokenizer:
-    """The same vocabulary and merges, without a blank put before a text."""
+    """A tokenizer with the same vocabulary and merges that puts no blank before a text."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
 
     def __call__(self, texts: list[str]) -> dict[str, list[Any]]:
-        """Ids and offsets of each text, without special tokens."""
+        """Return ids and offsets of each text, without special tokens."""
         encodings = self._backend.encode_batch(texts, add_special_tokens=False)
         return {
             "input_ids": [encoding.ids for encoding in encodings],
@@ -207,7 +206,7 @@ _made: WeakKeyDictionary[Any, tuple[int, ContinuingTokenizer | None]] = WeakKeyD
 
 
 def continuing(tokenizer: Any) -> ContinuingTokenizer | None:
-    """How a fast Hugging Face tokenizer encodes a continuation, ``None`` if like any other text."""
+    """Return the variant that encodes continuations, or ``None`` if the tokenizer itself does."""
     size = len(tokenizer)  # tokens may be added later
     known = _made.get(tokenizer)
     if known is None or known[0] != size:
@@ -217,7 +216,7 @@ def continuing(tokenizer: Any) -> ContinuingTokenizer | None:
 
 
 def encode_continuation(tokenizer: Any, text: str) -> list[int]:
-    """Ids of ``text`` as the continuation of another text."""
+    """Return the ids of ``text`` as the continuation of another text."""
     variant = continuing(tokenizer)
     if variant is None:
         return list(tokenizer.encode(text, add_special_tokens=False))
@@ -239,7 +238,7 @@ def _make(backend: Any) -> ContinuingTokenizer | None:
 
 
 def _without_blank(part: Any) -> Any:
-    """A component's description without what puts a blank before a text."""
+    """Return a component's description without the part that puts a blank before a text."""
     if isinstance(part, list):
         return [bare for item in part if (bare := _without_blank(item)) is not None]
     if not isinstance(part, dict):

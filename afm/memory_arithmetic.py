@@ -1,6 +1,6 @@
-"""Where a training is meant to run, the shape of its model, and the memory that follows from both.
+"""Hardware of a training, the shape of its model, and the memory that follows from both.
 
-The formulas are those that fine-tuning and reinforcement learning share. They were never compared with a GPU.
+Fine-tuning and reinforcement learning share these formulas. They have not been compared with measurements on a GPU.
 Activations assume attention that does not store its scores (flash, sdpa).
 """
 
@@ -22,7 +22,7 @@ _HEADER = re.compile(r"^# Hardware: (\d+) nodes? x (\d+) GPUs of (\d+) GB", re.M
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Equal nodes with equal GPUs."""
+    """Identical nodes with identical GPUs."""
 
     nodes: int = 1
     gpus: int = 8
@@ -30,16 +30,16 @@ class Hardware:
 
     @property
     def world(self) -> int:
-        """GPUs of all nodes."""
+        """Number of GPUs on all nodes."""
         return self.nodes * self.gpus
 
     def __str__(self) -> str:
-        """``2 nodes x 8 GPUs of 80 GB``, as in the header of a recipe."""
+        """Return ``2 nodes x 8 GPUs of 80 GB``, as in the header of a recipe."""
         return f"{self.nodes} node{'s' * (self.nodes > 1)} x {self.gpus} GPUs of {self.gpu_gib:g} GB"
 
 
 def recipe_hardware(config_file: Path) -> Hardware | None:
-    """What the line ``# Hardware: N nodes x M GPUs of G GB`` in a recipe's header says, if there is one."""
+    """Read the line ``# Hardware: N nodes x M GPUs of G GB`` in a recipe's header, if there is one."""
     try:
         header = _HEADER.search(config_file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -50,10 +50,10 @@ def recipe_hardware(config_file: Path) -> Hardware | None:
 def hardware_from(
     env: Mapping[str, str], config_file: Path, nodes: int | None, gpus: int | None, gpu_gib: float | None
 ) -> Hardware:
-    """The options given, else what the environment says about the job, else the recipe's header.
+    """Return the hardware from the options, else from the environment, else from the recipe's header.
 
     Raises:
-        ConfigError: A variable is no positive number.
+        ConfigError: A variable is not a positive number.
     """
     written = recipe_hardware(config_file) or Hardware()
     return Hardware(
@@ -64,10 +64,10 @@ def hardware_from(
 
 
 def positive_variable(env: Mapping[str, str], name: str, default: int) -> int:
-    """A count that the environment holds; unset or empty is the default.
+    """Return a count from the environment, or ``default`` if the variable is unset or empty.
 
     Raises:
-        ConfigError: It is no positive whole number.
+        ConfigError: It is not a positive whole number.
     """
     text = env.get(name) or str(default)
     if not text.isascii() or not text.isdigit() or int(text) < 1:
@@ -80,7 +80,7 @@ LAYER_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the size of a dense decoder (Llama, Qwen2, Qwen3) follows from."""
+    """Sizes of a dense decoder (Llama, Qwen2, Qwen3)."""
 
     hidden: int
     layers: int
@@ -96,7 +96,7 @@ class ModelShape:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of the linear modules of one layer."""
+        """Input and output width of the linear modules of one layer."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         shapes = [(self.hidden, queries), (self.hidden, keys), (self.hidden, keys), (queries, self.hidden)]
         shapes += [(self.hidden, self.mlp), (self.hidden, self.mlp), (self.mlp, self.hidden)]
@@ -113,22 +113,22 @@ class ModelShape:
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding, the largest single module."""
+        """Number of parameters of the embedding, the largest single module."""
         return self.vocab * self.hidden
 
     def adapters(self, rank: int, targets: str) -> int:
-        """Parameters of LoRA adapters of ``rank`` on ``targets`` (``all``, or module names with commas)."""
+        """Return the parameters of LoRA adapters of ``rank`` on ``targets`` (``all``, or module names with commas)."""
         names = LAYER_MODULES if targets == "all" else [name.strip() for name in targets.split(",")]
         linears = self.linears
         return self.layers * sum(rank * sum(linears[name]) for name in names if name in linears)
 
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-"""Files of which a tokenizer's folder has one at least."""
+"""A tokenizer's folder has at least one of these files."""
 
 
 def missing_model_files(folder: Path) -> list[str]:
-    """What a model's folder lacks of configuration, weights and tokenizer."""
+    """List what a model's folder lacks: configuration, weights or tokenizer."""
     needed = {
         "config.json": ("config.json",),
         "weights": ("*.safetensors", "pytorch_model*.bin"),
@@ -142,7 +142,7 @@ def missing_model_files(folder: Path) -> list[str]:
 
 
 def model_shape(name_or_folder: str) -> ModelShape | None:
-    """Shape of a model in a folder, or by its name of a Qwen2.5 of 1.5B, 3B, 7B or 32B or Llama-2 of 7B; else ``None``.
+    """Return the shape of a model in a folder, or of Qwen2.5 1.5B, 3B, 7B, 32B or Llama-2 7B by name; else ``None``.
 
     Raises:
         ConfigError: The folder's ``config.json`` is broken.
@@ -152,7 +152,7 @@ def model_shape(name_or_folder: str) -> ModelShape | None:
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{file}: no JSON: {error}; copy the model again") from None
+            raise ConfigError(f"{file}: not JSON: {error}; copy the model again") from None
         if not isinstance(config, dict):
             raise ConfigError(
                 f"{file}: got {type(config).__name__}, expected a model's settings as a JSON object"
@@ -202,7 +202,7 @@ _LLAMA_2_7B = ModelShape(4096, 32, 32, 32, 128, 11008, 32000, False, False, Fals
 
 GIB = 1024**3
 _USABLE = 0.92
-"""Of a GPU's memory; the rest is the driver's and fragmentation."""
+"""Usable share of a GPU's memory. The driver and fragmentation take the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class MemoryNeed:
 
     Attributes:
         states: Parameters, gradients, optimizer.
-        engine: What a rollout engine on the same GPU holds meanwhile.
+        engine: What a rollout engine on the same GPU holds at the same time.
     """
 
     states: int
@@ -226,7 +226,7 @@ class MemoryNeed:
 
 
 def described(need: MemoryNeed, where: str = " a GPU") -> str:
-    """A need in GiB and its parts."""
+    """Return a need and its parts in GiB, as text."""
     parts = {"states": need.states, "activations": need.activations, "logits": need.logits}
     if need.engine:
         parts["rollout engine"] = need.engine
@@ -235,11 +235,11 @@ def described(need: MemoryNeed, where: str = " a GPU") -> str:
 
 
 def activation_bytes(shape: ModelShape, tokens: int, width: int, *, checkpointing: bool) -> int:
-    """What the forward pass of ``tokens`` on one GPU keeps for the backward pass, and the layer under work.
+    """Return the bytes that a forward pass of ``tokens`` on one GPU keeps for the backward pass, and of the current layer.
 
     Args:
-        width: Bytes of a number.
-        checkpointing: Only the input of each layer is kept, and one layer at a time recomputed.
+        width: Bytes per number.
+        checkpointing: Whether only the input of each layer is kept, and one layer at a time is recomputed.
     """
     layer = layer_bytes(shape, tokens, width)
     if not checkpointing:
@@ -248,42 +248,42 @@ def activation_bytes(shape: ModelShape, tokens: int, width: int, *, checkpointin
 
 
 def layer_bytes(shape: ModelShape, tokens: int, width: int) -> int:
-    """What one layer holds while ``tokens`` pass through it."""
+    """Return the bytes that one layer holds while ``tokens`` pass through it."""
     return tokens * (width * (8 * shape.hidden + 4 * shape.mlp) + 8 * shape.hidden)
 
 
 def fsdp2_bytes(shape: ModelShape, trained: int, gpus: int, width: int, frozen: int = 0) -> int:
-    """Parameters, gradients and AdamW in fp32, sharded over ``gpus``, and the largest module unsharded.
+    """Return the bytes of parameters, gradients and AdamW in fp32, sharded over ``gpus``, and of the largest module unsharded.
 
     Args:
-        width: Bytes of a frozen parameter.
+        width: Bytes per frozen parameter.
     """
     return 4 * shape.embedding + 16 * trained // gpus + width * frozen // gpus
 
 
 def fits(need_bytes: float, gpu_gib: float) -> bool:
-    """Whether it fits on a GPU, with room for the driver and fragmentation."""
+    """Return whether it fits on a GPU, with room for the driver and fragmentation."""
     return need_bytes < _USABLE * gpu_gib * GIB
 
 
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
-"""Of processors that multiply bfloat16 themselves; others imitate it, which is slower than float32."""
+"""CPU flags of processors with bfloat16 instructions. Others emulate bfloat16, which is slower than float32."""
 _CPU_FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
 _FREE_MEMORY = re.compile(r"^MemAvailable:\s*(\d+) kB$", re.MULTILINE)
 
 
 def multiplies_bfloat16(cpu_info: str | None = None) -> bool:
-    """Whether this computer's processor has instructions for bfloat16.
+    """Return whether the processor has instructions for bfloat16.
 
     Args:
-        cpu_info: Text of ``/proc/cpuinfo``; this computer's unless given.
+        cpu_info: Text of ``/proc/cpuinfo``; by default that of this computer.
     """
     flags = _CPU_FLAGS.search(_read("/proc/cpuinfo") if cpu_info is None else cpu_info)
     return flags is not None and not BFLOAT16_FLAGS.isdisjoint(flags[1].split())
 
 
 def free_bytes() -> int | None:
-    """Memory that processes can still get on this computer; ``None`` where Linux does not say."""
+    """Return the memory that processes can still allocate on this computer, or ``None`` if Linux does not report it."""
     free = _FREE_MEMORY.search(_read("/proc/meminfo"))
     return int(free[1]) * 1024 if free else None
 
@@ -296,7 +296,7 @@ def _read(file: str) -> str:
 
 
 def cpu_finding(need_bytes: int, text: str, advice: str) -> Finding:
-    """Whether ``need_bytes`` fit in the memory of this computer that is free now."""
+    """Check that ``need_bytes`` fit in the free memory of this computer."""
     free = free_bytes()
     if free is None:
         return Finding(Level.OK, "memory", text)
@@ -306,7 +306,7 @@ def cpu_finding(need_bytes: int, text: str, advice: str) -> Finding:
 
 
 def disk_finding(need_bytes: float, folder: Path, what: str, advice: str) -> Finding:
-    """Whether ``what`` fits on the disk of ``folder``, which need not exist yet."""
+    """Check that ``what`` fits on the disk of ``folder``, which need not exist yet."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent

@@ -1,4 +1,4 @@
-"""The one table of colours. The viewer, reports, charts and the terminal all take theirs from here.
+"""The table of colours for the viewer, reports, charts and the terminal.
 
 Pages get it as CSS properties (``--good``, ``--series-1``, ...) from ``evaluation/templates/palette.css.j2``.
 """
@@ -15,7 +15,7 @@ class Colour:
     Attributes:
         light: On light pages, as CSS.
         dark: On dark pages, as CSS.
-        terminal: A style of Rich. It names one of the terminal's own colours, which suit the terminal's background.
+        terminal: A style of Rich, made of the terminal's own colours, which suit its background.
     """
 
     light: str
@@ -49,17 +49,17 @@ PALETTE = {
     "series-4": Colour("#9333ea", "#c99bff"),
     "series-5": Colour("#be185d", "#f78bb8"),
 }
-"""By name. ``control`` is the border of what can be clicked or typed into. ``series-*`` are the lines of charts in
+"""Colours by name. ``control`` is the border of controls and inputs. ``series-*`` are the lines of charts in
 their order. A ``*-tint`` is the background of text in its colour."""
 
 ROLE_HUES = (222, 272, 165, 36, 312, 196, 92, 18, 244, 142, 54, 342)
-"""CSS hues of roles; a role beyond them takes the first again."""
+"""CSS hues of roles. Further roles start again with the first hue."""
 
 
 def terminal_style(name: str) -> str:
-    """The style that Rich prints a meaning in.
+    """Return the Rich style of a colour.
 
     Raises:
-        KeyError: The palette has no such name.
+        KeyError: The palette does not have this name.
     """
     return PALETTE[name].terminal

@@ -1,8 +1,7 @@
-"""Episodes: each played, judged, and turned into a record, whatever fails on the way.
+"""Episodes: played, judged and turned into records, also if something fails.
 
-Evaluation plays with :class:`Referee`, which judges and never raises for a failed episode. The selection of questions
-for reinforcement learning plays with :func:`play_once` and judges by itself. :func:`work_in_parallel` does either many
-times at once.
+Evaluation uses :class:`Referee`, which judges and does not raise for a failed episode. The selection of questions for
+reinforcement learning uses :func:`play_once` and judges separately. :func:`work_in_parallel` runs either in parallel.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from afm.tools import Tool
 from afm.trajectory.record import Record, StopReason, Verdict
 
 GROUPS_KEY = "groups"
-"""Where a record's provenance holds the groups of its question."""
+"""Key of a record's provenance with the groups of its question."""
 
 _GROUP_FIELDS = (
     *("level", "difficulty", "category", "subject", "subfield"),
     *("domain", "problem_topic", "type", "prop", "platform", "steps"),
 )
-"""Fields of the owners' rows that tell questions apart."""
+"""Fields of published rows that group questions."""
 _MAX_GROUP_CHARS = 80
 _LONGEST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """What happens when infrastructure fails.
+    """Limits for failures of infrastructure.
 
     Attributes:
         retries: Further attempts at an episode or a judgement that failed.
-        max_share: Share of all episodes that may end without a score; more ends the run with an error.
+        max_share: Largest share of episodes without a score; a larger share ends the run with an error.
     """
 
     retries: int = 2
@@ -55,7 +54,7 @@ class FailurePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One episode to play: a task and the number of the round, from 0."""
+    """An episode to play: a task and its round, counted from 0."""
 
     task: Task
     round: int
@@ -67,37 +66,37 @@ class Job:
 
 
 def job_id(task_id: str, number: int) -> str:
-    """Id of the record of a task's episode in round ``number``."""
+    """Return the id of the record of a task's episode in round ``number``."""
     return f"{task_id}#{number}"
 
 
 def has_score(record: Record) -> bool:
-    """Whether an episode counts in the results."""
+    """Return whether an episode counts in the results."""
     return not record.error and record.verdict is not None and not record.verdict.abstained
 
 
 class Player(Protocol):
-    """Who plays tasks: a model in the episode loop, or a team."""
+    """A model in the episode loop, or a team, that plays tasks."""
 
     @property
     def name(self) -> str:
-        """Identifies the player in records and manifests."""
+        """Name of the player in records and manifests."""
         ...
 
     @property
     def keeps_format(self) -> bool:
-        """Whether its text has to keep the agent's rules; of a team only the answer is judged."""
+        """Whether its text must keep the agent's rules. Of a team only the answer is judged."""
         ...
 
     async def play(self, episode: str, task: Task, seed: int) -> Record:
-        """One episode, not yet judged unless the player judges itself.
+        """Play one episode. It is not judged, unless the player judges its own episodes.
 
         Args:
-            episode: Id of its record.
+            episode: Id of the record.
 
         Raises:
             EngineError, ToolError: Infrastructure failed, so that the episode has no score.
-            BudgetSpentError: The run may cost no more; it ends.
+            BudgetSpentError: The budget is spent, and the run ends.
         """
         ...
 
@@ -107,9 +106,9 @@ class ModelPlayer:
     """A model in the episode loop.
 
     Attributes:
-        limits: Instead of the agent's own.
-        keep_tokens: Whether records hold token ids, mask and log-probabilities.
-        protocol: How AFM's script plays episodes; ``None`` for ours.
+        limits: Replace the agent's limits.
+        keep_tokens: Whether records contain token ids, mask and log-probabilities.
+        protocol: The protocol of AFM's script; ``None`` for ours.
     """
 
     spec: AgentSpec
@@ -124,7 +123,7 @@ class ModelPlayer:
 
     @property
     def name(self) -> str:
-        """The model's."""
+        """Name of the model."""
         return self.model.name
 
     async def play(self, episode: str, task: Task, seed: int) -> Record:
@@ -164,16 +163,16 @@ class ModelPlayer:
 
 
 class ToolsDownError(ToolError):
-    """Every tool call of an episode failed, which says nothing about the question."""
+    """Every tool call of an episode failed, so its result says nothing about the question."""
 
 
 async def play_once(player: Player, episode: str, task: Task, seed: int) -> Record:
-    """One episode, not yet judged.
+    """Play one episode without judging it.
 
     Raises:
         ToolsDownError: Every tool call of the episode failed.
         EngineError, ToolError: Infrastructure failed.
-        BudgetSpentError: The run may cost no more.
+        BudgetSpentError: The budget is spent.
     """
     record = await player.play(episode, task, seed)
     if record.calls and not any(call.ok for call in record.calls):
@@ -186,14 +185,14 @@ async def play_once(player: Player, episode: str, task: Task, seed: int) -> Reco
 
 @dataclass(frozen=True, slots=True)
 class Referee:
-    """Has single episodes played, and judges them.
+    """Plays and judges single episodes.
 
-    A failing engine or tool server makes a record with ``error``, a failing reward one whose verdict
-    abstains: neither has a score.
+    If an engine or tool server fails, the record has an ``error``. If the reward fails, the verdict abstains. Neither has
+    a score.
 
     Attributes:
-        seed: Of the whole run.
-        route: The agent's key in ``agents:``, where there are several.
+        seed: Seed of the whole run.
+        route: The agent's key in ``agents:``, if there are several agents.
     """
 
     spec: AgentSpec
@@ -204,11 +203,11 @@ class Referee:
     route: str = ""
 
     async def play(self, job: Job) -> Record:
-        """The record of one episode.
+        """Play and judge one episode, and return its record.
 
         Raises:
             SandboxUnavailableError: Model-written code cannot run on this machine at all.
-            BudgetSpentError: The run may cost no more.
+            BudgetSpentError: The budget is spent.
         """
         seed = episode_seed(self.seed, job.task.id, job.round)
         attempts = self._retrying(retry_if_exception(_may_pass))
@@ -270,7 +269,7 @@ class Referee:
 
 
 def groups_of(extra_info: Mapping[str, Any]) -> dict[str, str]:
-    """The groups that a question belongs to, by the name of their field."""
+    """Return the groups of a question by field name."""
     values = {key: extra_info.get(key) for key in _GROUP_FIELDS}
     return {
         key: str(value)
@@ -280,7 +279,7 @@ def groups_of(extra_info: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the same episode may succeed at once: not where a budget is spent, or a team cannot read the task."""
+    """Return whether a retry may succeed. It cannot if the budget is spent or a team cannot read the task."""
     lasting = (BudgetSpentError, SandboxUnavailableError, RefusedError)
     return isinstance(error, EngineError | ToolsDownError) and not isinstance(error, lasting)
 
@@ -295,10 +294,10 @@ JobT = TypeVar("JobT")
 async def work_in_parallel(
     jobs: Iterable[JobT], work: Callable[[JobT], Awaitable[None]], parallel: int
 ) -> None:
-    """Do ``work`` on every job, ``parallel`` at a time; jobs are read one by one, when a worker is free.
+    """Do ``work`` on every job, ``parallel`` at a time. A job is read when a worker is free.
 
     Raises:
-        Exception: The first one that a job raised; it ended the others.
+        Exception: The first exception of a job. It cancels the other jobs.
     """
     todo = iter(jobs)
 

@@ -1,4 +1,4 @@
-"""What the published system trains with, applied to one of our recipes: ``preset=script|paper|ours``.
+"""Settings of the published system, applied to one of our recipes: ``preset=script|paper|ours``.
 
 The facts are in ``published.yaml``, each with its source: a line of the published repository or a topic of the paper.
 """
@@ -23,7 +23,7 @@ Kind = Literal["rl", "sft", "eval", "tools"]
 
 
 class PresetSource(StrEnum):
-    """Whose settings a recipe takes."""
+    """The source of a recipe's settings."""
 
     OURS = "ours"
     """The recipe unchanged."""
@@ -33,7 +33,7 @@ class PresetSource(StrEnum):
 
 
 class PublishedSetting(Settings):
-    """What the sources say about one key of a recipe; a source without a value says nothing."""
+    """The values of one key of a recipe, by source. A source may have no value."""
 
     script: Any = None
     """The value in the published repository."""
@@ -42,7 +42,7 @@ class PublishedSetting(Settings):
     at: tuple[str, ...] = ()
     """The source in the repository: ``LINE`` or ``FILE:LINE``, and its text where that is not the value."""
     ours: str = ""
-    """Why our recipe has another value than both."""
+    """Why our recipe differs from both."""
 
     @field_validator("at", mode="before")
     @classmethod
@@ -50,7 +50,7 @@ class PublishedSetting(Settings):
         return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
     def said(self) -> dict[PresetSource, Any]:
-        """The values by source, of those that say something."""
+        """Return the values of the sources that have one."""
         return {
             source: getattr(self, source)
             for source in (PresetSource.SCRIPT, PresetSource.PAPER)
@@ -62,17 +62,17 @@ class PublishedRecipe(Settings):
     """The facts of one recipe."""
 
     file: str = ""
-    """The published file that its lines are of."""
+    """The published file with the lines in ``at``."""
     section: str = ""
     """Topic of the paper."""
     like: str = ""
-    """Another recipe whose facts hold here, too, apart from the keys ``apart``."""
+    """Another recipe whose facts also apply here, except for the keys in ``apart``."""
     apart: tuple[str, ...] = ()
     facts: dict[str, PublishedSetting] = Field(default_factory=dict)
 
 
 class Published(Settings):
-    """All facts; keys of facts are those of our recipes."""
+    """All facts. Their keys are those of our recipes."""
 
     revision: str
     paper: str
@@ -84,7 +84,7 @@ class Published(Settings):
     variants: tuple[str, ...]
 
     def recipes(self, kind: Kind) -> dict[str, PublishedRecipe]:
-        """The recipes of a kind, each with the facts that it takes from another one."""
+        """Return the recipes of a kind, each with the facts from the recipe that it is ``like``."""
         recipes: dict[str, PublishedRecipe] = getattr(self, kind)
         return {name: _whole(recipes, recipe) for name, recipe in recipes.items()}
 
@@ -110,20 +110,20 @@ def published() -> Published:
 
 @dataclass(frozen=True, slots=True)
 class AppliedPreset:
-    """The settings that a source gave a recipe, by key; what the user set stays out."""
+    """Settings that a recipe got from a source, by key, without those that the user set."""
 
     source: PresetSource
     recipe: str
     values: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """For the settings of a run."""
+        """Return an entry for the settings of a run."""
         revision = {"revision": published().revision} if self.source is PresetSource.SCRIPT else {}
         return {"source": self.source.value, **revision, "recipe": self.recipe, "values": self.values}
 
 
 def preset_lines(taken: Mapping[str, Any]) -> list[str]:
-    """What :meth:`AppliedPreset.as_dict` says, for a person: one line a setting, none without a preset."""
+    """Return the lines to print for :meth:`AppliedPreset.as_dict`: one per setting, none without a preset."""
     if not taken:
         return []
     values = taken["values"]
@@ -134,16 +134,16 @@ def preset_lines(taken: Mapping[str, Any]) -> list[str]:
 def take_preset(
     data: dict[str, Any], kind: Literal["rl", "sft"], path: Path, overrides: Sequence[str]
 ) -> tuple[list[str], AppliedPreset | None]:
-    """Lay the settings that ``preset`` asks for over ``data``, in place.
+    """Merge the settings of ``preset`` into ``data``, in place.
 
-    ``preset`` is set in the file or by an override: ``script``, ``paper``, ``ours``, or ``script:NAME`` for a recipe
-    that has a name of its own. What a source does not say stays as the recipe has it.
+    The file or an override sets ``preset``: ``script``, ``paper``, ``ours``, or ``script:NAME`` for a recipe with another
+    name. Keys without a value in the source keep the recipe's value.
 
     Returns:
-        The other overrides, which are yet to be applied, and the values of the preset.
+        The other overrides, which are not applied yet, and the values of the preset.
 
     Raises:
-        ConfigError: No such preset, or nothing is published for the recipe.
+        ConfigError: The preset does not exist, or nothing is published for the recipe.
     """
     asked = data.pop("preset", None)
     rest = []
@@ -179,12 +179,12 @@ def _values(kind: Literal["rl", "sft"], name: str, source: PresetSource) -> dict
             facts |= {f"tools.{tool}.{key}": fact for key, fact in recipe.facts.items()}
     values = {key: fact.said()[source] for key, fact in facts.items() if source in fact.said()}
     if not values:
-        raise ConfigError(f"preset={source}: the {source} says nothing about {name}; leave it out")
+        raise ConfigError(f"preset={source}: the {source} has no settings of {name}; leave preset out")
     return values
 
 
 def _lay(data: dict[str, Any], values: dict[str, Any]) -> None:
-    """Write ``values`` into ``data``, and drop those of tools that the recipe does not have."""
+    """Write ``values`` into ``data``, and drop settings of tools that the recipe does not have."""
     settings = {key: value for key, value in values.items() if not key.startswith("tools.")}
     words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     for place in ("rewards", "tools"):
@@ -201,7 +201,7 @@ def _lay(data: dict[str, Any], values: dict[str, Any]) -> None:
 
 
 def _lay_on_tools(place: dict[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """Write the settings of tools into the tools that ``place`` declares; returns the keys that were set."""
+    """Write the settings of tools into the tools of ``place``, and return the keys that were set."""
     tools = place.get("tools")
     if isinstance(tools, str):
         place["tools"] = tools = read_file(Path(tools), "tools settings")
@@ -216,6 +216,6 @@ def _lay_on_tools(place: dict[str, Any], values: Mapping[str, Any]) -> list[str]
 
 
 def _typed(key: str, overrides: Sequence[str]) -> bool:
-    """Whether the user set ``key``, something in it, or all around it."""
+    """Return whether the user set ``key``, a key below it, or a key above it."""
     typed = [override_key(override) for override in overrides]
     return any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in typed)

@@ -1,4 +1,4 @@
-"""Child processes: shown and logged, and never outliving the one that started them, even if that is killed by ``kill -9``."""
+"""Child processes: shown, logged, and ended with their parent, even if the parent is killed with ``kill -9``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import IO, BinaryIO
 from afm.errors import ConfigError
 
 PARENT_VARIABLE = "AFM_PARENT_PROCESS"
-"""Set in a child's environment: the id of the process it must not outlive."""
+"""Environment variable of a child: the id of the process that it must not outlive."""
 
 _USUAL = (
     *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
     *("LANG", "LC_ALL", "LC_CTYPE"),
     *("PYTHONPATH", "VIRTUAL_ENV"),
-    # Bounds that were set for this process hold for what it starts.
+    # Limits of this process also apply to its children.
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
 )
 _PR_SET_PDEATHSIG = 1
@@ -28,11 +28,11 @@ _MAX_LINE_BYTES = 1_000_000
 
 
 def program_environment(names: Sequence[str], whose: str) -> dict[str, str]:
-    """What a program of others gets of this process's environment: the usual variables, which hold no keys, and ``names``.
+    """Return the environment for a foreign program: the usual variables, which hold no keys, and ``names``.
 
     Args:
-        names: Further variables, named in a YAML.
-        whose: Of which program, for errors.
+        names: Further variables from a YAML.
+        whose: Name of the program, for errors.
 
     Raises:
         ConfigError: One of ``names`` is not set.
@@ -42,7 +42,7 @@ def program_environment(names: Sequence[str], whose: str) -> dict[str, str]:
 
 
 def named_environment(names: Sequence[str], whose: str) -> dict[str, str]:
-    """These variables alone, as :func:`program_environment` has them."""
+    """Return only these variables. Raises the error of :func:`program_environment`."""
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise ConfigError(f"environment variables of {whose} are not set: {', '.join(missing)}")
@@ -50,43 +50,43 @@ def named_environment(names: Sequence[str], whose: str) -> dict[str, str]:
 
 
 def tied_environment() -> dict[str, str]:
-    """This process's environment, for a child that calls :func:`follow_parent`."""
+    """Return the environment for a child that calls :func:`follow_parent`."""
     return os.environ | {PARENT_VARIABLE: str(os.getpid())}
 
 
 def follow_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """:func:`die_with_parent`, if the one that started this process asked for it by :func:`tied_environment`."""
+    """Call :func:`die_with_parent` if this process was started with :func:`tied_environment`."""
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is not None:
         die_with_parent(number, parent=int(parent))
 
 
 def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent: int | None = None) -> None:
-    """Be sent ``number`` when the parent ends (Linux only).
+    """Ask Linux to send ``number`` to this process when its parent ends.
 
-    Call it at the start of the child, in its main thread.
+    Call it at the start of the child, in its main thread. On other systems it does nothing.
 
     Args:
-        parent: Process id of the parent, in case it has ended already; by default whoever is parent now.
+        parent: Process id of the parent, which may have ended already; by default the current parent.
     """
     if not sys.platform.startswith("linux"):
         return
     expected = os.getppid() if parent is None else parent
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
-    if os.getppid() != expected:  # it ended before the request took effect
+    if os.getppid() != expected:  # the parent ended before the request took effect
         raise SystemExit(128 + number)
 
 
 def run_logged(
     command: Sequence[str], *, env: Mapping[str, str], log_path: Path, keep_open: Sequence[int], echo: bool
 ) -> int:
-    """Run a command to its end; its output goes to ``log_path`` and, with ``echo``, to our standard output.
+    """Run a command to its end. Its output goes to ``log_path`` and, with ``echo``, to standard output.
 
-    Progress bars stay alive on a terminal; the log keeps their last state only. The first Ctrl-C is passed on,
-    the second one kills.
+    Progress bars move on a terminal, and the log keeps their last state. The first Ctrl-C is passed on, the second one
+    kills the command.
 
     Returns:
-        Its exit status; 128 + n when signal n ended it.
+        The exit status, or 128 + n if signal n ended the command.
     """
     child = subprocess.Popen(
         list(command),
@@ -123,7 +123,7 @@ def _until_end(child: subprocess.Popen[bytes], output: IO[bytes], log: _LineLog)
 
 
 class _LineLog:
-    """Writes whole lines to a log and shows the output: as it comes on a terminal, else in whole lines."""
+    """Writes whole lines to a log and shows the output: immediately on a terminal, else in whole lines."""
 
     def __init__(self, log: BinaryIO, *, echo: bool) -> None:
         self._log = log
@@ -144,7 +144,7 @@ class _LineLog:
             self._line(self._rest)
 
     def _line(self, line: bytes) -> None:
-        last = line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n"  # what a progress bar ended at
+        last = line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n"  # the last state of a progress bar
         self._log.write(last)
         self._log.flush()
         if self._lines:

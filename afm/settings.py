@@ -1,4 +1,4 @@
-"""The one table of environment variables: names, defaults, meaning. Nothing is read at import.
+"""The table of environment variables: names, defaults, meaning. Importing this module reads nothing.
 
 ``environment.sh`` is this table as a shell file: ``python -m afm.settings > environment.sh``.
 """
@@ -14,14 +14,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from afm.errors import ConfigError
 
 _PLACEHOLDERS = ("api key", "api url")
-"""What the published ``environment.sh`` has where a key or an address is to be filled in."""
+"""Placeholders for keys and addresses in the published ``environment.sh``."""
 
 
 class Environment(BaseSettings):
-    """Values from the environment; each field is the variable of the same name in capitals.
+    """Values from the environment. Each field is the variable with its name in capitals.
 
-    An empty variable counts as unset, and so does a placeholder of the published ``environment.sh``. Secrets never show in
-    ``repr``, logs or error messages.
+    Empty variables and placeholders of the published ``environment.sh`` count as unset. Secrets never appear in ``repr``,
+    logs or error messages.
     """
 
     model_config = SettingsConfigDict(env_ignore_empty=True, extra="ignore", frozen=True)
@@ -136,7 +136,7 @@ class Environment(BaseSettings):
         return "serper" if value == "serapi" else value
 
     def server_address(self, port: int) -> str:
-        """Where clients on this machine ask the tool server on ``port``."""
+        """Return the address of the tool server on ``port`` for clients on this machine."""
         host = f"[{self.server_host}]" if ":" in self.server_host else self.server_host
         return f"http://{host}:{port}"
 
@@ -154,7 +154,7 @@ def load_settings() -> Environment:
 
 
 def environment_script() -> str:
-    """The table as a shell file to source: what is set already stays, the rest gets its default."""
+    """Return the table as a shell file to source. It sets the default of each variable that is not set."""
     lines = [
         "# shellcheck shell=sh",
         "# Environment variables of this project with their defaults; what is set already stays.",

@@ -19,8 +19,8 @@ _BUSY_S = 30.0
 def write_ahead(connection: sqlite3.Connection, *, timeout_s: float) -> None:
     """Switch a file to its write-ahead log, so that readers and a writer do not wait for each other.
 
-    SQLite refuses the switch at once while another process makes it, whatever the connection's own timeout:
-    it is tried again.
+    While another process makes the switch, SQLite refuses it at once and ignores the connection's timeout. So this
+    function retries.
 
     Raises:
         sqlite3.OperationalError: The file stayed locked.
@@ -37,11 +37,11 @@ def write_ahead(connection: sqlite3.Connection, *, timeout_s: float) -> None:
 
 
 class SharedFile:
-    """One SQLite file for the threads of many processes; each process opens it when it first needs it.
+    """An SQLite file for the threads of many processes. Each process opens it at its first use.
 
     Args:
         what: What the file is, for errors.
-        schema: The statement that makes a missing table.
+        schema: The statement that creates a missing table.
     """
 
     def __init__(self, path: Path, what: str, schema: str) -> None:
@@ -52,16 +52,16 @@ class SharedFile:
         self._connection: sqlite3.Connection | None = None
 
     def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Write alone, other threads and processes kept out.
+        """Write in a transaction that excludes other threads and processes.
 
         Raises:
             ConfigError: The file cannot be used at all.
-            sqlite3.Error: It cannot be used at the moment: the disk is full, another process does not let go of it.
+            sqlite3.Error: The file cannot be used now: the disk is full, or another process holds the lock.
         """
         return self._begun("BEGIN IMMEDIATE")
 
     def snapshot(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Read what is there now; processes that write are not waited for. Raises like :meth:`transaction`."""
+        """Read the current content without waiting for writers. Raises the errors of :meth:`transaction`."""
         return self._begun("BEGIN")
 
     @contextmanager
@@ -77,7 +77,7 @@ class SharedFile:
                 yield self._connection
 
     def close(self) -> None:
-        """Close the file; it is opened again when it is needed again."""
+        """Close the file. The next use opens it again."""
         with self._lock:
             if self._connection is not None and self._process == os.getpid():
                 self._connection.close()

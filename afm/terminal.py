@@ -1,4 +1,4 @@
-"""A terminal: text of strangers on it, and how far long work is."""
+"""Terminal output: text from untrusted sources, counts, and progress."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PICTURES = {
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"},
     **{code: f"\\x{code:x}" for code in range(0x7F, 0xA0)},
     **{code: f"\\u{code:x}" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))},
-    0x061C: "\\u061c",  # like those above it turns text around
+    0x061C: "\\u061c",  # like those above it reverses the direction of text
 }
 
 
 def visible(text: str) -> str:
-    """``text`` with what a terminal would obey, line breaks and tabs excepted, as what it shows."""
+    """Return ``text`` with visible symbols for control characters, except line breaks and tabs."""
     return text.translate(_PICTURES)
 
 
@@ -25,7 +25,7 @@ ESCAPE = re.compile(
     r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # titles, links, device strings
     r"|\x1b[ -~]?"
 )
-"""What a terminal obeys, whole."""
+"""One complete escape sequence."""
 _LINE_END = re.compile(r"\r+\n?")
 # Control characters but tab and line feed, characters that turn the direction of writing, line and paragraph
 # separators, the byte order mark, characters that no encoding can hold.
@@ -35,10 +35,9 @@ _INVISIBLE = re.compile(
 
 
 def plain(text: str) -> str:
-    r"""``text`` without terminal escapes; other control characters are shown as ``\x07`` or ``\u202e``.
+    r"""Return ``text`` without terminal escapes. Other control characters become ``\x07`` or ``\u202e``.
 
-    Lines end with a line feed alone: a carriage return, with which progress bars overwrite their line, ends a
-    line too.
+    Lines end with a line feed. A carriage return, with which progress bars overwrite their line, also ends a line.
     """
     return _INVISIBLE.sub(_render, _LINE_END.sub("\n", ESCAPE.sub("", text)))
 
@@ -54,10 +53,10 @@ def plural(count: int, noun: str, several: str = "") -> str:
 
 
 class ProgressView:
-    """A counter that rewrites its line on a terminal and speaks rarely elsewhere.
+    """A counter that rewrites its line on a terminal and prints a line every 15 s elsewhere.
 
     Args:
-        stream: Where it shows; standard output by default.
+        stream: Where to print; standard output by default.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -67,7 +66,7 @@ class ProgressView:
         self._open = False
 
     def line(self, text: str) -> None:
-        """Print one whole line."""
+        """Print a complete line."""
         if self._open:
             print("\r\x1b[K", end="", file=self._stream)
             self._open = False
@@ -75,7 +74,7 @@ class ProgressView:
         self._last = time.monotonic()
 
     def update(self, what: str, done: int, total: int | None) -> None:
-        """Show how far a stage is."""
+        """Show the progress of a stage."""
         now = time.monotonic()
         if done != total and now - self._last < (0.1 if self._terminal else 15.0):
             return

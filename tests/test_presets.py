@@ -82,7 +82,7 @@ def test_a_recipe_of_ones_own_names_the_published_one() -> None:
     [
         ("web_dapo_32b", "scripts", "got 'scripts', expected script, paper or ours"),
         ("web_dapo", "script", "nothing is published for a recipe 'web_dapo'; did you mean 'web_dapo_"),
-        ("mhqa_ppo_7b", "paper", "the paper says nothing about mhqa_ppo_7b"),
+        ("mhqa_ppo_7b", "paper", "the paper has no settings of mhqa_ppo_7b"),
     ],
 )
 def test_a_preset_that_does_not_exist_is_refused(recipe: str, preset: str, message: str) -> None:

@@ -168,11 +168,11 @@ def _agent(agent: str | None, model: str) -> AgentSpec:
         return spec
     if own.is_file():
         return load_agent(own)
-    raise UsageError(f"{model} does not say which agent it is; give --agent NAME")
+    raise UsageError(f"{model}: the agent is unknown; give --agent NAME")
 
 
 def _prompt(spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bool) -> PromptSource:
-    """Where the prompt comes from, after checking that the model was trained with it."""
+    """Return the source of the prompt, after checking that the model was trained with it."""
     from afm.agents.prompt_record import run_prompts
 
     try:
@@ -186,14 +186,14 @@ def _prompt(spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bo
 
 
 def _known_prices(path: str, spec: AgentSpec) -> Prices:
-    """The prices in a file; each tool must be one that the agent calls."""
+    """Read the prices. Each tool with a price must be one that the agent calls."""
     from afm.evaluation.prices import read_prices
 
     return read_prices(path).checked(spec.tool_roles.values())
 
 
 def _tools(spec: AgentSpec, source: Path | None) -> dict[str, Tool]:
-    """The tools of ``source``, or from ``configs/tools`` those that the agent calls."""
+    """Load the tools in ``source``, or those in ``configs/tools`` that the agent calls."""
     from afm.tools import load_tools
     from afm.tools.registry import default_tools
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ChatHistory:
-    """The finished turns with one agent, oldest first. Each new turn is appended to ``file``."""
+    """Finished turns with one agent, oldest first. New turns are appended to ``file``."""
 
     spec: AgentSpec
     turns: list[Record] = field(default_factory=list)
@@ -38,10 +38,10 @@ class ChatHistory:
     source: PromptSource = field(default_factory=PromptSource)
 
     def prompt(self, model: TokenModel, question: str) -> tuple[list[int], int]:
-        """Token ids of the earlier turns and the question, and how many of the oldest turns were left out.
+        """Return token ids of the earlier turns and the question, and how many of the oldest turns were left out.
 
-        Turns are left out until half of the model's context is free for the answer; the first turn that is
-        kept carries the agent's instruction.
+        Turns are left out until half of the model's context is free for the answer. The first remaining turn contains
+        the agent's instruction.
         """
         for left_out in range(len(self.turns) + 1):
             ids = model.encode_prompt(self._messages(self.turns[left_out:], question))
@@ -50,7 +50,7 @@ class ChatHistory:
         return ids, left_out
 
     def add(self, record: Record) -> None:
-        """Keep a finished turn, in the file too."""
+        """Add a finished turn, also to the file."""
         from afm.trajectory.io import RecordWriter
 
         self.turns.append(record)
@@ -59,7 +59,7 @@ class ChatHistory:
                 writer.write(record)
 
     def next_id(self) -> str:
-        """Id of the turn that comes next."""
+        """Return the id of the next turn."""
         return f"ask-{len(self.turns) + 1}" if self.file or self.turns else "ask"
 
     def _messages(self, turns: list[Record], question: str) -> list[dict[str, str]]:
@@ -76,7 +76,7 @@ class ChatHistory:
 def open_conversation(
     spec: AgentSpec, save: Path | None, resume: Path | None, source: PromptSource | None = None
 ) -> ChatHistory:
-    """The conversation that the options name.
+    """Open the conversation that the options name.
 
     Args:
         save: File to write; it must not exist.
@@ -95,7 +95,7 @@ def open_conversation(
         turns = load_records(resume)
         if not turns:
             raise UsageError(
-                f"--continue {resume}: is empty, there is no turn to continue from; remove it and start with --save {resume}"
+                f"--continue {resume}: is empty; remove it, and start a conversation with --save {resume}"
             )
         others = sorted({turn.agent for turn in turns if turn.agent_digest != spec.digest})
         if others:
@@ -116,7 +116,7 @@ _PROMPT = "you> "
 
 @dataclass(frozen=True, slots=True)
 class ChatSession:
-    """A model, its tools and how to sample; without a ``console`` records are printed and nothing else."""
+    """A model, its tools and its sampling. Without a ``console`` only records are printed."""
 
     model: TokenModel
     tools: Mapping[str, Tool]
@@ -127,7 +127,7 @@ class ChatSession:
     prices: Prices | None = None
 
     async def ask(self, question: str) -> Record:
-        """One turn, shown live or as a line of JSON, kept in the conversation."""
+        """Answer one question, shown live or as a line of JSON, and add it to the conversation."""
         from afm.models import SamplingParams
         from afm.rollout import episode_record, run_episode
 
@@ -178,7 +178,7 @@ def chat(asker: ChatSession, run: Callable[[Any], Any]) -> None:
         run: Runs a coroutine to its end; an interrupt cancels the coroutine and is raised.
 
     Raises:
-        AfmError: Questions did not come from a terminal, and one could not be answered.
+        AfmError: A question that did not come from a terminal could not be answered.
     """
     live = sys.stdin.isatty()
     if live:
@@ -198,7 +198,7 @@ def chat(asker: ChatSession, run: Callable[[Any], Any]) -> None:
         except (KeyboardInterrupt, asyncio.CancelledError):
             if not live:
                 raise
-            print("stopped; the question and what was written of an answer are forgotten", file=sys.stderr)
+            print("stopped; the question and its unfinished answer are not kept", file=sys.stderr)
         except AfmError as error:
             if not live:
                 raise
@@ -206,7 +206,7 @@ def chat(asker: ChatSession, run: Callable[[Any], Any]) -> None:
 
 
 def _questions(live: bool) -> Iterator[str]:
-    """Lines of the terminal or of standard input, without empty ones."""
+    """Yield the lines of the terminal or of standard input, without empty ones."""
     if not live:
         yield from filter(None, map(str.strip, sys.stdin))
         return
@@ -233,12 +233,12 @@ _STYLES = {
     RoleKind.ANSWER: f"bold {terminal_style('warn')}",
 }
 _SHOWN_LINES = 12
-"""Of an observation; the whole of it is in what --save writes."""
+"""Lines of an observation on the screen. --save writes all of it."""
 _SHOWN_ARGUMENT = 48
 
 
 class EpisodeView:
-    """Shows events: on a terminal with names for tags, elsewhere the exact text. Costs need ``prices``."""
+    """Shows events: on a terminal with role names instead of tags, elsewhere as exact text. Costs need ``prices``."""
 
     def __init__(self, spec: AgentSpec, console: Console, prices: Prices | None = None) -> None:
         self._prices = prices
@@ -249,7 +249,7 @@ class EpisodeView:
         self._role: str | None = None
 
     def begin(self) -> None:
-        """The question is with the model."""
+        """Show that the model reads the question."""
         self._spin("the model is reading")
 
     def show(self, event: EpisodeEvent) -> None:
@@ -274,13 +274,13 @@ class EpisodeView:
                 self.end()
 
     def end(self) -> None:
-        """Restore the terminal, whatever ended the episode."""
+        """Restore the terminal at the end of the episode."""
         self._still()
         self._fresh_line()
         self._role = None
 
     def summarise(self, episode: Episode) -> None:
-        """The answer, why it ended, and what it cost."""
+        """Show the answer, the reason of the end, and the cost."""
         cost = episode.cost
         answer = " | ".join(answers(episode.segments, self._spec))
         self._console.print()
@@ -310,7 +310,7 @@ class EpisodeView:
             self._fresh_line()
             self._role = None
         elif self._role == event.role:
-            # The line break after a tag is not content.
+            # The line break after a tag is not part of the text.
             self._text(event.text if self._line_is_open else event.text.lstrip("\n"), self._style(event.role))
 
     def _observation(self, event: TextWritten) -> None:
@@ -349,7 +349,7 @@ class EpisodeView:
         return _STYLES[self._spec.roles[role].kind] if role in self._spec.roles else ""
 
     def _spin(self, what: str) -> None:
-        """Animate a line until :meth:`_still`; print nothing outside a terminal."""
+        """Animate a line until :meth:`_still`. Print nothing outside a terminal."""
         self._still()
         if self._console.is_terminal:
             self._fresh_line()

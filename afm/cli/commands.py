@@ -1,4 +1,4 @@
-"""The ``afm`` command: its table of sub-commands, each imported when it is used, and messages of wrong usage."""
+"""The ``afm`` command: its table of sub-commands, each imported at its use, and the errors of wrong usage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from afm.cli.options import FOREIGN_OPTIONS
 from afm.errors import suggestion
 
 _STYLE = re.compile(r"\[(?=[a-z#/@])")
-"""What Typer takes for a style; a backslash in front keeps it."""
+"""Text that Typer reads as a style. A backslash before it keeps it."""
 
 _BadUsage: Any = typer.BadParameter.__base__
-"""Typer's error of wrong usage; Typer exports only this class of its own below it."""
+"""Typer's error of wrong usage. Typer exports only a subclass of it."""
 
 _COMMANDS = {
     "Start here": {
@@ -88,27 +88,27 @@ _COMMANDS = {
         ),
     },
 }
-"""The commands by panel: where each is, and the first sentences of its help.
+"""The commands by panel: the place and the summary of each.
 
-``afm --help`` prints this table and imports no command; a test compares the sentences with those of the commands.
+``afm --help`` prints this table without importing a command. A test compares the summaries with those of the commands.
 """
 
 
 class DeferredCommand(TyperCommand):
-    """A command whose module is imported when it is used or its help is asked for."""
+    """A command whose module is imported when the command or its help is used."""
 
     def __init__(self, name: str, place: str, summary: str, panel: str) -> None:
         super().__init__(name, help=summary, rich_help_panel=panel)
         self.place = place
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
-        """The context of the command itself, which takes over from here."""
+        """Return the context of the loaded command, which replaces this one."""
         command = self.load()
         _correct_help(command)
         return command.make_context(info_name, args, *more, **extra)
 
     def load(self) -> Any:
-        """The command itself."""
+        """Import and return the command."""
         module, _, attribute = self.place.partition(":")
         part = getattr(import_module(f"afm.cli.{module}"), attribute)
         if not isinstance(part, typer.Typer):
@@ -121,7 +121,7 @@ class DeferredCommand(TyperCommand):
 
 
 class _Commands(TyperGroup):
-    """The table of commands, each of them deferred."""
+    """The group of all commands, each deferred."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -157,7 +157,7 @@ def _options(
 
 
 def run() -> Any:
-    """Run what was typed and return the exit status; errors of a command pass through."""
+    """Run the command line and return its exit status. Errors of a command pass through."""
     try:
         return command()(prog_name="afm", standalone_mode=False)
     except _BadUsage as error:
@@ -168,7 +168,7 @@ def run() -> Any:
 
 
 def command(*, load: bool = False) -> Any:
-    """The command line as Typer builds it, with our help texts and argument names; ``load`` imports every command."""
+    """Return Typer's command line with our help texts and argument names. ``load`` imports every command."""
     group: Any = typer.main.get_command(app)
     if load:
         group.commands = {name: deferred.load() for name, deferred in group.commands.items()}
@@ -177,7 +177,7 @@ def command(*, load: bool = False) -> Any:
 
 
 def _correct_help(command: Any) -> None:
-    """Make help texts readable in 80 columns: brackets are kept, paragraphs flow, types are short words."""
+    """Make help texts readable in 80 columns: keep brackets, join the lines of paragraphs, shorten types."""
     if command.help:
         paragraphs = _STYLE.sub(r"\\[", command.help).split("\n\n")
         command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
@@ -202,7 +202,7 @@ _TYPES = {
     "file": "FILE",
     "dir": "DIR",
 }
-"""What the help writes for the names of types that Typer shows."""
+"""Names in the help for Typer's names of types."""
 
 
 def _shorten_type(parameter: Any) -> Any:
@@ -230,7 +230,7 @@ def _shorten_type(parameter: Any) -> Any:
 
 
 def _refuse_empty(parameter: Any) -> None:
-    """Make an empty value an error, for which a path would be this folder; an optional argument is left to its command."""
+    """Refuse empty values: an empty path would be this folder. Commands check optional arguments themselves."""
     if parameter.default == "" or not (parameter.required or parameter.param_type_name == "option"):
         return
     process = parameter.process_value
@@ -244,9 +244,9 @@ def _refuse_empty(parameter: Any) -> None:
 
 
 def _print_usage_error(error: Any) -> None:
-    """One line as for all errors: the command, the fault, what is expected there, and where the help is.
+    """Print one line, as for all errors: command, fault, expectation, and where the help is.
 
-    A group of commands without any word prints its help.
+    A group without a command prints its help.
     """
     context, parameter = error.ctx, getattr(error, "param", None)
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -284,11 +284,11 @@ _TYPER_WORDS = {
     r"\. choose from:.*": "",
     r" / '-\w'": "",
 }
-"""Patterns of Typer's messages, and the words that all our errors use."""
+"""Patterns of Typer's messages, and the words of our own errors."""
 
 
 def _typed_values(names: Sequence[str]) -> list[str]:
-    """What was typed for an option."""
+    """Return the values that were typed for an option."""
     words = sys.argv[1:]
     apart = [value for name, value in pairwise(words) if name in names]
     return apart + [

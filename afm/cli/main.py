@@ -1,4 +1,4 @@
-"""The entry of the ``afm`` command: expected errors end with one message and a documented exit status."""
+"""Entry point of the ``afm`` command. Expected errors end with one message and a documented exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from afm.errors import AfmError, UsageError
 
 
 def main() -> None:
-    """Run the command line. Everything else is imported here, so that Ctrl-C stops even the imports cleanly."""
+    """Run the command line. The imports are inside, so that Ctrl-C also stops them cleanly."""
     try:
         from afm.cli.commands import run
         from afm.processes import follow_parent

@@ -1,4 +1,4 @@
-"""What sub-commands share: values of options, the ``afm`` command as typed, the folder of configurations."""
+"""Options and arguments that commands share, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 FOREIGN_OPTIONS = {"ignore_unknown_options": True}
-"""Options of other trainers reach commands with overrides as words, and the error says what to write."""
+"""Commands with overrides get options of other trainers as words, so that the error can say what to write."""
 
 AgentOption = Annotated[str, typer.Option(help="Shipped agent (`afm list agents`) or YAML.")]
 AgentOfRowsOption = Annotated[
@@ -38,7 +38,7 @@ RowsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON obj
 
 
 def rows_file(value: Path | list[Path] | None) -> Path | list[Path] | None:
-    """Refuse a YAML and an empty file where rows are expected, before any work begins; for ``callback=``."""
+    """Refuse a YAML and an empty file before any work begins, where rows are expected. For ``callback=``."""
     for path in value if isinstance(value, list) else [value] if value else []:
         if path.suffix in (".yaml", ".yml"):
             from afm.configuration import describe_yaml
@@ -53,22 +53,22 @@ def rows_file(value: Path | list[Path] | None) -> Path | list[Path] | None:
 
 
 def file_argument(text: str, callback: Callable[..., Any] | None = None) -> Any:
-    """An argument that is a file which exists."""
+    """Return an argument for a file that must exist."""
     return typer.Argument(help=text, exists=True, dir_okay=False, callback=callback)
 
 
 def file_option(text: str) -> Any:
-    """An option that is a file which exists."""
+    """Return an option for a file that must exist."""
     return typer.Option(help=text, exists=True, dir_okay=False)
 
 
 def overrides_argument(text: str) -> Any:
-    """The words ``KEY=VALUE`` after a YAML."""
+    """Return the argument for the words ``KEY=VALUE`` after a YAML."""
     return typer.Argument(metavar="KEY=VALUE", help=text, show_default=False)
 
 
 def lines_file(*read_by_name: str) -> Callable[..., Any]:
-    """A check that also refuses a file of anything but JSON lines; the command itself reads files with these endings."""
+    """Return a check that accepts only JSON lines, and files with the endings that the command itself reads."""
 
     def check(value: Path | list[Path] | None) -> Path | list[Path] | None:
         from afm.trajectory.io import refuse_other_content
@@ -93,7 +93,7 @@ CallReadersOption = Annotated[
 
 
 def _trust(value: bool) -> bool:
-    """Note ``--trust`` in the environment, where the processes that a command starts read it too."""
+    """Store ``--trust`` in the environment, which child processes inherit."""
     if value:
         os.environ[TRUST_VARIABLE] = "1"
     return value
@@ -110,14 +110,14 @@ TrustOption = Annotated[
 
 
 class OnBadRows(StrEnum):
-    """What happens when an input row is bad: stop, or leave the row out and list it."""
+    """Treatment of bad input rows: stop, or leave the row out and list it."""
 
     ERROR = "error"
     DROP = "drop"
 
 
 def agent_option(name: str, model: str | Path | None = None) -> AgentSpec:
-    """The agent that ``--agent`` names. An agent of that name in the folder of ``model`` takes precedence."""
+    """Return the agent that ``--agent`` names. An agent of that name in the folder of ``model`` takes precedence."""
     from afm.agents import agent_of_model, load_agent
 
     try:
@@ -127,7 +127,7 @@ def agent_option(name: str, model: str | Path | None = None) -> AgentSpec:
 
 
 def prompt_option(prompt: str) -> PromptSource:
-    """Where ``--prompt`` says that prompts come from."""
+    """Return the source of prompts that ``--prompt`` names."""
     from afm.agents import PromptSource
 
     try:
@@ -137,7 +137,7 @@ def prompt_option(prompt: str) -> PromptSource:
 
 
 def model_option(model: str) -> str:
-    """The address that ``--model`` names, or the folder once it is known to hold a model."""
+    """Return the address that ``--model`` names, or its folder after checking that it holds a model."""
     from afm.agents import lacks_model
 
     if re.match(r"(?!https?:)\w+://", model):
@@ -150,7 +150,7 @@ def model_option(model: str) -> str:
 
 
 def afm_command() -> str:
-    """How to call this command line: ``afm``, or its path if it is not on the PATH."""
+    """Return how to call this command line: ``afm``, or its path if it is not on the PATH."""
     if shutil.which("afm"):
         return "afm"
     script = Path(sys.executable).with_name("afm")

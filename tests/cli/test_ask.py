@@ -82,7 +82,7 @@ def test_wrong_usage_says_what_is_missing(talker_folder, tmp_path):
     own.write_text("extends: math\nname: own\nroles: {code: {tool: teleport}}\n")
     for words, message in (
         (("Q", "--model", tmp_path), "holds no model"),
-        (("Q", "--model", bare), "does not say which agent"),
+        (("Q", "--model", bare), "the agent is unknown"),
         (("Q", "--model", talker_folder, "--agent", "mat"), r"--agent mat: .*did you mean 'math'"),
         ((" ", "--model", talker_folder), "empty"),
         (("Q", "--model", tmp_path / "absent", "--agent", agent), "no such folder"),

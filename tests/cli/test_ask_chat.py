@@ -99,7 +99,7 @@ def test_a_conversation_is_not_overwritten_nor_taken_over_by_another_agent(
     for agent, save, resume, message in (
         (talker, file, None, r"exists already; .* --continue"),
         (talker, None, tmp_path / "none.jsonl", "no such file"),
-        (talker, None, empty, r"empty.jsonl: is empty, there is no turn to continue from; .* --save"),
+        (talker, None, empty, r"empty.jsonl: is empty; remove it, .* --save"),
         (CALLER, None, file, "held with agent talker"),
     ):
         with pytest.raises(UsageError, match=message):

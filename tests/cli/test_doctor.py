@@ -158,9 +158,11 @@ def test_what_a_machine_with_a_gpu_lacks_is_named_with_what_to_do(
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
     monkeypatch.delenv("CXX", raising=False)
     found = {subject: some[-1] for subject, some in findings_about_gpus().items()}
-    assert found["driver"].why == "nvidia-smi names no CUDA version"
+    assert found["driver"].why == "nvidia-smi prints no CUDA version"
     assert found["nvcc"].level is found["compiler"].level is Level.WARNING
-    assert found["nvcc"].why.startswith(f"none at {tmp_path}/nothing/bin/nvcc: flash-attn cannot be built")
+    assert found["nvcc"].why.startswith(
+        f"not found at {tmp_path}/nothing/bin/nvcc: flash-attn cannot be built"
+    )
     assert "set CUDA_HOME to its folder" in found["nvcc"].next_step
     assert found["compiler"].why.startswith("no C++ compiler (c++, g++, clang++)")
 
@@ -191,7 +193,7 @@ def test_a_machine_without_a_gpu_is_not_asked_for_what_gpus_need_and_a_broken_nv
     assert {"driver", "nvcc", "compiler", "flash-attn", "log-probs"}.isdisjoint(found)
     executable(tmp_path / "nvidia-smi", "#!/bin/sh\nexit 9\n")
     [gpu] = findings_about_gpus()["gpu"]
-    assert (gpu.level, gpu.next_step) == (Level.WARNING, "mend the driver")
+    assert (gpu.level, gpu.next_step) == (Level.WARNING, "repair the driver")
     assert "exit status 9" in gpu.why
 
 

@@ -97,7 +97,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (f"sft {SFT} cutoff_len=0", 2, ("got 0", "expected a whole number above 0")),
     (f"sft {SFT} num_train_epochs=nan", 2, ("got 'nan'", "expected a number above 0")),
     (f"sft {SFT} stage=sftt", 2, ("got 'sftt'", "expected one of pt, sft")),
-    (f"sft {SFT} learning_rate=[1", 2, ("override 'learning_rate=[1'", "the value is no YAML")),
+    (f"sft {SFT} learning_rate=[1", 2, ("override 'learning_rate=[1'", "the value is not YAML")),
     (f"sft {SFT} =3", 2, ("override '=3'", "expected key=value")),
     ("sft configs/tiny/sft", 2, ("CONFIG configs/tiny/sft: is a folder", "expected: YAML of the run")),
     (f"eval {EVAL} model=x rounds=0", 2, ("got 0", "expected greater than or equal to 1")),
