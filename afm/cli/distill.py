@@ -92,9 +92,9 @@ def distill(
 
 
 def _explain_losses(summary: DistillSummary, output_dir: Path) -> None:
-    """Print why rows were dropped; end with an error where the budget is spent or no row is left."""
+    """Print why rows were dropped. A spent budget, or no rows at all, is an error."""
     for reason, count in sorted(summary.dropped.items()):
-        print(f"  dropped: {count} {reason} (each one's reason: {output_dir / 'dropped.jsonl'})")
+        print(f"  dropped: {count} {reason} (reasons: {output_dir / 'dropped.jsonl'})")
     if summary.team.stopped:
         raise BudgetSpentError(
             f"{summary.team.stopped} ({summary.not_tried:,} of {plural(summary.tasks, 'task')} not begun)"
@@ -149,7 +149,7 @@ async def _distill(
 async def _team(
     file: Path | None, agent: str | None, tools_file: Path | None, seed: int, overrides: Sequence[str]
 ) -> AsyncIterator[_Opened]:
-    """The team, the agent that its work is for, and the tools; closed at the end."""
+    """Yield the team, its agent and its tools, and close them at the end."""
     from afm.cli.options import configs_folder
     from afm.distill.model_team.settings import TeamSettings
     from afm.distill.scripted_teams import scripted_team
@@ -292,7 +292,7 @@ def _of_ability(tasks: list[Task], ability: str | None) -> list[Task]:
 
 
 def _open_asker(settings: QueryConfig, reward: Reward) -> QuestionAsker:
-    """Loads the model, or connects to it."""
+    """Load the model, or connect to it."""
     from afm.agents import lacks_model, load_agent
     from afm.agents.load import without_tools
     from afm.distill.queries.askers import EpisodeAsker, by_exact_match, by_reward
@@ -327,7 +327,7 @@ def _chat_asker(settings: QueryConfig, spec: AgentSpec) -> QuestionAsker:
 
     if settings.with_tools:
         raise UsageError(
-            "tokenizer: missing; with_tools on a server needs it: episodes are made of token ids"
+            "tokenizer: missing; with_tools on a server needs it, because episodes consist of token ids"
         )
     name = settings.model_name
     if name is None:
@@ -347,7 +347,7 @@ def _chat_asker(settings: QueryConfig, spec: AgentSpec) -> QuestionAsker:
 
 
 def _digests(settings: QueryConfig, *, with_tools: bool) -> dict[str, str]:
-    """What samples depend on, in addition to agent and model. The formula over the part ``correct`` is left out."""
+    """Return digests of settings that samples depend on, except agent, model and the formula of the reward."""
     from afm.configuration import read_mapping, validated
     from afm.distill.queries.askers import settings_digest
     from afm.rewards import RewardSettings

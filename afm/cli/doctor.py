@@ -1,4 +1,4 @@
-"""``afm doctor``: this computer, or the configuration of a run, checked before anything costs time."""
+"""``afm doctor``: check this computer or the configuration of a run before it costs time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def doctor(
         what = str(config)
         try:
             findings = _diagnose(config, overrides or [], nodes, gpus, gpu_gib)
-        except AfmError as error:  # it cannot be read, or it is not known whose it is
+        except AfmError as error:  # the file cannot be read, or its kind is unknown
             if not as_json:
                 raise
             findings = [Finding(Level.ERROR, "config", " ".join(str(error).split()))]
@@ -100,17 +100,17 @@ def _diagnose(
 
 
 _SHARED = frozenset({"rewards", "limits"})
-"""Keys of reinforcement learning and evaluation; without any other key the file counts as the former."""
+"""Keys of both reinforcement learning and evaluation. A file with no other keys counts as reinforcement learning."""
 
 
 def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
-    """Which of the four kinds a file is; an error if it is another kind, or two of them."""
+    """Return which of the four kinds a file is. Another kind, or two kinds, is an error."""
     from afm.configuration import override_key, read_extended, read_file
 
     other = kind_of(read_file(config))
     if other is not None and other not in (RL_FILE, SFT_FILE, EVAL_FILE, TOOLS_FILE):
         raise ConfigError(
-            f"{config}: this is {other.name}, which is not checked by itself; {other.use_of(config)}"
+            f"{config}: this is {other.name}, which afm doctor does not check alone; {other.use_of(config)}"
         )
     content = read_extended(config, "settings")
     typed = dict.fromkeys(override_key(override).partition(".")[0] for override in overrides)
@@ -140,7 +140,7 @@ _STYLES = {
 
 
 def print_json(what: str, findings: Sequence[Finding]) -> None:
-    """One object: what was checked, whether it would work, and every finding."""
+    """Print one object: what was checked, whether it would work, and every finding."""
     rows = [
         {
             "status": _WORDS[finding.level],
@@ -154,7 +154,7 @@ def print_json(what: str, findings: Sequence[Finding]) -> None:
 
 
 def print_table(findings: Sequence[Finding], console: Console | None = None) -> None:
-    """All findings in order, and the number of each kind."""
+    """Print all findings in order, and the number of each kind."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

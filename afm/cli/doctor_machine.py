@@ -1,4 +1,4 @@
-"""This computer: Python, memory, disk, GPUs, sandbox, engines against their pins, servers and their ports."""
+"""Checks of this computer: Python, memory, disk, GPUs, sandbox, versions of engines, servers and ports."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _WANTED = {"memory": 6.0, "disk": 10.0}
-"""GiB that the quickstart needs, with some to spare."""
+"""GiB that the quickstart needs, with a margin."""
 _OPEN_FILES = 1024
 _SHARED_GIB = 2.0
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def diagnose_machine(env: Mapping[str, str]) -> list[Finding]:
-    """All findings about this computer, within seconds. Raises no error and changes nothing."""
+    """Return all findings about this computer, within seconds. Raises no error and changes nothing."""
     report = Report()
     report.add(*_computer(), *gpu_findings(env))
     report.add(_sandbox())
@@ -81,7 +81,7 @@ def _enough(subject: str, gib: float, seen: str, advice: str) -> Finding:
 
 
 def _sandbox() -> Finding:
-    """Whether a program can run in isolation here."""
+    """Check that a program can run in isolation."""
 
     async def tried() -> str:
         sandbox = open_sandbox()
@@ -107,12 +107,10 @@ def _sandbox() -> Finding:
 def _judge(settings: Environment) -> Iterator[Finding]:
     url = settings.grm_base_url
     if url is None:
-        yield Finding(
-            Level.OK, "judge", "none (GRM_BASE_URL): exact match stands in where a reward asks for one"
-        )
+        yield Finding(Level.OK, "judge", "none (GRM_BASE_URL): rewards with a judge use exact match instead")
     elif why := asyncio.run(unanswered(url)):
         yield Finding(
-            Level.WARNING, "judge", f"nobody answers at {url} ({why}); start it, or mend GRM_BASE_URL"
+            Level.WARNING, "judge", f"no answer from {url} ({why}); start the judge, or correct GRM_BASE_URL"
         )
     else:
         key = "with a key" if settings.grm_api_key else "without a key"
@@ -127,27 +125,29 @@ def _cache(settings: Environment) -> Iterator[Finding]:
         import redis
     except ImportError:
         yield Finding(
-            Level.ERROR, "redis", f"WEB_CACHE names one, the package is absent; {install_advice('servers')}"
+            Level.ERROR,
+            "redis",
+            f"WEB_CACHE names a Redis server, but the package redis is not installed; {install_advice('servers')}",
         )
         return
     try:
         redis.Redis.from_url(place, socket_timeout=2, socket_connect_timeout=2).ping()
     except (redis.RedisError, ValueError) as error:
-        kind = type(error).__name__  # the message may hold the address with its password
-        text = f"the one of WEB_CACHE does not answer ({kind}); start it, or unset WEB_CACHE for a file"
+        kind = type(error).__name__  # the message may contain the address with its password
+        text = f"the server of WEB_CACHE does not answer ({kind}); start it, or unset WEB_CACHE to use a file"
         yield Finding(Level.WARNING, "redis", text)
     else:
-        yield Finding(Level.OK, "redis", "the cache of WEB_CACHE answers")
+        yield Finding(Level.OK, "redis", "the server of WEB_CACHE answers")
 
 
 def _servers(settings: Environment, report: Report) -> Iterator[Finding]:
-    """Each tool server: answers already, could start, is not set up, or cannot start."""
+    """Check each tool server: it answers, can start, is not set up, or cannot start."""
     try:
         from tool_servers.shared.command import KINDS, NotSetUpError, checked_command
 
         folder = configs_folder() / "servers"
     except (ImportError, AfmError) as error:
-        yield Finding(Level.WARNING, "servers", f"cannot be looked at: {error}; run this inside a checkout")
+        yield Finding(Level.WARNING, "servers", f"cannot be checked: {error}; run this inside a checkout")
         return
     for name, kind in KINDS.items():
         try:
@@ -166,7 +166,7 @@ def _servers(settings: Environment, report: Report) -> Iterator[Finding]:
 
 def _browser() -> Finding:
     found = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    text = found or "no Chromium: only the viewer's own tests need one (requirements/install-chromium.sh)"
+    text = found or "no Chromium; only the tests of the viewer need it (requirements/install-chromium.sh)"
     return Finding(Level.OK, "browser", text)
 
 
@@ -175,18 +175,18 @@ _COMMAND = "afm.cli.main:main"
 
 
 def _distribution() -> metadata.Distribution | None:
-    """The installed package that the command ``afm`` comes from; other projects have a command of that name, too."""
+    """Return the package that installed the command ``afm``. Other projects have a command of that name, too."""
     commands = metadata.entry_points(group="console_scripts", name="afm")
     return next((command.dist for command in commands if command.value == _COMMAND), None)
 
 
 def package_findings(asked: Sequence[str] | None = None) -> Iterator[Finding]:
-    """One finding per extra: complete, of another version, or absent.
+    """Yield one finding per extra: complete, of another version, or absent.
 
-    An extra whose first package is absent counts as not wanted; the GPU locks hold one engine each.
+    An extra whose first package is absent counts as not wanted, since each GPU lock has only one engine.
 
     Args:
-        asked: Requirements with their markers; by default those of the installed project.
+        asked: Requirements with their markers; by default those of the installed package.
     """
     own = _distribution()
     try:
@@ -214,7 +214,7 @@ def _extra(extra: str, wanted: Sequence[Requirement]) -> Finding:
     advice = install_advice(extra)
     first = wanted[0].name
     if extra and not versions[first]:
-        return Finding(Level.WARNING, extra, f"{first} is absent; {advice}")
+        return Finding(Level.WARNING, extra, f"{first} is not installed; {advice}")
     wrong = [
         f"{need.name} {versions[need.name] or 'absent'} (expected {need.specifier or 'any'})"
         for need in wanted

@@ -1,4 +1,4 @@
-"""``afm eval``: run evaluations of a model or a team, compare them, have judges choose and agree."""
+"""``afm eval``: evaluate a model or a team, compare evaluations, let judges choose and measure their agreement."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _RunUnlessNamed(TyperGroup):
     """``afm eval CONFIG`` is ``afm eval run CONFIG``."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The words after ``afm eval`` in the usage line."""
+        """Return the words after ``afm eval`` in the usage line."""
         return ["CONFIG [KEY=VALUE]... [--dry-run] [--json]"]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -178,7 +178,7 @@ def evaluation(
 
 
 def _dry_run(settings: EvalConfig) -> None:
-    """Everything that can be checked without loading the model."""
+    """Check everything that does not need the loaded model."""
     from afm.agents import lacks_model
     from afm.evaluation.config import dump_config
     from afm.evaluation.job import load_tasks, prices_of, tasks_by_agent
@@ -320,18 +320,18 @@ def _resumable(work: Coroutine[Any, Any, Metrics], folder: Path) -> Metrics:
 
 
 SCRIPTED = "scripted"
-"""Names the embedded team of the agent in place of a file."""
+"""Value of ``team`` for the agent's scripted team."""
 EVENTS_FILE = "team_events.jsonl"
-"""In the evaluation's folder: everything that the members did, attempts that failed included."""
+"""File in the evaluation's folder with all events of the members, also of failed attempts."""
 
 
 @asynccontextmanager
 async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[TeamPlayer, dict[str, Any]]]:
-    """The team that ``config`` names, and its manifest entry. Everything is closed at the end.
+    """Open the team of ``config``, and yield it with its manifest entry. Everything is closed at the end.
 
     Raises:
         ConfigError: The team's file, its tools or its roles are wrong.
-        UsageError: A change of its file is wrong.
+        UsageError: An override of its file is wrong.
     """
     from afm.distill.model_team.team import ModelTeam
     from afm.distill.team_player import TeamPlayer
@@ -361,7 +361,7 @@ async def open_team(config: EvalConfig, spec: AgentSpec) -> AsyncIterator[tuple[
 
 
 def check_team(config: EvalConfig, spec: AgentSpec) -> None:
-    """Read the team's file and its tools, and start nothing."""
+    """Check the team's file and its tools without starting anything."""
     from afm.tools import load_tools
 
     _team(config, spec).roles.checked(spec)
@@ -382,11 +382,11 @@ def _team(config: EvalConfig, spec: AgentSpec) -> ModelTeam | OwnTeam | Scripted
         team = open_file(choice.file, spec, choice.changes, config.seed)
         if isinstance(team, (ProgramTeam, TrainedTeam)):
             raise ConfigError(
-                f"team: {choice.file} has a harness; give its section `harness` and `model` in its place"
+                f"team: {choice.file} has a harness; give its keys `harness` and `model` instead of `team`"
             )
         return team
     if choice.changes:
         raise UsageError(
-            f"team.{choice.changes[0]}: the scripted team has no file to change; give one: team=FILE"
+            f"team.{choice.changes[0]}: the scripted team has no file for overrides; give one: team=FILE"
         )
     return scripted_team(spec, config.seed)

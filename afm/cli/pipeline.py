@@ -1,4 +1,4 @@
-"""The quickstart in stages: a job that survives ``kill -9``, its engines, and what each stage does."""
+"""The stages of the quickstart, and the job that runs them and resumes after ``kill -9``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STAGES_FILE = "stages.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step of a job: its end is remembered under ``name``; ``run`` returns what is shown behind the title then."""
+    """A step of a job. Its end is stored under ``name``. ``run`` returns a note that is shown at the end."""
 
     name: str
     title: str
@@ -42,7 +42,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class FinishedStage:
-    """A stage that is done, as remembered on disk."""
+    """A finished stage, as stored on disk."""
 
     name: str
     seconds: float
@@ -55,18 +55,18 @@ def run_stages(
     settings: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> list[FinishedStage]:
-    """Run what is not finished yet, in order.
+    """Run the unfinished stages, in order.
 
     Args:
-        settings: What the results depend on; JSON-ready. A folder made with other settings is refused.
-        say: Receives one line at the beginning and one at the end of each stage.
+        settings: Settings that the results depend on, as JSON values. A folder with other settings is refused.
+        say: Receives a line at the beginning and at the end of each stage.
 
     Raises:
         ConfigError: ``out_dir`` holds a run with other settings.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     log = out_dir / STAGES_FILE
-    # At once: a stage leaves rows before its mark.
+    # Before the stages: a stage writes rows before its entry in the log.
     RunFolder(out_dir, "--output-dir").claim(settings, [out_dir / SETTINGS_FILE])
     finished = {stage.name: stage for stage in read_stages(log)}
     for number, stage in enumerate(stages, start=1):
@@ -86,19 +86,19 @@ def run_stages(
 
 
 def read_stages(log: Path) -> list[FinishedStage]:
-    """Finished stages in the order they ended; a half-written last line is ignored."""
+    """Read the finished stages in order. An incomplete last line is ignored."""
     return [FinishedStage(**row) for _, row in read_rows(log, {"name": str, "note": str})]
 
 
 Progress = Callable[[str, int, int | None], None]
-"""Receives what is counted, how many are done, and how many there are (``None``: unknown)."""
+"""Receives the name of what is counted, the number done, and the total (``None`` if unknown)."""
 
 
 def run_engine(command: str, *arguments: str, folder: Path, progress: Progress) -> None:
-    """Run a command of ``afm`` until it ends; it ends when this process does.
+    """Run a command of ``afm`` to its end. It ends with this process.
 
     Args:
-        folder: Its output folder, where its log is.
+        folder: Its output folder, with its log.
 
     Raises:
         EngineError: Its exit status is not 0.
@@ -109,7 +109,7 @@ def run_engine(command: str, *arguments: str, folder: Path, progress: Progress) 
     if status != 0:
         raise EngineError(
             f"`afm {command}` ended with status {status}; see {folder / 'training.log'}. "
-            "Run the same quickstart again to continue from what is finished."
+            "Run the same quickstart again to resume."
         )
 
 
@@ -120,7 +120,7 @@ def _wait(child: subprocess.Popen[bytes], folder: Path, progress: Progress) -> i
                 return child.wait(timeout=1.0)
             except subprocess.TimeoutExpired:
                 _count_steps(folder / "trainer_log.jsonl", progress)
-    except KeyboardInterrupt:  # the child got it, too, and leaves what is finished
+    except KeyboardInterrupt:  # the child got the signal, too, and keeps finished work
         child.wait()
         raise
 
@@ -138,11 +138,11 @@ def _count_steps(log: Path, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """One quickstart run into ``out``, with the project's ``configs``.
+    """A quickstart run into the folder ``out``, with the project's ``configs``.
 
     Attributes:
-        real_data: A further benchmark file.
-        base: The pre-trained model to start from; ``None`` for a small one with random weights.
+        real_data: Another benchmark file to evaluate on.
+        base: The pre-trained model to start from; ``None`` for a small model with random weights.
     """
 
     out: Path
@@ -155,7 +155,7 @@ class Quickstart:
     base: str | None = None
 
     def stages(self) -> list[Stage]:
-        """Everything to do, in order."""
+        """Return all stages, in order."""
         held_out = self.world / "heldout.jsonl"
         fresh = "write training files, tokenizer and a fresh model"
         stages = [] if self.base is None else [Stage("base", f"take the model {self.base}", self.import_base)]
@@ -180,12 +180,12 @@ class Quickstart:
 
     @property
     def spec(self) -> AgentSpec:
-        """The world's agent for tiny models."""
+        """Agent of the world for tiny models."""
         return load_agent(self._config("agents"))
 
     @property
     def world(self) -> Path:
-        """Folder of the three sets of problems, and of what the tool needs."""
+        """Folder of the three sets of problems and the data of the tool."""
         return self.out / "world"
 
     @property
@@ -195,15 +195,15 @@ class Quickstart:
 
     @property
     def start(self) -> Path:
-        """Folder of the model that fine-tuning begins with."""
+        """Folder of the model that fine-tuning starts from."""
         source = model_source(self.base) if self.base else None
         return source if source is not None and source.is_dir() else self.out / "start"
 
     def import_base(self) -> str:
-        """Have a folder of the pre-trained model; say how long the run takes, and stop if memory is too small.
+        """Make a folder of the pre-trained model, and return the forecast of the run.
 
         Raises:
-            ConfigError: It is no usable model, or the training does not fit in memory.
+            ConfigError: The model cannot be used, or the training does not fit in memory.
         """
         from afm.cli.train import forecast
 
@@ -212,12 +212,12 @@ class Quickstart:
         return forecast(self.training("sft"), self.training("rl"), 2 * self.plan.heldout_tasks)
 
     def make_world(self) -> str:
-        """Write the three disjoint sets of problems as JSONL, and what the tool needs."""
+        """Write the three disjoint sets of problems as JSONL, and the data of the tool."""
         self.recipe.make_world(self.world, self.plan, self.seed)
         return ", ".join(f"{count} {split}" for split, count in self.plan.splits.items())
 
     def distill(self) -> str:
-        """Let the scripted team work with the real tool; merge its log into trajectories."""
+        """Let the scripted team work with the real tool, and merge its log into trajectories."""
         from afm.distill.run import distill
         from afm.tools import load_tools
 
@@ -243,7 +243,7 @@ class Quickstart:
             return asyncio.run(work())
 
     def prepare(self) -> str:
-        """Write the files both trainers read, and a tokenizer and model from scratch."""
+        """Write the files of both trainers, and a tokenizer and a model from scratch."""
         from afm.datasets.rl_files import write_rl
         from afm.datasets.sft_files import write_sft
         from afm.models.tiny import create_tiny_model, train_tokenizer
@@ -263,7 +263,7 @@ class Quickstart:
         return f"{rows} demonstrations, {self.plan.rl_tasks} problems for reinforcement"
 
     def training(self, kind: str) -> tuple[Path, list[str]]:
-        """Configuration and overrides of ``afm sft`` or ``afm rl``."""
+        """Return configuration and overrides of ``afm sft`` or ``afm rl``."""
         data = self.out / "data"
         own = [f"output_dir={self.out / kind}", f"seed={self.seed}"]
         if kind == "rl":
@@ -275,20 +275,20 @@ class Quickstart:
         return self._config(kind), [*own, *self.plan.sft]
 
     def sft(self) -> str:
-        """Run LLaMA-Factory through its plugin, in a process of its own."""
+        """Run ``afm sft`` (LLaMA-Factory) in another process."""
         config, overrides = self.training("sft")
         run_engine("sft", "--quiet", str(config), *overrides, folder=self.out / "sft", progress=self.progress)
         return f"model in {self.out / 'sft'}"
 
     def rl(self) -> str:
-        """Run verl through its plugin, in a process of its own."""
+        """Run ``afm rl`` (verl) in another process."""
         with self.recipe.serving(self.world):
             config, overrides = self.training("rl")
             run_engine("rl", str(config), *overrides, folder=self.out / "rl", progress=self.progress)
         return f"model in {self.out / 'rl'}"
 
     def evaluate(self, model: str, data: Path, name: str) -> str:
-        """Evaluate a trained model at temperature 1, resuming where an earlier try stopped."""
+        """Evaluate a trained model at temperature 1. An interrupted evaluation is resumed."""
         from afm.evaluation.config import EvalConfig
         from afm.evaluation.job import run_job
 
@@ -311,7 +311,7 @@ class Quickstart:
         )
 
     def check_real_data(self) -> None:
-        """Check first that the benchmark file can be read and judged."""
+        """Check that the benchmark file can be read and scored."""
         from afm.datasets import read_tasks
         from afm.rewards.registry import BY_SOURCE, scorer_name
 
@@ -320,24 +320,24 @@ class Quickstart:
                 scorer_name(task.data_source, BY_SOURCE)
 
     def recipe_digest(self) -> str:
-        """Fingerprint of the settings that the results depend on, without comments."""
+        """Return a fingerprint of the settings that the results depend on, without comments."""
         files = [*map(self._config, ("agents", "sft", "rl")), self.tools_config]
         settings = [read_file(file) for file in files]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     def example(self) -> str:
-        """A question that the trained model was never trained on."""
+        """Return a question that the model was not trained on."""
         return self.recipe.example or self._tasks("heldout")[0].question
 
     def report(self) -> None:
-        """Write the report of everything that is finished."""
+        """Write the report of the finished stages."""
         from afm.evaluation.report import write_run_report
 
         write_run_report(self.out, self.report_path)
 
     @property
     def tools_config(self) -> Path:
-        """The world's tool, with small limits."""
+        """Tools YAML of the world, with small limits."""
         return self.configs / f"tiny/tools/{self.recipe.tools}.yaml"
 
     def _config(self, kind: str) -> Path:

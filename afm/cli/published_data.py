@@ -85,7 +85,7 @@ def download(
 
 
 def sets_option(name: str) -> HubSets:
-    """The sets of a YAML, or of the shipped one of that name."""
+    """Return the sets of a YAML, or of the shipped YAML of that name."""
     from afm.cli.options import configs_folder
     from afm.datasets.hub_sets import read_hub_sets
 
@@ -95,7 +95,7 @@ def sets_option(name: str) -> HubSets:
     folder = configs_folder() / _FOLDER
     shipped = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
     if name not in shipped:
-        raise UsageError(f"{name}: no YAML and no shipped list of sets; {suggestion(name, shipped)}")
+        raise UsageError(f"{name}: not a YAML and not a shipped list of sets; {suggestion(name, shipped)}")
     return read_hub_sets(shipped[name])
 
 
@@ -153,7 +153,7 @@ def published(
         if not hub_set.prepare and not hub_set.prompts:
             view.line(f"{name}: nothing is made of it; its files are in {set_folder(name, hub_set, data)}")
     if not made:
-        raise DataError("nothing was made: the chosen sets say nothing under `prepare`", path=sets)
+        raise DataError("nothing was made: the chosen sets have no `prepare`", path=sets)
 
 
 def mix(
@@ -280,8 +280,8 @@ def _print_prepared(prepared: Prepared, view: ProgressView) -> None:
     counts = prepared.counts
     if prepared.of_another:
         view.line(
-            f"{prepared.path}: left as it is, another command made it (a mix, selected questions, your own rows); "
-            "move it away to have the published rows"
+            f"{prepared.path}: not replaced, because another command made it (a mix, selected questions, your own rows); "
+            "move it to get the published rows"
         )
         return
     files = ", ".join(map(str, prepared.paths))

@@ -1,4 +1,4 @@
-"""The two ways to begin: ``afm quickstart``, from nothing to a report, and ``afm init``, for a task of your own."""
+"""``afm quickstart``, from nothing to a report, and ``afm init``, a starter for your own task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _QUIET = {"TQDM_DISABLE": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
-"""Libraries' own progress bars and warnings would bury ours; what is set already stays."""
+"""Variables that silence progress bars and warnings of libraries, unless they are set."""
 
 
 def quickstart(
@@ -93,7 +93,7 @@ def quickstart(
 
 
 def _choices(world: WorldKind, base: str | None) -> dict[str, str]:
-    """World and base as settings; folders made before there was a choice say nothing about them."""
+    """Return world and base as settings, without the defaults."""
     choices = {} if world is WorldKind.MATH else {"world": world.value}
     return choices if base is None else choices | {"base": str(model_source(base))}
 
@@ -104,7 +104,7 @@ def _recipe(world: WorldKind, base: str | None) -> Recipe:
     if base is None:
         return RECIPES[world]
     if world not in FROM_BASE:
-        raise UsageError(f"--base: there is no recipe for the world {world.value!r}; use --world math")
+        raise UsageError(f"--base: no recipe for the world {world.value!r}; use --world math")
     return FROM_BASE[world]
 
 
@@ -146,9 +146,9 @@ def _stage_figures(metrics: Metrics) -> str:
 
 
 _SIZES = {"train": 4000, "rl": 512, "heldout": 100}
-"""Questions for the team, for reinforcement learning and for the evaluation; each date is in only one of them."""
+"""Number of questions for the team, reinforcement learning and evaluation. Each date is in one set only."""
 _FILES = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".py")
-"""Endings that a folder of a task does not have."""
+"""Endings of files, which the folder of a task does not have."""
 _FIRST_DAY, _DAYS = date(1900, 1, 1), 73_000
 _COLUMNS = ("question", "answer", "data_source")
 
@@ -187,7 +187,7 @@ def _free(folder: Path) -> Path:
 
 
 def _write_questions(folder: Path) -> None:
-    """Write the questions as tables, the same in every starter."""
+    """Write the questions as tables. They are the same in every starter."""
     folder.mkdir()
     days = random.Random(0).sample(range(_DAYS), sum(_SIZES.values()))
     for name, count in _SIZES.items():

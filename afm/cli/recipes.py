@@ -1,4 +1,4 @@
-"""What the quickstart makes in which world: its recipes, their worlds, and the servers that the wiki world needs."""
+"""The recipes of the quickstart, their worlds, and the server of the wiki world."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _READY = "listening on "
 
 @contextmanager
 def wiki_server(index: Path, log: Path) -> Iterator[None]:
-    """Serve ``index`` while the block runs; wiki search tools without an address of their own find it.
+    """Serve ``index`` while the block runs, for wiki search tools without an address.
 
-    Processes that are started within the block inherit the address through the environment.
+    Processes that the block starts inherit the address through the environment.
 
     Args:
-        log: Receives what the server writes to standard error.
+        log: Receives the standard error of the server.
 
     Raises:
         ToolError: The server did not start.
@@ -62,7 +62,7 @@ def build_wiki_index(corpus: Path, index: Path) -> Path:
 
 @contextmanager
 def loopback_server(name: str, arguments: Sequence[str], log: Path) -> Iterator[str]:
-    """Run ``python -m tool_servers NAME`` on a free port of this machine while the block runs; yields its address."""
+    """Run ``python -m tool_servers NAME`` on a free port while the block runs, and yield its address."""
     words = [sys.executable, "-P", "-m", "tool_servers", name, *arguments, "--host=127.0.0.1", "--port=0"]
     with (
         log.open("ab") as errors,
@@ -82,7 +82,7 @@ def loopback_server(name: str, arguments: Sequence[str], log: Path) -> Iterator[
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables of the environment while the block runs."""
+    """Set environment variables while the block runs."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -97,7 +97,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class RecipeSizes:
-    """How much of everything; the overrides are ``key=value`` arguments of ``afm sft`` and ``afm rl``."""
+    """Sizes of a recipe. ``sft`` and ``rl`` are ``key=value`` overrides of ``afm sft`` and ``afm rl``."""
 
     train_tasks: int
     rl_tasks: int
@@ -107,28 +107,28 @@ class RecipeSizes:
 
     @property
     def splits(self) -> dict[WorldSplit, int]:
-        """Problems of each part of the world."""
+        """Number of problems of each set."""
         counts = (self.train_tasks, self.rl_tasks, self.heldout_tasks)
         return dict(zip(WorldSplit, counts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One world of the quickstart.
+    """A recipe of the quickstart.
 
     Attributes:
-        agent: Name of a file in ``configs/tiny/agents``, and of the data set.
+        agent: Name of the file in ``configs/tiny/agents``, and of the data set.
         training: Name of the files in ``configs/tiny/sft`` and ``configs/tiny/rl``.
         tools: Name of a file in ``configs/tiny/tools``.
-        folder: Folder of a run when the user names none.
-        vocabulary_size: Most tokens of the tokenizer, which is trained on the demonstrations.
+        folder: Default folder of a run.
+        vocabulary_size: Largest vocabulary of the tokenizer, which is trained on the demonstrations.
         whole_tags: Whether tags become single tokens.
-        heads: Attention heads of the model; fewer are wider, which names of many letters need more than digits.
-        example: Question for ``afm ask``; the first held-out one when empty.
-        make_world: Writes ``train.jsonl``, ``rl.jsonl``, ``heldout.jsonl`` and whatever the tool needs into a folder.
-        team: The teacher, from agent and seed.
-        serving: What the tool needs running, given the world's folder; the tool can be used while the block runs.
-        server_command: The same as arguments of ``afm``; empty when nothing has to run.
+        heads: Attention heads of the model. Fewer heads are wider; long names need wider heads than digits.
+        example: Question for ``afm ask``; if empty, the first held-out question.
+        make_world: Writes ``train.jsonl``, ``rl.jsonl``, ``heldout.jsonl`` and the data of the tool into a folder.
+        team: Makes the teacher from agent and seed.
+        serving: Runs the server of the tool, given the world's folder, while the block runs.
+        server_command: The same server as arguments of ``afm``; empty if the tool needs no server.
     """
 
     world: WorldKind
@@ -173,7 +173,7 @@ MATH = Recipe(
         rl_tasks=64,
         heldout_tasks=8,
         sft=("max_steps=120", "save_steps=40"),
-        # Groups are not filtered: hardly any of them would differ yet.
+        # Groups are not filtered: after so few steps most would be dropped.
         rl=("verl.trainer.total_training_steps=2", "verl.algorithm.filter_groups.enable=false"),
     ),
     make_world=_make_math_world,
@@ -202,7 +202,7 @@ MATH_FROM_BASE = replace(
         ),
     ),
 )
-"""The same world for a pre-trained model, which needs few demonstrations to learn the form of an agent."""
+"""The math world for a pre-trained model, which learns the form of an agent from few demonstrations."""
 
 
 PAGES = 4_000
@@ -212,7 +212,7 @@ _SERVER_LOG = "wiki_server.log"
 
 
 def _make_wiki_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
-    """Write the encyclopaedia, three sets of questions that name different entities, and the search index."""
+    """Write the encyclopaedia, three sets of questions about different entities, and the search index."""
     from afm.datasets.encyclopaedia import Encyclopaedia, write_encyclopaedia
 
     world = Encyclopaedia(PAGES, seed=seed, brief=True)

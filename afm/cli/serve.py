@@ -52,7 +52,7 @@ _TOOL_SERVERS = (
         "Answer questions about images.\n\nIt serves visual_inspector tools. VISION_OPENAI_API_BASE_URL is the model's.",
     ),
 )
-"""Command, server, variables of its port and its token, and what it does."""
+"""Command, server, variables of its port and its token, and help text."""
 
 
 def _tool_server(server: str, port_variable: str, token: str, purpose: str) -> Callable[..., None]:
@@ -229,8 +229,8 @@ def _become(module: str, options: Mapping[str, object | None], *arguments: str) 
     """Replace this process with another program, which receives signals and sets the exit status.
 
     Args:
-        module: Its name, and the words that come before the options.
-        options: By name. ``None`` omits an option, ``True`` passes its name without a value.
+        module: Name of its module, and the words before the options.
+        options: Values by name. ``None`` omits an option, ``True`` passes its name without a value.
     """
     given = [
         name if value is True else f"{name}={value}" for name, value in options.items() if value is not None

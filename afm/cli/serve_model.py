@@ -1,4 +1,4 @@
-"""``afm serve model``: OpenAI-compatible servers of one model, how each engine starts, and how they run together."""
+"""``afm serve model``: OpenAI-compatible servers of one model, and the processes of the engines."""
 
 from __future__ import annotations
 
@@ -116,24 +116,24 @@ KEY = "AFM_MODEL_API_KEY"
 
 
 class ModelEngine(StrEnum):
-    """What serves."""
+    """Engines that serve a model."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
     OWN = "own"
-    """The in-process model of this project behind HTTP: for CPUs, and for small models."""
+    """The model of this project behind HTTP, for CPUs and small models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to serve, and how.
+    """The model to serve, and its servers.
 
     Attributes:
         model: Folder with config.json, weights and tokenizer.
-        name: What clients call it.
-        port: Of the first replica; the others follow.
-        tensor_parallel: GPUs of one replica.
-        further: Arguments of the engine's own.
+        name: Name that clients use.
+        port: Port of the first replica. The others use the next ports.
+        tensor_parallel: GPUs per replica.
+        further: Further arguments of the engine.
     """
 
     model: Path
@@ -150,7 +150,7 @@ class Server:
     """One replica.
 
     Attributes:
-        environment: Added to the environment it inherits.
+        environment: Variables that are added to the inherited environment.
     """
 
     command: tuple[str, ...]
@@ -160,15 +160,15 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where clients of this machine reach it."""
+        """Address for clients on this machine."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
 def installed() -> ModelEngine:
-    """The best engine that is there: vLLM, SGLang, else our own.
+    """Return the first installed engine: vLLM, SGLang, else our own.
 
-    vLLM for CPUs counts only when it is asked for: it takes nearly all of the machine's memory for its cache.
+    vLLM for CPUs is used only on request, because its cache takes nearly all memory of the machine.
     """
     from importlib.metadata import distributions
 
@@ -180,15 +180,15 @@ def installed() -> ModelEngine:
 def servers(
     engine: ModelEngine, wanted: Wanted, *, devices: Sequence[str], threads: int, key: str | None
 ) -> list[Server]:
-    """The processes to start.
+    """Return the servers to start.
 
     Args:
-        devices: GPUs that may be used, as CUDA_VISIBLE_DEVICES names them; empty when unknown.
+        devices: Available GPUs, as in CUDA_VISIBLE_DEVICES; empty if unknown.
         threads: CPU threads of this machine.
-        key: What clients must send; our servers and vLLM read it from the environment.
+        key: Key that clients must send. Our servers and vLLM read it from the environment.
 
     Raises:
-        UsageError: More GPUs are needed than are available, or tensor parallelism without an engine for it.
+        UsageError: More GPUs are needed than are available, or the engine has no tensor parallelism.
         ConfigError: The engine cannot keep the key secret.
     """
     width = wanted.tensor_parallel
@@ -202,7 +202,7 @@ def servers(
         and wanted.host not in ("127.0.0.1", "localhost", "::1")
     ):
         raise ConfigError(
-            f"--host {wanted.host}: SGLang takes a key on its command line only, where every user of the machine reads "
+            f"--host {wanted.host}: SGLang takes a key only on its command line, where every user of the machine can read "
             "it; listen on 127.0.0.1 behind a proxy or a tunnel, or use vLLM"
         )
     needed = wanted.replicas * width
@@ -236,7 +236,7 @@ def _command(engine: ModelEngine, wanted: Wanted, port: int) -> tuple[str, ...]:
     place = ("--host", wanted.host, "--port", str(port))
     match engine:
         case ModelEngine.VLLM:
-            # Log-probabilities of the distribution that was sampled from, temperature applied.
+            # Log-probabilities of the distribution that is sampled from, after temperature.
             words = ("vllm", "serve", model, *place, "--served-model-name", wanted.name)
             words += ("--tensor-parallel-size", width, "--logprobs-mode", "processed_logprobs")
         case ModelEngine.SGLANG:
@@ -255,10 +255,10 @@ _SHOWN_LINES = 15
 
 
 class StoppedError(Exception):
-    """A signal asked for the end.
+    """A signal requested the end.
 
     Attributes:
-        number: Which.
+        number: Number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -267,16 +267,16 @@ class StoppedError(Exception):
 
 
 def serve_together(servers: Sequence[Server], logs: Path, start_s: float, ready: Callable[[], None]) -> None:
-    """Start all, call ``ready`` once each is healthy, and watch them; when one ends, all are ended.
+    """Start all servers, call ``ready`` when all are healthy, and watch them. If one ends, all are ended.
 
     Args:
         logs: Folder of ``PORT.log`` files.
-        start_s: For all to become healthy.
+        start_s: Seconds in which all must become healthy.
 
     Raises:
-        ConfigError: A port is taken.
-        EngineError: One ended, or did not become healthy; says what it wrote last.
-        StoppedError: SIGINT or SIGTERM came.
+        ConfigError: A port is in use.
+        EngineError: A server ended or did not become healthy. The error has the last lines of its log.
+        StoppedError: SIGINT or SIGTERM arrived.
     """
     for server in servers:
         _check_free(server)
@@ -285,7 +285,7 @@ def serve_together(servers: Sequence[Server], logs: Path, start_s: float, ready:
     with _signals_raise():
         try:
             for server in servers:
-                started.append(_start(server, logs))  # noqa: PERF401 - what has started must be ended
+                started.append(_start(server, logs))  # noqa: PERF401 - started servers must be ended
             _wait_healthy(servers, started, logs, start_s)
             ready()
             while True:
@@ -296,7 +296,7 @@ def serve_together(servers: Sequence[Server], logs: Path, start_s: float, ready:
 
 
 def _start(server: Server, logs: Path) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C reaches this process only, which then ends them with all their children.
+    # In a separate session: Ctrl-C reaches only this process, which then ends the servers with all their children.
     with _log(server, logs).open("wb") as log:
         return subprocess.Popen(
             server.command,
@@ -341,10 +341,10 @@ def _healthy(server: Server) -> bool:
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask all processes to end, and kill those that do not."""
+    """Ask all processes to end, and kill those that do not end in time."""
     for number, patience_s in ((signal.SIGTERM, _FINISH_S), (signal.SIGKILL, _FINISH_S)):
         for process in started:
-            # The leader may be gone while its children are not.
+            # The leader may have ended before its children.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
         until = time.monotonic() + patience_s
@@ -357,7 +357,7 @@ def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
 def _signals_raise() -> Iterator[None]:
     def stop(number: int, _: FrameType | None) -> None:
         for one in before:
-            signal.signal(one, signal.SIG_IGN)  # the end is under way
+            signal.signal(one, signal.SIG_IGN)  # the end has begun
         raise StoppedError(number)
 
     before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}

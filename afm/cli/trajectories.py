@@ -1,4 +1,4 @@
-"""``afm data filter``, ``stats``, ``negative`` and ``merge``: files of trajectories, from a log or for a training."""
+"""``afm data filter``, ``stats``, ``negative`` and ``merge``: commands for files of trajectories."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _show(funnel: Funnel) -> None:
 
 
 def _notes(plan: FilterPlan, funnel: Funnel) -> list[str]:
-    """What a person would otherwise believe was done."""
+    """Return notes about checks that had nothing to check."""
     notes = []
     if any(stage.contamination is not None and not stage.contamination.tasks for stage in plan.stages):
         notes.append("contamination had nothing to compare with; name evaluation sets with --against")
@@ -230,13 +230,13 @@ def _print_stats(counted: DataStats, view: Any) -> None:
 
 
 def _funnels_beside(files: Iterable[Path]) -> list[Path]:
-    """The funnels that a filter wrote next to its output."""
+    """Return the funnels next to the files of a filter."""
     places = dict.fromkeys(file.with_name(FUNNEL_FILE) for file in files)
     return [path for path in places if path.is_file()]
 
 
 def _funnel(path: Path) -> list[FunnelStage]:
-    """The stages that ``afm data filter`` wrote, in their order."""
+    """Read the stages that ``afm data filter`` wrote, in order."""
     from afm.evaluation.data_stats import FunnelStage
 
     try:
