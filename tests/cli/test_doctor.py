@@ -55,7 +55,7 @@ def test_ports_that_are_taken_and_services_that_are_silent_are_warned_of(
     servers = "".join(one.text for one in findings if one.subject == "servers")
     assert "Address already in use; stop the program that listens there" in servers
     assert "wiki_search: WIKI_RAG_SERVER_URL: Port could not be cast" in servers
-    assert "nobody answers at http://127.0.0.1:1/v1" in warned["judge"]
+    assert "no answer from http://127.0.0.1:1/v1" in warned["judge"]
     assert "does not answer (ConnectionError)" in warned["redis"]
     assert "secret" not in str(findings)
 
@@ -72,7 +72,7 @@ def test_a_package_of_another_version_fails_an_absent_extra_warns() -> None:
     assert told["rl"][0] is Level.ERROR
     assert "(expected >=99)" in told["rl"][1]
     assert told["sft"][0] is Level.WARNING
-    assert told["sft"][1].startswith("nosuch is absent; ")
+    assert told["sft"][1].startswith("nosuch is not installed; ")
     assert told["packages"][0] is Level.OK
 
 

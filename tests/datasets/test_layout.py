@@ -152,7 +152,7 @@ def test_what_another_command_made_is_not_overwritten(prepare, afm, tmp_path):
     for part, count in (("train", 18), ("val", 2)):
         note = json.loads((tmp_path / f"rl/{part}.parquet.manifest.json").read_text())
         assert (note["split"], note["counts"]["rows"]) == (part, count)
-    assert "train.parquet: left as it is, another command made it" in prepare()
+    assert "train.parquet: not replaced, because another command made it" in prepare()
     assert written(tmp_path) == selected
     target.unlink()
     prepare()

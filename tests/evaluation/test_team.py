@@ -252,7 +252,7 @@ def test_the_scripted_team_plays_by_its_name(tmp_path, world, evaluate):
     ("options", "message"),
     [
         (["team=nowhere.yaml"], "nowhere.yaml"),
-        (["team=scripted", "team.name=x"], "the scripted team has no file to change"),
+        (["team=scripted", "team.name=x"], "the scripted team has no file for overrides"),
         ([f"team={TEAM}", "team.limit.rounds=1"], "did you mean 'limits'?"),
         ([f"team={ROOT / 'configs/distill/wiki.yaml'}"], "is not a role of agent 'mhqa'"),
     ],
