@@ -81,7 +81,7 @@ def test_parameters_are_those_of_the_model_that_transformers_builds(kind, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("{", "no JSON"), ("[1]", "got list, expected a model's settings")]
+    ("text", "told"), [("{", "not JSON"), ("[1]", "got list, expected a model's settings")]
 )
 def test_a_broken_config_is_an_error_that_names_the_file(text, told, tmp_path):
     (tmp_path / "config.json").write_text(text, encoding="utf-8")

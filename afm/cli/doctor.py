@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import TrustOption, file_argument, overrides_argument
-from afm.errors import AfmError, ConfigError
+from afm.cli.options import TrustOption, overrides_argument
+from afm.errors import AfmError, ConfigError, UsageError
 from afm.file_kinds import EVAL_FILE, RL_FILE, SFT_FILE, TOOLS_FILE, FileKind, kind_of
 from afm.findings import Finding, Level, failed
 from afm.memory_arithmetic import hardware_from
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def doctor(
     config: Annotated[
         Path | None,
-        file_argument("YAML of a training, an evaluation or tools [default: check this computer]."),
+        typer.Argument(help="YAML of a training, an evaluation or tools [default: check this computer]."),
     ] = None,
     overrides: Annotated[
         list[str] | None, overrides_argument("Overrides, as for `afm sft`, `afm rl` and `afm eval`.")
@@ -78,6 +78,9 @@ def doctor(
 def _diagnose(
     config: Path, overrides: list[str], nodes: int | None, gpus: int | None, gpu_gib: float | None
 ) -> list[Finding]:
+    if not config.is_file():
+        state = "is a folder" if config.is_dir() else "no such file"
+        raise UsageError(f"CONFIG {config}: {state}; expected: YAML of a training, an evaluation or tools")
     match _kind_to_check(config, overrides):
         case kind if kind is RL_FILE:
             from verl_ext.doctor import AskedHardware
