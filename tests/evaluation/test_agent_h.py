@@ -140,5 +140,5 @@ def test_the_command_reports_the_paper_figures(data, asked_chats) -> None:
 
 def test_rows_that_are_chats_are_asked_as_they_are() -> None:
     config = load_config(ROOT / "configs/eval/hallucination.yaml", ["model=m", "prompt=own"])
-    with pytest.raises(ConfigError, match="rows of glaive are chats of their own"):
+    with pytest.raises(ConfigError, match="rows of glaive hold their own chats"):
         config.prompt_source(next(iter(config.routes())))
