@@ -77,10 +77,14 @@ def _call(tool: str, argument: str) -> str:
 
 @dataclass(frozen=True)
 class Harness:
-    """A program of ``examples/harness`` and what its model writes: a calculation, and an answer."""
+    """A program of ``examples/harness`` and what its model writes: a calculation, and an answer.
+
+    The calculation begins with the expression, as the quickstart's team does. Without that second copy, the tiny model
+    copied numbers wrong in a quarter of its calls after 2,800 steps.
+    """
 
     words: tuple[str, ...]
-    calculation: str = _call("calculator", "expression")
+    calculation: str = f"The expression is %s.\n{_call('calculator', 'expression')}"
     answer: str = "%s"
 
     @property
@@ -99,7 +103,9 @@ HARNESSES = {
     "openai_agents_responses": Harness(("openai_agent.py", "responses")),
     "smolagents_tools": Harness(("smolagents_agent.py",), answer=_call("final_answer", "answer")),
     "smolagents_code": Harness(
-        ("smolagents_agent.py", "code"), "<code>\nprint(%s)\n</code>", "<code>\nfinal_answer(%s)\n</code>"
+        ("smolagents_agent.py", "code"),
+        "The expression is %s.\n<code>\nprint(%s)\n</code>",
+        "<code>\nfinal_answer(%s)\n</code>",
     ),
 }
 
@@ -233,9 +239,9 @@ class HarnessQuickstart(Quickstart):
         def reply(text: str) -> str:
             asked = text.rpartition("<|im_start|>user\n")[2]
             observed = task.question not in asked and answer in asked
-            return (
-                self.harness.answer % answer if direct or observed else self.harness.calculation % expression
-            )
+            if direct or observed:
+                return self.harness.answer.replace("%s", answer)
+            return self.harness.calculation.replace("%s", expression)
 
         return reply
 

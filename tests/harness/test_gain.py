@@ -66,7 +66,7 @@ async def test_an_example_program_calculates_and_answers(job, tmp_path: Path, na
 
     assert played["q1"].answer == "95"
     said = [message["content"] for chat in chats for message in chat if message.get("loss")]
-    written = run.harness.calculation % "57+38", run.harness.answer % "95"
+    written = run.harness.calculation.replace("%s", "57+38"), run.harness.answer.replace("%s", "95")
     assert [text.strip() for text in said] == [text.strip() for text in written]
     assert all(TASK.question in json.dumps(chat) for chat in chats)
 
