@@ -318,7 +318,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "cassette {T}/good.jsonl",
         1,
-        ("file is not a database", "expected the file that `cassette` of a tools YAML"),
+        ("file is not a database", "set `cassette` in the tools YAML to a recorded file"),
     ),
     ("import {T}/good.jsonl -o {T}/im", 2, ("no model; expected a model's folder, a GGUF file",)),
     ("serve model {T}/none", 2, ("{T}/none: no such folder; expected a model's folder",)),

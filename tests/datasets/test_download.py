@@ -183,7 +183,7 @@ def test_bytes_that_are_wrong_leave_nothing_behind(hub, download, tmp_path):
     hub.repositories["own/small"]["rows.json"] = ROWS.replace(b"q", b"x")
     hub.described = lambda *_: stated
     told = download(status=1)
-    assert "1 of 1 sets could not be downloaded" in told
+    assert "1 of 1 set could not be downloaded" in told
     assert f"expected {hashlib.sha256(ROWS).hexdigest()}; it was removed, run the same command again" in told
     assert not any(name.startswith("small/rows.json") for name in files_of(tmp_path / "a folder"))
     hub.repositories["own/small"]["rows.json"] = ROWS

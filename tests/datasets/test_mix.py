@@ -74,7 +74,7 @@ def prepare(said, sets, data, tmp_path):
 
 
 def test_one_command_makes_a_file_of_several_agents(prepare, tmp_path):
-    assert "sums: 1 files by reader math_problem, made into rl" in prepare("--dry-run")
+    assert "sums: 1 file by reader math_problem, made into rl" in prepare("--dry-run")
     assert not (tmp_path / "rl").exists()
     told = prepare()
     table = pq.read_table(tmp_path / "rl/train.parquet").to_pylist()

@@ -407,7 +407,7 @@ def test_plain_rows_are_read_by_the_keys_that_the_user_names(prepare, tmp_path):
     assert "reader 'gsm8k' knows its keys" in prepare(table, "--reader", "gsm8k", *words, status=2)
     (tmp_path / "mine.jsonl").write_text('{"problem": "What is 1+6?", "solution": "7"}\n')
     with pytest.raises(
-        DataError, match="`afm data prepare tasks FILE --question-key KEY --answer-key KEY --out"
+        DataError, match="`afm data prepare tasks .*mine.jsonl --question-key KEY --answer-key KEY --out"
     ):
         list(read_tasks(tmp_path / "mine.jsonl"))
 
@@ -423,7 +423,7 @@ def test_what_is_not_downloaded_is_told_before_anything_is_made(said, sample, tm
     assert not out.exists()
     (data / "mhqa_agent_rl/data").mkdir(parents=True)
     sample("afm_rl.jsonl").rename(data / "mhqa_agent_rl/data/rl.jsonl")
-    assert "rl/train: 1 files by reader afm_rl, made into rl" in made("--dry-run")
+    assert "rl/train: 1 file by reader afm_rl, made into rl" in made("--dry-run")
     assert not out.exists()
     told = made()
     assert f"{out}/rl/train.parquet, {out}/rl/val.parquet: 2 of 3 rows" in told

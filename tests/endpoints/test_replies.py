@@ -51,5 +51,5 @@ def test_a_reply_of_another_role_or_cut_short_is_unusable_but_counted():
         with pytest.raises(UnusableReplyError) as caught:
             read_reply(whole % (role, finish))
         assert (caught.value.reply.prompt_tokens, caught.value.reply.completion_tokens) == (7, 2)
-    with pytest.raises(TryAgainError, match="no chat completion"):
+    with pytest.raises(TryAgainError, match="not a chat completion"):
         read_reply(whole[:40])

@@ -10,7 +10,7 @@ import pytest
 from extras import LazyPackage
 
 from afm.cli.train import make_model_folder, model_source
-from afm.errors import ConfigError
+from afm.errors import ConfigError, UsageError
 from afm.models.gguf_file import CHECKED_TEXTS
 from afm.models.gguf_model import import_gguf
 from afm.models.tiny import CHAT_TEMPLATE
@@ -241,7 +241,7 @@ def test_a_folder_is_whole_or_not_there(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere.gguf", "a/b/c"])
 def test_what_is_no_model_is_said_before_any_work(name):
-    with pytest.raises(ConfigError, match="not found; expected a model's folder, a GGUF file"):
+    with pytest.raises(UsageError, match="no such file; expected a model's folder, a GGUF file"):
         model_source(name)
 
 

@@ -52,7 +52,7 @@ def test_a_row_may_name_its_agent(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0
     assert "correct, score 1" in done.stdout
-    assert "1 rows: 1 correct" in done.stdout
+    assert "1 row: 1 correct" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_program_gets_the_fence_that_the_tool_reads(text: str, argument: str) 
 
 
 def test_a_program_that_quotes_another_in_a_fence_is_not_taken_for_that_one() -> None:
-    with pytest.raises(BadArgumentError, match="a program holds a fenced program in one of its strings"):
+    with pytest.raises(BadArgumentError, match="a program holds a fenced program in a string"):
         program_argument('"""Use:\n```py\nhelp()\n```\n"""\nprint(1)')
 
 

@@ -100,7 +100,7 @@ def test_a_row_without_a_prompt_takes_the_models_one_or_is_refused_by_file_and_r
 
 def test_a_question_that_could_begin_at_several_lines_is_refused_unless_the_row_asks(settings: Any) -> None:
     prompts = (f"{RULES}1?", f"{RULES}Read lines such as\nTask: name\nand print them.")
-    with pytest.raises(DataError, match=r"train\.parquet:2: .*add extra_info\.question, or say prompt=row"):
+    with pytest.raises(DataError, match=r"train\.parquet:2: .*add extra_info\.question, or set prompt=row"):
         rl_prompts(settings(*prompts))
     assert rl_prompts(settings(*prompts, prompt="row")).record.mode is PromptMode.ROW
 
