@@ -1,9 +1,9 @@
 """Code that comes with a YAML: the user's own Python files, and programs that the YAML starts.
 
 The rule: code runs without ``--trust`` if this user owns its file and its folder, and it was not downloaded.
-:func:`distrust` decides. :func:`import_module_of` applies the rule to Python files next to a YAML, and
-:func:`check_code_of` to every YAML with a key that starts a program or lets an engine load code. ``afm export`` and
-``afm rl`` apply it to checkpoints, which are pickles.
+:func:`distrust` decides. :func:`import_module_of` applies the rule to Python files next to a YAML.
+:func:`check_code_of` applies it to every YAML that starts a program, lets an engine load code, or names a server, which
+would get the user's keys. ``afm export`` and ``afm rl`` apply it to checkpoints, which are pickles.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ _HUB_CACHES = ("models--", "datasets--", "spaces--")
 """How the folders of repositories in the Hub's cache begin."""
 _CODE_KEYS = {
     "command": "starts a program",
+    "key_variable": "sends an environment variable to a server",
     "nsjail_path": "starts a program",
     "python": "starts a program",
     "trust_remote_code": "loads the code of a model's repository",
+    "url": "names a server, which gets your requests and keys",
+    "urls": "names servers, which get your requests and keys",
     "verl": "can name code that verl loads",
 }
-"""Keys of YAMLs, at any depth, that run code, and what they do."""
+"""Keys of YAMLs, at any depth, that run code or send secrets, and what they do."""
 TRUST_VARIABLE = "AFM_TRUST"
 """Environment variable that ``--trust`` sets, so that worker processes know of it too."""
 
@@ -134,7 +137,7 @@ def _import_file(top: str, file: Path) -> None:
 
 
 def check_code_of(file: Path, data: Mapping[str, Any]) -> None:
-    """Refuse a YAML that runs code and is not this user's own, and a program of a download that it starts.
+    """Refuse a YAML that runs code or sends secrets and is not this user's own, and a program of a download that it starts.
 
     Raises:
         ConfigError: Names the file, the key and the reason.
@@ -147,7 +150,7 @@ def check_code_of(file: Path, data: Mapping[str, Any]) -> None:
 
 
 def _code_in(data: Any, at: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Each setting that runs code: its path of keys, its key, its value."""
+    """Yield each setting that runs code or sends secrets: its path of keys, its key, its value."""
     if isinstance(data, list):
         for number, item in enumerate(data):
             yield from _code_in(item, f"{at}[{number}]")

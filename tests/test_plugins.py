@@ -75,9 +75,12 @@ RUNS_CODE = [
     ("tools: [{config: {sandbox: {nsjail_path: ./nsjail}}}]", r"tools\[0\].config.sandbox.nsjail_path"),
     ("sandbox: {python: ./python3}", "sandbox.python"),
     ("trust_remote_code: true", "trust_remote_code"),
+    ("servers: {team: {url: 'http://a.example/v1'}}", "servers.team.url"),
+    ("servers: {team: {key_variable: HF_TOKEN}}", "servers.team.key_variable"),
+    ("tools: [{config: {urls: ['http://a.example']}}]", r"tools\[0\].config.urls"),
     ("verl: {actor_rollout_ref: {model: {external_lib: agent}}}", "verl"),
 ]
-"""Content of a YAML that starts a program or loads code, and the key that does."""
+"""Content of a YAML that starts a program, loads code or names a server, and the key that does."""
 
 
 def from_afm(folder: Path, name: str) -> Path:
