@@ -25,8 +25,8 @@ CLASSES = {
 """Classes in which each engine declares the parameters that verl can pass on."""
 TARGET = Path(__file__).resolve().parents[1] / "verl_ext" / "engine_parameters.yaml"
 HEADER = """\
-# Parameters that the releases of the rollout engines take, by which rollout.engine_kwargs is checked.
-# vLLM 0.28.0 is that of requirements/cpu-vllm.txt, the others are those of the GPU locks.
+# Parameters that the releases of the rollout engines accept. rollout.engine_kwargs is checked against them.
+# vLLM 0.28.0 is the release in requirements/cpu-vllm.txt. The GPU locks have the others.
 # Written by requirements/engine_parameters.py.
 """
 

@@ -240,8 +240,8 @@ class AfmAgentLoop(AgentLoopBase):
         limit = self.rollout_config.response_length
         if len(episode.response_ids) > limit:
             raise EngineError(
-                f"task {task.id}: the episode has {len(episode.response_ids)} response tokens, more than {limit} "
-                "(data.max_response_length and the agent's limits.max_response_tokens must agree)"
+                f"task {task.id}: the episode has {len(episode.response_ids)} response tokens, expected at most {limit}; "
+                "set data.max_response_length and the agent's limits.max_response_tokens to the same value"
             )
 
 
@@ -257,7 +257,7 @@ def prompt_ids(spec: AgentSpec, source: PromptSource, model: TokenModel, task: T
         raise DataError(f"task {task.id}: {error.message}") from None
     if len(ids) > limit:
         raise DataError(
-            f"task {task.id}: its prompt has {len(ids)} tokens, data.max_prompt_length is {limit}; "
+            f"task {task.id}: the prompt has {len(ids)} tokens, more than data.max_prompt_length ({limit}); "
             "raise the limit or drop the row (prompts are never cut)"
         )
     return ids
@@ -266,7 +266,9 @@ def prompt_ids(spec: AgentSpec, source: PromptSource, model: TokenModel, task: T
 async def _verdict(shared: Surroundings, task: Task, episode: Episode) -> Verdict:
     """Return the score of an episode, or the reason why it has no score."""
     if not episode.response_ids:
-        return Verdict(score=None, evidence=f"no token before the episode ended ({episode.stop})")
+        return Verdict(
+            score=None, evidence=f"no token was generated before the episode ended ({episode.stop})"
+        )
     if not validating() and (reasons := unfinished(episode) & set(shared.settings.leave_out)):
         return Verdict(score=None, evidence=f"left out: {', '.join(sorted(reasons))} ({episode.stop})")
     return await shared.reward.score(_sample(shared.route.spec, task, episode))

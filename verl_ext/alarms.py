@@ -62,7 +62,7 @@ class EntropyCollapse(Alarm):
         start = fmean(values[: self.first])
         if values[-1] >= self.share_of_start * start:
             return None
-        return f"entropy {values[-1]:.4f}, {start:.4f} at the start: raise clip_ratio_high, the temperature or entropy_coeff"
+        return f"entropy fell to {values[-1]:.4f} from {start:.4f} at the start: raise clip_ratio_high, the temperature or entropy_coeff"
 
 
 class Mismatch(Alarm):
@@ -76,8 +76,8 @@ class Mismatch(Alarm):
         if value is None or value <= self.above:
             return None
         return (
-            f"KL between rollout engine and trainer is {value:.4f} (at most {self.above:g}): same weights, data type and "
-            "sampling parameters on both sides? Truncated importance sampling bounds the harm"
+            f"KL between rollout engine and trainer is {value:.4f}, expected at most {self.above:g}: check that both use the "
+            "same weights, data type and sampling parameters. Truncated importance sampling limits the harm"
         )
 
 
@@ -100,14 +100,14 @@ class RewardHacking(Alarm):
             return None
         signs = []
         if form and form[0] - form[1] >= self.format_falls:
-            signs.append(f"format from {form[0]:.2f} to {form[1]:.2f}")
+            signs.append(f"format fell from {form[0]:.2f} to {form[1]:.2f}")
         if length and length[1] <= (1 - self.length_falls) * length[0]:
-            signs.append(f"the agent's tokens from {length[0]:.0f} to {length[1]:.0f}")
+            signs.append(f"the agent's tokens fell from {length[0]:.0f} to {length[1]:.0f}")
         if not signs:
             return None
         return (
-            f"the reward rose from {reward[0]:.2f} to {reward[1]:.2f} while {' and '.join(signs)} fell: read sampled "
-            "episodes before you believe it, and try `afm reward --attack`"
+            f"the reward rose from {reward[0]:.2f} to {reward[1]:.2f} while {' and '.join(signs)}: read sampled "
+            "episodes before you trust it, and try `afm reward --attack`"
         )
 
     def _change(self, rows: Rows, key: str) -> tuple[float, float] | None:
@@ -127,7 +127,7 @@ class FailedTools(Alarm):
         calls, failures = rows[-1].get("tool_calls"), rows[-1].get("tool_failures")
         if not calls or failures is None or failures <= self.above * calls:
             return None
-        return f"{failures / calls:.0%} of the tool calls fail (at most {self.above:.0%}): look at the tool servers (servers.sh status)"
+        return f"{failures / calls:.0%} of the tool calls fail, expected at most {self.above:.0%}: check the tool servers with `servers.sh status`"
 
 
 class NoSignal(Alarm):
@@ -143,7 +143,7 @@ class NoSignal(Alarm):
             return None
         solved = rows[-1].get("groups_solved", 0.0)
         kind = "solved" if solved * 2 > alike else "failed"
-        return f"in {alike / generated:.0%} of the groups all samples are alike, most of them {kind}: change the questions' difficulty"
+        return f"all samples of {alike / generated:.0%} of the groups have the same reward, most are {kind}: change the questions' difficulty"
 
 
 class LongTail(Alarm):
@@ -157,7 +157,7 @@ class LongTail(Alarm):
         mean, slowest = rows[-1].get("episode_seconds"), rows[-1].get("slowest_episode_seconds")
         if not mean or slowest is None or slowest < self.seconds or slowest <= self.above * mean:
             return None
-        return f"the slowest episode took {slowest:.0f} s, the mean one {mean:.1f} s: set limits.max_seconds or max_tool_seconds"
+        return f"the slowest episode took {slowest:.0f} s, the mean is {mean:.1f} s: set limits.max_seconds or max_tool_seconds"
 
 
 class Alarms(Settings):

@@ -153,12 +153,16 @@ SIZE_RULES: Rules = (
         lambda value: type(value) is int and value >= 0,
         "a whole number, 0 or above",
     ),
-    (_SHARE, lambda value: _real(value) and 0 < value <= 1, "a share of a GPU's memory, at most 1"),
+    (
+        _SHARE,
+        lambda value: _real(value) and 0 < value <= 1,
+        "a share of a GPU's memory, above 0 and at most 1",
+    ),
 )
 OTHER_RULES: Rules = (
     (_RATES, lambda value: _real(value) and value >= 0, "a number, 0 or above"),
     ((f"{_ROLLOUT}.temperature",), lambda value: _real(value) and value > 0, "a number above 0"),
-    (_BOUND, lambda value: type(value) is int, "a whole number (0: no bound)"),
+    (_BOUND, lambda value: type(value) is int, "a whole number (0 for no limit)"),
 )
 
 
@@ -179,7 +183,7 @@ def choice_findings(config: Any) -> Iterator[Finding]:
     if OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode") and (
         config.actor_rollout_ref.rollout.name == "sglang"
     ):
-        text = "verl.algorithm.rollout_correction.bypass_mode: with SGLang it leaves no check of the engine's weights against the trainer's"
+        text = "verl.algorithm.rollout_correction.bypass_mode: with SGLang, nothing then compares the engine's weights with the trainer's"
         yield Finding(
             Level.ERROR,
             "algorithm",
@@ -187,17 +191,17 @@ def choice_findings(config: Any) -> Iterator[Finding]:
         )
     credit = OmegaConf.select(config, f"trainer.{CREDIT}")
     if credit is not None and config.algorithm.adv_estimator not in _BY_EPISODE:
-        text = f"verl.{ESTIMATOR}: {config.algorithm.adv_estimator} counts each trajectory of an episode as an episode"
+        text = f"verl.{ESTIMATOR}: {config.algorithm.adv_estimator} treats each trajectory of an episode as an episode"
         yield Finding(Level.ERROR, "algorithm", f"{text}; with a harness use {' or '.join(_BY_EPISODE)}")
     if credit == Credit.BY_TURN and config.algorithm.adv_estimator in ("gae", REVERSE_KL):
-        text = f"harness.credit: by_turn divides grpo's one advantage of an episode; {config.algorithm.adv_estimator} has one a token"
+        text = f"harness.credit: by_turn divides the single advantage of an episode; {config.algorithm.adv_estimator} has one per token"
         yield Finding(Level.ERROR, "algorithm", f"{text}; use all or last")
     by_member = OmegaConf.select(config, f"trainer.{BY_MEMBER}") or MemberCredit.SHARED
     if by_member != MemberCredit.SHARED and config.algorithm.adv_estimator != "grpo":
-        text = f"harness.by_member: {by_member} compares the episodes of a question, {config.algorithm.adv_estimator} does not"
+        text = f"harness.by_member: {by_member} compares the episodes of a question, but {config.algorithm.adv_estimator} does not"
         yield Finding(Level.ERROR, "algorithm", f"{text}; use shared, or verl.{ESTIMATOR}=grpo")
     if by_member != MemberCredit.SHARED and config.actor_rollout_ref.rollout.n < 2:
-        text = f"harness.by_member: {by_member} compares the episodes of a question, of which there is one"
+        text = f"harness.by_member: {by_member} compares the episodes of a question, but each question has only one"
         yield Finding(Level.ERROR, "algorithm", f"{text}; set verl.actor_rollout_ref.rollout.n to 2 or more")
 
 
@@ -207,7 +211,7 @@ def lora_findings(config: Any) -> Iterator[Finding]:
     if not model.lora_rank and not model.lora_adapter_path:
         return
     if "hf_model" in actor.checkpoint.save_contents:
-        text = "actor.checkpoint.save_contents has hf_model: verl would save it under the names of adapters"
+        text = "actor.checkpoint.save_contents has hf_model: verl would save it with the parameter names of the adapter"
         yield Finding(Level.ERROR, "lora", f"{text}; remove it (afm export merges the adapter)")
     if config.trainer.v1.trainer_mode == "separate_async" and not model.lora.merge:
         text = "trainer.v1.trainer_mode=separate_async never sends an adapter (verl issue 7495)"

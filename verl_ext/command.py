@@ -151,7 +151,9 @@ def _rows(file: str) -> int:
     try:
         return int(pyarrow.parquet.read_metadata(file).num_rows)
     except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{file}: no parquet file ({error}); `afm data prepare rl` writes one") from None
+        raise ConfigError(
+            f"{file}: not a parquet file ({error}); create one with `afm data prepare rl`"
+        ) from None
 
 
 def total_steps(settings: RlSettings) -> int:

@@ -167,7 +167,7 @@ def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
         name = key.lstrip("+")
         if name in fixed_keys and fixed[fixed_keys[name]] != value:
             raise ConfigError(
-                f"verl.{name}: got {value!r}, but it follows from the other settings "
+                f"verl.{name}: got {value!r}, but the other settings determine it "
                 f"({fixed[fixed_keys[name]]!r}); remove it from `verl:`"
             )
         result[by_key.get(name) or as_verl_takes(key)] = value
@@ -222,7 +222,7 @@ def _composed(overrides: Flat) -> Any:
         try:
             return hydra_compose(config_name="ppo_trainer", overrides=arguments(overrides))
         except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(f"verl refuses the configuration: {error}") from None
+            raise ConfigError(f"verl rejects the configuration: {error}") from None
 
 
 def arguments(overrides: Flat) -> list[str]:

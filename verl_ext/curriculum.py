@@ -116,12 +116,12 @@ class Difficulty:
         """
         if len(state["rate"]) != len(self):
             raise ConfigError(
-                f"curriculum: the checkpoint knows {len(state['rate']):,} questions, the data has {len(self):,}; "
+                f"curriculum: the checkpoint has {len(state['rate']):,} questions, but the data has {len(self):,}; "
                 "continue with the same train_files"
             )
         if state.get("questions", self._questions) != self._questions:
             raise ConfigError(
-                "curriculum: the checkpoint knows other questions than the data, or another order of them; continue with the "
+                "curriculum: the questions of the checkpoint differ from the data, or are in another order; continue with the "
                 "same train_files"
             )
         self._rate = np.array(state["rate"])

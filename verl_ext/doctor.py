@@ -91,7 +91,7 @@ def diagnose(
     report.add(*_output(settings), *_offline(settings, env), *(tool_findings(tools) if tools else ()))
     if config is None:
         return report.findings
-    report.add(Finding(Level.OK, "keys", "verl knows all of them"), *choice_findings(config))
+    report.add(Finding(Level.OK, "keys", "verl accepts every key"), *choice_findings(config))
     report.add(*parameter_findings(config))
     _engine(settings, config, report)
     written = recipe_hardware(Path(config_path))
@@ -147,13 +147,15 @@ def _model(settings: RlSettings, *, here: bool) -> Finding:
     folder = Path(settings.model)
     if folder.is_dir():
         if missing := missing_model_files(folder):
-            text = f"{folder}: without {', '.join(missing)}; expected a whole model"
+            text = f"{folder}: lacks {', '.join(missing)}; expected a complete model"
             return Finding(Level.ERROR, "model", text)
         return Finding(Level.OK, "model", f"{folder}: configuration, weights and tokenizer")
     if settings.platform == "gpu" and (_ELSEWHERE.fullmatch(settings.model) or not here):
-        text = f"{settings.model}: no folder here; verl would look for it on the Hugging Face hub"
+        text = f"{settings.model}: no such folder here; verl would look for it on the Hugging Face hub"
         return Finding(Level.WARNING, "model", text)
-    expected = "expected one" + ", or ORGANISATION/NAME on the hub" * (settings.platform == "gpu")
+    expected = "expected a model's folder" + ", or ORGANISATION/NAME on the hub" * (
+        settings.platform == "gpu"
+    )
     return Finding(Level.ERROR, "model", f"{settings.model}: no such folder; {expected} (model)")
 
 
@@ -163,10 +165,12 @@ def _packages(config: Any, *, here: bool) -> Iterator[Finding]:
     errors = try_imports(list(needs)).errors
     for name, (package, why) in needs.items():
         if name in errors:
-            text = ("" if here else "for the machine that trains: ") + f"{package} {errors[name]}: {why}"
+            text = ("" if here else "on the training machine: ") + f"{package} {errors[name]}: {why}"
             yield Finding(Level.ERROR if here else Level.WARNING, "packages", text)
     if not errors:
-        yield Finding(Level.OK, "packages", "those that the configuration needs on GPUs can be imported")
+        yield Finding(
+            Level.OK, "packages", "every package that the configuration needs on GPUs can be imported"
+        )
 
 
 def _gpu_modules(config: Any) -> dict[str, tuple[str, str]]:
@@ -175,7 +179,7 @@ def _gpu_modules(config: Any) -> dict[str, tuple[str, str]]:
     lock = lock_advice(f"gpu-rl-{'sglang' if actor.rollout.name == 'sglang' else 'vllm'}")
     needs = {}
     if actor.rollout.name in ("sglang", "vllm"):
-        needs[actor.rollout.name] = (actor.rollout.name, f"rollout.name asks for it; {lock}")
+        needs[actor.rollout.name] = (actor.rollout.name, f"rollout.name requires it; {lock}")
     attention = (actor.model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     if attention == "flash_attention_2" or has_critic(config):
         needs[FLASH_ATTENTION] = ("flash_attn", f"{WHY_FLASH_ATTENTION}; {BUILD_ADVICE}")
@@ -200,11 +204,15 @@ def called_tools(settings: RlSettings) -> dict[str, Tool]:
         needed = set(route.declared.tool_roles.values())
         agent = f"agent {route.declared.name!r}" + (f" ({route.key})" if route.name else "")
         if needed and route.tools is None:
-            raise ConfigError(f"{agent} calls {sorted(needed)}; name a tool YAML (tools)")
+            raise ConfigError(
+                f"{agent} calls {sorted(needed)}, but the run has no tools; set `tools` to a tool YAML"
+            )
         tools = {} if route.tools is None else load_tools(route.tools)
         if missing := needed - set(tools):
             source = "tools" if isinstance(route.tools, dict) else route.tools
-            raise ConfigError(f"{source}: {agent} calls {sorted(missing)}, not declared there")
+            raise ConfigError(
+                f"{source}: {agent} calls {sorted(missing)}, which are not declared there; add them"
+            )
         called |= {name: tool for name, tool in tools.items() if name in needed}
     return called
 
@@ -214,14 +222,14 @@ def _output(settings: RlSettings) -> Iterator[Finding]:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        text = f"output_dir {settings.output_dir}: {folder} cannot be written to"
+        text = f"output_dir {settings.output_dir}: {folder} is not writable"
         yield Finding(Level.ERROR, "output", text)
 
 
 def _offline(settings: RlSettings, env: Mapping[str, str]) -> Iterator[Finding]:
     for name in settings.trackers:
         if (key := _TRACKER_KEYS.get(name)) and not env.get(key):
-            yield Finding(Level.OK, "trackers", f"{name}: offline, as {key} is not set")
+            yield Finding(Level.OK, "trackers", f"{name}: offline, because {key} is not set")
 
 
 def _rows(settings: RlSettings, rewards: Rewards, report: Report) -> Rows | None:
@@ -266,18 +274,20 @@ def _validated(config: Any, *, with_critic: bool) -> bool:
             validate_config(checked, need_reference_policy(config), critic)
     except Exception as error:  # noqa: BLE001 - verl reports errors as any exception
         reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-        raise ConfigError(f"verl refuses the configuration: {type(error).__name__}: {reason}") from None
+        raise ConfigError(f"verl rejects the configuration: {type(error).__name__}: {reason}") from None
     return True
 
 
 def _hardware(settings: RlSettings, sizes: RunSizes, written: Hardware | None) -> Iterator[Finding]:
     yield Finding(Level.OK, "hardware", f"{sizes.hardware}")
     if written and (written.nodes, written.gpus) != (sizes.hardware.nodes, sizes.hardware.gpus):
-        keys = "verl.trainer.nnodes and n_gpus_per_node, by which verl goes"
-        yield Finding(Level.WARNING, "hardware", f"the recipe's header says {written}; other than {keys}")
+        keys = "verl.trainer.nnodes and n_gpus_per_node, which verl uses"
+        yield Finding(
+            Level.WARNING, "hardware", f"the recipe's header says {written}; it differs from {keys}"
+        )
     if settings.platform == "gpu" and sizes.hardware.nodes > 1 and settings.ray_address is None:
-        text = f"{sizes.hardware.nodes} nodes, but ray_address is not set: a run on this machine alone would wait for GPUs"
-        advice = "start train/ray_cluster.sh, add ray_address=HOST:PORT"
+        text = f"{sizes.hardware.nodes} nodes, but ray_address is not set: on only this machine, the run would wait for GPUs"
+        advice = "start train/ray_cluster.sh and add ray_address=HOST:PORT"
         yield Finding(Level.WARNING, "hardware", f"{text}; {advice}")
 
 
@@ -310,8 +320,8 @@ def _arithmetic(
         finding = report.asked("prompts", lambda: prompt_finding(rows, model, sizes.prompt))
         report.add(*([finding] if finding else []))
     if shape is None:
-        text = "the model's config.json is not here; no estimate"
-        advice = "for one, say model=Qwen/Qwen2.5-7B-Instruct or another that is known by name"
+        text = "no estimate, because the model's config.json is not here"
+        advice = "to get one, set model=Qwen/Qwen2.5-7B-Instruct or another known name"
         report.add(Finding(Level.WARNING, "memory", f"{text}; {advice}"))
         return
     report.add(checkpoint_finding(sizes, shape, settings.output_dir, steps))
@@ -341,4 +351,4 @@ def _judge(
     report.add(*(_of_agent(finding, route) for finding in findings or ()))
     address = judge_address(reward, environment) if rows.scorers["judge"] else None
     if findings and address and (why := asyncio.run(unanswered(address))):
-        report.add(Finding(Level.WARNING, "judge", f"nobody answers at {address} ({why})"))
+        report.add(Finding(Level.WARNING, "judge", f"no answer from {address} ({why})"))

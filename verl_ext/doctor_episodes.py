@@ -69,7 +69,7 @@ def _positions(sizes: RunSizes, shape: ModelShape, config: Any) -> Iterator[Find
     key = _ENGINE_OVERRIDES.get(sizes.engine.name)
     overrides = config.actor_rollout_ref.rollout.engine_kwargs.get(sizes.engine.name) or {}
     engine = (_positions_in(overrides.get(key)) if key else None) or shape.max_positions
-    text = f"sequences of {needed:,} tokens against {{:,}} positions of the model"
+    text = f"sequences need {needed:,} positions, the model has {{:,}}"
     if trainer < needed:
         yield Finding(
             Level.ERROR,
@@ -81,11 +81,11 @@ def _positions(sizes: RunSizes, shape: ModelShape, config: Any) -> Iterator[Find
         yield Finding(
             Level.ERROR,
             "positions",
-            f"{text.format(engine)}, as {sizes.engine.name} reads them: override_config reaches the trainer only; set "
-            f"rollout.engine_kwargs.{sizes.engine.name}.{key} to {{max_position_embeddings: {needed}}} too",
+            f"{text.format(engine)}, as {sizes.engine.name} reads it: override_config reaches only the trainer; also set "
+            f"rollout.engine_kwargs.{sizes.engine.name}.{key} to {{max_position_embeddings: {needed}}}",
         )
     elif shape.max_positions < needed:
-        message = f"{text.format(trainer)} by override, {shape.max_positions:,} by its config.json: unseen in its training"
+        message = f"{text.format(trainer)} by override, but {shape.max_positions:,} by its config.json: it was not trained on more"
         yield Finding(Level.WARNING, "positions", message)
     else:
         yield Finding(Level.OK, "positions", text.format(trainer))
@@ -121,14 +121,14 @@ def _observations(sizes: RunSizes, limits: Limits) -> Iterator[Finding]:
     each = limits.max_observation_chars // _CHARS_A_TOKEN
     full = sizes.response // max(1, each)
     text = (
-        f"{limits.max_turns} calls, whose observations have at most {limits.max_observation_chars:,} characters (about "
-        f"{each:,} tokens); the response has room for {full:,} of full length"
+        f"{limits.max_turns} calls with observations of at most {limits.max_observation_chars:,} characters (about "
+        f"{each:,} tokens); the response has room for {full:,} observations of full length"
     )
     low = full < min(2, limits.max_turns)
     advice = "; lower limits.max_observation_chars" if low else ""
     yield Finding(Level.WARNING if low else Level.OK, "observations", text + advice)
     if limits.max_turn_tokens and limits.max_turn_tokens > sizes.response:
-        message = f"limits.max_turn_tokens is {limits.max_turn_tokens:,}, more than a response has ({sizes.response:,})"
+        message = f"limits.max_turn_tokens is {limits.max_turn_tokens:,}, more than a whole response ({sizes.response:,})"
         yield Finding(Level.WARNING, "observations", message)
 
 
@@ -136,9 +136,7 @@ def _overlong(sizes: RunSizes, limits: Limits, reward: RewardSettings) -> Iterat
     if (long := reward.overlong) is None:
         return
     begins = long.max_tokens - long.buffer_tokens
-    text = (
-        f"the penalty grows from {begins:,} to {long.max_tokens:,} tokens; a response has {sizes.response:,}"
-    )
+    text = f"the penalty grows from {begins:,} to {long.max_tokens:,} tokens; a response has at most {sizes.response:,}"
     if begins >= sizes.response:
         advice = "it never applies: set rewards.overlong.max_tokens to the response's length"
         yield Finding(Level.ERROR, "overlong", f"{text}; {advice}")
@@ -158,9 +156,13 @@ def _shaping(sizes: RunSizes, reward: RewardSettings, config: Any) -> Iterator[F
     """Report a filter that keeps groups of wrong answers with different lengths. Training on them teaches length."""
     metric = config.algorithm.filter_groups.metric
     if sizes.filtered and reward.overlong is not None and metric in SHAPED:
-        text = f"groups are filtered by {metric}, which holds the overlong penalty: a group of wrong answers"
+        text = (
+            f"groups are filtered by {metric}, which includes the overlong penalty: a group of wrong answers"
+        )
         advice = "set verl.algorithm.filter_groups.metric=acc"
-        yield Finding(Level.WARNING, "filter", f"{text} is trained on where lengths differ; {advice}")
+        yield Finding(
+            Level.WARNING, "filter", f"{text} of different lengths trains the model on length; {advice}"
+        )
 
 
 _JUDGE_CHARS_A_TOKEN = 3
@@ -235,18 +237,18 @@ def _cost(
     asked = _prompt_tokens(rows.judged)
     tokens = calls * (asked + reply)
     text = (
-        f"at most {calls:,} calls a step ({samples:,} samples{', accepted ones twice' if judge.control else ''}) of about "
+        f"at most {calls:,} calls per step ({samples:,} samples{', accepted ones twice' if judge.control else ''}) of about "
         f"{asked:,} + {reply:,} tokens: {tokens:,} tokens"
     )
     if steps:
         text += f", {tokens * steps:,} in {steps:,} steps"
     if (price := judge.price_per_million_tokens) is not None:
-        text += f", {tokens * price / 1e6:,.2f} a step" + (
-            f" and {tokens * steps * price / 1e6:,.2f} in all" if steps else ""
+        text += f", {tokens * price / 1e6:,.2f} per step" + (
+            f" and {tokens * steps * price / 1e6:,.2f} in total" if steps else ""
         )
-        text += f" at {price:g} a million"
+        text += f" at {price:g} per million tokens"
     if sizes.filtered:
-        text += "; groups that are filtered out come on top"
+        text += "; groups that the filter drops add to this"
     return text + "; exact matches and cached verdicts cost nothing"
 
 

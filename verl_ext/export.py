@@ -62,7 +62,7 @@ def source_of(path: Path) -> RunCheckpoints:
     checkpoints = inner if inner.is_dir() else path
     if not any(checkpoints.glob("global_step_*")):
         expected = "expected the output_dir of an `afm rl`, or verl's folder of checkpoints (trainer.default_local_dir)"
-        raise ConfigError(f"{path}: no checkpoint (global_step_N) in it; {expected}")
+        raise ConfigError(f"{path}: contains no checkpoint (global_step_N); {expected}")
     ours = checkpoints.name == CHECKPOINT_DIR and (checkpoints.parent / AGENT_FILE).is_file()
     return RunCheckpoints(checkpoints.parent if ours else checkpoints, checkpoints, step)
 
@@ -95,14 +95,12 @@ def export(
     source = source_of(path)
     if step is not None and source.step not in (None, step):
         raise UsageError(
-            f"{path} is step {source.step}, --step says {step}; give the run's folder or leave --step out"
+            f"{path} is step {source.step}, but --step is {step}; give the run's folder or omit --step"
         )
     step = _chosen(source, source.step if step is None else step)
     out = (out or source.run / f"{'adapter' if adapter else 'model'}_step_{step}").absolute()
     if out.exists() or out.is_symlink():
-        raise ConfigError(
-            f"{out}: exists and is not overwritten; remove it, or name another folder: --output-dir DIR"
-        )
+        raise ConfigError(f"{out}: already exists; remove it, or choose another folder with --output-dir DIR")
     specs = _agents(source.run, agent)
     out.parent.mkdir(parents=True, exist_ok=True)
     base = base_of(source.run)
@@ -168,7 +166,7 @@ def export_model(
     except (OSError, shutil.Error) as error:
         if actor.exists():
             raise
-        text = "a run keeps its newest ones only (trainer.max_actor_ckpt_to_keep)"
+        text = "a run keeps only its newest checkpoints (trainer.max_actor_ckpt_to_keep)"
         raise EngineError(f"{actor}: removed while it was read; {text}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -184,8 +182,8 @@ def _write_weights(actor: Path, target: Path, base: Path | None, *, adapter: boo
     copied = any(source.glob("*.safetensors")) and not adapter
     if not copied and not (source.is_dir() and has_parts(actor)):
         raise EngineError(
-            f"{actor}: no model weights: neither the parts of all workers ({SHARDS_FILE}, model_world_size_*) nor "
-            "huggingface/*.safetensors; copy the parts of every node here, or add model to "
+            f"{actor}: no model weights: expected the shards of all workers ({SHARDS_FILE}, model_world_size_*) or "
+            "huggingface/*.safetensors; copy the shards of every node here, or add model to "
             "actor_rollout_ref.actor.checkpoint.save_contents"
         )
     shutil.copytree(source, target)
@@ -211,7 +209,7 @@ def _check_whole(folder: Path) -> None:
     )
     for file in sorted({folder / name for name in listed} | set(folder.glob("*.safetensors"))):
         if not file.exists():
-            raise EngineError(f"{file.name} is not in the checkpoint, though its index names it")
+            raise EngineError(f"{file.name} is not in the checkpoint, though its index lists it")
         _stored_dtypes(file)
 
 
@@ -243,7 +241,7 @@ def _stored_dtypes(file: Path) -> set[str]:
         with safe_open(file, "numpy") as tensors:
             return {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
     except SafetensorError:
-        raise EngineError(f"{file.name} of the checkpoint is cut off; choose another step") from None
+        raise EngineError(f"{file.name} of the checkpoint is truncated; choose another step") from None
 
 
 def prompts_of(run: Path) -> PromptRecord | None:
@@ -256,12 +254,12 @@ def _chosen(source: RunCheckpoints, step: int | None) -> int:
     steps = exportable_steps(source.checkpoints)
     if not steps:
         raise ConfigError(
-            f"{source.checkpoints}: no checkpoint in it was saved whole; wait for the next one (trainer.save_freq)"
+            f"{source.checkpoints}: contains no complete checkpoint; wait for the next one (trainer.save_freq)"
         )
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps))
         raise ConfigError(
-            f"{source.checkpoints}: no whole checkpoint of step {step}; there are those of: {there}"
+            f"{source.checkpoints}: no complete checkpoint of step {step}; complete ones: {there}"
         )
     return steps[-1] if step is None else step
 
@@ -272,7 +270,7 @@ def _agents(run: Path, agent: str | None) -> Sequence[AgentSpec]:
     saved = saved_agents(run)
     if not saved:
         raise ConfigError(
-            f"{run}: no {AGENT_FILE} says which agent was trained; name it (--agent math, or a YAML)"
+            f"{run}: no {AGENT_FILE}, so the trained agent is unknown; name it (--agent math, or a YAML)"
         )
     return saved
 

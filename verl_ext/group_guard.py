@@ -204,15 +204,17 @@ class GroupLedger:
         fates = self.fates
         lines = [
             f"step {self.step}: {self.generated} groups of {self.expected} samples were generated "
-            f"({self.max_gen_batches} training batches), only {fates[GroupFate.KEPT]} of the "
-            f"{self.batch_groups} needed can be trained on."
+            f"({self.max_gen_batches} training batches), but only {fates[GroupFate.KEPT]} of the "
+            f"{self.batch_groups} groups of a step can be trained on."
         ]
         if self.alike:
             values = ", ".join(f"{count} x {value:g}" for value, count in self.alike.most_common(3))
-            lines.append(f"In {fates[GroupFate.ALIKE]} all samples have the same {self.metric!r} ({values}).")
+            lines.append(
+                f"In {fates[GroupFate.ALIKE]} groups, all samples have the same {self.metric!r} ({values})."
+            )
         if fates[GroupFate.VOID]:
             lines.append(
-                f"In {fates[GroupFate.VOID]} the reward abstained: {self.evidence or 'no reason given'}."
+                f"In {fates[GroupFate.VOID]} groups, the reward abstained: {self.evidence or 'no reason given'}."
             )
         return " ".join([*lines, self._advice()])
 
@@ -222,7 +224,7 @@ class GroupLedger:
         common = self.alike.most_common(1)
         if common and common[0][0] > 0:
             return (
-                "The prompts are too easy: use harder ones, or stop here. To go on all the same, set "
+                "The prompts are too easy: use harder ones, or stop here. To continue anyway, set "
                 "short_batch=fill, raise algorithm.filter_groups.max_num_gen_batches, or set "
                 "algorithm.filter_groups.enable=false."
             )
@@ -329,6 +331,6 @@ def refuse_non_finite(facts: Mapping[str, Any], *, data_source: str, episode: st
     if wrong:
         listed = ", ".join(f"{name} = {float(value):g}" for name, value in wrong.items())
         raise RewardError(
-            f"the reward of episode {episode} (data_source {data_source!r}) is no finite number: {listed}; expected a number. "
+            f"the reward of episode {episode} (data_source {data_source!r}) is not finite: {listed}; expected finite numbers. "
             "Repair the scorer of this data_source, or let it abstain (a score of None), which leaves the sample out"
         )

@@ -197,7 +197,7 @@ class Run:
         lost = f"; the last checkpoint is of step {saved} (trainer.save_freq)" if saved < reached else ""
         return (
             f"warning: the run ended after step {reached} of {total}: verl dropped rows, for example by "
-            f"data.filter_overlong_prompts, so its epochs hold fewer steps; more rows or trainer.total_epochs give more{lost}"
+            f"data.filter_overlong_prompts, so its epochs have fewer steps; for more steps, add rows or raise trainer.total_epochs{lost}"
         )
 
     def _report(self, watch: Watch, row: Mapping[str, Any], total: int) -> bool:

@@ -62,7 +62,7 @@ class MergedAdapter:
     def __init__(self, weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
         matrices = {name: matrix_of(name) for name in tensors if ".lora_A." in name}
         if unknown := [name for name, matrix in matrices.items() if matrix not in weights]:
-            raise EngineError(f"the adapter belongs to a matrix that the model does not have: {unknown[0]}")
+            raise EngineError(f"the adapter changes a matrix that the model does not have: {unknown[0]}")
         self._without = {matrix: weights[matrix].clone() for matrix in matrices.values()}
         self._tensors: Mapping[str, torch.Tensor] = {}
         self._scale = 0.0
@@ -77,7 +77,7 @@ class MergedAdapter:
         """
         self._scale = scale_of(config)
         if {matrix_of(name) for name in tensors} != set(self._without):
-            raise EngineError(f"the adapter has other matrices than before: {sorted(tensors)[:3]}")
+            raise EngineError(f"the adapter's matrices differ from the previous ones: {sorted(tensors)[:3]}")
         self._tensors = tensors
         return {matrix: self._merged(matrix) for matrix in self._without}
 

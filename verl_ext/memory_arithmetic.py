@@ -204,12 +204,12 @@ def memory_findings(sizes: RunSizes, shape: ModelShape) -> Iterator[Finding]:
         over = "" if enough else f", more than {gpu:g}; {_advice(sizes, name)}"
         yield Finding(Level.OK if enough else Level.WARNING, "memory", f"{name}: {described(need)}{over}")
     host = host_bytes(sizes, shape) / GIB
-    yield Finding(Level.OK, "memory", f"each node's CPU holds {host:,.0f} GiB meanwhile")
+    yield Finding(Level.OK, "memory", f"each node also holds {host:,.0f} GiB in CPU memory")
     cache = kv_cache(sizes, shape)
     wanted = -(-sizes.episodes // max(1, sizes.engines))
     text = (
-        f"{max(0, cache.tokens):,} tokens in each of {sizes.engines} engines ({cache.token_bytes / 1024:.0f} KiB a token "
-        f"on each GPU): {cache.sequences} episodes of full length at once, of {wanted} that a step gives it"
+        f"{max(0, cache.tokens):,} tokens in each of {sizes.engines} engines ({cache.token_bytes / 1024:.0f} KiB per token "
+        f"on each GPU): {cache.sequences} episodes of full length at once, out of {wanted} that each gets per step"
     )
     if cache.sequences < 1:
         advice = "raise rollout.gpu_memory_utilization or tensor_model_parallel_size, or shorten the response"
@@ -245,11 +245,11 @@ def checkpoint_finding(sizes: RunSizes, shape: ModelShape, folder: Path, steps: 
     # With 1 to keep, verl removes the old one only when the new one is complete.
     limit = max(2, sizes.kept) if sizes.kept else written
     if limit is None:
-        text = f"every checkpoint of {each / GIB:,.1f} GiB is kept, in an unknown number"
+        text = f"every checkpoint of {each / GIB:,.1f} GiB is kept, and their number is unknown"
         return Finding(Level.WARNING, "disk", f"{text}; set trainer.max_actor_ckpt_to_keep")
     kept = limit if written is None else min(limit, written)
     what = f"the exported model and {kept} checkpoint{'s' * (kept != 1)} of {each / GIB:,.1f} GiB"
     advice = "lower trainer.max_actor_ckpt_to_keep, or choose another output_dir"
     if "hf_model" in sizes.saved:
-        advice += ", or leave hf_model out of save_contents (afm export puts the workers' parts together)"
+        advice += ", or leave hf_model out of save_contents (afm export merges the workers' shards)"
     return disk_finding(4 * shape.parameters + kept * each, folder, what, advice)

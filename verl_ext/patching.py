@@ -44,8 +44,8 @@ class Release:
         if (installed := self.installed) != self.version:
             state = f"{installed} is installed" if installed else "is not installed"
             raise EngineError(
-                f"{self.package} {state}; verl_ext patches and tests "
-                f"{self.package} {self.version} only. For that one, {self.advice}"
+                f"{self.package} {state}; verl_ext supports only "
+                f"{self.package} {self.version}. To install it, {self.advice}"
             )
 
     @property

@@ -143,8 +143,8 @@ def not_started(after_s: float) -> str:
         if node["Alive"]
     )
     return (
-        f"{sentence}: {len(waiting)} of {len(groups)} nodes are missing that have {len(bundles)} x "
-        f"({_amounts(bundles[0], names)}) left; there is: {nodes}"
+        f"{sentence}: {len(waiting)} of {len(groups)} required nodes do not have {len(bundles)} x "
+        f"({_amounts(bundles[0], names)}) free; available: {nodes}"
     )
 
 
@@ -230,7 +230,7 @@ def _asked(question: Callable[[], _Answer]) -> _Answer | None:
     try:
         return question()
     except Exception as error:  # noqa: BLE001 - see above
-        _LOG.warning("Ray did not say what was lost: %s: %s", type(error).__name__, error)
+        _LOG.warning("Ray did not report what was lost: %s: %s", type(error).__name__, error)
         return None
 
 
@@ -269,7 +269,7 @@ class TrainerPatience:
                 return False
             write_loss(
                 self._output_dir,
-                f"Ray has not started the trainer in {self._start_timeout_s:g} s (start_timeout_s): it takes one free CPU "
+                f"Ray has not started the trainer in {self._start_timeout_s:g} s (start_timeout_s): it needs one free CPU "
                 "of the cluster",
             )
             return True

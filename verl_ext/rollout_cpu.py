@@ -115,7 +115,7 @@ class CpuServer:
         penalty = params.get("repetition_penalty", 1.0)
         if penalty != 1.0:
             raise EngineError(
-                f"repetition_penalty is {penalty}; {CPU_ENGINE} samples without one, set it to 1.0"
+                f"repetition_penalty is {penalty}; {CPU_ENGINE} does not support it, set it to 1.0"
             )
         room = min(self._response_tokens, self._total_tokens - prompt_tokens)
         asked = params.get("max_tokens", params.get("max_new_tokens"))
@@ -257,7 +257,7 @@ class CpuRolloutAdapter(BaseRollout):
     ) -> None:
         """Send ``weights`` or an adapter in buckets. Every rank iterates, because gathering a shard is a collective call."""
         if wire_format != "named_tensors":
-            raise EngineError(f"{CPU_ENGINE} takes full weights, got wire_format={wire_format!r}")
+            raise EngineError(f"{CPU_ENGINE} accepts only full weights, got wire_format={wire_format!r}")
         adapter = None
         if peft_config and base_sync_done:
             adapter = {

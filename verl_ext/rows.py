@@ -146,25 +146,25 @@ def row_findings(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
     """Report findings about the rows. ``key`` is the setting that names the files."""
     if rows.bad.count:
         text = f"{key}: {rows.bad.count:,} of {rows.count:,} rows are bad: {rows.bad}"
-        yield Finding(Level.ERROR, "data", f"{text}; an episode of such a row ends the run")
-    yield Finding(
-        Level.OK if rows.good else Level.ERROR, "data", f"{key}: {rows.good:,} rows that can be read"
-    )
+        yield Finding(Level.ERROR, "data", f"{text}; an episode of a bad row ends the run")
+    yield Finding(Level.OK if rows.good else Level.ERROR, "data", f"{key}: {rows.good:,} readable rows")
     yield from _ids(rows, key)
     for name, count in rows.foreign.items():
-        text = f"{key}: {count:,} rows name agent_name={name!r}, another agent loop than {AGENT_LOOP_NAME!r}"
-        yield Finding(Level.ERROR, "agent", f"{text}; remove the column agent_name, or say {AGENT_LOOP_NAME}")
+        text = f"{key}: {count:,} rows have agent_name={name!r}, expected {AGENT_LOOP_NAME!r}"
+        yield Finding(
+            Level.ERROR, "agent", f"{text}; remove the column agent_name, or set it to {AGENT_LOOP_NAME}"
+        )
     for source, reason in rows.unjudged.items():
         yield Finding(Level.ERROR, "rewards", f"{key}: {reason} (rows of data_source {source!r})")
     yield from _agents(rows, routes, key)
     if rows.unclear.count:
-        text = f"{key}: {rows.unclear.count:,} rows may be asked a part of their question: {rows.unclear}"
-        why = "their prompt has several lines that begin with Question: or Task:, and what follows the last is asked"
-        yield Finding(Level.ERROR, "prompts", f"{text}; {why}: say prompt=row, or give extra_info.question")
+        text = f"{key}: {rows.unclear.count:,} rows may get only a part of their question: {rows.unclear}"
+        why = "their prompt has several lines that begin with Question: or Task:, and only the text after the last one is asked"
+        yield Finding(Level.ERROR, "prompts", f"{text}; {why}: set prompt=row, or add extra_info.question")
     if rows.other_prompts:
         whose = "their agent" if routes.by_row else f"agent {routes.first.declared.name!r}"
-        text = f"{key}: {rows.other_prompts:,} of {rows.good:,} rows hold another prompt than {whose} writes"
-        advice = "the agent's own is used; prompt=row asks with the rows', `afm data prepare rl` writes rows that agree"
+        text = f"{key}: {rows.other_prompts:,} of {rows.good:,} rows have a different prompt than {whose}"
+        advice = "the agent's prompt is used; set prompt=row to use the rows', or write them with `afm data prepare rl`"
         yield Finding(Level.WARNING, "prompts", f"{text}; {advice}")
 
 
@@ -202,9 +202,7 @@ def prompt_finding(rows: Rows, model: Path, limit: int) -> Finding | None:
     if not over:
         return Finding(Level.OK, "prompts", text)
     more = "at least " if over == len(lengths) == _LONGEST else ""
-    advice = (
-        f"{more}{over} rows are too long and would end the run (prompts are never cut): raise it or drop them"
-    )
+    advice = f"{more}{over} rows are too long and would end the run (prompts are never cut): raise the limit or drop them"
     return Finding(Level.ERROR, "prompts", f"{text}; {advice}")
 
 
@@ -221,7 +219,7 @@ def rows_of(file: Path, columns: Sequence[str] | None = None) -> Iterator[Mappin
     import pyarrow.parquet as pq
 
     if not file.is_file():
-        raise ConfigError(f"{file}: no such file; `afm data prepare rl` writes one")
+        raise ConfigError(f"{file}: no such file; create one with `afm data prepare rl`")
     try:
         with pq.ParquetFile(file) as table:
             wanted = [name for name in columns if name in table.schema_arrow.names] if columns else None
@@ -231,7 +229,9 @@ def rows_of(file: Path, columns: Sequence[str] | None = None) -> Iterator[Mappin
             for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=wanted):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{file}: no parquet file ({error}); `afm data prepare rl` writes one") from None
+        raise ConfigError(
+            f"{file}: not a parquet file ({error}); create one with `afm data prepare rl`"
+        ) from None
 
 
 def _note(rows: Rows, row: Mapping[str, Any], task: Task, place: str) -> None:
@@ -282,7 +282,7 @@ def _note_judge(rows: Rows, task: Task, route: Route, table: Mapping[str, str]) 
 
 
 def _ids(rows: Rows, key: str) -> Iterator[Finding]:
-    alike = "rows that share an id cannot be told apart in kept episodes, solve rates and seeds"
+    alike = "rows that share an id cannot be distinguished in kept episodes, solve rates and seeds"
     if rows.unnamed > 1 or (rows.unnamed and rows.seen):
         text = f"{key}: {rows.unnamed:,} of {rows.good:,} rows have no {_INDEX}, so verl gives each of them 0"
         yield Finding(Level.ERROR, "ids", f"{text}; {alike}: number them, or use `afm data prepare rl`")
@@ -349,7 +349,7 @@ def keep_prompts(prompts: RlPrompts, out: Path, step: int) -> dict[str, str]:
         earlier = _earlier(before, name)
         if Path(earlier).name != Path(now).name:
             raise ConfigError(
-                f"prompt: {out} holds a run up to step {step} with prompt {earlier}, and this one says "
+                f"prompt: {out} holds a run up to step {step} with prompt {earlier}, but this run uses "
                 f"{prompts.by_agent[name].source}; choose another output_dir"
             )
     prompts.record.save(out / PROMPT_FILE)

@@ -209,8 +209,8 @@ class _Guarded(ReplayBuffer):
         sequences, group = group, one_of_each_episode(group)
         if drift := sum(float(sample.get(DRIFT, 0.0)) for sample in group.values()):
             raise EngineError(
-                f"{drift:.0f} tokens of the samples {', '.join(sorted(group))} are not those that the rollout engine was "
-                "given and returned; training on them would be off-policy without anybody noticing"
+                f"{drift:.0f} tokens of the samples {', '.join(sorted(group))} differ from those that the rollout engine "
+                "received and returned; training on them would be off-policy without any sign of it"
             )
         checked = {"reward", self.filter_groups_metric, *PARTS}
         for key, sample in group.items():
@@ -245,8 +245,8 @@ class _Guarded(ReplayBuffer):
         allowed = max(1, episodes // 100) if allowed is None else allowed
         if len(errors) > allowed:
             raise EpisodesFailedError(
-                f"{len(errors)} of {episodes} episodes failed, max_failed_episodes allows {allowed}: "
-                f"{'; '.join(sorted(errors)[:3])} (all of them with their tracebacks: {FAILURES_FILE}). Repair the cause "
+                f"{len(errors)} of {episodes} episodes failed, more than max_failed_episodes allows ({allowed}): "
+                f"{'; '.join(sorted(errors)[:3])} (all errors with their tracebacks: {FAILURES_FILE}). Repair the cause "
                 "and start the same command again, or raise max_failed_episodes"
             )
 

@@ -67,7 +67,7 @@ _SCRIPT_VARIABLES = {
     "TRAIN_DATASETS": "train_files=FILE",
     "VAL_DATASETS": "val_files=FILE",
     "SAVE_MODEL_FOLDER": "output_dir=DIR",
-    "EXPERIMENT_NAME": "output_dir=DIR, whose name is the run's",
+    "EXPERIMENT_NAME": "output_dir=DIR, which names the run",
     "NNODES": "verl.trainer.nnodes=N",
     "reward_model.reward_manager": "rewards=FILE (docs/rewards.md)",
     "custom_reward_function.train_path": "rewards=FILE with a scorer of your own (docs/tutorials/own_reward.md)",
@@ -128,8 +128,8 @@ class EpisodeSettings(Settings):
             raise ValueError("agent: missing, but required")
         if self.harness is not None and (self.agents or self.tools is not None):
             raise ValueError(
-                "harness: its program has an agent and tools of its own; remove `agents` and `tools`. `agent` says in "
-                "which form its answers are judged"
+                "harness: the program brings its own agent and tools; remove `agents` and `tools`. `agent` only sets "
+                "the form in which its answers are judged"
             )
         return self
 
@@ -256,7 +256,7 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
                 f"override {override!r}: {key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
             )
         if key.partition(".")[0] in _SECTIONS_OF_VERL:
-            raise UsageError(f"override {override!r}: a key of verl; write verl.{override}")
+            raise UsageError(f"override {override!r}: {key} is a key of verl; write verl.{override}")
 
 
 def load_episode_settings(path: str | Path) -> EpisodeSettings:

@@ -106,7 +106,7 @@ def piece(name: str, tensor: Any, rank: int) -> tuple[torch.Tensor, torch.Size]:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise EngineError(
                 f"{name} is stored as {type(tensor).__name__}; only checkpoints of FSDP2 can be merged or read by "
-                "another number of workers (actor_rollout_ref.actor.strategy: fsdp2, or save hf_model too)"
+                "another number of workers (set actor_rollout_ref.actor.strategy=fsdp2, or also save hf_model)"
             )
         return tensor, torch.Size([0] * tensor.dim())
     offset = [0] * tensor.dim()
@@ -117,7 +117,9 @@ def piece(name: str, tensor: Any, rank: int) -> tuple[torch.Tensor, torch.Size]:
         if placement.is_replicate():
             continue
         if type(placement) is not Shard or offset[placement.dim]:
-            raise EngineError(f"{name} is laid out as {tensor.placements}; expected one cut of one dimension")
+            raise EngineError(
+                f"{name} has placements {tensor.placements}; expected a split along one dimension"
+            )
         # Like torch.chunk: equal parts, of which the last ones are smaller or empty.
         length = -(-tensor.size(placement.dim) // size)
         offset[placement.dim] = min(length * position, tensor.size(placement.dim))
@@ -137,7 +139,7 @@ def read_shards(folder: Path, kind: str) -> list[Any]:
     missing = [str(file) for file in files if not file.exists()]
     if missing or not files:
         raise EngineError(
-            f"{folder}: written by {size} workers, without {', '.join(missing) or SHARDS_FILE}; copy all of its files here, "
+            f"{folder}: written by {size} workers, but {', '.join(missing) or SHARDS_FILE} is missing; copy all of its files here, "
             "on every node, or continue from another checkpoint"
         )
     with _without_warnings_of_meshes():
@@ -293,8 +295,8 @@ def _tensors_of(folder: Path, base: Path | None) -> dict[str, Path]:
     files = sorted(base.glob("*.safetensors")) if base else []
     if not files:
         raise EngineError(
-            f"{folder}: holds an adapter only, and {base or 'the unknown folder of its model'} has no *.safetensors; "
-            "restore the model that the run began with there"
+            f"{folder}: holds only an adapter, and {base or 'the unknown folder of its model'} has no *.safetensors; "
+            "restore the model with which the run began there"
         )
     names: dict[str, Path] = {}
     for file in files:
@@ -349,7 +351,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[Mapping[str
     numbers = [number for group in first["param_groups"] for number in group["params"]]
     if len(numbers) != len(parameters):
         raise EngineError(
-            f"the checkpoint's optimizer has {len(numbers)} parameters, this one {len(parameters)}; is it the same model?"
+            f"the checkpoint's optimizer has {len(numbers)} parameters, this one has {len(parameters)}; resume with the same model"
         )
     state: dict[int, dict[str, Any]] = {}
     targets: dict[str, torch.Tensor] = {}

@@ -237,8 +237,8 @@ def size_findings(config: Any, sizes: RunSizes, shape: ModelShape | None = None)
     yield from number_findings(config, OTHER_RULES)
     packed, asked = sizes.packed, bool(config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz)
     if packed != asked:  # verl asserts it in a worker
-        text = f"rollout.log_prob_use_dynamic_bsz is {asked}, actor.use_dynamic_bsz {packed}: verl wants the same"
-        yield Finding(Level.ERROR, "batch", f"{text}; leave the first out")
+        text = f"rollout.log_prob_use_dynamic_bsz is {asked}, but actor.use_dynamic_bsz is {packed}: verl requires equal values"
+        yield Finding(Level.ERROR, "batch", f"{text}; remove the first")
     yield from split_findings(sizes, shape)
     if not sizes.hardware.world % sizes.sequence_parallel:
         yield from (Finding(Level.ERROR, "batch", fault) for fault in _batch_faults(config, sizes))
@@ -249,17 +249,17 @@ def _batch_faults(config: Any, sizes: RunSizes) -> Iterator[str]:
     """Report batches that do not divide into mini batches, data ranks and micro batches. The GPUs form whole data ranks."""
     batch, mini, ranks = sizes.batch, sizes.mini_batch, sizes.ranks
     if batch % mini:
-        yield f"data.train_batch_size is {batch}, actor.ppo_mini_batch_size {mini}: the first must be a multiple"
+        yield f"data.train_batch_size is {batch}; expected a multiple of actor.ppo_mini_batch_size ({mini})"
     updates = config.trainer.v1.separate_async.parameter_sync_step
     if config.trainer.v1.trainer_mode == "separate_async" and batch != updates * mini:
         yield (
-            f"data.train_batch_size is {batch}; with trainer.v1.trainer_mode=separate_async verl wants "
+            f"data.train_batch_size is {batch}; with trainer.v1.trainer_mode=separate_async, expected "
             f"trainer.v1.separate_async.parameter_sync_step x actor.ppo_mini_batch_size = {updates} x {mini}"
         )
     if sizes.filtered and sizes.samples < 2:
-        yield f"algorithm.filter_groups needs at least 2 samples a prompt, rollout.n is {sizes.samples}"
+        yield f"algorithm.filter_groups needs at least 2 samples per prompt, but rollout.n is {sizes.samples}"
     if mini * sizes.samples % ranks:
-        yield f"mini batch of {mini} x {sizes.samples} samples does not divide by {ranks} data ranks"
+        yield f"mini batch of {mini} x {sizes.samples} samples is not divisible by {ranks} data ranks"
     elif not sizes.packed:
         for key, size, (count, origin) in _micro_batches(config, sizes):
             if size is None or count % size:
@@ -305,7 +305,7 @@ def _least_step(config: Any, sizes: RunSizes) -> tuple[int, str]:
             config.critic.ppo_mini_batch_size * sizes.samples
         )
     text = " and ".join(f"{value} ({key})" for key, value in multiples.items())
-    why = "an episode of a harness may train several sequences, and verl fills up a step to a multiple of"
+    why = "an episode of a harness may train several sequences, and verl fills each step up to a multiple of"
     return math.lcm(*multiples.values()) // sizes.ranks, f"{why} {text}, shared by {sizes.ranks} data ranks"
 
 
@@ -330,21 +330,21 @@ def split_findings(sizes: RunSizes, shape: ModelShape | None) -> Iterator[Findin
     faults = [*_gpu_faults(sizes), *(_model_faults(sizes, shape) if shape else ())]
     gen, one_by_one = sizes.gen_batch, sizes.filtered or sizes.ahead
     if gen and not one_by_one and sizes.batch % gen:
-        text = f"data.train_batch_size={sizes.batch} is no multiple of data.gen_batch_size={gen}"
-        faults.append(f"{text}; leave the second out")
+        text = f"data.train_batch_size={sizes.batch} is not a multiple of data.gen_batch_size={gen}"
+        faults.append(f"{text}; remove the second")
     yield from (Finding(Level.ERROR, "splits", fault) for fault in faults)
     if one_by_one and gen not in (None, 1):
         why = "with group filtering" if sizes.filtered else "in its asynchronous trainers"
         text = f"data.gen_batch_size is {gen}; {why} verl fetches prompts one by one"
-        yield Finding(Level.WARNING, "batch", f"{text}; leave it out")
+        yield Finding(Level.WARNING, "batch", f"{text}; remove it")
     if not faults:
         gpus, mini = sizes.hardware.world + (sizes.engine.own_gpus or 0), sizes.mini_batch * sizes.samples
         text = f"{gpus} GPUs: {sizes.engines} rollout engines of {sizes.engine.gpus}"
         text += f", {sizes.ranks} data ranks of {sizes.sequence_parallel}"
         yield Finding(Level.OK, "splits", text)
-        text = f"{sizes.batch} prompts x {sizes.samples} samples = {sizes.episodes:,} a step, "
+        text = f"{sizes.batch} prompts x {sizes.samples} samples = {sizes.episodes:,} per step, "
         text += f"{sizes.batch // sizes.mini_batch * sizes.passes} updates of {mini:,} samples "
-        yield Finding(Level.OK, "batch", f"{text}({mini // sizes.ranks:,} a data rank)")
+        yield Finding(Level.OK, "batch", f"{text}({mini // sizes.ranks:,} per data rank)")
 
 
 def _gpu_faults(sizes: RunSizes) -> Iterator[str]:
@@ -352,14 +352,14 @@ def _gpu_faults(sizes: RunSizes) -> Iterator[str]:
     served = sizes.engine.own_gpus or world
     factors = "rollout.tensor_model_parallel_size x data_parallel_size"
     if world % sizes.sequence_parallel:
-        yield f"{world} GPUs do not divide by actor.ulysses_sequence_parallel_size={sizes.sequence_parallel}"
+        yield f"{world} GPUs are not divisible by actor.ulysses_sequence_parallel_size={sizes.sequence_parallel}"
     if served % each:
-        yield f"{served} GPUs do not divide by {factors} = {each}: the rest would have no rollout engine"
+        yield f"{served} GPUs are not divisible by {factors} = {each}: the rest would have no rollout engine"
     elif node % each and each % node:
-        yield f"an engine of {each} GPUs ({factors}) fits no whole number of times into nodes of {node}"
+        yield f"an engine of {each} GPUs ({factors}) does not fit evenly into nodes of {node} GPUs"
     for name, place in (("actor", sizes.actor), ("critic", sizes.critic), ("ref", sizes.reference)):
         if place is not None and world % place.shards:
-            yield f"{world} GPUs do not divide by {name}'s fsdp_size={place.shards}"
+            yield f"{world} GPUs are not divisible by {name}'s fsdp_size={place.shards}"
 
 
 def _model_faults(sizes: RunSizes, shape: ModelShape) -> Iterator[str]:
@@ -369,11 +369,11 @@ def _model_faults(sizes: RunSizes, shape: ModelShape) -> Iterator[str]:
     ):
         if shape.heads % split:
             fitting = [size for size in (1, 2, 4, 8) if not shape.heads % size]
-            text = f"the model's {shape.heads} attention heads do not divide by {key}={split}"
+            text = f"the model's {shape.heads} attention heads are not divisible by {key}={split}"
             yield f"{text}; expected one of {fitting}"
         elif shape.kv_heads % split and split % shape.kv_heads:
             text = f"the model's {shape.kv_heads} key-value heads and {key}={split}"
             yield f"{text}: neither is a multiple of the other"
     if shape.mlp % sizes.engine.tensor_parallel:
         key = f"rollout.tensor_model_parallel_size={sizes.engine.tensor_parallel}"
-        yield f"the model's {shape.mlp} intermediate features do not divide by {key}"
+        yield f"the model's {shape.mlp} intermediate features are not divisible by {key}"

@@ -99,8 +99,8 @@ def miss_no_sync(original: Any) -> Any:
         custom = self.config.actor_rollout_ref.rollout.get("custom") or {}
         if custom.get("weight_proof", True) and synced != self.global_steps - 1:
             raise EngineError(
-                f"step {self.global_steps} begins, and the rollout engine was given the weights of step {synced}, not of "
-                f"step {self.global_steps - 1}: a sync was left out (weight_proof: false turns this check off)"
+                f"step {self.global_steps} begins, but the rollout engine has the weights of step {synced}, not of "
+                f"step {self.global_steps - 1}: a sync was skipped (weight_proof: false turns this check off)"
             )
 
     return on_step_begin

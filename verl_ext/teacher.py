@@ -90,8 +90,8 @@ def check_teacher(teacher: TeacherChoice | None, config: Any, *, platform: str) 
         return
     if platform == "gpu":
         raise ConfigError(
-            f"teacher.model: {teacher.model}: on GPUs a teacher is served, not loaded; run "
-            f"`vllm serve {teacher.model}` on GPUs of its own and give teacher.model=http://HOST:8000"
+            f"teacher.model: {teacher.model}: on GPUs, a teacher needs a server; run "
+            f"`vllm serve {teacher.model}` on separate GPUs and set teacher.model=http://HOST:8000"
         )
 
 
@@ -116,7 +116,7 @@ def tokenizer_finding(teacher: TeacherChoice, student: str) -> Finding:
     pairs = enumerate(zip_longest(own, others))
     at, (ours, theirs) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
     text = (
-        f"{teacher.model} has another tokenizer than the student {student}: token {at} of a test text is {theirs} "
+        f"{teacher.model} has a different tokenizer than the student {student}: token {at} of a test text is {theirs} "
         f"instead of {ours}; choose a teacher of the student's family (teacher.model)"
     )
     return Finding(Level.ERROR, "teacher", text)
@@ -125,7 +125,7 @@ def tokenizer_finding(teacher: TeacherChoice, student: str) -> Finding:
 async def _served_ids(teacher: TeacherChoice, student: str) -> list[int]:
     model = open_teacher(teacher, student)
     try:
-        assert isinstance(model, OpenAIModel), "that is how an address is asked"
+        assert isinstance(model, OpenAIModel), "a teacher with an address is an OpenAIModel"
         return await model.served_ids(_PROBE)
     finally:
         await model.close()

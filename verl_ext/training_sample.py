@@ -51,7 +51,7 @@ def engine_params(engine: str, params: SamplingParams) -> dict[str, Any]:
         case name if name == CPU_ENGINE:
             return common | {"max_tokens": params.max_new_tokens, "seed": params.seed}
     raise EngineError(
-        f"rollout engine {engine!r}: its stop parameters are not known here; "
+        f"rollout engine {engine!r}: its stop parameters are unknown; "
         f"expected vllm, sglang or {CPU_ENGINE} (actor_rollout_ref.rollout.name)"
     )
 
@@ -114,7 +114,7 @@ class ServerModel(TokenModel):
         if len(ids) != len(logprobs):
             raise EngineError(
                 f"the rollout server returned {len(ids)} tokens and {len(logprobs)} log-probabilities; "
-                "expected one each (actor_rollout_ref.rollout.calculate_log_probs=true)"
+                "expected one log-probability per token (actor_rollout_ref.rollout.calculate_log_probs=true)"
             )
         self._remember(output.extra_fields, output.num_preempted)
         generation = self._ended(Generation(ids, logprobs, FinishReason.STOP), params, output.stop_reason)

@@ -65,7 +65,9 @@ def _bits(matrix: torch.Tensor) -> torch.Tensor:
     if size == 2 and matrix.size(1) % 2:
         return matrix.view(torch.int16).to(torch.int32)
     if size not in (2, 4):
-        raise EngineError(f"weights of type {matrix.dtype} have no fingerprint; expected 16 or 32 bits")
+        raise EngineError(
+            f"weights of type {matrix.dtype} have no fingerprint; expected a type of 16 or 32 bits"
+        )
     return matrix.contiguous().view(torch.int32)
 
 
@@ -220,7 +222,7 @@ def _message(wrong: Sequence[str], expected: Expected, step: int | None, number:
     total = len(expected.names)
     return (
         f"the weights of step {step} did not reach the rollout engine{which}: of {total} tensors {len(wrong)} are wrong "
-        f"({'; '.join(wrong[:_SHOWN])}{more}). The episodes would be those of another model. Resume from the last "
+        f"({'; '.join(wrong[:_SHOWN])}{more}). The episodes would come from another model. Resume from the last "
         "checkpoint; if it happens again, the transfer of weights is broken (weight_proof: false turns this check off)"
     )
 
@@ -250,7 +252,7 @@ def _make(worker: Any) -> tuple[WeightProof | None, str]:
     if rollout.name not in SHOW_WEIGHTS:
         return (
             None,
-            f"{rollout.name} does not show them (the alarm `mismatch` ends the run where probabilities differ)",
+            f"{rollout.name} does not expose them (the alarm `mismatch` ends the run if probabilities differ)",
         )
     dtype = torch.float32 if rollout.name == CPU_ENGINE else PrecisionType.to_dtype(rollout.dtype)
     lora = worker.config.model.get("lora") or {}

@@ -186,7 +186,7 @@ def _judge() -> Iterator[str]:
     if url is None:
         yield "judge: no endpoint; set GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME (docs/judge.md)"
     elif why := asyncio.run(unanswered(url)):
-        yield f"judge: nobody answers at {url} ({why}); start it, or mend its address"
+        yield f"judge: no answer from {url} ({why}); start it, or correct its address"
 
 
 def _serves_models(run: Reproduction) -> bool:

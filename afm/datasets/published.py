@@ -100,12 +100,14 @@ class BadRows:
     Attributes:
         count: Number of refused rows.
         listed: The first three of each kind.
+        place: File and line of the row that is read, ``None`` between files.
     """
 
     def __init__(self, file: IO[str], *, strict: bool = False) -> None:
         self.count = 0
         self.listed: list[DataError] = []
         self.repeats = RepeatedErrors()
+        self.place: tuple[Path, int] | None = None
         self._file = file
         self._strict = strict
 
@@ -122,10 +124,19 @@ class BadRows:
 
 @contextmanager
 def listing_bad_rows(path: Path, *, strict: bool = False) -> Iterator[BadRows]:
-    """List refused rows in ``path``. The file appears if the block succeeds, and only if there are refused rows."""
+    """List refused rows in ``path``. The file appears if the block succeeds, and only if there are refused rows.
+
+    Adds the file and line of the row that is read to an error of the block without a location.
+    """
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as sink:
         bad = BadRows(sink, strict=strict)
-        yield bad
+        try:
+            yield bad
+        except DataError as error:
+            if error.path is not None or bad.place is None:
+                raise
+            file, line = bad.place
+            raise DataError(error.message, path=str(file), line=line) from None
     if not bad.count:
         path.unlink()
 
@@ -154,6 +165,7 @@ def read_published(
         for line, row in rows_of(file, reader):
             counts.read += 1
             counts.by_file[file] += 1
+            bad.place = file, line
             if on_row is not None and counts.read % _SHOW_EVERY == 0:
                 on_row(counts.read)
             default = f"{label}-{counts.read}"
@@ -170,6 +182,7 @@ def read_published(
             counts.renamed += unique is not made
             counts.made += 1
             yield unique
+        bad.place = None
 
 
 def rows_of(file: Path, reader: RowReader) -> Iterator[tuple[int, Any]]:

@@ -311,7 +311,7 @@ def _endpoint(subject: str, judge: JudgeEndpoint, calls: int) -> Iterator[Findin
         yield Finding(Level.OK, subject, text)
     if why_not := asyncio.run(unanswered(place.url)):
         # Episodes and scores exist by then, so `afm eval choose` or `agree` can add the verdicts later.
-        problem = f"nobody answers at {place.url} ({why_not}); start the server, or correct its address"
+        problem = f"no answer from {place.url} ({why_not}); start the server, or correct its address"
         yield Finding(Level.ERROR, subject, problem)
 
 

@@ -130,7 +130,7 @@ def _gap_faults(
     for tag in ANY_TAG.finditer(text, begin, end):
         tagged = True
         if tag[1] != "/":
-            complaint = f"is no role of agent {spec.name!r}{_hint(tag[2], unknown, spec)}"
+            complaint = f"is not a role of agent {spec.name!r}{_hint(tag[2], unknown, spec)}"
             yield finder.fault(Fault.UNKNOWN_ROLE, _shortened(tag[0]), complaint, tag.start())
         elif tag[2] not in unknown:
             yield finder.fault(Fault.STRAY_CLOSE, _shortened(tag[0]), "closes nothing", tag.start())

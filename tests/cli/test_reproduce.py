@@ -154,7 +154,7 @@ def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPa
     assert "rl: judge: no endpoint; set GRM_BASE_URL" in told
     assert "eval: judge:" not in told
     monkeypatch.setenv("GRM_BASE_URL", "http://127.0.0.1:9/v1")
-    assert "rl: judge: nobody answers at http://127.0.0.1:9/v1" in reproduce(*words)[2]
+    assert "rl: judge: no answer from http://127.0.0.1:9/v1" in reproduce(*words)[2]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_every_fault_is_printed_with_file_line_and_character(tmp_path: Path) -> 
     result = run(path, "math")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
-        f"{path}:2: <thnk> at character 14 (line 1 of the text) is no role of agent 'math'; did you mean 'think'?",
+        f"{path}:2: <thnk> at character 14 (line 1 of the text) is not a role of agent 'math'; did you mean 'think'?",
         f"{path}:2: <answer> at character 28 (line 1 of the text) has no <think> directly before it",
         f"{path}:2: <answer> at character 28 (line 1 of the text) holds no answer in the format 'boxed'",
         "2 trajectories: 1 valid, 1 with faults",

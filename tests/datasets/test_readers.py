@@ -483,6 +483,16 @@ def test_a_form_that_needs_answers_refuses_tests(tmp_path):
         write_rl([task], load_agent("code"), tmp_path / "rl.parquet", gold=GoldForm.TARGET)
 
 
+def test_a_published_row_without_answers_for_the_form_is_located(sample, tmp_path):
+    step = Preparation(
+        reader="livecodebench", into=Product.RL, agent="code", ability="coding", ground_truth=GoldForm.TARGET
+    )
+    file = sample("livecodebench_test.jsonl")
+    with pytest.raises(DataError, match="has no answers for the ground truth form") as caught:
+        make("lcb", step, [file], tmp_path / "out")
+    assert str(caught.value).startswith(f"{file}:1: task ")
+
+
 def test_prepared_code_rows_hold_tests_that_the_reward_reads(sample, tmp_path):
     step = Preparation(reader="livecodebench", into=Product.RL, agent="code", ability="coding")
     prepared = make("lcb", step, [sample("livecodebench_test.jsonl")], tmp_path / "out")

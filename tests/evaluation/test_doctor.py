@@ -136,7 +136,7 @@ def test_a_judge_that_is_asked_for_must_answer(doctor: Doctor, endpoint: str) ->
     assert "exact match is used" in doctor.warnings(judged)["judge"]
     strict = doctor.errors(judged, "rewards.judge.without_endpoint=abstain")["judge"]
     assert "no answer would get a score; set GRM_BASE_URL" in strict
-    assert f"nobody answers at {NOBODY}" in doctor.errors(judged, f"rewards.judge.url={NOBODY}")["judge"]
+    assert f"no answer from {NOBODY}" in doctor.errors(judged, f"rewards.judge.url={NOBODY}")["judge"]
     alive = judged, f"rewards.judge.url={endpoint}/v1"
     assert "export GRM_API_KEY" in doctor.warnings(*alive)["judge"]
     assert "judge" not in doctor.errors(*alive)
@@ -152,7 +152,7 @@ def test_judges_that_choose_and_judge_again_are_looked_at(
         assert warned[subject].startswith(f"skipped: {what} needs a judge: set GRM_BASE_URL")
     few = doctor.warnings("best_of.sizes=[3]", "rounds=2")["best_of"]
     assert few == "skipped: best-of-3 needs 3 rounds, has 2"
-    assert f"nobody answers at {NOBODY}" in doctor.errors(*chosen, f"best_of.judge.url={NOBODY}")["best_of"]
+    assert f"no answer from {NOBODY}" in doctor.errors(*chosen, f"best_of.judge.url={NOBODY}")["best_of"]
     told = "best_of.judge={url: URL, model: big, key_variable: SECOND_KEY}".replace("URL", f"{endpoint}/v1")
     alive = *chosen, told, f"agreement.judges=[{{url: {endpoint}/v1, control: false}}]"
     # 4 questions in 2 groups of 2 rounds; 16 episodes judged again.

@@ -51,7 +51,7 @@ def test_steps_carry_content_white_space_and_offsets() -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "character", "message"),
     [
-        ("<plan>a</plan>\n<cod>x</cod>", Fault.UNKNOWN_ROLE, 15, "<cod> at character 15 (line 2 of the text) is no role of agent 'math'; did you mean 'code'?"),
+        ("<plan>a</plan>\n<cod>x</cod>", Fault.UNKNOWN_ROLE, 15, "<cod> at character 15 (line 2 of the text) is not a role of agent 'math'; did you mean 'code'?"),
         ("<think>to use <code> now</think>", Fault.NESTED, 14, "<code> at character 14 (line 1 of the text) is inside <think>; expected no tag of a role there"),
         ("<plan>a</plan>\n\n<think>and then", Fault.UNCLOSED, 16, "<think> opened at character 16 (line 3 of the text) is never closed"),
         ("<plan>a</plan>\n  so far <think>b</think>", Fault.STRAY_TEXT, 17, "'so far ' at character 17 (line 2 of the text) is outside of every role"),

@@ -145,7 +145,9 @@ async def test_rows_of_programs_and_of_mathematics_are_solved_in_one_run(
 
 
 async def test_a_prompt_that_is_too_long_or_absent_is_refused(play: Any) -> None:
-    with pytest.raises(AfmError, match=r"task q7: its prompt has \d+ tokens, data.max_prompt_length is 8"):
+    with pytest.raises(
+        AfmError, match=r"task q7: the prompt has \d+ tokens, more than data.max_prompt_length \(8\)"
+    ):
         await play(prompt="row", prompt_length=8)
     with pytest.raises(AfmError, match="task q7: prompt=row, but the row holds no prompt"):
         await play(row=ROW | {"raw_prompt": None}, prompt="row")

@@ -53,7 +53,7 @@ def test_a_gpu_recipe_misses_a_folder_that_is_no_name_on_the_hub(
     (tmp_path / "model").mkdir()
     settings = load_settings(ROOT / "configs/rl/web_dapo_7b.yaml", [f"model={model}"])
     errors = [finding.text for finding in start_findings(settings, here=True) if finding.level is Level.ERROR]
-    told = f"{model}: no such folder; expected one, or ORGANISATION/NAME on the hub (model)"
+    told = f"{model}: no such folder; expected a model's folder, or ORGANISATION/NAME on the hub (model)"
     assert (told in errors) is named
     elsewhere = start_findings(settings, here=False)
     assert not any(finding.level is Level.ERROR and finding.subject == "model" for finding in elsewhere)

@@ -102,8 +102,8 @@ def test_a_gpu_run_keeps_verls_engine_and_platform(tmp_path: Path) -> None:
         ({"actor_rollout_ref": {"rollout": {"+enable_sleep_mod": False}}}, "did you mean 'enable_sleep_mode'?"),
         ({"actor_rollout_ref": {"rollout": {"disaggregation": {"enabeld": True}}}}, "did you mean 'enabled'?"),
         ({"trainer": {"mine": {"a": 1}}}, "(+mine adds a key that verl's YAML does not declare)"),
-        ({"data": {"train_files": "x.parquet"}}, "verl.data.train_files: got 'x.parquet', but it follows"),
-        ({"data": {"max_response_length": 5}}, "verl.data.max_response_length: got 5, but it follows"),
+        ({"data": {"train_files": "x.parquet"}}, "verl.data.train_files: got 'x.parquet', but the other settings"),
+        ({"data": {"max_response_length": 5}}, "verl.data.max_response_length: got 5, but the other settings"),
         ({"data": {"train_batch_size": {"a": 1}}}, "train_batch_size"),
     ],
 )  # fmt: skip
@@ -167,15 +167,15 @@ CRITIC = {"algorithm.adv_estimator": "gae", "critic.ppo_micro_batch_size_per_gpu
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("data.train_batch_size", 6, "must be a multiple"),
+        ("data.train_batch_size", 6, "expected a multiple"),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 12, r"expected one of 1, 2, 4, 8, 16, 32 \(divisors of 32\): a data rank has actor\.ppo_mini_batch_size x rollout\.n"),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 0, "got 0, expected a positive whole number, or null"),
         (f"{ACTOR}.fsdp_config.fsdp_size", 0, "got 0, expected a positive whole number, or -1 for all GPUs"),
         (f"{ACTOR}.fsdp_config.fsdp_size", None, "got None, expected a positive whole number, or -1"),
-        ("trainer.n_gpus_per_node", 5, "does not divide by 5 data ranks"),
+        ("trainer.n_gpus_per_node", 5, "is not divisible by 5 data ranks"),
         (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 48, r"is 48; expected one of .*, 64 \(divisors of 64\)"),
         ("data.train_batch_size", "many", "got 'many', expected a positive whole number"),
-        (f"{ROLLOUT}.log_prob_use_dynamic_bsz", True, r"log_prob_use_dynamic_bsz is True, .* verl wants the same"),
+        (f"{ROLLOUT}.log_prob_use_dynamic_bsz", True, r"log_prob_use_dynamic_bsz is True, .* verl requires equal values"),
         (f"{ROLLOUT}.gpu_memory_utilization", 1.5, "got 1.5, expected a share"),
         ("algorithm.adv_estimator", "grop", "got 'grop'; did you mean 'grpo'"),
         ("trainer.v1.trainer_mode", "separate_async", "parameter_sync_step x actor.ppo_mini_batch_size = 4 x 4"),
@@ -326,7 +326,7 @@ def test_workers_and_the_reward_are_checked_before_anything_starts(
 def test_group_filtering_needs_several_samples_and_a_fact_of_them(changed: Any) -> None:
     metric = "algorithm.filter_groups.metric"
     for key, value, message in (
-        (f"{ROLLOUT}.n", 1, "at least 2 samples a prompt"),
+        (f"{ROLLOUT}.n", 1, "at least 2 samples per prompt"),
         (metric, "scroe", r"filter_groups\.metric: got 'scroe'; did you mean 'score'"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -405,6 +405,6 @@ def test_lengths_are_those_of_the_agent_with_the_longest_responses(tmp_path: Pat
 
 def test_an_agent_of_several_whose_tools_are_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"agent 'code' \(agents\.code\) calls \['code'\]; name a tool YAML"
+        ConfigError, match=r"agent 'code' \(agents\.code\) calls \['code'\], but the run has no tools"
     ):
         called_tools(settings(tmp_path, agents={"code": {"agent": "code"}}))

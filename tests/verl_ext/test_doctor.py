@@ -118,8 +118,8 @@ def test_every_recipe_passes_on_the_hardware_it_names(look: Look, path: Path) ->
     assert not [text for text in warnings.get("hardware", ()) if "header" in text]
     if WITHOUT_PACKAGES:
         engine, text = warnings["packages"]
-        begin = "for the machine that trains: "
-        assert engine.startswith(f"{begin}vllm is not installed: rollout.name asks for it; ")
+        begin = "on the training machine: "
+        assert engine.startswith(f"{begin}vllm is not installed: rollout.name requires it; ")
         assert text.startswith(f"{begin}flash_attn is not installed: ")
         assert "build flash-attn 2.8.3 with nvcc" in text
 
@@ -171,8 +171,8 @@ def test_what_is_asked_for_is_what_is_divided(look: Look) -> None:
     findings = look(WEB, asked=AskedHardware(nodes=1, gpus=6))
     assert of(findings, Level.OK)["hardware"] == ["1 node x 6 GPUs of 80 GB"]
     errors = of(findings, Level.ERROR)
-    assert "6 GPUs do not divide by rollout.tensor_model_parallel_size x data" in errors["splits"][0]
-    assert "does not divide by 3 data ranks" in errors["batch"][0]
+    assert "6 GPUs are not divisible by rollout.tensor_model_parallel_size x data" in errors["splits"][0]
+    assert "is not divisible by 3 data ranks" in errors["batch"][0]
 
 
 @pytest.mark.slow
@@ -207,12 +207,15 @@ def test_what_ends_the_look_is_an_error_that_says_why(
 
 
 FAULTS = {  # a setting, the finding's subject, and what it says
-    "tools=configs/tools/wiki_rag.yaml": ("tools", "calls ['crawl_page', 'web_search'], not declared there"),
+    "tools=configs/tools/wiki_rag.yaml": (
+        "tools",
+        "calls ['crawl_page', 'web_search'], which are not declared there",
+    ),
     "rewards.judge.url=": ("judge", "no sample of these rows gets a score"),
     "verl.actor_rollout_ref.actor.loss_agg_mode=mean": ("algorithm", "loss_agg_mode: got 'mean'"),
     "verl.data.train_batch_size=1000": ("steps", "600 rows, fewer than a batch"),
     "verl.data.max_prompt_length=16": ("prompts", "at least 256 rows are too long"),
-    "output_dir=configs/rl/web_dapo_7b.yaml/out": ("output", "web_dapo_7b.yaml cannot be written to"),
+    "output_dir=configs/rl/web_dapo_7b.yaml/out": ("output", "web_dapo_7b.yaml is not writable"),
     "val_files=nowhere.parquet": ("data", "nowhere.parquet: no such file"),
 }
 
@@ -220,7 +223,7 @@ FAULTS = {  # a setting, the finding's subject, and what it says
 @pytest.mark.slow
 def test_everything_else_that_would_fail_is_said_at_once(look: Look) -> None:
     errors = of(look(WEB, *FAULTS), Level.ERROR)
-    batch = ("batch", "must be a multiple"), ("engine", "verl refuses the configuration")
+    batch = ("batch", "expected a multiple"), ("engine", "verl rejects the configuration")
     for subject, text in (*FAULTS.values(), *batch):
         assert any(text in error for error in errors[subject]), errors
 
@@ -230,18 +233,18 @@ def test_a_model_that_is_not_whole_is_an_error(look: Look, tmp_path: Path) -> No
     (tmp_path / "half").mkdir()
     half = of(look(WEB, f"model={tmp_path}/half"), Level.ERROR)
     assert half["model"] == [
-        f"{tmp_path}/half: without config.json (config.json), weights (*.safetensors or "
-        "pytorch_model*.bin), tokenizer (tokenizer.json or tokenizer.model or vocab.json); expected a whole model"
+        f"{tmp_path}/half: lacks config.json (config.json), weights (*.safetensors or "
+        "pytorch_model*.bin), tokenizer (tokenizer.json or tokenizer.model or vocab.json); expected a complete model"
     ]
     named = look(WEB, "model=Qwen/Qwen2.5-7B-Instruct")
-    assert "no folder here" in of(named, Level.WARNING)["model"][0]
+    assert "no such folder here" in of(named, Level.WARNING)["model"][0]
     assert "memory" in of(named, Level.OK)
 
 
 @pytest.mark.slow
 def test_trackers_without_a_key_are_offline(look: Look) -> None:
     told = of(look(TINY[0], "trackers=[wandb, tensorboard]"), Level.OK)["trackers"]
-    assert told == ["wandb: offline, as WANDB_API_KEY is not set"]
+    assert told == ["wandb: offline, because WANDB_API_KEY is not set"]
 
 
 @pytest.mark.parametrize(

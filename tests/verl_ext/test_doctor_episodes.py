@@ -57,7 +57,7 @@ def test_a_sample_fits_in_the_engine_and_the_model(sizes: RunSizes) -> None:
     expected = "prompt 100 + response 900 = 1,000 tokens within rollout.max_model_len (1,000)"
     assert told["context"].text == expected
     assert told["observations"].text.endswith(
-        "(about 100 tokens); the response has room for 9 of full length"
+        "(about 100 tokens); the response has room for 9 observations of full length"
     )
 
 
@@ -74,16 +74,16 @@ PLACE = Placement(32768, 8, moves_parameters=True, moves_optimizer=True, stays_o
         (lambda s: engine(s, model_len=999), {}, "context", Level.ERROR, "more than rollout.max_model_len (999); raise it"),
         (lambda s: engine(s, model_len=None), {"shape": SHORT}, "context", Level.ERROR, "more than the model's positions"),
         (lambda s: s, {"shape": SHORT}, "positions", Level.ERROR,
-         "1,000 tokens against 900 positions of the model: verl will not start the engine; shorten them, or set "
+         "sequences need 1,000 positions, the model has 900: verl will not start the engine; shorten them, or set "
          "verl.actor_rollout_ref.model.+override_config.max_position_embeddings=1000"),
         (lambda s: replace(s, critic=PLACE), {"critic": {"ppo_max_token_len_per_gpu": 40960}}, "context", Level.WARNING,
          "critic.ppo_max_token_len_per_gpu=40960 is not read"),
         (lambda s: replace(s, critic=PLACE), {"critic": {"ulysses_sequence_parallel_size": 2}}, "splits", Level.WARNING,
          "critic.ulysses_sequence_parallel_size=2 is not read; set verl.critic.fsdp.ulysses_sequence_parallel_size=2"),
         (lambda s: s, {"limits": LIMITS.model_copy(update={"max_observation_chars": 3600})}, "observations", Level.WARNING,
-         "room for 1 of full length; lower limits.max_observation_chars"),
+         "room for 1 observations of full length; lower limits.max_observation_chars"),
         (lambda s: s, {"limits": LIMITS.model_copy(update={"max_turn_tokens": 901})}, "observations", Level.WARNING,
-         "limits.max_turn_tokens is 901, more than a response has (900)"),
+         "limits.max_turn_tokens is 901, more than a whole response (900)"),
     ],
 )  # fmt: skip
 def test_an_episode_that_does_not_fit_is_told(
@@ -113,13 +113,13 @@ def test_trainer_and_engine_are_both_told_of_more_positions(
     half, both = positions({}), positions({key: value})
     assert (half.level, both.level) == (Level.ERROR, Level.WARNING)
     assert f"set rollout.engine_kwargs.{name}.{key} to" in half.text
-    assert "900 by its config.json: unseen in its training" in both.text
+    assert "900 by its config.json: it was not trained on more" in both.text
 
 
 @pytest.mark.parametrize(
     ("most", "buffer", "count", "turns", "level", "text"),
     [
-        (900, 100, "all", 4, Level.OK, "from 800 to 900 tokens; a response has 900"),
+        (900, 100, "all", 4, Level.OK, "from 800 to 900 tokens; a response has at most 900"),
         (1000, 200, "all", 4, Level.WARNING, "from 800 to 1,000 tokens"),
         (500, 100, "all", 4, Level.WARNING, "from 400 to 500 tokens"),
         (1000, 100, "all", 4, Level.ERROR, "it never applies"),
@@ -167,15 +167,15 @@ def test_the_cost_of_a_step_is_that_of_its_judged_samples(sizes: RunSizes) -> No
     # half of 16 x 8 samples, accepted ones twice, a reply of at most 512 tokens
     tokens = 2 * 64 * (asked + 512)
     assert text.startswith(
-        f"at most 128 calls a step (64 samples, accepted ones twice) of about {asked} + 512 tokens: "
+        f"at most 128 calls per step (64 samples, accepted ones twice) of about {asked} + 512 tokens: "
         f"{tokens:,} tokens, {tokens * 10:,} in 10 steps; exact matches"
     )
-    assert " a million" not in text
+    assert " per million" not in text
     once = judge_report(sizes, url=URL, control=False, request={"max_tokens": 100})[-1].text
-    assert f"at most 64 calls a step (64 samples) of about {asked} + 100 tokens" in once
-    assert "groups that are filtered out come on top" in once
+    assert f"at most 64 calls per step (64 samples) of about {asked} + 100 tokens" in once
+    assert "groups that the filter drops add to this" in once
     priced = judge_report(sizes, url=URL, price_per_million_tokens=1e6)[-1].text
-    assert f"{tokens:,}.00 a step and {tokens * 10:,}.00 in all at 1e+06 a million" in priced
+    assert f"{tokens:,}.00 per step and {tokens * 10:,}.00 in total at 1e+06 per million tokens" in priced
     with pytest.raises(ConfigError, match=r"price_per_million_tokens: got -1"):
         reward_settings({"judge": {"price_per_million_tokens": -1}})
 

@@ -87,10 +87,10 @@ def test_the_exported_model_says_what_the_trained_one_does_with_the_same_probabi
 
 def test_the_newest_whole_checkpoint_is_taken_and_nothing_is_overwritten(run: Path) -> None:
     assert export(run) == run / "model_step_4"
-    with pytest.raises(ConfigError, match=r"model_step_4: exists and is not overwritten"):
+    with pytest.raises(ConfigError, match=r"model_step_4: already exists"):
         export(run)
     (run / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"empty: exists"):
+    with pytest.raises(ConfigError, match=r"empty: already exists"):
         export(run, out=run / "empty")
     assert export(run, out=run / "new" / "again") == run / "new" / "again"
     assert not list(run.glob("*.new"))
@@ -98,16 +98,16 @@ def test_the_newest_whole_checkpoint_is_taken_and_nothing_is_overwritten(run: Pa
 
 @pytest.mark.parametrize("step", [1, 6])
 def test_a_step_without_a_whole_checkpoint_is_answered_with_those_that_exist(run: Path, step: int) -> None:
-    with pytest.raises(ConfigError, match=rf"no whole checkpoint of step {step}; there are those of: 2, 4$"):
+    with pytest.raises(ConfigError, match=rf"no complete checkpoint of step {step}; complete ones: 2, 4$"):
         export(run, step)
 
 
 def test_folders_of_checkpoints_and_one_of_them_are_taken_too(run: Path) -> None:
     assert export(run / "checkpoints") == run / "model_step_4"
     assert export(run / "checkpoints" / "global_step_2") == run / "model_step_2"
-    with pytest.raises(UsageError, match="is step 2, --step says 4"):
+    with pytest.raises(UsageError, match="is step 2, but --step is 4"):
         export(run / "checkpoints" / "global_step_2", 4)
-    with pytest.raises(ConfigError, match=r"no checkpoint \(global_step_N\) in it"):
+    with pytest.raises(ConfigError, match=r"contains no checkpoint \(global_step_N\)"):
         export(run / "model_step_2")
 
 
@@ -153,7 +153,7 @@ def test_adapters_without_their_model_are_told(tmp_path: Path, model: Path) -> N
     (actor / "lora_train_meta.json").write_text('{"r": 1, "lora_alpha": 1}')
     save_agent(load_agent("math"), tmp_path / "agent.yaml")
     with pytest.raises(
-        EngineError, match="holds an adapter only, and the unknown folder of its model has no"
+        EngineError, match="holds only an adapter, and the unknown folder of its model has no"
     ):
         export(tmp_path)
     (tmp_path / "rl_config.yaml").write_text("model: somebody/else\n")
@@ -163,7 +163,9 @@ def test_adapters_without_their_model_are_told(tmp_path: Path, model: Path) -> N
 
 def test_checkpoints_of_stock_verl_need_the_name_of_their_agent(tmp_path: Path, model: Path) -> None:
     save(model, tmp_path, 5)
-    with pytest.raises(ConfigError, match=r"no agent\.yaml says which agent was trained; name it \(--agent"):
+    with pytest.raises(
+        ConfigError, match=r"no agent\.yaml, so the trained agent is unknown; name it \(--agent"
+    ):
         export(tmp_path)
     out = export(tmp_path, agent="math")
     assert out == tmp_path / "model_step_5"
@@ -182,10 +184,10 @@ def test_weights_that_are_cut_off_are_refused_and_leave_nothing(run: Path) -> No
     file = run / "checkpoints/global_step_4/actor/huggingface/model.safetensors"
     later = file.with_name("second.safetensors")
     later.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(EngineError, match=r"second\.safetensors of the checkpoint is cut off"):
+    with pytest.raises(EngineError, match=r"second\.safetensors of the checkpoint is truncated"):
         export(run)
     later.rename(file)
-    with pytest.raises(EngineError, match=r"model\.safetensors of the checkpoint is cut off"):
+    with pytest.raises(EngineError, match=r"model\.safetensors of the checkpoint is truncated"):
         export(run)
     assert not list(run.glob("model_step_4*"))
 
@@ -201,7 +203,7 @@ def test_a_part_that_the_index_names_has_to_be_there(run: Path) -> None:
 def test_a_checkpoint_that_the_run_removes_meanwhile_is_told(run: Path) -> None:
     shutil.rmtree(run / "checkpoints/global_step_4/actor")
     with pytest.raises(
-        EngineError, match=r"no model weights: neither the parts of all workers .* or add model to"
+        EngineError, match=r"no model weights: expected the shards of all workers .* or add model to"
     ):
         export_model(run / "checkpoints", 4, run / "model", load_agent("math"))
     assert export(run) == run / "model_step_2"
@@ -215,4 +217,4 @@ def test_the_command_prints_the_folder_or_one_line(run: Path) -> None:
     failed = subprocess.run([*words, "--step", "5"], capture_output=True, text=True)
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr.startswith("error: ")
-    assert failed.stderr.endswith("there are those of: 2, 4\n")
+    assert failed.stderr.endswith("complete ones: 2, 4\n")

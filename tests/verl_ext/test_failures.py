@@ -116,7 +116,7 @@ def test_ray_is_asked_who_died_and_who_has_no_place(tmp_path: Path) -> None:
     assert str(read_loss(tmp_path)).startswith(f"lost the rollout engine (process {seen['killed']} on ")
     head, _, rest = seen["missing"].partition(": ")
     assert head == "Ray has not started the training workers in 5 s (start_timeout_s)"
-    assert rest.startswith("1 of 1 nodes are missing that have 1 x (3 CPU, 1 GPU) left; there is: ")
+    assert rest.startswith("1 of 1 required nodes do not have 1 x (3 CPU, 1 GPU) free; available: ")
     assert rest.endswith(" 2 CPU, 1 GPU")
 
 

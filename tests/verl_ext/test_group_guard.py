@@ -48,8 +48,8 @@ def test_the_run_ends_after_the_allowed_batches_without_a_full_one() -> None:
     with pytest.raises(GroupsAlikeError) as caught:
         ledger(*[HOPELESS] * 5, SOLVED).check()
     message = str(caught.value)
-    assert "step 7: 6 groups of 4 samples were generated (3 training batches), only 0 of the 2" in message
-    assert "In 6 all samples have the same 'acc' (5 x 0, 1 x 1)." in message
+    assert "step 7: 6 groups of 4 samples were generated (3 training batches), but only 0 of the 2" in message
+    assert "In 6 groups, all samples have the same 'acc' (5 x 0, 1 x 1)." in message
     assert "the reward cannot be earned" in message
     with pytest.raises(GroupsAlikeError, match="too easy"):
         ledger(SOLVED, SOLVED, max_gen_batches=1).check()
@@ -59,7 +59,7 @@ def test_abstaining_rewards_are_named_as_the_cause() -> None:
     book = ledger(max_gen_batches=1)
     for why in ("no gold answer", "another reason"):
         book.add(why, group(abstained=4), why)
-    told = r"In 2 the reward abstained: no gold answer\. Repair the data"
+    told = r"In 2 groups, the reward abstained: no gold answer\. Repair the data"
     with pytest.raises(GroupsAlikeError, match=told):
         book.check()
 

@@ -639,10 +639,10 @@ def test_a_recipe_with_a_harness_composes_for_estimators_that_count_episodes(mod
     RayWatch(Path("/nowhere"), **config.trainer.afm)
     assert config.trainer.harness_credit == "by_turn"
     sequences = load_settings(recipe, [f"model={model_dir}", "verl.algorithm.adv_estimator=rloo"])
-    with pytest.raises(ConfigError, match=r"rloo counts each trajectory.*use grpo or gae"):
+    with pytest.raises(ConfigError, match=r"rloo treats each trajectory.*use grpo or gae"):
         command(sequences, "/tmp/ray")
     by_token = ["verl.algorithm.adv_estimator=gae", "harness.credit=by_turn"]
-    with pytest.raises(ConfigError, match=r"by_turn divides grpo's one advantage.*use all or last"):
+    with pytest.raises(ConfigError, match=r"by_turn divides the single advantage.*use all or last"):
         command(load_settings(recipe, [f"model={model_dir}", *by_token]), "/tmp/ray")
     for words in (
         ["harness.by_member=own", by_token[0]],

@@ -147,5 +147,5 @@ def test_each_agent_of_a_run_has_its_prompt(settings: Any, tmp_path: Path) -> No
     assert keep_prompts(found, tmp_path / "out", 3) == kept
     agents["math"]["prompt"] = "own"
     other = rl_prompts(settings(train_files=files, agents=agents))
-    with pytest.raises(ConfigError, match="with prompt row, and this one says own"):
+    with pytest.raises(ConfigError, match="with prompt row, but this run uses own"):
         keep_prompts(other, tmp_path / "out", 3)

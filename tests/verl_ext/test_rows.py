@@ -59,7 +59,7 @@ def test_prepared_rows_are_sound(tmp_path: Path) -> None:
     write_rl(tasks, SPEC, tmp_path / "rl.parquet")
     rows = read_rows([str(tmp_path / "rl.parquet")], ROUTES, {})
     assert [finding.text for finding in row_findings(rows, ROUTES, "train_files")] == [
-        "train_files: 600 rows that can be read",
+        "train_files: 600 readable rows",
         "train_files: every extra_info.index is unique",
     ]
     assert rows.scorers == {"math": 600}
@@ -75,9 +75,9 @@ OTHER_PROMPT = load_agent("mhqa").prompt_messages("1 + 1?")
         ([row("7"), row("8"), row("7")], Level.ERROR,
          "1 rows repeat an extra_info.index: rows.parquet:3 has '7' of rows.parquet:1"),
         ([row(None), row(None)], Level.ERROR, "2 of 2 rows have no extra_info.index, so verl gives each of them 0"),
-        ([row("1", agent_name="tool_agent")], Level.ERROR, "1 rows name agent_name='tool_agent'"),
+        ([row("1", agent_name="tool_agent")], Level.ERROR, "1 rows have agent_name='tool_agent', expected"),
         ([row("1"), row("2", prompt=OTHER_PROMPT)], Level.WARNING,
-         "1 of 2 rows hold another prompt than agent 'math' writes; the agent's own is used"),
+         "1 of 2 rows have a different prompt than agent 'math'; the agent's prompt is used"),
         ([row("1"), row("2") | {"reward_model": {"ground_truth": None}}], Level.ERROR,
          "1 of 2 rows are bad: rows.parquet:2: expected `answer`"),
         ([row("1"), *[row("2") | {"reward_model": {"ground_truth": None}}] * 4], Level.ERROR,
@@ -170,11 +170,11 @@ def test_a_question_that_could_begin_at_several_lines_is_an_error(found: Any) ->
     text = "Use <plan>.\n\nTask: Read lines like\nTask: name\nand print them."
     prompt = [{"role": "user", "content": text}]
     [error] = errors(found(row(prompt=prompt, extra_info={"index": "1"})))
-    assert error.startswith("train_files: 1 rows may be asked a part of their question: rows.parquet:1; ")
+    assert error.startswith("train_files: 1 rows may get only a part of their question: rows.parquet:1; ")
     assert [level for level, _ in worst(found(row(prompt=prompt)))] == [Level.WARNING]
 
 
-@pytest.mark.parametrize(("content", "told"), [(None, "no such file"), (b"x", "no parquet file")])
+@pytest.mark.parametrize(("content", "told"), [(None, "no such file"), (b"x", "not a parquet file")])
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: bytes | None, told: str) -> None:
     file = tmp_path / "rows.parquet"
     if content is not None:

@@ -17,20 +17,20 @@ def errors(sizes: RunSizes) -> list[str]:
 def test_what_divides_is_said(sizes: RunSizes) -> None:
     assert [finding.text for finding in split_findings(sizes, SHAPE)] == [
         "8 GPUs: 4 rollout engines of 2, 4 data ranks of 2",
-        "16 prompts x 8 samples = 128 a step, 2 updates of 64 samples (16 a data rank)",
+        "16 prompts x 8 samples = 128 per step, 2 updates of 64 samples (16 per data rank)",
     ]
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"sequence_parallel": 3}, "8 GPUs do not divide by actor.ulysses_sequence_parallel_size=3"),
-        ({"tensor_parallel": 3}, "8 GPUs do not divide by rollout.tensor_model_parallel_size x data_parallel_size = 3"),
-        ({"tensor_parallel": 8}, "28 attention heads do not divide by rollout.tensor_model_parallel_size=8; expected one of [1, 2, 4]"),
-        ({"tensor_parallel": 7}, "18944 intermediate features do not divide by rollout.tensor_model_parallel_size=7"),
+        ({"sequence_parallel": 3}, "8 GPUs are not divisible by actor.ulysses_sequence_parallel_size=3"),
+        ({"tensor_parallel": 3}, "8 GPUs are not divisible by rollout.tensor_model_parallel_size x data_parallel_size = 3"),
+        ({"tensor_parallel": 8}, "28 attention heads are not divisible by rollout.tensor_model_parallel_size=8; expected one of [1, 2, 4]"),
+        ({"tensor_parallel": 7}, "18944 intermediate features are not divisible by rollout.tensor_model_parallel_size=7"),
         ({"sequence_parallel": 7}, "4 key-value heads and actor.ulysses_sequence_parallel_size=7: neither"),
-        ({"filtered": False, "gen_batch": 5}, "data.train_batch_size=16 is no multiple of data.gen_batch_size=5"),
-        ({"shards": 3}, "8 GPUs do not divide by actor's fsdp_size=3"),
+        ({"filtered": False, "gen_batch": 5}, "data.train_batch_size=16 is not a multiple of data.gen_batch_size=5"),
+        ({"shards": 3}, "8 GPUs are not divisible by actor's fsdp_size=3"),
     ],
 )  # fmt: skip
 def test_what_does_not_divide_is_an_error(sizes: RunSizes, changes: dict[str, Any], told: str) -> None:
@@ -62,7 +62,7 @@ def test_an_engine_lies_in_whole_nodes(sizes: RunSizes) -> None:
 def test_group_filtering_leaves_gen_batch_size_without_a_meaning(sizes: RunSizes) -> None:
     found = [f for f in split_findings(replace(sizes, gen_batch=32), SHAPE) if f.level is Level.WARNING]
     assert [finding.text for finding in found] == [
-        "data.gen_batch_size is 32; with group filtering verl fetches prompts one by one; leave it out"
+        "data.gen_batch_size is 32; with group filtering verl fetches prompts one by one; remove it"
     ]
     ahead = replace(sizes, filtered=False, ahead=True, gen_batch=5)
     told = [f.text for f in split_findings(ahead, SHAPE) if f.subject == "batch"]
@@ -78,7 +78,7 @@ def test_engines_on_gpus_of_their_own_divide_those(sizes: RunSizes) -> None:
     apart = replace(sizes, engine=replace(sizes.engine, own_gpus=6))
     assert next(split_findings(apart, SHAPE)).text == "14 GPUs: 3 rollout engines of 2, 4 data ranks of 2"
     odd = replace(sizes, engine=replace(sizes.engine, own_gpus=5))
-    assert errors(odd)[0].startswith("5 GPUs do not divide by rollout.tensor_model_parallel_size")
+    assert errors(odd)[0].startswith("5 GPUs are not divisible by rollout.tensor_model_parallel_size")
     # In nodes of their own, whatever those of the trainer are.
     engine, actor = replace(sizes.engine, own_gpus=4, tensor_parallel=4), replace(sizes.actor, shards=6)
     assert errors(replace(sizes, hardware=Hardware(1, 6, 80), engine=engine, actor=actor)) == []

@@ -252,9 +252,7 @@ def test_a_step_that_begins_without_a_sync_ends_the_run() -> None:
     trainer = Trainer()
     trainer.on_step_begin()
     trainer.global_steps = 6
-    with pytest.raises(
-        EngineError, match="step 6 begins, and the rollout engine was given the weights of step 4"
-    ):
+    with pytest.raises(EngineError, match="step 6 begins, but the rollout engine has the weights of step 4"):
         trainer.on_step_begin()
     trainer.config.actor_rollout_ref.rollout["custom"] = {"weight_proof": False}
     trainer.on_step_begin()
