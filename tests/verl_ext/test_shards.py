@@ -104,7 +104,7 @@ def test_a_missing_part_is_named_and_a_downloaded_pickle_is_not_loaded(folder: P
 
     shutil.copytree(folder / "two", tmp_path / "two")
     (tmp_path / "two" / "optim_world_size_2_rank_1.pt").unlink()
-    with pytest.raises(EngineError, match=r"written by 2 workers, without .*optim_world_size_2_rank_1\.pt"):
+    with pytest.raises(EngineError, match=r"written by 2 workers, but .*optim_world_size_2_rank_1\.pt"):
         read_shards(tmp_path / "two", "optim")
     assert len(read_shards(tmp_path / "two", "model")) == 2
     (tmp_path / "download.manifest.json").write_text("{}")
@@ -120,5 +120,5 @@ def test_what_fsdp2_does_not_store_is_refused() -> None:
     class Flat(torch.Tensor):
         pass
 
-    with pytest.raises(EngineError, match=r"weight is stored as Flat.*strategy: fsdp2"):
+    with pytest.raises(EngineError, match=r"weight is stored as Flat.*strategy=fsdp2"):
         ShardReader([{"weight": torch.zeros(2).as_subclass(Flat)}])

@@ -99,7 +99,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl_divergence() -> None:
     [
         (None, "cpu", 1.0, "reverse_kl, which needs a teacher; give teacher.model=FOLDER"),
         ("http://localhost:1", "gpu", 0.7, "temperature is 0.7; expected 1.0"),
-        ("models/32b", "gpu", 1.0, "`vllm serve models/32b` on GPUs of its own"),
+        ("models/32b", "gpu", 1.0, "`vllm serve models/32b` on separate GPUs"),
     ],
 )
 def test_what_cannot_be_distilled_is_refused(
@@ -119,7 +119,7 @@ def test_teacher_and_student_share_a_tokenizer(tmp_path: Path, tokenizer_dir: Pa
     same = tokenizer_finding(TeacherChoice(model=str(tokenizer_dir)), str(tokenizer_dir))
     other = tokenizer_finding(TeacherChoice(model=str(tmp_path / "other")), str(tokenizer_dir))
     assert (same.level, other.level) == (Level.OK, Level.ERROR)
-    assert "another tokenizer" in other.text
+    assert "different tokenizer" in other.text
     with pytest.raises(ConfigError, match="nowhere"):
         tokenizer_finding(TeacherChoice(model=str(tmp_path / "nowhere")), str(tokenizer_dir))
 
