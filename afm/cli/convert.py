@@ -91,8 +91,8 @@ def convert(
     """Convert trajectories between formats.
 
     The key `afm` keeps what the target format cannot express. Bad rows are reported with file and line, and faults that
-    repeat are counted after the third. Trajectories that break their agent's rules are converted and marked `kept:
-    false`.
+    repeat are counted after the third. Trajectories that break their agent's rules, or whose run failed, are converted
+    and marked `kept: false`.
 
     Example: afm convert runs.jsonl --from atif --to coa --agent mhqa -o trajectories.jsonl
     """
@@ -126,8 +126,10 @@ def convert(
             raise DataError("holds no rows that can be converted; see the faults above", path=str(file))
     for what, rows in done.lost.items():
         print(f"warning: lost in {plural(rows, 'row')}: {what}", file=sys.stderr)
-    broken = f", {done.refused:,} against their agent's rules (kept: false)" if done.refused else ""
+    broken = f", {done.refused:,} marked kept: false" if done.refused else ""
     print(f"{out}: {plural(done.rows, 'row')}, {source.name} to {write_as}{broken}")
+    if done.reason:
+        print(f"  the first reason: {visible(done.reason)}")
 
 
 def _names(pairs: Sequence[str]) -> Mapping[str, str]:

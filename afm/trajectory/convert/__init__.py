@@ -49,13 +49,15 @@ _WHOLE_BYTES = 256 << 20
 class Converted:
     """The result of a conversion: rows written, bad rows with file and line, and the number of rows per loss.
 
-    ``refused`` counts the trajectories that their agent's rules refuse. They are marked ``kept: false``.
+    ``refused`` counts the trajectories marked ``kept: false``, and ``reason`` is the first one's: their agent's rules
+    refuse them, or the run did not finish.
     """
 
     rows: int
     bad: tuple[DataError, ...]
     lost: Mapping[str, int]
     refused: int
+    reason: str
 
 
 def convert_file(
@@ -77,6 +79,7 @@ def convert_file(
     bad: list[DataError] = []
     lost: Counter[str] = Counter()
     rows = refused = 0
+    reason = ""
     with target.open("w", encoding="utf-8") as file:
         for line, row in read_converted(source, read_as, context):
             if isinstance(row, DataError):
@@ -88,14 +91,15 @@ def convert_file(
                 bad.append(DataError(error.message, path=str(source), line=line))
                 continue
             lost.update(row.lost)
-            refused += not row.record.kept
+            if not row.record.kept:
+                refused, reason = refused + 1, reason or row.record.reason
             file.write((("[\n" if rows == 0 else ",\n") if array else "") + text + ("" if array else "\n"))
             rows += 1
         if array:
             file.write("\n]\n" if rows else "[]\n")
     if rows and write_as.loses and (context.bare or write_as.kept is None):
         lost[write_as.loses] += rows
-    return Converted(rows, tuple(bad), dict(lost), refused)
+    return Converted(rows, tuple(bad), dict(lost), refused, reason)
 
 
 def _row_text(record: Record, write_as: Format, context: Context) -> str:

@@ -16,12 +16,14 @@ from afm.errors import DataError
 from afm.trajectory.chat import called_function, chat_of_items, content_text, hidden_reasoning
 from afm.trajectory.convert.base import DialogueFormat, Item
 from afm.trajectory.convert.dialogue import AgentTurn, Dialogue, Use, Walk, second_question
-from afm.trajectory.record import Cost
+from afm.trajectory.record import Cost, StopReason
 
 _NO_WORDS = (
     "`response` spans hold no words. Write `json.dumps(result.to_input_list())` of each run to a line, and convert that file "
     "with --from messages; or let your trace processor add `input` and `response` to the span_data"
 )
+
+_MAX_TURNS = "Max turns exceeded"
 
 
 def _gathered(items: Iterable[Item]) -> Iterator[Item]:
@@ -63,6 +65,9 @@ def _parse(row: Any) -> Dialogue:
     facts: dict[str, Any] = {"id": identity, "model": walk.model}
     if walk.cost != Cost():
         facts["cost"] = walk.cost
+    if walk.failure:
+        stop = StopReason.TURNS if walk.failure == _MAX_TURNS else StopReason.ERROR
+        facts |= {"kept": False, "stop": stop, "reason": f"openai_agents: the run failed: {walk.failure}"}
     return walk.dialogue("no generation was asked by a user", facts)
 
 
@@ -85,6 +90,7 @@ class _SpanWalk(Walk):
         super().__init__()
         self.model = ""
         self.cost = Cost()
+        self.failure = ""
         self._spans = spans
         self._asked: list[str] = []
 
@@ -94,7 +100,10 @@ class _SpanWalk(Walk):
         inner = "function" in above
         if "guardrail" in above:  # its agent is asked about the conversation and takes no part in it
             return
-        if kind == "generation":
+        if kind == "agent" and not inner and span.get("error"):
+            error = span["error"]
+            self.failure = str(error.get("message") or error if isinstance(error, Mapping) else error)
+        elif kind == "generation":
             self._generation(data, inner=inner)
         elif kind == "response" and isinstance(data.get("response"), dict):
             self._generation(_generation_of(data), inner=inner)

@@ -20,7 +20,7 @@ from afm.trajectory.chat import content_text, row_id
 from afm.trajectory.convert.base import Context, DialogueFormat, lost_keys
 from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, Walk, take_all
 from afm.trajectory.programs import without_last_call
-from afm.trajectory.record import Cost, Record
+from afm.trajectory.record import Cost, Record, StopReason
 from afm.trajectory.tags import split
 
 _STEPS = ("steps", "intermediate_steps", "agent_memory")
@@ -66,8 +66,8 @@ def _parse(row: Any) -> Dialogue:
     output = outer.get("output", outer.get("prediction"))
     if output is not None and not log.has_answer(str(output)):
         log.turns.append(AgentTurn(str(output), final=True))
-    for key in lost_keys(outer, _KNOWN):
-        log.lost.append(key + ", the work of a managed agent" * key.endswith("_actions'"))
+    managed = ", the work of a managed agent"
+    log.lost += [key + managed * key.endswith("_actions'") for key in lost_keys(outer, _KNOWN)]
     without = "holds no task; expected a step with `task`, or `question` beside the steps"
     return log.dialogue(without, _facts(outer, steps))
 
@@ -161,18 +161,21 @@ def _steps(row: Any) -> list[Any]:
 
 def _facts(outer: Mapping[str, Any], steps: list[Any]) -> dict[str, Any]:
     """Return the facts in the keys other than the steps, and the tokens of the steps."""
-    facts: dict[str, Any] = {"id": row_id(outer, "task_id", "id")}
     spent = [step.get("token_usage") for step in ([outer] if outer.get("token_usage") else steps)]
     prompt, written = (
         sum(usage.get(key) or 0 for usage in spent if isinstance(usage, Mapping))
         for key in ("input_tokens", "output_tokens")
     )
-    if prompt or written:
-        facts["cost"] = Cost(prompt_tokens=prompt, agent_tokens=written)
-    if outer.get("true_answer") is not None:
-        facts["ground_truth"] = outer["true_answer"]
-    if isinstance(outer.get("agent_name"), str):
-        facts["model"] = outer["agent_name"]
+    facts: dict[str, Any] = {
+        "id": row_id(outer, "task_id", "id"),
+        "cost": Cost(prompt_tokens=prompt, agent_tokens=written),
+        "ground_truth": outer.get("true_answer"),
+        "model": outer["agent_name"] if isinstance(outer.get("agent_name"), str) else "",
+    }
+    kinds = {error.kind for error in map(_error, steps) if error}
+    if outer.get("state") == "max_steps_error" or _MAX_STEPS_ERROR in kinds:
+        reason = "smolagents: the run reached its limit of steps, and its answer was forced"
+        facts |= {"kept": False, "stop": StopReason.TURNS, "reason": reason}
     return facts
 
 
@@ -201,9 +204,8 @@ def _read_step(step: Mapping[str, Any]) -> _StepTurns:
     Raises:
         DataError: The step is invalid, or the result of a call is missing.
     """
-    said, error = _said(step), _error(step)
-    listed = step.get("tool_calls")
-    uses = [_use(call) for call in (listed if isinstance(listed, list) else [])]
+    said, error, listed = _said(step), _error(step), step.get("tool_calls")
+    uses = [_use(call) for call in listed] if isinstance(listed, list) else []
     program = _program(step, uses)
     if program is not None:
         return _program_step(step, said, program, error)

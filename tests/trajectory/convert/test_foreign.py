@@ -309,6 +309,22 @@ def test_an_agent_that_is_called_as_a_tool_is_asked_something_else():
     assert found.record.text == f"{LOOKED_UP}<think>In the book.</think><answer>1702</answer>"
 
 
+@pytest.mark.parametrize(
+    ("message", "above", "kept", "stop"),
+    [
+        ("Max turns exceeded", {}, False, "turns"),
+        ("Guardrail tripwire triggered", {}, False, "error"),
+        ("Max turns exceeded", {"parent_id": "b"}, True, "answer"),  # an agent called as a tool
+    ],
+)
+def test_a_failed_run_is_not_kept(message, above, kept, stop):
+    failed = span(0, {"type": "agent", "name": "a"}, id="c", error={"message": message, "data": {}}, **above)
+    last = generation(6, asked("When?"), "<think>So.</think><answer>1702</answer>", id="e")
+    record = read("openai_agents", [failed, *ONE_CALL[:2], last]).record
+    assert (record.kept, record.stop) == (kept, stop)
+    assert record.reason == ("" if kept else f"openai_agents: the run failed: {message}")
+
+
 @pytest.mark.parametrize("sent", ["When?", "Is this polite: When?"])
 def test_the_agent_of_a_guardrail_takes_no_part(sent):
     guard = [

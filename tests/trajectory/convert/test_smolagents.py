@@ -245,6 +245,8 @@ def test_a_run_that_reached_its_last_step_ends_with_the_answer_it_was_asked_for_
     found = read(row if whole else row["steps"])
     assert found.record.text.endswith("<think>On.</think><answer>It was 1702</answer>")
     assert found.lost == ("the error of a step without a tool call (AgentMaxStepsError)",)
+    assert (found.record.kept, found.record.stop) == (False, "turns")
+    assert "reached its limit of steps" in found.record.reason
     if whole:  # the answer beside the steps counts when none stands in them
         row["steps"][-1] |= {"action_output": None, "model_output": "Hm."}
         assert read(row).record.text.endswith("<think>Hm.</think><answer>It was 1702</answer>")
