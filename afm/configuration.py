@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
+from yaml.composer import ComposerError
 
 from afm.errors import ConfigError, UsageError, suggestion
 from afm.file_kinds import FILE_KINDS, kind_of
@@ -38,7 +39,19 @@ class Settings(BaseModel):
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that reads ``3e-5`` as a number, as YAML 1.2 does, and rejects repeated keys."""
+    """A safe loader that reads ``3e-5`` as a number, as YAML 1.2 does.
+
+    It rejects repeated keys, and an alias inside the value that it stands for.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node. ``anchors`` holds a value from its beginning, ``end_mark`` is set at its end."""
+        if self.check_event(yaml.AliasEvent):
+            alias = self.peek_event()  # type: ignore[no-untyped-call]
+            if (node := self.anchors.get(alias.anchor)) is not None and node.end_mark is None:
+                message = f"alias *{alias.anchor} is inside the value that it stands for"
+                raise ComposerError(None, None, message, alias.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()

@@ -30,10 +30,11 @@ def figures() -> object:
 # 50 lines for sizes that fit any number of sequences of a harness;
 # 450 lines for help that fits 80 columns and names every default, and for values that are refused before any work;
 # 70 lines for requests, verdicts and processes of programs that are refused or found;
-# 80 lines for messages of teams in the viewer, and for rewards that stay flat.
+# 80 lines for messages of teams in the viewer, and for rewards that stay flat;
+# 40 lines for files that are refused where a page or an index would replace them.
 WALLS = {
     "files": 358,
-    "lines": 85_500,
+    "lines": 85_540,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

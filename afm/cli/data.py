@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
 
@@ -51,6 +51,11 @@ app.command()(queries)
 app.command()(expand)
 
 
+def _problems(use: str) -> Any:
+    """Return an option for the size of a set. Its questions are compared, so memory holds them all."""
+    return typer.Option(min=1, max=10_000_000, help=f"Number of problems for {use}.")
+
+
 @app.command()
 def world(
     output_dir: Annotated[Path, typer.Option(help="Folder for the three JSONL files and their manifest.")],
@@ -59,9 +64,9 @@ def world(
         typer.Option(help="math: arithmetic word problems; wiki: questions about a generated encyclopaedia."),
     ] = WorldKind.MATH,
     seed: SeedOption = 0,
-    train: Annotated[int, typer.Option(min=1, help="Number of problems for demonstrations.")] = 6_000,
-    rl: Annotated[int, typer.Option(min=1, help="Number of problems for reinforcement learning.")] = 4_096,
-    heldout: Annotated[int, typer.Option(min=1, help="Number of problems for evaluation only.")] = 200,
+    train: Annotated[int, _problems("demonstrations")] = 6_000,
+    rl: Annotated[int, _problems("reinforcement learning")] = 4_096,
+    heldout: Annotated[int, _problems("evaluation only")] = 200,
     pages: Annotated[
         int, typer.Option(min=40, max=16_000_000, help="Pages of the encyclopaedia; for --kind wiki.")
     ] = 1_000,

@@ -67,6 +67,17 @@ def overrides_argument(text: str) -> Any:
     return typer.Argument(metavar="KEY=VALUE", help=text, show_default=False)
 
 
+def _page_name(value: Path | None) -> Path | None:
+    if value is not None and value.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--out {value}: expected the name of a page, for example {value.stem}.html")
+    return value
+
+
+def page_option(text: str) -> Any:
+    """Return an option for a page to write. Another ending is refused, so that no data is overwritten."""
+    return typer.Option(help=text, callback=_page_name)
+
+
 def lines_file(*read_by_name: str) -> Callable[..., Any]:
     """Return a check that accepts only JSON lines, and files with the endings that the command itself reads."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import file_argument
+from afm.cli.options import file_argument, page_option
 from afm.errors import DataError, MissingExtraError, UsageError
 from afm.terminal import plural
 
@@ -35,8 +35,8 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Page to write (.html) [default: report.html, or comparison.html for several, in the first RUN_DIR]."
+        page_option(
+            "Page to write (.html) [default: report.html, or comparison.html for several, in the first RUN_DIR]."
         ),
     ] = None,
     anyway: Annotated[
@@ -58,10 +58,6 @@ def report(
             raise UsageError(f"{folder}: {what}; expected the output_dir of a run or an evaluation")
     if anyway and len(run_dirs) < 2:
         raise UsageError("--anyway goes with several runs: afm report BEFORE AFTER --anyway")
-    if out is not None and out.suffix in {".md", ".json"}:
-        raise UsageError(
-            f"--out {out}: expected the name of the page (.html); Markdown and JSON get the same name"
-        )
     from afm.evaluation.report import write_comparison, write_run_report
 
     if len(run_dirs) > 1:
@@ -201,8 +197,10 @@ def _hider() -> Callable[[str], str]:
 
 def _place(path: Path) -> Path:
     """In the folder of the episodes where that is writable, else in a temporary folder."""
+    from afm.evaluation.viewer.index import DEFAULT_NAME
+
     folder = path if path.is_dir() else path.parent
-    name = ".afm_view.sqlite" if path.is_dir() else f".{path.name}.afm_view.sqlite"
+    name = DEFAULT_NAME if path.is_dir() else f".{path.name}{DEFAULT_NAME}"
     if os.access(folder, os.W_OK):
         return folder / name
     return Path(tempfile.mkdtemp(prefix="afm-view-")) / name

@@ -21,6 +21,7 @@ from afm.cli.options import (
     file_argument,
     file_option,
     lines_file,
+    page_option,
 )
 from afm.errors import DataError, UsageError, suggestion
 from afm.terminal import plural, visible
@@ -168,7 +169,7 @@ FUNNEL_FILE = "funnel.json"
 
 def stats(
     files: _PlainFilesArgument,
-    out: Annotated[Path | None, typer.Option(help="HTML page to write [default: print only].")] = None,
+    out: Annotated[Path | None, page_option("HTML page to write [default: print only].")] = None,
     agent: AgentOfRowsOption = None,
     funnel: Annotated[
         list[Path] | None,
@@ -184,8 +185,6 @@ def stats(
     from afm.evaluation.data_stats import write_data_report
     from afm.terminal import ProgressView
 
-    if out is not None and out.resolve() in {file.resolve() for file in files}:
-        raise UsageError(f"{out}: input and output are the same file; choose another --out")
     spec = agent_option(agent) if agent else None
     view = ProgressView()
     counted = _count(files, spec, samples, seed, view)

@@ -187,6 +187,16 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ),
     ("eval {T}/tab.yaml", 1, ("{T}/tab.yaml: cannot be read as YAML", "line 2")),
     ("eval {T}/twice.yaml", 1, ("{T}/twice.yaml: line 2: key 'model' is set twice",)),
+    (
+        "doctor {T}/circle.yaml",
+        1,
+        ("circle.yaml: cannot be read as YAML: line 1, column 8: alias *a is inside",),
+    ),
+    (
+        "validate {T}/good.jsonl --agent {T}/circle.yaml",
+        2,
+        ("line 1, column 8: alias *a is inside the value",),
+    ),
     ("eval {T}/list.yaml", 1, ("{T}/list.yaml: got list, expected a mapping of evaluation settings",)),
     (
         "data prepare tasks {T}/latin.csv --out {T}/o.jsonl",
@@ -437,6 +447,14 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("cassette {T}/empty.jsonl", 1, ("empty.jsonl: is empty; expected the file that `cassette`",)),
     ("cassette {T}/none", 2, ("FILE {T}/none: no such file",)),
     ("view {T}/good.jsonl --index /proc/x/i.sqlite", 1, ("/proc/x: no such file, and none can be written",)),
+    ("view {T}/good.jsonl --index /proc/zz --bundle {T}/b", 1, ("/proc/zz: no index can be written there",)),
+    ("view {T}/good.jsonl --index {T}/model --bundle {T}/b", 2, ("{T}/model: is a folder; choose another",)),
+    (
+        "view {T}/good.jsonl --index {T}/chat.jsonl --bundle {T}/b",
+        2,
+        ("{T}/chat.jsonl: is no index of episodes, and is left as it is", "choose another --index"),
+    ),
+    ("view {T}/deep.jsonl --index {T}/i.sqlite", 1, ("deep.jsonl:1: the first line is no episode",)),
     ("view {T}/good.jsonl --bundle {T}/good.jsonl", 2, ("--bundle {T}/good.jsonl: is a file",)),
     ("data world --output-dir /proc/x", 1, ("/proc/x: no such file, and none can be written there",)),
     ("init /proc/x", 1, ("/proc/x: no such file, and none can be written there", "choose another place")),
@@ -469,6 +487,13 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("data negative {T}/good.jsonl --output-dir {T}/n --ratio absent_needed=nan", 2, ("a number from 0",)),
     ("data negative {T}/good.jsonl --output-dir {T}/n --ratio absent_needed=-1", 2, ("a number from 0",)),
     ("data stats {T}/good.jsonl --samples 999", 2, ("--samples 999: should be less than or equal to 200",)),
+    (
+        "data stats {T}/good.jsonl --out {T}/own.jsonl",
+        2,
+        ("--out {T}/own.jsonl: expected the name of a page",),
+    ),
+    ("report {T}/model --out {T}/own.jsonl", 2, ("{T}/own.jsonl: expected the name", "for example own.html")),
+    ("data world --output-dir {T}/w --train 100000000000", 2, ("should be less than or equal to 10000000",)),
     ("data prepare rl {T}/tasks.jsonl -o {T}/o.parquet --validation 0", 2, ("--validation 0: should be",)),
     (
         "data prepare mix web_agent x --data {T} --output-dir {T}",
@@ -522,6 +547,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tab.yaml": "data:\n\t- a\n",
         "twice.yaml": "model: a\nmodel: b\n",
         "list.yaml": "- 1\n",
+        "circle.yaml": "a: &a [*a]\n",
         "deep.jsonl": "[" * 100_000 + "\n",
         "digits.jsonl": f'{{"id": {"9" * 5000}}}\n',
         "broken.yaml": "a: [1\n",

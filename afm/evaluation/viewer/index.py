@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.errors import DataError
+from afm.errors import DataError, UsageError
 from afm.evaluation.viewer.episodes import (
     FileSums,
     answer_line,
@@ -67,10 +67,13 @@ def _begins_with_episode(file: Path) -> bool:
     try:
         with file.open("rb") as lines:
             row = json.loads(lines.readline(_MAX_FIRST_LINE))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(row, dict) and row.keys() >= _KEYS
 
+
+DEFAULT_NAME = ".afm_view.sqlite"
+"""Name of an index, or its ending, where no other is chosen."""
 
 _VERSION = 4
 _BATCH_BYTES = 4 << 20
@@ -121,14 +124,15 @@ class EpisodeIndex:
         place: The SQLite file. An index of another version is replaced.
 
     Raises:
-        DataError: ``path`` does not exist, or the file holds no episodes.
+        DataError: ``path`` does not exist, the file holds no episodes, or ``place`` cannot be written.
+        UsageError: ``place`` is a file with other content.
     """
 
     def __init__(self, path: str | Path, place: str | Path) -> None:
         self.path = Path(path).resolve()
         self.place = Path(place)
         episode_files(self.path)
-        if not self._is_ours():
+        if self._version() != _VERSION:
             self._make()
 
     def connect(self) -> sqlite3.Connection:
@@ -152,21 +156,36 @@ class EpisodeIndex:
                     yield _progress(connection, sum(done.values()), total)
             yield _progress(connection, sum(done.values()), total)
 
-    def _is_ours(self) -> bool:
-        if not self.place.exists():
-            return False
+    def _version(self) -> int | None:
+        """Return the version of the index, ``None`` if the file is missing, empty, or a database without tables.
+
+        Raises:
+            UsageError: The file is something else, which a new index would replace.
+        """
+        if not self.place.exists() or (self.place.is_file() and not self.place.stat().st_size):
+            return None
         try:
             with closing(self.connect()) as connection:
-                return bool(connection.execute("SELECT version FROM about").fetchone()[0] == _VERSION)
-        except (sqlite3.Error, TypeError):
-            return False
+                if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+                    return None  # the process that made it was interrupted
+                return int(connection.execute("SELECT version, last FROM about").fetchone()[0])
+        except (sqlite3.Error, TypeError, ValueError):
+            if self.place.is_file() and self.place.name.endswith(DEFAULT_NAME):
+                return None  # a damaged index: no other file has that name
+            what = "is a folder" if self.place.is_dir() else "is no index of episodes, and is left as it is"
+            raise UsageError(f"{self.place}: {what}; choose another --index, or remove it") from None
 
     def _make(self) -> None:
         for suffix in ("", "-wal", "-shm"):
             self.place.with_name(self.place.name + suffix).unlink(missing_ok=True)
         self.place.parent.mkdir(parents=True, exist_ok=True)
-        with closing(self._writer()) as connection, connection:
-            connection.executescript(_SCHEMA)
+        try:
+            with closing(self._writer()) as connection, connection:
+                connection.executescript(_SCHEMA)
+        except sqlite3.OperationalError as error:
+            raise DataError(
+                f"no index can be written there: {error}; choose another --index", path=str(self.place)
+            ) from None
 
     def _writer(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.place, timeout=_TIMEOUT_S)

@@ -1,9 +1,10 @@
 import json
+import sqlite3
 from contextlib import closing
 
 import pytest
 
-from afm.errors import DataError
+from afm.errors import DataError, UsageError
 from afm.evaluation.viewer import EpisodeIndex, Filters, Order, facets, listing
 from afm.evaluation.viewer.episodes import messages_of
 
@@ -107,6 +108,25 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path, index, viewer):
         assert facets(connection)["source"] == [{"name": "nq", "episodes": 1}]
 
 
+def test_only_an_empty_file_or_an_older_index_is_replaced(tmp_path, index, viewer):
+    viewer.write(tmp_path / "run/episodes.jsonl", [viewer.episode(1)])
+    place = tmp_path / "index.sqlite"
+    place.touch()
+    assert ids(index(tmp_path / "run")) == ["e1"]
+    with closing(sqlite3.connect(place)) as connection, connection:
+        connection.execute("UPDATE about SET version = 1")
+        connection.execute("DELETE FROM episodes")
+    assert ids(index(tmp_path / "run")) == ["e1"]
+
+    place.unlink()
+    with closing(sqlite3.connect(place)) as connection, connection:
+        connection.execute("CREATE TABLE thesis (words TEXT)")
+    kept = place.read_bytes()
+    with pytest.raises(UsageError, match="is no index of episodes, and is left as it is"):
+        index(tmp_path / "run")
+    assert place.read_bytes() == kept
+
+
 def test_bad_lines_are_counted_and_other_files_left_alone(tmp_path, index, viewer):
     viewer.write(tmp_path / "run/episodes.jsonl", [viewer.episode(1)])
     with (tmp_path / "run/episodes.jsonl").open("ab") as file:
@@ -125,10 +145,13 @@ def test_an_index_of_nothing_says_what_it_wants(tmp_path, viewer):
         EpisodeIndex(tmp_path / "rows.jsonl", tmp_path / "index.sqlite")
 
 
-def test_a_damaged_or_older_index_is_made_again(tmp_path, index, viewer):
+def test_a_damaged_index_is_made_again_where_only_an_index_can_be(tmp_path, viewer):
     viewer.write(tmp_path / "run/episodes.jsonl", [viewer.episode(1)])
-    (tmp_path / "index.sqlite").write_bytes(b"not a database at all, but long enough to be one" * 100)
-    assert ids(index(tmp_path / "run")) == ["e1"]
+    place = tmp_path / "run/.afm_view.sqlite"
+    place.write_bytes(b"not a database at all, but long enough to be one" * 100)
+    found = EpisodeIndex(tmp_path / "run", place)
+    refresh(found)
+    assert ids(found) == ["e1"]
 
 
 def test_lines_of_wrong_types_hold_nothing_up(tmp_path, index, viewer):
