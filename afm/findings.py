@@ -134,7 +134,7 @@ def lock_advice(lock: str) -> str:
 
 
 def has_gpu() -> bool:
-    """Return whether this machine has nvidia-smi. If so, GPU trainings are expected to run here."""
+    """Return whether this machine has nvidia-smi. If so, training on GPUs is expected to work here."""
     return shutil.which(_QUERY[0]) is not None
 
 
@@ -169,9 +169,9 @@ def try_imports(modules: Sequence[str]) -> Imports:
 
 
 def gpu_findings(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the GPUs of this machine and what trainings on them need. Without GPUs this is one finding."""
+    """Check the GPUs of this machine and what training on them needs. Without GPUs this is one finding."""
     if not has_gpu():
-        yield Finding(Level.OK, "gpu", "none (no nvidia-smi): trainings run on the CPU, for the tiny recipes")
+        yield Finding(Level.OK, "gpu", "none (no nvidia-smi): training runs on the CPU, for the tiny recipes")
         return
     try:
         gpus, overview = _output(*_QUERY), _output(_QUERY[0])

@@ -1,4 +1,4 @@
-"""Hardware of a training, the shape of its model, and the memory that follows from both.
+"""Hardware of a training run, the shape of its model, and the memory that follows from both.
 
 Fine-tuning and reinforcement learning share these formulas. They have not been compared with measurements on a GPU.
 Activations assume attention that does not store its scores (flash, sdpa).

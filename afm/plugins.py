@@ -25,7 +25,7 @@ DOWNLOAD_MANIFEST = "download.manifest.json"
 _HUB_NOTES = Path(".cache/huggingface/download")
 """Folder of the notes that ``hf download --local-dir`` writes, one for each file."""
 _HUB_CACHES = ("models--", "datasets--", "spaces--")
-"""How the folders of repositories in the Hub's cache begin."""
+"""Prefixes of the repositories' folders in the Hub's cache."""
 _CODE_KEYS = {
     "command": "starts a program",
     "key_variable": "sends an environment variable to a server",
@@ -36,9 +36,9 @@ _CODE_KEYS = {
     "urls": "names servers, which get your requests and keys",
     "verl": "can name code that verl loads",
 }
-"""Keys of YAMLs, at any depth, that run code or send secrets, and what they do."""
+"""YAML keys, at any depth, that run code or send secrets, and what each of them does."""
 TRUST_VARIABLE = "AFM_TRUST"
-"""Environment variable that ``--trust`` sets, so that worker processes know of it too."""
+"""Environment variable that ``--trust`` sets, so that worker processes inherit it."""
 
 _FRAMEWORK = frozenset({"afm", "llamafactory_patch", "tool_servers", "verl_ext"})
 """Packages that always come from the installation, even if the YAML is in a checkout of them."""
@@ -82,7 +82,7 @@ def import_module_of(name: str, folder: Path | None, where: str) -> ModuleType:
 
 
 def fault_of(error: Exception) -> str:
-    """The error of a user's code in one line: file and line of the user's own code where it has any, type and message."""
+    """Return an error of a user's code in one line: file and line in that code, if known, then type and message."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame
@@ -95,7 +95,7 @@ def fault_of(error: Exception) -> str:
 
 
 def own_code_error(error: Exception, what: str) -> OwnCodeError:
-    """What the code of a user raised in ``what``, as an error that names the place and the next step."""
+    """Return ``error``, which a user's code raised in ``what``, as an error with its place and the next step."""
     return OwnCodeError(
         f"{what} failed: {fault_of(error)}; correct the file and run the command again. "
         "AFM_TRACEBACK=1 before the command shows the traceback"
@@ -103,7 +103,7 @@ def own_code_error(error: Exception, what: str) -> OwnCodeError:
 
 
 def _file_of(top: str, folder: Path | None) -> Path | None:
-    """The file in ``folder`` that the module ``top`` is, if there is one."""
+    """Return the file of the module ``top`` in ``folder``, or ``None``."""
     if folder is None or not top or top in _FRAMEWORK:
         return None
     files = (folder / f"{top}.py", folder / top / "__init__.py")
@@ -126,7 +126,7 @@ def _import_file(top: str, file: Path) -> None:
         sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(top, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     print(f"importing {file}", file=sys.stderr, flush=True)
     sys.modules[top] = module = importlib.util.module_from_spec(spec)
     try:
@@ -137,7 +137,7 @@ def _import_file(top: str, file: Path) -> None:
 
 
 def check_code_of(file: Path, data: Mapping[str, Any]) -> None:
-    """Refuse a YAML that runs code or sends secrets and is not this user's own, and a program of a download that it starts.
+    """Refuse a YAML of another user or a download if it runs code or sends secrets. Also refuse downloaded programs.
 
     Raises:
         ConfigError: Names the file, the key and the reason.
@@ -150,7 +150,7 @@ def check_code_of(file: Path, data: Mapping[str, Any]) -> None:
 
 
 def _code_in(data: Any, at: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield each setting that runs code or sends secrets: its path of keys, its key, its value."""
+    """Yield the key path, key and value of each setting that runs code or sends secrets."""
     if isinstance(data, list):
         for number, item in enumerate(data):
             yield from _code_in(item, f"{at}[{number}]")

@@ -247,7 +247,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--smoke", action="store_true", help="hardly any training, only to see that it works")
+    parser.add_argument("--smoke", action="store_true", help="very few steps, only to see that it works")
     parser.add_argument("--rows", type=int, help="rows to draw from each set")
     parser.add_argument("--steps", type=int, help="steps of each fine-tuning")
     parser.add_argument("--only-sets", action="store_true", help="record and filter, but do not train")

@@ -1,4 +1,4 @@
-"""Measure the cost of author masks in a training: preprocessing, against two rivals, and a step.
+"""Measure the cost of author masks in fine-tuning: preprocessing, against two rivals, and a step.
 
     .venv/bin/python benchmarks/bench_sft_data.py --tokenizer /models/Qwen2.5-7B-Instruct --out sft_data.json
 

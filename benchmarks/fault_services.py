@@ -1,4 +1,4 @@
-"""A model that calls its tool, and the servers for its training: a code server and a judge."""
+"""A model that calls its tool, and the servers to train it: a code server and a judge."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class HarnessQuickstart(Quickstart):
         return f"{len(episodes)} episodes of the teacher, {CHECKED} of them equal to the pattern (chats: {sizes})"
 
     def prepare(self) -> str:
-        """Write the demonstrations, the questions for reinforcement, and a fresh model with its tokenizer."""
+        """Write the demonstrations, the questions for reinforcement learning, and a fresh model with its tokenizer."""
         from afm.datasets.rl_files import write_rl
         from afm.datasets.sft_files import register, write_array
 
@@ -184,7 +184,9 @@ class HarnessQuickstart(Quickstart):
         codec = _tokenizer(self.start)
         create_tiny_model(self.start, self.start, seed=self.seed, heads=self.recipe.heads)
         longest = max(_tokens(chat, codec) for chat in chats[:500])
-        return f"{len(chats)} demonstrations of at most {longest} tokens, {self.plan.rl_tasks} problems for reinforcement"
+        return (
+            f"{len(chats)} demonstrations of at most {longest} tokens, {self.plan.rl_tasks} problems for RL"
+        )
 
     def training(self, kind: str) -> tuple[Path, list[str]]:
         """The tiny recipes, with the program as the agent."""
@@ -373,7 +375,7 @@ def main() -> None:
     parser.add_argument(
         "--record", type=Path, help="JSON file that keeps the rows [default: OUT/harness_gain.json]"
     )
-    parser.add_argument("--smoke", action="store_true", help="hardly any training")
+    parser.add_argument("--smoke", action="store_true", help="very few training steps")
     options = parser.parse_args()
     out = options.out.resolve()
     rows = []

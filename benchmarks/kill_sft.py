@@ -41,7 +41,7 @@ def prepare(folder: Path) -> None:
 
 
 def started(folder: Path, out: Path, steps: int) -> subprocess.Popen[bytes]:
-    """Start a training into ``out``."""
+    """Start a run into ``out``."""
     pairs = {
         "model_name_or_path": folder / "start",
         "dataset_dir": folder,
@@ -77,7 +77,7 @@ def last_step(out: Path) -> int:
 def kill(
     training: subprocess.Popen[bytes], out: Path, *, after_s: float | None, at_step: int, pause_s: float
 ) -> dict[str, Any]:
-    """Kill a training at a moment, or as soon as a step is logged; return what it left."""
+    """Kill a run at a moment, or as soon as a step is logged; return what it left."""
     began = time.perf_counter()
     while training.poll() is None:
         waited = time.perf_counter() - began

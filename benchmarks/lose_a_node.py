@@ -1,4 +1,4 @@
-"""Test a training on two or three Ray nodes that loses a node and continues with another one.
+"""Test a run on two or three Ray nodes that loses a node and continues with another one.
 
     .venv/bin/python benchmarks/lose_a_node.py --nodes 3 --out runs/lose_a_node        (as root: it makes network namespaces)
 

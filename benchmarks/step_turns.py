@@ -1,6 +1,6 @@
-"""Make two trainings alternate step by step, so that both run under the same load; bench_step.py loads this into verl.
+"""Make two runs alternate step by step, so that both run under the same load; bench_step.py loads this into verl.
 
-``STEP_TURNS`` is a folder, ``STEP_TURNS_NAME`` the name of this training, and ``STEP_TURNS_OTHER`` that of the other.
+``STEP_TURNS`` is a folder, ``STEP_TURNS_NAME`` the name of this run, and ``STEP_TURNS_OTHER`` that of the other.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Turns:
         self._name, self._other = os.environ["STEP_TURNS_NAME"], os.environ["STEP_TURNS_OTHER"]
 
     def ready(self) -> None:
-        """Announce that this training is ready, and wait until the other is ready too."""
+        """Announce that this run is ready, and wait until the other is ready too."""
         (self._folder / f"{self._name}.ready").touch()
         while not (self._folder / f"{self._other}.ready").exists():
             time.sleep(POLL_S)
         self.wait()
 
     def wait(self) -> None:
-        """Wait until it is this training's turn."""
+        """Wait until it is this run's turn."""
         while (self._folder / "turn").read_text() != self._name:
             time.sleep(POLL_S)
 

@@ -320,7 +320,7 @@ def main() -> None:
     parser.add_argument(
         "--record", type=Path, help="JSON file that keeps the rows [default: OUT/team_gain.json]"
     )
-    parser.add_argument("--smoke", action="store_true", help="hardly any training")
+    parser.add_argument("--smoke", action="store_true", help="very few training steps")
     options = parser.parse_args()
     out = options.out.resolve()
     rows = []

@@ -1,4 +1,4 @@
-"""Checks before a training starts: its model, data, output folder and experiment trackers.
+"""Checks before a training run starts: its model, data, output folder and experiment trackers.
 
 Trackers write into the folder of the model.
 """

@@ -24,7 +24,7 @@ from llamafactory_patch.settings import SftSettings, split_config
 
 @dataclass(frozen=True, slots=True)
 class SftJob:
-    """The resolved configuration of a training.
+    """The resolved configuration of a training run.
 
     Attributes:
         config: Keys of LLaMA-Factory and of this package, as the training process reads them.

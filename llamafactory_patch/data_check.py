@@ -1,4 +1,4 @@
-"""Check the data of a training without starting it: read every local row, and tokenise a sample.
+"""Check the data of a training run without starting it: read every local row, and tokenise a sample.
 
 Importing this module imports LLaMA-Factory; call :func:`llamafactory_patch.engine.load_engine` first.
 """
@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """One data set as a training would read it.
+    """One data set as training would read it.
 
     Attributes:
         attr: The entry in ``dataset_info.json``.
@@ -145,7 +145,7 @@ def _check_silent_roles(sets: Sequence[DataSet]) -> None:
 def _report_sample(
     arguments: Arguments, sets: Sequence[DataSet], report: Report, level: Level
 ) -> SampleCheck | None:
-    """Prepare a sample of the rows as a training does, if there is a tokenizer here."""
+    """Prepare a sample of the rows as training does, if there is a tokenizer here."""
     here = Path(str(arguments.model.model_name_or_path or "-")).expanduser().is_dir()
     if not sets or not all(data_set.sample for data_set in sets) or not here:
         return None
@@ -164,7 +164,7 @@ def _report_sample(
 
 
 def _sample(sample: SampleCheck, level: Level) -> Iterator[Finding]:
-    """Report what a training would report about the sampled rows."""
+    """Report what training would report about the sampled rows."""
     bad = [row for row in sample.bad if row.is_fault]
     if not sample.sequences and sample.rows:
         yield Finding(Level.ERROR, "data", "no sampled row can be trained on")
@@ -172,14 +172,14 @@ def _sample(sample: SampleCheck, level: Level) -> Iterator[Finding]:
         listed = [str(row) for row in bad[:_LISTED_ROWS]]
         yield _bad_rows(level, f"{len(bad):,} bad rows in the sample", listed, len(bad))
     else:
-        yield Finding(Level.OK, "sample", f"{sample.rows:,} rows can be prepared as in a training")
+        yield Finding(Level.OK, "sample", f"{sample.rows:,} rows can be prepared as in training")
 
 
 def read_data(arguments: Arguments) -> list[DataSet]:
     """Return every data set; read and convert all rows of those in local JSON files.
 
     Raises:
-        ConfigError: ``dataset_info.json`` is wrong, or the data sets or stored rows do not fit the training.
+        ConfigError: ``dataset_info.json`` is wrong, or the data sets or stored rows do not fit the run.
         DataError: A whole file is broken.
     """
     check_layout(arguments)
@@ -224,7 +224,7 @@ def _read(attr: Any, arguments: Arguments, *, evaluation: bool) -> DataSet:
 
 
 def check_sample(arguments: Arguments, sets: Sequence[DataSet]) -> SampleCheck:
-    """Prepare the samples of the data sets as a training does, without storing anything.
+    """Prepare the samples of the data sets as training does, without storing anything.
 
     Raises:
         ConfigError: The data does not fit the kind of training.

@@ -1,4 +1,4 @@
-"""Report the problems of a training before it starts."""
+"""Report the problems of a training run before it starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from llamafactory_patch.data_check import DataSet
 
 _PACKAGES = {"deepspeed": "deepspeed", "enable_liger_kernel": "liger-kernel"}
-"""Packages for keys that LLaMA-Factory checks only on the GPUs of the training."""
+"""Packages for keys that LLaMA-Factory checks only on the GPUs of the run."""
 
 
 def diagnose(
@@ -93,10 +93,10 @@ def _data_sets(job: SftJob, arguments: Arguments) -> list[DataSet]:
 
 
 def prompt_summaries(job: SftJob) -> list[str]:
-    """Return what a training would do with the prompts of each data set.
+    """Return what training would do with the prompts of each data set.
 
     Raises:
-        ConfigError: The model was trained with another prompt, or the training would refuse its arguments.
+        ConfigError: The model was trained with another prompt, or LLaMA-Factory would refuse the arguments.
         DataError: A whole file is broken.
     """
     if job.agent is None:
@@ -114,7 +114,7 @@ def show_examples(
 ) -> None:
     """Print the statistics of the training data, and ``count`` whole sequences as the trainer gets them.
 
-    Reads rows that a training has stored; stores nothing.
+    Reads the rows that a training run has stored; stores nothing.
 
     Raises:
         ConfigError: The configuration is wrong, its data is missing, or its rows have no labels.
@@ -137,7 +137,7 @@ def show_examples(
 
 
 def obstacles(job: SftJob, env: Mapping[str, str]) -> list[str]:
-    """Return the files, keys and packages that a training lacks, without loading anything."""
+    """Return the files, keys and packages that a training run lacks, without loading anything."""
     report = Report()
     for check in (check_output, check_model, check_data, lambda job: check_trackers(job, env)):
         report.asked("", partial(check, job))
@@ -234,7 +234,7 @@ def _checkpoints(job: SftJob, steps: int | None) -> int | None:
 
 
 def cpu_need(config: Mapping[str, Any], shape: ModelShape) -> MemoryNeed:
-    """Return the memory that a training on a CPU needs."""
+    """Return the memory that training on a CPU needs."""
     return memory_need(shape, config, Sharding.NONE, 1)
 
 
@@ -362,7 +362,7 @@ def _states(shape: ModelShape, config: Mapping[str, Any], sharding: Sharding, gp
 
 
 def training_steps(config: Mapping[str, Any], sequences: int | None, world: int) -> int | None:
-    """Return the steps of the training (transformers 5.5.4, ``Trainer.set_initial_training_values``).
+    """Return the steps of the run (transformers 5.5.4, ``Trainer.set_initial_training_values``).
 
     Args:
         config: Configuration of LLaMA-Factory.

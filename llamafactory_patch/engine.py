@@ -32,7 +32,7 @@ TOKENISED_STAGES = ("sft", "dpo", "kto", "rm")
 _HARDWARE_KEYS = frozenset(
     {"deepspeed", "enable_liger_kernel", "fsdp", "fsdp_config", "pure_bf16", "resume_from_checkpoint", "tf32"}
 )
-"""Keys that LLaMA-Factory accepts only on the GPUs of the training."""
+"""Keys that LLaMA-Factory accepts only on the GPUs of the run."""
 
 _REFUSED = {
     "pt": "pre-training trains on every token of a text",
@@ -53,7 +53,7 @@ class Arguments:
 
     @property
     def stage(self) -> str:
-        """The stage of the training."""
+        """The stage of the run."""
         return str(self.finetuning.stage)
 
 
@@ -87,10 +87,10 @@ def mend_trainer() -> None:
 
 
 def parse_arguments(config: Mapping[str, Any]) -> Arguments:
-    """Parse a configuration as a training with one process on a CPU does.
+    """Parse a configuration as a run with one process on a CPU does.
 
     Raises:
-        ConfigError: The training would refuse the configuration.
+        ConfigError: LLaMA-Factory would refuse the configuration.
     """
     from llamafactory.data.template import TEMPLATES
     from llamafactory.hparams import get_train_args
@@ -120,7 +120,7 @@ def _check_mask(arguments: Arguments) -> None:
     stage = arguments.stage
     if stage in TOKENISED_STAGES and arguments.data.streaming:
         raise ConfigError(
-            "streaming: rows are tokenised and stored before the training, which reads them from the disk and needs "
+            "streaming: rows are tokenised and stored before the run, which reads them from the disk and needs "
             "no more memory than with streaming; remove the key"
         )
     if not arguments.sft.ignore_observation:
@@ -136,7 +136,7 @@ def _check_mask(arguments: Arguments) -> None:
 
 
 def load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
-    """Return ``tokenizer`` and ``processor`` of a training, and its template. They are shared; do not change them.
+    """Return ``tokenizer`` and ``processor`` of a training run, and its template. They are shared; do not change them.
 
     Raises:
         ConfigError: The tokenizer cannot be loaded, or its chat template is not the configured one.
@@ -237,7 +237,7 @@ def _real_torchaudio() -> bool:
 def restore_numbered_cpu() -> None:
     """Let checkpoints be loaded onto the device ``cpu:0``.
 
-    Symptom: a training with several CPU processes cannot resume: "don't know how to restore data location ...
+    Symptom: a run with several CPU processes cannot resume: "don't know how to restore data location ...
     tagged with cpu:0". Cause: the trainer loads the optimizer onto ``args.device``, which accelerate numbers
     (transformers 5.5.4, ``Trainer._load_optimizer_and_scheduler``; accelerate 1.11.0), but torch 2.13 knows only the
     name without the number. Safe to repeat.
@@ -253,9 +253,9 @@ def _on_numbered_cpu(storage: object, location: str) -> object | None:
 
 
 def end_at_last_step() -> None:
-    """Let a training that was killed after its last step end there when it resumes.
+    """Let a run that was killed after its last step end there when it resumes.
 
-    Symptom: a training that resumes from a checkpoint of step ``max_steps`` takes one more step and logs it. Cause: the
+    Symptom: a run that resumes from a checkpoint of step ``max_steps`` takes one more step and logs it. Cause: the
     trainer checks whether it is done only after a step (transformers 5.5.4, ``Trainer._run_epoch``). Safe to repeat.
 
     Raises:

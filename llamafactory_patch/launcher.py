@@ -1,4 +1,4 @@
-"""Start trainings: ``llamafactory-patch-cli`` (with all of ``llamafactory-cli``) and :func:`run_sft`."""
+"""Start training runs: ``llamafactory-patch-cli`` (with all of ``llamafactory-cli``) and :func:`run_sft`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from llamafactory_patch.settings import SftSettings, split_config
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """This node of a training; nodes are numbered from 0."""
+    """This node of a run; nodes are numbered from 0."""
 
     number: int = 0
     count: int = 1
@@ -78,7 +78,7 @@ _SHOWN_VARIABLES = (*_TORCHRUN_VARIABLES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREA
 def run_sft(
     config_path: str | Path, overrides: Sequence[str] = (), *, dry_run: bool = False, echo: bool = True
 ) -> int:
-    """Fine-tune a model, and return when the training ends.
+    """Fine-tune a model, and return when the run ends.
 
     A child process tokenises the rows into ``output_dir/tokenized`` and trains. ``output_dir`` receives the model with
     its tokenizer, ``agent.yaml`` (if the configuration names an agent), ``sft_config.yaml`` (the configuration that the
@@ -205,7 +205,7 @@ def _errors_end_the_process() -> Iterator[None]:
 
 
 def stock_training(words: list[str]) -> Path:
-    """Tokenise the rows of a training; return the configuration file for LLaMA-Factory's own training."""
+    """Tokenise the rows of a run; return the configuration file for LLaMA-Factory."""
     from llamafactory_patch.engine import TOKENISED_STAGES
 
     config = training_config(words)
@@ -213,7 +213,7 @@ def stock_training(words: list[str]) -> Path:
     folder = Path(config.get("tokenized_path") or output_dir / run_folder.TOKENISED_FOLDER)
     several = positive_variable(os.environ, "NNODES", 1) > 1
     node = int(os.environ.get("NODE_RANK") or 0) if several else 0
-    # In a child process, so that its memory, random state and devices do not affect the training.
+    # In a child process, so that its memory, random state and devices do not affect the run.
     sys.stdout.flush()
     fork = multiprocessing.get_context("fork")
     child = fork.Process(target=_tokenise, args=(config, folder, output_dir, node), daemon=True)
@@ -240,7 +240,7 @@ def _tokenise(config: Mapping[str, Any], folder: Path, output_dir: Path, node: i
 
 
 def training_config(words: list[str]) -> dict[str, Any]:
-    """Parse a training's configuration as LLaMA-Factory does: a file and ``key=value``, or flags."""
+    """Parse a run's configuration as LLaMA-Factory does: a file and ``key=value``, or flags."""
     from llamafactory.hparams import read_args
     from llamafactory.hparams.parser import _TRAIN_ARGS
     from transformers import HfArgumentParser

@@ -143,7 +143,7 @@ class RowPrompts:
 
 @dataclass(frozen=True)
 class PromptCounts:
-    """Prompts of a training: number of ``rows`` by :class:`PromptState`, and the ``record`` for the model's folder."""
+    """Prompts of a training run: number of ``rows`` by :class:`PromptState`, and the ``record`` for the model's folder."""
 
     rows: Mapping[str, int]
     record: PromptRecord
@@ -159,7 +159,7 @@ class PromptCounts:
 
 
 def row_prompts(own: SftSettings) -> RowPrompts:
-    """Return the prompts that a training's settings ask for.
+    """Return the prompts that a run's settings ask for.
 
     Raises:
         ConfigError: The file of ``prompt`` is wrong.
@@ -187,7 +187,7 @@ class PromptCounter:
 
 
 def count_prompts(dataset: Any, own: SftSettings) -> PromptCounts | None:
-    """Count the prompts of a training's aligned rows; return ``None`` if no agent is trained."""
+    """Count the prompts of a run's aligned rows; return ``None`` if no agent is trained."""
     prompts = row_prompts(own)
     if not prompts.agent:
         return None

@@ -95,7 +95,7 @@ class BadRow:
 
 
 class BadRowReport:
-    """Collects the bad rows of a training's data sets.
+    """Collects the bad rows of a run's data sets.
 
     Args:
         policy: The setting ``on_bad_rows``.

@@ -1,4 +1,4 @@
-"""The output folder of a training: its files, its progress, and the last steps of a finished training."""
+"""The output folder of a training run: its files, its progress, and the last steps of a finished run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG_FILE = "sft_config.yaml"
 MANIFEST_FILE = "sft_manifest.json"
 HISTORY_FILE = "trainer_log.jsonl"
 TOKENISED_FOLDER = "tokenized"
-"""Folder of the tokenised rows; deleted when the training is finished."""
+"""Folder of the tokenised rows; deleted when the run is finished."""
 
 _VERSIONS = ("afm", "llamafactory", "torch", "transformers", "datasets", "accelerate")
 
@@ -43,7 +43,7 @@ def config_text(job: SftJob, config: dict[str, Any]) -> str:
 
 
 def is_finished(job: SftJob) -> bool:
-    """Return whether this training has already finished successfully.
+    """Return whether this run has already finished successfully.
 
     Raises:
         ConfigError: Another training has begun or finished in the same folder.
@@ -56,7 +56,7 @@ def is_finished(job: SftJob) -> bool:
         finished, settings = bool(data["finished"]), dict(data["settings"])
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"{manifest} is damaged; delete it to continue the training in this folder without a check of its settings"
+            f"{manifest} is damaged; delete it to continue the run in this folder without a check of its settings"
         ) from None
     # A training that was refused, or failed before its first checkpoint and log line, does not claim the folder.
     begun = finished or _last_checkpoint(job.output_dir) or logged_losses(job.output_dir / HISTORY_FILE)
@@ -70,7 +70,7 @@ def is_finished(job: SftJob) -> bool:
 
 
 def prepare(job: SftJob, *, node: int = 0, progress_bar: bool) -> str:
-    """Write the configuration so that the training begins, or continues where it was interrupted.
+    """Write the configuration so that the run begins, or continues where it was interrupted.
 
     Args:
         node: Number of this node. The first node also cleans up the folder. All nodes must find the same checkpoint, so
@@ -102,7 +102,7 @@ def prepare(job: SftJob, *, node: int = 0, progress_bar: bool) -> str:
 
 
 def finish(job: SftJob, *, seconds: float) -> None:
-    """Complete the trained model, delete the tokenised rows, and mark the training as finished.
+    """Complete the trained model, delete the tokenised rows, and mark the run as finished.
 
     Rows in a configured ``tokenized_path`` are kept.
     """
@@ -192,10 +192,10 @@ def _last_checkpoint(output_dir: Path) -> Path | None:
 
 
 def _set_aside(output_dir: Path, *, everything: bool) -> list[str]:
-    """Rename checkpoints that this training must not continue from.
+    """Rename checkpoints that this run must not continue from.
 
-    Incomplete checkpoints of a killed training would break the trainer. With ``everything``, also rename those of a
-    replaced training, because the new training would otherwise resume from them after an interruption.
+    Incomplete checkpoints of a killed run would break the trainer. With ``everything``, also rename those of a
+    replaced run, because the new run would otherwise resume from them after an interruption.
     """
     notes = []
     for checkpoint in _checkpoints(output_dir):

@@ -271,7 +271,7 @@ def print_examples(
     prompts: object = None,
     as_json: bool = False,
 ) -> None:
-    """Print the statistics of a training's data, and ``count`` whole sequences.
+    """Print the statistics of a run's data, and ``count`` whole sequences.
 
     Shows the first sequence, one from the middle, the longest, and then those after the first.
 

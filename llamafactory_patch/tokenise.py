@@ -49,7 +49,7 @@ Read = Callable[[DatasetAttr, Arguments, BadRowReport], Dataset]
 
 @dataclass(frozen=True, slots=True)
 class Tokenised:
-    """The data sets of a training in the form of LLaMA-Factory's ``tokenized_path``, their tokenizer and prompts."""
+    """The data sets of a run in the form of LLaMA-Factory's ``tokenized_path``, their tokenizer and prompts."""
 
     sets: DatasetDict
     tokenizer: Any
@@ -57,7 +57,7 @@ class Tokenised:
 
 
 def provide(config: Mapping[str, Any], folder: Path, output_dir: Path, *, node: int = 0) -> None:
-    """Make sure that ``folder`` has the rows of a training, and save statistics next to its model.
+    """Make sure that ``folder`` has the rows of a run, and save statistics next to its model.
 
     The first node tokenises the rows unless they are there. The other nodes wait for it.
 
@@ -111,7 +111,7 @@ def _check_labels(sets: Any, arguments: Arguments, folder: Path) -> None:
 
 
 def load_or_tokenise(arguments: Arguments, folder: Path) -> Tokenised:
-    """Load the rows of a training from ``folder``, or else tokenise them without storing them.
+    """Load the rows of a run from ``folder``, or else tokenise them without storing them.
 
     Raises:
         ConfigError: The data does not fit the stage, or was tokenised with other settings.
@@ -126,7 +126,7 @@ def load_or_tokenise(arguments: Arguments, folder: Path) -> Tokenised:
 def tokenise(
     arguments: Arguments, report: BadRowReport, read: Read = read_set, *, whole: bool = True
 ) -> Tokenised:
-    """Read, mix, split and encode the rows of a training.
+    """Read, mix, split and encode the rows of a run.
 
     Args:
         report: Collects the bad rows.
@@ -254,7 +254,7 @@ _SETS: Final = "data sets"
 
 
 def origin_of(arguments: Arguments) -> dict[str, Any]:
-    """Return everything that the tokenised rows of a training depend on."""
+    """Return everything that the tokenised rows of a run depend on."""
     model, data, own = arguments.model, arguments.data, arguments.sft
     stock = [field.name for field in fields(DataArguments) if field.name not in _WITHOUT_EFFECT]
     unmasked = () if own.ignore_observation else _OF_THE_MASK

@@ -89,7 +89,7 @@ _TEST_LIMITS = (20.0, 300.0)
 """CPU seconds that a quick test and a slow one may cost, each with its setup.
 
 A quick test takes a second, and may be the first to use a fixture that many share. The other limit is about twice the
-heaviest setup: a training that many tests share.
+heaviest setup: a run that many tests share.
 """
 
 _TOTAL_LIMIT = 1550.0

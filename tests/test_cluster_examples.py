@@ -41,7 +41,7 @@ esac
 
 @pytest.fixture
 def slurm_job(tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a job on two nodes, with stand-ins for Slurm, Ray and the training."""
+    """Return the environment of a job on two nodes, with stand-ins for Slurm, Ray and the training run."""
     (tmp_path / "venv/bin").mkdir(parents=True)
     for name, text in STAND_INS.items():
         path = tmp_path / "venv/bin" / name

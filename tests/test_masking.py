@@ -73,7 +73,7 @@ def test_joint_without_white_space(
 
 
 def test_split_is_what_an_episode_appends(qwen: Any) -> None:
-    """Sampled text, the observation as tokens of its own, sampled text: the ids of training."""
+    """Sampled text, the observation as separate tokens, sampled text: the ids of training."""
     call, thought = "<plan>p</plan><think>t</think><code>1</code>", "<reflection>r</reflection>"
     observation = observation_text("1\n", MATH, 100)
     parts = [qwen.encode(part, add_special_tokens=False) for part in (call, observation, thought)]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts a Ray cluster for a training on several nodes. Joining it or submitting to it needs its token.
+# Starts a Ray cluster for training on several nodes. Joining it or submitting to it needs its token.
 # Usage: train/ray_cluster.sh head|node|status|wait COUNT [options of `ray start`]
 #   on the first node:  NODE_IP=10.0.0.1 train/ray_cluster.sh head                        (PORT: 6379 by default)
 #   on each other node: HEAD=10.0.0.1:6379 NODE_IP=10.0.0.2 train/ray_cluster.sh node     (RAY_AUTH_TOKEN_PATH: a copy of the head's)
@@ -42,7 +42,7 @@ head)
         mkdir -p "$(dirname "$RAY_AUTH_TOKEN_PATH")"
         (umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH")
     fi
-    echo "token: $RAY_AUTH_TOKEN_PATH; copy it to the other nodes, and start trainings with it in the environment"
+    echo "token: $RAY_AUTH_TOKEN_PATH; copy it to the other nodes, and start training with it in the environment"
     exec ray start --head --port "$PORT" --include-dashboard false --block \
         ${NODE_IP:+--node-ip-address "$NODE_IP"} "${@:2}"
     ;;

@@ -41,7 +41,7 @@ _FATAL = (
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Return whether an error would hit every episode or corrupt the training, so the first one must end the run."""
+    """Return whether an error would hit every episode or corrupt the model, so the first one must end the run."""
     return isinstance(error, _FATAL)
 
 

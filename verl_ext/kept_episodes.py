@@ -1,4 +1,4 @@
-"""Episodes that a training keeps to read: a few of each step, and those that ran out of time.
+"""Episodes that a run keeps to read: a few of each step, and those that ran out of time.
 
 Their advantages are known only once the batch is complete, so a file next to the episodes holds them.
 """
@@ -39,7 +39,7 @@ def worth_keeping(stop: StopReason, *, sampled: bool) -> bool:
 def keep(output_dir: Path, step: int, record: Record, *, sampled: bool) -> None:
     """Write an episode if it was sampled or ran out of time. Several processes may write at once.
 
-    A write error is logged and does not end the training.
+    A write error is logged and does not end the run.
     """
     try:
         if sampled:
@@ -100,7 +100,7 @@ _DIGITS = 6
 
 
 def keep_advantages(queue: Any, batch: Any, output_dir: Path, step: int) -> None:
-    """Write the advantages of a batch's kept episodes. A failure is logged and does not end the training."""
+    """Write the advantages of a batch's kept episodes. A failure is logged and does not end the run."""
     try:
         kept = kept_episodes(output_dir, step)
         keys = {key: kept[name] for key in _last_outputs(batch.keys) if (name := _name(key)) in kept}

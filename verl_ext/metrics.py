@@ -235,7 +235,7 @@ def validating() -> bool:
 
 @contextmanager
 def validation(validate: bool) -> Iterator[None]:
-    """Mark the episodes inside the block as part of a validation or of the training."""
+    """Mark the episodes inside the block as part of validation or of training."""
     token = _VALIDATING.set(validate)
     try:
         yield

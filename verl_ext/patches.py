@@ -186,7 +186,7 @@ def keep_linear_weights(original: Any) -> Any:
 def report_failed_updates(original: Any) -> Any:
     """Let a run end when a vLLM worker fails while it loads new weights.
 
-    Symptom: the training waits forever, without a message.
+    Symptom: the run waits forever, without a message.
     Cause: verl/workers/rollout/vllm_rollout/vllm_rollout.py:229 starts the worker's part and reads its reply only after all
     weights are sent. Before that, bucketed_weight_transfer.py waits in ``socket.recv()`` for the failed worker.
     """
@@ -223,7 +223,7 @@ def watch_for_losses(original: Any) -> Any:
 
 @patch(_TRAINER, "PPOTrainer.fit")
 def explain_losses(original: Any) -> Any:
-    """Let an error of the training name the lost process that caused it, and end the watch with the training.
+    """Let an error of the run name the lost process that caused it, and end the watch with the run.
 
     Symptom: a run that lost a worker ends with an unrelated error.
     Cause: verl/trainer/ppo/v1/agent_loop_tq.py, as in :func:`watch_for_losses`.
@@ -289,7 +289,7 @@ def complete_advantages(original: Any) -> Any:
     """Compute a teacher's advantages, share the advantages of an episode, and write those of kept episodes to a file.
 
     Symptom: a custom estimator gets neither log-probabilities nor what an agent loop adds to a sample, such as the share of
-    a trajectory. Kept episodes do not show which of them the training encouraged.
+    a trajectory. Kept episodes do not show which of them the update encouraged.
     Cause: verl/trainer/ppo/v1/trainer_base.py:1745 reads a fixed list of fields, verl/trainer/ppo/ray_trainer.py:251 passes
     a fixed list to an estimator, and only the workers get the result from the transfer queue.
     """

@@ -203,7 +203,7 @@ class RayWatch(threading.Thread):
         return True
 
     def stop(self) -> None:
-        """Stop the watch: the training is over, and its processes end as planned."""
+        """Stop the watch: the run is over, and its processes end as planned."""
         self._over.set()
 
     @contextmanager

@@ -75,7 +75,7 @@ class RolloutEngine:
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
-    """The sizes of one training: lengths in tokens, batches in prompts.
+    """The sizes of one run: lengths in tokens, batches in prompts.
 
     Attributes:
         log_prob_tokens: Most tokens of one pass on one GPU that only computes log-probabilities.

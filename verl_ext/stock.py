@@ -38,7 +38,7 @@ class ToolSettings(Settings):
     type: str = "native"
     """A key of verl."""
     tools: Path
-    """Path of a tool YAML, absolute or relative to the working folder of the training."""
+    """Path of a tool YAML, absolute or relative to the working folder of the run."""
     name: str | None = None
     """Name of a tool in the file. A file with one tool needs no name."""
 

@@ -90,7 +90,7 @@ def lacks_model(path: str | Path) -> str:
     if holds_model(model_folder(folder)):
         return ""
     if any(next(place.glob("global_step_*"), None) for place in (folder, folder / "checkpoints")):
-        return f"holds checkpoints of a training, export one first: afm export {shlex.quote(str(path))}"
+        return f"holds checkpoints of a training run, export one first: afm export {shlex.quote(str(path))}"
     return "holds no model (config.json)"
 
 

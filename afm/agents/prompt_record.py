@@ -39,7 +39,7 @@ Asked = Iterable[tuple[str, str, Messages | None]]
 
 
 class RecordedTemplate(BaseModel):
-    """One prompt of a training: its system turn, its user turn with ``{question}``, and the number of its rows."""
+    """One prompt of a training run: its system turn, its user turn with ``{question}``, and the number of its rows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,7 +55,7 @@ class RecordedTemplate(BaseModel):
 
 
 class PromptRecord(BaseModel):
-    """The prompts of a training or of a run."""
+    """The prompts of a training run or an evaluation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -91,7 +91,7 @@ class PromptRecord(BaseModel):
         return _recorded(self.mode, rows, self.unknown + other.unknown, self.more + other.more)
 
     def after(self, base: PromptRecord | None) -> PromptRecord:
-        """Return the record of a model that was trained with these prompts after a training with record ``base``.
+        """Return the record of a model that was trained with these prompts, starting from a model with record ``base``.
 
         The prompts of ``base`` are kept if they include all of these, and dropped otherwise.
         """

@@ -1,6 +1,6 @@
 """The source of a question's prompt: the agent's declaration, the row, or a file of the user.
 
-Training and evaluation share :class:`PromptSource`, so that a model is evaluated with the prompt of its training.
+Training and evaluation share :class:`PromptSource`, so that a model is evaluated with the prompt it was trained with.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def open_conversation(
         others = sorted({turn.agent for turn in turns if turn.agent_digest != spec.digest})
         if others:
             raise UsageError(
-                f"--continue {resume}: held with agent {', '.join(others)} of another declaration than {spec.name!r} "
-                "now; choose that agent with --agent, or start a new conversation with --save"
+                f"--continue {resume}: the conversation used agent {', '.join(others)}, whose declaration differs from that of "
+                f"{spec.name!r}; choose that agent with --agent, or start a new conversation with --save"
             )
     if save is not None and turns:
         with RecordWriter(save) as writer:

@@ -208,7 +208,7 @@ _BATCH_ROWS = 256
 
 
 _OverridesArgument = Annotated[
-    list[str] | None, overrides_argument("Overrides for the YAML of a training, as for `afm sft`.")
+    list[str] | None, overrides_argument("Overrides for the YAML of a training run, as for `afm sft`.")
 ]
 _TokenizerOption = Annotated[
     Path | None,
@@ -218,7 +218,7 @@ _TokenizerOption = Annotated[
     ),
 ]
 _ExamplesOption = Annotated[
-    int, typer.Option(help="Number of sequences to show for the YAML of a training.", min=1)
+    int, typer.Option(help="Number of sequences to show for the YAML of a training run.", min=1)
 ]
 _BoundaryOption = Annotated[
     Boundary,
@@ -233,7 +233,9 @@ _WithoutLossOption = Annotated[
 
 
 def mask(
-    file: Annotated[Path, file_argument("Rows in any format of `afm convert`, or the YAML of a training.")],
+    file: Annotated[
+        Path, file_argument("Rows in any format of `afm convert`, or the YAML of a training run.")
+    ],
     overrides: _OverridesArgument = None,
     tokenizer: _TokenizerOption = None,
     agent: AgentOfRowsOption = None,
@@ -245,15 +247,17 @@ def mask(
 ) -> None:
     """Show which tokens are trained on; masked text is in ⟦ ⟧.
 
-    For a file of rows, every response is shown whole, before a training cuts it. Faulty rows are reported, and the exit
-    status is then 1. For the YAML of a training, the data is prepared exactly as in training: the command prints token
+    For a file of rows, every response is shown whole, before training cuts it. Faulty rows are reported, and the exit
+    status is then 1. For the YAML of a training run, the data is prepared exactly as in training: the command prints token
     statistics and some sequences with their prompts, cut and packed. Control characters are shown as symbols.
     """
     if file.suffix in (".yaml", ".yml"):
         _show_training(file, overrides or [], examples, as_json, (tokenizer, agent, read_as, without_loss))
         return
     if overrides:
-        raise UsageError(f"{overrides[0]!r}: only the YAML of a training takes overrides, {file} holds rows")
+        raise UsageError(
+            f"{overrides[0]!r}: only the YAML of a training run takes overrides, {file} holds rows"
+        )
     if tokenizer is None:
         raise UsageError("--tokenizer is missing; give the folder that holds tokenizer.json: --tokenizer DIR")
     rows_file(file)
@@ -280,7 +284,7 @@ def mask(
         print(line, file=sys.stderr)
     if unseen:
         raise UsageError(
-            f"--without-loss {' '.join(sorted(unseen))}: no row has it outside of other roles, and a training would "
+            f"--without-loss {' '.join(sorted(unseen))}: no row has it outside of other roles, and `afm sft` would "
             "refuse it"
         )
     if faulty:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Argument(help="YAML of a training, an evaluation or tools [default: check this computer]."),
+        typer.Argument(help="YAML of a training run, an evaluation or tools [default: check this computer]."),
     ] = None,
     overrides: Annotated[
         list[str] | None, overrides_argument("Overrides, as for `afm sft`, `afm rl` and `afm eval`.")
@@ -35,7 +35,7 @@ def doctor(
         int | None,
         typer.Option(
             min=1,
-            help="Nodes of the training [default: for afm rl verl.trainer.nnodes; for afm sft NNODES, else the YAML's header].",
+            help="Nodes of the run [default: for afm rl verl.trainer.nnodes; for afm sft NNODES, else the YAML's header].",
         ),
     ] = None,
     gpus: Annotated[
@@ -51,7 +51,7 @@ def doctor(
 ) -> None:
     """Check this computer or a YAML, and say what would fail.
 
-    Each finding has its next step. For a training the command checks arguments, every row, trackers, lengths, steps,
+    Each finding has its next step. For a training run the command checks arguments, every row, trackers, lengths, steps,
     disk and GPU memory. For reinforcement learning it also checks tools, servers, judge and cost. For an evaluation it
     checks model or endpoint, tools, data, judge and output_dir. The exit status is 1 if anything would fail.
     """
@@ -80,7 +80,9 @@ def _diagnose(
 ) -> list[Finding]:
     if not config.is_file():
         state = "is a folder" if config.is_dir() else "no such file"
-        raise UsageError(f"CONFIG {config}: {state}; expected: YAML of a training, an evaluation or tools")
+        raise UsageError(
+            f"CONFIG {config}: {state}; expected: YAML of a training run, an evaluation or tools"
+        )
     match _kind_to_check(config, overrides):
         case kind if kind is RL_FILE:
             from verl_ext.doctor import AskedHardware

@@ -46,7 +46,7 @@ def agents(as_json: JsonRowsOption = False) -> None:
 
 @app.command()
 def recipes(as_json: JsonRowsOption = False) -> None:
-    """List the shipped YAML files of trainings and data.
+    """List the shipped YAML files for training and data.
 
     Each line is the command that takes the file.
     """

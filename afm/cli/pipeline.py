@@ -203,7 +203,7 @@ class Quickstart:
         """Make a folder of the pre-trained model, and return the forecast of the run.
 
         Raises:
-            ConfigError: The model cannot be used, or the training does not fit in memory.
+            ConfigError: The model cannot be used, or the training run does not fit in memory.
         """
         from afm.cli.train import forecast
 
@@ -260,7 +260,7 @@ class Quickstart:
                 _texts(alpaca), start, vocab_size=recipe.vocabulary_size, whole_tags=recipe.whole_tags
             )
             create_tiny_model(start, start, seed=self.seed, heads=recipe.heads)
-        return f"{rows} demonstrations, {self.plan.rl_tasks} problems for reinforcement"
+        return f"{rows} demonstrations, {self.plan.rl_tasks} problems for reinforcement learning"
 
     def training(self, kind: str) -> tuple[Path, list[str]]:
         """Return configuration and overrides of ``afm sft`` or ``afm rl``."""

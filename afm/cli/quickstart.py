@@ -56,7 +56,7 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="Seed of the world, the model and all sampling.")] = 0,
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="Run the same stages with hardly any training, in about 3 minutes."),
+        typer.Option("--smoke", help="Run the same stages with very few training steps, in about 3 minutes."),
     ] = False,
     real_data: Annotated[
         Path | None,

@@ -150,7 +150,7 @@ def _reproduction(
 
 
 def _find_missing(run: Reproduction, stages: Sequence[ChainStage], *, show: bool) -> list[str]:
-    """What is missing; with ``show`` the commands are printed, too."""
+    """Return everything that is missing. With ``show``, also print the commands."""
     from afm.findings import has_gpu
 
     trains = any(stage.name in ("sft", "rl", "eval") for stage in stages)
@@ -162,7 +162,7 @@ def _find_missing(run: Reproduction, stages: Sequence[ChainStage], *, show: bool
         for number, command in enumerate(stage.commands):
             if show:
                 print(_command_line(command))
-            if command.check and not run.tiny and number == 0:  # the others differ in their data alone
+            if command.check and not run.tiny and number == 0:  # the others differ only in their data
                 errors = list(_errors(run.python(stage.name), command.check, made))
                 missing += [f"{stage.name}: {text}" for text in [*errors, *_later_needs(run, stage, errors)]]
         made += stage.makes
@@ -170,7 +170,7 @@ def _find_missing(run: Reproduction, stages: Sequence[ChainStage], *, show: bool
 
 
 def _later_needs(run: Reproduction, stage: ChainStage, errors: Sequence[str]) -> Iterator[str]:
-    """What `afm doctor` finds only once the rows and the model are there, which an earlier stage may take days to make."""
+    """Yield needs that `afm doctor` sees only after earlier stages, which may take days, have made rows and model."""
     if stage.name == "eval" and run.serves and not _serves_models(run):
         yield _NO_ENGINE
     asks = run.agent.judged and stage.name in ("rl", "eval") and not run.own_judge(stage.name)
@@ -195,13 +195,13 @@ def _serves_models(run: Reproduction) -> bool:
 
 
 def _errors(python: Path, check: Sequence[str], made: Sequence[Path]) -> Iterator[str]:
-    """What `afm doctor` finds to be wrong or not here, other than what earlier stages make."""
+    """Yield what `afm doctor` reports as wrong or missing, except paths that earlier stages make."""
     words = [str(python), "-P", "-m", "afm.cli.main", "doctor", *check, "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     try:
         findings = json.loads(done.stdout[done.stdout.index("{") :])["findings"]
     except ValueError:
-        yield (done.stderr.strip().splitlines() or ["`afm doctor` said nothing"])[-1]
+        yield (done.stderr.strip().splitlines() or ["`afm doctor` printed nothing"])[-1]
         return
     coming = {str(path.parent) for path in made} | {str(path) for path in made}
     for finding in findings:
@@ -225,7 +225,7 @@ def _run_stage(run: Reproduction, stage: ChainStage, title: str) -> None:
     if run.tiny and stage.name == "sft":
         make_start_model(run)
     if stage.name == "report":
-        _link_trainings(run)
+        _link_runs(run)
     around = serving(run, stage.name, run.root / "hub") if run.tiny else nullcontext()
     with around, _served_model(run, stage) as commands:
         for command in commands:
@@ -243,12 +243,12 @@ def _run_stage(run: Reproduction, stage: ChainStage, title: str) -> None:
     print(f"  {stage.name}: {time.monotonic() - began:.0f} s", flush=True)
     for path in stage.makes:
         if not path.exists():
-            raise EngineError(f"stage {stage.name} ended well and left no {path}")
+            raise EngineError(f"stage {stage.name} succeeded but did not write {path}")
 
 
 @contextmanager
 def _served_model(run: Reproduction, stage: ChainStage) -> Iterator[Sequence[StageCommand]]:
-    """The stage's commands; those of an evaluation on GPUs ask a server of the model, which ends with the block."""
+    """Yield the stage's commands. An evaluation on GPUs gets a model server, which stops at the end of the block."""
     if not run.serves or stage.name != "eval" or all(path.exists() for path in stage.makes):
         yield stage.commands
         return
@@ -272,8 +272,8 @@ def _served_model(run: Reproduction, stage: ChainStage) -> Iterator[Sequence[Sta
             server.terminate()
 
 
-def _link_trainings(run: Reproduction) -> None:
-    """Link both trainings next to the evaluations, where the report looks for their curves."""
+def _link_runs(run: Reproduction) -> None:
+    """Link both training runs next to the evaluations, where the report looks for their curves."""
     for name, target in (("sft", run.sft_model), ("rl", run.rl_run)):
         link = run.results / name
         if not link.exists():

@@ -46,7 +46,7 @@ _JUDGED = "Say whether the answer to {question} is right."
 
 @contextmanager
 def serving(run: Reproduction, stage: str, hub: Path) -> Iterator[None]:
-    """What a stage talks to, on the loopback, while the block runs; its addresses are in the environment."""
+    """Run a stage's servers on the loopback during the block, and set their addresses in the environment."""
     with ExitStack() as stack:
         if stage == "download":
             url = stack.enter_context(hub_server(hub / "repositories"))
@@ -63,7 +63,7 @@ def serving(run: Reproduction, stage: str, hub: Path) -> Iterator[None]:
 
 @contextmanager
 def _web(hub: Path) -> Iterator[None]:
-    """A small web site, a search server over its pages, and a page reader that may read it."""
+    """Run a small web site, a search server over its pages, and a page server that may read it."""
     from afm.datasets.encyclopaedia import Encyclopaedia, site_server
 
     site = site_server(Encyclopaedia(PAGES, seed=WORLD_SEED, brief=True))
@@ -92,7 +92,7 @@ def _web(hub: Path) -> Iterator[None]:
 
 
 def make_start_model(run: Reproduction) -> None:
-    """A tokenizer of the SFT rows, and a model from random weights, if they are not there."""
+    """Train a tokenizer on the SFT rows, and create a model with random weights, unless they exist."""
     from afm.models.tiny import create_tiny_model, train_tokenizer
 
     if run.start.exists():
@@ -111,7 +111,7 @@ _RESOLVED = re.compile(r"^/datasets/([^/]+/[^/]+)/resolve/[^/]+/")
 
 
 class _HubHandler(SimpleHTTPRequestHandler):
-    """Answers of a Hub whose repositories are the folders of ``directory``."""
+    """A request handler that serves the folders of ``directory`` as repositories of a Hub."""
 
     def do_GET(self) -> None:
         listed = _API.match(self.path)
@@ -128,11 +128,11 @@ class _HubHandler(SimpleHTTPRequestHandler):
         self.wfile.write(body)
 
     def translate_path(self, path: str) -> str:
-        """A file of a repository, whichever commit is asked for."""
+        """Return the path of a file in its repository, for any commit."""
         return super().translate_path(_RESOLVED.sub(r"/\1/", path))
 
     def log_message(self, *_: object) -> None:
-        """Requests are not logged."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -152,14 +152,14 @@ def _files(repository: Path) -> list[Path]:
 
 
 def _hub_entry(path: Path, repository: Path) -> dict[str, object]:
-    """A file as the Hub's API lists large ones."""
+    """Return the entry of a file, as the Hub's API lists large files."""
     size, name = path.stat().st_size, path.relative_to(repository).as_posix()
     lfs = {"sha256": sha256_of(path), "size": size, "pointerSize": 134}
     return {"rfilename": name, "size": size, "blobId": "0" * 40, "lfs": lfs}
 
 
 def _commit(repository: Path) -> str:
-    """Forty hexadecimal digits that change with the files."""
+    """Return a commit id of 40 hexadecimal digits that changes with the files."""
     seen = hashlib.sha1(usedforsecurity=False)
     for path in _files(repository):
         seen.update(path.relative_to(repository).as_posix().encode() + path.read_bytes())
@@ -169,7 +169,7 @@ def _commit(repository: Path) -> str:
 def make_repositories(agent: str, folder: Path, configs: Path) -> Path:
     """Write the repositories of an agent's list of sets below ``folder``, and the list with the checksums of these files.
 
-    Every call writes the same bytes, so a lock made of them holds; what is there is left as it is.
+    Every call writes the same bytes, so a lock of them stays valid. Existing files are not changed.
 
     Args:
         agent: ``web``, ``mhqa`` or ``code``.
@@ -201,7 +201,7 @@ def make_repositories(agent: str, folder: Path, configs: Path) -> Path:
 
 
 def _questions(agent: str, folder: Path) -> list[Task]:
-    """More than all files need; those of the encyclopaedia come with its corpus in ``folder``."""
+    """Return enough tasks for all files. For the encyclopaedia, also write its corpus to ``folder``."""
     count = SFT_ROWS + RL_ROWS + 2 * BENCHMARK_ROWS  # of each kind of task
     if agent == "code":
         from afm.datasets.mini_world import generate
@@ -217,7 +217,7 @@ def _questions(agent: str, folder: Path) -> list[Task]:
 
 
 def _program(task: Task) -> Task:
-    """A task that wants a program: the published code sets mix both kinds."""
+    """Return the task as one that asks for a program. The published code sets mix both kinds."""
     number = int(hashlib.sha256(task.id.encode()).hexdigest(), 16) % 50
     tests = {"inputs": [f"{n}\n" for n in (1, 5, 9)], "outputs": [f"{n + number}\n" for n in (1, 5, 9)]}
     text = f"Read a number and print the number plus {number}."
@@ -227,7 +227,7 @@ def _program(task: Task) -> Task:
 def _make_file(
     agent: str, name: str, entry: dict[str, Any], place: Path, questions: Sequence[Task]
 ) -> dict[str, Any]:
-    """Write one file of the GitHub project, and say what it is."""
+    """Write one file of the GitHub project, and return its entry in the list."""
     held_out = questions[SFT_ROWS + RL_ROWS :]
     path = place / name
     if path.suffix == ".py":
@@ -258,7 +258,7 @@ def _constants(agent: str, file: str, entry: dict[str, Any]) -> Iterator[str]:
 
 
 def _benchmark_row(name: str, number: int, task: Task) -> dict[str, Any]:
-    """A row of the benchmark file ``name``."""
+    """Return a row of the benchmark file ``name``."""
     row = {"question": task.question, "answer": _answer(task)}
     match name:
         case "gaia_dev_103":
@@ -285,7 +285,7 @@ def _prompt(agent: str, task: Task) -> str:
 
 
 def _sft_rows(agent: str, tasks: Sequence[Task]) -> list[dict[str, str]]:
-    """Short trajectories, in the order of functions that the agent's declaration asks for."""
+    """Return SFT rows with short trajectories in the order of roles that the agent requires."""
     rows = []
     for task in tasks:
         steps = _program_steps(task) if agent == "code" else _search_steps(agent, task)

@@ -18,12 +18,12 @@ class Agent:
     """What differs from agent to agent.
 
     Attributes:
-        sizes: Of published recipes.
-        method: Of reinforcement, in the names of script and recipes.
-        asked_with_row: Its benchmark rows carry the published prompt; else the prompt is a file of the download.
-        judged: A model judges its answers, so an endpoint is needed (GRM_BASE_URL).
+        sizes: Model sizes that have published recipes.
+        method: RL algorithm, as in the names of the script and the recipes.
+        asked_with_row: Whether its benchmark rows contain the published prompt. Otherwise a downloaded file has it.
+        judged: Whether a model judges its answers, which needs an endpoint (GRM_BASE_URL).
         folder: Name of its folders, if not ``SHORT_agent``.
-        usual_size: The one without ``--size``.
+        usual_size: Size that is used without ``--size``.
     """
 
     short: str
@@ -39,18 +39,18 @@ class Agent:
 
     @property
     def name(self) -> str:
-        """Of its folders."""
+        """Name of the agent's folders."""
         return self.folder or f"{self.short}_agent"
 
 
 _ENVIRONMENTS = {"sft": ".venv-sft", "rl": ".venv-rl", "eval": ".venv-rl"}
-"""What `requirements/install-gpu.sh` makes in the checkout: no environment holds both engines for GPUs."""
+"""Environments that `requirements/install-gpu.sh` makes in the checkout. None of them holds both GPU engines."""
 _AS_IT_IS = "browsecomp"
-"""Is published encrypted and read that way."""
+"""Benchmark that is published encrypted and read without a preparation step."""
 _MATH = ("aime24", "aime25", "amc23", "math500", "olympiadbench")
 _PROGRAMS = ("livecodebench_v4", "livecodebench_v5", "codecontests")
 _TINY_SFT = ("max_steps=80", "save_steps=20", "learning_rate=3.0e-3")
-"""Enough to learn the rows of fixtures by heart, so that tools are called."""
+"""Overrides with enough steps to memorise the generated rows, so that the model calls tools."""
 _ACTOR = "verl.actor_rollout_ref"
 AGENTS = {
     agent.name: agent
@@ -95,7 +95,10 @@ AGENTS = {
 
 @dataclass(frozen=True, slots=True)
 class StageCommand:
-    """One process, with variables beyond the caller's; ``check`` are the arguments of `afm doctor` for the same settings."""
+    """A process to run.
+
+    ``variables`` are added to the caller's environment. ``check`` has the arguments of `afm doctor` for these settings.
+    """
 
     words: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +107,7 @@ class StageCommand:
 
 @dataclass(frozen=True, slots=True)
 class ChainStage:
-    """One part of the chain; what it ``makes`` is read by later stages, and must be there if it is passed over."""
+    """One stage of the chain. Later stages read the paths that it ``makes``, so they must exist if it is skipped."""
 
     name: str
     commands: tuple[StageCommand, ...]
@@ -113,13 +116,13 @@ class ChainStage:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Where everything is.
+    """The settings and paths of one reproduction.
 
     Attributes:
-        root: The folder that holds ``data``, ``models`` and ``runs``.
+        root: Folder of ``data``, ``models`` and ``runs``.
         project: The checkout.
-        tiny: Whether it is the CPU twin.
-        sets: YAML of the agent's sets.
+        tiny: Whether to run the small version for a CPU.
+        sets: YAML that lists the agent's data sets.
         further: Overrides ``sft.KEY=VALUE``, ``rl.KEY=VALUE``, ``eval.KEY=VALUE``.
     """
 
@@ -134,57 +137,57 @@ class Reproduction:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the trainings need a GPU."""
+        """Whether SFT and RL need a GPU."""
         return not self.tiny
 
     @property
     def serves(self) -> bool:
-        """Whether evaluation asks a server of the model."""
+        """Whether the evaluation uses a model server."""
         return not self.tiny
 
     @property
     def data(self) -> Path:
-        """``data/<agent>``."""
+        """Folder of the agent's data."""
         return self.root / "data" / self.agent.name
 
     @property
     def raw(self) -> Path:
-        """What was downloaded."""
+        """Folder of the downloaded files."""
         return self.data / "raw"
 
     def python(self, stage: str) -> Path:
-        """Of the GPU environment of a stage, where the checkout has one, else this process's own."""
+        """Return the Python of a stage: that of its GPU environment if the checkout has one, else this process's own."""
         python = self.project / _ENVIRONMENTS.get(stage, "") / "bin/python"
         return python if python.exists() and not self.tiny else Path(sys.executable)
 
     @property
     def start(self) -> Path:
-        """The fresh model of ``TINY=1``."""
+        """Folder of the random model of ``TINY=1``."""
         return self.root / "start"
 
     @property
     def sft_model(self) -> Path:
-        """Where the SFT model goes."""
+        """Folder of the model after SFT."""
         return self.root / "models" / f"{self.agent.name}_{self.size}_sft"
 
     @property
     def rl_run(self) -> Path:
-        """``output_dir`` of the reinforcement."""
+        """``output_dir`` of RL."""
         return self.root / "runs" / f"{self.agent.name}_{self.size}_rl"
 
     @property
     def model(self) -> Path:
-        """The reinforced model."""
+        """Folder of the model after RL."""
         return self.rl_run / "model"
 
     @property
     def results(self) -> Path:
-        """Evaluations and report."""
+        """Folder of the evaluations and the report."""
         return self.root / "runs" / f"{self.agent.name}_{self.size}"
 
     @property
     def evaluated(self) -> tuple[str, ...]:
-        """Names of the benchmarks, each one of the agent's."""
+        """Names of the benchmarks to evaluate. An unknown one is a usage error."""
         chosen = self.benchmarks or (self.agent.tiny_benchmarks if self.tiny else self.agent.benchmarks)
         for name in chosen:
             if name not in self.agent.benchmarks:
@@ -194,12 +197,12 @@ class Reproduction:
         return chosen
 
     def stages(self, server: str = "") -> list[ChainStage]:
-        """All of them, in order; ``server`` is the model's address in evaluation, else it runs in the process."""
+        """Return all stages in order. The evaluation asks the model at ``server``, or loads it if that is empty."""
         first = [self._download(), self._prepare(), self._sft(), self._rl()]
         return [*first, self._eval(server), self._report()]
 
     def _own_benchmarks(self) -> set[str]:
-        """Those that the agent's own list of sets makes."""
+        """Return the names of the benchmarks in the agent's own list of data sets."""
         from afm.configuration import read_file
 
         sets = read_file(self.sets)["sets"].values()
@@ -207,7 +210,7 @@ class Reproduction:
         return {name.removeprefix("eval/") for name in steps if name.startswith("eval/")}
 
     def _others(self) -> list[str]:
-        """Benchmarks that come from their owners."""
+        """Return the names of the benchmarks that are downloaded from their owners."""
         return [name for name in self.evaluated if name not in self._own_benchmarks()]
 
     def _download(self) -> ChainStage:
@@ -301,7 +304,7 @@ class Reproduction:
         return ChainStage("eval", tuple(commands), tuple(made))
 
     def _prompt(self, benchmark: str) -> str:
-        """What questions are asked with: the training's published prompt."""
+        """Return the ``prompt`` setting for a benchmark: the published prompt, as in training."""
         if self.agent.asked_with_row and benchmark in self._own_benchmarks():
             return "row"
         return str(self.raw / "prompts" / f"{self.agent.name}.txt")
@@ -312,7 +315,7 @@ class Reproduction:
         )
 
     def own_judge(self, stage: str) -> bool:
-        """Whether the overrides of ``stage`` name a judge, or rewards that may."""
+        """Return whether the overrides of ``stage`` set a judge, or a reward file that may set one."""
         return any(override.startswith(("rewards=", "rewards.judge")) for override in self._overrides(stage))
 
     def _overrides(self, stage: str) -> list[str]:
@@ -328,7 +331,7 @@ def _only(names: Sequence[str]) -> list[str]:
 
 
 def check_overrides(further: Sequence[str]) -> tuple[str, ...]:
-    """Overrides, once each has its stage in front."""
+    """Return the overrides. One without a stage at its start is a usage error."""
     for override in further:
         stage, _, rest = override.partition(".")
         if stage not in ("sft", "rl", "eval") or "=" not in rest:
@@ -337,6 +340,6 @@ def check_overrides(further: Sequence[str]) -> tuple[str, ...]:
 
 
 def process_environment(variables: Mapping[str, str], python: Path) -> dict[str, str]:
-    """The caller's environment for a stage: with the ``afm`` of ``python`` first, and ``variables``."""
+    """Return the environment of a stage: the caller's with ``variables``, and with the ``afm`` of ``python`` first in PATH."""
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, **variables}

@@ -11,7 +11,7 @@ from afm.cli.reproduce_stages import Agent, ChainStage, Reproduction, StageComma
 
 @dataclass(frozen=True, slots=True)
 class _StartModel:
-    """What a road starts from: its name for `afm import`, its folder, and the agent whose prompt it is trained with."""
+    """A start model: its name for `afm import`, its folder, and the agent whose prompt it is trained with."""
 
     source: str
     folder: str
@@ -24,7 +24,7 @@ _MODELS: Mapping[str, _StartModel] = {
 }
 _SMALL = "135m"
 _EPISODE_TOKENS = {"svamp": 256, "gsm8k": 512}
-"""Of a small model, which otherwise writes on; the demonstrations are half as long."""
+"""Limit for the small model, which otherwise does not stop. The demonstrations are half as long."""
 
 WORD_PROBLEMS = {
     name: Agent(name, tuple(_MODELS), "dapo", (name,), (), folder=name, usual_size=_SMALL)
@@ -34,29 +34,29 @@ WORD_PROBLEMS = {
 
 @dataclass(frozen=True)
 class WordProblems(Reproduction):
-    """A road without a published model: a team runs the annotated programs, and three models are compared.
+    """A chain without a published model: a team runs the annotated programs, and three models are compared.
 
     The small model is evaluated and trained on a CPU. No stage reads the test questions before ``eval``.
     """
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the trainings need a GPU."""
+        """Whether SFT and RL need a GPU."""
         return self.size != _SMALL
 
     @property
     def serves(self) -> bool:
-        """Three models are asked one after another, each in the process of its evaluation."""
+        """Whether the evaluation uses a model server: never, because each evaluation loads its own model."""
         return False
 
     @property
     def base(self) -> Path:
-        """The model that fine-tuning starts from."""
+        """Folder of the model that fine-tuning starts from."""
         return self.root / "models" / _MODELS[self.size].folder
 
     @property
     def tasks(self) -> Path:
-        """Questions for training and validation."""
+        """Folder of the questions for training and validation."""
         return self.data / "tasks"
 
     def _download(self) -> ChainStage:
@@ -90,7 +90,7 @@ class WordProblems(Reproduction):
         return ChainStage("prepare", tuple(map(StageCommand, commands)), tuple(made))
 
     def _rl_parts(self) -> list[Path]:
-        """The questions of each reinforcement, in order, and those for validation."""
+        """Return the files with the questions of each RL run, in order, and of validation."""
         short = ["short"] if self.agent.short == "gsm8k" else []
         return [self.data / "rl" / f"{name}.parquet" for name in (*short, "train", "val")]
 
@@ -150,7 +150,7 @@ class WordProblems(Reproduction):
 
 
 def _has_bf16() -> bool:
-    """Whether the CPU multiplies bfloat16 numbers itself; one that does not is forty times slower at it than at float32."""
+    """Return whether the CPU multiplies bfloat16 in hardware. Without that, bfloat16 is 40 times slower than float32."""
     info = Path("/proc/cpuinfo")
     flags = info.read_text(encoding="utf-8").split() if info.exists() else []
     return "avx512_bf16" in flags or "amx_bf16" in flags

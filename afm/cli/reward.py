@@ -189,7 +189,7 @@ def try_attacks(config: Path | None, scorers: Sequence[str], as_json: bool) -> N
 
     Raises:
         UsageError: No attack is made on one of ``scorers``.
-        Exit: With status 1, when one got something else than it deserves.
+        Exit: With status 1, if an attack did not get the reward that it deserves.
     """
     from afm.rewards.attack_suite import shipped_attacks
 

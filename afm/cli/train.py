@@ -1,4 +1,4 @@
-"""``afm sft``, ``afm rl``, ``afm export``, ``afm import``: trainings in processes, and their models."""
+"""``afm sft``, ``afm rl``, ``afm export``, ``afm import``: training runs in processes, and their models."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ Training = tuple[Path, Sequence[str]]
 _EPISODE_TOKENS = 125
 """Tokens of a word problem with chat template, program and answer, by the tokenizer of SmolLM2."""
 _SHARE_OF_SPEED = 0.6
-"""Speed of a training as a share of large matrix products. Attention, optimizer and copies take the rest."""
+"""Speed of a training run as a share of large matrix products. Attention, optimizer and copies take the rest."""
 _STARTS_S = 150
 """Seconds for the start of two engines, the team's work and the programs."""
 _DRAWN = 1.5
@@ -290,7 +290,7 @@ def forecast(sft: Training, rl: Training, episodes: int) -> str:
     free = free_bytes()
     if free is not None and need.total > free:
         raise ConfigError(
-            f"{folder}: the training needs {described(need, '')}, {free / GIB:.1f} GiB are free; choose a smaller --base, "
+            f"{folder}: the run needs {described(need, '')}, {free / GIB:.1f} GiB are free; choose a smaller --base, "
             "or end other programs"
         )
     return f"{_size(shape)}, about {seconds / 60:.0f} minutes and {need.total / GIB:.0f} GiB in {_number_format()}"

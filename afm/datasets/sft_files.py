@@ -88,7 +88,7 @@ def write_alpaca(rows: Iterable[AlpacaRow], path: Path, name: str) -> None:
 
 
 def write_chat(rows: Iterable[Conversation], path: Path, name: str) -> None:
-    """Write one JSON line per conversation, and an entry in ``dataset_info.json`` if a training can read all of them."""
+    """Write one JSON line per conversation, and an entry in ``dataset_info.json`` if `afm sft` can read all of them."""
     begun, trainable = False, True
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for row in rows:

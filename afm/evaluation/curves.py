@@ -1,4 +1,4 @@
-"""Curves of a report: of trainings (the logs of LLaMA-Factory and ``afm rl``) and of scores."""
+"""Curves of a report: of training runs (the logs of LLaMA-Factory and ``afm rl``) and of scores."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _RL_CURVES = (
     ),
     _Wanted(
         "Validation reward",
-        "Mean over the scored episodes of each validation during the training.",
+        "Mean over the scored episodes of each validation during training.",
         "reward",
         {"reward": ("validation_reward",)},
         only_some=True,
@@ -168,7 +168,7 @@ def read_curves(run_dir: Path) -> tuple[list[Curve], list[str]]:
 
 
 def _by_agent(rows: Mapping[float, Mapping[str, Any]]) -> tuple[_Wanted, ...]:
-    """Curves of a training with several agents: what each of them solves."""
+    """Curves of a training run with several agents: what each of them solves."""
     names = sorted({name for row in rows.values() for name in row.get("by_agent") or ()})
 
     def wanted(title: str, caption: str, begin: str) -> _Wanted:

@@ -1,4 +1,4 @@
-"""Play the episodes of an evaluation with a program. They are those of training, stored as records."""
+"""Play the episodes of an evaluation with a program. They equal the episodes of RL, stored as records."""
 
 from __future__ import annotations
 

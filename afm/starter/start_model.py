@@ -1,4 +1,4 @@
-"""Make a tokenizer and a tiny random model in runs/start. Leave this out when you train a model that you have."""
+"""Make a tokenizer and a tiny random model in runs/start. Skip this step if you have a model to train."""
 
 from __future__ import annotations
 

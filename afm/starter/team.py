@@ -1,7 +1,7 @@
 """The teacher: a scripted team, whose work becomes the examples that the model learns from.
 
-The clerk looks up every other date. It knows the other half by heart, which the model cannot: it copies the habit and
-answers wrongly, until reinforcement learning shows it that the tool pays.
+The clerk looks up about half of the dates and knows the others by heart. The model cannot know them: it copies the
+habit and answers wrongly, until it learns in reinforcement learning that the tool pays.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class WeekdayTool:
         return cls(context.schema.function.name)
 
     async def call(self, argument: str) -> ToolResult:
-        """Answer the agent; wrong input is answered in words, so that the agent can try again."""
+        """Return the weekday, or for wrong input a message that lets the agent try again."""
         try:
             return ToolResult(f"{date.fromisoformat(argument.strip()):%A}")
         except ValueError:

@@ -60,7 +60,7 @@ async def call_tool(name: str, tool: Tool, argument: str) -> ToolResult:
     """Call a tool. A call that takes long is reported in the log while it runs.
 
     Raises:
-        OwnCodeError: The tool returned something else than a :class:`ToolResult`.
+        OwnCodeError: The tool returned a value that is not a :class:`ToolResult`.
     """
     with _SLOW_CALLS.watching(name):
         return checked_result(name, await tool.call(argument))

@@ -10,7 +10,7 @@
 #SBATCH --output=slurm-%x-%j.log
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?start this script with sbatch}"
-CONFIG=${1:?name the YAML of the training, for example my_run.yaml}
+CONFIG=${1:?name the YAML of the training run, for example my_run.yaml}
 export PATH="${VENV:-$PWD/.venv-rl}/bin:$PATH" PORT=${PORT:-6379} RAY_AUTH_MODE=token
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 first=${nodes[0]}

@@ -10,7 +10,7 @@
 #SBATCH --output=slurm-%x-%j.log
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?start this script with sbatch}"
-CONFIG=${1:?name the YAML of the training, for example my_sft.yaml}
+CONFIG=${1:?name the YAML of the training run, for example my_sft.yaml}
 export PATH="${VENV:-$PWD/.venv-sft}/bin:$PATH"
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${nodes[0]} MASTER_PORT=${MASTER_PORT:-29500} NNODES=$SLURM_JOB_NUM_NODES

@@ -188,7 +188,7 @@ def test_a_machine_without_a_gpu_is_not_asked_for_what_gpus_need_and_a_broken_nv
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     found = findings_about_gpus()
-    why = "none (no nvidia-smi): trainings run on the CPU, for the tiny recipes"
+    why = "none (no nvidia-smi): training runs on the CPU, for the tiny recipes"
     assert [finding.why for finding in found["gpu"]] == [why]
     assert {"driver", "nvcc", "compiler", "flash-attn", "log-probs"}.isdisjoint(found)
     executable(tmp_path / "nvidia-smi", "#!/bin/sh\nexit 9\n")

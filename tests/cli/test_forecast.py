@@ -1,4 +1,4 @@
-"""What is said before a training from a pre-trained model begins: memory and minutes, from shapes and settings alone."""
+"""The forecast before a pre-trained model is trained: memory and minutes, from shapes and settings only."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def test_minutes_and_memory_are_said_and_too_large_a_model_is_refused(tmp_path: 
     assert re.match(r"3 M parameters, about \d+ minutes and \d GiB in (float32|bfloat16)", said)
     job = job_from(tmp_path / "large", num_hidden_layers=3000)
     with pytest.raises(
-        ConfigError, match=r"the training needs [\d.]+ GiB = states .* are free; choose a smaller --base"
+        ConfigError, match=r"the run needs [\d.]+ GiB = states .* are free; choose a smaller --base"
     ):
         job.import_base()
 

@@ -1,4 +1,4 @@
-"""The whole main job with hardly any training, killed in the middle and started again."""
+"""The whole main job with very few training steps, killed in the middle and started again."""
 
 import json
 import os

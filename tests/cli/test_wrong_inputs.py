@@ -68,7 +68,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         2,
         ("--tokenizer {T}/model", "expected a folder", "tokenizer.json"),
     ),
-    ("mask {T}/good.jsonl a=1", 2, ("'a=1'", "only the YAML of a training takes overrides")),
+    ("mask {T}/good.jsonl a=1", 2, ("'a=1'", "only the YAML of a training run takes overrides")),
     ("reward", 2, ("FILE is missing", "afm reward FILE", "afm reward --attack")),
     ("reward --attack --scorer nothing", 2, ("--scorer nothing", "expected one of: choice")),
     ("ask", 2, ("missing option '--model'", "expected: folder of a model", "afm ask --help")),
@@ -344,7 +344,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("holds rows of data, expected a YAML of evaluation settings", "afm list --help"),
     ),
-    ("doctor {T}/none.yaml", 2, ("CONFIG {T}/none.yaml: no such file", "expected: YAML of a training")),
+    ("doctor {T}/none.yaml", 2, ("CONFIG {T}/none.yaml: no such file", "expected: YAML of a training run")),
     (
         "validate {T}/empty.jsonl",
         1,
@@ -434,7 +434,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("validate {T}/none.jsonl", 2, ("FILE {T}/none.jsonl: no such file", "expected: JSONL")),
     ("mask {T}/none_yet", 2, ("FILE {T}/none_yet: is a folder", "expected: rows in any format")),
     ("sft learning_rate=3", 2, ("CONFIG learning_rate=3: no such file; an override comes after the file",)),
-    ("doctor {T}/model", 2, ("CONFIG {T}/model: is a folder", "expected: YAML of a training")),
+    ("doctor {T}/model", 2, ("CONFIG {T}/model: is a folder", "expected: YAML of a training run")),
     ("export {T}/good.jsonl", 2, ("RUN {T}/good.jsonl: is a file", "expected: output_dir of an `afm rl`")),
     ("eval choose {T}/none", 2, ("FOLDER {T}/none: no such folder", "output_dir of a finished evaluation")),
     ("data livecodebench {T}/none", 2, ("FILES {T}/none: no such file",)),
@@ -461,13 +461,17 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("reward --attack {T}/good.jsonl", 1, ("holds rows of data, expected a YAML of reward settings",)),
     ("report {T}/good.jsonl", 2, ("{T}/good.jsonl: is a file, `afm view` shows it",)),
     # Models that cannot be used yet.
-    ("ask hi --model {T}/ck", 2, ("holds checkpoints of a training, export one first: afm export {T}/ck",)),
+    (
+        "ask hi --model {T}/ck",
+        2,
+        ("holds checkpoints of a training run, export one first: afm export {T}/ck",),
+    ),
     (
         f"eval {EVAL} model={{T}}/ck data={{T}}/tasks.jsonl output_dir={{T}}/e",
         1,
-        ("{T}/ck: holds checkpoints of a training, export one first: afm export {T}/ck",),
+        ("{T}/ck: holds checkpoints of a training run, export one first: afm export {T}/ck",),
     ),
-    ("serve model {T}/ck", 2, ("holds checkpoints of a training, export one first: afm export {T}/ck",)),
+    ("serve model {T}/ck", 2, ("holds checkpoints of a training run, export one first: afm export {T}/ck",)),
     ("serve model {T}/model", 2, ("{T}/model: holds no model (config.json); expected a model's folder",)),
     ("ask hi --model {T}/m.gguf", 2, ("a GGUF file; `afm import` makes a folder of it",)),
     (

@@ -1,4 +1,4 @@
-"""The data pipeline of a training, with two tokenizers."""
+"""The data pipeline of a training run, with two tokenizers."""
 
 import json
 from pathlib import Path

@@ -76,7 +76,7 @@ def test_the_mask_is_off_unless_asked_for(parse):
         ({"ignore_observations": True}, "ignore_observations"),
         ({"ignore_observation": True, "train_on_prompt": True}, "set train_on_prompt=false"),
         ({"template": "absent"}, "Template absent|has no 'absent'"),
-        ({"streaming": True, "max_steps": 1}, "streaming: rows are tokenised and stored before the training"),
+        ({"streaming": True, "max_steps": 1}, "streaming: rows are tokenised and stored before the run"),
     ],
 )
 def test_what_contradicts_itself_or_is_unknown_is_refused(parse, options, message):

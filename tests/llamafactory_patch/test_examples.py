@@ -1,4 +1,4 @@
-"""``afm mask TRAINING.yaml`` shows rows as a training gets them."""
+"""``afm mask TRAINING.yaml`` shows rows as the model gets them."""
 
 import json
 
@@ -17,7 +17,7 @@ ROW = {"instruction": "Q", "input": "", "output": TEXT}
 
 @pytest.fixture
 def shown(configuration, data_dir, tiny, tmp_path, monkeypatch):
-    """Call ``afm mask`` on a training with ``row`` in a layout; return the lines of ``--json``."""
+    """Call ``afm mask`` on a training run with ``row`` in a layout; return the lines of ``--json``."""
     pytest.importorskip("llamafactory")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 

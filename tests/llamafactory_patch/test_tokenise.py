@@ -1,4 +1,4 @@
-"""Rows stored for a training: tokenised once, again after a change, and not confused with those of other trainings."""
+"""Rows stored for a run: tokenised once, again after a change, and not confused with those of other runs."""
 
 import pytest
 from extras import needs
@@ -12,7 +12,7 @@ ROWS = [{"instruction": "Q?", "input": "", "output": f"<answer>{n}</answer>"} fo
 
 @pytest.fixture
 def provided(configuration, data_dir, tiny, tmp_path, monkeypatch):
-    """Provide the rows of a training for a node; return their number, and when they were made."""
+    """Provide the rows of a run for a node; return their number, and when they were made."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from llamafactory_patch.engine import load_engine
 

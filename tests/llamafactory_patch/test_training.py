@@ -1,4 +1,4 @@
-"""Real trainings with a few steps of a tiny model on the CPU."""
+"""Real runs with a few steps of a tiny model on the CPU."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Episodes that a training keeps, those that a resumed one still has, and the advantages next to them."""
+"""Episodes that a run keeps, those that a resumed one still has, and the advantages next to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages about a training that ended early."""
+"""Messages about a run that ended early."""
 
 import json
 import zipfile

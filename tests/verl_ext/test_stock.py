@@ -156,7 +156,7 @@ def cpu(folder: Path, model: Path, scratch: Path) -> tuple[dict[str, Any], dict[
 
 
 def finished(words: list[str], variables: dict[str, str]) -> tuple[int, str]:
-    """Return exit status and output of a training, and end everything that it started."""
+    """Return exit status and output of a run, and end everything that it started."""
     process = subprocess.Popen(
         words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables
     )

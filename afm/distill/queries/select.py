@@ -1,4 +1,4 @@
-"""Selection of queries for reinforcement by solve rate, overlap with other sets, and data source."""
+"""Selection of questions for RL by solve rate, overlap with other sets, and data source."""
 
 from __future__ import annotations
 

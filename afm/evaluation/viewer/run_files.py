@@ -220,7 +220,7 @@ def _content(file: Path) -> dict[str, Any]:
 def _model_folders(path: Path, names: Iterable[str]) -> Iterator[Path]:
     """Yield folders with a tokenizer that a run may mean: relative to the working folder or a folder above the episodes.
 
-    The ``model`` folder of a training comes last.
+    The ``model`` folder of a training run comes last.
     """
     above = list(path.parents)
     for name in names:

@@ -23,7 +23,7 @@ async function showFiles() {
   ];
 }
 
-/* The files of one kind. The many files of the steps of a training are one row until it is opened. */
+/* The files of one kind. The many files of the steps of a training run are one row until it is opened. */
 function filesBody(title, files) {
   const head = title ? [make("tr", { class: "headed" }, make("th", { class: "group", colspan: "10", scope: "rowgroup", text: title }))] : [];
   const steps = new Map();
