@@ -64,15 +64,16 @@ status)
     fail "ray status failed: $(tail -n 1 <<<"$text")"
     ;;
 wait)
+    [[ ${WAIT_S:=600} =~ ^[1-9][0-9]{0,5}$ ]] || fail "WAIT_S=$WAIT_S: expected whole seconds, for example WAIT_S=600" 2
     [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || fail "wait ${2:-}: how many nodes to wait for? For example: train/ray_cluster.sh wait 8" 2
     HEAD=${HEAD:-127.0.0.1:$PORT}
-    for ((joined = 0; SECONDS <= ${WAIT_S:-600}; )); do
+    for ((joined = 0; SECONDS <= WAIT_S; )); do
         text=$(ray status --address "$HEAD" 2>&1 || true)
         refused "$text"
         joined=$(grep -c '^ 1 node_' <<<"$text" || true)
         ((joined < $2)) || { echo "$joined of $2 nodes have joined" && exit 0; }
         sleep 5
     done
-    fail "$joined of $2 nodes have joined in ${WAIT_S:-600} s; check the output of the other nodes"
+    fail "$joined of $2 nodes have joined in $WAIT_S s; check the output of the other nodes"
     ;;
 esac

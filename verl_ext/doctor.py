@@ -32,6 +32,7 @@ from afm.memory_arithmetic import Hardware, missing_model_files, model_shape, re
 from afm.rewards import RewardSettings
 from afm.rollout.routes import Route
 from afm.settings import load_settings as load_environment
+from afm.terminal import plural
 from afm.tools.health import tool_findings, unanswered
 from verl_ext.algorithms import CPU_ENGINE, choice_findings
 from verl_ext.command import ray_overrides, steps_of
@@ -279,7 +280,9 @@ def _validated(config: Any, *, with_critic: bool) -> bool:
 
 
 def _hardware(settings: RlSettings, sizes: RunSizes, written: Hardware | None) -> Iterator[Finding]:
-    yield Finding(Level.OK, "hardware", f"{sizes.hardware}")
+    nodes, each = sizes.hardware.nodes, sizes.hardware.gpus
+    on_cpu = f"{plural(nodes, 'node')} x {plural(each, 'process', 'processes')} on the CPU"
+    yield Finding(Level.OK, "hardware", on_cpu if settings.platform == "cpu" else f"{sizes.hardware}")
     if written and (written.nodes, written.gpus) != (sizes.hardware.nodes, sizes.hardware.gpus):
         keys = "verl.trainer.nnodes and n_gpus_per_node, which verl uses"
         yield Finding(

@@ -62,6 +62,14 @@ SETTINGS_FILE = "rl_config.yaml"
 
 
 _SECTIONS_OF_VERL = frozenset({"actor_rollout_ref", "algorithm", "critic", "data", "ray_init", "trainer"})
+_KEYS_OF_SECTIONS = {
+    "nnodes": "trainer",
+    "n_gpus_per_node": "trainer",
+    "total_epochs": "trainer",
+    "total_training_steps": "trainer",
+    "train_batch_size": "data",
+}
+"""Keys of verl that people write without their section."""
 _SCRIPT_VARIABLES = {
     "BASE_MODEL": "model=DIR",
     "TRAIN_DATASETS": "train_files=FILE",
@@ -255,8 +263,10 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
             raise UsageError(
                 f"override {override!r}: {key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
             )
-        if key.partition(".")[0] in _SECTIONS_OF_VERL:
-            raise UsageError(f"override {override!r}: {key} is a key of verl; write verl.{override}")
+        section = _KEYS_OF_SECTIONS.get(key)
+        if section or key.partition(".")[0] in _SECTIONS_OF_VERL:
+            full = f"{section}.{override}" if section else override
+            raise UsageError(f"override {override!r}: {key} is a key of verl; write verl.{full}")
 
 
 def load_episode_settings(path: str | Path) -> EpisodeSettings:

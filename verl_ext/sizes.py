@@ -259,12 +259,13 @@ def _batch_faults(config: Any, sizes: RunSizes) -> Iterator[str]:
     if sizes.filtered and sizes.samples < 2:
         yield f"algorithm.filter_groups needs at least 2 samples per prompt, but rollout.n is {sizes.samples}"
     if mini * sizes.samples % ranks:
-        yield f"mini batch of {mini} x {sizes.samples} samples is not divisible by {ranks} data ranks"
+        step = ranks // math.gcd(ranks, sizes.samples)
+        text = f"mini batch of {mini} x {sizes.samples} samples is not divisible by {ranks} data ranks"
+        yield f"{text}; expected actor.ppo_mini_batch_size {step}, {2 * step} or another multiple of {step}"
     elif not sizes.packed:
         for key, size, (count, origin) in _micro_batches(config, sizes):
             if size is None or count % size:
-                fitting = ", ".join(str(each) for each in range(1, count + 1) if not count % each)
-                yield f"verl.{key} is {size}; expected one of {fitting} (divisors of {count}): {origin}"
+                yield f"verl.{key} is {size}; expected one of {_divisors(count)} (divisors of {count}): {origin}"
 
 
 def _micro_batches(config: Any, sizes: RunSizes) -> Iterator[tuple[str, int | None, tuple[int, str]]]:
@@ -352,14 +353,22 @@ def _gpu_faults(sizes: RunSizes) -> Iterator[str]:
     served = sizes.engine.own_gpus or world
     factors = "rollout.tensor_model_parallel_size x data_parallel_size"
     if world % sizes.sequence_parallel:
-        yield f"{world} GPUs are not divisible by actor.ulysses_sequence_parallel_size={sizes.sequence_parallel}"
+        text = f"{world} GPUs are not divisible by actor.ulysses_sequence_parallel_size={sizes.sequence_parallel}"
+        yield f"{text}; expected one of {_divisors(world)}"
     if served % each:
-        yield f"{served} GPUs are not divisible by {factors} = {each}: the rest would have no rollout engine"
+        text = f"{served} GPUs are not divisible by {factors} = {each}: the rest would have no rollout engine"
+        yield f"{text}; expected one of {_divisors(served)}"
     elif node % each and each % node:
-        yield f"an engine of {each} GPUs ({factors}) does not fit evenly into nodes of {node} GPUs"
+        text = f"an engine of {each} GPUs ({factors}) does not fit evenly into nodes of {node} GPUs"
+        yield f"{text}; expected an engine of {_divisors(node)} GPUs, or nodes of {each} or {2 * each} GPUs"
     for name, place in (("actor", sizes.actor), ("critic", sizes.critic), ("ref", sizes.reference)):
         if place is not None and world % place.shards:
-            yield f"{world} GPUs are not divisible by {name}'s fsdp_size={place.shards}"
+            text = f"{world} GPUs are not divisible by {name}'s fsdp_size={place.shards}"
+            yield f"{text}; expected -1 for all GPUs, or one of {_divisors(world)}"
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(size) for size in range(1, number + 1) if not number % size)
 
 
 def _model_faults(sizes: RunSizes, shape: ModelShape) -> Iterator[str]:
@@ -373,7 +382,9 @@ def _model_faults(sizes: RunSizes, shape: ModelShape) -> Iterator[str]:
             yield f"{text}; expected one of {fitting}"
         elif shape.kv_heads % split and split % shape.kv_heads:
             text = f"the model's {shape.kv_heads} key-value heads and {key}={split}"
-            yield f"{text}: neither is a multiple of the other"
+            yield f"{text}: neither is a multiple of the other; expected one of {_divisors(shape.kv_heads)}"
     if shape.mlp % sizes.engine.tensor_parallel:
         key = f"rollout.tensor_model_parallel_size={sizes.engine.tensor_parallel}"
-        yield f"the model's {shape.mlp} intermediate features are not divisible by {key}"
+        fitting = [size for size in (1, 2, 4, 8) if not shape.mlp % size and not shape.heads % size]
+        text = f"the model's {shape.mlp} intermediate features are not divisible by {key}"
+        yield f"{text}; expected one of {fitting}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from afm.agents import AgentSpec, PromptSource, RoleKind
-from afm.errors import AfmError, UsageError
+from afm.errors import AfmError, EngineError, UsageError
 from afm.palette import terminal_style
 from afm.rollout import CallFinished, CallStarted, Episode, EpisodeEvent, Stopped, TextWritten
 from afm.terminal import plural, visible
@@ -88,6 +88,8 @@ def open_conversation(
         raise UsageError(
             f"--save {save}: exists already; choose another file, or continue it with --continue {save}"
         )
+    if save is not None:
+        _try_to_write(save)
     turns: list[Record] = []
     if resume is not None:
         if not resume.is_file():
@@ -108,6 +110,18 @@ def open_conversation(
             for turn in turns:
                 writer.write(turn)
     return ChatHistory(spec, turns, save or resume, source or PromptSource())
+
+
+def _try_to_write(save: Path) -> None:
+    """Raise before any work if the file of ``--save`` cannot be made."""
+    try:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        save.touch(exist_ok=False)
+        save.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"--save {save}: cannot be written: {error.strerror}; choose a file in another folder"
+        ) from None
 
 
 _HELP = "/new forgets what was said, /help shows this, /quit or Ctrl-D ends; Ctrl-C stops an answer."
@@ -138,6 +152,11 @@ class ChatSession:
         prompt, left_out = self.conversation.prompt(self.model, question)
         if left_out:
             print(f"the {left_out} oldest turns no longer fit and were left out", file=sys.stderr)
+        if len(prompt) >= (room := self.model.context_tokens):
+            raise EngineError(
+                f"the prompt has {len(prompt):,} tokens, but the context is {room:,} tokens and holds the answer, too; "
+                "shorten the question, or raise --context-tokens if it was given"
+            )
         try:
             if view:
                 view.begin()

@@ -258,6 +258,12 @@ def _print_usage_error(error: Any) -> None:
     text = re.sub(r"^'([^']+)'", r"\1", text.replace(". Did ", "; did ").replace("Value error, ", ""))
     for pattern, words in _TYPER_WORDS.items():
         text = re.sub(pattern, words, text, flags=re.IGNORECASE | re.DOTALL)
+    argument = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    for each in () if context is None else context.command.params:
+        if each.name == argument and each.param_type_name == "argument":
+            text = (
+                f"no such option: {error.option_name}; give {each.metavar} without it: {place} {each.metavar}"
+            )
     if parameter and text.find(": Input should ") > 0 and (values := _typed_values(parameter.opts)):
         text = text.replace(": Input should ", f" {values[-1]}: should ")
     text = re.sub(r", unable to parse string as (a|an) \w+", "", text)

@@ -175,7 +175,9 @@ def init(
     _write_questions(folder / "questions")
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         print(file)
-    print(f"\nnext: cd {folder} && {afm_command()} doctor tools.yaml     (README.md has all commands)")
+    print(
+        f"\nnext: cd {shlex.quote(str(folder))} && {afm_command()} doctor tools.yaml     (README.md has all commands)"
+    )
 
 
 def _free(folder: Path) -> Path:

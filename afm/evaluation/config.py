@@ -50,7 +50,7 @@ class ModelSettings(Settings):
     tokenizer: str | None = None
     """Folder of the tokenizer, for a server."""
     context_tokens: int | None = Field(default=None, ge=1)
-    """Limit on prompt and response together, for a server that does not report it."""
+    """Limit on prompt and response together. The default is that of the model or server."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of an in-process model."""
     max_batch: int = Field(default=64, ge=1)

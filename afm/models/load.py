@@ -46,15 +46,14 @@ def load_model(
         max_batch: Generations at the same time.
         seed: Makes generations without a seed reproducible, for a folder.
         tokenizer: Folder of the served model's tokenizer. Required with an address.
-        context_tokens: Maximum length of prompt and response together, for a server that does not report it.
+        context_tokens: Maximum length of prompt and response together. The default is that of the model or server.
         device: ``cpu``, ``cuda`` and so on, for a folder. The default is a GPU if there is one.
         chat: Use chat completions, with this form of tool calls. For servers that return no token ids.
         request: Changes to the fields of a chat request. ``None`` removes a field.
         tool_roles: Tag and description of each tool role, for native tool calls.
 
     Raises:
-        ConfigError: The folder holds no model, or something is missing for a server.
-        EngineError: The server cannot be asked.
+        ConfigError, EngineError: The folder holds no model, or the server cannot be asked or lacks a setting.
     """
     address = str(source)
     endpoint = EndpointSettings(max_parallel=min(max_batch, MOST_PARALLEL))  # further generations wait
@@ -81,6 +80,7 @@ def load_model(
         max_batch=max_batch,
         device=device,
         seed=seed,
+        context_tokens=context_tokens,
     )
 
 
@@ -142,6 +142,7 @@ class TransformersModel(TokenModel):
         max_batch: int = 64,
         device: str | None = None,
         seed: int | None = None,
+        context_tokens: int | None = None,
     ) -> None:
         try:
             import torch
@@ -158,9 +159,10 @@ class TransformersModel(TokenModel):
                 f"{path}: the tokenizer has {tokenizer.size} tokens, the model {rows}; "
                 "they do not belong together"
             )
-        super().__init__(
-            tokenizer, name=name or str(path), context_tokens=int(model.config.max_position_embeddings)
-        )
+        longest = int(model.config.max_position_embeddings)
+        if context_tokens and context_tokens > longest:
+            raise ConfigError(f"{path}: context_tokens is {context_tokens}; expected at most {longest}")
+        super().__init__(tokenizer, name=name or str(path), context_tokens=context_tokens or longest)
         self.folder = Path(path)
         self._engine = BatchEngine(
             model,

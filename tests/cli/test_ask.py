@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from afm.cli.ask import ask
-from afm.errors import ConfigError, UsageError
+from afm.errors import ConfigError, EngineError, UsageError
 from afm.trajectory.record import Record
 
 app = typer.Typer()
@@ -85,13 +85,25 @@ def test_wrong_usage_says_what_is_missing(talker_folder, tmp_path):
         (("Q", "--model", bare), "the agent is unknown"),
         (("Q", "--model", talker_folder, "--agent", "mat"), r"--agent mat: .*did you mean 'math'"),
         ((" ", "--model", talker_folder), "empty"),
+        (
+            ("Q", "--model", talker_folder, "--save", "/proc/x"),
+            "--save /proc/x: cannot be written: .*; choose a file in another",
+        ),
         (("Q", "--model", tmp_path / "absent", "--agent", agent), "no such folder"),
         (("Q", "--model", talker_folder, "--agent", own), r"teleport.*--tools"),
     ):
         with pytest.raises(UsageError, match=message):
             run(*words)
+    with pytest.raises(
+        EngineError, match=r"prompt has [\d,]+ tokens, but the context is 3 tokens .* raise --context-tokens"
+    ):
+        run("Q", "--model", talker_folder, "--context-tokens", 3)
     with pytest.raises(ConfigError, match="tokenizer"):
         run("Q", "--model", "http://127.0.0.1:9", "--agent", agent)
+    with pytest.raises(
+        EngineError, match=r"expected a running .* server, for example `afm serve model FOLDER`"
+    ):
+        run("Q", "--model", "http://127.0.0.1:9", "--agent", agent, "--tokenizer", talker_folder)
 
 
 @pytest.mark.sandbox

@@ -38,6 +38,7 @@ def test_a_folder_with_files_is_refused_and_a_free_name_is_offered(tmp_path: Pat
     assert "task is a folder with files in it" in done.stderr
     assert "for example task_2" in done.stderr
     assert [file.name for file in (tmp_path / "task").iterdir()] == ["mine.txt"]
+    assert "next: cd 'a b' && " in afm(tmp_path, "init", "a b").stdout
 
 
 def test_the_folder_that_one_is_in_is_refused_like_any_other(tmp_path: Path) -> None:

@@ -409,6 +409,14 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("init agent.yaml extra", 2, ("afm init: unexpected argument: extra",)),
     ("init agent.yaml", 2, ("agent.yaml is the name of a file", "for example agent\n")),
     ("init {T}/good.jsonl", 2, ("{T}/good.jsonl is a file", "for example {T}/good\n")),
+    (
+        "serve model --model m",
+        2,
+        (
+            "no such option: --model; give MODEL without it: afm serve model MODEL",
+            "see afm serve model --help",
+        ),
+    ),
     ("list agents --jsn", 2, ("no such option: --jsn; did you mean --json?", "afm list agents --help")),
     ("list agents extra", 2, ("afm list agents: unexpected argument: extra",)),
     ("validate {T}/good.jsonl {T}/good.jsonl", 2, ("afm validate: unexpected argument: {T}/good.jsonl",)),
@@ -602,6 +610,8 @@ def test_a_wrong_input_gets_one_message_that_helps(
         ("+trainer.nnodes=2", "no sign is needed to add a key; write trainer.nnodes=2"),
         ("~verl.x", "a key is not deleted by a sign; set it to null: verl.x=null"),
         ("trainer.nnodes=2", "a key of verl; write verl.trainer.nnodes=2"),
+        ("nnodes=8", "a key of verl; write verl.trainer.nnodes=8"),
+        ("train_batch_size=8", "a key of verl; write verl.data.train_batch_size=8"),
         (
             "ray_address=node0",
             "got 'node0' (str), expected HOST:PORT of the cluster's head, for example 10.0",

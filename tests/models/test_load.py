@@ -40,6 +40,16 @@ async def test_the_context_is_never_exceeded(model):
         await model.generate([5] * 4096, SamplingParams(1))
 
 
+async def test_a_smaller_context_counts_and_a_larger_one_is_refused(tiny_dir):
+    small = load_model(tiny_dir, threads=1, device="cpu", context_tokens=8)
+    assert len((await small.generate([5] * 6, SamplingParams(50, seed=1))).token_ids) <= 2
+    with pytest.raises(EngineError, match="8 tokens, the model's context 8"):
+        await small.generate([5] * 8, SamplingParams(1))
+    await small.close()
+    with pytest.raises(ConfigError, match="context_tokens is 5000; expected at most 4096"):
+        load_model(tiny_dir, device="cpu", context_tokens=5000)
+
+
 def test_broken_folders_are_named(tiny_dir, tmp_path):
     with pytest.raises(ConfigError, match="no such folder"):
         load_model(tmp_path / "absent")

@@ -207,6 +207,7 @@ CLUSTER = ROOT / "train/ray_cluster.sh"
         (["head"], {"NODE_IP": "203.0.113.1"}, 1, "NODE_IP=203.0.113.1: not an address of this machine"),
         (["head"], {"PORT": "16379"}, 2, "PORT=16379: expected a port below 10001"),
         (["wait", "x"], {}, 2, "wait x: how many nodes to wait for?"),
+        (["wait", "2"], {"WAIT_S": "abc"}, 2, "WAIT_S=abc: expected whole seconds, for example WAIT_S=600"),
         (["status"], {"HEAD": "127.0.0.1:1"}, 1, "no cluster answers at 127.0.0.1:1; start one"),
     ],
 )

@@ -172,7 +172,7 @@ CRITIC = {"algorithm.adv_estimator": "gae", "critic.ppo_micro_batch_size_per_gpu
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 0, "got 0, expected a positive whole number, or null"),
         (f"{ACTOR}.fsdp_config.fsdp_size", 0, "got 0, expected a positive whole number, or -1 for all GPUs"),
         (f"{ACTOR}.fsdp_config.fsdp_size", None, "got None, expected a positive whole number, or -1"),
-        ("trainer.n_gpus_per_node", 5, "is not divisible by 5 data ranks"),
+        ("trainer.n_gpus_per_node", 5, "is not divisible by 5 data ranks; expected actor.ppo_mini_batch_size 5, 10 or another multiple of 5"),
         (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 48, r"is 48; expected one of .*, 64 \(divisors of 64\)"),
         ("data.train_batch_size", "many", "got 'many', expected a positive whole number"),
         (f"{ROLLOUT}.log_prob_use_dynamic_bsz", True, r"log_prob_use_dynamic_bsz is True, .* verl requires equal values"),

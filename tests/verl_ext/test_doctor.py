@@ -162,6 +162,7 @@ def test_a_tiny_twin_passes_and_has_no_gpu_to_speak_of(look: Look, path: Path) -
     subjects = {finding.subject for finding in findings}
     assert {"kv cache", "packages"}.isdisjoint(subjects)
     assert "memory" in subjects
+    assert "GPU" not in of(findings, Level.OK)["hardware"][0]
     assert set(of(findings, Level.ERROR)) <= {"disk", "memory", "prompts", "teacher"}
     assert of(findings, Level.OK)["engine"] == ["verl's own validation accepts the configuration"]
 

@@ -24,13 +24,13 @@ def test_what_divides_is_said(sizes: RunSizes) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"sequence_parallel": 3}, "8 GPUs are not divisible by actor.ulysses_sequence_parallel_size=3"),
-        ({"tensor_parallel": 3}, "8 GPUs are not divisible by rollout.tensor_model_parallel_size x data_parallel_size = 3"),
+        ({"sequence_parallel": 3}, "8 GPUs are not divisible by actor.ulysses_sequence_parallel_size=3; expected one of 1, 2, 4, 8"),
+        ({"tensor_parallel": 3}, "= 3: the rest would have no rollout engine; expected one of 1, 2, 4, 8"),
         ({"tensor_parallel": 8}, "28 attention heads are not divisible by rollout.tensor_model_parallel_size=8; expected one of [1, 2, 4]"),
-        ({"tensor_parallel": 7}, "18944 intermediate features are not divisible by rollout.tensor_model_parallel_size=7"),
-        ({"sequence_parallel": 7}, "4 key-value heads and actor.ulysses_sequence_parallel_size=7: neither"),
+        ({"tensor_parallel": 7}, "18944 intermediate features are not divisible by rollout.tensor_model_parallel_size=7; expected one of [1, 2, 4]"),
+        ({"sequence_parallel": 7}, "4 key-value heads and actor.ulysses_sequence_parallel_size=7: neither is a multiple of the other; expected one of 1, 2, 4"),
         ({"filtered": False, "gen_batch": 5}, "data.train_batch_size=16 is not a multiple of data.gen_batch_size=5"),
-        ({"shards": 3}, "8 GPUs are not divisible by actor's fsdp_size=3"),
+        ({"shards": 3}, "8 GPUs are not divisible by actor's fsdp_size=3; expected -1 for all GPUs, or one of 1, 2, 4, 8"),
     ],
 )  # fmt: skip
 def test_what_does_not_divide_is_an_error(sizes: RunSizes, changes: dict[str, Any], told: str) -> None:
@@ -54,7 +54,9 @@ def test_an_engine_lies_in_whole_nodes(sizes: RunSizes) -> None:
     engine = replace(sizes.engine, node_gpus=3, tensor_parallel=4)
     across = replace(sizes, hardware=Hardware(4, 3, 80), engine=engine)
     assert "an engine of 4 GPUs" in errors(across)[0]
-    assert "into nodes of 3" in errors(across)[0]
+    assert (
+        "into nodes of 3 GPUs; expected an engine of 1, 3 GPUs, or nodes of 4 or 8 GPUs" in errors(across)[0]
+    )
     two_nodes = replace(sizes, engine=replace(sizes.engine, tensor_parallel=4, data_parallel=2))
     assert errors(two_nodes) == []
 
