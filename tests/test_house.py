@@ -31,10 +31,11 @@ def figures() -> object:
 # 450 lines for help that fits 80 columns and names every default, and for values that are refused before any work;
 # 70 lines for requests, verdicts and processes of programs that are refused or found;
 # 80 lines for messages of teams in the viewer, and for rewards that stay flat;
-# 40 lines for files that are refused where a page or an index would replace them.
+# 40 lines for files that are refused where a page or an index would replace them;
+# 40 lines for sizes, teams and options that are refused with what to write instead.
 WALLS = {
     "files": 358,
-    "lines": 85_540,
+    "lines": 85_580,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
