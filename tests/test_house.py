@@ -32,10 +32,11 @@ def figures() -> object:
 # 70 lines for requests, verdicts and processes of programs that are refused or found;
 # 80 lines for messages of teams in the viewer, and for rewards that stay flat;
 # 40 lines for files that are refused where a page or an index would replace them;
-# 40 lines for sizes, teams and options that are refused with what to write instead.
+# 40 lines for sizes, teams and options that are refused with what to write instead;
+# 40 lines for the agent that rows name, and for runs that failed.
 WALLS = {
     "files": 358,
-    "lines": 85_580,
+    "lines": 85_620,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

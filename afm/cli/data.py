@@ -13,12 +13,14 @@ import typer
 from afm.choices import GoldForm, WorldKind
 from afm.cli.distill import distill, expand, queries
 from afm.cli.options import (
+    AgentOfRowsOption,
     AgentOption,
     CallReadersOption,
     RecordsArgument,
     SeedOption,
     TasksArgument,
     TrustOption,
+    agent_of_rows,
     agent_option,
     prompt_option,
 )
@@ -139,7 +141,7 @@ def _shapes(text: str) -> list[Shape]:
 def prepare_sft(
     records: RecordsArgument,
     output_dir: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
-    agent: AgentOption = "math",
+    agent: AgentOfRowsOption = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the data set for LLaMA-Factory [default: AGENT_sft].")
     ] = None,
@@ -148,21 +150,24 @@ def prepare_sft(
 ) -> None:
     """Write trajectories as an alpaca data set for `afm sft`.
 
-    A trajectory that breaks the agent's rules is an error, and so is a call that its tool would refuse.
+    A trajectory that breaks the agent's rules is an error, and so is a call that its tool would refuse. Rows with
+    `kept: false` are left out.
     """
     from afm.datasets.sft_files import write_sft
     from afm.tools.registry import readers_of
     from afm.trajectory.io import numbered_records
 
     spec, readers, rows_read = (
-        agent_option(agent),
+        agent_of_rows(agent, [records]),
         readers_of(tools),
         _Rows(records, numbered_records(records)),
     )
     name = name or f"{spec.name}_sft"
     with rows_read.locating():
         rows = write_sft(rows_read, spec, output_dir, name=name, inputs=[records], readers=readers)
-    print(f"{output_dir / name}.json: {plural(rows, 'row')}")
+    left_out = rows_read.count - rows
+    more = f", {left_out:,} with kept: false left out" if left_out else ""
+    print(f"{output_dir / name}.json: {plural(rows, 'row')}{more}")
 
 
 @prepare.command("rl")
@@ -235,12 +240,14 @@ class _Rows(Generic[RowT]):
         self._file = file
         self._numbered = numbered
         self._line: int | None = None
+        self.count = 0
 
     def __iter__(self) -> Iterator[RowT]:
         for line, item in self._numbered:
             self._line = line
             if isinstance(item, DataError):
                 raise item
+            self.count += 1
             yield item
         self._line = None
 

@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -135,6 +135,27 @@ def agent_option(name: str, model: str | Path | None = None) -> AgentSpec:
         return load_agent(name) if model is None else agent_of_model(model, name)
     except ConfigError as error:
         raise UsageError(f"--agent {name}: {error}") from None
+
+
+def agent_of_rows(name: str | None, files: Sequence[Path], default: str = "math") -> AgentSpec:
+    """Return the agent that ``--agent`` names, or else the one that the first readable record of ``files`` names."""
+    from afm.agents import agent_of_model
+    from afm.distill.filters.worker_pool import FilePosition, read_chunks
+    from afm.trajectory.io import record_of_line
+
+    if name is not None:
+        return agent_option(name)
+    chunk = next(read_chunks(files, FilePosition()), None)
+    for number, line in zip(chunk.numbers, chunk.lines, strict=True) if chunk else ():
+        try:
+            record = record_of_line(line)
+        except DataError:
+            continue
+        try:
+            return agent_of_model(files[0].parent, record.agent)
+        except ConfigError as error:
+            raise UsageError(f"{files[0]}:{number}: {error}: --agent FILE") from None
+    return agent_option(default)
 
 
 def prompt_option(prompt: str) -> PromptSource:

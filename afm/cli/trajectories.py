@@ -17,6 +17,7 @@ from afm.cli.options import (
     RecordsArgument,
     SeedOption,
     TrustOption,
+    agent_of_rows,
     agent_option,
     file_argument,
     file_option,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from afm.evaluation.data_stats import DataStats, FunnelStage
     from afm.terminal import ProgressView
 
-_DEFAULT_AGENT = "math"
-
 _FilesArgument = Annotated[
     list[Path], file_argument("Trajectory JSONL, plain or .gz.", callback=lines_file(".gz"))
 ]
@@ -49,7 +48,7 @@ _ConfigOption = Annotated[
     ),
 ]
 _AgentOption = Annotated[
-    str | None, typer.Option(help="Shipped agent or YAML [default: the one in --config, else math].")
+    str | None, typer.Option(help="Shipped agent or YAML [default: that of --config, else of the rows].")
 ]
 _AgainstOption = Annotated[
     list[Path] | None,
@@ -92,7 +91,7 @@ def filter_files(
             "--rewards and --min-score are settings of `quality` in the file that --config names"
         )
     plan = _plan(config, rewards, min_score).against(against or [])
-    spec = agent_option(agent or plan.agent or _DEFAULT_AGENT)
+    spec = agent_of_rows(agent or plan.agent, files)
     view = ProgressView()
     summary = run(
         files,
@@ -108,17 +107,17 @@ def filter_files(
     for note in _notes(plan, summary.funnel):
         print(f"note: {note}")
     if not summary.funnel.kept:
-        raise DataError(
-            f"no trajectory was kept; {_why_nothing(summary.funnel, files[0])}", path=str(output_dir)
-        )
+        raise DataError(f"no trajectory was kept; {_why_nothing(summary, files[0])}", path=str(output_dir))
 
 
-def _why_nothing(funnel: Funnel, file: Path) -> str:
-    from afm.trajectory.io import convert_advice
+def _why_nothing(summary: FilterSummary, file: Path) -> str:
+    from afm.trajectory.io import convert_advice, read_records
 
-    if funnel.dropped["unreadable"] == funnel.seen:
+    if summary.funnel.dropped["unreadable"] == summary.funnel.seen:
         return f"no row is a trajectory record; {convert_advice(file)}"
-    return "dropped.jsonl lists the reasons"
+    rows = read_records(summary.folder / "dropped.jsonl")
+    reason = next((row.reason for row in rows if not isinstance(row, DataError)), "none is recorded")
+    return f"dropped.jsonl lists the reasons. The first one: {reason}"
 
 
 def _plan(config: Path | None, rewards: Path | None, min_score: float | None) -> FilterPlan:

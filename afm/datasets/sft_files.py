@@ -47,8 +47,9 @@ def write_sft(
     check_name(name)
     out = Path(out_dir)
     target = out / f"{name}.json"
-    kept = (_alpaca(record, spec, readers) for record in records if record.kept)
-    rows = write_array(kept, target, "no trajectory was kept, so there is nothing to train on")
+    inputs = list(inputs)
+    kept = _kept_rows(records, spec, readers, ", ".join(map(str, inputs)) or None)
+    rows = write_array(kept, target, "holds no trajectory to train on")
     register(out, name, target.name)
     write_manifest(
         out / f"{name}.manifest.json",
@@ -103,6 +104,25 @@ def _is_trainable(row: Conversation) -> bool:
         message.role in ("system", "user") or (message.role == "assistant" and message.loss is not None)
         for message in row.messages
     )
+
+
+def _kept_rows(
+    records: Iterable[Record], spec: AgentSpec, readers: Mapping[str, Reader] | None, source: str | None
+) -> Iterator[dict[str, str]]:
+    """Yield the rows of kept records. If none of several is kept, raise an error with the first reason."""
+    kept, reasons, first = 0, 0, ""
+    for record in records:
+        if record.kept:
+            kept += 1
+            yield _alpaca(record, spec, readers)
+        else:
+            reasons, first = reasons + 1, first or record.reason
+    if reasons and not kept:
+        raise DataError(
+            f"no trajectory was kept, so there is nothing to train on: all {reasons:,} rows have kept: false. "
+            f"The first reason: {first or 'none is recorded'}. Fix it, or pass a file with kept rows",
+            path=source,
+        )
 
 
 def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | None) -> dict[str, str]:

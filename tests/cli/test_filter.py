@@ -75,5 +75,21 @@ def test_an_output_file_and_settings_in_two_places_are_refused(rows, tmp_path):
 
 
 def test_the_wrong_agent_keeps_nothing(rows, tmp_path):
-    with pytest.raises(DataError, match="no trajectory was kept"):
+    with pytest.raises(
+        DataError, match=r"no trajectory was kept; dropped.jsonl .* The first one: format: <wiki"
+    ):
         run(rows, "--agent", "math", "--output-dir", tmp_path / "out")
+
+
+def test_without_an_agent_the_rows_name_theirs(rows, tmp_path):
+    done = run(rows, "--rewards", ROOT / "configs/rewards/qa.yaml", "--output-dir", tmp_path / "out")
+    assert "3 of 3 kept" in done.stdout
+    out = ["--output-dir", str(tmp_path / "sft")]
+    text = rows.read_text()
+    rows.write_text(text + record("d").model_copy(update={"kept": False}).model_dump_json() + "\n")
+    done = CliRunner().invoke(app, ["prepare", "sft", str(rows), *out], catch_exceptions=False)
+    assert "mhqa_sft.json: 3 rows, 1 with kept: false left out" in done.stdout
+    rows.write_text(text.replace('"mhqa"', '"my_agent"'))
+    for words in (["filter", str(rows)], ["prepare", "sft", str(rows)]):
+        with pytest.raises(UsageError, match=r"rows.jsonl:1: agent 'my_agent' is not shipped.*--agent FILE"):
+            CliRunner().invoke(app, [*words, "--output-dir", str(tmp_path / "other")], catch_exceptions=False)

@@ -72,8 +72,11 @@ def test_other_datasets_stay_registered_and_a_broken_registry_is_not_overwritten
     [
         ([record(agent="web")], "record 'a' belongs to agent 'web', expected 'math'"),
         ([record(text="<think>T.</think>")], "record 'a' breaks the rules of agent 'math': "),
-        ([record(kept=False)], "no trajectory was kept"),
-        ([], "no trajectory was kept"),
+        (
+            [record(kept=False, reason="quality: wrong"), record(kept=False)],
+            r"no trajectory was kept.*: all 2 rows have kept: false\. The first reason: quality: wrong",
+        ),
+        ([], "holds no trajectory to train on"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing_behind(tmp_path, spec, records, message):
