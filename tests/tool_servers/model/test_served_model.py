@@ -286,7 +286,7 @@ def test_each_replica_has_gpus_of_its_own_and_keys_stay_out_of_commands() -> Non
     ("engine", "options", "error", "message"),
     [
         (ModelEngine.VLLM, {"devices": ("0", "1", "2")}, UsageError, "2 replicas x 2 GPUs are 4, got 3"),
-        (ModelEngine.SGLANG, {"key": KEY, "host": "0.0.0.0"}, ConfigError, "on its command line only"),
+        (ModelEngine.SGLANG, {"key": KEY, "host": "0.0.0.0"}, ConfigError, "only on its command line"),
         (ModelEngine.OWN, {}, UsageError, "our own server uses one device"),
     ],
 )
