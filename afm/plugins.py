@@ -64,6 +64,8 @@ def import_module_of(name: str, folder: Path | None, where: str) -> ModuleType:
         ConfigError: There is no such module, it fails when it is imported, its name is taken, or it is not trusted.
     """
     module = name.rpartition(".")[0]
+    if not module:
+        raise ConfigError(f"{where}: got {name!r}, expected MODULE.CLASS, for example my_module.{name}")
     top = module.partition(".")[0]
     try:
         if (file := _file_of(top, folder)) is not None:

@@ -20,7 +20,7 @@ from afm.cli.options import (
     overrides_argument,
 )
 from afm.errors import BudgetSpentError, ConfigError, DataError, UsageError
-from afm.terminal import plural
+from afm.terminal import plain, plural
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -91,16 +91,21 @@ def distill(
     _explain_losses(summary, output_dir)
 
 
+_SHOWN_REASON = 200
+
+
 def _explain_losses(summary: DistillSummary, output_dir: Path) -> None:
     """Print why rows were dropped. A spent budget, or no rows at all, is an error."""
     for reason, count in sorted(summary.dropped.items()):
         print(f"  dropped: {count} {reason} (reasons: {output_dir / 'dropped.jsonl'})")
+        print(f"    the first: {plain(' '.join(summary.examples[reason].split()))[:_SHOWN_REASON]}")
     if summary.team.stopped:
         raise BudgetSpentError(
             f"{summary.team.stopped} ({summary.not_tried:,} of {plural(summary.tasks, 'task')} not begun)"
         )
     if not summary.kept:
-        message = f"no trajectory was kept; dropped.jsonl lists the reasons. The first one: {summary.example}"
+        example = next(iter(summary.examples.values()))
+        message = f"no trajectory was kept; dropped.jsonl lists the reasons. The first one: {example}"
         raise DataError(message, path=str(output_dir))
 
 

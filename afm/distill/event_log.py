@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from afm.configuration import Settings
 from afm.datasets import Task
 from afm.endpoints.budget import Spent
-from afm.errors import AfmError, ConfigError, DataError
+from afm.errors import AfmError, ConfigError, DataError, suggestion
 from afm.plugins import own_code_error
 from afm.runs.journal import Journal
 from afm.tools import Tool, ToolResult
@@ -184,7 +184,8 @@ class Recorder:
     async def use(self, agent: str, tool: str, argument: str, **usage: Any) -> ToolResult:
         """Call a tool for a member. Logs the call, and the result word for word."""
         if tool not in self._tools:
-            raise ConfigError(f"the team calls tool {tool!r}; configured: {sorted(self._tools)}")
+            hint = suggestion(tool, self._tools) if self._tools else "it has no tools"
+            raise ConfigError(f"the team calls tool {tool!r}, which is not in its tools; {hint}")
         self._add(EventKind.TOOL_CALL, agent=agent, tool=tool, content=argument, **usage)
         started = time.perf_counter()
         try:

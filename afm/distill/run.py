@@ -197,7 +197,7 @@ class DistillSummary:
 
     Attributes:
         team: Task counts of this call.
-        example: Reason for the first dropped row. Empty if no row was dropped.
+        examples: Full reason of the first row that was dropped for each reason.
         seconds: Wall time of this call.
         spent: Cost of the whole log, including earlier calls.
     """
@@ -207,7 +207,7 @@ class DistillSummary:
     team: Collected
     kept: int
     dropped: Mapping[str, int]
-    example: str
+    examples: Mapping[str, str]
     tool_calls: int
     seconds: float
     spent: Spent
@@ -260,14 +260,14 @@ async def distill(
             settle(out, tasks, team, seed, **agent)
             collected = await collect(tasks, team, tools, log, max_parallel=max_parallel, progress=progress)
             merged = merge_log(out / EVENTS_FILE, spec, role_map, team=team.name, seed=seed)
-            funnel, tool_calls, example = await _filter(merged, stages, out, progress)
+            funnel, tool_calls, examples = await _filter(merged, stages, out, progress)
     summary = DistillSummary(
         path=out / KEPT_FILE,
         tasks=len(tasks),
         team=collected,
         kept=funnel.kept,
         dropped=dict(funnel.dropped),
-        example=example,
+        examples=examples,
         tool_calls=tool_calls,
         seconds=round(time.perf_counter() - started, 3),
         spent=log.spent,
@@ -338,18 +338,19 @@ async def _stages(
 
 async def _filter(
     merged: Iterable[Record], filters: Sequence[Filter], out: Path, progress: Progress | None
-) -> tuple[Funnel, int, str]:
-    """Write kept and dropped records. Returns their counts, the number of tool calls and the first reason for a drop."""
-    funnel, tool_calls, example = Funnel(), 0, ""
+) -> tuple[Funnel, int, dict[str, str]]:
+    """Write kept and dropped records. Returns their counts, the number of tool calls and the first of each reason."""
+    funnel, tool_calls, examples = Funnel(), 0, dict[str, str]()
     with writing_records(out) as write:
         async for record in run_filters(merged, filters):
             write(record)
             funnel.add(kept=record.kept, reason=record.reason)
-            example = example or record.reason
+            if not record.kept:
+                examples.setdefault(record.reason.partition(":")[0], record.reason)
             tool_calls += record.cost.tool_calls
             if progress is not None:
                 progress("filter", funnel.seen, None)
-    return funnel, tool_calls, example
+    return funnel, tool_calls, examples
 
 
 @contextmanager

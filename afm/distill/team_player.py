@@ -93,9 +93,9 @@ class OwnTeam:
         """Let the user's class work."""
         try:
             await self._solver.solve(recorder)
-        except AfmError:
-            raise
         except Exception as error:
+            if isinstance(error, AfmError) and not isinstance(error, ConfigError):
+                raise
             what = f"the team {self.settings.class_name!r}, at task {recorder.task.id!r},"
             raise own_code_error(error, what) from error
 

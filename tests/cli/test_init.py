@@ -48,6 +48,41 @@ def test_the_folder_that_one_is_in_is_refused_like_any_other(tmp_path: Path) -> 
     assert "for example my_task" in done.stderr
 
 
+def test_the_readme_calls_the_tool_and_scores_a_right_and_a_wrong_response(tmp_path: Path) -> None:
+    assert afm(tmp_path, "init", "task").returncode == 0
+    text = (tmp_path / "task/README.md").read_text("utf-8")
+    [line] = [line for line in text.splitlines() if line.startswith("python -c ")]
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    words = [sys.executable, *shlex.split(line)[1:]]
+    done = subprocess.run(
+        words, cwd=tmp_path / "task", env=variables, capture_output=True, text=True, check=False
+    )
+    assert "'Thursday'" in done.stdout, done.stderr
+    [words] = [words for words in commands() if words[0] == "reward"]
+    scored = afm(tmp_path / "task", *words)
+    assert scored.returncode == 0, scored.stderr
+    assert scored.stdout.splitlines() == [
+        "responses.jsonl:1: correct, score 1: expected Thursday, got Thu",
+        "responses.jsonl:2: wrong, score 0: expected Thursday, got Friday",
+        "2 rows: 1 correct, 1 wrong",
+    ]
+
+
+def test_the_first_reason_of_a_team_that_fails_is_shown(tmp_path: Path) -> None:
+    assert afm(tmp_path, "init", "task").returncode == 0
+    task = tmp_path / "task"
+    table, team = (task / "questions/train.csv").read_text().splitlines(), (task / "team.py").read_text()
+    (task / "questions/train.csv").write_text("\n".join(table[:21]) + "\n")
+    begin = 'recorder.finish("clerk", gold_answers(task.ground_truth)[0])'
+    assert begin in team
+    (task / "team.py").write_text(team.replace(begin, 'recorder.fail("no idea")'))
+    done = afm(task, *next(words for words in commands() if words[:2] == ["data", "distill"]))
+    assert done.returncode == 0, done.stderr
+    assert (
+        "team failed (reasons: runs/team/dropped.jsonl)\n    the first: team failed: no idea\n" in done.stdout
+    )
+
+
 @pytest.mark.slow
 def test_the_starter_goes_from_questions_to_training_files(tmp_path: Path) -> None:
     assert afm(tmp_path, "init", "task").returncode == 0
@@ -85,6 +120,8 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
         ("weekday_tool.py", "return ToolResult(", "return str(", "the tool 'weekday' returned str; expected ToolResult"),
         ("weekday_tool.py", "async def call", "def call", r"tools\[0\].class_name: .* `async def call`"),
         ("weekday_tool.py", "context.schema", "config['x']", r"from_config failed: weekday_tool.py:\d+: KeyError"),
+        ("team.py", '"clerk", "weekday", day', '"clerk", "wekday", day', r"failed: team.py:\d+: ConfigError: the team calls tool 'wekday', .*did you mean 'weekday'"),
+        ("team.yaml", "team.WeekdayTeam", "WeekdayTeam", "class_name: got 'WeekdayTeam', expected MODULE.CLASS, for example my_module.WeekdayTeam"),
         ("team.py", 'say("clerk"', 'sya("clerk"', r"the team 'team.WeekdayTeam', at task 'train-\d+', failed: team.py:\d+: Attr"),
         ("weekday_reward.py", "short = named", "long = named", r"no trajectory was kept.*weekday_reward.py:\d+: NameError"),
         ("weekday_reward.py", "return Part(float(same),", "return float(same)  #", r"\(float\), expected Part"),
@@ -115,6 +152,14 @@ def test_a_fault_in_a_file_of_the_starter_is_one_line_with_the_place(
             sys.modules.pop(module, None)
     worked = any(
         word in message
-        for word in ("no trajectory", "Part", "the score", "failed: team", "NameError", "returned str")
+        for word in (
+            "no trajectory",
+            "calls tool",
+            "Part",
+            "the score",
+            "failed: team",
+            "NameError",
+            "returned str",
+        )
     )
     assert Path("runs/team/events.jsonl").exists() == worked, "found only after the team had begun to work"

@@ -123,7 +123,7 @@ async def test_a_program_that_uses_a_tool_of_its_own_gives_a_kept_trajectory(
     from afm.trajectory import read_records
 
     summary = await run(tmp_path, program, codec, script=[CODE, ANSWER])
-    assert (summary.kept, summary.tool_calls) == (1, 1), summary.example
+    assert (summary.kept, summary.tool_calls) == (1, 1), summary.examples
     [record] = read_records(tmp_path / "out/trajectories.jsonl")
     assert record.text == f"{CODE}\n<observation>\n25\n</observation>\n{ANSWER}"
     assert [(call.tool, call.observation) for call in record.calls] == [("code", "25")]
@@ -134,4 +134,4 @@ async def test_a_program_that_fails_gives_no_trajectory_and_is_tried_again(
 ) -> None:
     summary = await run(tmp_path, "raise SystemExit('lost')", codec, script=[])
     assert (summary.kept, summary.team.failed) == (0, 1)
-    assert "harness: the program ended with status 1: lost" in summary.example
+    assert "harness: the program ended with status 1: lost" in str(summary.examples)

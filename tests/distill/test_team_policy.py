@@ -137,7 +137,7 @@ async def test_a_trained_teams_work_is_distilled_by_the_same_command(
     summary = await distill(
         [TASK], trained.spec, tools, tmp_path / "out", team=trained, seed=1, max_parallel=1
     )
-    assert (summary.kept, summary.tool_calls) == (1, 1), summary.example
+    assert (summary.kept, summary.tool_calls) == (1, 1), summary.examples
     [record] = read_records(tmp_path / "out/trajectories.jsonl")
     assert record.answer == "25"
     assert [(call.argument.strip(), call.observation) for call in record.calls] == [
