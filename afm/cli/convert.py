@@ -126,10 +126,8 @@ def convert(
             raise DataError("holds no rows that can be converted; see the faults above", path=str(file))
     for what, rows in done.lost.items():
         print(f"warning: lost in {plural(rows, 'row')}: {what}", file=sys.stderr)
-    broken = f", {done.refused:,} marked kept: false" if done.refused else ""
+    broken = f", {len(done.refused):,} kept: false ({visible(done.refused[0])})" if done.refused else ""
     print(f"{out}: {plural(done.rows, 'row')}, {source.name} to {write_as}{broken}")
-    if done.reason:
-        print(f"  the first reason: {visible(done.reason)}")
 
 
 def _names(pairs: Sequence[str]) -> Mapping[str, str]:

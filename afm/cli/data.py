@@ -157,11 +157,8 @@ def prepare_sft(
     from afm.tools.registry import readers_of
     from afm.trajectory.io import numbered_records
 
-    spec, readers, rows_read = (
-        agent_of_rows(agent, [records]),
-        readers_of(tools),
-        _Rows(records, numbered_records(records)),
-    )
+    spec, readers = agent_of_rows(agent, [records]), readers_of(tools)
+    rows_read = _Rows(records, numbered_records(records))
     name = name or f"{spec.name}_sft"
     with rows_read.locating():
         rows = write_sft(rows_read, spec, output_dir, name=name, inputs=[records], readers=readers)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,7 +138,7 @@ def agent_option(name: str, model: str | Path | None = None) -> AgentSpec:
         raise UsageError(f"--agent {name}: {error}") from None
 
 
-def agent_of_rows(name: str | None, files: Sequence[Path], default: str = "math") -> AgentSpec:
+def agent_of_rows(name: str | None, files: Sequence[Path]) -> AgentSpec:
     """Return the agent that ``--agent`` names, or else the one that the first readable record of ``files`` names."""
     from afm.agents import agent_of_model
     from afm.distill.filters.worker_pool import FilePosition, read_chunks
@@ -145,17 +146,15 @@ def agent_of_rows(name: str | None, files: Sequence[Path], default: str = "math"
 
     if name is not None:
         return agent_option(name)
-    chunk = next(read_chunks(files, FilePosition()), None)
-    for number, line in zip(chunk.numbers, chunk.lines, strict=True) if chunk else ():
-        try:
-            record = record_of_line(line)
-        except DataError:
-            continue
-        try:
-            return agent_of_model(files[0].parent, record.agent)
-        except ConfigError as error:
-            raise UsageError(f"{files[0]}:{number}: {error}: --agent FILE") from None
-    return agent_option(default)
+    named, chunk = "math", next(read_chunks(files, FilePosition()), None)
+    for line in chunk.lines if chunk else ():
+        with suppress(DataError):
+            named = record_of_line(line).agent
+            break
+    try:
+        return agent_of_model(files[0].parent, named)
+    except ConfigError as error:
+        raise UsageError(f"{files[0]}: {error}: --agent FILE") from None
 
 
 def prompt_option(prompt: str) -> PromptSource:

@@ -48,8 +48,21 @@ def write_sft(
     out = Path(out_dir)
     target = out / f"{name}.json"
     inputs = list(inputs)
-    kept = _kept_rows(records, spec, readers, ", ".join(map(str, inputs)) or None)
-    rows = write_array(kept, target, "holds no trajectory to train on")
+
+    def kept_rows() -> Iterator[dict[str, str]]:
+        kept, reasons = 0, list[str]()
+        for record in records:
+            if record.kept:
+                kept += 1
+                yield _alpaca(record, spec, readers)
+            else:
+                reasons.append(record.reason)
+        if reasons and not kept:
+            state = f"all {len(reasons):,} rows have kept: false. The first reason: {reasons[0] or 'none is recorded'}"
+            message = f"no trajectory was kept, so there is nothing to train on: {state}"
+            raise DataError(message, path=", ".join(map(str, inputs)) or str(target))
+
+    rows = write_array(kept_rows(), target, "holds no trajectory to train on")
     register(out, name, target.name)
     write_manifest(
         out / f"{name}.manifest.json",
@@ -104,25 +117,6 @@ def _is_trainable(row: Conversation) -> bool:
         message.role in ("system", "user") or (message.role == "assistant" and message.loss is not None)
         for message in row.messages
     )
-
-
-def _kept_rows(
-    records: Iterable[Record], spec: AgentSpec, readers: Mapping[str, Reader] | None, source: str | None
-) -> Iterator[dict[str, str]]:
-    """Yield the rows of kept records. If none of several is kept, raise an error with the first reason."""
-    kept, reasons, first = 0, 0, ""
-    for record in records:
-        if record.kept:
-            kept += 1
-            yield _alpaca(record, spec, readers)
-        else:
-            reasons, first = reasons + 1, first or record.reason
-    if reasons and not kept:
-        raise DataError(
-            f"no trajectory was kept, so there is nothing to train on: all {reasons:,} rows have kept: false. "
-            f"The first reason: {first or 'none is recorded'}. Fix it, or pass a file with kept rows",
-            path=source,
-        )
 
 
 def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | None) -> dict[str, str]:

@@ -91,5 +91,5 @@ def test_without_an_agent_the_rows_name_theirs(rows, tmp_path):
     assert "mhqa_sft.json: 3 rows, 1 with kept: false left out" in done.stdout
     rows.write_text(text.replace('"mhqa"', '"my_agent"'))
     for words in (["filter", str(rows)], ["prepare", "sft", str(rows)]):
-        with pytest.raises(UsageError, match=r"rows.jsonl:1: agent 'my_agent' is not shipped.*--agent FILE"):
+        with pytest.raises(UsageError, match=r"rows.jsonl: agent 'my_agent' is not shipped.*--agent FILE"):
             CliRunner().invoke(app, [*words, "--output-dir", str(tmp_path / "other")], catch_exceptions=False)

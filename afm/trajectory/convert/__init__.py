@@ -49,15 +49,13 @@ _WHOLE_BYTES = 256 << 20
 class Converted:
     """The result of a conversion: rows written, bad rows with file and line, and the number of rows per loss.
 
-    ``refused`` counts the trajectories marked ``kept: false``, and ``reason`` is the first one's: their agent's rules
-    refuse them, or the run did not finish.
+    ``refused`` holds the reasons of trajectories marked ``kept: false``: the agent's rules refuse them, or the run failed.
     """
 
     rows: int
     bad: tuple[DataError, ...]
     lost: Mapping[str, int]
-    refused: int
-    reason: str
+    refused: tuple[str, ...]
 
 
 def convert_file(
@@ -78,8 +76,8 @@ def convert_file(
         raise UsageError(f"--to {write_as.name}: it is only read")
     bad: list[DataError] = []
     lost: Counter[str] = Counter()
-    rows = refused = 0
-    reason = ""
+    refused: list[str] = []
+    rows = 0
     with target.open("w", encoding="utf-8") as file:
         for line, row in read_converted(source, read_as, context):
             if isinstance(row, DataError):
@@ -91,15 +89,14 @@ def convert_file(
                 bad.append(DataError(error.message, path=str(source), line=line))
                 continue
             lost.update(row.lost)
-            if not row.record.kept:
-                refused, reason = refused + 1, reason or row.record.reason
+            refused += [row.record.reason] * (not row.record.kept)
             file.write((("[\n" if rows == 0 else ",\n") if array else "") + text + ("" if array else "\n"))
             rows += 1
         if array:
             file.write("\n]\n" if rows else "[]\n")
     if rows and write_as.loses and (context.bare or write_as.kept is None):
         lost[write_as.loses] += rows
-    return Converted(rows, tuple(bad), dict(lost), refused, reason)
+    return Converted(rows, tuple(bad), dict(lost), tuple(refused))
 
 
 def _row_text(record: Record, write_as: Format, context: Context) -> str:

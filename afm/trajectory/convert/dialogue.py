@@ -231,7 +231,10 @@ def tag_of(tool: str, spec: AgentSpec) -> str:
     first = next(iter(spec.tool_roles.values()), "")
     ours = _SAME_TOOL.get(tool, first)
     ours = ours if ours in spec.tool_roles.values() else first
-    advice = f"; rename it, for example --tool {tool}={ours}, drop its calls with --tool {tool}=, or give the agent a role for it"
+    command = f"afm convert --tool {tool}="
+    advice = (
+        f"; rename it with {command}{ours}, drop its calls with {command}, or give the agent a role for it"
+    )
     raise DataError(f"agent {spec.name!r} has no tool {tool!r}; {known}{advice}")
 
 

@@ -185,12 +185,20 @@ OPENAI = DialogueFormat(
 """``{messages, tools}`` with ``tool_calls`` and messages of the role ``tool``."""
 
 
+def _parse_messages(row: Any) -> Dialogue:
+    if not isinstance(row, list) or not row:
+        got = type(row).__name__ if row != [] else "an empty list"
+        step = "give --from openai" if OPENAI.known(row) else "leave out --from to detect the format"
+        raise DataError(f"got {got}, expected a list of messages, such as [{{role, content}}]; {step}")
+    return _dialogue(
+        message_list({"messages": chat.chat_of_items(row)}, "messages", content_key=None), "messages"
+    )
+
+
 MESSAGES = DialogueFormat(
     "messages",
     lambda row: isinstance(row, list) and row != [] and all(map(chat.is_message, row)),
-    parse=lambda row: _dialogue(
-        message_list({"messages": chat.chat_of_items(row)}, "messages", content_key=None), "messages"
-    ),
+    parse=_parse_messages,
     show=lambda dialogue, record, context: list(_messages(dialogue)),
     kept=None,
 )

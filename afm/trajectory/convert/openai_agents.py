@@ -23,8 +23,6 @@ _NO_WORDS = (
     "with --from messages; or let your trace processor add `input` and `response` to the span_data"
 )
 
-_MAX_TURNS = "Max turns exceeded"
-
 
 def _gathered(items: Iterable[Item]) -> Iterator[Item]:
     """Yield the spans of each trace. All spans of the file are in memory."""
@@ -66,7 +64,7 @@ def _parse(row: Any) -> Dialogue:
     if walk.cost != Cost():
         facts["cost"] = walk.cost
     if walk.failure:
-        stop = StopReason.TURNS if walk.failure == _MAX_TURNS else StopReason.ERROR
+        stop = StopReason.TURNS if walk.failure == "Max turns exceeded" else StopReason.ERROR
         facts |= {"kept": False, "stop": stop, "reason": f"openai_agents: the run failed: {walk.failure}"}
     return walk.dialogue("no generation was asked by a user", facts)
 
@@ -100,9 +98,8 @@ class _SpanWalk(Walk):
         inner = "function" in above
         if "guardrail" in above:  # its agent is asked about the conversation and takes no part in it
             return
-        if kind == "agent" and not inner and span.get("error"):
-            error = span["error"]
-            self.failure = str(error.get("message") or error if isinstance(error, Mapping) else error)
+        if kind == "agent" and not inner and isinstance(error := span.get("error"), Mapping):
+            self.failure = str(error.get("message"))
         elif kind == "generation":
             self._generation(data, inner=inner)
         elif kind == "response" and isinstance(data.get("response"), dict):

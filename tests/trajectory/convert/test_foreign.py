@@ -365,7 +365,7 @@ def test_an_instruction_before_the_question_is_taken_off_only_if_it_is_the_agent
 
 def test_other_names_of_tools_are_told_and_calls_can_be_left_out():
     text = json.dumps(ROWS["openai"]).replace("wiki_search", "look_up")
-    with pytest.raises(DataError, match="agent 'mhqa' has no tool 'look_up'"):
+    with pytest.raises(DataError, match=r"agent 'mhqa' has no tool 'look_up'.*afm convert --tool look_up="):
         read("openai", json.loads(text))
     assert read("openai", json.loads(text), tools={"look_up": "wiki_search"}).record.text == TEXT
     left_out = read("openai", json.loads(text), tools={"look_up": ""}).record
@@ -426,6 +426,9 @@ BOTH_IN_ONE = {"step_number": 1, "tool_calls": [FUNCTION, FUNCTION], "observatio
             rf"messages\[3\]: {SECOND}, 'And now\?', that answers no",
         ),
         ("openai", [*TWO_QUESTIONS, *turns((ASSISTANT, "1702."))], rf"{SECOND}, 'And when, {'x' * 50}\.\.\."),
+        ("messages", ROWS["openai"], "got dict, expected a list of messages.*; give --from openai"),
+        ("messages", 3, "got int, expected a list of messages.*; leave out --from"),
+        ("messages", [], "got an empty list, expected a list of messages"),
         ("sharegpt", {"conversations": [{"from": "robot", "value": "x"}]}, "got 'robot', expected one of"),
         ("react", {"question": "x", "text": "no trace"}, "expected `Thought:`"),
         ("smolagents", {"steps": [{"step_number": 1, "model_output": "x"}]}, "holds no task"),
