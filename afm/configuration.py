@@ -39,10 +39,7 @@ class Settings(BaseModel):
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that reads ``3e-5`` as a number, as YAML 1.2 does.
-
-    It rejects repeated keys, and an alias inside the value that it stands for.
-    """
+    """A safe loader that reads ``3e-5`` as a number, as YAML 1.2 does, and rejects repeated keys and circles."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node. ``anchors`` holds a value from its beginning, ``end_mark`` is set at its end."""

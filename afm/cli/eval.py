@@ -179,18 +179,15 @@ def evaluation(
 
 def _dry_run(settings: EvalConfig) -> None:
     """Check everything that does not need the loaded model."""
-    from afm.agents import lacks_model
     from afm.evaluation.config import dump_config
-    from afm.evaluation.job import load_tasks, prices_of, tasks_by_agent
+    from afm.evaluation.job import check_model, load_tasks, prices_of, tasks_by_agent
     from afm.rewards import load_reward
     from afm.tools import load_tools
 
     print(dump_config(settings), end="")
     routes = settings.routes()
     settings.published_protocol()
-    folder = settings.model.folder if settings.model is not None else None
-    if folder is not None and (why := lacks_model(folder)):
-        raise ConfigError(f"model.path: {folder}: {why}; expected a model's folder or an http(s) address")
+    check_model(settings)
     if settings.team is not None:
         check_team(settings, routes.first.declared)
     prices_of(settings)

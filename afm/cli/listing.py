@@ -99,10 +99,9 @@ def benchmarks(as_json: JsonRowsOption = False) -> None:
 
 
 def _purpose(file: Path) -> str:
-    """The first clause of a YAML's header."""
-    return re.split(
-        r"[.:;] |[.:;]?$", file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# "), maxsplit=1
-    )[0]
+    """The first clause of a YAML's header, with what is in parentheses."""
+    line = file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+    return str(re.findall(r"(?:\([^()]*\)|[^(.:;]|[.:;](?=\S))*", line)[0]).rstrip(" ,")
 
 
 def _shown(file: Path) -> str:

@@ -25,7 +25,8 @@ _SHOWN_REASONS = 10
 _SetsArgument = Annotated[
     str,
     typer.Argument(
-        help="YAML of data sets, or the name of a shipped one: web_agent, mhqa_agent, code_agent, benchmarks."
+        help="YAML of data sets, or the name of a shipped one: web_agent, mhqa_agent, code_agent, agent_flan, gsm8k, "
+        "svamp, benchmarks, models."
     ),
 ]
 _OnlyOption = Annotated[

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 Backend = Annotated[
     Literal["auto", "zygote", "bubblewrap", "nsjail"],
-    typer.Option(help="Kind of isolation; auto is the first that works here."),
+    typer.Option(
+        metavar="KIND", help="Isolation: auto (the first that works), zygote, bubblewrap or nsjail."
+    ),
 ]
 
 app = typer.Typer(help="Run model-written programs in isolation.", no_args_is_help=True)

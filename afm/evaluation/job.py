@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from afm.agents import AgentSpec, PromptMode, PromptSource
+from afm.agents import AgentSpec, PromptMode, PromptSource, lacks_model
 from afm.agents.prompt_record import RunPrompts, run_prompts
 from afm.configuration import read_mapping, validated
 from afm.datasets import Task, task_of_row
@@ -21,7 +21,7 @@ from afm.datasets.published import rows_of
 from afm.datasets.readers import READERS
 from afm.datasets.row_files import SUFFIXES, data_files, published_rows
 from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear
-from afm.errors import DataError
+from afm.errors import DataError, UsageError
 from afm.evaluation.agents import RowAgents, content_of, with_judge_text
 from afm.evaluation.benchmarks import BENCHMARKS, READ_AS_PUBLISHED
 from afm.evaluation.best_of import choose
@@ -275,6 +275,7 @@ def load_tasks(config: EvalConfig) -> list[Task]:
 
     Raises:
         DataError: A file or row is invalid, or there is no task.
+        UsageError: A file is missing.
     """
     tasks: list[Task] = []
     seen: set[str] = set()
@@ -296,11 +297,21 @@ def _files(config: EvalConfig) -> list[Path]:
         name = config.benchmark or place.stem
         if name in BENCHMARKS | READ_AS_PUBLISHED and not place.exists():
             raise (BENCHMARKS | READ_AS_PUBLISHED)[name].missing(place)
+        if not place.exists():
+            raise UsageError(f"data: {place}: no such file or folder; give questions with data=FILE")
     return [file for place in config.data for file in task_files(place)]
+
+
+def check_model(config: EvalConfig) -> None:
+    """Raise UsageError if the folder of ``model`` holds none."""
+    folder = config.model.folder if config.model is not None else None
+    if folder is not None and (why := lacks_model(folder)):
+        raise UsageError(f"model.path: {folder}: {why}; expected a model's folder or an http(s) address")
 
 
 def open_model(config: EvalConfig) -> TokenModel:
     """Load the model of ``config``, or connect to its server."""
+    check_model(config)
     settings = config.answering
     return load_model(
         settings.path,

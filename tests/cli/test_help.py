@@ -1,13 +1,16 @@
 """The help of every command in a terminal of 80 columns: nothing is cut off, every option says what it does."""
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from afm.cli.commands import command
 
+ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 80
 
 
@@ -79,3 +82,20 @@ def test_arguments_are_written_as_in_the_usage_of_other_programs(page: Any) -> N
     assert "Usage: afm eval run [OPTIONS] CONFIG [KEY=VALUE]..." in page("eval", "run", "--help")
     assert "Usage: afm ask [OPTIONS] [QUESTION]" in page("ask", "--help")
     assert "Usage: afm data stats [OPTIONS] FILES..." in page("data", "stats", "--help")
+
+
+def test_the_help_of_a_download_names_every_shipped_list_of_sets(page: Any) -> None:
+    words = set(re.findall(r"\w+", page("data", "download", "--help")))
+    assert {file.stem for file in (ROOT / "configs/data").glob("*.yaml")} <= words
+
+
+def test_descriptions_of_recipes_end_outside_parentheses(page: Any) -> None:
+    rows = json.loads(page("list", "recipes", "--json"))
+    texts = [row["description"] for row in rows]
+    assert [text for text in texts if not text or text.count("(") != text.count(")")] == []
+
+
+def test_the_kinds_of_isolation_are_whole_words(page: Any) -> None:
+    assert {"auto", "zygote", "bubblewrap", "nsjail"} <= set(
+        re.findall(r"\w+", page("sandbox", "check", "--help"))
+    )

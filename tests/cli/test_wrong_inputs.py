@@ -476,8 +476,13 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ),
     (
         f"eval {EVAL} model={{T}}/ck data={{T}}/tasks.jsonl output_dir={{T}}/e",
-        1,
+        2,
         ("{T}/ck: holds checkpoints of a training run, export one first: afm export {T}/ck",),
+    ),
+    (
+        f"eval {EVAL} model=x benchmark=null reader=null data={{T}}/none.csv",
+        2,
+        ("data: {T}/none.csv: no such file or folder", "data=FILE"),
     ),
     ("serve model {T}/ck", 2, ("holds checkpoints of a training run, export one first: afm export {T}/ck",)),
     ("serve model {T}/model", 2, ("{T}/model: holds no model (config.json); expected a model's folder",)),

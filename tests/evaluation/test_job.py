@@ -64,7 +64,7 @@ def test_a_dry_run_checks_and_prints_everything_and_runs_nothing(afm, tmp_path, 
     assert "rounds: 3" in done.stdout
     assert "# 6 tasks x 3 rounds" in done.stdout
     assert not (tmp_path / "out").exists()
-    assert "no such folder; expected a model's folder" in afm(*words, "model=nowhere", status=1).stderr
+    assert "no such folder; expected a model's folder" in afm(*words, "model=nowhere", status=2).stderr
     assert "did you mean 'rounds'?" in afm(*words, f"model={tiny_model}", "round=3", status=2).stderr
     assert "nowhere.yaml: no such file" in afm("eval", "nowhere.yaml", status=2).stderr
     assert "no such folder" in afm("report", tmp_path / "nowhere", status=2).stderr

@@ -20,9 +20,6 @@ from afm.evaluation.viewer.run_files import LOG_PIECE_BYTES, RunFiles
 from afm.evaluation.viewer.server import PAGE, POLICY, assets
 from afm.runs.atomic import replace_text
 
-MAX_EPISODES = 2000
-"""Default limit on the episodes in a bundle."""
-
 _INDEX = "index.html"
 _CHUNK = 25
 _PAGE_ROWS = 500
@@ -30,7 +27,7 @@ _HOME = "~"
 
 
 def write_bundle(
-    index: EpisodeIndex, out: Path, hide: Callable[[str], str], *, max_episodes: int = MAX_EPISODES
+    index: EpisodeIndex, out: Path, hide: Callable[[str], str], *, max_episodes: int = 2000
 ) -> list[str]:
     """Write the run of an up-to-date index into the folder ``out``. The page is ``out/index.html``.
 

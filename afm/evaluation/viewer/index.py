@@ -137,7 +137,7 @@ class EpisodeIndex:
 
     def connect(self) -> sqlite3.Connection:
         """Open a connection for reading. The caller closes it."""
-        connection = sqlite3.connect(f"file:{_quoted(self.place)}?mode=ro", uri=True, timeout=_TIMEOUT_S)
+        connection = sqlite3.connect(f"{self.place.resolve().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT_S)
         connection.row_factory = sqlite3.Row
         return connection
 
@@ -157,17 +157,11 @@ class EpisodeIndex:
             yield _progress(connection, sum(done.values()), total)
 
     def _version(self) -> int | None:
-        """Return the version of the index, ``None`` if the file is missing, empty, or a database without tables.
-
-        Raises:
-            UsageError: The file is something else, which a new index would replace.
-        """
+        """Return the version of the index, ``None`` where one can be made. Raises UsageError for another file."""
         if not self.place.exists() or (self.place.is_file() and not self.place.stat().st_size):
             return None
         try:
             with closing(self.connect()) as connection:
-                if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-                    return None  # the process that made it was interrupted
                 return int(connection.execute("SELECT version, last FROM about").fetchone()[0])
         except (sqlite3.Error, TypeError, ValueError):
             if self.place.is_file() and self.place.name.endswith(DEFAULT_NAME):
@@ -183,9 +177,8 @@ class EpisodeIndex:
             with closing(self._writer()) as connection, connection:
                 connection.executescript(_SCHEMA)
         except sqlite3.OperationalError as error:
-            raise DataError(
-                f"no index can be written there: {error}; choose another --index", path=str(self.place)
-            ) from None
+            why = f"no index can be written there: {error}; choose another --index"
+            raise DataError(why, path=str(self.place)) from None
 
     def _writer(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.place, timeout=_TIMEOUT_S)
@@ -347,9 +340,3 @@ def _progress(connection: sqlite3.Connection, done: int, total: int) -> Progress
     episodes = connection.execute(query).fetchone()[0]
     files, bad = connection.execute("SELECT count(*), coalesce(sum(bad), 0) FROM files").fetchone()
     return Progress(episodes, files, done, max(done, total), bad)
-
-
-def _quoted(path: Path) -> str:
-    from urllib.parse import quote
-
-    return quote(str(path.resolve()))

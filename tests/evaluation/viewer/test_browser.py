@@ -205,6 +205,18 @@ def test_a_report_loads_nothing_fits_and_leads_to_its_trajectories(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_name_of_an_agent_is_not_cut(page, address, run, viewer, width):
+    named = [viewer.episode(1, agent="own_team.WeekdayTeamOfThree")]
+    viewer.write(run / "d.jsonl", named)
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(address)
+    cell = page.locator("td[data-label=Agent]", has_text="WeekdayTeam")
+    expect(cell).to_have_count(1)
+    assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+
+
+@pytest.mark.slow
 def test_a_shared_bundle_opens_from_a_disk(browser, run, afm, tmp_path):
     """Without a server, under a policy that allows no request."""
     (run / "train.log").write_text("step 1\nstep 2\n")
@@ -217,6 +229,7 @@ def test_a_shared_bundle_opens_from_a_disk(browser, run, afm, tmp_path):
     page.goto((tmp_path / "out/index.html").as_uri())
     expect(page.locator("table.files tbody tr")).to_have_count(3)
     expect(page.locator(".notice li").first).to_contain_text("130 of 150 episodes of a.jsonl")
+    expect(page.locator("#status")).to_have_text("23 of 153 episodes in 3 files")
     page.keyboard.press("l")
     expect(page.locator("#log-text")).to_have_text("step 1\nstep 2\n")
     page.keyboard.press("e")

@@ -64,7 +64,7 @@ const AFM_BUNDLE = window.AFM_BUNDLE = (() => {
     if (path === "api/files") return run.files;
     if (path === "api/logs") return run.logs;
     if (path === "api/logs/read") return run.logs.find((item) => item.name === query.get("name"));
-    if (path === "api/status") return { path: run.name, is_file: false, episodes: run.rows.length, files: run.files.length, bytes_done: 1, bytes_total: 1, bad_lines: 0, failure: "" };
+    if (path === "api/status") return { path: run.name, is_file: false, episodes: run.rows.length, of: run.files.reduce((sum, file) => sum + file.episodes, 0), files: run.files.length, bytes_done: 1, bytes_total: 1, bad_lines: 0, failure: "" };
     if (path.startsWith("api/files/")) return run.about[last];
     return episode(Number(last));
   }
