@@ -280,8 +280,7 @@ def _validated(config: Any, *, with_critic: bool) -> bool:
 
 
 def _hardware(settings: RlSettings, sizes: RunSizes, written: Hardware | None) -> Iterator[Finding]:
-    nodes, each = sizes.hardware.nodes, sizes.hardware.gpus
-    on_cpu = f"{plural(nodes, 'node')} x {plural(each, 'process', 'processes')} on the CPU"
+    on_cpu = f"{plural(sizes.hardware.world, 'process', 'processes')} on the CPU"
     yield Finding(Level.OK, "hardware", on_cpu if settings.platform == "cpu" else f"{sizes.hardware}")
     if written and (written.nodes, written.gpus) != (sizes.hardware.nodes, sizes.hardware.gpus):
         keys = "verl.trainer.nnodes and n_gpus_per_node, which verl uses"

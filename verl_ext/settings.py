@@ -62,14 +62,7 @@ SETTINGS_FILE = "rl_config.yaml"
 
 
 _SECTIONS_OF_VERL = frozenset({"actor_rollout_ref", "algorithm", "critic", "data", "ray_init", "trainer"})
-_KEYS_OF_SECTIONS = {
-    "nnodes": "trainer",
-    "n_gpus_per_node": "trainer",
-    "total_epochs": "trainer",
-    "total_training_steps": "trainer",
-    "train_batch_size": "data",
-}
-"""Keys of verl that people write without their section."""
+_KEYS_OF_TRAINER = frozenset({"nnodes", "n_gpus_per_node", "total_epochs", "total_training_steps"})
 _SCRIPT_VARIABLES = {
     "BASE_MODEL": "model=DIR",
     "TRAIN_DATASETS": "train_files=FILE",
@@ -263,9 +256,8 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
             raise UsageError(
                 f"override {override!r}: {key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
             )
-        section = _KEYS_OF_SECTIONS.get(key)
-        if section or key.partition(".")[0] in _SECTIONS_OF_VERL:
-            full = f"{section}.{override}" if section else override
+        if key in _KEYS_OF_TRAINER or key.partition(".")[0] in _SECTIONS_OF_VERL:
+            full = f"trainer.{override}" if key in _KEYS_OF_TRAINER else override
             raise UsageError(f"override {override!r}: {key} is a key of verl; write verl.{full}")
 
 

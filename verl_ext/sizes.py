@@ -386,5 +386,4 @@ def _model_faults(sizes: RunSizes, shape: ModelShape) -> Iterator[str]:
     if shape.mlp % sizes.engine.tensor_parallel:
         key = f"rollout.tensor_model_parallel_size={sizes.engine.tensor_parallel}"
         fitting = [size for size in (1, 2, 4, 8) if not shape.mlp % size and not shape.heads % size]
-        text = f"the model's {shape.mlp} intermediate features are not divisible by {key}"
-        yield f"{text}; expected one of {fitting}"
+        yield f"the model's {shape.mlp} intermediate features are not divisible by {key}; expected one of {fitting}"

@@ -119,9 +119,7 @@ def _try_to_write(save: Path) -> None:
         save.touch(exist_ok=False)
         save.unlink()
     except OSError as error:
-        raise UsageError(
-            f"--save {save}: cannot be written: {error.strerror}; choose a file in another folder"
-        ) from None
+        raise UsageError(f"--save {save}: {error.strerror}; choose a file in another folder") from None
 
 
 _HELP = "/new forgets what was said, /help shows this, /quit or Ctrl-D ends; Ctrl-C stops an answer."
@@ -153,10 +151,8 @@ class ChatSession:
         if left_out:
             print(f"the {left_out} oldest turns no longer fit and were left out", file=sys.stderr)
         if len(prompt) >= (room := self.model.context_tokens):
-            raise EngineError(
-                f"the prompt has {len(prompt):,} tokens, but the context is {room:,} tokens and holds the answer, too; "
-                "shorten the question, or raise --context-tokens if it was given"
-            )
+            text = f"the prompt has {len(prompt):,} tokens, but the context is {room:,} tokens"
+            raise EngineError(f"{text}; shorten the question, or raise --context-tokens")
         try:
             if view:
                 view.begin()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -91,14 +92,11 @@ def distill(
     _explain_losses(summary, output_dir)
 
 
-_SHOWN_REASON = 200
-
-
 def _explain_losses(summary: DistillSummary, output_dir: Path) -> None:
     """Print why rows were dropped. A spent budget, or no rows at all, is an error."""
     for reason, count in sorted(summary.dropped.items()):
         print(f"  dropped: {count} {reason} (reasons: {output_dir / 'dropped.jsonl'})")
-        print(f"    the first: {plain(' '.join(summary.examples[reason].split()))[:_SHOWN_REASON]}")
+        print(f"    the first: {shorten(plain(summary.examples[reason]), 200)}")
     if summary.team.stopped:
         raise BudgetSpentError(
             f"{summary.team.stopped} ({summary.not_tried:,} of {plural(summary.tasks, 'task')} not begun)"

@@ -184,8 +184,7 @@ class Recorder:
     async def use(self, agent: str, tool: str, argument: str, **usage: Any) -> ToolResult:
         """Call a tool for a member. Logs the call, and the result word for word."""
         if tool not in self._tools:
-            hint = suggestion(tool, self._tools) if self._tools else "it has no tools"
-            raise ConfigError(f"the team calls tool {tool!r}, which is not in its tools; {hint}")
+            raise ConfigError(f"the team has no tool {tool!r}; {suggestion(tool, self._tools or ('none',))}")
         self._add(EventKind.TOOL_CALL, agent=agent, tool=tool, content=argument, **usage)
         started = time.perf_counter()
         try:

@@ -229,10 +229,9 @@ def _listed(url: str) -> dict[str, int | None]:
         response.raise_for_status()
         return {str(row["id"]): row.get("max_model_len") for row in response.json()["data"]}
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{where} did not list its models: {type(error).__name__}: {error}"
-        raise EngineError(
-            f"{reason}; expected a running OpenAI-compatible server, for example `afm serve model FOLDER`"
-        ) from None
+        expected = "expected a running OpenAI-compatible server, for example `afm serve model FOLDER`"
+        reason = f"{type(error).__name__}: {error}"
+        raise EngineError(f"{where} did not list its models: {reason}; {expected}") from None
 
 
 def _request(name: str, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
         ("weekday_tool.py", "return ToolResult(", "return str(", "the tool 'weekday' returned str; expected ToolResult"),
         ("weekday_tool.py", "async def call", "def call", r"tools\[0\].class_name: .* `async def call`"),
         ("weekday_tool.py", "context.schema", "config['x']", r"from_config failed: weekday_tool.py:\d+: KeyError"),
-        ("team.py", '"clerk", "weekday", day', '"clerk", "wekday", day', r"failed: team.py:\d+: ConfigError: the team calls tool 'wekday', .*did you mean 'weekday'"),
+        ("team.py", '"clerk", "weekday", day', '"clerk", "wekday", day', r"failed: team.py:\d+: ConfigError: the team has no tool 'wekday'; did you mean 'weekday'"),
         ("team.yaml", "team.WeekdayTeam", "WeekdayTeam", "class_name: got 'WeekdayTeam', expected MODULE.CLASS, for example my_module.WeekdayTeam"),
         ("team.py", 'say("clerk"', 'sya("clerk"', r"the team 'team.WeekdayTeam', at task 'train-\d+', failed: team.py:\d+: Attr"),
         ("weekday_reward.py", "short = named", "long = named", r"no trajectory was kept.*weekday_reward.py:\d+: NameError"),
@@ -154,7 +154,7 @@ def test_a_fault_in_a_file_of_the_starter_is_one_line_with_the_place(
         word in message
         for word in (
             "no trajectory",
-            "calls tool",
+            "has no tool",
             "Part",
             "the score",
             "failed: team",

@@ -616,7 +616,7 @@ def test_a_wrong_input_gets_one_message_that_helps(
         ("~verl.x", "a key is not deleted by a sign; set it to null: verl.x=null"),
         ("trainer.nnodes=2", "a key of verl; write verl.trainer.nnodes=2"),
         ("nnodes=8", "a key of verl; write verl.trainer.nnodes=8"),
-        ("train_batch_size=8", "a key of verl; write verl.data.train_batch_size=8"),
+        ("total_epochs=8", "a key of verl; write verl.trainer.total_epochs=8"),
         (
             "ray_address=node0",
             "got 'node0' (str), expected HOST:PORT of the cluster's head, for example 10.0",
