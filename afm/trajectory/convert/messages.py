@@ -18,15 +18,7 @@ from afm.errors import DataError
 from afm.trajectory import chat
 from afm.trajectory.chat import called_function, content_text, hidden_reasoning, message_list, row_id, text_of
 from afm.trajectory.convert.base import Context, DialogueFormat, lost_keys, row_object
-from afm.trajectory.convert.dialogue import (
-    ARGUMENT,
-    AgentTurn,
-    Dialogue,
-    Use,
-    Walk,
-    take_all,
-    with_call,
-)
+from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, Walk, take_all, with_call
 from afm.trajectory.record import Record
 from afm.trajectory.tags import split
 
