@@ -301,7 +301,8 @@ async def _part(name: str, judge: Judge, sample: Sample) -> Part:
     if fault not in _LOGGED:
         _LOGGED.add(fault)
         text = "%s of a %r row has no score: %s (logged once; the verdict of each row has it)"
-        _LOG.warning(text, name, sample.data_source, fault, exc_info=error)
+        _LOG.warning(text, name, sample.data_source, fault)
+        _LOG.debug("traceback of %s", fault, exc_info=error)
     return Part(None, f"{name}: {fault}")
 
 

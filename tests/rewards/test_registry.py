@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,16 +56,17 @@ class Exploding:
 async def test_an_unexpected_error_of_a_scorer_is_an_abstention_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.DEBUG, "afm.rewards.registry")
     reward = CombinedReward(RewardSettings())
     reward._scorers["math"] = Exploding()
     verdict = await reward.score(sample(GOOD))
     assert verdict.abstained
     assert verdict.parts == {"format": 1.0}
     assert verdict.evidence == "correct: ValueError: Exceeds the limit (4300 digits)"
-    [record] = caplog.records
+    [record, debugging] = caplog.records
     assert "correct of a 'aime24' row" in record.getMessage()
-    assert record.exc_info is not None
-    assert "4300 digits" in str(record.exc_info[1])
+    assert (record.levelno, record.exc_info, debugging.levelno) == (logging.WARNING, None, logging.DEBUG)
+    assert "4300 digits" in str(debugging.exc_info[1])
 
 
 async def test_an_answer_written_by_the_environment_does_not_count() -> None:
