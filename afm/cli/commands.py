@@ -274,6 +274,8 @@ def _print_usage_error(error: Any) -> None:
         known = re.findall(r"'([^']+)'", choice[3])
         text, meaning = f"{choice[1]} {choice[2]}: {suggestion(choice[2], known)}", ""
     expected = f"; expected: {meaning}" if meaning else ""
+    if "no such file" in text and re.search(r"configs/(?!eval|tools|rewards)", meaning):
+        expected += " (`afm list recipes` prints the paths)"
     end = "" if text.endswith("?") else ";"
     text = text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
     print(f"error: {place}: {text}{expected}{end} see {place} --help", file=sys.stderr)

@@ -35,7 +35,11 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("list recipe", 2, ("no such command 'recipe'", "did you mean 'recipes'?")),
     ("serve cod", 2, ("no such command 'cod'", "did you mean 'code'?", "afm serve --help")),
     ("sft", 2, ("afm sft: missing argument 'CONFIG'", "expected: YAML of the run", "afm sft --help")),
-    ("rl nope.yaml", 2, ("afm rl: CONFIG nope.yaml: no such file", "expected: YAML of the run")),
+    (
+        "rl nope.yaml",
+        2,
+        ("afm rl: CONFIG nope.yaml: no such file", "expected: YAML of the run", "afm list recipes"),
+    ),
     (
         "eval nope.yaml",
         2,
