@@ -100,7 +100,7 @@ def test_a_conversation_is_not_overwritten_nor_taken_over_by_another_agent(
         (talker, file, None, r"exists already; .* --continue"),
         (talker, None, tmp_path / "none.jsonl", "no such file"),
         (talker, None, empty, r"empty.jsonl: is empty; remove it, .* --save"),
-        (CALLER, None, file, "held with agent talker"),
+        (CALLER, None, file, "used agent talker"),
     ):
         with pytest.raises(UsageError, match=message):
             open_conversation(agent, save, resume)

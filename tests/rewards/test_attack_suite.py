@@ -45,7 +45,11 @@ async def test_programs_get_what_they_deserve() -> None:
         for _ in range(ROUNDS):
             found = [outcome async for outcome in outcomes(reward, attacks)]
             # What the machine starved of CPU time says nothing about a reward: other tests run beside this one.
-            attacks = [one.attack for one in found if one.got is None and STARVED in one.evidence]
+            attacks = [
+                one.attack
+                for one in found
+                if one.got is None and any(sign in one.evidence for sign in STARVED)
+            ]
             assert failures([one for one in found if one.attack not in attacks]) == []
             if not attacks:
                 return

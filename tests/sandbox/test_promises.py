@@ -416,7 +416,7 @@ async def test_closing_starts_nothing_that_waited(backend: str) -> None:
     kept = processes()
     sandbox = open_sandbox(backend, max_parallel=1)
     await sandbox.run("1")
-    opened = processes()
+    opened = await settled()
     runs = [asyncio.create_task(sandbox.run("import time; time.sleep(60)")) for _ in range(4)]
     await begun(opened)
     await sandbox.close()

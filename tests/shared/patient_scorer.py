@@ -6,8 +6,9 @@ from afm.rewards import Sample
 from afm.rewards.base import Part
 from afm.rewards.code_tests import CodeTests
 
-STARVED = "overloaded"
-"""In the evidence of a program that the machine starved: it says nothing about the program."""
+STARVED = ("overloaded", "the tests wait for an answer")
+"""In the evidence of a program that the machine starved: they say nothing about the program. The second one has a limit
+of 5 s by the clock."""
 ROUNDS, PAUSE_S = 12, 5.0
 
 
@@ -17,7 +18,7 @@ class PatientScorer(CodeTests):
     async def judge(self, sample: Sample) -> Part:
         for _ in range(ROUNDS):
             part = await super().judge(sample)
-            if part.score is not None or STARVED not in part.evidence:
+            if part.score is not None or not any(sign in part.evidence for sign in STARVED):
                 break
             await asyncio.sleep(PAUSE_S)
         return part
