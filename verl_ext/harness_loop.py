@@ -122,6 +122,7 @@ def as_episode(episode: HarnessEpisode, trajectory: Sampled, model: ServerModel)
             agent_tokens=sum(trajectory.response_mask),
             observation_tokens=len(trajectory.response_ids) - sum(trajectory.response_mask),
             generations=len(trajectory.turns),
+            tool_calls=sum(turn.tool_calls for turn in trajectory.turns if turn.trained),
             wall_seconds=episode.seconds,
         ),
     )

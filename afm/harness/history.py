@@ -43,6 +43,7 @@ class SampledTurn:
     Attributes:
         call: Number of its request in the session, from 0.
         trained: Whether its mask is 1 here. A turn that several trajectories share is trained in the first of them.
+        tool_calls: Number of tool calls that the engine's parser found in it.
     """
 
     begin: int
@@ -50,6 +51,7 @@ class SampledTurn:
     call: int
     finish: FinishReason
     trained: bool
+    tool_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +315,8 @@ def _sampled(name: str, leaf: Turn, named: Mapping[Turn, str]) -> Sampled:
         ids += (*between, *sampled)
         mask += [0] * len(between) + [int(trained)] * len(sampled)
         logprobs += [0.0] * len(between) + list(turn.generation.logprobs)
-        turns.append(SampledTurn(begin, len(ids), turn.call, turn.generation.finish, trained))
+        finish, calls = turn.generation.finish, len(turn.choice.calls)
+        turns.append(SampledTurn(begin, len(ids), turn.call, finish, trained, calls))
     own = next((turn for turn in path if turn not in named), leaf)
     shared = [named[turn] for turn in path if turn in named]
     return Sampled(

@@ -103,11 +103,13 @@ class HarnessPlayer:
 def cost_of(episode: HarnessEpisode) -> Cost:
     """Return the tokens and time of an episode. Sampled tokens that trajectories share count once."""
     prompts = sum(len(trajectory.prompt_ids) for trajectory in episode.trajectories)
+    turns = [turn for trajectory in episode.trajectories for turn in trajectory.turns if turn.trained]
     return Cost(
         prompt_tokens=prompts,
         agent_tokens=episode.agent_tokens,
         observation_tokens=episode.response_tokens - episode.agent_tokens,
-        generations=sum(episode.turns),
+        generations=len(turns),
+        tool_calls=sum(turn.tool_calls for turn in turns),
         wall_seconds=episode.seconds,
     )
 
