@@ -3,7 +3,7 @@
 # olympiadbench, livecodebench_v4, livecodebench_v5 or codecontests.
 # Usage: BENCHMARK=aime24 MODEL=models/code_agent_7b evaluation/code_agent/eval.sh [--dry-run] [key=value ...]
 # MODEL is a model's folder, or the address of a server (then add model.tokenizer=DIR model.name=NAME).
-# CPU twin: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/code_agent/eval.sh data=FILE
+# On a CPU: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/code_agent/eval.sh data=FILE
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"

@@ -3,7 +3,7 @@
 # Usage: BENCHMARK=nq MODEL=models/mhqa_agent_7b evaluation/mhqa_agent/eval.sh [--dry-run] [key=value ...]
 # MODEL is a model's folder, or the address of a server (then add model.tokenizer=DIR model.name=NAME).
 # Needs: a wiki server at WIKI_RAG_SERVER_URL (afm serve wiki --index FOLDER).
-# CPU twin: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/mhqa_agent/eval.sh data=FILE
+# On a CPU: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/mhqa_agent/eval.sh data=FILE
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"

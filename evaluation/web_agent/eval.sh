@@ -3,7 +3,7 @@
 # Usage: BENCHMARK=gaia MODEL=models/web_agent_7b evaluation/web_agent/eval.sh [--dry-run] [key=value ...]
 # MODEL is a model's folder, or the address of a server (then add model.tokenizer=DIR model.name=NAME).
 # Needs: search and page servers (tool_servers/servers.sh start), and a judge: GRM_BASE_URL, GRM_API_KEY, GRM_MODEL_NAME.
-# CPU twin: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/web_agent/eval.sh data=FILE
+# On a CPU: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/web_agent/eval.sh data=FILE
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"

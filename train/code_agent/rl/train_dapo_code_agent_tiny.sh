@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The CPU twin of train_dapo_code_agent.sh: a tiny model, the same code tool and the same path. RECIPE is math (word problems:
-# it learns) or code_dapo (every setting of the recipe but the sizes, on rows that programs or Math-Verify judge: it runs).
+# CPU version of train_dapo_code_agent.sh: a tiny model, the same code tool and code path. RECIPE is math (word problems:
+# it learns) or code_dapo (all settings of the recipe except the sizes, on rows judged by programs or Math-Verify: a test that it runs).
 # Usage: MODEL=runs/tiny/sft train/code_agent/rl/train_dapo_code_agent_tiny.sh [--dry-run] [key=value ...]
 set -euo pipefail
 cd "$(dirname "$0")/../../.."

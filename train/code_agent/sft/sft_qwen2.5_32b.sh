@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Mask-SFT of the code agent from Qwen2.5-Coder-32B-Instruct: 2 nodes x 8 GPUs of 80 GB (see the configuration's header).
 # Usage, on each node: RANK=0 MASTER_ADDR=node0 train/code_agent/sft/sft_qwen2.5_32b.sh [--dry-run] [key=value ...]
-# DATA_DIR, MODEL and OUTPUT_DIR must be on a shared file system. LORA=1 trains adapters only. Started again, it continues.
+# DATA_DIR, MODEL and OUTPUT_DIR must be on a shared file system. LORA=1 trains adapters only. If interrupted, run it again to resume.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../../..")
 command -v afm >/dev/null || PATH="$root/.venv-sft/bin:$root/.venv/bin:$PATH"

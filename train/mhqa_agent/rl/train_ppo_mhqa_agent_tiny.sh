@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The CPU twin of train_ppo_mhqa_agent.sh: a tiny model, a generated encyclopaedia, the same search tool and the same path.
+# CPU version of train_ppo_mhqa_agent.sh: a tiny model, a generated encyclopaedia, the same search tool and code path.
 # Needs a wiki server: WIKI_RAG_SERVER_URL.
 # Usage: MODEL=runs/quickstart-wiki/sft train/mhqa_agent/rl/train_ppo_mhqa_agent_tiny.sh [--dry-run] [key=value ...]
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The CPU twin of sft_qwen2.5_*.sh: the same recipe, shrunk to a tiny model and a few steps.
+# CPU version of sft_qwen2.5_*.sh: the same recipe with a tiny model and a few steps.
 # Usage: MODEL=runs/tiny/start DATA_DIR=runs/tiny/data train/mhqa_agent/sft/sft_tiny.sh [--dry-run] [key=value ...]
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../../..")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The CPU twin of train_dapo_web_agent.sh: a tiny model, short responses, the same search tools and the same path.
+# CPU version of train_dapo_web_agent.sh: a tiny model, short responses, the same search tools and code path.
 # Searches need the servers of docs/web.md; questions: train_files=FILE.
 # Usage: MODEL=runs/tiny/web_agent_sft train/web_agent/rl/train_dapo_web_agent_tiny.sh [--dry-run] [key=value ...]
 set -euo pipefail
