@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Coroutine, Generator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, coroutine
 from typing import Any
 
 from afm.errors import ConfigError, OwnCodeError
@@ -94,6 +97,54 @@ def fault_of(error: Exception) -> str:
     place = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
     text = " ".join(str(error).split())
     return f"{place}{type(error).__name__}{f': {text}' if text else ''}"
+
+
+@coroutine
+def awaiting_all(work: Coroutine[Any, Any, None], forgotten: list[str]) -> Generator[Any, Any, None]:
+    """Run a user's coroutine. The places of coroutines that it makes and never awaits go to ``forgotten``.
+
+    Only single steps are watched, which no other task can interrupt. Other warnings are shown as ever.
+    """
+    step = partial(work.send, None)
+    while True:
+        depth = sys.get_coroutine_origin_tracking_depth()
+        sys.set_coroutine_origin_tracking_depth(1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", "coroutine .* was never awaited", RuntimeWarning)
+            try:
+                waited = step()
+            except StopIteration:
+                return
+            except Exception as error:
+                forgotten += _close_unawaited(error)
+                raise
+            finally:
+                sys.set_coroutine_origin_tracking_depth(depth)
+                forgotten += [_origin_of(each.source) for each in caught if inspect.iscoroutine(each.source)]
+        for each in caught:
+            if not inspect.iscoroutine(each.source):
+                warnings.showwarning(each.message, each.category, each.filename, each.lineno)
+        try:
+            step = partial(work.send, (yield waited))
+        except BaseException as error:  # noqa: BLE001 - a cancelled task, too; the coroutine must see it
+            step = partial(work.throw, error)
+
+
+def _close_unawaited(error: Exception) -> Iterator[str]:
+    """Close the coroutines in the frames of ``error``, so that Python does not warn of them; yield their places."""
+    held = [value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values()]
+    for value in (
+        *held,
+        getattr(error, "obj", None),
+    ):  # `obj` is what lacks the attribute of an AttributeError
+        if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+            value.close()
+            yield _origin_of(value)
+
+
+def _origin_of(made: Any) -> str:
+    file, line, _ = (made.cr_origin or (("", 0, ""),))[0]
+    return f"{Path(file).name}:{line}: the call of {made.__qualname__} lacks `await`"
 
 
 def own_code_error(error: Exception, what: str) -> OwnCodeError:

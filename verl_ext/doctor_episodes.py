@@ -23,6 +23,7 @@ from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.judge_prompt import SCHEMA, Case, messages
 from afm.rewards.text_match import gold_answers
 from afm.settings import Environment
+from afm.terminal import plural
 from verl_ext.algorithms import CRITIC_BUDGET, SHAPED
 from verl_ext.rows import Rows
 from verl_ext.sizes import RunSizes
@@ -122,7 +123,7 @@ def _observations(sizes: RunSizes, limits: Limits) -> Iterator[Finding]:
     full = sizes.response // max(1, each)
     text = (
         f"{limits.max_turns} calls with observations of at most {limits.max_observation_chars:,} characters (about "
-        f"{each:,} tokens); the response has room for {full:,} observations of full length"
+        f"{each:,} tokens); the response has room for {plural(full, 'observation')} of full length"
     )
     low = full < min(2, limits.max_turns)
     advice = "; lower limits.max_observation_chars" if low else ""

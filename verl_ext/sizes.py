@@ -13,6 +13,7 @@ from typing import Any
 from afm.findings import Finding, Level, refuse_errors
 from afm.harness.credit import Credit
 from afm.memory_arithmetic import Hardware, ModelShape
+from afm.terminal import plural
 from verl_ext.algorithms import (
     CREDIT,
     CRITIC_BUDGET,
@@ -340,8 +341,8 @@ def split_findings(sizes: RunSizes, shape: ModelShape | None) -> Iterator[Findin
         yield Finding(Level.WARNING, "batch", f"{text}; remove it")
     if not faults:
         gpus, mini = sizes.hardware.world + (sizes.engine.own_gpus or 0), sizes.mini_batch * sizes.samples
-        text = f"{gpus} GPUs: {sizes.engines} rollout engines of {sizes.engine.gpus}"
-        text += f", {sizes.ranks} data ranks of {sizes.sequence_parallel}"
+        text = f"{plural(gpus, 'GPU')}: {plural(sizes.engines, 'rollout engine')} of {sizes.engine.gpus}"
+        text += f", {plural(sizes.ranks, 'data rank')} of {sizes.sequence_parallel}"
         yield Finding(Level.OK, "splits", text)
         text = f"{sizes.batch} prompts x {sizes.samples} samples = {sizes.episodes:,} per step, "
         text += f"{sizes.batch // sizes.mini_batch * sizes.passes} updates of {mini:,} samples "

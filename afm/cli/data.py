@@ -198,7 +198,7 @@ def prepare_rl(
 ) -> None:
     """Write problems as the parquet rows that `afm rl` reads."""
     from afm.datasets.hub_sets import Validation
-    from afm.datasets.rl_files import write_rl
+    from afm.datasets.rl_files import most_held_out, write_rl
     from afm.datasets.schema import numbered_tasks
 
     if out.suffix != ".parquet":
@@ -221,11 +221,11 @@ def prepare_rl(
         )
     for path, rows in written.items():
         print(f"{path}: {plural(rows, 'row')}")
-    held = sum(rows for path, rows in written.items() if path != out)
-    if validation is not None and held < validation:
-        rows_held = plural(held, "row")
+    most = most_held_out(rows_read.count)  # the file may have more rows: several rows can have one question
+    if validation is not None and most < validation:
+        held = plural(most, "question")
         print(
-            f"warning: --validation {validation}: {rows_held} held out, at most a tenth of the questions",
+            f"warning: --validation {validation}: {held} held out, at most a tenth of the rows",
             file=sys.stderr,
         )
 

@@ -58,11 +58,14 @@ def doctor(
     if config is None:
         from afm.cli.doctor_machine import diagnose_machine
 
+        _refuse_sizes(None, None, nodes, gpus, gpu_gib)
         findings, what = diagnose_machine(os.environ), "this computer"
     else:
         what = str(config)
         try:
-            findings = _diagnose(config, overrides or [], nodes, gpus, gpu_gib)
+            kind = _kind_to_check(config, overrides or [])
+            _refuse_sizes(config, kind, nodes, gpus, gpu_gib)
+            findings = _diagnose(kind, config, overrides or [], nodes, gpus, gpu_gib)
         except AfmError as error:  # the file cannot be read, or its kind is unknown
             if not as_json:
                 raise
@@ -75,26 +78,39 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _refuse_sizes(
+    config: Path | None, kind: FileKind | None, nodes: int | None, gpus: int | None, gpu_gib: float | None
+) -> None:
+    """Refuse the options that only a training run reads."""
+    options = {"--nodes": nodes, "--gpus": gpus, "--gpu-gib": gpu_gib}
+    sizes = " ".join(f"{name} {value:g}" for name, value in options.items() if value is not None)
+    if sizes and kind is None:
+        raise UsageError(f"{sizes}: no YAML to check; give the one of the run: afm doctor CONFIG {sizes}")
+    if sizes and kind not in (SFT_FILE, RL_FILE):
+        assert kind is not None
+        raise UsageError(f"{sizes}: {config} is {kind.name}, which needs no GPUs; leave the option out")
+
+
 def _diagnose(
-    config: Path, overrides: list[str], nodes: int | None, gpus: int | None, gpu_gib: float | None
+    kind: FileKind,
+    config: Path,
+    overrides: list[str],
+    nodes: int | None,
+    gpus: int | None,
+    gpu_gib: float | None,
 ) -> list[Finding]:
-    if not config.is_file():
-        state = "is a folder" if config.is_dir() else "no such file"
-        raise UsageError(
-            f"CONFIG {config}: {state}; expected: YAML of a training run, an evaluation or tools"
-        )
-    match _kind_to_check(config, overrides):
-        case kind if kind is RL_FILE:
+    match kind:
+        case _ if kind is RL_FILE:
             from verl_ext.doctor import AskedHardware
             from verl_ext.doctor import diagnose as diagnose_rl
 
             return diagnose_rl(config, overrides, AskedHardware(nodes, gpus, gpu_gib), os.environ)
-        case kind if kind is SFT_FILE:
+        case _ if kind is SFT_FILE:
             from llamafactory_patch.doctor import diagnose as diagnose_sft
 
             hardware = hardware_from(os.environ, config, nodes, gpus, gpu_gib)
             return diagnose_sft(config, overrides, hardware, os.environ)
-        case kind if kind is EVAL_FILE:
+        case _ if kind is EVAL_FILE:
             from afm.evaluation.doctor import diagnose as diagnose_evaluation
 
             return diagnose_evaluation(config, overrides)
@@ -112,6 +128,11 @@ def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
     """Return which of the four kinds a file is. Another kind, or two kinds, is an error."""
     from afm.configuration import override_key, read_extended, read_file
 
+    if not config.is_file():
+        state = "is a folder" if config.is_dir() else "no such file"
+        raise UsageError(
+            f"CONFIG {config}: {state}; expected: YAML of a training run, an evaluation or tools"
+        )
     other = kind_of(read_file(config))
     if other is not None and other not in (RL_FILE, SFT_FILE, EVAL_FILE, TOOLS_FILE):
         raise ConfigError(

@@ -185,14 +185,17 @@ def stats(
     from afm.terminal import ProgressView
 
     spec = agent_option(agent) if agent else None
+    paths = funnel or ([] if out is None else _funnels_beside(files))
+    funnels = {f"{path.parent.name}/{path.name}": _funnel(path) for path in paths}
     view = ProgressView()
     counted = _count(files, spec, samples, seed, view)
     if not counted.rows:
         raise DataError("holds no trajectories", path=str(files[0]))
     _print_stats(counted, view)
+    for name, stages in funnels.items() if funnel else ():
+        left = ", ".join(f"{stage.name} {stage.left:,}" for stage in stages)
+        view.line(visible(f"  rows left in {name}: {left}"))
     if out is not None:
-        paths = funnel or _funnels_beside(files)
-        funnels = {f"{path.parent.name}/{path.name}": _funnel(path) for path in paths}
         title = ", ".join(file.name for file in files[:3]) + (" and more" if len(files) > 3 else "")
         view.line(str(write_data_report(counted, out, title=title, funnels=funnels, agent=spec)))
 
@@ -229,8 +232,7 @@ def _print_stats(counted: DataStats, view: Any) -> None:
 
 def _funnels_beside(files: Iterable[Path]) -> list[Path]:
     """Return the funnels next to the files of a filter."""
-    places = dict.fromkeys(file.with_name(FUNNEL_FILE) for file in files)
-    return [path for path in places if path.is_file()]
+    return [path for path in dict.fromkeys(file.with_name(FUNNEL_FILE) for file in files) if path.is_file()]
 
 
 def _funnel(path: Path) -> list[FunnelStage]:
@@ -257,7 +259,7 @@ _SHOW_EVERY = 500
 def negative(
     records: RecordsArgument,
     output_dir: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
-    agent: AgentOption = "math",
+    agent: AgentOfRowsOption = None,
     general: Annotated[
         Path | None,
         file_option("Questions without tools: JSONL of {question, answer} or {messages} [default: none]."),
@@ -301,7 +303,7 @@ def negative(
 
     summary = write_negative(
         NegativeSources(records, general),
-        SampleMaker(agent_option(agent), seed, AbsentAnswer(absent), DirectAnswer(direct)),
+        SampleMaker(agent_of_rows(agent, [records]), seed, AbsentAnswer(absent), DirectAnswer(direct)),
         output_dir,
         name=name,
         ratios=_ratios(ratio or []),

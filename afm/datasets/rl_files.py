@@ -295,6 +295,11 @@ class _Spool:
             yield [pickle.load(self._file) for _ in range(count)]  # safe: this object wrote the file
 
 
+def most_held_out(rows: int) -> int:
+    """Return the largest number of questions that may be held out of a file with ``rows`` rows."""
+    return max(1, rows // _LARGEST_SHARE) if rows > 1 else 0
+
+
 class HeldOut:
     """Takes questions out of a stream. Memory holds only these questions.
 
@@ -333,7 +338,7 @@ class HeldOut:
             self._groups[key] = [task]
             heapq.heappush(self._largest, -key)
             yield from self._returned(self._count)
-        yield from self._returned(max(1, seen // _LARGEST_SHARE) if seen > 1 else 0)
+        yield from self._returned(most_held_out(seen))
 
     def _returned(self, most: int) -> Iterator[Task]:
         """Yield the groups with the largest hashes until ``most`` are left. Rows of one text stay together."""

@@ -36,9 +36,17 @@ from afm.distill.model_team.team import ModelTeam, load_team
 from afm.distill.program_team import ProgramTeam, ProgramTeamSettings
 from afm.distill.run import TeamWithRoles
 from afm.distill.team_policy import TrainedTeam
-from afm.errors import AfmError, ConfigError, EngineError, RefusedError, SandboxUnavailableError, ToolError
+from afm.errors import (
+    AfmError,
+    ConfigError,
+    EngineError,
+    OwnCodeError,
+    RefusedError,
+    SandboxUnavailableError,
+    ToolError,
+)
 from afm.harness.settings import anchor_harness
-from afm.plugins import import_module_of, own_code_error
+from afm.plugins import awaiting_all, import_module_of, own_code_error
 from afm.tools import Tool
 from afm.trajectory.record import SEALING_KEY, Record, StopReason
 
@@ -91,13 +99,17 @@ class OwnTeam:
 
     async def solve(self, recorder: Recorder) -> None:
         """Let the user's class work."""
+        what = f"the team {self.settings.class_name!r}, at task {recorder.task.id!r},"
+        forgotten: list[str] = []
         try:
-            await self._solver.solve(recorder)
+            await awaiting_all(self._solver.solve(recorder), forgotten)
         except Exception as error:
-            if isinstance(error, AfmError) and not isinstance(error, ConfigError):
+            if not forgotten and isinstance(error, AfmError) and not isinstance(error, ConfigError):
                 raise
-            what = f"the team {self.settings.class_name!r}, at task {recorder.task.id!r},"
-            raise own_code_error(error, what) from error
+            if not forgotten:
+                raise own_code_error(error, what) from error
+        if forgotten:
+            raise OwnCodeError(f"{what} failed: {forgotten[0]}; write it before the call and start again")
 
     async def close(self) -> None:
         """Do nothing, because nothing is open."""

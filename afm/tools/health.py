@@ -13,9 +13,10 @@ from afm.agents import load_agent, shipped_agents
 from afm.configuration import apply_overrides, read_file
 from afm.errors import SandboxError
 from afm.findings import Finding, Level, Report
+from afm.terminal import plural
 from afm.tools.base import Tool, TrustedTool
 from afm.tools.code import CodeTool
-from afm.tools.registry import load_tools
+from afm.tools.registry import ToolEntry, ToolsFile, load_tools, read_tools_file
 
 _PATIENCE_S = 2.0
 _PROGRAM = "```py\nprint(6 * 7)\n```"
@@ -78,39 +79,54 @@ def diagnose(config_path: str | Path, overrides: Sequence[str], env: Mapping[str
     It checks the health of every server and runs one program in a local sandbox. It searches and reads nothing.
     """
     report = Report()
-    tools = report.asked("tools", lambda: _loaded(Path(config_path), overrides))
-    if tools is None:
+    loaded = report.asked("tools", lambda: _loaded(Path(config_path), overrides))
+    if loaded is None:
         return report.findings
-    report.add(Finding(Level.OK, "keys", f"{len(tools)} tools: {', '.join(sorted(tools)) or 'none'}"))
-    report.add(*tool_findings(tools))
+    tools, file = loaded
+    names = ", ".join(sorted(tools)) or "none"
+    report.add(Finding(Level.OK, "keys", f"{plural(len(tools), 'tool')}: {names}"))
+    report.add(*tool_findings(tools, file))
     report.add(*_variables(tools, env))
     report.add(_served_agents(tools))
     return report.findings
 
 
-def tool_findings(tools: Mapping[str, Tool]) -> Iterator[Finding]:
-    """Yield a finding per tool: whether its server answers, or its sandbox runs a program."""
+def tool_findings(tools: Mapping[str, Tool], file: ToolsFile | None = None) -> Iterator[Finding]:
+    """Yield a finding per tool: whether its server answers, or its sandbox runs a program.
+
+    Args:
+        file: The declarations of the tools, to show the arguments of those that are not called here.
+    """
+    declared = {entry.tool_schema.function.name: entry for entry in file.tools} if file else {}
     troubles = asyncio.run(tool_troubles(tools.values()))
     for name in sorted(tools):
         if name in troubles:
             text = f"{name}: {troubles[name]}; start it before the run where every node can reach it (docs/tools.md)"
             yield Finding(Level.WARNING, "tools", text)
         else:
-            yield Finding(Level.OK, "tools", f"{name}: {_place(tools[name])}")
+            yield Finding(Level.OK, "tools", f"{name}: {_place(tools[name], declared.get(name))}")
 
 
-def _loaded(path: Path, overrides: Sequence[str]) -> dict[str, Tool]:
+def _loaded(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Tool], ToolsFile]:
     if not overrides:
-        return load_tools(path)
+        return load_tools(path), read_tools_file(path)
     data = read_file(path, "tools")
     apply_overrides(data, overrides)
-    return load_tools(data)
+    return load_tools(data), read_tools_file(data)
 
 
-def _place(tool: Tool) -> str:
+def _type_of(schema: object) -> str:
+    return str(schema.get("type", "any")) if isinstance(schema, dict) else "any"
+
+
+def _place(tool: Tool, entry: ToolEntry | None) -> str:
     servers = getattr(tool, "servers", None)
     if servers is None:
-        return "declared, not checked"
+        takes = entry.tool_schema.function.parameters.get("properties", {}) if entry else {}
+        arguments = ", ".join(f"{key} ({_type_of(schema)})" for key, schema in takes.items())
+        class_name = entry.class_name if entry else f"{type(tool).__module__}.{type(tool).__qualname__}"
+        text = f"{class_name} can be imported, its settings are valid, it takes {arguments or 'any text'}"
+        return f"{text}; it was not called, so its answers are not checked"
     return f"answers at {', '.join(servers)}" if servers else "runs programs on this machine"
 
 

@@ -67,3 +67,13 @@ def test_a_world_has_the_shapes_that_are_asked_for(tmp_path):
     assert shapes == {"chain", "comparison"}
     with pytest.raises(UsageError, match="--shapes 'chains': expected chain, comparison or intersection"):
         run(*words, "chains")
+
+
+def test_questions_that_occur_twice_do_not_hide_that_fewer_are_held_out(afm, tmp_path):
+    rows = [{"id": str(n), "question": f"{n // 2}+1?", "answer": "2"} for n in range(14)]
+    (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done = afm(
+        "data", "prepare", "rl", tmp_path / "tasks.jsonl", "-o", tmp_path / "o.parquet", "--validation", 2
+    )
+    assert done.stdout.splitlines()[1].endswith("val.parquet: 2 rows")
+    assert "--validation 2: 1 question held out, at most a tenth of the rows" in done.stderr

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,23 @@ def test_a_tools_file_is_looked_at_tool_by_tool() -> None:
     tools = ROOT / "configs/tools/wiki_rag.yaml"
     assert CliRunner().invoke(app, ["doctor", str(tools), "tools.0.x=1"]).exit_code != 0
     told = doctor(tools, "--json")["findings"]
-    assert told[0]["why"] == "1 tools: wiki_search"
+    assert told[0]["why"] == "1 tool: wiki_search"
     agents = next(one["why"] for one in told if one["subject"] == "agents")
     assert agents.startswith("enough for mhqa, wiki; not code (lacks code)")
+
+
+def test_a_tool_of_ones_own_is_imported_and_shown_with_what_was_not_checked(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["init", str(tmp_path / "own")]).exit_code == 0
+    tools = tmp_path / "own/tools.yaml"
+    try:
+        [finding] = [each for each in doctor(tools, "--json")["findings"] if each["subject"] == "tools"]
+    finally:
+        sys.modules.pop("weekday_tool", None)  # another test has a file of this name
+    assert finding["status"] == "ok"
+    assert finding["why"] == (
+        "weekday: weekday_tool.WeekdayTool can be imported, its settings are valid, it takes date (string); "
+        "it was not called, so its answers are not checked"
+    )
 
 
 NVIDIA_SMI = """#!/bin/sh

@@ -93,3 +93,10 @@ def test_without_an_agent_the_rows_name_theirs(rows, tmp_path):
     for words in (["filter", str(rows)], ["prepare", "sft", str(rows)]):
         with pytest.raises(UsageError, match=r"rows.jsonl: agent 'my_agent' is not shipped.*--agent FILE"):
             CliRunner().invoke(app, [*words, "--output-dir", str(tmp_path / "other")], catch_exceptions=False)
+
+
+def test_a_funnel_is_printed_without_a_page(afm, tmp_path, rows):
+    funnel = tmp_path / "funnel.json"
+    funnel.write_text('{"seen": 1500, "stages": [{"name": "format", "dropped": 300}]}')
+    said = afm("data", "stats", rows, "--funnel", funnel).stdout
+    assert f"  rows left in {tmp_path.name}/funnel.json: seen 1,500, format 1,200\n" in said

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from afm.agents import load_agent, save_agent
 from afm.trajectory.record import Record
 from afm.trajectory.tags import Author, Segment
 
@@ -58,6 +59,16 @@ def test_options_change_what_is_answered(negative, given):
     rows = {row["extra_info"]["kind"]: row for row in json.loads((given / "out/n.json").read_text())}
     assert rows["absent_needed"]["extra_info"]["answer_from"] == "rule"
     assert rows["present_not_needed"]["output"] in ("A0", "A1", "A2")
+
+
+def test_the_agent_is_the_one_of_the_rows(negative, given):
+    rows = given / "records.jsonl"
+    rows.write_text(rows.read_text().replace('"agent":"math"', '"agent":"helper"'))
+    save_agent(load_agent("math").model_copy(update={"name": "helper"}), given / "agent.yaml")
+    words = ("--output-dir", given / "out", "--general", given / "chat.jsonl")
+    assert negative(rows, *words)[0] == 0
+    made = json.loads((given / "out/negative_agent_sft.json").read_text())
+    assert {row["extra_info"]["agent"] for row in made} <= {"helper", "helper_without_tools", ""}
 
 
 @pytest.mark.parametrize(

@@ -545,6 +545,16 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         ("`afm data prepare tasks {T}/chat.jsonl --question",),
     ),
     ("data stats {T}/good.jsonl --funnel {T}/good.jsonl --out {T}/r.html", 1, ("holds no funnel; expected",)),
+    # Options that were ignored, and rows that a page cannot show.
+    ("doctor --gpus 2", 2, ("--gpus 2: no YAML to check", "afm doctor CONFIG --gpus 2")),
+    (
+        f"doctor {TOOLS} --gpus 2 --nodes 3",
+        2,
+        ("--nodes 3 --gpus 2:", "is a list of tools, which needs no GPUs"),
+    ),
+    ("data stats {T}/good.jsonl --funnel {T}/good.jsonl", 1, ("good.jsonl: holds no funnel; expected",)),
+    ("view {T}/bare.jsonl --index {T}/b.sqlite --bundle {T}/bb", 1, ("bare.jsonl:2: agent_digest: missing",)),
+    ("view {T}/bare.jsonl --index {T}/b.sqlite --bundle {T}/bb", 1, ("bare.jsonl:2: agent_digest: missing",)),
     ("data prepare sft {T}/good.jsonl --output-dir {T}/s --agent mhqa", 1, ("belongs to agent 'math'",)),
 ]
 
@@ -556,9 +566,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = "<plan>p</plan><think>t</think><answer>\\boxed{1}</answer>"
     record = {"id": "a", "agent": "math", "agent_digest": "d", "question": "?"}
     record["segments"] = [{"author": "agent", "text": text}]  # type: ignore[assignment]
+    bare = {key: value for key, value in record.items() if key != "agent_digest"}
     chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
     files = {
         "good.jsonl": json.dumps(record) + "\n",
+        "bare.jsonl": f"{json.dumps(record)}\n{json.dumps(bare)}\n",
         "own.jsonl": json.dumps(record | {"agent": "weekday_agent"}) + "\n",
         "chat.jsonl": (json.dumps(chat) + "\n") * 9,
         "tasks.jsonl": '{"id": "1", "question": "1+1?", "answer": "2"}\n',

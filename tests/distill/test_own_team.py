@@ -1,6 +1,9 @@
 """A team in Python beside its YAML: what is wrong with it is said before any task begins."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,3 +52,53 @@ def test_what_is_no_team_is_explained(tmp_path: Path, name: str, message: str) -
     with pytest.raises(ConfigError, match=message) as caught:
         team(tmp_path, name)
     assert str(caught.value).startswith(f"{tmp_path / 'team.yaml'}: class_name: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "call"),
+    [
+        (
+            "result = recorder.use('clerk', 'weekday', '2024-02-29'); recorder.finish('clerk', result.text)",
+            "Recorder.use",
+        ),
+        (
+            "result = recorder.use('clerk', 'weekday', '2024-02-29'); recorder.finish('clerk', 'Monday')",
+            "Recorder.use",
+        ),
+        ("recorder.finish('clerk', recorder.use('clerk', 'weekday', 'x').text)", "Recorder.use"),
+        ("self.help(); recorder.finish('clerk', 'Monday')", "WeekdayTeam.help"),
+    ],
+)
+def test_a_call_without_await_is_one_error_with_its_line(
+    tmp_path: Path, afm: Callable[..., Any], body: str, call: str
+) -> None:
+    own = tmp_path / "own"
+    afm("init", own)
+    source = (
+        "class WeekdayTeam:\n    def __init__(self, seed): ...\n    async def help(self): ...\n"
+        f"    async def solve(self, recorder):\n        {body}\n"
+    )
+    (own / "team.py").write_text(source, encoding="utf-8")
+    (own / "tasks.csv").write_text(
+        "question,answer,data_source\nWhich weekday was 2024-02-29?,Thursday,weekdays\n"
+    )
+    words = (
+        "data",
+        "distill",
+        own / "tasks.csv",
+        "--team",
+        own / "team.yaml",
+        "--output-dir",
+        tmp_path / "out",
+    )
+    try:
+        done = afm(*words, "--rewards", own / "rewards.yaml", status=1)
+    finally:
+        for name in ("team", "weekday_tool", "weekday_reward"):  # another test has files of these names
+            sys.modules.pop(name, None)
+    assert (
+        f"team.py:5: the call of {call} lacks `await`; write it before the call and start again"
+        in done.stderr
+    )
+    assert "RuntimeWarning" not in done.stderr
+    assert done.stderr.count("error: ") == 1

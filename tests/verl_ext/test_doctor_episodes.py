@@ -81,7 +81,7 @@ PLACE = Placement(32768, 8, moves_parameters=True, moves_optimizer=True, stays_o
         (lambda s: replace(s, critic=PLACE), {"critic": {"ulysses_sequence_parallel_size": 2}}, "splits", Level.WARNING,
          "critic.ulysses_sequence_parallel_size=2 is not read; set verl.critic.fsdp.ulysses_sequence_parallel_size=2"),
         (lambda s: s, {"limits": LIMITS.model_copy(update={"max_observation_chars": 3600})}, "observations", Level.WARNING,
-         "room for 1 observations of full length; lower limits.max_observation_chars"),
+         "room for 1 observation of full length; lower limits.max_observation_chars"),
         (lambda s: s, {"limits": LIMITS.model_copy(update={"max_turn_tokens": 901})}, "observations", Level.WARNING,
          "limits.max_turn_tokens is 901, more than a whole response (900)"),
     ],

@@ -55,7 +55,7 @@ def write_bundle(
             raise DataError(
                 "no episodes and no logs to share; expected the folder of a run", path=str(index.path)
             )
-        (out / "data").mkdir(parents=True, exist_ok=True)
+        _begin(out)
         has_tokens = False
         for number in range(0, len(chosen), _CHUNK):
             views = {}
@@ -86,6 +86,12 @@ def write_bundle(
     _write(out / "data" / "run.js", "run", hide_all.within(data))
     _write_page(out)
     return left_out
+
+
+def _begin(out: Path) -> None:
+    """Make the folder. Its file marks it as a bundle, so one that fails half-way can be written again."""
+    (out / "data").mkdir(parents=True, exist_ok=True)
+    _write(out / "data" / "run.js", "run", {})
 
 
 def _check(index: EpisodeIndex, out: Path) -> None:

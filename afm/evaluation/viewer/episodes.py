@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from afm.agents import AgentSpec, load_agent, shipped_agents
 from afm.agents.load import MODEL_AGENT_FILE, MODEL_AGENTS_DIR
 from afm.errors import ConfigError, DataError
@@ -20,6 +22,7 @@ from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.page import blocks_of, shortened
 from afm.models.tokenizer import IncrementalDecoder
 from afm.trajectory.answer import answer_content, read_answer
+from afm.trajectory.io import explain
 from afm.trajectory.record import Record
 from afm.trajectory.tags import Author, Segment
 
@@ -42,12 +45,12 @@ def read_episode(path: str, start: int, length: int) -> Record:
         with Path(path).open("rb") as file:
             file.seek(start)
             return Record.model_validate_json(file.read(length))
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise DataError(
-            f"cannot be read at byte {start}: {first}; the file may have changed since it was indexed",
-            path=path,
-        ) from None
+    except ValidationError as error:
+        changed = "; the file may have changed since it was indexed"
+        message = explain(error, path) + changed * (error.errors()[0]["type"] == "json_invalid")
+        raise DataError(message, path=path, line=1 + Path(path).read_bytes()[:start].count(b"\n")) from None
+    except OSError as error:
+        raise DataError(f"cannot be read at byte {start}: {error.strerror}", path=path) from None
 
 
 def episode_view(record: Record, path: str) -> dict[str, Any]:
