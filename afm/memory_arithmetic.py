@@ -16,8 +16,9 @@ from typing import Any
 
 from afm.errors import ConfigError
 from afm.findings import Finding, Level
+from afm.terminal import plural
 
-_HEADER = re.compile(r"^# Hardware: (\d+) nodes? x (\d+) GPUs of (\d+) GB", re.MULTILINE)
+_HEADER = re.compile(r"^# Hardware: (\d+) nodes? x (\d+) GPUs? of (\d+) GB", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Hardware:
 
     def __str__(self) -> str:
         """Return ``2 nodes x 8 GPUs of 80 GB``, as in the header of a recipe."""
-        return f"{self.nodes} node{'s' * (self.nodes > 1)} x {self.gpus} GPUs of {self.gpu_gib:g} GB"
+        gpus = plural(self.gpus, "GPU")
+        return f"{plural(self.nodes, 'node')} x {gpus} of {self.gpu_gib:g} GB"
 
 
 def recipe_hardware(config_file: Path) -> Hardware | None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ PROOFS = {"own_agent", "own_task", "quickstart"}
 """Pages whose commands import the trainers one after the other."""
 NOT_RUN = {"GPU", "minutes", "server", "network"}
 BUILTINS = {"cd", "export", "source"}
+PROGRAM = r"afm [a-z]|tool_servers/servers\.sh|(?:python )?data/\w+/\w+\.(?:sh|py)"
+HEADER_COMMAND = re.compile(
+    rf"((?:[A-Z_]+=\S+ +)*(?:{PROGRAM})[^`\n]*?)(?:`|;| and | \(|[,.)]+(?: |$)|$)", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,16 @@ def test_commands_that_are_not_run_exist_with_their_options(page: Path) -> None:
                 check(words, page.name)
 
 
+def test_commands_in_headers_of_configurations_exist_with_their_options() -> None:
+    checked = 0
+    for path in sorted((ROOT / "configs").rglob("*.yaml")):
+        header = "".join(takewhile(lambda line: line.startswith("#"), path.open(encoding="utf-8")))
+        for text in HEADER_COMMAND.findall(header.replace("\\\n#", "").replace("=...", "=X")):
+            check(text.split(), str(path.relative_to(ROOT)))
+            checked += 1
+    assert checked > 170
+
+
 def test_a_wrong_command_or_option_would_be_found() -> None:
     options = ("afm eval x --dryrun", "python data/web_agent/download.py --dry")
     variable = "SISE=7b train/web_agent/rl/train_dapo_web_agent.sh"
@@ -105,7 +120,7 @@ def check(words: list[str], page: str) -> None:
         return
     program, *rest = words
     for word in rest:
-        if word.startswith(("configs/", "train/", "evaluation/", "data/")) and "=" not in word:
+        if re.match(r"(configs|train|evaluation)/[^=]*$|data/.*\.(py|sh)$", word):
             assert (ROOT / word).exists(), f"{page}: {word} is not there"
     if program in ("afm", ".venv/bin/afm"):
         check_afm(rest, page)
@@ -128,8 +143,9 @@ def check(words: list[str], page: str) -> None:
             assert shutil.which(program), f"{page}: there is no program {program}"
             return
         text = script.read_text(encoding="utf-8")
+        environment = (ROOT / "environment.sh").read_text("utf-8") if script.name == "servers.sh" else ""
         for name in variables:
-            known = name in text or name.startswith(("RAY_", "NNODES", "MASTER_"))
+            known = name in text + environment or name.startswith(("RAY_", "NNODES", "MASTER_"))
             assert known, f"{page}: {program} reads no {name}"
 
 
@@ -141,6 +157,8 @@ def check_afm(words: list[str], page: str) -> None:
         inner = command.commands
         if words and words[0] in inner:
             command = inner[words.pop(0)]
+        elif not words or words[0] in {option for one in command.params for option in one.opts}:
+            break  # a group that is only named, or that has options of its own
         else:
             implied = "run" in inner and words[:1] and words[0].endswith(".yaml")
             assert implied, f"{page}: afm has no {words[:1]}"
