@@ -101,11 +101,8 @@ def fault_of(error: Exception) -> str:
 
 @coroutine
 def awaiting_all(work: Coroutine[Any, Any, None], forgotten: list[str]) -> Generator[Any, Any, None]:
-    """Run a user's coroutine. The places of coroutines that it makes and never awaits go to ``forgotten``.
-
-    Only single steps are watched, which no other task can interrupt. Other warnings are shown as ever.
-    """
-    step = partial(work.send, None)
+    """Run a user's coroutine. The places of coroutines that it makes and never awaits go to ``forgotten``."""
+    step = partial(work.send, None)  # no other task can interrupt a step, so only this code is watched
     while True:
         depth = sys.get_coroutine_origin_tracking_depth()
         sys.set_coroutine_origin_tracking_depth(1)

@@ -86,8 +86,7 @@ def _refuse_sizes(
     sizes = " ".join(f"{name} {value:g}" for name, value in options.items() if value is not None)
     if sizes and kind is None:
         raise UsageError(f"{sizes}: no YAML to check; give the one of the run: afm doctor CONFIG {sizes}")
-    if sizes and kind not in (SFT_FILE, RL_FILE):
-        assert kind is not None
+    if sizes and kind is not None and kind not in (SFT_FILE, RL_FILE):
         raise UsageError(f"{sizes}: {config} is {kind.name}, which needs no GPUs; leave the option out")
 
 

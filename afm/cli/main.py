@@ -25,6 +25,10 @@ def main() -> None:
         _fail(error, 2)
     except (AfmError, OSError) as error:
         _fail(error, 1)
+    except RuntimeError as error:
+        if not str(error).startswith("Symlink loop from "):  # Python 3.11's error of Path.resolve
+            raise
+        _fail(UsageError(f"{error}; correct the link, or choose another path"), 1)
 
 
 def _fail(error: AfmError | OSError, status: int) -> None:

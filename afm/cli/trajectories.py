@@ -243,7 +243,7 @@ def _funnel(path: Path) -> list[FunnelStage]:
         data = json.loads(path.read_text(encoding="utf-8"))
         seen = int(data["seen"])
         dropped = [(str(row["name"]), int(row["dropped"])) for row in data["stages"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         message = "holds no funnel; expected the funnel.json that `afm data filter` wrote"
         raise DataError(message, path=str(path)) from None
     left, stages = seen, [FunnelStage("seen", 0, seen, 1.0)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from threading import Lock, Thread
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from afm.configuration import Settings
 from afm.errors import OwnCodeError
@@ -181,6 +181,13 @@ class FunctionSchema(Settings):
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+
+    @field_validator("parameters")
+    @classmethod
+    def _named_parameters(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(value.get("properties", {}), dict):
+            raise ValueError("expected `properties` to be a mapping of names to JSON schemas")
+        return value
 
     def argument(self, named: Mapping[str, Any]) -> str:
         """Return the argument text for named arguments: the text of the only parameter, or a JSON object of all.

@@ -83,8 +83,9 @@ def diagnose(config_path: str | Path, overrides: Sequence[str], env: Mapping[str
     if loaded is None:
         return report.findings
     tools, file = loaded
-    names = ", ".join(sorted(tools)) or "none"
-    report.add(Finding(Level.OK, "keys", f"{plural(len(tools), 'tool')}: {names}"))
+    report.add(
+        Finding(Level.OK, "keys", f"{plural(len(tools), 'tool')}: {', '.join(sorted(tools)) or 'none'}")
+    )
     report.add(*tool_findings(tools, file))
     report.add(*_variables(tools, env))
     report.add(_served_agents(tools))

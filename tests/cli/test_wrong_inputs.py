@@ -552,6 +552,17 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         2,
         ("--nodes 3 --gpus 2:", "is a list of tools, which needs no GPUs"),
     ),
+    ("data stats {T}/good.jsonl --funnel {T}/huge.json", 1, ("huge.json: holds no funnel; expected",)),
+    (
+        "doctor {T}/parameters.yaml",
+        1,
+        ("tools[0].tool_schema.function.parameters", "expected `properties` to be a mapping of names"),
+    ),
+    (
+        "convert {T}/good.jsonl --to coa -o {T}/loop",
+        1,
+        ("Symlink loop from '{T}/loop'; correct the link, or choose another path",),
+    ),
     ("data stats {T}/good.jsonl --funnel {T}/good.jsonl", 1, ("good.jsonl: holds no funnel; expected",)),
     ("view {T}/bare.jsonl --index {T}/b.sqlite --bundle {T}/bb", 1, ("bare.jsonl:2: agent_digest: missing",)),
     ("view {T}/bare.jsonl --index {T}/b.sqlite --bundle {T}/bb", 1, ("bare.jsonl:2: agent_digest: missing",)),
@@ -583,6 +594,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "circle.yaml": "a: &a [*a]\n",
         "deep.jsonl": "[" * 100_000 + "\n",
         "digits.jsonl": f'{{"id": {"9" * 5000}}}\n',
+        "huge.json": '{"seen": 1e999, "stages": []}',
+        "parameters.yaml": "tools: [{class_name: x.Y, tool_schema: {function: {name: x, parameters: {properties: null}}}}]\n",
         "broken.yaml": "a: [1\n",
     }
     for name, content in files.items():
@@ -597,6 +610,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model").mkdir()
     (folder / "none_yet").mkdir()
     (folder / "ck/checkpoints/global_step_2").mkdir(parents=True)
+    (folder / "loop").symlink_to(folder / "loop")
     (folder / "m.gguf").write_bytes(b"GGUF")
     return folder
 
