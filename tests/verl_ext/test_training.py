@@ -270,8 +270,8 @@ def test_a_validation_is_told_apart(trained: tuple[Path, str]) -> None:
     assert last["engine"]["val-core/mini_math/acc/mean@1"] == 0.0
 
 
-def twin(config: Path, script: str, folder: Path, *overrides: str, **variables: str) -> subprocess.Popen[str]:
-    """Start the CPU twin of a recipe as a user does, on a new model."""
+def start_tiny(config: Path, script: str, folder: Path, *overrides: str, **variables: str) -> subprocess.Popen[str]:
+    """Start the CPU version of a recipe as a user does, on a new model."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables |= {"MODEL": str(config.parent / "model"), "PATH": path}
     words = [f"train_files={config.parent / 'rl.parquet'}", f"output_dir={folder}", *overrides]
@@ -280,10 +280,10 @@ def twin(config: Path, script: str, folder: Path, *overrides: str, **variables: 
 
 @pytest.mark.proof
 def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -> None:
-    """The CPU twin of the web recipe."""
+    """The CPU version of the web recipe."""
     folder = config.parent / "dapo"
     script = "train/web_agent/rl/train_dapo_web_agent_tiny.sh"
-    process = twin(config, script, folder, "verl.trainer.total_training_steps=30")
+    process = start_tiny(config, script, folder, "verl.trainer.total_training_steps=30")
     wait_for_first_step(process)
     family = descendants(process.pid)
     assert family
@@ -304,9 +304,9 @@ def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -
 
 @pytest.mark.proof
 def test_an_alarm_that_stops_a_run_leaves_a_checkpoint(config: Path) -> None:
-    """The CPU twin of the code recipe, which plans no checkpoint before the last of its 30 steps."""
+    """The CPU version of the code recipe, which plans no checkpoint before the last of its 30 steps."""
     folder = config.parent / "stopped"
-    process = twin(
+    process = start_tiny(
         config,
         "train/code_agent/rl/train_dapo_code_agent_tiny.sh",
         folder,
