@@ -36,8 +36,7 @@ class Hardware:
 
     def __str__(self) -> str:
         """Return ``2 nodes x 8 GPUs of 80 GB``, as in the header of a recipe."""
-        gpus = plural(self.gpus, "GPU")
-        return f"{plural(self.nodes, 'node')} x {gpus} of {self.gpu_gib:g} GB"
+        return f"{plural(self.nodes, 'node')} x {plural(self.gpus, 'GPU')} of {self.gpu_gib:g} GB"
 
 
 def recipe_hardware(config_file: Path) -> Hardware | None:

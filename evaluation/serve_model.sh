@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Serves a model to evaluations with vLLM or SGLang if installed, else with our own server for CPUs. Waits until all replicas are
-# healthy; they stop together. Stays in the foreground and prints the options for `afm eval`; --dry-run prints the engines' commands.
+# Serves a model for evaluations: with vLLM or SGLang if installed, else with our own server for CPUs.
+# Waits until all replicas are healthy, prints options for `afm eval`, stays in the foreground. --dry-run prints the engines' commands.
 # Usage: MODEL=models/web_agent_7b REPLICAS=4 TENSOR_PARALLEL=2 PORT=8000 evaluation/serve_model.sh [options of afm serve model]
-# Needs REPLICAS x TENSOR_PARALLEL GPUs. vLLM 0.24 and SGLang: command lines tested, never run by us on a GPU. CPU: tested.
+# Needs REPLICAS x TENSOR_PARALLEL GPUs. Tested on a CPU. The command lines of vLLM 0.24 and SGLang are tested, but never ran on a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts a Ray cluster for training on several nodes. Joining it or submitting to it needs its token.
+# Starts a Ray cluster for training on several nodes. Nodes and runs that use the cluster need its token.
 # Usage: train/ray_cluster.sh head|node|status|wait COUNT [options of `ray start`]
 #   on the first node:  NODE_IP=10.0.0.1 train/ray_cluster.sh head                        (PORT: 6379 by default)
 #   on each other node: HEAD=10.0.0.1:6379 NODE_IP=10.0.0.2 train/ray_cluster.sh node     (RAY_AUTH_TOKEN_PATH: a copy of the head's)

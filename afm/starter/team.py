@@ -1,7 +1,7 @@
-"""The teacher: a scripted team, whose work becomes the examples that the model learns from.
+"""The teacher: a scripted team. Its work becomes the examples that the model learns from.
 
-The clerk looks up about half of the dates and knows the others by heart. The model cannot know them: it copies the
-habit and answers wrongly, until it learns in reinforcement learning that the tool pays.
+The clerk looks up about half of the dates and knows the others by heart. The model does not know them. It copies the
+habit and answers wrongly. In reinforcement learning it learns to use the tool instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class WeekdayTeam:
         self._seed = seed
 
     async def solve(self, recorder: Recorder) -> None:
-        """Work on one question: say, use the tool, finish."""
+        """Solve one question: say something, use the tool, finish."""
         task = recorder.task
         day = task.question.rstrip("?").split()[-1]
         if random.Random(f"{self._seed}/{task.id}").random() < KNOWN_SHARE:

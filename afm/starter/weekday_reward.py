@@ -9,7 +9,7 @@ from afm.trajectory import answers
 
 
 class SameDay:
-    """1 if the answer names the right day; ``Sat`` is as good as ``Saturday``."""
+    """1 if the answer names the right day. ``Sat`` counts as ``Saturday``."""
 
     async def judge(self, sample: Sample) -> Part:
         """Compare the agent's answer with the gold answer."""
@@ -22,4 +22,4 @@ class SameDay:
         return Part(float(same), f"expected {right}, got {named[0]}")
 
     async def close(self) -> None:
-        """Release what the scorer holds: nothing."""
+        """Release resources. This scorer holds none."""

@@ -1,4 +1,4 @@
-"""The tool: a class with a name and an async ``call``, text in and text out."""
+"""The tool: a class with a name and an async ``call`` that takes text and returns text."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ class WeekdayTool:
             return ToolResult(f"{argument.strip()!r} is not a date; send one such as 2024-02-29")
 
     async def close(self) -> None:
-        """Release what the tool holds: nothing."""
+        """Release resources. This tool holds none."""

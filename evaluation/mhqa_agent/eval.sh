@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Evaluate the multi-hop agent. BENCHMARK is a file of configs/eval: nq, triviaqa, hotpotqa, 2wikimultihopqa, musique, bamboogle or popqa (see each header).
+# Evaluate the multi-hop agent. BENCHMARK is a file of configs/eval (see each header): nq, triviaqa, hotpotqa, 2wikimultihopqa,
+# musique, bamboogle or popqa.
 # Usage: BENCHMARK=nq MODEL=models/mhqa_agent_7b evaluation/mhqa_agent/eval.sh [--dry-run] [key=value ...]
 # MODEL is a model's folder, or the address of a server (then add model.tokenizer=DIR model.name=NAME).
 # Needs: a wiki server at WIKI_RAG_SERVER_URL (afm serve wiki --index FOLDER).

@@ -270,7 +270,9 @@ def test_a_validation_is_told_apart(trained: tuple[Path, str]) -> None:
     assert last["engine"]["val-core/mini_math/acc/mean@1"] == 0.0
 
 
-def start_tiny(config: Path, script: str, folder: Path, *overrides: str, **variables: str) -> subprocess.Popen[str]:
+def start_tiny(
+    config: Path, script: str, folder: Path, *overrides: str, **variables: str
+) -> subprocess.Popen[str]:
     """Start the CPU version of a recipe as a user does, on a new model."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables |= {"MODEL": str(config.parent / "model"), "PATH": path}
