@@ -136,7 +136,7 @@ def _reproduction(
         )
     configs = configs_folder()
     if tiny and agent in WORD_PROBLEMS:
-        raise UsageError(f"--tiny (TINY): {agent} has no tiny version; --size {chosen.usual_size} runs on a CPU")
+        raise UsageError(f"--tiny (TINY) is not for {agent}; --size {chosen.usual_size} runs on a CPU")
     if tiny:
         from afm.cli.reproduce_fixtures import make_repositories
 

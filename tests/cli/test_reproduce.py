@@ -162,7 +162,7 @@ def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPa
     [
         (["web"], "expected one of: code_agent, gsm8k, mhqa_agent, svamp, web_agent"),
         (["web_agent", "--size", "3b"], "web_agent is published in other sizes; expected 7b or 32b"),
-        (["svamp", "--tiny"], "svamp has no tiny version; --size 135m runs on a CPU"),
+        (["svamp", "--tiny"], "is not for svamp; --size 135m runs on a CPU"),
         (["mhqa_agent", "--from", "evall"], "did you mean 'eval'"),
         (["mhqa_agent", "seed=3"], "expected sft.KEY=VALUE, rl.KEY=VALUE or eval.KEY=VALUE"),
         (["mhqa_agent", "--benchmarks", "gaia", "--dry-run"], "gaia is not a benchmark of mhqa_agent"),
