@@ -35,11 +35,32 @@ class Settings(BaseModel):
     ``use_attribute_docstrings`` parses the source of every model, which costs each command 50 ms.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+_MOST_VALUES = 100_000
+"""Of a YAML with its aliases written out. The largest file of this project has 1,726."""
+
+
+def _count_values(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """Return the number of values of a node with its aliases written out."""
+    if node not in known:
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        inner = [part for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
+        known[node] = 1 + sum(_count_values(part, known) for part in inner)
+    return known[node]
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that reads ``3e-5`` as a number, as YAML 1.2 does, and rejects repeated keys and circles."""
+    """A safe loader that reads ``3e-5`` as a number, as YAML 1.2 does. It rejects repeated keys, circles and alias bombs."""
+
+    def compose_document(self) -> yaml.Node | None:
+        """Compose the document. Nine nested anchors can stand for 100 million values."""
+        node = super().compose_document()
+        if node is not None and _count_values(node, {}) > _MOST_VALUES:
+            message = f"its aliases stand for more than {_MOST_VALUES:,} values"
+            raise ComposerError(None, None, message, node.start_mark)
+        return node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node. ``anchors`` holds a value from its beginning, ``end_mark`` is set at its end."""
@@ -124,6 +145,9 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
         why = _yaml_fault(error) if isinstance(error, yaml.MarkedYAMLError) else " ".join(str(error).split())
         raise ConfigError(f"{path}: cannot be read as YAML: {why}; expected {what}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        if isinstance(data, dict):
+            odd = next(key for key in data if not isinstance(key, str))
+            raise ConfigError(f"{path}: got the key {odd!r}, expected words as the keys of {what}")
         got = "nothing" if data is None else type(data).__name__
         raise ConfigError(f"{path}: got {got}, expected a mapping of {what}")
     _refuse_other_kind(path, data, what)

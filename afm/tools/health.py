@@ -123,10 +123,15 @@ def _type_of(schema: object) -> str:
 def _place(tool: Tool, entry: ToolEntry | None) -> str:
     servers = getattr(tool, "servers", None)
     if servers is None:
-        takes = entry.tool_schema.function.parameters.get("properties", {}) if entry else {}
-        arguments = ", ".join(f"{key} ({_type_of(schema)})" for key, schema in takes.items())
-        class_name = entry.class_name if entry else f"{type(tool).__module__}.{type(tool).__qualname__}"
-        text = f"{class_name} can be imported, its settings are valid, it takes {arguments or 'any text'}"
+        class_name, takes = f"{type(tool).__module__}.{type(tool).__qualname__}", ""
+        if entry:
+            class_name, schemas = (
+                entry.class_name,
+                entry.tool_schema.function.parameters.get("properties", {}),
+            )
+            arguments = ", ".join(f"{key} ({_type_of(schema)})" for key, schema in schemas.items())
+            takes = f", it takes {arguments or 'any text'}"
+        text = f"{class_name} can be imported, its settings are valid{takes}"
         return f"{text}; it was not called, so its answers are not checked"
     return f"answers at {', '.join(servers)}" if servers else "runs programs on this machine"
 

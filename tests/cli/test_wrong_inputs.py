@@ -7,6 +7,7 @@ import re
 import shlex
 import socket
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,17 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         ("line 1, column 8: alias *a is inside the value",),
     ),
     ("eval {T}/list.yaml", 1, ("{T}/list.yaml: got list, expected a mapping of evaluation settings",)),
+    (
+        "eval {T}/numbers.yaml",
+        1,
+        ("{T}/numbers.yaml: got the key 1, expected words as the keys of evaluation settings",),
+    ),
+    ("eval {T}/bomb.yaml", 1, ("{T}/bomb.yaml", "its aliases stand for more than 100,000 values")),
+    (
+        "eval {T}/endless.yaml model=http://x data=y agent=math",
+        1,
+        ("{T}/endless.yaml", "sampling.temperature: got inf (float), expected a finite number"),
+    ),
     (
         "data prepare tasks {T}/latin.csv --out {T}/o.jsonl",
         1,
@@ -591,6 +603,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tab.yaml": "data:\n\t- a\n",
         "twice.yaml": "model: a\nmodel: b\n",
         "list.yaml": "- 1\n",
+        "numbers.yaml": "1: 2\n",
+        "bomb.yaml": "a: &a [1]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghi")),
+        "endless.yaml": "sampling: {temperature: .inf}\n",
         "circle.yaml": "a: &a [*a]\n",
         "deep.jsonl": "[" * 100_000 + "\n",
         "digits.jsonl": f'{{"id": {"9" * 5000}}}\n',
