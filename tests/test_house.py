@@ -34,10 +34,11 @@ def figures() -> object:
 # 40 lines for files that are refused where a page or an index would replace them;
 # 40 lines for sizes, teams and options that are refused with what to write instead;
 # 40 lines for the agent that rows name, and for runs that failed;
-# 110 lines for the `await` that a team lacks, own tools in `afm doctor`, and options that were ignored.
+# 110 lines for the `await` that a team lacks, own tools in `afm doctor`, and options that were ignored;
+# 40 lines for alias bombs, infinite numbers and the tool calls of programs.
 WALLS = {
     "files": 358,
-    "lines": 85_730,
+    "lines": 85_770,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
