@@ -3,6 +3,8 @@
 
 const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
 const utc = (date) => (Number.isNaN(Date.parse(date)) ? date : new Date(date).toISOString().slice(0, 16).replace("T", " "));
+/* A team counts no tokens of its own: 0 is shown as unknown. */
+const wholeTokens = (value) => (value ? number(Math.round(value)) : "–");
 const FILE_ROWS = 500;
 const MAX_STEPS_SHOWN = 4;
 
@@ -49,7 +51,7 @@ function foldRow(folder, part) {
   const cell = (label, text, name = null) => make("td", { "data-label": label, text, class: name });
   const row = make("tr", { class: "fold" }, make("th", { scope: "row" }, link), cell("Model", short(first.model), "wide"), cell("Agent", first.agent, "wide"),
     cell("Episodes", number(sum((file) => file.episodes))), cell("pass@1", percent(sum((file) => file.scored) ? mean("pass_at_1", "scored") : null), "score"),
-    cell("Calls", mean("calls").toFixed(2)), cell("Tokens", number(Math.round(mean("tokens")))), cell("Time", seconds(mean("seconds"))),
+    cell("Calls", mean("calls").toFixed(2)), cell("Tokens", wholeTokens(mean("tokens"))), cell("Time", seconds(mean("seconds"))),
     cell("Date", utc(part.map((file) => file.date).sort().at(-1)), "wide"), make("td"));
   link.addEventListener("click", (event) => {
     event.preventDefault();
@@ -67,7 +69,7 @@ function fileRow(file) {
     make("th", { scope: "row" }, make("a", { href: list, text: file.name }), file.bad ? make("small", { class: "error", text: ` ${many(file.bad, "unreadable line")}` }) : null),
     cell("Model", short(file.model), file.model, "wide"), cell("Agent", file.agent, null, "wide"), cell("Episodes", number(file.episodes)),
     make("td", { "data-label": "pass@1", class: "score", title: `${many(file.scored, "episode")} with a score`, text: percent(file.pass_at_1) }),
-    cell("Calls", file.calls.toFixed(2)), cell("Tokens", number(Math.round(file.tokens))), cell("Time", seconds(file.seconds ?? 0)),
+    cell("Calls", file.calls.toFixed(2)), cell("Tokens", wholeTokens(file.tokens)), cell("Time", seconds(file.seconds ?? 0)),
     cell("Date", utc(file.date), file.date, "wide"),
     make("td", {}, make("a", { href: `#about=${file.id}`, text: "settings" })));
 }
