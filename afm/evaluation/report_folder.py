@@ -1,7 +1,7 @@
-"""What a report shows of a run folder, every part of which may be missing, and of several evaluations.
+"""Read the content of a report from a run folder, or from several evaluations. Every part of a folder may be missing.
 
-A quickstart run holds ``sft/``, ``rl/`` and the evaluations ``eval_sft/``, ``eval_rl/``, ``eval_real/``; any other
-``eval_*`` folder counts as one more stage. The ``output_dir`` of a single evaluation works as well.
+A quickstart run contains ``sft/``, ``rl/`` and the evaluations ``eval_sft/``, ``eval_rl/`` and ``eval_real/``. Any
+other ``eval_*`` folder is one more stage. The ``output_dir`` of a single evaluation is also accepted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WORLD = "world"
 
 
 def read_run(run_dir: Path, *, view_port: int = VIEW_PORT) -> ReportInput:
-    """Everything a report can show about ``run_dir``; links lead to `afm view` on ``view_port``.
+    """Return the content of a report on ``run_dir``. Links lead to `afm view` on ``view_port``.
 
     Raises:
         DataError: The folder holds nothing to report, or a manifest or metrics file is broken.
@@ -88,7 +88,7 @@ def read_run(run_dir: Path, *, view_port: int = VIEW_PORT) -> ReportInput:
 
 
 def _on_same_questions(evaluations: Sequence[Evaluation], stages: Sequence[StageResult]) -> list[StageResult]:
-    """The first stage and those that asked the same questions: only their costs belong into one picture."""
+    """Return the first stage and those with the same questions. Only their costs can be compared in one picture."""
     data = [
         evaluation.manifest.settings["data"] if evaluation.manifest else None for evaluation in evaluations
     ]
@@ -96,7 +96,7 @@ def _on_same_questions(evaluations: Sequence[Evaluation], stages: Sequence[Stage
 
 
 def read_stages(run_dir: Path) -> list[StageResult]:
-    """The evaluated stages of ``run_dir``, in the order of the work.
+    """Return the evaluated stages of ``run_dir``, in the order in which they ran.
 
     Raises:
         DataError: A manifest or metrics file is broken.
@@ -121,14 +121,14 @@ def _evaluations(run_dir: Path) -> list[Evaluation]:
 
 
 def _spoken(folder: str) -> str:
-    """``eval_aime24_1a2b3c4d`` is the evaluation of aime24; the end tells files of one name apart."""
+    """Return ``aime24`` for ``eval_aime24_1a2b3c4d``. The checksum at the end distinguishes files of one name."""
     return re.sub(r"_[0-9a-f]{8}\Z", "", folder.removeprefix("eval_")).replace("_", " ")
 
 
 def _unfinished_notes(evaluations: Sequence[Evaluation]) -> list[str]:
-    """A sentence about each that did not run to its end."""
+    """Return a sentence about each unfinished evaluation."""
     return [
-        f"The evaluation {evaluation.name} is not finished: the figures are of its first {evaluation.metrics.episodes} episodes."
+        f"The evaluation {evaluation.name} is not finished. Its figures are from the first {evaluation.metrics.episodes} episodes."
         for evaluation in evaluations
         if not evaluation.finished
     ]
@@ -148,7 +148,7 @@ def _spec(evaluations: list[Evaluation], notes: list[str]) -> AgentSpec | None:
 
 
 def _several(evaluations: list[Evaluation]) -> Agents | None:
-    """The agents of the first evaluation in which rows chose theirs."""
+    """Return the agents of the first evaluation with several agents."""
     known = (agents_of(evaluation.manifest) for evaluation in evaluations)
     return next((agents for agents in known if agents and len(agents.specs) > 1), None)
 
@@ -170,12 +170,12 @@ def _difference(before: Evaluation, after: Evaluation, notes: list[str]) -> Stag
     if before.manifest is not None and after.manifest is not None:
         differing = differences(before.manifest, after.manifest)
         changed = [change for change in differing if not change.startswith(_MODEL_KEYS)]
-    caveats = tuple(f"The two stages were not run alike: {change}." for change in changed)
+    caveats = tuple(f"The two stages had different settings: {change}." for change in changed)
     return StageDifference(before.name, after.name, result, caveats)
 
 
 def _tool_story(run_dir: Path, before: Evaluation, after: Evaluation) -> tuple[str, str] | None:
-    """The stages to explain; only the team of the generated world is known to answer without the tool."""
+    """Return the stages to explain. Only the team of the generated world is known to answer without the tool."""
     if not (run_dir / _WORLD).is_dir():
         return None
     used_before, used_after = before.metrics.tool_use, after.metrics.tool_use
@@ -198,7 +198,7 @@ def _pairs(evaluations: list[Evaluation], both: tuple[Evaluation, Evaluation] | 
 
 
 def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluation]) -> Iterator[Command]:
-    """Commands that can be pasted in the folder from which the report was written."""
+    """Yield commands that can be pasted in the folder from which the report was written."""
     yield Command(f"cd {shlex.quote(str(Path.cwd()))}", "Start in the folder this report was written from")
     if evaluations:
         yield Command(f"afm view {shlex.quote(str(run_dir))}", "Read every episode in a browser")
@@ -209,7 +209,7 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
         if (index := run_dir / _WORLD / "index").is_dir():
             yield Command(
                 f"afm serve wiki --index {shlex.quote(str(index))}",
-                "Start the search server that the next two need, and leave it running",
+                "Start the search server that the next two commands need, and leave it running",
             )
         yield Command(
             f"afm ask {shlex.quote(question)} --agent {spec.name} --model {model}",
@@ -221,17 +221,17 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
             out = folder.with_name(f"{folder.name}_8_rounds")
             yield Command(
                 f"afm eval {shlex.quote(str(config))} rounds=8 {shlex.quote(f'output_dir={out}')}",
-                "Eight rounds per question: how much luck is in one sample, and what pass@8 is",
+                "Ask every question eight times, to see pass@8 and the variance of single samples",
             )
 
 
 def read_comparison(
     folders: Sequence[Path], *, anyway: bool = False, view_port: int = VIEW_PORT
 ) -> ReportInput:
-    """Everything a report can show about several evaluations, the others compared with the first.
+    """Return the content of a report on several evaluations, each compared with the first.
 
     Args:
-        anyway: Compare although settings differ that are not the model's; the page then says which.
+        anyway: Compare even if other settings than the model's differ. The page lists the differences.
 
     Raises:
         ConfigError: These settings differ.

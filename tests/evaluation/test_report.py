@@ -198,7 +198,7 @@ def test_an_unfinished_evaluation_is_shown_as_one(shown, run_folder) -> None:
     (run_folder / "eval_rl/metrics.json").unlink()
     with (run_folder / "eval_rl/episodes.jsonl").open("a") as file:
         file.write('{"schema_version": 1, "id": "t11#0", "agent')
-    said = "The evaluation after RL is not finished: the figures are of its first 10 episodes."
+    said = "The evaluation after RL is not finished. Its figures are from the first 10 episodes."
     assert said in shown(run_folder).all_text
 
 
