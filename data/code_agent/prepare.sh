@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the training files of the code and math agent from what download.py fetched, or AFM's own download script: sft/code_agent_sft.json with its
-# dataset_info.json, rl/train.parquet and rl/val.parquet. What is made already stays.
+# Makes the training files of the code and math agent from the folder of download.py, or of AFM's own download script:
+# sft/code_agent_sft.json with dataset_info.json, rl/train.parquet and rl/val.parquet. Finished files are kept.
 # Usage: data/code_agent/prepare.sh [--data data/code_agent/raw] [--output-dir data/code_agent] [--only SET] [--all] [--dry-run]
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")

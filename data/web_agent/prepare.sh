@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the training files of the web agent from what download.py fetched, or AFM's own download script: sft/web_agent_sft.json with its
-# dataset_info.json, rl/train.parquet and rl/val.parquet. What is made already stays.
+# Makes the training files of the web agent from the folder of download.py, or of AFM's own download script:
+# sft/web_agent_sft.json with dataset_info.json, rl/train.parquet and rl/val.parquet. Finished files are kept.
 # Usage: data/web_agent/prepare.sh [--data data/web_agent/raw] [--output-dir data/web_agent] [--only SET] [--all] [--dry-run]
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Selects the web agent's RL queries as AFM does (configs/queries/web.yaml) and makes rl/train.parquet and rl/val.parquet of them. Killed, it continues.
-# A model that learnt with the published prompt: PROMPT=data/web_agent/raw/prompts/web_agent.txt, else rows ask with the agent's own.
+# Selects RL questions for the web agent as AFM does (configs/queries/web.yaml). Makes rl/train.parquet and rl/val.parquet.
+# Run it again to resume. For a model trained with the published prompt: PROMPT=data/web_agent/raw/prompts/web_agent.txt
 # Usage: MODEL=http://127.0.0.1:8000/v1 data/web_agent/select_queries.sh QUESTIONS.jsonl [..] [target=1000] [model_name=NAME]
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
