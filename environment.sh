@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Environment variables of this project with their defaults; what is set already stays.
+# Environment variables of this project with their defaults. Values that are already set are kept.
 # Usage: source environment.sh
 # Generated from the table in afm/settings.py: python -m afm.settings > environment.sh
 

@@ -157,7 +157,7 @@ def environment_script() -> str:
     """Return the table as a shell file to source. It sets the default of each variable that is not set."""
     lines = [
         "# shellcheck shell=sh",
-        "# Environment variables of this project with their defaults; what is set already stays.",
+        "# Environment variables of this project with their defaults. Values that are already set are kept.",
         "# Usage: source environment.sh",
         "# Generated from the table in afm/settings.py: python -m afm.settings > environment.sh",
     ]

@@ -22,7 +22,7 @@ PROOFS = {"own_agent", "own_task", "quickstart"}
 """Pages whose commands import the trainers one after the other."""
 NOT_RUN = {"GPU", "minutes", "server", "network"}
 BUILTINS = {"cd", "export", "source"}
-PROGRAM = r"afm [a-z]|tool_servers/servers\.sh|(?:python )?data/\w+/\w+\.(?:sh|py)"
+PROGRAM = r"afm [a-z]|(?:python )?(?:tool_servers|train|evaluation|data)/[\w/]+\.(?:sh|py)"
 HEADER_COMMAND = re.compile(
     rf"((?:[A-Z_]+=\S+ +)*(?:{PROGRAM})[^`\n]*?)(?:`|;| and | \(|[,.)]+(?: |$)|$)", re.MULTILINE
 )
