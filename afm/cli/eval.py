@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -228,8 +229,7 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
         name = f"avg@{metrics.rounds}" if metrics.rounds > 1 else "pass@1"
         interval = f"95 % interval {percent(score.low)} to {percent(score.high)}"
         print(f"{settings.name}: {name} {percent(score.value)} ({interval})")
-    for line in metric_lines(metrics):
-        print(f"  {line}")
+    _print_lines(metric_lines(metrics))
     for _, note in (settings.choosing(), settings.agreeing()):
         if note:
             print(f"  {note}")
@@ -240,6 +240,14 @@ def _summary(settings: EvalConfig, metrics: Metrics) -> None:
         f"agent tokens {number(metrics.agent_tokens)}, {number(metrics.seconds)} s an episode"
     )
     _print_next(f"episodes: {settings.output_dir}/episodes.jsonl", settings.output_dir)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    """Print lines, indented and at most 100 columns wide."""
+    wrapper = TextWrapper(100, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+    wrapper.break_on_hyphens = False
+    for line in lines:
+        print(wrapper.fill(line))
 
 
 def _print_next(written: str, folder: Path) -> None:
@@ -303,8 +311,7 @@ def _judged(work: Coroutine[Any, Any, Metrics], folder: Path, file: str, *, as_j
     if as_json:
         print(metrics.model_dump_json(indent=2, ensure_ascii=True))
         return
-    for line in judged_lines(metrics):
-        print(f"  {line}")
+    _print_lines(judged_lines(metrics))
     _print_next(f"verdicts: {folder / file}", folder)
 
 

@@ -30,13 +30,15 @@ def points(value: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a figure with about two digits after the point."""
+    """Format a figure with about two digits after the point. One below 0.000001 has a power of ten."""
     if value is None:
         return "–"
     if 0 < abs(value) < 0.1:
         text = f"{value:.2g}"
-        if "e" in text:  # below 0.0001, where Python writes a power of ten
-            text = f"{value:.{min(12, 1 - math.floor(math.log10(abs(value))))}f}".rstrip("0")
+        if abs(value) < 1e-6:
+            text = text.replace("e-0", "e-")
+        elif "e" in text:  # below 0.0001, where Python writes a power of ten
+            text = f"{value:.{1 - math.floor(math.log10(abs(value)))}f}".rstrip("0")
     elif abs(value) >= 100:
         text = f"{value:,.0f}"
     else:

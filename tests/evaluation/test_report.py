@@ -241,6 +241,7 @@ def test_figures_in_words() -> None:
     assert [points(-0.031), points(0.5), points(-0.0001)] == ["−3.1", "+50.0", "0.0"]
     assert [number(1234.5), number(12.34), number(0.456), number(None)] == ["1,234", "12.3", "0.46", "–"]
     assert [number(3e-06), number(-0.00012), figure(0.0, False)] == ["0.000003", "−0.00012", "0"]
+    assert [number(-5.2e-09), number(3e-12), number(1e-06)] == ["−5.2e-9", "3e-12", "0.000001"]
     assert [figure(1234.0, False), figure(0.5, False), figure(0.5, True)] == ["1,234", "0.50", "50.0 %"]
     amounts = [dollars(12.345), dollars(0.0123456), dollars(0.00001234), dollars(0)]
     assert amounts == ["12.35 USD", "0.0123 USD", "0.0000123 USD", "0.00 USD"]

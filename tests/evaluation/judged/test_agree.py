@@ -92,7 +92,8 @@ def test_the_command_and_the_report_say_it(finished, judge) -> None:
     assert done.exit_code == 0, done.output
     said = "recorded and test-judge agree on 70.0 %"
     assert said in done.output
-    assert "Cohen's kappa 0.40 (" in done.output
+    assert "Cohen's kappa 0.40 (" in " ".join(done.output.split())
+    assert max(map(len, done.output.split("\nverdicts:")[0].splitlines())) <= 100
     assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
     assert said in (folder / "report.html").read_text()
     metrics = json.loads((folder / "report.json").read_text())["stages"][0]["metrics"]

@@ -49,7 +49,7 @@ function foldRow(folder, part) {
   const mean = (value, weight = "episodes") => sum((file) => file[weight] * (file[value] ?? 0)) / sum((file) => file[weight]);
   const link = make("a", { href: "", "aria-expanded": "false", text: `${folder}step_*.jsonl, ${many(part.length, "file")}` });
   const cell = (label, text, name = null) => make("td", { "data-label": label, text, class: name });
-  const row = make("tr", { class: "fold" }, make("th", { scope: "row" }, link), cell("Model", short(first.model), "wide"), cell("Agent", first.agent, "wide"),
+  const row = make("tr", { class: "fold" }, make("th", { scope: "row" }, link), cell("Model", short(first.model) || "–", "wide"), cell("Agent", first.agent || "–", "wide"),
     cell("Episodes", number(sum((file) => file.episodes))), cell("pass@1", percent(sum((file) => file.scored) ? mean("pass_at_1", "scored") : null), "score"),
     cell("Calls", mean("calls").toFixed(2)), cell("Tokens", wholeTokens(mean("tokens"))), cell("Time", seconds(mean("seconds"))),
     cell("Date", utc(part.map((file) => file.date).sort().at(-1)), "wide"), make("td"));
@@ -67,7 +67,7 @@ function fileRow(file) {
   const list = `#${new URLSearchParams({ file: file.path })}`;
   return make("tr", {},
     make("th", { scope: "row" }, make("a", { href: list, text: file.name }), file.bad ? make("small", { class: "error", text: ` ${many(file.bad, "unreadable line")}` }) : null),
-    cell("Model", short(file.model), file.model, "wide"), cell("Agent", file.agent, null, "wide"), cell("Episodes", number(file.episodes)),
+    cell("Model", short(file.model) || "–", file.model, "wide"), cell("Agent", file.agent || "–", null, "wide"), cell("Episodes", number(file.episodes)),
     make("td", { "data-label": "pass@1", class: "score", title: `${many(file.scored, "episode")} with a score`, text: percent(file.pass_at_1) }),
     cell("Calls", file.calls.toFixed(2)), cell("Tokens", wholeTokens(file.tokens)), cell("Time", seconds(file.seconds ?? 0)),
     cell("Date", utc(file.date), file.date, "wide"),
