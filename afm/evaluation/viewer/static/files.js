@@ -78,7 +78,7 @@ function fileRow(file) {
 function leftOut() {
   const missing = window.AFM_BUNDLE?.leftOut() || [];
   if (!missing.length) return null;
-  return make("details", { class: "notice" }, make("summary", { text: "This is a part of the run. Left out:" }),
+  return make("details", { class: "notice" }, make("summary", { text: "This is a part of the run. See what is left out." }),
     make("ul", {}, ...missing.map((text) => make("li", { text }))));
 }
 
