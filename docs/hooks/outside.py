@@ -48,5 +48,7 @@ def _link(link: re.Match[str], folder: Path, name: str) -> str:
     for page, source in BROUGHT_IN.items():
         if file == ROOT / source:
             return f"[{text}]({'../' * (len(Path(name).parts) - 1)}{page})"
-    inside = file.is_relative_to(docs)
-    return link[0] if inside else f"{text} (`{file.relative_to(ROOT).as_posix()}`)"
+    shown = f"`{file.relative_to(ROOT).as_posix()}`"
+    if file.is_relative_to(docs):
+        return link[0]
+    return shown if f"`{text.strip('`')}`" == shown else f"{text} ({shown})"
