@@ -68,9 +68,9 @@ def rules() -> dict[str, object]:
 
 
 def texts() -> list[str]:
-    """Return the paths of the files to check, relative to the project: those that git tracks or would add."""
+    """Return the paths of the files to check, relative to the project: those that git tracks, without what a user adds."""
     listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.py"],
+        ["git", "ls-files", "*.md", "*.py"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     paths = sorted(set(listing.stdout.splitlines()))

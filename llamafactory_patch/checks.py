@@ -131,11 +131,12 @@ def check_model(job: SftJob) -> None:
         ConfigError: It is neither.
     """
     model = str(job.config.get("model_name_or_path", ""))
-    hub_name = re.fullmatch(r"\w[\w.-]*/[\w.-]+", model)
+    # `runs/` and `models/` are where this project's commands write models.
+    hub_name = re.fullmatch(r"(?!runs/|models/)\w[\w.-]*/[\w.-]+", model)
     if not model or (not hub_name and not Path(model).expanduser().is_dir()):
         raise ConfigError(
-            f"model_name_or_path: {model!r} is not a folder; expected a folder, or ORGANISATION/NAME on the hub "
-            "(`afm import` turns a GGUF file into a folder)"
+            f"model_name_or_path: {model!r} is not a folder; expected a folder, or ORGANISATION/NAME on the hub; "
+            "make the model first (`afm import` turns a GGUF file into a folder)"
         )
 
 

@@ -175,7 +175,8 @@ def _load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
             tools = load_tokenizer(arguments.model)
             return dict(tools), get_template_and_fix_tokenizer(tools["tokenizer"], arguments.data)
         except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"the tokenizer cannot be used: {error}") from None
+            name = arguments.model.model_name_or_path
+            raise ConfigError(f"{name}: its tokenizer cannot be used: {error}") from None
 
 
 def tokenizer_digest(name: str) -> str:

@@ -185,7 +185,7 @@ def _dry_run(settings: EvalConfig) -> None:
     from afm.rewards import load_reward
     from afm.tools import load_tools
 
-    print(dump_config(settings), end="")
+    print(dump_config(settings, Path()), end="")
     routes = settings.routes()
     settings.published_protocol()
     check_model(settings)

@@ -168,7 +168,7 @@ async def run_job(
             model, team = None, player
         saved = config.output_dir / CONFIG_FILE
         if not saved.exists() or not holds_episodes(config.output_dir):
-            replace_text(saved, dump_config(config))
+            replace_text(saved, dump_config(config, config.output_dir))
         metrics = await evaluate(
             tasks,
             first.declared,
@@ -183,7 +183,7 @@ async def run_job(
             team=team,
             on_progress=on_progress,
         )
-    replace_text(saved, dump_config(config))
+    replace_text(saved, dump_config(config, config.output_dir))
     return await _judged_further(config, metrics, on_verdict)
 
 

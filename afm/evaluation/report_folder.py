@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from afm.agents import AgentSpec, holds_model, model_folder
-from afm.errors import ConfigError, DataError
+from afm.errors import ConfigError, DataError, UsageError
 from afm.evaluation.agents import Agents
 from afm.evaluation.compare import (
     Evaluation,
@@ -24,7 +24,7 @@ from afm.evaluation.compare import (
     read_evaluation,
     read_evaluations,
 )
-from afm.evaluation.config import CONFIG_FILE
+from afm.evaluation.config import CONFIG_FILE, load_config
 from afm.evaluation.curves import RL_METRICS, read_curves, score_curves
 from afm.evaluation.health import read_health
 from afm.evaluation.manifest import EPISODES_FILE, differences
@@ -40,6 +40,7 @@ from afm.evaluation.report_input import (
     facts_of,
     links_below,
 )
+from afm.file_kinds import configs_folder
 
 _KNOWN = {"eval_sft": "after SFT", "eval_rl": "after RL", "eval_real": "real data"}
 _MODEL_KEYS = ("model.", "versions.")
@@ -212,7 +213,7 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
                 "Start the search server that the next two commands need, and leave it running",
             )
         yield Command(
-            f"afm ask {shlex.quote(question)} --agent {spec.name} --model {model}",
+            f"afm ask {shlex.quote(question)} --model {model}{_files_of(evaluations[-1].folder, spec)}",
             "Watch one episode live with the trained model",
         )
     if spec is not None and models and evaluations and evaluations[-1].metrics.rounds == 1:
@@ -223,6 +224,17 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
                 f"afm eval {shlex.quote(str(config))} rounds=8 {shlex.quote(f'output_dir={out}')}",
                 "Ask every question eight times, to see pass@8 and the variance of single samples",
             )
+
+
+def _files_of(folder: Path, spec: AgentSpec) -> str:
+    """Return the options of ``afm ask`` for an evaluation's agent, and for its tools if they are not shipped."""
+    try:
+        settings, shipped = load_config(folder / CONFIG_FILE), configs_folder().resolve()
+    except (ConfigError, UsageError):
+        return f" --agent {spec.name}"
+    words = f" --agent {shlex.quote(settings.agent or spec.name)}"
+    own = isinstance(settings.tools, Path) and not settings.tools.resolve().is_relative_to(shipped)
+    return f"{words} --tools {shlex.quote(str(settings.tools))}" if own else words
 
 
 def read_comparison(

@@ -84,8 +84,18 @@ def test_overrides_reach_into_mappings_and_the_resolved_config_reads_back_equal(
     )
     assert (config.model.path, config.model.name, config.sampling.top_k) == ("m", "big", 20)
     assert config.data == (Path("a b.jsonl"), Path("c.parquet"))
-    (tmp_path / "saved.yaml").write_text(dump_config(config))
+    (tmp_path / "saved.yaml").write_text(dump_config(config, tmp_path))
     assert load_config(tmp_path / "saved.yaml") == config
+
+
+def test_settings_saved_in_another_folder_find_their_files(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = "agent: agent.yaml\ntools: tools.yaml\nrewards: rewards.yaml\n"
+    Path("eval.yaml").write_text(MINIMAL.replace("agent: math\n", "") + files)
+    config = load_config("eval.yaml")
+    Path("runs/eval").mkdir(parents=True)
+    Path("runs/eval/config.yaml").write_text(dump_config(config, Path("runs/eval")))
+    assert load_config("runs/eval/config.yaml") == config
 
 
 def test_a_server_is_no_folder(config_of) -> None:

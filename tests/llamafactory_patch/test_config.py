@@ -106,7 +106,7 @@ def test_missing_models_are_found_before_anything_starts(config, tmp_path):
     (tmp_path / "dataset_info.json").write_text('{"rows": {"file_name": "r.json"}}', encoding="utf-8")
     (tmp_path / "r.json").write_text("[]", encoding="utf-8")
     check_sources(resolve(path, [f"model_name_or_path={tmp_path}"]))
-    for name in ("nope", ""):
+    for name in ("nope", "runs/start", ""):
         message = f"model_name_or_path: '{name}' is not a folder; expected a folder, or ORGANISATION/NAME on the hub"
         with pytest.raises(ConfigError, match=message):
             check_sources(resolve(path, [f'model_name_or_path="{name}"']))
