@@ -135,8 +135,8 @@ def check_model(job: SftJob) -> None:
     hub_name = re.fullmatch(r"(?!runs/|models/)\w[\w.-]*/[\w.-]+", model)
     if not model or (not hub_name and not Path(model).expanduser().is_dir()):
         raise ConfigError(
-            f"model_name_or_path: {model!r} is not a folder; expected a folder, or ORGANISATION/NAME on the hub; "
-            "make the model first (`afm import` turns a GGUF file into a folder)"
+            f"model_name_or_path: {model!r} is not a folder; expected a folder, or ORGANISATION/NAME on the hub "
+            "(`afm import` turns a GGUF file into a folder)"
         )
 
 
