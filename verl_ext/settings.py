@@ -284,10 +284,6 @@ def agents_of_rows(dataset: Any, path: str | Path) -> list[str]:
 
 def _anchor(data: dict[str, Any], folder: Path) -> None:
     """Resolve paths in a YAML, except those of data and models, relative to the YAML's folder."""
-    for key in ("agent", "tools", "rewards"):
-        value = data.get(key)
-        if isinstance(value, str) and (key != "agent" or value.endswith((".yaml", ".yml"))):
-            data[key] = str(folder / value)
     anchor_routes(data, lambda value: str(folder / value))
     anchor_harness(data, folder)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -366,21 +366,15 @@ def saved_section(folder: Path, key: str, model: type[SectionT], overrides: Sequ
 def dump_config(config: EvalConfig, folder: Path) -> str:
     """Return the resolved settings as YAML for :func:`load_config`, to be saved in ``folder``."""
     data = config.model_dump(mode="json")
-    _place_files(data, lambda value: os.path.relpath(value, folder))
+    anchor_routes(data, lambda value: os.path.relpath(value, folder))
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
 def _anchored(data: dict[str, Any], folder: Path) -> None:
-    _place_files(data, lambda value: os.path.normpath(folder / value))
+    anchor_routes(data, lambda value: os.path.normpath(folder / value))
+    if isinstance(team := data.get("team"), str):
+        data["team"] = os.path.normpath(folder / team)
     anchor_harness(data, folder)
-
-
-def _place_files(data: dict[str, Any], place: Callable[[str], str]) -> None:
-    for key in ("agent", "tools", "rewards", "team"):
-        value = data.get(key)
-        if isinstance(value, str) and value.endswith((".yaml", ".yml")):
-            data[key] = place(value)
-    anchor_routes(data, place)
 
 
 def _team_in_place(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:

@@ -257,10 +257,10 @@ def mismatch(spec: AgentSpec, scorer: str, ground_truth: Any = None) -> str | No
     return None
 
 
-def anchor_routes(data: Mapping[str, Any], place: Callable[[str], str]) -> None:
-    """Rewrite in place the files that the entries of ``agents:`` name in a YAML."""
+def anchor_routes(data: dict[str, Any], place: Callable[[str], str]) -> None:
+    """Rewrite in place the agents, tools and rewards that a YAML and the entries of its ``agents:`` name as files."""
     agents = data.get("agents")
-    for entry in agents.values() if isinstance(agents, dict) else ():
+    for entry in (data, *(agents.values() if isinstance(agents, dict) else ())):
         if not isinstance(entry, dict):
             continue
         for key in ("agent", "tools", "rewards"):
