@@ -267,7 +267,8 @@ class StarvationWatch:
 
     It samples the run's threads. For each of them the kernel counts the time on a core and the time in a run queue.
     Competition between the run's own processes is not starvation. Waiting with a lowered priority is idleness. Between
-    two samples, the thread that wanted a core the longest represents the run. If the kernel has no such counters, a run
+    two samples, the thread that wanted a core the longest represents the run. The kernel counts a wait when it ends, so
+    the samples before looked idle: their time is counted again, as starvation. If the kernel has no such counters, a run
     without a core is starved while the load of the machine exceeds its cores.
 
     Args:
@@ -283,6 +284,8 @@ class StarvationWatch:
         self._looked = time.monotonic()
         self.starved_s = 0.0
         self.idle_s = 0.0
+        self._unclear_s = 0.0
+        """Time up to the last sample that looked idle, and may be part of a wait."""
         self._timer = self._loop.call_later(self._every_s, self._again)
 
     def cancel(self) -> None:
@@ -298,7 +301,11 @@ class StarvationWatch:
         self._seen = threads
         got_s = sum(thread.cpu_s for thread in new)
         if _kernel_counts():
-            wanted_s = min(passed_s, max((thread.cpu_s + thread.wait_s for thread in new), default=0.0))
+            wanted_s = max((thread.cpu_s + thread.wait_s for thread in new), default=0.0)
+            late_s = min(max(0.0, wanted_s - passed_s), self._unclear_s)
+            self.starved_s, self.idle_s = self.starved_s + late_s, self.idle_s - late_s
+            self._unclear_s = self._unclear_s + passed_s if wanted_s == 0 else max(0.0, passed_s - wanted_s)
+            wanted_s = min(passed_s, wanted_s)
         else:
             wanted_s = passed_s if os.getloadavg()[0] > (os.cpu_count() or 1) else min(passed_s, got_s)
         self.starved_s += max(0.0, wanted_s - got_s)

@@ -545,3 +545,34 @@ async def test_processes_of_a_program_do_not_starve_each_other(backend: str) -> 
     finally:
         await sandbox.close()
     assert result.starved_s + result.cpu_s < result.wall_s + 0.5
+
+
+HOG = """import os, time
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+print("on", flush=True)
+while True:
+    end = time.monotonic() + 0.8
+    while time.monotonic() < end: pass
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["zygote"], indirect=True)
+async def test_waits_longer_than_the_time_between_two_samples_are_starvation(backend: str) -> None:
+    limits = SandboxLimits(wall_s=4.0, cpu_s=8)
+    with pinned():
+        sandbox = open_sandbox(backend, limits=limits)
+        await sandbox.run("pass")
+        hog = await asyncio.create_subprocess_exec(sys.executable, "-c", HOG, stdout=-1, stderr=-1)
+    try:
+        assert hog.stdout is not None
+        if not await hog.stdout.readline():
+            pytest.skip("this user may not have a real-time priority")
+        result = await sandbox.run(SPIN)
+    finally:
+        if hog.returncode is None:
+            hog.kill()
+        await hog.wait()
+        await sandbox.close()
+    assert result.starved(limits.wall_s), result

@@ -418,10 +418,7 @@ ONE = {"stdin": ["1 2\n"], "expected_output": ["3\n"]}
 
 @pytest.mark.slow
 async def test_a_program_that_the_machine_starves_is_not_wrong(starving: CodeTests) -> None:
-    for _ in range(3):  # with further jobs on the machine, the watch can take a wait for idleness
-        part = await starving.judge(sample(SLOW + ADD, ONE))
-        if part.score is None:
-            break
+    part = await starving.judge(sample(SLOW + ADD, ONE))
     assert part.score is None
     assert part.evidence.startswith("sandbox: the machine is overloaded: a program waited")
 
