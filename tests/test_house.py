@@ -35,10 +35,11 @@ def figures() -> object:
 # 40 lines for sizes, teams and options that are refused with what to write instead;
 # 40 lines for the agent that rows name, and for runs that failed;
 # 110 lines for the `await` that a team lacks, own tools in `afm doctor`, and options that were ignored;
-# 60 lines for alias bombs, infinite numbers, the tool calls of programs, and commands of reports that can be pasted.
+# 60 lines for alias bombs, infinite numbers, the tool calls of programs, and commands of reports that can be pasted;
+# 80 lines for what a fork repeats in the viewer, and for lines and folders without episodes.
 WALLS = {
     "files": 358,
-    "lines": 85_790,
+    "lines": 85_870,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ from afm.trajectory.tags import Author, Segment
 Decode = Callable[[Sequence[int]], str]
 """Turns token ids into text."""
 
-_AS_RECORDED = {"id", "agent", "model", "question", "verdict", "stop", "cost", "kept", "reason", "error"}
+_AS_RECORDED = dict.fromkeys(("id", "agent", "model", "question", "stop", "reason", "error"), True) | {
+    "verdict": {"score", "parts", "evidence"},
+    "cost": {"generations", "agent_tokens", "observation_tokens"}
+    | {"tool_calls", "tool_failures", "tool_seconds", "wall_seconds"},
+}
 _MAX_TOKENS = 40_000
 _MAX_MESSAGES = 500
 _FOLDERS_UP = 4
@@ -54,12 +59,12 @@ def read_episode(path: str, start: int, length: int) -> Record:
 
 
 def episode_view(record: Record, path: str) -> dict[str, Any]:
-    """Return an episode for the page, as JSON."""
+    """Return what the page shows of an episode, as JSON."""
     spec = agent_of(path, record.agent, record.agent_digest)
     return record.model_dump(include=_AS_RECORDED) | {
         "prompt": spec.user_message(record.question) if spec else "",
         "ground_truth": _text(record.ground_truth),
-        "provenance": _text(record.provenance) if record.provenance else "",
+        "provenance": _text(_without_messages(record.provenance)) if record.provenance else "",
         "messages": [
             {"speaker": speaker, "text": shortened(text)}
             for speaker, text in messages_of(record.provenance)[:_MAX_MESSAGES]
@@ -237,7 +242,8 @@ class FileSums:
 def messages_of(provenance: Any) -> list[tuple[str, str]]:
     """Return speaker and text of each message of a team's members, or of the chats of a program.
 
-    An evaluated team or program has only its answer in the segments. Its other messages are in the provenance.
+    An evaluated team or program has only its answer in the segments. Its other messages are in the provenance. A note
+    without a speaker begins each of several chats. It replaces the messages with which an earlier chat begins as well.
     """
     if not isinstance(provenance, dict):
         return []
@@ -246,14 +252,56 @@ def messages_of(provenance: Any) -> list[tuple[str, str]]:
         (str(message.get("member")), str(message.get("text") or ""))
         for message in _dicts(team.get("messages") if isinstance(team, dict) else None)
     ]
-    for chat in _dicts(provenance.get("trajectories")):
-        name = str(chat.get("member") or chat.get("name"))
-        for message in _dicts(chat.get("messages")):
-            role, content = str(message.get("role")), message.get("content")
-            calls = [json.dumps(call, ensure_ascii=False) for call in _dicts(message.get("tool_calls"))]
-            text = "\n".join([_text(content) if content else "", *calls]).strip()
-            said.append((name if role == "assistant" else f"{role} to {name}", text))
+    earlier: list[tuple[str, list[tuple[str, str]]]] = []
+    chats = _dicts(provenance.get("trajectories"))
+    for chat in chats:
+        label, speaker = str(chat.get("name")), str(chat.get("member") or chat.get("name"))
+        own = [message for each in _dicts(chat.get("messages")) for message in _said(each)]
+        shared, first = max(
+            ((len(commonprefix([own, other])), name) for name, other in earlier),  # noqa: RUF071 - lists
+            key=lambda pair: pair[0],
+            default=(0, ""),
+        )
+        earlier.append((label, own))
+        if len(chats) > 1:
+            said.append(("", _chat_note(chat, shared, first)))
+        for role, text in own[shared:]:
+            said.append((speaker if role == "assistant" else f"{role} to {speaker}", text))
     return [(speaker, text) for speaker, text in said if text]
+
+
+def _said(message: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return role and text of a chat message. A completion has two."""
+    if "completion" in message:
+        return [("prompt", _text(message.get("prompt"))), ("assistant", _text(message["completion"]))]
+    content = message.get("content")
+    calls = [json.dumps(call, ensure_ascii=False) for call in _dicts(message.get("tool_calls"))]
+    text = "\n".join([_text(content) if content else "", *calls]).strip()
+    return [(str(message.get("role")), text)] if text else []
+
+
+def _chat_note(chat: dict[str, Any], shared: int, first: str) -> str:
+    member, reason = chat.get("member"), chat.get("reason")
+    note = f"Conversation {chat.get('name')}{f' of {member}' if member else ''}"
+    note += f" ({reason})." if reason else "."
+    if not shared:
+        return note
+    messages = "message is that" if shared == 1 else f"{shared} messages are those"
+    return f"{note} Its first {messages} of conversation {first}, shown above."
+
+
+def _without_messages(provenance: dict[str, Any]) -> dict[str, Any]:
+    """Return a provenance with a number in place of each list of messages that :func:`messages_of` returns."""
+
+    def counted(part: Any) -> Any:
+        known = isinstance(part, dict) and isinstance(part.get("messages"), list)
+        return part | {"messages": len(part["messages"])} if known else part
+
+    parts: dict[str, Callable[[Any], Any]] = {
+        "team": counted,
+        "trajectories": lambda chats: [*map(counted, _dicts(chats))] or chats,
+    }
+    return {key: parts[key](value) if key in parts else value for key, value in provenance.items()}
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

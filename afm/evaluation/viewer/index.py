@@ -296,7 +296,7 @@ def _insert(
         ),
     )
     text = "".join(str(part.get("text", "")) for part in row["segments"] if isinstance(part, dict))
-    text = "\n".join([text, *(said for _, said in messages_of(provenance))])
+    text = "\n".join([text, *(said for speaker, said in messages_of(provenance) if speaker)])
     connection.execute(
         "INSERT INTO texts (rowid, question, response) VALUES (?, ?, ?)",
         (number, question[:_TEXT_CHARS], storable(text[:_TEXT_CHARS])),

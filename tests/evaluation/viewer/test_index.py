@@ -6,7 +6,8 @@ import pytest
 
 from afm.errors import DataError, UsageError
 from afm.evaluation.viewer import EpisodeIndex, Filters, Order, facets, listing
-from afm.evaluation.viewer.episodes import messages_of
+from afm.evaluation.viewer.episodes import episode_view, messages_of
+from afm.trajectory.io import load_records
 
 
 @pytest.fixture
@@ -75,6 +76,37 @@ def test_words_of_members_and_of_chats_are_found(tmp_path, index, viewer):
     assert ids(found, text="river") == ["e0", "e1", "e2"]
     assert messages_of(some[0]) == [("planner", "Ask the hydrologist.")]
     assert messages_of(some[1])[0][0] == "main"
+
+
+def test_what_a_fork_repeats_is_shown_once_and_said(tmp_path, index, viewer):
+    """Two chats of a program that begin alike, a third of a member, and a completion."""
+    ask, reply = {"role": "user", "content": "Where?"}, {"role": "assistant", "content": "At the mill."}
+    again = [ask, reply, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
+    chats = [
+        {"name": "0", "reason": "first", "messages": [ask, reply, *again[:1]]},
+        {"name": "1", "reason": "fork", "parent": "0", "messages": again},
+        {"name": "2", "reason": "new", "member": "writer", "messages": [ask]},
+        {"name": "3", "messages": [{"prompt": "Once", "completion": " upon"}]},
+    ]
+    assert messages_of({"trajectories": chats}) == [
+        ("", "Conversation 0 (first)."),
+        ("user to 0", "Where?"),
+        ("0", "At the mill."),
+        ("user to 0", "Where?"),
+        ("", "Conversation 1 (fork). Its first 2 messages are those of conversation 0, shown above."),
+        ("user to 1", "Sure?"),
+        ("1", "Yes."),
+        ("", "Conversation 2 of writer (new). Its first message is that of conversation 0, shown above."),
+        ("", "Conversation 3."),
+        ("prompt to 3", "Once"),
+        ("3", " upon"),
+    ]
+    viewer.write(tmp_path / "a.jsonl", [viewer.episode(1, provenance={"trajectories": chats, "step": 4})])
+    found = index(tmp_path)
+    assert [ids(found, text=word) for word in ("mill", "upon", "conversation")] == [["e1"], ["e1"], []]
+    provenance = json.loads(episode_view(load_records(tmp_path / "a.jsonl")[0], "a.jsonl")["provenance"])
+    assert [chat["messages"] for chat in provenance["trajectories"]] == [3, 4, 1, 1]
+    assert (provenance["step"], provenance["trajectories"][1]["parent"]) == (4, "0")
 
 
 def test_an_index_grows_with_its_files_and_waits_for_whole_lines(tmp_path, index, viewer):

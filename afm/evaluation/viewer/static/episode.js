@@ -87,17 +87,17 @@ async function side(episode, id, withTokens, withBlocks) {
     episode.reason || episode.error ? make("p", { class: "error evidence", text: [episode.reason, episode.error].filter(Boolean).join(" · ") }) : null,
     episode.prompt ? make("details", {}, make("summary", { text: "Prompt" }), make("pre", { text: episode.prompt })) : null,
     episode.provenance ? make("details", {}, make("summary", { text: "Provenance" }), make("pre", { text: episode.provenance })) : null,
-    episode.messages.length ? make("details", { class: "messages", open: episode.blocks.length < 2 }, make("summary", { text: `Messages behind the answer, ${number(episode.messages.length)}` }), ...messageBlocks(episode.messages)) : null,
+    episode.messages.length ? make("details", { class: "messages", open: episode.blocks.length < 2 }, make("summary", { text: `Messages behind the answer, ${number(episode.messages.filter((item) => item.speaker).length)}` }), ...messageBlocks(episode.messages)) : null,
     withTokens && episode.has_tokens ? await tokenBox(id) : null,
     episode.spec_found ? null : make("p", { class: "soft", text: `The roles are not separated, because the agent ${episode.agent} is not declared here.` }),
     withBlocks && !episode.blocks.length ? make("p", { class: "soft", text: "The response is empty." }) : null,
     ...(withBlocks ? episode.blocks.map((item) => block(item)) : []));
 }
 
-/* The messages of a team's members or of the chats of a program, one colour per speaker. */
+/* The messages of a team's members or of the chats of a program, one colour per speaker. A note has no speaker. */
 function messageBlocks(messages) {
-  const speakers = [...new Set(messages.map((item) => item.speaker))];
-  return messages.map((item) => block({ role: item.speaker, author: "agent", text: item.text, colour: speakers.indexOf(item.speaker) % COLOURS, code: false }));
+  const speakers = [...new Set(messages.map((item) => item.speaker).filter(Boolean))];
+  return messages.map((item) => !item.speaker ? make("p", { class: "soft chat", text: item.text }) : block({ role: item.speaker, author: "agent", text: item.text, colour: speakers.indexOf(item.speaker) % COLOURS, code: false }));
 }
 
 function block(item, content = null, extra = "") {
