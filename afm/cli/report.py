@@ -110,11 +110,10 @@ def view(
     PORT:127.0.0.1:PORT`.
     """
     from afm.evaluation.viewer import EpisodeIndex
+    from afm.evaluation.viewer.index import episode_files
 
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder; expected episodes as JSONL, or a run's folder")
-    if path.is_file() and not path.stat().st_size:
-        print(f"{path} is empty; the page shows what a job writes to it", file=sys.stderr)
     episodes = EpisodeIndex(path, index or _place(path.resolve()))
     if bundle is not None:
         page = _write_bundle(episodes, bundle, bundle_episodes)
@@ -126,6 +125,14 @@ def view(
             f"--host {host}: expected a loopback address ({', '.join(_LOOPBACK)}). "
             "From another machine, use `ssh -L PORT:127.0.0.1:PORT`"
         )
+    if path.is_dir() and not episode_files(path):
+        print(
+            f"{path}: no episodes below this folder yet; the page shows what a job writes to it. Expected the "
+            "output_dir of an evaluation, a distillation or `afm rl`, or a folder above it",
+            file=sys.stderr,
+        )
+    elif path.is_file() and not path.stat().st_size:
+        print(f"{path} is empty; the page shows what a job writes to it", file=sys.stderr)
     _serve(episodes, path if path.is_dir() else path.parent, host, port, tokenizer, show=show)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from afm.evaluation.viewer.query import Filters, file_rows, listing, place_of
 from afm.evaluation.viewer.run_files import LOG_PIECE_BYTES, RunFiles
 from afm.evaluation.viewer.server import PAGE, POLICY, assets
 from afm.runs.atomic import replace_text
+from afm.terminal import plural
 
 _INDEX = "index.html"
 _CHUNK = 25
@@ -51,6 +52,7 @@ def write_bundle(
     with closing(index.connect()) as connection:
         table = run_files.table(file_rows(connection))
         chosen, left_out = _choose(connection, table, max_episodes)
+        left_out += _unread(file_rows(connection), run_files)
         if not chosen and not run_files.logs():
             raise DataError(
                 "no episodes and no logs to share; expected the folder of a run", path=str(index.path)
@@ -61,8 +63,7 @@ def write_bundle(
             views = {}
             for row in chosen[number : number + _CHUNK]:
                 path, start, length = place_of(connection, row["id"])
-                named = {"row": row | {"file": run_files.name_of(Path(path))}}
-                view = named | episode_view(read_episode(path, start, length), path)
+                view = episode_view(read_episode(path, start, length), path)
                 has_tokens = has_tokens or view["has_tokens"]
                 views[row["id"]] = view | {"has_tokens": False}
             _write(out / "data" / f"episodes-{number // _CHUNK}.js", "episodes", hide_all.within(views))
@@ -72,7 +73,6 @@ def write_bundle(
     left_out += [
         f"The beginning of {name}: only its last {LOG_PIECE_BYTES >> 10} KiB are kept." for name in long_logs
     ]
-    left_out += ["Full-text search in responses: the search covers questions and answers."]
     data = {
         "name": root.name,
         "chunk": _CHUNK,
@@ -127,6 +127,20 @@ def _choose(
     for row in chosen:
         row["tool"] = [name for bit, name in enumerate(names) if tools[row["id"]] >> min(bit, 62) & 1]
     return chosen, left_out
+
+
+def _unread(rows: list[dict[str, Any]], run_files: RunFiles) -> Iterator[str]:
+    """Yield a sentence for the unreadable lines of each file, and one for a last line that is only half written."""
+    for row in rows:
+        name = run_files.name_of(Path(row["path"]))
+        if row["bad"]:
+            yield f"{plural(row['bad'], 'unreadable line')} of {name}."
+        with Path(row["path"]).open("rb") as file:
+            file.seek(row["indexed"])
+            if file.read().strip():
+                file.seek(0)
+                line = 1 + file.read(row["indexed"]).count(b"\n")
+                yield f"{name}:{line}: a half-written last line. If the job still runs, write the bundle again later."
 
 
 class _Hider:

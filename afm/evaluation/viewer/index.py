@@ -147,6 +147,10 @@ class EpisodeIndex:
             statuses = [(file, file.stat()) for file in episode_files(self.path) if file.exists()]
             done = dict.fromkeys((file for file, _ in statuses), 0)
             total = sum(status.st_size for _, status in statuses)
+            with connection:
+                for number, path in connection.execute("SELECT id, path FROM files").fetchall():
+                    if Path(path) not in done:  # removed, or of the folder from which this one was copied
+                        _forget(connection, number)
             for file, status in statuses:
                 with connection:
                     number, begin = _known(connection, file, status.st_ino, status.st_size)
@@ -194,7 +198,6 @@ def _known(connection: sqlite3.Connection, file: Path, inode: int, size: int) ->
         return row[0], row[2]
     if row is not None:
         _forget(connection, row[0])
-        connection.execute("DELETE FROM files WHERE id = ?", (row[0],))
     cursor = connection.execute(
         "INSERT INTO files (path, inode, indexed) VALUES (?, ?, 0)", (str(file), inode)
     )
@@ -202,7 +205,7 @@ def _known(connection: sqlite3.Connection, file: Path, inode: int, size: int) ->
 
 
 def _forget(connection: sqlite3.Connection, number: int) -> None:
-    """Remove the episodes of a file. Their words stay in the full-text index, but match no episode."""
+    """Remove a file and its episodes. Their words stay in the full-text index, but match no episode."""
     for kind in NAMED:
         connection.execute(
             f"UPDATE names SET episodes = episodes - (SELECT count(*) FROM episodes JOIN places USING (id) "
@@ -211,6 +214,7 @@ def _forget(connection: sqlite3.Connection, number: int) -> None:
         )
     connection.execute("DELETE FROM episodes WHERE id IN (SELECT id FROM places WHERE file = ?)", (number,))
     connection.execute("DELETE FROM places WHERE file = ?", (number,))
+    connection.execute("DELETE FROM files WHERE id = ?", (number,))
 
 
 def _pieces(connection: sqlite3.Connection, file: Path, number: int, begin: int) -> Iterator[int]:
@@ -220,7 +224,7 @@ def _pieces(connection: sqlite3.Connection, file: Path, number: int, begin: int)
     with file.open("rb") as lines:
         lines.seek(begin)
         while piece := lines.readlines(_BATCH_BYTES):
-            if not piece[-1].endswith(b"\n"):
+            if not piece[-1].endswith(b"\n") and read_row(piece[-1]) is None:
                 piece.pop()  # still being written: it is read once it is complete
             if not piece:
                 return

@@ -58,8 +58,8 @@ def line_without_numbers(number):
 
 
 @contextmanager
-def showing(index):
-    """The real server on a free port; yields its address."""
+def showing(index, files=1):
+    """The real server on a free port; yields its address once that many files are indexed."""
     pytest.importorskip("uvicorn")
     from loopback import LoopbackServer
 
@@ -70,19 +70,19 @@ def showing(index):
     server = LoopbackServer(make_app(index, follower, RunFiles(index.path)), log_level="error").start()
     follower.start()
     try:
-        until(lambda: answered(server.origin))
+        until(lambda: answered(server.origin, files))
         yield server.origin
     finally:
         follower.stop()
         server.stop()
 
 
-def answered(address):
+def answered(address, files=1):
     try:
         found = httpx.get(f"{address}/api/status").json()
     except httpx.TransportError:
         return False
-    return found["files"] and found["bytes_done"] == found["bytes_total"]
+    return found["files"] >= files and found["bytes_done"] == found["bytes_total"]
 
 
 def until(holds, *, seconds=60):

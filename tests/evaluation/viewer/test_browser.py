@@ -1,7 +1,9 @@
 import json
 import os
 import shutil
+from urllib.parse import urlencode
 
+import httpx
 import pytest
 
 from afm.evaluation.viewer import EpisodeIndex
@@ -244,6 +246,45 @@ def test_a_shared_bundle_opens_from_a_disk(browser, run, afm, tmp_path):
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
     assert complaints == []
     page.close()
+
+
+def test_a_bundle_is_searched_as_the_server_is(browser, address, run, afm, tmp_path, viewer):
+    chats = [{"name": "0", "messages": [{"role": "user", "content": "Ask the ferryman."}]}] * 2
+    question = "Où est la Rivière-Noire, 北京 or Straße?"
+    viewer.write(run / "d.jsonl", [viewer.episode(7, question=question, provenance={"trajectories": chats})])
+    afm("view", run, "--bundle", tmp_path / "out")
+    page = browser.new_page()
+    page.goto((tmp_path / "out/index.html").as_uri())
+    counts = {
+        "river 42": 1,
+        '"river 42"': 1,
+        '"42 river"': 0,
+        "long wiki_search": 154,
+        "iver": 0,
+        "riviere noire": 1,
+        "RIVIÈRE ferryman": 1,
+        "北京": 1,
+        "conversation": 0,
+        "by hand": 0,
+        "? !": 0,
+        "": 154,
+    }
+    for text, count in counts.items():
+        query = f"api/episodes?{urlencode({'text': text})}"
+        assert httpx.get(f"{address}/{query}").json()["total"] == count, text
+        assert page.evaluate(f"AFM_BUNDLE.answer({query!r})")["total"] == count, text
+    page.close()
+
+
+def test_an_empty_folder_says_what_to_do(browser, afm, viewer, tmp_path):
+    (tmp_path / "empty").mkdir()
+    index = EpisodeIndex(tmp_path / "empty", tmp_path / "index.sqlite")
+    with viewer.showing(index, files=0) as address:
+        page = browser.new_page()
+        page.goto(address)
+        expect(page.locator("#page")).to_contain_text(f"No episodes in {tmp_path}/empty yet.")
+        expect(page.locator("#page")).to_contain_text("start it with the output_dir of the run")
+        page.close()
 
 
 @pytest.mark.slow

@@ -31,17 +31,14 @@ def content(folder, name="data/run.js"):
 def test_a_bundle_holds_a_run(run, afm, tmp_path):
     out = tmp_path / "out"
     printed = afm("view", run, "--bundle", out).stdout.splitlines()
-    assert printed == [
-        str(out / "index.html"),
-        "left out: Full-text search in responses: the search covers questions and answers.",
-    ]
+    assert printed == [str(out / "index.html")]
     data = content(out)
     assert [(row["name"], row["episodes"]) for row in data["files"]] == [("a.jsonl", 60), ("b.jsonl", 1)]
     assert data["logs"][0]["text"] == "step 1\n"
     assert len(data["rows"]) == 61
     episodes = {key: value for n in range(3) for key, value in content(out, f"data/episodes-{n}.js").items()}
-    assert {episode["row"]["file"] for episode in episodes.values()} == {"a.jsonl", "b.jsonl"}
-    assert len(episodes) == 61
+    assert {row["file"] for row in data["rows"]} == {"a.jsonl", "b.jsonl"}
+    assert {str(row["id"]) for row in data["rows"]} == set(episodes)
     assert str(tmp_path) not in "".join(file.read_text() for file in out.rglob("*") if file.is_file())
 
 
@@ -52,6 +49,19 @@ def test_every_file_gets_an_equal_share_and_the_page_says_what_is_missing(run, a
     assert f"left out: {sentence}" in printed
     assert sentence in content(out)["left_out"]
     assert len(content(out)["rows"]) == 6
+
+
+def test_lines_that_are_no_episodes_are_said_to_be_left_out(run, afm, tmp_path, viewer):
+    line = viewer.episode(200).model_dump_json()
+    with (run / "a.jsonl").open("a") as job:
+        job.write("{}\n" + line[:50])
+    with (run / "b.jsonl").open("a") as job:
+        job.write(line)  # whole, although no line break follows
+    printed = afm("view", run, "--bundle", tmp_path / "out").stdout
+    assert "left out: 1 unreadable line of a.jsonl.\n" in printed
+    assert "left out: a.jsonl:62: a half-written last line. If the job still runs" in printed
+    assert "b.jsonl:" not in printed
+    assert [row["episodes"] for row in content(tmp_path / "out")["files"]] == [60, 2]
 
 
 def test_no_secret_leaves_the_machine(run, afm, tmp_path, viewer, monkeypatch):

@@ -1,4 +1,5 @@
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 
@@ -107,6 +108,19 @@ def test_what_a_fork_repeats_is_shown_once_and_said(tmp_path, index, viewer):
     provenance = json.loads(episode_view(load_records(tmp_path / "a.jsonl")[0], "a.jsonl")["provenance"])
     assert [chat["messages"] for chat in provenance["trajectories"]] == [3, 4, 1, 1]
     assert (provenance["step"], provenance["trajectories"][1]["parent"]) == (4, "0")
+
+
+def test_files_that_are_gone_are_forgotten_and_a_copied_index_has_only_its_own(tmp_path, viewer):
+    viewer.write(tmp_path / "run/a.jsonl", [viewer.episode(1)])
+    viewer.write(tmp_path / "run/b.jsonl", [viewer.episode(2)])
+    first = EpisodeIndex(tmp_path / "run", tmp_path / "run/.afm_view.sqlite")
+    refresh(first)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    copied = EpisodeIndex(tmp_path / "copy", tmp_path / "copy/.afm_view.sqlite")
+    assert (refresh(copied).episodes, refresh(copied).files) == (2, 2)
+    (tmp_path / "run/a.jsonl").unlink()
+    assert refresh(first).episodes == 1
+    assert ids(first) == ["e2"]
 
 
 def test_an_index_grows_with_its_files_and_waits_for_whole_lines(tmp_path, index, viewer):

@@ -146,3 +146,15 @@ def test_the_command_listens_on_ipv6_and_to_this_machine_only(afm, tmp_path, vie
                 assert httpx.get(f"{address}/", headers={"Host": name}).status_code == 400
         finally:
             process.terminate()
+
+
+def test_a_folder_without_episodes_is_served_with_a_warning(tmp_path):
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "afm.cli.main", "view", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr.readline().startswith(f"{tmp_path}: no episodes below this folder yet;")
+        finally:
+            process.terminate()

@@ -24,12 +24,26 @@ const AFM_BUNDLE = window.AFM_BUNDLE = (() => {
   };
   const has = (item, kind, name) => (kind === "tool" ? item.tool.includes(name) : item[kind] === name);
 
-  function listing(query) {
-    const parts = [...(query.get("text") || "").matchAll(/"([^"]+)"|(\S+)/g)].map((match) => (match[1] || match[2]).toLowerCase());
+  /* The words of a text as the index of the server cuts them: letters and figures, without accents and capitals. */
+  const words = (text) => ` ${(text.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase().match(/[\p{L}\p{N}\p{Co}]+/gu) || []).join(" ")} `;
+
+  /* The words of the question, and those of the response with its tags and messages. */
+  function wordsOf(id) {
+    const item = data.episodes[id];
+    item.words ||= [item.question, [...item.blocks.flatMap((block) => [block.role, block.text, block.role]),
+      ...item.messages.map((message) => (message.speaker ? message.text : ""))].join("\n")].map(words);
+    return item.words;
+  }
+
+  async function listing(query) {
+    const text = (query.get("text") || "").trim();
+    const parts = [...text.matchAll(/"([^"]+)"|(\S+)/g)].map((match) => words(match[1] || match[2])).filter((part) => part.trim());
+    if (text && !parts.length) return { rows: [], total: 0, capped: false };
+    if (text) await Promise.all(data.run.rows.map((item, at) => load(Math.floor(at / data.run.chunk))));
     const rows = data.run.rows.filter((item) => data.run.kinds.every((kind) => !query.has(kind) || has(item, kind, query.get(kind)))
       && (!query.get("step") || item.step === Number(query.get("step")))
       && (!query.get("question") || item.question === query.get("question"))
-      && parts.every((part) => `${item.title} ${item.answer} ${item.expected}`.toLowerCase().includes(part)));
+      && parts.every((part) => wordsOf(item.id).some((own) => own.includes(part))));
     if (orders[query.get("order")]) rows.sort(orders[query.get("order")]);
     const offset = Number(query.get("offset") || 0);
     return { rows: rows.slice(offset, offset + Number(query.get("limit") || 100)), total: rows.length, capped: false };
@@ -52,7 +66,7 @@ const AFM_BUNDLE = window.AFM_BUNDLE = (() => {
     const at = data.run.rows.findIndex((item) => item.id === id);
     if (at < 0) throw new Error(`episode ${id} was left out of this bundle`);
     await load(Math.floor(at / data.run.chunk));
-    return data.episodes[id];
+    return { row: data.run.rows[at], ...data.episodes[id] };
   }
 
   async function answer(address) {
@@ -64,7 +78,7 @@ const AFM_BUNDLE = window.AFM_BUNDLE = (() => {
     if (path === "api/files") return run.files;
     if (path === "api/logs") return run.logs;
     if (path === "api/logs/read") return run.logs.find((item) => item.name === query.get("name"));
-    if (path === "api/status") return { path: run.name, is_file: false, episodes: run.rows.length, of: run.files.reduce((sum, file) => sum + file.episodes, 0), files: run.files.length, bytes_done: 1, bytes_total: 1, bad_lines: 0, failure: "" };
+    if (path === "api/status") return { path: run.name, is_file: false, episodes: run.rows.length, of: run.files.reduce((sum, file) => sum + file.episodes, 0), files: run.files.length, bytes_done: 1, bytes_total: 1, bad_lines: run.files.reduce((sum, file) => sum + file.bad, 0), failure: "" };
     if (path.startsWith("api/files/")) return run.about[last];
     return episode(Number(last));
   }

@@ -15,7 +15,7 @@ async function showFiles() {
   const known = files.slice(0, FILE_ROWS), evaluations = known.filter((file) => file.is_evaluation), others = known.filter((file) => !file.is_evaluation);
   const bodies = [["Evaluations", evaluations], ["Other episodes", others]].filter(([, part]) => part.length);
   const more = files.length > FILE_ROWS ? ` Only ${number(FILE_ROWS)} of ${many(files.length, "file")} are shown. The file filter of the episodes has all of them.` : "";
-  const none = "No episodes yet. Files appear here as soon as an evaluation, a distillation or afm rl writes them.";
+  const none = `No episodes in ${root.path} yet. They appear here as soon as an evaluation, a distillation or afm rl writes them. If they should be there already, stop afm view and start it with the output_dir of the run.`;
   const sorted = bodies.length > 1 ? "Newest first in each group." : "Newest first.";
   return [
     make("h2", { text: "Files" }),
