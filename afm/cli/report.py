@@ -125,14 +125,10 @@ def view(
             f"--host {host}: expected a loopback address ({', '.join(_LOOPBACK)}). "
             "From another machine, use `ssh -L PORT:127.0.0.1:PORT`"
         )
-    if path.is_dir() and not episode_files(path):
-        print(
-            f"{path}: no episodes below this folder yet; the page shows what a job writes to it. Expected the "
-            "output_dir of an evaluation, a distillation or `afm rl`, or a folder above it",
-            file=sys.stderr,
-        )
-    elif path.is_file() and not path.stat().st_size:
-        print(f"{path} is empty; the page shows what a job writes to it", file=sys.stderr)
+    if not any(file.stat().st_size for file in episode_files(path)):
+        what = "is empty" if path.is_file() else "no episodes below this folder yet"
+        expected = "the output_dir of an evaluation, a distillation or `afm rl`, or a folder above it"
+        print(f"{path}: {what}; the page shows what a job writes. Expected {expected}", file=sys.stderr)
     _serve(episodes, path if path.is_dir() else path.parent, host, port, tokenizer, show=show)
 
 

@@ -149,7 +149,10 @@ class EpisodeIndex:
             total = sum(status.st_size for _, status in statuses)
             with connection:
                 for number, path in connection.execute("SELECT id, path FROM files").fetchall():
-                    if Path(path) not in done:  # removed, or of the folder from which this one was copied
+                    own = Path(path).is_relative_to(
+                        self.path
+                    )  # a copied index knows the files of its original
+                    if not (own and Path(path).exists()):
                         _forget(connection, number)
             for file, status in statuses:
                 with connection:
