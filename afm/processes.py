@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -78,12 +78,20 @@ def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent: int | No
 
 
 def run_logged(
-    command: Sequence[str], *, env: Mapping[str, str], log_path: Path, keep_open: Sequence[int], echo: bool
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log_path: Path,
+    keep_open: Sequence[int],
+    watch: Callable[[], None] | None = None,
 ) -> int:
-    """Run a command to its end. Its output goes to ``log_path`` and, with ``echo``, to standard output.
+    """Run a command to its end. Its output goes to ``log_path``, and to standard output unless ``watch`` is given.
 
     Progress bars move on a terminal, and the log keeps their last state. The first Ctrl-C is passed on, the second one
     kills the command.
+
+    Args:
+        watch: Is called after each piece of output, and at the end.
 
     Returns:
         The exit status, or 128 + n if signal n ended the command.
@@ -100,7 +108,7 @@ def run_logged(
     assert child.stdout is not None
     try:
         with log_path.open("ab") as log:
-            status = _until_end(child, child.stdout, _LineLog(log, echo=echo))
+            status = _until_end(child, child.stdout, _LineLog(log, watch))
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
@@ -125,10 +133,11 @@ def _until_end(child: subprocess.Popen[bytes], output: IO[bytes], log: _LineLog)
 class _LineLog:
     """Writes whole lines to a log and shows the output: immediately on a terminal, else in whole lines."""
 
-    def __init__(self, log: BinaryIO, *, echo: bool) -> None:
+    def __init__(self, log: BinaryIO, watch: Callable[[], None] | None) -> None:
         self._log = log
-        self._raw = echo and sys.stdout.isatty()
-        self._lines = echo and not self._raw
+        self._watch = watch
+        self._raw = watch is None and sys.stdout.isatty()
+        self._lines = watch is None and not self._raw
         self._rest = b""
 
     def write(self, chunk: bytes) -> None:
@@ -138,10 +147,14 @@ class _LineLog:
         self._rest = self._rest[-_MAX_LINE_BYTES:]
         for line in lines:
             self._line(line)
+        if self._watch is not None:
+            self._watch()
 
     def close(self) -> None:
         if self._rest:
             self._line(self._rest)
+        if self._watch is not None:
+            self._watch()
 
     def _line(self, line: bytes) -> None:
         last = line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n"  # the last state of a progress bar

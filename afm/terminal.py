@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
 import sys
 import time
+from pathlib import Path
 from typing import TextIO
 
 _PICTURES = {
@@ -52,6 +55,14 @@ def plural(count: int, noun: str, several: str = "") -> str:
     return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
+def afm_command() -> str:
+    """Return how to call this command line: ``afm``, or its path if it is not on the PATH."""
+    if shutil.which("afm"):
+        return "afm"
+    script = Path(sys.executable).with_name("afm")
+    return shlex.quote(str(script)) if script.is_file() else f"{shlex.quote(sys.executable)} -m afm.cli.main"
+
+
 class ProgressView:
     """A counter that rewrites its line on a terminal and prints a line every 15 s elsewhere.
 
@@ -73,13 +84,19 @@ class ProgressView:
         print(text, flush=True, file=self._stream)
         self._last = time.monotonic()
 
-    def update(self, what: str, done: int, total: int | None) -> None:
-        """Show the progress of a stage."""
+    def close(self) -> None:
+        """End the line of the counter."""
+        if self._open:
+            print(file=self._stream)
+            self._open = False
+
+    def update(self, what: str, done: int, total: int | None, note: str = "") -> None:
+        """Show the progress of a stage. ``note`` follows the count."""
         now = time.monotonic()
         if done != total and now - self._last < (0.1 if self._terminal else 15.0):
             return
         self._last = now
-        text = f"      {what}: {done}" + (f" of {total}" if total else "")
+        text = f"      {what}: {done}" + (f" of {total}" if total else "") + note
         if self._terminal:
             print(f"\r\x1b[K{text}", end="", flush=True, file=self._stream)
             self._open = True

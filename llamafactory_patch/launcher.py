@@ -12,9 +12,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from afm.findings import has_gpu
 from afm.memory_arithmetic import positive_variable
 from afm.processes import die_with_parent, follow_parent, run_logged
 from afm.runs.folder import RunFolder
+from afm.terminal import ProgressView
 from llamafactory_patch import run_folder
 from llamafactory_patch.checks import check_sources, check_trackers, tracker_variables
 from llamafactory_patch.config import SftJob, fsdp_settings, resolve
@@ -92,7 +94,8 @@ def run_sft(
         config_path: YAML of LLaMA-Factory's training arguments and :class:`llamafactory_patch.settings.SftSettings`.
         overrides: ``key=value`` pairs that replace keys of the YAML.
         dry_run: Print the resolved command and configuration, report what is missing, and start nothing.
-        echo: Also show the trainer's output on standard output.
+        echo: Show the trainer's output on standard output. Otherwise show only steps, loss and the time left, as
+            ``afm rl`` does.
 
     Returns:
         The trainer's exit status; 0 if there was nothing left to do. For a dry run, 1 if something is missing.
@@ -119,15 +122,48 @@ def run_sft(
             print(note, flush=True)
         began = time.monotonic()
         log_name = f"training.node{node.number}.log" if node.number else "training.log"
-        env = os.environ | _variables(job, node)
         log_path = job.output_dir / log_name
         start = log_path.stat().st_size if log_path.exists() else 0
-        status = run_logged(_command(job, node), env=env, log_path=log_path, keep_open=(lock,), echo=echo)
+        status = _train(job, node, log_path, lock, echo=echo)
         if status == 0 and not node.number:
             run_folder.finish(job, seconds=time.monotonic() - began)
-    if status != 0 and not echo:
+    if status == 0 and not node.number:
+        print(f"model: {job.output_dir}", flush=True)
+    elif status != 0 and not echo:
         print(_reason(log_path, start, status), file=sys.stderr, flush=True)
     return status
+
+
+def _train(job: SftJob, node: Node, log_path: Path, lock: int, *, echo: bool) -> int:
+    """Run the trainer to its end, and return its exit status."""
+    command, env, view = _command(job, node), os.environ | _variables(job, node), ProgressView()
+    watch = None if echo else show_steps(job.output_dir / run_folder.HISTORY_FILE, view)
+    if not echo:
+        print(f"log: {log_path}", flush=True)
+    status = run_logged(command, env=env, log_path=log_path, keep_open=(lock,), watch=watch)
+    view.close()
+    return status
+
+
+def show_steps(history: Path, view: ProgressView) -> Callable[[], None]:
+    """Return a function that shows a new last step in ``history``, with its loss and the time left."""
+    seen = (run_folder.last_logged(history) or {}).get("current_steps")
+    begun: tuple[int, float] | None = None
+
+    def show() -> None:
+        nonlocal seen, begun
+        last = run_folder.last_logged(history)
+        if last is None or last["current_steps"] == seen:
+            return
+        step, total, now = last["current_steps"], last["total_steps"], time.monotonic()
+        seen, begun = step, begun or (step, now)
+        note = f", loss {last['loss']:.4g}" if "loss" in last else ""
+        if begun[0] < step < total:
+            seconds = (now - begun[1]) / (step - begun[0]) * (total - step)
+            note += f", {timedelta(seconds=round(seconds))} left"
+        view.update("training steps", step, total, note)
+
+    return show
 
 
 def _reason(log_path: Path, start: int, status: int) -> str:
@@ -162,7 +198,7 @@ def _show(job: SftJob, node: Node) -> int:
 
 
 def main() -> None:
-    """``llamafactory-patch-cli``: ``CONFIG.yaml [key=value ...] [--dry-run]`` calls :func:`run_sft`.
+    """``llamafactory-patch-cli``: ``CONFIG.yaml [key=value ...] [--dry-run] [--quiet]`` calls :func:`run_sft`.
 
     Every other command line is one of LLaMA-Factory (``train CONFIG``, ``export CONFIG``, ``chat CONFIG``, ...). For
     ``train``, the rows are tokenised first.
@@ -175,9 +211,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _exit_on_signal)
     follow_parent()
     with _errors_end_the_process():
-        words = [word for word in sys.argv[1:] if word != "--dry-run"]
+        words = [word for word in sys.argv[1:] if word not in ("--dry-run", "--quiet")]
         if words and words[0].endswith((".yaml", ".yml")):
-            raise SystemExit(run_sft(words[0], words[1:], dry_run="--dry-run" in sys.argv))
+            dry_run, quiet = "--dry-run" in sys.argv, "--quiet" in sys.argv
+            raise SystemExit(run_sft(words[0], words[1:], dry_run=dry_run, echo=not quiet))
         if any(word.partition("=")[0] == "--swanlab_api_key" for word in words):
             raise UsageError(
                 "--swanlab_api_key: all users of the machine can see a key on a command line; remove the option and set "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ HISTORY_FILE = "trainer_log.jsonl"
 TOKENISED_FOLDER = "tokenized"
 """Folder of the tokenised rows; deleted when the run is finished."""
 
+_LAST_BYTES = 4096
 _VERSIONS = ("afm", "llamafactory", "torch", "transformers", "datasets", "accelerate")
 
 
@@ -139,15 +141,28 @@ def _mend_train_loss(job: SftJob) -> None:
 
 
 def logged_losses(history: Path) -> dict[int, float]:
-    """Return the logged loss by step, each the mean since the line before; skip damaged lines."""
-    losses = {}
-    for line in history.read_text(encoding="utf-8").splitlines() if history.is_file() else ():
-        try:
-            entry = json.loads(line)
-            losses[int(entry["current_steps"])] = float(entry["loss"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return losses
+    """Return the logged loss by step, each the mean since the line before."""
+    return {row["current_steps"]: float(row["loss"]) for row in _logged(history) if "loss" in row}
+
+
+def last_logged(history: Path) -> dict[str, Any] | None:
+    """Return the last line of the trainer's log, which may be growing, or ``None``."""
+    return next(iter(reversed(_logged(history, _LAST_BYTES))), None)
+
+
+def _logged(history: Path, last_bytes: int = 0) -> list[dict[str, Any]]:
+    """Read the lines of the trainer's log, all or the last ones; skip damaged lines."""
+    rows: list[dict[str, Any]] = []
+    if not history.is_file():
+        return rows
+    with history.open("rb") as file:
+        file.seek(max(0, history.stat().st_size - last_bytes) if last_bytes else 0)
+        lines = file.read().decode("utf-8", errors="replace").splitlines()
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):
+            row = json.loads(line)
+            rows.append(row | {"current_steps": int(row["current_steps"])})
+    return rows
 
 
 def _write_manifest(job: SftJob, **progress: Any) -> None:
@@ -211,13 +226,6 @@ def _set_aside(output_dir: Path, *, everything: bool) -> list[str]:
 
 def _cut_history(history: Path, last_step: int) -> None:
     """Drop the lines of steps that will be repeated, and an incomplete last line."""
-    if not history.is_file():
-        return
-    kept = []
-    for line in history.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["current_steps"] <= last_step:
-                kept.append(line + "\n")
-        except (ValueError, KeyError):
-            continue
-    replace_text(history, "".join(kept))
+    if history.is_file():
+        kept = [row for row in _logged(history) if row["current_steps"] <= last_step]
+        replace_text(history, "".join(json.dumps(row) + "\n" for row in kept))

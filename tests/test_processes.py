@@ -10,10 +10,11 @@ import pytest
 from afm.processes import run_logged
 
 
-def logged(code, tmp_path, *, echo=True):
+def logged(code, tmp_path, *, watch=None):
     log = tmp_path / "run.log"
     command = [sys.executable, "-c", code]
-    return run_logged(command, env=os.environ, log_path=log, keep_open=(), echo=echo), log.read_text("utf-8")
+    status = run_logged(command, env=os.environ, log_path=log, keep_open=(), watch=watch)
+    return status, log.read_text("utf-8")
 
 
 def test_output_is_logged_and_shown(tmp_path, capsys):
@@ -25,9 +26,12 @@ def test_output_is_logged_and_shown(tmp_path, capsys):
 
 
 def test_of_a_progress_bar_the_log_keeps_the_end(tmp_path, capsys):
-    status, log = logged(r"print('\r 1/3\r 2/3\r 3/3\r\n next')", tmp_path, echo=False)
+    seen = []
+    watch = lambda: seen.append((tmp_path / "run.log").read_text("utf-8"))  # noqa: E731
+    status, log = logged(r"print('\r 1/3\r 2/3\r 3/3\r\n next')", tmp_path, watch=watch)
     assert (status, log) == (0, " 3/3\n next\n")
     assert capsys.readouterr().out == ""
+    assert seen[-1] == log
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,7 @@ import os, pathlib, signal, sys
 from afm.processes import run_logged
 signal.signal(signal.SIGINT, signal.default_int_handler)
 command = [sys.executable, "-c", pathlib.Path("child.py").read_text()]
-sys.exit(run_logged(command, env=os.environ, log_path=pathlib.Path("log"), keep_open=(), echo=False))
+sys.exit(run_logged(command, env=os.environ, log_path=pathlib.Path("log"), keep_open=(), watch=lambda: None))
 """
 
 

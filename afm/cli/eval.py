@@ -19,12 +19,11 @@ from afm.cli.options import (
     FOREIGN_OPTIONS,
     JsonOption,
     TrustOption,
-    afm_command,
     file_argument,
     overrides_argument,
 )
 from afm.errors import ConfigError, UsageError
-from afm.terminal import ProgressView, plural
+from afm.terminal import ProgressView, afm_command, plural
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import shutil
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -178,11 +175,3 @@ def model_option(model: str) -> str:
             why = "a GGUF file; `afm import` makes a folder of it"
         raise UsageError(f"--model {model}: {why}; expected a model's folder, a run, or http://HOST:PORT/v1")
     return model
-
-
-def afm_command() -> str:
-    """Return how to call this command line: ``afm``, or its path if it is not on the PATH."""
-    if shutil.which("afm"):
-        return "afm"
-    script = Path(sys.executable).with_name("afm")
-    return shlex.quote(str(script)) if script.is_file() else f"{shlex.quote(sys.executable)} -m afm.cli.main"

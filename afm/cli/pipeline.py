@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from afm.agents import AgentSpec, load_agent
 from afm.cli.recipes import Recipe, RecipeSizes
-from afm.cli.train import make_model_folder, model_source
+from afm.cli.train import LAUNCHER, TRAINER, make_model_folder, model_source
 from afm.configuration import read_file
 from afm.errors import EngineError
 from afm.memory_arithmetic import multiplies_bfloat16
@@ -94,8 +94,8 @@ Progress = Callable[[str, int, int | None], None]
 """Receives the name of what is counted, the number done, and the total (``None`` if unknown)."""
 
 
-def run_engine(command: str, *arguments: str, folder: Path, progress: Progress) -> None:
-    """Run a command of ``afm`` to its end. It ends with this process.
+def run_engine(command: str, *words: str, folder: Path) -> None:
+    """Run the launcher of ``afm sft`` or ``afm rl`` to its end. It ends with this process.
 
     Args:
         folder: Its output folder, with its log.
@@ -103,37 +103,17 @@ def run_engine(command: str, *arguments: str, folder: Path, progress: Progress) 
     Raises:
         EngineError: Its exit status is not 0.
     """
-    words = [sys.executable, "-P", "-m", "afm.cli.main", command, *arguments]
-    with subprocess.Popen(words, env=tied_environment()) as child:
-        status = _wait(child, folder, progress)
+    with subprocess.Popen([sys.executable, "-P", "-m", *words], env=tied_environment()) as child:
+        try:
+            status = child.wait()
+        except KeyboardInterrupt:  # the child got the signal, too, and keeps finished work
+            child.wait()
+            raise
     if status != 0:
         raise EngineError(
             f"`afm {command}` ended with status {status}; see {folder / 'training.log'}. "
             "Run the same quickstart again to resume."
         )
-
-
-def _wait(child: subprocess.Popen[bytes], folder: Path, progress: Progress) -> int:
-    try:
-        while True:
-            try:
-                return child.wait(timeout=1.0)
-            except subprocess.TimeoutExpired:
-                _count_steps(folder / "trainer_log.jsonl", progress)
-    except KeyboardInterrupt:  # the child got the signal, too, and keeps finished work
-        child.wait()
-        raise
-
-
-def _count_steps(log: Path, progress: Progress) -> None:
-    if not log.exists():
-        return
-    whole = [
-        line for line in log.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
-    ]
-    if whole:
-        last = json.loads(whole[-1])
-        progress("training steps", last["current_steps"], last["total_steps"])
 
 
 @dataclass(frozen=True)
@@ -277,14 +257,14 @@ class Quickstart:
     def sft(self) -> str:
         """Run ``afm sft`` (LLaMA-Factory) in another process."""
         config, overrides = self.training("sft")
-        run_engine("sft", "--quiet", str(config), *overrides, folder=self.out / "sft", progress=self.progress)
+        run_engine("sft", TRAINER, "--quiet", str(config), *overrides, folder=self.out / "sft")
         return f"model in {self.out / 'sft'}"
 
     def rl(self) -> str:
         """Run ``afm rl`` (verl) in another process."""
         with self.recipe.serving(self.world):
             config, overrides = self.training("rl")
-            run_engine("rl", str(config), *overrides, folder=self.out / "rl", progress=self.progress)
+            run_engine("rl", LAUNCHER, str(config), *overrides, folder=self.out / "rl")
         return f"model in {self.out / 'rl'}"
 
     def evaluate(self, model: str, data: Path, name: str) -> str:

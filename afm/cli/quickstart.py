@@ -17,10 +17,10 @@ import typer
 
 import afm
 from afm.choices import WorldKind
-from afm.cli.options import afm_command, configs_folder, file_option
+from afm.cli.options import configs_folder, file_option
 from afm.cli.train import model_source
 from afm.errors import UsageError
-from afm.terminal import ProgressView
+from afm.terminal import ProgressView, afm_command
 
 if TYPE_CHECKING:
     from afm.cli.pipeline import Quickstart

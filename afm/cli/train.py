@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from afm.cli.options import TrustOption, file_argument, overrides_argument
 from afm.errors import ConfigError, DataError, MissingExtraError, UsageError
 from afm.memory_arithmetic import GIB, ModelShape, described, free_bytes, model_shape, multiplies_bfloat16
 from afm.processes import tied_environment
+from afm.terminal import afm_command
 
 
 def sft(
@@ -33,7 +35,8 @@ def sft(
         bool, typer.Option("--dry-run", help="Print the resolved command and settings; start nothing.")
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Write the trainer's output only to training.log in output_dir.")
+        bool,
+        typer.Option("--quiet", help="Show only steps and loss; the trainer's output is in training.log."),
     ] = False,
 ) -> None:
     """Fine-tune a model on trajectories with LLaMA-Factory.
@@ -45,10 +48,19 @@ def sft(
     """
     from llamafactory_patch.launcher import run_sft  # light: the engine runs in a child process
 
-    raise typer.Exit(run_sft(config, overrides or [], dry_run=dry_run, echo=not quiet))
+    status = run_sft(config, overrides or [], dry_run=dry_run, echo=not quiet)
+    if status == 0 and not dry_run:
+        from llamafactory_patch.config import resolve
+
+        _print_next(resolve(config, overrides or []).output_dir)
+    raise typer.Exit(status)
 
 
-LAUNCHER = "verl_ext.launcher"
+TRAINER, LAUNCHER = "llamafactory_patch.launcher", "verl_ext.launcher"
+
+
+def _print_next(model: Path) -> None:
+    print(f"next: {afm_command()} eval CONFIG model={shlex.quote(str(model))}")
 
 
 def rl(
@@ -72,7 +84,12 @@ def rl(
         raise MissingExtraError("verl", "rl")
     options = ["--dry-run"] if dry_run else []
     words = [sys.executable, "-P", "-m", LAUNCHER, *options, str(config), *(overrides or [])]
-    raise typer.Exit(run_words(words))
+    status = run_words(words)
+    if status == 0 and not dry_run:
+        from verl_ext.settings import load_settings
+
+        _print_next(load_settings(config, overrides or []).output_dir)
+    raise typer.Exit(status)
 
 
 def run_words(words: list[str]) -> int:

@@ -5,8 +5,10 @@ import yaml
 
 from afm.agents import load_agent
 from afm.errors import ConfigError
+from afm.terminal import ProgressView
 from llamafactory_patch import run_folder
 from llamafactory_patch.config import SftJob
+from llamafactory_patch.launcher import show_steps
 
 
 @pytest.fixture
@@ -130,3 +132,23 @@ def test_tokenised_rows_are_dropped_unless_the_configuration_names_their_folder(
         prepared(job(overwrite_output_dir=True, **options))
         run_folder.finish(job(**options), seconds=1.0)
         assert rows.exists() is bool(options)
+
+
+def test_a_quiet_training_shows_each_new_step_with_its_loss_and_the_time_left(tmp_path, capsys):
+    """Steps of an earlier start are not shown again, and the line that the trainer is writing is not read yet."""
+    history = tmp_path / "trainer_log.jsonl"
+    history.write_text('{"current_steps": 10, "total_steps": 40, "loss": 3.0}\n', encoding="utf-8")
+    show = show_steps(history, ProgressView())
+
+    def append(text):
+        with history.open("a", encoding="utf-8") as file:
+            file.write(text)
+        show()
+        return capsys.readouterr().out
+
+    assert append('{"current_steps": 20, "total_steps": 40, "lo') == ""
+    assert append('ss": 2.0}\n') == "      training steps: 20 of 40, loss 2\n"
+    assert append("") == ""
+    assert append('{"current_steps": 40, "total_steps": 40, "loss": 0.12345}\n').endswith(
+        "40 of 40, loss 0.1235\n"
+    )
