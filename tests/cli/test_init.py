@@ -26,8 +26,10 @@ def afm(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def commands() -> list[list[str]]:
     """The ``afm`` commands of the README, in order."""
     text = (ROOT / "afm/starter/README.md").read_text("utf-8")
-    lines = "\n".join(re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)).splitlines()
-    return [shlex.split(line)[1:] for line in lines if line.startswith("afm ")]
+    lines = "\n".join(re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    return [
+        shlex.split(line)[1:] for line in lines.replace("\\\n", "").splitlines() if line.startswith("afm ")
+    ]
 
 
 def test_a_folder_with_files_is_refused_and_a_free_name_is_offered(tmp_path: Path) -> None:
@@ -51,7 +53,8 @@ def test_the_folder_that_one_is_in_is_refused_like_any_other(tmp_path: Path) -> 
 def test_the_readme_calls_the_tool_and_scores_a_right_and_a_wrong_response(tmp_path: Path) -> None:
     assert afm(tmp_path, "init", "task").returncode == 0
     text = (tmp_path / "task/README.md").read_text("utf-8")
-    [line] = [line for line in text.splitlines() if line.startswith("python -c ")]
+    lines = text.replace("\\\n", "").splitlines()
+    [line] = [line for line in lines if line.startswith("python -c ")]
     variables = os.environ | {"PYTHONPATH": str(ROOT)}
     words = [sys.executable, *shlex.split(line)[1:]]
     done = subprocess.run(

@@ -1,11 +1,16 @@
 """The linter of what a person reads: what it finds, and that the project has no more of it than its walls allow."""
 
 import importlib.util
+import re
 import subprocess
+from pathlib import Path
 
 import english
 import pytest
 import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def found(path: str, text: str) -> list[str]:
@@ -54,6 +59,27 @@ def test_long_lines_and_sentences_are_counted() -> None:
         "docs/x.md:1: 2 semicolons in a sentence, use full stops"
     ]
     assert found("docs/x.md", "One; two. Three; four `a; b; c;`.") == []
+
+
+CODE_COLUMN = 97
+"""Characters that fit in the code column of the site at 1,280 pixels, and of the README on GitHub. See docs/assets/site.css."""
+
+
+def test_no_line_of_code_scrolls_on_a_desktop() -> None:
+    """Output and rows of JSON are exempt: the site wraps them."""
+    wide = []
+    for page in (ROOT / "README.md", ROOT / "afm/starter/README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for indent, language, code in FENCE.findall(page.read_text(encoding="utf-8")):
+            lines = [] if language in ("", "text", "json") else code.splitlines()
+            wide += [f"{page.name}: {line}" for line in lines if len(line) - len(indent) > CODE_COLUMN]
+    assert wide == []
+
+
+def test_lines_of_the_starter_fit() -> None:
+    files = sorted((ROOT / "afm/starter").glob("*.yaml"))
+    lines = [(file.name, line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) > 50
+    assert [(name, line) for name, line in lines if len(line) > 120] == []
 
 
 def test_a_literal_block_of_a_docstring_is_no_prose() -> None:

@@ -57,7 +57,8 @@ def test_links_lead_somewhere() -> None:
 
 def test_each_path_has_four_commands() -> None:
     section = TEXT.split("## Three paths")[1].split("\n## ")[0]
-    blocks = re.findall(r"^```bash\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    commands = section.replace("\\\n", "")
+    blocks = re.findall(r"^```bash\n(.*?)^```$", commands, re.MULTILINE | re.DOTALL)
     assert [len(block.splitlines()) for block in blocks] == [4, 4, 4]
     for block in blocks:
         for line in block.splitlines():

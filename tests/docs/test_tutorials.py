@@ -40,8 +40,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of each line, without comments and what follows an or."""
-    lines = [shlex.split(line, comments=True) for line in text.splitlines()]
+    """The words of each command, without comments and what follows an or."""
+    lines = [shlex.split(line, comments=True) for line in text.replace("\\\n", "").splitlines()]
     return [line[: line.index("||")] if "||" in line else line for line in lines if line]
 
 
