@@ -104,10 +104,10 @@ class RepeatedErrors:
         self._counts: Counter[str] = Counter()
         self._first: dict[str, str] = {}
 
-    def is_new(self, error: object) -> bool:
-        """Return whether to show this error: it is among the first three of its kind."""
+    def is_new(self, error: object, kind: str = "") -> bool:
+        """Return whether to show this error: it is among the first three of its kind, if given, or of its message's."""
         message = error.message if isinstance(error, DataError) else str(error)
-        kind = self._VARIES.sub("#", message)
+        kind = kind or self._VARIES.sub("#", message)
         self._first.setdefault(kind, message)
         self._counts[kind] += 1
         return self._counts[kind] <= self.SHOWN

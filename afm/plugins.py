@@ -86,8 +86,8 @@ def import_module_of(name: str, folder: Path | None, where: str) -> ModuleType:
         raise ConfigError(f"{where}: {name!r} cannot be imported: {reason}") from error
 
 
-def fault_of(error: Exception) -> str:
-    """Return an error of a user's code in one line: file and line in that code, if known, then type and message."""
+def fault_of(error: Exception, *, message: bool = True) -> str:
+    """Return an error of a user's code in one line: file and line in that code, if known, then type and ``message``."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame
@@ -95,7 +95,7 @@ def fault_of(error: Exception) -> str:
         if any(frame.filename.startswith(f"{folder}{os.sep}") for folder in _FOLDERS)
     ]
     place = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()) if message else ""
     return f"{place}{type(error).__name__}{f': {text}' if text else ''}"
 
 

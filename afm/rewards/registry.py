@@ -18,7 +18,7 @@ from typing import Any, SupportsFloat, cast
 from pydantic import Field, model_validator
 
 from afm.configuration import Settings, read_mapping, validated
-from afm.errors import AfmError, ConfigError, suggestion
+from afm.errors import AfmError, ConfigError, RepeatedErrors, suggestion
 from afm.plugins import fault_of, import_module_of
 from afm.rewards.base import (
     CORRECT,
@@ -206,6 +206,7 @@ class CombinedReward:
             if name not in SCORERS:
                 self._makers[name] = scorer_class(name, folder, f"{label}: by_source.{source}")
         self._scorers: dict[str, Scorer] = {}
+        self._faults = RepeatedErrors()  # a bug may fail on every row
         self._extra: dict[str, Judge] = {}
         if (long := settings.overlong) is not None:
             penalty = OverlongPenalty(long.max_tokens, long.buffer_tokens, long.count)
@@ -222,7 +223,7 @@ class CombinedReward:
         scorer = self._scorer(sample)
         form = scorer.form if isinstance(scorer, FormScorer) else check_format
         judges: dict[str, Judge] = {CORRECT: scorer.judge, FORMAT: form, **self._extra}
-        parts = {name: await _part(name, judge, sample) for name, judge in judges.items()}
+        parts = {name: await self._part(name, judge, sample) for name, judge in judges.items()}
         if not sample.answer_alone:
             return self._verdict(parts, time.monotonic() - started)
         verdict = self._verdict(parts | {FORMAT: Part(1.0)}, time.monotonic() - started)
@@ -238,9 +239,29 @@ class CombinedReward:
         self._scorer_name(own, source)
 
     async def close(self) -> None:
-        """Free worker processes."""
+        """Free worker processes, and log the number of faults that were not logged."""
+        for line in self._faults.rest():
+            _LOG.warning(line)
         for scorer in self._scorers.values():
             await scorer.close()
+
+    async def _part(self, name: str, judge: Judge, sample: Sample) -> Part:
+        """Return a part of the verdict. A fault of the scorer that a response triggers abstains and does not end the run."""
+        error: Exception | None = None
+        try:
+            part = await judge(sample)
+            fault, kind = _wrong_part(name, judge, part), ""
+        except AfmError:
+            raise
+        except Exception as raised:  # noqa: BLE001 - the border to what models write
+            error, fault, kind = raised, fault_of(raised), fault_of(raised, message=False)
+        if not fault:
+            return part
+        if self._faults.is_new(fault, kind):
+            text = "%s of a %r row has no score: %s (the verdict of each row has it)"
+            _LOG.warning(text, name, sample.data_source, fault)
+            _LOG.debug("traceback of %s", fault, exc_info=error)
+        return Part(None, f"{name}: {fault}")
 
     def _scorer(self, sample: Sample) -> Scorer:
         name = self._scorer_name(str(sample.extra_info.get("reward") or ""), sample.data_source)
@@ -280,30 +301,6 @@ def load_reward(source: str | Path | Mapping[str, Any] | None = None) -> Combine
     label, data = read_mapping({} if source is None else source, "reward")
     folder = Path(source).parent if isinstance(source, str | Path) else None
     return CombinedReward(validated(RewardSettings, data, label), label, folder)
-
-
-_LOGGED: set[str] = set()
-"""Faults of scorers that this process has logged already, because a bug may fail on every row."""
-
-
-async def _part(name: str, judge: Judge, sample: Sample) -> Part:
-    """Return a part of the verdict. A fault of the scorer that a response triggers abstains and does not end the run."""
-    error: Exception | None = None
-    try:
-        part = await judge(sample)
-        fault = _wrong_part(name, judge, part)
-    except AfmError:
-        raise
-    except Exception as raised:  # noqa: BLE001 - the border to what models write
-        error, fault = raised, fault_of(raised)
-    if not fault:
-        return part
-    if fault not in _LOGGED:
-        _LOGGED.add(fault)
-        text = "%s of a %r row has no score: %s (logged once; the verdict of each row has it)"
-        _LOG.warning(text, name, sample.data_source, fault)
-        _LOG.debug("traceback of %s", fault, exc_info=error)
-    return Part(None, f"{name}: {fault}")
 
 
 def _wrong_part(name: str, judge: Judge, part: object) -> str:

@@ -121,6 +121,36 @@ async def test_a_scorer_that_returns_no_score_abstains_and_is_named_with_its_lin
     assert "my_own_rewards.py:7" in caplog.text
 
 
+FAILS = """
+class Fails:
+    async def judge(self, sample):
+        if sample.ground_truth == "short":
+            raise ValueError("of another type")
+        raise KeyError(sample.ground_truth)
+
+    async def close(self):
+        pass
+"""
+
+
+async def test_faults_of_one_type_and_place_are_logged_three_times_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "my_own_rewards.py").write_text(FAILS, encoding="utf-8")
+    reward = load_reward({"by_source": {"mirror": "my_own_rewards.Fails"}})
+    for gold in ("it's a", "b c", "d" * 9, "e\nf", "g", "short"):
+        assert (await reward.score(answered("mhqa", "mirror", "x", gold))).abstained
+    await reward.close()
+    logged = [record.getMessage() for record in caplog.records]
+    assert [line for line in logged if "of another type" in line] == [logged[3]]
+    assert [line.split(": ")[-1].split(" (")[0] for line in logged[:3]] == [
+        '"it\'s a"',
+        "'b c'",
+        "'ddddddddd'",
+    ]
+    assert logged[4:] == ['... and 2 more like it: KeyError: "it\'s a"']
+
+
 async def test_numbers_of_other_types_are_scores(tmp_path: Path) -> None:
     (tmp_path / "my_own_rewards.py").write_text(RETURNS, encoding="utf-8")
     reward = load_reward({"by_source": {"mirror": "my_own_rewards.Returns"}, "formula": "correct"})
