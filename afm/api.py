@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from afm.agents import AgentSpec, PromptSource
+from afm.agents import AgentSpec, PromptSource, load_agent
 from afm.agents.prompt_record import run_prompts
 from afm.choices import Boundary
-from afm.datasets import Task
+from afm.datasets import Task, read_tasks
 from afm.errors import ConfigError
 from afm.evaluation.manifest import Conditions, Sources
 from afm.evaluation.metrics import Metrics
@@ -37,6 +37,9 @@ from afm.trajectory import author_segments
 from afm.trajectory.record import Record, Verdict
 
 ResultT = TypeVar("ResultT")
+AnyAgent = AgentSpec | str | Path
+"""An agent, or what :func:`afm.load_agent` takes: a shipped name, a YAML, the folder of a trained model."""
+_TASK = "afm.Task(id=..., question=..., ground_truth=..., data_source=...)"
 
 
 class _OpenParts:
@@ -91,7 +94,7 @@ def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def ask(
-    agent: AgentSpec,
+    agent: AnyAgent,
     model: TokenModel,
     question: str | Task,
     *,
@@ -102,15 +105,17 @@ def ask(
     """Play one episode: ``model`` works on a question as ``agent``, with real tools.
 
     Args:
+        agent: An agent, or what :func:`afm.load_agent` takes.
         question: A text, or a task. The record keeps the gold answer and the data source of a task.
         tools: Tools by name, as from :func:`afm.load_tools`; by default those in ``configs/tools`` that the agent calls.
         temperature: Sampling temperature; 0 is greedy.
         seed: Makes the episode reproducible. By default it is random. The record contains it.
 
     Raises:
-        ConfigError: A tool is missing, or the model was trained with another prompt.
+        ConfigError: A value is of another kind, a tool is missing, or the model was trained with another prompt.
         EngineError: The model failed.
     """
+    agent, model = _agent(agent), _model(model)
     task = question if isinstance(question, Task) else Task(id="ask", question=question)
     player = ModelPlayer(
         agent,
@@ -124,11 +129,12 @@ def ask(
 
 
 def score(
-    agent: AgentSpec, response: Record | str, task: Task | None = None, *, reward: Reward | None = None
+    agent: AnyAgent, response: Record | str, task: Task | None = None, *, reward: Reward | None = None
 ) -> Verdict:
     """Score a response with a reward. ``score`` of the verdict is ``None`` if the reward abstains.
 
     Args:
+        agent: As in :func:`ask`.
         response: A record, or the text of one with its tags.
         task: Has the gold answer and the data source, which chooses the scorer. A record may have its own.
         reward: A reward, as from :func:`afm.load_reward`; by default the built-in scorers by data source.
@@ -136,20 +142,23 @@ def score(
     Raises:
         ConfigError: A text comes without a task, or the data source has no scorer.
     """
+    agent = _agent(agent)
     asked = response if isinstance(response, Record) and task is None else task
     if asked is None:
         raise ConfigError("a text alone has no gold answer; expected score(agent, text, task)")
+    if not isinstance(asked, Task | Record):
+        raise _wrong("task", asked, _TASK)
     tokens: dict[str, int] = {}
     if isinstance(response, Record):
         written, observed = response.cost.agent_tokens, response.cost.observation_tokens
         tokens = {"agent_tokens": written, "response_tokens": written + observed}
     details = {} if task is None else task.extra_info
     sample = Sample.of(agent, asked, _segments(agent, response), extra_info=details, **tokens)
-    return run((reward or _session().reward).score(sample))
+    return run(_reward(reward).score(sample))
 
 
 def mask(
-    agent: AgentSpec,
+    agent: AnyAgent,
     response: Record | str,
     tokenizer: Any,
     *,
@@ -159,6 +168,7 @@ def mask(
     """Return the token ids of a response and its loss mask: tokens that the agent wrote are trained on.
 
     Args:
+        agent: As in :func:`ask`.
         response: A record, or the text of one with its tags.
         tokenizer: A fast Hugging Face tokenizer, or the folder of one.
         boundary: Treatment of a token with characters of both agent and environment.
@@ -169,14 +179,14 @@ def mask(
     """
     if isinstance(tokenizer, str | Path):
         tokenizer = ChatTokenizer.load(tokenizer).backend
-    segments = _segments(agent, response)
+    segments = _segments(_agent(agent), response)
     return encode_batch(tokenizer, [segments], boundary, roles_without_loss=roles_without_loss)[0]
 
 
 def evaluate(
-    agent: AgentSpec,
+    agent: AnyAgent,
     model: TokenModel,
-    tasks: Iterable[Task],
+    tasks: Iterable[Task] | str | Path,
     output_dir: str | Path,
     *,
     tools: Mapping[str, Tool] | None = None,
@@ -193,16 +203,20 @@ def evaluate(
     options.
 
     Args:
+        agent: As in :func:`ask`.
+        tasks: Tasks, or a file that :func:`afm.read_tasks` reads.
         tools: As in :func:`ask`.
         reward: As in :func:`score`.
         rounds: Episodes per task; more than one also gives pass@k.
         parallel: Number of episodes at the same time.
 
     Raises:
-        ConfigError: A tool is missing, the model was trained with another prompt, or ``output_dir`` holds another run.
+        ConfigError: A value is of another kind, there is no task, a tool is missing, the model was trained with another
+            prompt, or ``output_dir`` holds another run.
         EngineError: Too many episodes failed.
     """
-    questions, boxes, judge = list(tasks), _tools(agent, tools), reward or _session().reward
+    agent, model, questions = _agent(agent), _model(model), _questions(tasks)
+    boxes, judge = _tools(agent, tools), _reward(reward)
     conditions = Conditions(
         _sampling(agent, model, temperature),
         rounds=rounds,
@@ -214,9 +228,47 @@ def evaluate(
     return run(run_evaluation(*job, parallel=parallel, on_progress=on_progress))
 
 
+def _wrong(what: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(f"{what}: got {value!r:.80} ({type(value).__name__}), expected {expected}")
+
+
+def _agent(agent: object) -> AgentSpec:
+    if isinstance(agent, str | Path):
+        return load_agent(agent)
+    if not isinstance(agent, AgentSpec):
+        raise _wrong("agent", agent, "an agent, or what afm.load_agent takes, for example 'math'")
+    return agent
+
+
+def _model(model: object) -> TokenModel:
+    if not isinstance(model, TokenModel):
+        raise _wrong("model", model, "a model, for example afm.load_model('runs/quickstart/rl')")
+    return model
+
+
+def _reward(reward: Reward | None) -> Reward:
+    if reward is not None and not hasattr(reward, "score"):
+        raise _wrong("reward", reward, "a reward, for example afm.load_reward('configs/rewards/math.yaml')")
+    return _session().reward if reward is None else reward
+
+
+def _questions(tasks: Iterable[Task] | str | Path) -> list[Task]:
+    questions = list(read_tasks(tasks) if isinstance(tasks, str | Path) else tasks)
+    for task in questions:
+        if not isinstance(task, Task):
+            raise _wrong("tasks", task, f"{_TASK}; a text alone has no gold answer to score with")
+    if not questions:
+        raise ConfigError(f"tasks: got none, expected at least one {_TASK}")
+    return questions
+
+
 def _tools(agent: AgentSpec, tools: Mapping[str, Tool] | None) -> Mapping[str, Tool]:
     if tools is None:
         return _session().tools_of(agent)
+    if not isinstance(tools, Mapping):
+        raise _wrong(
+            "tools", tools, "tools by name, for example afm.load_tools('configs/tools/code_executor.yaml')"
+        )
     check_tools(f"agent {agent.name!r}", agent.tool_roles.values(), tools)
     return tools
 
@@ -245,4 +297,6 @@ def _class_name(part: object) -> str:
 
 
 def _segments(agent: AgentSpec, response: Record | str) -> Any:
+    if not isinstance(response, Record | str):
+        raise _wrong("response", response, "a record, or the text of one with its tags")
     return response.segments if isinstance(response, Record) else author_segments(response, agent)

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import notebook
 import pytest
@@ -164,3 +165,42 @@ def test_wrong_values_are_errors_of_the_framework_that_say_what_was_expected() -
         afm.parse(5, afm.load_agent("math"))
     with pytest.raises(AfmError, match=r"got 'math', expected an agent, for example load_agent\('math'\)"):
         afm.parse("<answer>1</answer>", "math")
+
+
+MODEL = afm.ScriptedModel([])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda out: afm.ask("maths", MODEL, "?"), "agent 'maths' is not shipped"),
+        (lambda out: afm.ask(MODEL, "math", "?"), r"agent: got ScriptedModel\(.*expected an agent, or what afm.load_agent"),
+        (lambda out: afm.ask("math", "runs/rl", "?"), r"model: got 'runs/rl' \(str\), expected a model, for example afm.load_model"),
+        (lambda out: afm.ask("math", MODEL, 5), "task: question: got 5"),
+        (lambda out: afm.ask("math", MODEL, "?", tools="code.yaml"), r"tools: got 'code.yaml' .*afm.load_tools\("),
+        (lambda out: afm.score("math", WRONG, TASK, reward="math"), r"reward: got 'math' .*afm.load_reward\("),
+        (lambda out: afm.score("math", WRONG, "57 + 38?"), r"task: got '57 \+ 38\?' \(str\), expected afm.Task\("),
+        (lambda out: afm.score("math", 90, TASK), r"response: got 90 \(int\), expected a record, or the text"),
+        (lambda out: afm.mask("math", 90, None), r"response: got 90 \(int\), expected a record, or the text"),
+        (lambda out: afm.evaluate("math", MODEL, ["57 + 38?"], out), "tasks: got .*a text alone has no gold answer"),
+        (lambda out: afm.evaluate("math", MODEL, [], out), r"tasks: got none, expected at least one afm.Task\("),
+        (lambda out: afm.evaluate("math", MODEL, out / "no.jsonl", out), "no.jsonl: no such file"),
+        (lambda out: afm.evaluate("math", MODEL, [TASK], out, reward="math"), r"reward: got 'math' .*afm.load_reward\("),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_refused_with_what_to_write(
+    call: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AfmError, match=message):
+        call(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_agents_are_taken_by_name_and_tasks_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text(TASK.model_dump_json(), encoding="utf-8")
+    tools = {"code": None}
+    assert afm.score("math", WRONG, TASK).parts == {"correct": 0.0, "format": 1.0}
+    metrics = afm.evaluate(
+        "math", afm.ScriptedModel(WRONG), tmp_path / "tasks.jsonl", tmp_path / "run", tools=tools
+    )
+    assert metrics.questions == 1
