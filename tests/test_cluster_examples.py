@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "examples/cluster"
 DOCKERFILE = (CLUSTER / "Dockerfile").read_text(encoding="utf-8")
 SRUN = """#!/bin/bash
+[[ $SRUN_CPUS_PER_TASK == 48 ]] || { echo "a step with one core" >&2; exit 1; }
 nodes=(node1 node2)
 while [[ $1 == --* ]]; do
   [[ $1 == --nodelist=* ]] && nodes=("${1#*=}")
@@ -48,6 +49,7 @@ def slurm_job(tmp_path: Path) -> dict[str, str]:
         path.write_text(text)
         path.chmod(0o755)
     job = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    job["SLURM_CPUS_PER_TASK"] = "48"
     places = {"VENV": str(tmp_path / "venv"), "LOG": str(tmp_path / "log"), "HOME": str(tmp_path)}
     (tmp_path / "log").touch()
     return os.environ | job | places
@@ -58,6 +60,11 @@ def submit(script: str, job: dict[str, str]) -> list[str]:
     done = subprocess.run(command, env=job, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return Path(job["LOG"]).read_text().splitlines()
+
+
+@pytest.mark.parametrize("script", ["slurm_sft.sh", "slurm_rl.sh"])
+def test_a_job_asks_for_the_cores_of_a_node(script: str) -> None:
+    assert re.search(r"^#SBATCH --cpus-per-task=\d+$", (CLUSTER / script).read_text("utf-8"), re.MULTILINE)
 
 
 def test_a_fine_tuning_job_starts_the_same_command_on_every_node(slurm_job: dict[str, str]) -> None:

@@ -2,13 +2,16 @@
 # Reinforcement learning on the nodes of a Slurm job: a Ray cluster on all nodes, then `afm rl` on the first node.
 # Usage, in the checkout: sbatch --nodes=8 examples/cluster/slurm_rl.sh my_run.yaml [key=value ...]
 # VENV names the environment (.venv-rl). Tested with stand-ins for srun and scontrol, never under Slurm.
+# --cpus-per-task is the number of cores of a node. Without it, Slurm may give each node's processes a single core.
 #SBATCH --job-name=afm-rl
 #SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=64
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --output=slurm-%x-%j.log
 set -euo pipefail
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:?start this script with sbatch --cpus-per-task=N}  # srun does not inherit it
 cd "${SLURM_SUBMIT_DIR:?start this script with sbatch}"
 CONFIG=${1:?name the YAML of the training run, for example my_run.yaml}
 export PATH="${VENV:-$PWD/.venv-rl}/bin:$PATH" PORT=${PORT:-6379} RAY_AUTH_MODE=token

@@ -41,7 +41,9 @@ def blocks(page: Path) -> list[Block]:
 
 def commands(text: str) -> list[list[str]]:
     """The words of each command, without comments and what follows an or."""
-    lines = [shlex.split(line, comments=True) for line in text.replace("\\\n", "").splitlines()]
+    lines = [
+        shlex.split(line, comments=True) for line in text.replace("\\\n", "").replace("&&", "\n").splitlines()
+    ]
     return [line[: line.index("||")] if "||" in line else line for line in lines if line]
 
 
