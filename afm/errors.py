@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from enum import StrEnum
+from errno import EDQUOT, ENOSPC
 
 
 class AfmError(Exception):
@@ -184,3 +185,26 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     words = sorted(map(str, known))
     close = get_close_matches(name, words, n=1)
     return f"did you mean {close[0]!r}?" if close else f"expected one of: {', '.join(words)}"
+
+
+def described(error: AfmError | OSError) -> str:
+    """Return the message of an error. An error of the system gets its file, what was expected, and the next step."""
+    if not isinstance(error, OSError):
+        return str(error)
+    if error.errno in _NO_SPACE:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        return f"{place}{error.strerror}; delete files there, or choose another disk, and run the same command again"
+    if error.filename is None:
+        return str(error)
+    return f"{error.filename}: {_REASONS.get(type(error), error.strerror)}"
+
+
+_NO_SPACE = (ENOSPC, EDQUOT)
+_REASONS: dict[type[OSError], str] = {
+    FileExistsError: "is a file; expected a folder, choose another --output-dir",
+    NotADirectoryError: "a part of this path is a file; expected a folder, choose another --output-dir",
+    FileNotFoundError: "no such file, and none can be written there; check the path, or choose another place",
+    PermissionError: "permission denied; choose a place that you may read and write",
+    IsADirectoryError: "is a folder; expected a file",
+}
+"""What failed and the next step, by the error of the system."""

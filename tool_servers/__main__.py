@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from afm.endpoints.connections import environment_key
-from afm.errors import AfmError, ConfigError, EngineError, UsageError, suggestion
+from afm.errors import AfmError, ConfigError, EngineError, UsageError, described, suggestion
 from afm.runs.atomic import replace_text
 from afm.settings import load_settings
 from tool_servers.shared.command import (
@@ -176,8 +176,8 @@ def main(words: Sequence[str]) -> int:
         if name in _VERBS or name.startswith("-"):
             return _control(words)
         _serve(name, rest)
-    except AfmError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (AfmError, OSError) as error:
+        print(f"error: {described(error)}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     return 0
 

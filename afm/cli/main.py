@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from afm.errors import AfmError, UsageError
+from afm.errors import AfmError, UsageError, described
 
 
 def main() -> None:
@@ -34,24 +34,8 @@ def main() -> None:
 def _fail(error: AfmError | OSError, status: int) -> None:
     if os.environ.get("AFM_TRACEBACK", "0") not in ("", "0", "false"):
         raise error
-    print(f"error: {_message(error)}", file=sys.stderr)
+    print(f"error: {described(error)}", file=sys.stderr)
     sys.exit(status)
-
-
-def _message(error: AfmError | OSError) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {_REASONS.get(type(error), error.strerror)}"
-    return str(error)
-
-
-_REASONS: dict[type[OSError], str] = {
-    FileExistsError: "is a file; expected a folder, choose another --output-dir",
-    NotADirectoryError: "a part of this path is a file; expected a folder, choose another --output-dir",
-    FileNotFoundError: "no such file, and none can be written there; check the path, or choose another place",
-    PermissionError: "permission denied; choose a place that you may read and write",
-    IsADirectoryError: "is a folder; expected a file",
-}
-"""What failed and the next step, by the error of the system."""
 
 
 if __name__ == "__main__":

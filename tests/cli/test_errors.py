@@ -32,6 +32,11 @@ def test_a_process_ends_with_the_status_of_its_error():
         1,
         "error: /dev/null/x: a part of this path is a file; expected a folder, choose another --output-dir\n",
     )
+    with Path("/dev/full").open("w") as full:
+        asked = [*words[:-2], "list", "agents"]
+        done = subprocess.run(asked, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert "No space left on device; delete files there, or choose another disk" in done.stderr
     done = subprocess.run([*words, "--pages", "x"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
 

@@ -17,10 +17,11 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from afm.errors import AfmError, DataError, MissingExtraError, UsageError
+from afm.errors import AfmError, DataError, MissingExtraError, UsageError, described
 from afm.processes import follow_parent
 from afm.terminal import ProgressView
 from tool_servers.wiki_search.corpus import (
+    EXPECTED,
     OFFSETS,
     STORE,
     Collector,
@@ -80,7 +81,7 @@ def estimated(corpus: Path, *, bm25: bool, dimensions: int | None, ready: Path |
     """
     rows = list(islice(read_corpus(corpus), _SAMPLE))
     if not rows:
-        raise DataError("the corpus has no passages", path=str(corpus))
+        raise DataError(f"the corpus has no passages; {EXPECTED}", path=str(corpus))
     ratio = _expansion(corpus) if corpus.suffix == ".gz" else 1.0
     bytes_each = rows[-1].end / len(rows)
     passages = len(rows) if len(rows) < _SAMPLE else round(corpus.stat().st_size * ratio / bytes_each)
@@ -312,8 +313,8 @@ def main(words: Sequence[str] | None = None) -> int:
         manifest = build(plan, view.update)
     except UsageError as error:
         parser.error(str(error))
-    except AfmError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (AfmError, OSError) as error:
+        print(f"error: {described(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped; run the same command again to continue", file=sys.stderr)

@@ -13,6 +13,7 @@ import json
 import re
 import zlib
 from array import array
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from typing import IO
 
 from afm.errors import DataError
 from afm.runs.atomic import replace_text
+from afm.trajectory.io import json_fault, refuse_other_content
 
 _WORD = re.compile(r"\w\w+")
 _COMMON = """
@@ -92,6 +94,8 @@ def read_corpus(path: Path, *, start: int = 0, line: int = 0) -> Iterator[Row]:
     Raises:
         DataError: A line is not a passage, or the compressed data is incomplete.
     """
+    if path.suffix != ".gz" and not start:
+        refuse_other_content(path)
     with _opened(path) as file:
         try:
             if start:
@@ -106,7 +110,8 @@ def read_corpus(path: Path, *, start: int = 0, line: int = 0) -> Iterator[Row]:
                     yield Row(_passage(raw, path, number), number, position)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(
-                f"broken compressed data: {error}; download the file again", path=str(path)
+                f"broken compressed data: {error}; download the file again, or leave .gz out of the name of a plain file",
+                path=str(path),
             ) from None
 
 
@@ -129,18 +134,26 @@ def _skip(file: IO[bytes], count: int) -> None:
         count -= len(piece)
 
 
+EXPECTED = 'expected one object a line: {"id": "1", "contents": "TITLE and text"}, or with `title` and `text`'
+
+
 def _passage(raw: bytes, path: Path, number: int) -> CorpusPassage:
     try:
-        row = json.loads(raw)
+        row = json.loads(raw.removeprefix(BOM_UTF8 if number == 1 else b"").decode("utf-8"))
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start + 1} of the line is no UTF-8, expected one JSON object a line in UTF-8"
+        raise DataError(f"not JSON: {why}", path=str(path), line=number) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"not JSON: {error}", path=str(path), line=number) from None
+        why = f"{json_fault(error)}; {EXPECTED}"
+        raise DataError(f"not JSON: {why}", path=str(path), line=number) from None
     if not isinstance(row, dict) or not isinstance(row.get("id"), str | int):
-        raise DataError("expected an object with `id` and `contents`", path=str(path), line=number)
+        got = f"an object with {', '.join(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
+        raise DataError(f"got {got:.80}; {EXPECTED}", path=str(path), line=number)
     contents = row.get("contents")
     if contents is None and isinstance(row.get("text"), str):
         contents = f'"{row.get("title", "")}"\n{row["text"]}'
     if not isinstance(contents, str):
-        raise DataError(f"contents: got {contents!r:.60}, expected a text", path=str(path), line=number)
+        raise DataError(f"contents: got {contents!r:.60}; {EXPECTED}", path=str(path), line=number)
     return CorpusPassage(str(row["id"]), contents)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import shlex
 import zlib
 from pathlib import Path
 from typing import Any, Literal
@@ -116,7 +117,8 @@ def checked_manifest(folder: Path, *, whole: bool = False) -> IndexManifest:
     manifest = read_manifest(folder)
     if manifest is None:
         raise DataError(
-            f"no finished index here ({NAME} is missing); build it with: afm serve wiki build",
+            f"no finished index here ({NAME} is missing); build it with: afm serve wiki build CORPUS.jsonl "
+            f"--output-dir {shlex.quote(str(folder))}",
             path=str(folder),
         )
     for name, facts in manifest.files.items():

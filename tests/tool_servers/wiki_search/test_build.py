@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -173,8 +174,15 @@ def test_an_engine_that_the_index_lacks_is_refused_with_the_command_that_adds_it
     [
         ("", "the corpus has no passages"),
         ('{"id": "1", "contents": "two words"}\n{"id": 2}\n', "c.jsonl:2: contents: got None"),
-        ("[1]\n", "c.jsonl:1: expected an object"),
-        ('{"id": "1", "contents"', "c.jsonl:1: not JSON"),
+        (
+            "[1]\n",
+            'c.jsonl:1: got a list; expected one object a line: {"id": "1", "contents": "TITLE and text"}',
+        ),
+        ('{"text": "a"}\n', "c.jsonl:1: got an object with text; expected one object a line"),
+        (
+            '{"id": "1", "contents"',
+            "c.jsonl:1: not JSON: Expecting ':' delimiter at character 23; expected one",
+        ),
         ('{"id": 1, "contents": "a"}\n{"id": 2, "contents": ' + "[" * 100_000, "c.jsonl:2: not JSON"),
         ('{"id": "1", "contents": "a b c"}\n', "has a word of two letters"),
     ],
@@ -182,6 +190,40 @@ def test_an_engine_that_the_index_lacks_is_refused_with_the_command_that_adds_it
 def test_bad_corpora_are_refused_with_file_and_line(tmp_path, text, told):
     (tmp_path / "c.jsonl").write_text(text)
     assert told in refused(tmp_path / "c.jsonl", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            '{"id": "1", "contents": "two words"}\n'.encode("utf-16"),
+            "got UTF-16, expected UTF-8; convert it: iconv",
+        ),
+        (b"\x1f\x8b\x08\x00", "got a file packed with gzip"),
+        (b"id,contents\n1,two words\n", "got a table (CSV), expected one JSON object a line"),
+        (b'{"id": "1", "contents": "Gr\xfc\xdfe"}\n', "not JSON: byte 28 of the line is no UTF-8"),
+    ],
+    ids=["utf-16", "gzip", "csv", "latin-1"],
+)
+def test_other_files_are_refused_by_what_they_are(tmp_path, content, told):
+    (tmp_path / "c.jsonl").write_bytes(content)
+    assert f"c.jsonl:1: {told}" in refused(tmp_path / "c.jsonl", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mark_of_utf_8_is_no_part_of_the_first_passage(tmp_path):
+    (tmp_path / "c.jsonl").write_bytes(b'\xef\xbb\xbf{"id": "1", "contents": "two words"}\n')
+    assert [row.passage.contents for row in read_corpus(tmp_path / "c.jsonl")] == ["two words"]
+
+
+def test_a_full_disk_is_one_error(corpus, tmp_path):
+    words = shlex.join(command(corpus, tmp_path / "out"))
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 100; {words}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_half_a_gzip_file_is_refused(corpus, tmp_path):
