@@ -164,15 +164,22 @@ def init(
     Example: afm init my_task
     """
     state = ""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    new = not (folder.exists() or folder.is_symlink())
+    if not new and (not folder.is_dir() or any(folder.iterdir())):
         state = "is a folder with files in it" if folder.is_dir() else "is a file"
-    elif folder.suffix in _FILES and not folder.exists():
+    elif folder.suffix in _FILES and new:
         state = "is the name of a file"
     if state:
         raise UsageError(f"{folder} {state}; expected a new or an empty folder, for example {_free(folder)}")
-    source = Path(afm.__file__).parent / "starter"
-    shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    _write_questions(folder / "questions")
+    try:
+        _copy(Path(afm.__file__).parent / "starter", folder)
+        _write_questions(folder / "questions")
+    except BaseException:  # half a starter would stand in the way of the same command
+        for path in folder.glob("*"):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+        if new and folder.is_dir():
+            folder.rmdir()
+        raise
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         print(file)
     print(
@@ -186,6 +193,15 @@ def _free(folder: Path) -> Path:
     names = (name, *(f"{name}_{number}" for number in range(2, 1_000)))
     place = folder if folder.name in ("", "..") else folder.parent
     return next(free for free in map(place.joinpath, names) if not free.exists())
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """Copy the files, so that an error names the one that failed."""
+    for file in source.rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            target = folder / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
 
 
 def _write_questions(folder: Path) -> None:

@@ -234,8 +234,12 @@ def make_model_folder(model: str, out_dir: Path, progress: Progress) -> Path:
         from afm.models.gguf_model import import_gguf
 
         progress("reading the weights", 0, None)
-        shutil.rmtree(growing, ignore_errors=True)
-        import_gguf(source, growing)
+        try:
+            shutil.rmtree(growing, ignore_errors=True)
+            import_gguf(source, growing)
+        except BaseException:
+            shutil.rmtree(growing, ignore_errors=True)
+            raise
     else:
         _fetch(model, growing, progress)
     if out_dir.is_dir():

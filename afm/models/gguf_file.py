@@ -40,10 +40,11 @@ class GgufFile:
             raise ConfigError(f"{path}: no such file; expected a GGUF file")
         try:
             self._reader = GGUFReader(str(path))
-        except (OSError, ValueError, IndexError, KeyError) as error:
+        except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
+            why = _why_unreadable(path, error)
             raise ConfigError(
-                f"{path}: not a readable GGUF file: {error}; download or convert it again"
-            ) from error
+                f"{path}: not a readable GGUF file: {why}; download or convert it again"
+            ) from None
         self.architecture = str(self.field("general.architecture"))
         if self.architecture not in _ARCHITECTURES:
             raise self.fault(f"architecture {self.architecture!r}, expected {', '.join(_ARCHITECTURES)}")
@@ -56,11 +57,14 @@ class GgufFile:
         """Return the value of ``key``.
 
         Raises:
-            ConfigError: The file lacks the key, and there is no default.
+            ConfigError: Its text is damaged, or the file lacks the key and there is no default.
         """
         field = self._reader.get_field(key)
         if field is not None:
-            return field.contents()
+            try:
+                return field.contents()
+            except UnicodeDecodeError:
+                raise self.fault(f"{key} holds no UTF-8 text, so the file is damaged") from None
         if default is None:
             raise self.fault(f"{key} is missing")
         return default
@@ -112,6 +116,19 @@ class GgufFile:
             return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).float()
         except NotImplementedError as error:
             raise self.fault(f"{tensor.name}: {error}") from None
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
+    """Say what is wrong with a file; the words of the reading library are those of arrays."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    if isinstance(error, OSError):
+        return str(error)
+    if not head.startswith(b"GGUF"):
+        return f"it begins with {head!r}, expected b'GGUF'"
+    if "version" in str(error):
+        return f"version {int.from_bytes(head[4:], 'little')}, expected 2 or 3"
+    return f"its contents do not fit its {path.stat().st_size:,} bytes, so it is damaged or cut off"
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

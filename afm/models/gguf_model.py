@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from afm.errors import AfmError, ConfigError
 from afm.models.gguf_file import GgufFile, build_tokenizer, check_tokenizer
 from afm.models.load import silent_progress
 
@@ -53,18 +54,27 @@ def import_gguf(file: str | Path, out_dir: str | Path) -> int:
     model = GgufFile(Path(file))
     from transformers import GenerationConfig
 
-    tokenizer = build_tokenizer(model)
-    network, weights = _network(model)
+    try:
+        tokenizer = build_tokenizer(model)
+        network, weights = _network(model)
+    except AfmError:
+        raise
+    except Exception as error:  # wrong sizes and types fail at many places of these libraries
+        raise model.fault(f"its parts do not fit together, so it may be damaged: {error}") from error
     end_ids = sorted({tokenizer.eos_token_id, *model.end_ids})
     out = Path(out_dir)
-    tokenizer.save_pretrained(str(out))
-    check_tokenizer(out, tokenizer, model)
     network.config.pad_token_id = tokenizer.pad_token_id
     network.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=end_ids, pad_token_id=tokenizer.pad_token_id
     )
-    with silent_progress():
-        network.save_pretrained(str(out), state_dict=weights)
+    try:
+        tokenizer.save_pretrained(str(out))
+        with silent_progress():
+            network.save_pretrained(str(out), state_dict=weights)
+    except Exception as error:  # noqa: BLE001 - the libraries of both have no common class for a full disk
+        why = f"the model cannot be written: {error}; delete files there, or choose another --output-dir"
+        raise ConfigError(f"{out.parent}: {why}") from None
+    check_tokenizer(out, tokenizer, model)
     return int(network.num_parameters())
 
 
@@ -107,6 +117,9 @@ def _settings(file: GgufFile, tensors: Mapping[str, Any]) -> dict[str, Any]:
     if scaling != "none":
         raise file.fault(f"scaling of rotary positions {scaling!r}, expected none")
     settings = {key: file.setting(name) for key, name in _CONFIG_KEYS.items()}
+    blocks = len({part[1] for part in map(_LAYER_TENSOR.fullmatch, tensors) if part})
+    if settings["num_hidden_layers"] != blocks:
+        raise file.fault(f"block_count is {settings['num_hidden_layers']}, but it holds {blocks} blocks")
     heads = settings["num_attention_heads"]
     width = file.setting("rope.dimension_count", settings["hidden_size"] // heads)
     settings |= {

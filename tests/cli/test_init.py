@@ -43,6 +43,21 @@ def test_a_folder_with_files_is_refused_and_a_free_name_is_offered(tmp_path: Pat
     assert "next: cd 'a b' && " in afm(tmp_path, "init", "a b").stdout
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_full_disk_leaves_the_folder_as_it_was(tmp_path: Path, exists: bool) -> None:
+    if exists:
+        (tmp_path / "task").mkdir()
+    words = f"ulimit -f 20; {shlex.quote(sys.executable)} -m afm.cli.main init task"  # train.csv is larger
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", words], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert [*tmp_path.rglob("*")] == [tmp_path / "task"] * exists
+    assert afm(tmp_path, "init", "task").returncode == 0
+
+
 def test_the_folder_that_one_is_in_is_refused_like_any_other(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     done = afm(tmp_path, "init", ".")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -202,8 +203,12 @@ def test_a_file_that_cannot_be_a_model_is_one_error(tokenizer, tmp_path):
     whole = write_gguf(tmp_path / "whole.gguf", network, tokenizer).read_bytes()
     merges = [" ".join(pair) for pair in json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]]
     files = {
-        "half": "not a readable GGUF file",
-        "text": "not a readable GGUF file",
+        "half": r"contents do not fit its [\d,]+ bytes, so it is damaged or cut off; download or convert it again",
+        "text": "it begins with b'no model', expected b'GGUF'; download or convert it again",
+        "version": "not a readable GGUF file: version 99, expected 2 or 3; download",
+        "letters": "general.architecture holds no UTF-8 text, so the file is damaged",
+        "types": "its parts do not fit together, so it may be damaged",
+        "blocks": "block_count is 9, but it holds 2 blocks",
         "gemma": "architecture 'gemma2', expected llama, qwen2, qwen3",
         "words": "words are split as in 'falcon', expected one of gpt-2, smollm",
         "merges": "tokens encode to themselves",
@@ -213,11 +218,17 @@ def test_a_file_that_cannot_be_a_model_is_one_error(tokenizer, tmp_path):
     }
     (tmp_path / "half.gguf").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.gguf").write_text("no model\n" * 20)
+    (tmp_path / "version.gguf").write_bytes(whole[:4] + b"\x63" + whole[5:])
+    (tmp_path / "letters.gguf").write_bytes(whole.replace(b"llama", b"ll\xffma", 1))
     write_gguf(tmp_path / "gemma.gguf", network, tokenizer, kind="gemma2")
     write_gguf(tmp_path / "words.gguf", network, tokenizer, pre="falcon")
     write_gguf(tmp_path / "merges.gguf", network, tokenizer, merges=merges[: len(merges) // 2])
     write_gguf(tmp_path / "tensor.gguf", network, tokenizer, without=("blk.1.ffn_up.weight",))
+    write_gguf(tmp_path / "types.gguf", network, tokenizer, rope_dimension_count=0)
     write_gguf(tmp_path / "scaled.gguf", network, tokenizer, rope_scaling_type=gguf.RopeScalingType.YARN)
+    network.config.num_hidden_layers = 9
+    write_gguf(tmp_path / "blocks.gguf", network, tokenizer)
+    network.config.num_hidden_layers = 2
     network.config.hidden_size = 64
     write_gguf(tmp_path / "shape.gguf", network, tokenizer, rope_dimension_count=8)
     for name, message in files.items():
@@ -237,6 +248,20 @@ def test_a_folder_is_whole_or_not_there(tokenizer, tmp_path):
     assert not (out / "stale").exists()
     assert make_model_folder(str(out), tmp_path / "other", lambda *_: None) == out
     assert not (tmp_path / "other").exists()
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(tokenizer, tmp_path):
+    file = write_gguf(tmp_path / "m.gguf", tiny_network("qwen3", len(tokenizer)), tokenizer)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))  # the weights are larger
+    try:
+        with pytest.raises(
+            ConfigError, match=r"cannot be written: .*; delete files there, or choose another"
+        ):
+            make_model_folder(str(file), tmp_path / "out", lambda *_: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere.gguf", "a/b/c"])
