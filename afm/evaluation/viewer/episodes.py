@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import sqlite3
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -49,7 +50,7 @@ def read_episode(path: str, start: int, length: int) -> Record:
     try:
         with Path(path).open("rb") as file:
             file.seek(start)
-            return Record.model_validate_json(file.read(length))
+            return Record.model_validate_json(file.read(length).removeprefix(BOM_UTF8))
     except ValidationError as error:
         changed = "; the file may have changed since it was indexed"
         message = explain(error, path) + changed * (error.errors()[0]["type"] == "json_invalid")
@@ -171,7 +172,7 @@ LINE_CHARS = 120
 def read_row(line: bytes) -> dict[str, Any] | None:
     """Return the episode of a line, ``None`` if the line is no episode."""
     try:
-        row = json.loads(line.decode("utf-8", "replace"))
+        row = json.loads(line.removeprefix(BOM_UTF8).decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
     return row if _is_sound(row) else None

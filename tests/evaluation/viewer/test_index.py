@@ -7,7 +7,7 @@ import pytest
 
 from afm.errors import DataError, UsageError
 from afm.evaluation.viewer import EpisodeIndex, Filters, Order, facets, listing
-from afm.evaluation.viewer.episodes import episode_view, messages_of
+from afm.evaluation.viewer.episodes import episode_view, messages_of, read_episode
 from afm.trajectory.io import load_records
 
 
@@ -181,6 +181,16 @@ def test_bad_lines_are_counted_and_other_files_left_alone(tmp_path, index, viewe
     found = EpisodeIndex(tmp_path / "run", tmp_path / "index.sqlite")
     assert refresh(found).bad_lines == 2
     assert ids(found) == ["e1", "e2"]
+
+
+def test_a_mark_of_utf_8_before_the_first_episode_hides_nothing(tmp_path, index, viewer):
+    viewer.write(tmp_path / "a/episodes.jsonl", [viewer.episode(1), viewer.episode(2)])
+    plain = (tmp_path / "a/episodes.jsonl").read_bytes()
+    (tmp_path / "a/episodes.jsonl").write_bytes(b"\xef\xbb\xbf" + plain)
+    assert ids(index(tmp_path)) == ["e1", "e2"]
+    [first, _] = plain.splitlines(keepends=True)
+    read = read_episode(str(tmp_path / "a/episodes.jsonl"), 0, 3 + len(first))
+    assert read.id == "e1"
 
 
 def test_an_index_of_nothing_says_what_it_wants(tmp_path, viewer):
