@@ -155,17 +155,20 @@ def _find_missing(run: Reproduction, stages: Sequence[ChainStage], *, show: bool
 
     trains = any(stage.name in ("sft", "rl", "eval") for stage in stages)
     missing = [] if not run.on_gpu or not trains or has_gpu() else [_NO_GPU]
+    if show:
+        for stage in stages:
+            print(f"# {stage.name}", *map(_command_line, stage.commands), sep="\n", flush=True)
     made: list[Path] = []
     for stage in stages:
-        if show:
-            print(f"# {stage.name}")
-        for number, command in enumerate(stage.commands):
-            if show:
-                print(_command_line(command))
-            if command.check and not run.tiny and number == 0:  # the others differ only in their data
-                errors = list(_errors(run.python(stage.name), command.check, made))
-                missing += [f"{stage.name}: {text}" for text in [*errors, *_later_needs(run, stage, errors)]]
+        check = stage.commands[0].check  # the stage's other commands differ only in their data
+        if check and not run.tiny:
+            print(f"# checking {stage.name}: `afm doctor` loads its engine, up to two minutes", flush=True)
+            errors = list(_errors(run.python(stage.name), check, made))
+            missing += [f"{stage.name}: {text}" for text in [*errors, *_later_needs(run, stage, errors)]]
         made += stage.makes
+    if show and not run.tiny and stages[0].name == "download":
+        download = _command_line(stages[0].commands[0])
+        print(f"# not checked: whether the files can be downloaded; try: {download} --dry-run")
     return list(dict.fromkeys(missing))
 
 

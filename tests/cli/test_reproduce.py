@@ -149,8 +149,12 @@ def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("GRM_BASE_URL", raising=False)
     monkeypatch.setattr("afm.cli.reproduce._errors", lambda *_: iter(()))  # the doctor is asked above
     words = ("web_agent", "--root", str(tmp_path), "--dry-run", "eval.rewards.judge.url=http://127.0.0.1:9")
-    status, _, told = reproduce(*words)
+    status, shown, told = reproduce(*words)
     assert status == 1
+    notes = [line[2:].split(":")[0] for line in shown.splitlines() if line.startswith("# ")]
+    checks = [f"checking {name}" for name in ("sft", "rl", "eval")]
+    assert notes == [*NAMES, *checks, "not checked"], "every command is shown before the first check"
+    assert shown.rstrip().endswith("/data/web_agent/raw --dry-run")
     assert "rl: judge: no endpoint; set GRM_BASE_URL" in told
     assert "eval: judge:" not in told
     monkeypatch.setenv("GRM_BASE_URL", "http://127.0.0.1:9/v1")
