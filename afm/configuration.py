@@ -6,6 +6,8 @@ Every error names the file, the key path, the value found and what was expected.
 from __future__ import annotations
 
 import re
+import shlex
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,7 +143,13 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
         raise ConfigError(f"{path}: no such file; expected a YAML of {what}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
+    except UnicodeDecodeError as error:
+        advice = f"save it as UTF-8: iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > UTF8.yaml"
+        if not error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            advice = "save it as UTF-8, or give the right file"
+        why = f"byte {error.start + 1} is no UTF-8; expected {what}; {advice}"
+        raise ConfigError(f"{path}: cannot be read as YAML: {why}") from None
+    except (yaml.YAMLError, OSError, RecursionError) as error:
         why = _yaml_fault(error) if isinstance(error, yaml.MarkedYAMLError) else " ".join(str(error).split())
         raise ConfigError(f"{path}: cannot be read as YAML: {why}; expected {what}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):

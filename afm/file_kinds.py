@@ -109,9 +109,10 @@ FILE_KINDS = (
     _kind("a list of data sets", "data sets", "sets mixes", "run afm data download FILE --output-dir DIR"),
     _kind(
         "a server's file",
-        "server settings, web search settings, gateway settings",
+        "server settings, code server settings, page reader settings, gateway settings, image server settings, "
+        "web search settings, wiki server settings",
         "max_waiting max_wait_s finish_s",
-        "start its server, for example: afm serve code --config FILE",
+        "start its server: code, crawl, gateway, search, visual or wiki, for example: afm serve code --config FILE",
     ),
 )
 """Every kind of YAML. ``tests/cli/test_wrong_inputs.py`` compares them with the files in ``configs``."""

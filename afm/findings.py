@@ -96,7 +96,8 @@ class Report:
         try:
             return question()
         except AfmError as error:
-            self.add(Finding(Level.ERROR, subject, " ".join(str(error).split())))
+            lines = re.sub(r"(?<![:;])\s*\n\s*", "; ", str(error))  # commands of several lines stay apart
+            self.add(Finding(Level.ERROR, subject, " ".join(lines.split())))
             return None
 
 

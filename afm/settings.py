@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,7 +183,9 @@ def _explain(error: ValidationError) -> list[str]:
         secret = field is not None and "Secret" in str(field.annotation)
         got = "a value" if secret else repr(details["input"])
         meaning = field.description if field is not None else ""
-        lines.append(f"environment variable {name.upper()}: got {got}: {details['msg']}. {meaning}".rstrip())
+        why = re.sub("^Input should be|, unable to parse.*", "", details["msg"]).strip()
+        expected = why if why == details["msg"] else f"expected {why}"
+        lines.append(f"environment variable {name.upper()}: got {got}: {expected}. {meaning}".rstrip())
     return lines
 
 

@@ -46,16 +46,26 @@ def run(
 
     Example: afm sandbox run < program.py
     """
-    code = sys.stdin.buffer.read().decode("utf-8", "replace")
+    # Python has no standard input where the shell closed it.
+    code = _text(sys.stdin.buffer.read(), "standard input") if sys.stdin else ""
     if not code.strip():
         raise UsageError("no program on standard input; try: echo 'print(1+1)' | afm sandbox run")
-    given = stdin.read_text(encoding="utf-8", errors="replace") if stdin else ""
+    given = _text(stdin.read_bytes(), f"--stdin {stdin}") if stdin else ""
     result = asyncio.run(_run(backend, python, code, given))
     if as_json:
         print(json.dumps(dataclasses.asdict(result)))
     else:
         _show(result)
     raise typer.Exit(0 if result.reason == "ok" else 1)
+
+
+def _text(data: bytes, name: str) -> str:
+    """Decode a text. Bytes are never replaced, so that the program is the one that was given."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        text = f"{name}: byte {error.start + 1} is no UTF-8, expected text; save it as UTF-8"
+        raise UsageError(text) from None
 
 
 async def _run(backend: str, python: str | None, code: str, stdin: str) -> RunResult:
@@ -127,7 +137,8 @@ def install(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to install into [default: /var/lib/afm/sandbox for root, else ~/.local/share/afm]."
+            help="Folder to install into [default: /var/lib/afm/sandbox for root, else ~/.local/share/afm].",
+            file_okay=False,
         ),
     ] = None,
     missing: Annotated[

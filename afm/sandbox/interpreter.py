@@ -186,8 +186,8 @@ def find_interpreter(settings: SandboxSettings, identity: Identity) -> Interpret
     path = shutil.which(name)
     if path is None:
         raise SandboxUnavailableError(
-            f"the sandbox's Python {name!r} does not exist; install one that every user can read "
-            "(apt-get install python3) or set the option `python`"
+            f"the sandbox's Python {name!r} {'is no program' if Path(name).exists() else 'does not exist'}; install one "
+            "that every user can read (apt-get install python3), or name another: --python, or `python` in a YAML"
         )
     facts = _ask(path, identity)
     version = (int(facts["version"][0]), int(facts["version"][1]))
@@ -251,8 +251,8 @@ def _ask(path: str, identity: Identity) -> dict[str, Any]:
         user = "nobody" if identity.uid is not None else "this user"
         reason = getattr(error, "stderr", None) or error
         raise SandboxUnavailableError(
-            f"the sandbox's Python {path!r} does not start as {user}: {str(reason).strip()[-300:]}; set the option "
-            "`python` to one that other users can read, which excludes home directories"
+            f"the sandbox's Python {path!r} does not start as {user}: {str(reason).strip()[-300:]}; name one "
+            "that other users can read, which excludes home directories: --python, or `python` in a YAML"
         ) from None
     return answer
 

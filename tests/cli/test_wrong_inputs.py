@@ -579,6 +579,42 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("view {T}/bare.jsonl --index {T}/b.sqlite --bundle {T}/bb", 1, ("bare.jsonl:2: agent_digest: missing",)),
     ("view {T}/bare.jsonl --index {T}/b.sqlite --bundle {T}/bb", 1, ("bare.jsonl:2: agent_digest: missing",)),
     ("data prepare sft {T}/good.jsonl --output-dir {T}/s --agent mhqa", 1, ("belongs to agent 'math'",)),
+    ("doctor {T}/wide.yaml", 1, ("byte 1 is no UTF-8", "iconv -f UTF-16 -t UTF-8 {T}/wide.yaml > UTF8.yaml")),
+    ("doctor {T}/latin.yaml", 1, ("byte 5 is no UTF-8", "save it as UTF-8")),
+    (
+        "import {T}/m.gguf -o {T}/im",
+        1,
+        ("its contents do not fit its 4 bytes", "download or convert it again"),
+    ),
+    ("sandbox install numpy --folder {T}/good.jsonl", 2, ("--folder {T}/good.jsonl: is a file",)),
+    (
+        "sandbox install numpy --python {T}/good.jsonl",
+        1,
+        ("good.jsonl' is no program", "name another: --python"),
+    ),
+    ("init {T}/dangling", 2, ("{T}/dangling is a file; expected a new or an empty folder",)),
+    ("eval {T}/none_yet", 2, ("CONFIG {T}/none_yet: is a folder",)),
+]
+
+# The same for the processes that `afm serve` becomes, named as in `python -m tool_servers`.
+SERVERS: list[tuple[str, int, tuple[str, ...]]] = [
+    (
+        "gateway --upstream http://127.0.0.1:1/v1 --log /proc/x/y.jsonl",
+        1,
+        ("/proc/x: no such file, and none can be written there", "choose another place"),
+    ),
+    ("gateway --upstream nonsense", 1, ("got 'nonsense' (str), expected http://HOST or https://HOST",)),
+    ("code --host http://localhost", 1, ("expected a name or an address alone, for example 127.0.0.1",)),
+    ("code --host 127.0.0.1:9", 1, ("host '127.0.0.1:9': expected a name or an address alone",)),
+    ("code --host nowhere.invalid", 1, ("needs a token; set CODE_SERVER_TOKEN", "openssl rand -hex 16")),
+    (f"code --config {TOOLS}", 1, ("this is a list of tools, expected a server's file", "afm doctor")),
+    ("code --config {T}/wide.yaml", 1, ("byte 1 is no UTF-8; expected code server settings", "iconv")),
+    ("code --config {T}/list.yaml", 1, ("got list, expected a mapping of code server settings",)),
+    ("code --config {T}/endless.yaml", 1, ("sampling: unknown key; expected one of: finish_s",)),
+    ("wiki_search", 1, ("no index; name its folder with --index",)),
+    ("wiki_search --index {T}", 1, ("build it with: afm serve wiki build CORPUS.jsonl --output-dir {T}",)),
+    ("mcp --tools {T}/good.jsonl", 1, ("holds rows of data, expected a YAML of tools settings",)),
+    (f"mcp --tools {REWARD}", 1, ("this is a reward, expected a list of tools",)),
 ]
 
 
@@ -628,6 +664,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "ck/checkpoints/global_step_2").mkdir(parents=True)
     (folder / "loop").symlink_to(folder / "loop")
     (folder / "m.gguf").write_bytes(b"GGUF")
+    (folder / "wide.yaml").write_text("model: m\n", encoding="utf-16")
+    (folder / "latin.yaml").write_bytes(b'a: "\xfc"\n')
+    (folder / "dangling").symlink_to(folder / "nowhere")
     return folder
 
 
@@ -651,6 +690,20 @@ def test_a_wrong_input_gets_one_message_that_helps(
         assert part.replace("{T}", str(folder)) in output, output
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 or (not done.stderr and status == 1), output
+
+
+@pytest.mark.parametrize(("words", "status", "parts"), SERVERS, ids=[row[0][:60] for row in SERVERS])
+def test_a_server_that_cannot_start_says_what_to_do(
+    folder: Path, capfd: pytest.CaptureFixture[str], words: str, status: int, parts: tuple[str, ...]
+) -> None:
+    from tool_servers.__main__ import main
+
+    assert main(shlex.split(f"{words.replace('{T}', str(folder))} --port 0")) == status
+    told = capfd.readouterr().err
+    assert told.startswith("error: ")
+    assert "Traceback" not in told
+    for part in parts:
+        assert part.replace("{T}", str(folder)) in told, told
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,25 @@ def test_json_and_stdin_from_a_file(tmp_path: Path) -> None:
     done = RUNNER.invoke(app, ["run", "--json", "--stdin", str(given)], input="print(input() * 2)")
     result = json.loads(done.stdout)
     assert (done.exit_code, result["stdout"], result["reason"]) == (0, "éé\n", "ok")
+
+
+def test_bytes_that_are_no_text_are_refused_and_never_replaced(tmp_path: Path) -> None:
+    given = tmp_path / "given.txt"
+    given.write_bytes(b"Gr\xfc\xdfe\n")
+    for words, program in (
+        (["run"], "print(1)".encode("utf-16")),
+        (["run", "--stdin", str(given)], b"print(1)"),
+    ):
+        done = RUNNER.invoke(app, words, input=program)
+        assert isinstance(done.exception, UsageError)
+        assert "is no UTF-8, expected text; save it as UTF-8" in str(done.exception)
+
+
+def test_a_closed_standard_input_holds_no_program() -> None:
+    words = f"{shlex.quote(sys.executable)} -m afm.cli.main sandbox run <&-"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no program on standard input; try: echo ")
 
 
 @pytest.mark.slow

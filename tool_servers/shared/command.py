@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from errno import EADDRINUSE
+from errno import EACCES, EADDRINUSE
 from importlib import import_module
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -64,7 +65,8 @@ class ServerEntry:
         try:
             return value if isinstance(value, int) else urlsplit(value).port or _PORT
         except ValueError as error:
-            raise ConfigError(f"{self.port_variable}: {error}") from None
+            message = f"{self.port_variable}: {error}, got {value!r}; expected http://HOST:PORT/retrieve"
+            raise ConfigError(message) from None
 
 
 _PAGES = ("trafilatura", "pypdf", "bm25s")
@@ -143,6 +145,10 @@ def check_exposure(host: str, token: str | None, variable: str) -> None:
     Raises:
         ConfigError: The token is missing or too short; names its environment variable.
     """
+    if re.search(r"/|^[^:]*:\d*$", host):
+        raise ConfigError(
+            f"host {host!r}: expected a name or an address alone, for example 127.0.0.1; --port is apart"
+        )
     if is_loopback(host) or len(token or "") >= MIN_TOKEN:
         return
     problem = "needs a token" if token is None else f"needs a longer token, got {len(token)} characters"
@@ -179,12 +185,12 @@ class Address:
             listener = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
-            taken = (
-                "; stop the program that listens there, or choose another port with --port"
-                if error.errno == EADDRINUSE
-                else ""
-            )
-            raise ConfigError(f"cannot listen on {self.host}, port {self.port}: {why}{taken}") from None
+            step = "choose another --host: 127.0.0.1 for this machine only, 0.0.0.0 for all of its addresses"
+            if error.errno == EADDRINUSE:
+                step = "stop the program that listens there, or choose another port with --port"
+            elif error.errno == EACCES:
+                step = "choose a port above 1023 with --port"
+            raise ConfigError(f"cannot listen on {self.host}, port {self.port}: {why}; {step}") from None
         # asyncio sets this option only on sockets that name their protocol, which these do not. Without it, every response
         # waits 40 ms until the client acknowledges its head. Connections inherit the option.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

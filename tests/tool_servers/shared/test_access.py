@@ -128,8 +128,17 @@ def test_an_address_without_a_valid_port_is_named():
     launch = parse_launch(
         "wiki_search", [], Environment(wiki_rag_server_url="http://127.0.0.1:port/retrieve")
     )
-    with pytest.raises(ConfigError, match="WIKI_RAG_SERVER_URL: Port could not be cast"):
+    told = r"WIKI_RAG_SERVER_URL: Port could not be cast .*, got 'http://127.0.0.1:port/retrieve'; expected http://HOST"
+    with pytest.raises(ConfigError, match=told):
         launch.address()
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "nowhere.invalid"])
+def test_an_address_of_no_device_here_is_answered_with_those_that_are(host):
+    with pytest.raises(
+        ConfigError, match=rf"cannot listen on {host}, port 0: .*; choose another --host: 127.0.0.1 for"
+    ):
+        Address(host, 0, "0123456789abcdef").listen()
 
 
 def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head():
