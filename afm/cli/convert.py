@@ -124,6 +124,9 @@ def convert(
             )
         if not done.rows:
             raise DataError("holds no rows that can be converted; see the faults above", path=str(file))
+    called = ", ".join(sorted(context.called)) or f"no tool that --tool can rename in {source.name}"
+    for name in context.tools.keys() - context.called:
+        print(f"warning: --tool {name}: no row calls it; the rows call {called}", file=sys.stderr)
     for what, rows in done.lost.items():
         print(f"warning: lost in {plural(rows, 'row')}: {what}", file=sys.stderr)
     broken = f", {len(done.refused):,} kept: false ({visible(done.refused[0])})" if done.refused else ""

@@ -235,19 +235,26 @@ def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
         for number, line in raw_lines(path):
             row = line.removeprefix(BOM_UTF8 if number == 1 else b"")
             if row.strip():
-                yield number, _line_item(row.decode("utf-8", "surrogateescape"), path, number)
+                yield number, line_item(row.decode("utf-8", "surrogateescape"), path, number)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
 
 
-def _line_item(text: str, path: Path, line: int) -> Any:
+_MEND = "correct the text there, or remove the row"
+_UTF_8 = "save the file as UTF-8, for example with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
+
+
+def line_item(text: str, path: Path, line: int) -> Any:
+    """Return the value on a line, or the :class:`DataError` of reading it."""
     try:
         return _unicode(json.loads(text), text)
     except DataError as error:
         return DataError(error.message, path=str(path), line=line)
     except (ValueError, RecursionError) as error:
         return DataError(
-            f"no JSON: {json_fault(error)}; expected one JSON value a line", path=str(path), line=line
+            f"no JSON: {json_fault(error)}; expected one JSON value a line; {_MEND}",
+            path=str(path),
+            line=line,
         )
 
 
@@ -256,7 +263,7 @@ def _unicode(item: Any, text: str) -> Any:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"a byte that is no UTF-8 at character {error.start}") from None
+        raise DataError(f"a byte that is no UTF-8 at character {error.start}; {_UTF_8}") from None
     if _SURROGATE_ESCAPE.search(text):
         try:
             json.dumps(item, ensure_ascii=False).encode()
@@ -349,7 +356,7 @@ def _array_items(text: _ArrayText, path: Path) -> Iterator[tuple[int, Any]]:
             yield line, DataError(error.message, path=str(path), line=line)
         except (ValueError, RecursionError) as error:
             why = error.msg if isinstance(error, json.JSONDecodeError) else json_fault(error)
-            yield broken(f"no JSON from here on: {why}")
+            yield broken(f"no JSON from here on: {why}; {_MEND}")
             return
     if not following:
         yield broken("the JSON array is never closed")

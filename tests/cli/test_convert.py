@@ -110,3 +110,27 @@ def test_wrong_usage_is_exit_status_2(
 
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_a_tool_that_no_row_calls_is_named_with_those_that_rows_call(
+    convert: Command, rows: Path, tmp_path: Path
+) -> None:
+    out = ("--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl", "--on-bad-rows", "drop")
+    done = convert(rows, *out, "--tool", "nosuch=wiki_search", "--tool", "wiki_search=wiki_search")
+    assert done.stderr.count("warning: --tool") == 1
+    assert "warning: --tool nosuch: no row calls it; the rows call wiki_search" in done.stderr
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_of_another_format_is_named_with_the_option_that_reads_it(
+    convert: Command, tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(GOOD))
+    out = ("--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
+    done = convert(file, "--from", name, *out)
+    assert ("this is openai: give --from openai" in done.stderr) == (name != "openai")
+    file.write_text('{"nothing": 1}')
+    done = convert(file, "--from", name, *out)
+    assert done.returncode == 1
+    assert "--from" not in done.stderr

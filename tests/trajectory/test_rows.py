@@ -138,13 +138,16 @@ def test_lines_behind_a_byte_order_mark_are_rows(path: Path) -> None:
     assert list(json_rows(path)) == [(1, {"a": 1}), (2, {"a": 2})]
 
 
+UTF_8 = "save the file as UTF-8, for example with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
+
+
 @pytest.mark.parametrize("whole", ["%s\n%s\n%s\n", "[\n%s,\n%s,\n%s]"])
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (b'"\\ud83d"', r"half a character ('\ud83d'), expected surrogates in pairs"),
-        (b'"\xff"', "a byte that is no UTF-8 at character 7"),
-        (b'"\xed\xa0\xbd"', "a byte that is no UTF-8 at character 7"),
+        (b'"\xff"', f"a byte that is no UTF-8 at character 7; {UTF_8}"),
+        (b'"\xed\xa0\xbd"', f"a byte that is no UTF-8 at character 7; {UTF_8}"),
     ],
 )
 def test_a_row_that_is_no_unicode_text_is_named_and_the_others_are_read(

@@ -17,7 +17,7 @@ from afm.trajectory.convert.base import ALPACA, ALPACA_KEYS, COA, Context, Forma
 from afm.trajectory.convert.messages import AGENT_FLAN, MESSAGES, OPENAI, REACT, SHAREGPT
 from afm.trajectory.convert.openai_agents import OPENAI_AGENTS
 from afm.trajectory.convert.smolagents import SMOLAGENTS
-from afm.trajectory.io import json_rows, raw_lines
+from afm.trajectory.io import json_rows, line_item, raw_lines
 from afm.trajectory.record import Record
 from afm.trajectory.tags import Segment, author_segments
 
@@ -118,10 +118,18 @@ def read_converted(path: Path, read_as: Format, context: Context) -> Iterator[tu
         try:
             yield line, read_as.read(row, context)
         except DataError as error:
-            yield line, DataError(error.message, path=str(path), line=line)
+            yield line, DataError(error.message + _better_format(row, read_as), path=str(path), line=line)
         except Exception as error:  # noqa: BLE001 - a foreign row may be malformed in any way
             trouble = f"cannot be read as {read_as.name}: {type(error).__name__}: {error}".splitlines()[0]
             yield line, DataError(trouble, path=str(path), line=line)
+
+
+def _better_format(row: Any, read_as: Format) -> str:
+    """Return a hint if a row is in another format than ``read_as``."""
+    spans = read_as is OPENAI_AGENTS and isinstance(row, list) and row
+    part = row[0] if spans else row
+    other = next((entry.name for entry in FORMATS.values() if entry.known(part)), read_as.name)
+    return "" if read_as.known(part) or other == read_as.name else f"; this is {other}: give --from {other}"
 
 
 def detected(path: Path) -> Format:
@@ -134,8 +142,8 @@ def detected(path: Path) -> Format:
                 return candidate
         shown = f"the keys {sorted(row)[:8]}" if isinstance(row, dict) else type(row).__name__
         raise DataError(
-            f"got {shown}, which no format has; set --from if it is one of: {', '.join(FORMATS)}. "
-            "Otherwise write its runs as chat messages, a list of {role, content, tool_calls} per line",
+            f"got {shown}, which no format has; the formats are: {', '.join(FORMATS)}. Write "
+            "the runs as one of them, for example as chat messages, a list of {{role, content, tool_calls}} per line",
             path=str(path),
             line=line,
         )
@@ -155,12 +163,12 @@ def rows_of(path: Path) -> Iterator[Item]:
     elif isinstance(line, list) and line and _is_part(line[0]):
         for number, text in raw_lines(path):
             if text.strip():
-                row = _json(text)
-                error = DataError("no JSON", path=str(path), line=number)
-                yield number, error if row is None else row
+                yield (
+                    number,
+                    line_item(text.removeprefix(BOM_UTF8).decode("utf-8", "surrogateescape"), path, number),
+                )
     elif first[:1] == b"[" and line is None and _is_part(next((row for _, row in json_rows(path)), None)):
-        whole = _json(_all(path))
-        yield 1, DataError("no JSON", path=str(path), line=1) if whole is None else whole
+        yield 1, line_item(_all(path).decode("utf-8", "surrogateescape"), path, 1)
     else:
         yield from json_rows(path)
 

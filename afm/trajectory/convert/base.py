@@ -63,6 +63,7 @@ class Context:
         bare: Write nothing that the format does not define.
         atif_version: The version to write. 1.8 adds recordings, which no record holds, and fewer readers know it.
         folder: The folder with an ``agent.yaml`` that declares the agents of rows.
+        called: The tools that rows called, by the rows' names. Reading adds to them.
     """
 
     agent: AgentSpec | None = None
@@ -71,6 +72,7 @@ class Context:
     bare: bool = False
     atif_version: str = "1.7"
     folder: Path | None = None
+    called: set[str] = field(default_factory=set)
     _loaded: dict[str, AgentSpec] = field(default_factory=dict)
 
     def spec(self, name: object = None) -> AgentSpec:
@@ -170,6 +172,7 @@ class DialogueFormat(Format):
         kept = self.kept(row) if self.kept is not None else {}
         parsed, shown = self._parsed(row, kept)
         spec = context.spec(kept.get("agent"))
+        context.called.update(use.tool for turn in parsed.turns for use in turn.uses if use.tool)
         dialogue = renamed(parsed, context.tools)
         facts: dict[str, Any] = {"id": "", "agent": spec.name, "agent_digest": spec.digest, **dialogue.facts}
         segments = calls = None
@@ -293,7 +296,7 @@ class _RecordFormat(Format):
         try:
             return Read(Record.model_validate(row))
         except ValidationError as error:
-            raise DataError(explain(error)) from None
+            raise DataError(explain(error).partition("; convert the file first")[0]) from None
 
     def write(self, record: Record, context: Context) -> Any:
         """Return all fields of a record."""

@@ -180,8 +180,7 @@ OPENAI = DialogueFormat(
 def _parse_messages(row: Any) -> Dialogue:
     if not isinstance(row, list) or not row:
         got = type(row).__name__ if row != [] else "an empty list"
-        step = "give --from openai" if OPENAI.known(row) else "leave out --from to detect the format"
-        raise DataError(f"got {got}, expected a list of messages, such as [{{role, content}}]; {step}")
+        raise DataError(f"got {got}, expected a list of messages, such as [{{role, content}}]")
     return _dialogue(
         message_list({"messages": chat.chat_of_items(row)}, "messages", content_key=None), "messages"
     )
