@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from afm.errors import DataError, UsageError
 from afm.terminal import plural
 
 if TYPE_CHECKING:
+    from afm.datasets import Task
     from afm.datasets.encyclopaedia import Shape
 
 RowT = TypeVar("RowT")
@@ -206,7 +208,7 @@ def prepare_rl(
     held_out = None if validation is None else Validation(rows=validation)
     if held_out is not None and out.name == f"{held_out.name}.parquet":
         raise UsageError(f"--out {out}: --validation writes that file; choose another name")
-    spec, rows_read = agent_option(agent), _Rows(tasks, numbered_tasks(tasks))
+    spec, rows_read = agent_option(agent), _Rows(tasks, _sourced(tasks, numbered_tasks(tasks)))
     with rows_read.locating():
         written = write_rl(
             rows_read,
@@ -226,6 +228,21 @@ def prepare_rl(
         held = plural(most, "question")
         print(
             f"warning: --validation {validation}: {held} held out, at most a tenth of the rows",
+            file=sys.stderr,
+        )
+
+
+def _sourced(file: Path, numbered: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Task]]:
+    """Yield the tasks of a file. At the end, warn about those without data source and scorer."""
+    lines = []
+    for line, task in numbered:
+        if not task.data_source and not task.extra_info.get("reward"):
+            lines.append(line)
+        yield line, task
+    if lines:
+        print(
+            f"warning: {file}:{lines[0]}: {plural(len(lines), 'row')} without data_source, which chooses the reward; "
+            f"to add it: afm data prepare tasks {shlex.quote(str(file))} --data-source NAME --out TASKS.jsonl",
             file=sys.stderr,
         )
 

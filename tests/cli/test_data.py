@@ -77,3 +77,7 @@ def test_questions_that_occur_twice_do_not_hide_that_fewer_are_held_out(afm, tmp
     )
     assert done.stdout.splitlines()[1].endswith("val.parquet: 2 rows")
     assert "--validation 2: 1 question held out, at most a tenth of the rows" in done.stderr
+    assert (
+        f"warning: {tmp_path}/tasks.jsonl:1: 14 rows without data_source, which chooses the reward"
+        in done.stderr
+    )

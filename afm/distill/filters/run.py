@@ -79,6 +79,7 @@ def filter_files(
     order = tuple(stage.name for stage in plan.stages)
     inputs = {path: _digest(path) for path in paths}
     settings = _settings([(path, inputs[path]) for path in paths], plan, spec)
+    _forget_empty(output_dir, settings)
     if (output_dir / MANIFEST_FILE).exists():
         _settle(output_dir, settings)
         remove_state(output_dir / STATE_FILE)  # left by a run that was killed after it wrote its manifest
@@ -339,6 +340,15 @@ def _funnel_of(out: Path) -> dict[str, Any]:
             f"the funnel of a finished run cannot be read ({error}); remove the folder and filter again",
             path=str(out / FUNNEL_FILE),
         ) from None
+
+
+def _forget_empty(out: Path, settings: dict[str, object]) -> None:
+    """Delete the files of a finished run that kept nothing, so that other settings can be tried in the same folder."""
+    if not (out / MANIFEST_FILE).exists() or (out / KEPT_FILE).stat().st_size:
+        return
+    if json.loads((out / SETTINGS_FILE).read_text(encoding="utf-8")) != json.loads(json.dumps(settings)):
+        for name in (MANIFEST_FILE, KEPT_FILE, DROPPED_FILE, UNREADABLE_FILE, FUNNEL_FILE, PICTURE_FILE):
+            (out / name).unlink(missing_ok=True)
 
 
 def _settle(out: Path, settings: dict[str, object]) -> None:

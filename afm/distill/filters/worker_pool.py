@@ -23,7 +23,7 @@ from afm.agents import AgentSpec
 from afm.distill.filters.near_duplicates import Signer
 from afm.distill.filters.registry import FilterPlan, build_stages
 from afm.distill.filters.rules import Correction
-from afm.errors import AfmError, DataError, EngineError
+from afm.errors import AfmError, ConfigError, DataError, EngineError, location
 from afm.trajectory.io import line_of_record, record_of_line
 
 _PARALLEL = 32
@@ -131,9 +131,13 @@ class FilterChain:
         self._correction = next((stage for stage in self._stages if isinstance(stage, Correction)), None)
         self._runner = asyncio.Runner()
 
-    def decide(self, lines: Sequence[bytes]) -> list[Decision]:
-        """Return one decision per line, in order."""
-        return self._runner.run(self._decide(lines))
+    def decide(self, chunk: Chunk) -> list[Decision]:
+        """Return one decision per line, in order.
+
+        Raises:
+            ConfigError: The settings do not suit a row, for example its data source has no reward.
+        """
+        return self._runner.run(self._decide(chunk))
 
     def close(self) -> None:
         """Close the stages."""
@@ -143,14 +147,14 @@ class FilterChain:
                 self._runner.run(close())
         self._runner.close()
 
-    async def _decide(self, lines: Sequence[bytes]) -> list[Decision]:
+    async def _decide(self, chunk: Chunk) -> list[Decision]:
         decisions: list[Decision] = []
-        rest = iter(lines)
+        rest = zip(chunk.lines, chunk.numbers, strict=True)
         while batch := list(islice(rest, _PARALLEL)):
-            decisions += await asyncio.gather(*map(self._decide_line, batch))
+            decisions += await asyncio.gather(*(self._decide_line(chunk.path, *row) for row in batch))
         return decisions
 
-    async def _decide_line(self, line: bytes) -> Decision:
+    async def _decide_line(self, path: Path, line: bytes, number: int) -> Decision:
         """Decide about one line. Stages that do not wait process one row at a time, so they share its :func:`split_of`."""
         signature = b""
         try:
@@ -164,6 +168,8 @@ class FilterChain:
                     record = await stage.check(record)
         except DataError as error:
             return Decision(error=error.message)
+        except ConfigError as error:
+            raise ConfigError(f"{location(str(path), number)}{error}") from None
         copies = self._correction.copies(record) if self._correction is not None and record.kept else ()
         return Decision(
             id=read.identity,
@@ -193,7 +199,7 @@ def decided(
     rest = iter(chunks)
     try:
         for chunk in rest if processes == 1 else islice(rest, _CHUNKS_ALONE):
-            yield chunk, chain.decide(chunk.lines)
+            yield chunk, chain.decide(chunk)
     finally:
         chain.close()
     for chunk in rest:
@@ -209,7 +215,7 @@ def _decided_elsewhere(
     waiting: deque[tuple[Chunk, Future[list[Decision]]]] = deque()
     try:
         for chunk in chunks:
-            waiting.append((chunk, pool.submit(_decide, chunk.lines)))
+            waiting.append((chunk, pool.submit(_decide, chunk)))
             if len(waiting) > processes * _WAITING_PER_PROCESS:
                 first, decisions = waiting.popleft()
                 yield first, decisions.result()
@@ -252,7 +258,7 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _decide(lines: tuple[bytes, ...]) -> list[Decision]:
+def _decide(chunk: Chunk) -> list[Decision]:
     if not _chain:
         raise _UnbuiltError
-    return _chain[0].decide(lines)
+    return _chain[0].decide(chunk)

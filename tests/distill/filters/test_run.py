@@ -198,6 +198,27 @@ def test_other_settings_and_other_files_are_refused(rows, wiki, tmp_path):
     refused(ConfigError, r"other settings \(inputs: ", [rows], wiki, out, plan)
 
 
+def test_other_settings_replace_a_run_that_kept_nothing(rows, wiki, tmp_path):
+    none, some = (
+        FilterPlan.model_validate({"stages": [{"complexity": {"min_calls": calls}}]}) for calls in (99, 1)
+    )
+    assert filtered([rows], wiki, tmp_path / "out", none).funnel.kept == 0
+    assert filtered([rows], wiki, tmp_path / "out", none).resumed == 240
+    assert filtered([rows], wiki, tmp_path / "out", some).funnel.kept > 0
+    refused(ConfigError, "other settings", [rows], wiki, tmp_path / "out", none)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_row_without_reward_is_named_with_its_line(rows, wiki, tmp_path, processes):
+    plan = FilterPlan.model_validate({"stages": [{"quality": {}}]})
+    lines = rows.read_bytes().splitlines(keepends=True) * 20
+    lines[1] = b"\n"
+    lines[4500] = json.dumps(json.loads(lines[4500]) | {"data_source": ""}).encode() + b"\n"
+    rows.write_bytes(b"".join(lines))
+    message = r"rows.jsonl:4501: the row has no data_source, which chooses the reward"
+    refused(ConfigError, message, [rows], wiki, tmp_path / "out", plan, processes=processes)
+
+
 @pytest.fixture
 def stopped(rows, wiki, tmp_path):
     """The folder of a run that ended in the middle."""
