@@ -18,6 +18,7 @@ import yaml
 from afm.agents import MODEL_AGENTS_DIR, save_agents
 from afm.errors import AfmError, UsageError
 from afm.findings import Level, has_gpu, refuse_errors
+from afm.harness.settings import anchor_harness
 from afm.presets import preset_lines
 from afm.processes import follow_parent
 from verl_ext.alarms import ALARMS_FILE, AlarmAction, RaisedAlarm, Watch
@@ -244,6 +245,7 @@ class Run:
             for key in ("tools", "rewards"):
                 if isinstance(part.get(key), str):
                     part[key] = str(Path(part[key]).absolute())
+        anchor_harness(plain, Path())
         (self._out / SETTINGS_FILE).write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
         loop = {
             "name": AGENT_LOOP_NAME,

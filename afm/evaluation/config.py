@@ -348,17 +348,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
 
 
 def saved_section(folder: Path, key: str, model: type[SectionT], overrides: Sequence[str]) -> SectionT:
-    """Return one section of the settings in an evaluation's ``folder``, with overrides of its keys.
-
-    A missing section or file gives the defaults.
+    """Return one section of the settings in an evaluation's ``folder``, or its defaults, with overrides of its keys.
 
     Raises:
         ConfigError: The file cannot be read, or a key or value is wrong.
         UsageError: An override is wrong.
     """
     file = folder / CONFIG_FILE
-    data = read_file(file, "evaluation settings").get(key) if file.exists() else None
-    section: dict[str, Any] = dict(data) if isinstance(data, dict) else {}
+    section = dict((read_file(file, "evaluation settings") if file.exists() else {}).get(key) or {})
     apply_overrides(section, overrides)
     return validated(model, section, f"{key} of {file}", overrides=overrides)
 
@@ -367,6 +364,9 @@ def dump_config(config: EvalConfig, folder: Path) -> str:
     """Return the resolved settings as YAML for :func:`load_config`, to be saved in ``folder``."""
     data = config.model_dump(mode="json")
     anchor_routes(data, lambda value: os.path.relpath(value, folder))
+    anchor_harness(data, Path())
+    if (team := data["team"]) and Path(team["file"]).is_file():
+        team["file"] = str(Path(team["file"]).resolve())
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 

@@ -126,7 +126,10 @@ def program_finding(settings: HarnessSettings) -> Finding:
 
 
 def anchor_harness(data: Mapping[str, Any], folder: Path) -> None:
-    """Resolve ``harness.team`` and the files in ``harness.command`` against a YAML's folder, in place."""
+    """Resolve ``harness.team`` and the files in ``harness.command`` against a YAML's folder, in place.
+
+    Before settings are saved, the folder is that of the command line, so that the paths hold in any folder.
+    """
     section = data.get("harness")
     if not isinstance(section, dict):
         return

@@ -98,6 +98,24 @@ def test_settings_saved_in_another_folder_find_their_files(tmp_path, monkeypatch
     assert load_config("runs/eval/config.yaml") == config
 
 
+@pytest.mark.parametrize(
+    "word", ["harness={team: team.yaml}", "harness={command: [python, play.py]}", "team=team.yaml"]
+)
+def test_files_of_overrides_are_found_from_the_folder_of_the_saved_settings(
+    word, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("eval.yaml").write_text(MINIMAL)
+    for name in ("team.yaml", "play.py"):
+        Path(name).touch()
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text(dump_config(load_config("eval.yaml", [word]), Path("run")))
+    monkeypatch.chdir("run")
+    found = load_config("config.yaml")
+    team = found.team.file if found.team else found.harness.team or found.harness.command[1]
+    assert Path(team).is_file()
+
+
 def test_a_server_is_no_folder(config_of) -> None:
     served = config_of(MINIMAL, "model=http://127.0.0.1:8000")
     assert (served.model.folder, served.routes().first.declared.name) == (None, "math")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from verl_ext.alarms import ALARMS_FILE, Alarms, Watch
 from verl_ext.checkpoints import CHECKPOINT_REQUEST
@@ -119,3 +120,15 @@ def test_an_alarm_ends_the_run_once_the_checkpoint_it_asks_for_is_saved(run: Run
     checkpoint(tmp_path, 2)
     assert run._report(watch, row | {"step": 3}, 30)
     assert not run._report(watch, row | {"step": 30}, 30)  # nothing is left to stop
+
+
+def test_the_saved_settings_name_the_harness_by_paths_that_hold_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = {"agent": "math", "model": "m", "output_dir": "out", "train_files": ("rows.parquet",)}
+    settings = RlSettings.model_validate(words | {"harness": {"team": "team.yaml"}})
+    Path("out").mkdir()
+    Run(settings)._write_settings({"": "own"})
+    saved = yaml.safe_load(Path("out/rl_config.yaml").read_text("utf-8"))
+    assert saved["harness"]["team"] == str(tmp_path / "team.yaml")
