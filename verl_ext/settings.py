@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -75,6 +76,18 @@ _SCRIPT_VARIABLES = {
     "AFM_reward_fn.format_fn_type": "rewards.formula='correct * format'",
 }
 """Names in AFM's training scripts, and what to write instead."""
+_NAMES_OF_SFT = {
+    **dict.fromkeys(("learning_rate", "lr"), "verl.actor_rollout_ref.actor.optim.lr"),
+    **dict.fromkeys(
+        ("batch_size", "train_batch_size", "per_device_train_batch_size"), "verl.data.train_batch_size"
+    ),
+    **dict.fromkeys(("max_steps", "steps"), "verl.trainer.total_training_steps"),
+    **dict.fromkeys(("num_train_epochs", "epochs"), "verl.trainer.total_epochs"),
+    "save_steps": "verl.trainer.save_freq",
+    "temperature": "verl.actor_rollout_ref.rollout.temperature",
+    "model_name_or_path": "model",
+}
+"""Names of other trainers, and the key to write instead."""
 
 
 class EpisodeSettings(Settings):
@@ -259,6 +272,12 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
         if key in _KEYS_OF_TRAINER or key.partition(".")[0] in _SECTIONS_OF_VERL:
             full = f"trainer.{override}" if key in _KEYS_OF_TRAINER else override
             raise UsageError(f"override {override!r}: {key} is a key of verl; write verl.{full}")
+        if not get_close_matches(key.partition(".")[0], RlSettings.model_fields, n=1):
+            for name in get_close_matches(key, _NAMES_OF_SFT, n=1):
+                value = override.partition("=")[2]
+                raise UsageError(
+                    f"override {override!r}: {key}: unknown key; did you mean {_NAMES_OF_SFT[name]}={value}?"
+                )
 
 
 def load_episode_settings(path: str | Path) -> EpisodeSettings:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
+from math import isfinite
 from typing import Annotated, Any
 
 import typer
@@ -186,7 +187,7 @@ def _correct_help(command: Any) -> None:
         if text:
             parameter.help = _STYLE.sub(r"\\[", text)
         _shorten_type(parameter)
-        _refuse_empty(parameter)
+        _refuse_values(parameter)
     help_option = command.get_help_option
     command.get_help_option = lambda context: _shorten_type(help_option(context))
     for below in getattr(command, "commands", {}).values():
@@ -229,8 +230,11 @@ def _shorten_type(parameter: Any) -> Any:
     return parameter
 
 
-def _refuse_empty(parameter: Any) -> None:
-    """Refuse empty values: an empty path would be this folder. Commands check optional arguments themselves."""
+def _refuse_values(parameter: Any) -> None:
+    """Refuse infinite numbers, and empty values: an empty path would be this folder.
+
+    Commands check optional arguments themselves.
+    """
     if parameter.default == "" or not (parameter.required or parameter.param_type_name == "option"):
         return
     process = parameter.process_value
@@ -238,7 +242,10 @@ def _refuse_empty(parameter: Any) -> None:
     def process_value(ctx: Any, value: Any) -> Any:
         if value == "" or (isinstance(value, list | tuple) and "" in value):
             raise typer.BadParameter("got an empty value", ctx=ctx, param=parameter)
-        return process(ctx, value)
+        result = process(ctx, value)
+        if isinstance(result, float) and not isfinite(result):
+            raise typer.BadParameter("Input should be a finite number", ctx=ctx, param=parameter)
+        return result
 
     parameter.process_value = process_value
 

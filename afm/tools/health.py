@@ -150,8 +150,8 @@ def _served_agents(tools: Mapping[str, Tool]) -> Finding:
     for agent in shipped_agents():
         missing = sorted(set(load_agent(agent).tool_roles.values()) - set(tools))
         if missing:
-            lacking.append(f"{agent} (lacks {', '.join(missing)})")
+            lacking.append(f"{agent} lacks {', '.join(missing)}")
         else:
             fit.append(agent)
-    others = f"; not {', '.join(lacking)}" if lacking else ""
-    return Finding(Level.OK, "agents", f"enough for {', '.join(fit) or 'no shipped agent'}{others}")
+    served = f"shipped agents with all their tools here: {', '.join(fit) or 'none'}"
+    return Finding(Level.OK, "agents", "; ".join([served, *lacking]))

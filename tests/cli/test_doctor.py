@@ -94,7 +94,7 @@ def test_a_tools_file_is_looked_at_tool_by_tool() -> None:
     told = doctor(tools, "--json")["findings"]
     assert told[0]["why"] == "1 tool: wiki_search"
     agents = next(one["why"] for one in told if one["subject"] == "agents")
-    assert agents.startswith("enough for mhqa, wiki; not code (lacks code)")
+    assert agents.startswith("shipped agents with all their tools here: mhqa, wiki; code lacks code; ")
 
 
 def test_a_tool_of_ones_own_is_imported_and_shown_with_what_was_not_checked(tmp_path: Path) -> None:
