@@ -198,9 +198,13 @@ def _pairs(evaluations: list[Evaluation], both: tuple[Evaluation, Evaluation] | 
                 yield replace(pair, spec=_spec([evaluation], []))
 
 
+def _start() -> Command:
+    return Command(f"cd {shlex.quote(str(Path.cwd()))}", "Start in the folder this report was written from")
+
+
 def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluation]) -> Iterator[Command]:
     """Yield commands that can be pasted in the folder from which the report was written."""
-    yield Command(f"cd {shlex.quote(str(Path.cwd()))}", "Start in the folder this report was written from")
+    yield _start()
     if evaluations:
         yield Command(f"afm view {shlex.quote(str(run_dir))}", "Read every episode in a browser")
     models = [folder for name in ("rl", "sft") if holds_model(model_folder(folder := run_dir / name))]
@@ -275,6 +279,7 @@ def read_comparison(
         curves=tuple(score_curves(stages)),
         pairs=tuple(pick_pairs(*((run.name, run.records) for run in runs[:2]))),
         commands=(
+            _start(),
             Command(f"afm eval compare {shlex.join(words)}", "The figures of this page in the terminal"),
         ),
         notes=tuple(_unfinished_notes(runs)),

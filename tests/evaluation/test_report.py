@@ -339,6 +339,7 @@ def test_several_runs_are_compared_with_the_first(gaia, tmp_path) -> None:
         "pass@1 of b is 100.0 points higher than that of a",
     )
     assert not page.lacks(risen, gained, "Same question, side by side")
+    assert not page.lacks(f"cd {Path.cwd()}", "afm eval compare ")
     colder = gaia("c", [(0.0,) * 3] * 2, temperature=0.0)
     differs = r"did not measure the same thing: sampling\.temperature: 1\.0 -> 0\.0"
     with pytest.raises(ConfigError, match=differs):

@@ -78,6 +78,7 @@ def test_a_person_filters_searches_reads_and_compares(page, address):
     page.keyboard.press("j")
     page.wait_for_selector(".block >> text=river 42")
     assert page.inner_text(".badge").strip().endswith("failed, score 0")
+    assert " ·" not in page.inner_text(".side")  # a dot holds on to the fact before it
     linked = page.url
 
     page.goto(f"{address}#text=river+1")

@@ -5,6 +5,7 @@
 const $ = (id) => document.getElementById(id);
 const MARKS = { passed: "✓", failed: "✗", partly: "◐", abstained: "–", dropped: "⊘", unjudged: "○" };
 const COLOURS = 12;
+const DOT = "\u00a0· ";   // between facts; no line begins with it
 const HIDDEN = /[\x00-\x08\x0b-\x1f\x7f]|[\u202a-\u202e\u2066-\u2069]/g;
 
 /* Show control characters as \x1b and \u202e. Otherwise they would be boxes or change the reading order. */

@@ -66,7 +66,7 @@ async function sameQuestion(first) {
     const facts = [item.name, item.answer, short(item.file), many(item.calls, "call")];
     box.append(make("button", { type: "button", onclick: () => go({ with: item.id, others: null }) },
       mark(item.verdict, item.verdict),
-      make("span", { text: facts.filter(Boolean).join("  ·  ") })));
+      make("span", { text: facts.filter(Boolean).join(DOT) })));
   }
   return box;
 }
@@ -79,12 +79,12 @@ async function side(episode, id, withTokens, withBlocks) {
   const parts = verdict ? Object.entries(verdict.parts).map(([name, value]) => `${name} ${value}`).join(", ") : "";
   const word = fact.verdict + (verdict && verdict.score !== null ? `, score ${verdict.score}` : "");
   return make("article", { class: "side" },
-    make("p", { class: "soft mono", text: `${episode.id} · ${short(fact.file)}` }),
+    make("p", { class: "soft mono", text: `${episode.id}${DOT}${short(fact.file)}` }),
     make("h2", { class: "question", text: episode.question }),
-    make("div", { class: "line" }, make("span", { class: `badge ${fact.verdict}`, text: `${MARKS[fact.verdict] || ""} ${word}` }), make("span", { class: "soft", text: facts.filter(Boolean).join(" · ") })),
+    make("div", { class: "line" }, make("span", { class: `badge ${fact.verdict}`, text: `${MARKS[fact.verdict] || ""} ${word}` }), make("span", { class: "soft", text: facts.filter(Boolean).join(DOT) })),
     make("dl", { class: "gold" }, ...[["answer", fact.answer || "none"], ["expected", episode.ground_truth]].map(([term, text]) => make("div", {}, make("dt", { text: term }), make("dd", { text })))),
-    verdict && (verdict.evidence || parts) ? make("p", { class: "soft evidence", text: [verdict.evidence, parts].filter(Boolean).join(" · ") }) : null,
-    episode.reason || episode.error ? make("p", { class: "error evidence", text: [episode.reason, episode.error].filter(Boolean).join(" · ") }) : null,
+    verdict && (verdict.evidence || parts) ? make("p", { class: "soft evidence", text: [verdict.evidence, parts].filter(Boolean).join(DOT) }) : null,
+    episode.reason || episode.error ? make("p", { class: "error evidence", text: [episode.reason, episode.error].filter(Boolean).join(DOT) }) : null,
     episode.prompt ? make("details", {}, make("summary", { text: "Prompt" }), make("pre", { text: episode.prompt })) : null,
     episode.provenance ? make("details", {}, make("summary", { text: "Provenance" }), make("pre", { text: episode.provenance })) : null,
     episode.messages.length ? make("details", { class: "messages", open: episode.blocks.length < 2 }, make("summary", { text: `Messages behind the answer, ${number(episode.messages.filter((item) => item.speaker).length)}` }), ...messageBlocks(episode.messages)) : null,
@@ -103,7 +103,7 @@ function messageBlocks(messages) {
 function block(item, content = null, extra = "") {
   const environment = item.author === "environment";
   const name = item.role || (environment ? "environment" : "text");
-  const notes = item.tool ? [item.tool, seconds(item.seconds), item.ok ? "" : "failed", item.duplicate ? "repeated" : ""].filter(Boolean).join(" · ") : environment ? "not trained on" : "";
+  const notes = item.tool ? [item.tool, seconds(item.seconds), item.ok ? "" : "failed", item.duplicate ? "repeated" : ""].filter(Boolean).join(DOT) : environment ? "not trained on" : "";
   return make("section", { class: `block ${environment ? "environment" : ""} ${item.colour === null ? "" : `coloured h${item.colour}`} ${extra}` },
     make("div", { class: "block-head" }, make("span", { text: name }), item.fault ? make("em", { text: item.fault }) : null, notes ? make("small", { text: notes }) : null),
     make("div", { class: `block-text ${item.code ? "code" : ""}`, tabindex: "0" }, content || highlighted(visible(item.text), item.code)));
