@@ -30,7 +30,7 @@ from afm.terminal import plural, visible
 if TYPE_CHECKING:
     from afm.masking import MaskedIds
     from afm.tools.registry import Reader
-    from afm.trajectory.convert import TrajectoryRow
+    from afm.trajectory.convert import Context, TrajectoryRow
 
 
 FormatName = Literal[
@@ -124,13 +124,23 @@ def convert(
             )
         if not done.rows:
             raise DataError("holds no rows that can be converted; see the faults above", path=str(file))
-    called = ", ".join(sorted(context.called)) or f"no tool that --tool can rename in {source.name}"
-    for name in context.tools.keys() - context.called:
-        print(f"warning: --tool {name}: no row calls it; the rows call {called}", file=sys.stderr)
-    for what, rows in done.lost.items():
-        print(f"warning: lost in {plural(rows, 'row')}: {what}", file=sys.stderr)
+    for warning in _warnings(context, source.name, done.lost):
+        print(f"warning: {warning}", file=sys.stderr)
     broken = f", {len(done.refused):,} kept: false ({visible(done.refused[0])})" if done.refused else ""
     print(f"{out}: {plural(done.rows, 'row')}, {source.name} to {write_as}{broken}")
+
+
+def _warnings(context: Context, source: str, lost: Mapping[str, int]) -> Iterator[str]:
+    called = ", ".join(sorted(context.called)) or f"no tool that --tool can rename in {source}"
+    for name in context.tools.keys() - context.called:
+        yield f"--tool {name}: no row calls it; the rows call {called}"
+    for name, rows in context.unknown.items():
+        yield (
+            f"programs of {plural(rows, 'row')} call {name}(), which no code tool of `afm` defines; the sandbox would "
+            "raise a NameError (docs/formats.md shows how to train on such programs)"
+        )
+    for what, rows in lost.items():
+        yield f"lost in {plural(rows, 'row')}: {what}"
 
 
 def _names(pairs: Sequence[str]) -> Mapping[str, str]:

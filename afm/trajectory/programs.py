@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +166,30 @@ def calls_in(code: str, names: Collection[str]) -> tuple[FunctionCall, ...]:
     return tuple(
         _function_call(node) for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
     )
+
+
+def unknown_functions(programs: Iterable[str]) -> set[str]:
+    """Return the functions that programs of one run call and none of them defines or imports. Invalid ones are skipped."""
+    known, called = set(dir(builtins)), set()
+    for program in programs:
+        try:
+            nodes = list(ast.walk(_parsed(program)))
+        except DataError:
+            continue
+        for node in nodes:
+            match node:
+                case ast.alias(name="*"):
+                    return set()
+                case ast.alias(name=name, asname=other):
+                    known.add(other or name.partition(".")[0])
+                case (
+                    ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name))
+                ):
+                    known.add(name)
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    known.add(name)
+        called |= {name for name in map(_name, nodes) if name}
+    return called - known
 
 
 def shows_only(code: str, name: str) -> bool:

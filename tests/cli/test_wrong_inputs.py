@@ -87,7 +87,6 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ),
     (f"sft {SFT} --learning_rate 3", 2, ("--learning_rate", "learning_rate=VALUE")),
     (f"sft {SFT} lerning_rate=3", 2, ("override 'lerning_rate=3'", "did you mean 'learning_rate'?")),
-    (f"rl {RL} lerning_rate=3", 2, ("did you mean verl.actor_rollout_ref.actor.optim.lr=3?",)),
     (f"doctor {SFT} --gpu-gib inf", 2, ("--gpu-gib inf: should be a finite number",)),
     ("ask hi --model {T}/model --temperature 1e999", 2, ("--temperature 1e999: should be a finite number",)),
     (f"sft {SFT} learning_rate=abc", 2, ("override 'learning_rate=abc'", "got 'abc'", "expected")),
@@ -719,6 +718,8 @@ def test_a_server_that_cannot_start_says_what_to_do(
         ("trainer.nnodes=2", "a key of verl; write verl.trainer.nnodes=2"),
         ("nnodes=8", "a key of verl; write verl.trainer.nnodes=8"),
         ("total_epochs=8", "a key of verl; write verl.trainer.total_epochs=8"),
+        ("lerning_rate=3", "unknown key; did you mean verl.actor_rollout_ref.actor.optim.lr=3?"),
+        ("max_steps=3", "unknown key; did you mean verl.trainer.total_training_steps=3?"),
         (
             "ray_address=node0",
             "got 'node0' (str), expected HOST:PORT of the cluster's head, for example 10.0",

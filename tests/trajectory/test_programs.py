@@ -1,7 +1,7 @@
 import pytest
 
 from afm.errors import DataError
-from afm.trajectory.programs import without_last_call
+from afm.trajectory.programs import unknown_functions, without_last_call
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,19 @@ def test_the_value_of_the_last_call_stays(code, rest):
 def test_what_is_no_python_is_told(code):
     with pytest.raises(DataError, match=r"a program is not valid Python: ."):
         without_last_call(code, "final_answer")
+
+
+@pytest.mark.parametrize(
+    ("programs", "names"),
+    [
+        (["print(stock('nails'))\nx = search(query=stock)"], {"stock", "search"}),
+        (["def stock(a):\n    return len(a)\n", "print(stock('nails'))"], set()),
+        (["import os.path\nfrom math import sqrt as root\nroot(4); os.getcwd(); sqrt(4)"], {"sqrt"}),
+        (["f = lambda g, *h: g(1)\nfor k in (f, len):\n    k(abs)\nclass A: ...\nA()"], set()),
+        (["try:\n    pass\nexcept E as e:\n    e()\nasync def d(): ...\nd()"], set()),
+        (["from shop import *\nstock('nails')"], set()),
+        (["1 +", "stock()"], {"stock"}),
+    ],
+)
+def test_functions_that_no_program_of_a_run_defines(programs, names):
+    assert unknown_functions(programs) == names

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from afm.agents import AgentSpec, agent_of_model, load_agent
-from afm.errors import ConfigError, DataError
+from afm.errors import BadArgumentError, ConfigError, DataError
 from afm.trajectory.chat import row_id, text_of
 from afm.trajectory.convert.dialogue import (
     Dialogue,
@@ -30,6 +32,7 @@ from afm.trajectory.convert.dialogue import (
     segments_of,
 )
 from afm.trajectory.io import explain
+from afm.trajectory.programs import CODE_TOOL, parse_program, unknown_functions
 from afm.trajectory.record import CallRecord, Cost, Record
 from afm.trajectory.tags import Segment, author_segments, split
 from afm.trajectory.validate import validate
@@ -64,6 +67,7 @@ class Context:
         atif_version: The version to write. 1.8 adds recordings, which no record holds, and fewer readers know it.
         folder: The folder with an ``agent.yaml`` that declares the agents of rows.
         called: The tools that rows called, by the rows' names. Reading adds to them.
+        unknown: The number of rows per function that their programs call and do not define. Reading adds to them.
     """
 
     agent: AgentSpec | None = None
@@ -73,6 +77,7 @@ class Context:
     atif_version: str = "1.7"
     folder: Path | None = None
     called: set[str] = field(default_factory=set)
+    unknown: Counter[str] = field(default_factory=Counter)
     _loaded: dict[str, AgentSpec] = field(default_factory=dict)
 
     def spec(self, name: object = None) -> AgentSpec:
@@ -178,6 +183,7 @@ class DialogueFormat(Format):
         segments = calls = None
         try:
             dialogue = as_read(dialogue, spec)
+            context.unknown.update(_unknown_functions(dialogue, spec))
             segments = segments_of(dialogue, spec, missing_thought=context.missing_thought)
             calls = calls_of(dialogue, spec)
         except DataError:
@@ -273,6 +279,16 @@ def _restored(
 def _digest(shown: Any) -> str:
     text = json.dumps(shown, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _unknown_functions(dialogue: Dialogue, spec: AgentSpec) -> set[str]:
+    """Return the functions that the programs for the agent's code tool call, but do not define."""
+    programs = []
+    for use in (use for turn in dialogue.turns for use in turn.uses):
+        if CODE_TOOL in (use.tool, spec.tool_roles.get(use.tool)):
+            with suppress(BadArgumentError):
+                programs.append(parse_program(use.text()).code)
+    return unknown_functions(programs)
 
 
 def _counted(cost: Cost, calls: Collection[CallRecord]) -> Cost:

@@ -95,6 +95,19 @@ def test_a_program_stands_once_behind_its_thought_and_the_last_one_is_the_answer
     assert (found.record.cost.tool_calls, found.record.cost.tool_failures) == (1, 0)
 
 
+def test_functions_of_the_log_that_programs_call_are_counted_by_row():
+    said = [
+        said_code("look.", "x = wiki_search(query='mill')\nprint(x)"),
+        said_code("done.", "final_answer(x)"),
+    ]
+    agent = smolagents.CodeAgent([Search()], Scripted(*said), verbosity_level=0)
+    row = json.loads(json.dumps(agent.run(QUESTION, return_full_result=True).dict()))
+    context = Context(agent=coder(), tools={"python_interpreter": "code"})
+    for each in (row, row, programs(said_code("compute.", "x=6*7\nprint(x)"), said[1])):
+        assert FORMATS["smolagents"].read(each, context).record.kept
+    assert context.unknown == {"wiki_search": 2}
+
+
 DONE = said_code("done.", "final_answer(x)")
 CODE = "x=6*7\nprint(x)"
 
