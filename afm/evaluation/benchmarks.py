@@ -126,7 +126,7 @@ class PublishedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One row of the published evaluation, of the set of its name in the list ``benchmarks`` of `afm data download`.
+    """One row of the published evaluation. `afm data download benchmarks` has the data under the same name.
 
     Attributes:
         questions: Size of the published evaluation.
@@ -267,7 +267,7 @@ PUBLISHED_REMARKS = (
 
 
 def checked_benchmark(name: str) -> str:
-    """``name``, when there is such a benchmark.
+    """Return ``name`` if there is such a benchmark.
 
     Raises:
         ValueError: No benchmark has that name.

@@ -261,7 +261,7 @@ class JudgedQuestion:
     sealed: bool = False
 
     def groups(self, k: int) -> Iterator[tuple[Candidate, ...]]:
-        """Yield disjoint groups of ``k`` candidates, without a rest of fewer."""
+        """Yield disjoint groups of ``k`` candidates. Those left over are dropped."""
         for start in range(0, len(self.candidates) - k + 1, k):
             yield self.candidates[start : start + k]
 

@@ -237,7 +237,7 @@ def _played(run: Evaluation) -> Played:
 
 
 def _other_prices(first: RunManifest, other: RunManifest) -> str:
-    """Return a warning about different prices. They are no reason to refuse, as prices do not change scores."""
+    """Return a warning if the prices differ. The runs stay comparable, because prices do not change scores."""
     if first.prices == other.prices or None in (first.prices, other.prices):
         return ""
     return f"costs use different prices: {_listed(first)} -> {_listed(other)}"
@@ -255,7 +255,7 @@ Reader = Callable[[], Iterable[Record]]
 
 @dataclass(frozen=True, slots=True)
 class _Glance:
-    """Facts of the first scored episode of a question, for the choice of pairs."""
+    """What the choice of pairs needs to know of a question's first scored episode."""
 
     id: str
     question: str

@@ -223,7 +223,7 @@ def metric(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
 
 
 def training_rows(path: Path, step_key: str) -> dict[float, Mapping[str, Any]]:
-    """Return the rows of a log by step. Of a step that was logged twice the last row counts. Unreadable lines are skipped."""
+    """Return the rows of a log by step. If a step was logged twice, the last row counts. Unreadable lines are skipped."""
     rows: dict[float, Mapping[str, Any]] = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:

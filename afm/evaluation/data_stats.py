@@ -37,11 +37,11 @@ class Histogram(Counter[int]):
 
     @property
     def mean(self) -> float:
-        """Mean of the numbers, 0 without any."""
+        """Mean of the numbers, 0 if empty."""
         return sum(value * count for value, count in self.items()) / max(1, self.total())
 
     def quantile(self, share: float) -> int:
-        """Return the smallest value that at least ``share`` of all do not exceed, 0 without any."""
+        """Return the smallest value that at least ``share`` of all do not exceed, 0 if empty."""
         passed = 0
         for value in sorted(self):
             passed += self[value]
@@ -237,7 +237,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class FunnelStage:
-    """Rows that a filter stage dropped and left. ``width`` is the share that is left."""
+    """How many rows a filter stage dropped and kept. ``width`` is the share that it kept."""
 
     name: str
     dropped: int

@@ -116,7 +116,7 @@ OnVerdict = Callable[[str, int, int], None]
 
 
 class OpenTeam(Protocol):
-    """Opens the team of an evaluation. Gives the player and its description for the manifest."""
+    """Opens the team of an evaluation. Returns the player and its description for the manifest."""
 
     def __call__(
         self, config: EvalConfig, spec: AgentSpec

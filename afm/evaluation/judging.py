@@ -180,7 +180,7 @@ async def agree(
 
 
 def _raters(settings: AgreementSettings) -> Iterator[_Rater]:
-    """Yield each judge as often as it judges. Several with one name are numbered."""
+    """Yield each judge once for each time that it judges. Judges of the same name are numbered."""
     places = [judge.place() for judge in settings.judges]
     models = [place.model for place in places]
     several = settings.repeats > 1 or len(set(models)) < len(models)

@@ -61,7 +61,7 @@ _NO_SETTING = re.compile(
 
 
 class Sources(Settings):
-    """Sources of the parts of a run. ``reward: None`` is the built-in table. ``parallel``, ``prices`` change no score."""
+    """Sources of the parts of a run. ``reward: None`` is the built-in table. ``parallel`` and ``prices`` do not change scores."""
 
     model: str | None = None
     team: dict[str, Any] | None = None
@@ -116,7 +116,7 @@ class RunManifest(Settings):
 
     @property
     def spec(self) -> AgentSpec:
-        """The agent as declared at the start of the run, the first of several."""
+        """The agent as declared at the start of the run. If there are several, the first."""
         return AgentSpec.model_validate(self.settings["agent"]["spec"])
 
     @property

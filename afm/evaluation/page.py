@@ -56,7 +56,7 @@ def in_markdown(value: Any) -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Replace a file. Half surrogate pairs, which a model may write and UTF-8 cannot hold, become question marks."""
+    """Replace a file. Lone surrogates, which a model may write and UTF-8 cannot hold, become question marks."""
     with replacing(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
 

@@ -81,7 +81,7 @@ def paired_difference(
 
 
 def holm_corrected(differences: Sequence[DifferenceT]) -> list[DifferenceT]:
-    """Return the differences with ``p_holm`` for their number."""
+    """Return the differences with ``p_holm``, the p-value corrected for their number."""
     corrected = holm([difference.p_value for difference in differences])
     return [
         difference.model_copy(update={"p_holm": p})

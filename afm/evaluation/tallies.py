@@ -83,7 +83,7 @@ class VoteTally:
 
 
 def majority(votes: Sequence[Vote]) -> Vote:
-    """Return the first round with the most frequent answer. Of equally frequent answers the earliest counts.
+    """Return the first round with the most frequent answer. If several are equally frequent, the earliest counts.
 
     Rounds without an answer do not vote, unless no round has an answer. Exact match decides which answers are equal.
     """

@@ -478,9 +478,9 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "view {T}/good.jsonl --index {T}/chat.jsonl --bundle {T}/b",
         2,
-        ("{T}/chat.jsonl: is no index of episodes, and is left as it is", "choose another --index"),
+        ("{T}/chat.jsonl: is not an index of episodes, and was not changed", "choose another --index"),
     ),
-    ("view {T}/deep.jsonl --index {T}/i.sqlite", 1, ("deep.jsonl:1: the first line is no episode",)),
+    ("view {T}/deep.jsonl --index {T}/i.sqlite", 1, ("deep.jsonl:1: the first line is not an episode",)),
     ("view {T}/good.jsonl --bundle {T}/good.jsonl", 2, ("--bundle {T}/good.jsonl: is a file",)),
     ("data world --output-dir /proc/x", 1, ("/proc/x: no such file, and none can be written there",)),
     ("init /proc/x", 1, ("/proc/x: no such file, and none can be written there", "choose another place")),

@@ -170,7 +170,7 @@ LINE_CHARS = 120
 
 
 def read_row(line: bytes) -> dict[str, Any] | None:
-    """Return the episode of a line, ``None`` if the line is no episode."""
+    """Return the episode of a line, or ``None`` if the line is not an episode."""
     try:
         row = json.loads(line.removeprefix(BOM_UTF8).decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -338,7 +338,7 @@ def one_line(text: str, chars: int = LINE_CHARS) -> str:
 
 
 def storable(text: str) -> str:
-    """Replace half surrogate pairs, which SQLite cannot hold, by question marks."""
+    """Replace lone surrogates, which SQLite cannot hold, with question marks."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -50,7 +50,7 @@ def episode_files(path: Path) -> list[Path]:
     if path.stat().st_size and not _begins_with_episode(path):
         refuse_other_content(path)
         raise DataError(
-            "the first line is no episode; expected trajectory JSONL (`afm convert` reads other formats)",
+            "the first line is not an episode; expected trajectory JSONL (`afm convert` reads other formats)",
             path=str(path),
             line=1,
         )
@@ -173,7 +173,9 @@ class EpisodeIndex:
         except (sqlite3.Error, TypeError, ValueError):
             if self.place.is_file() and self.place.name.endswith(DEFAULT_NAME):
                 return None  # a damaged index: no other file has that name
-            what = "is a folder" if self.place.is_dir() else "is no index of episodes, and is left as it is"
+            what = (
+                "is a folder" if self.place.is_dir() else "is not an index of episodes, and was not changed"
+            )
             raise UsageError(f"{self.place}: {what}; choose another --index, or remove it") from None
 
     def _make(self) -> None:

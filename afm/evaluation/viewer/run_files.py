@@ -107,7 +107,7 @@ class RunFiles:
         return [{"name": self.name_of(file), "size": file.stat().st_size} for file in files]
 
     def read_log(self, name: str, *, begin: int | None = None, end: int | None = None) -> dict[str, Any]:
-        """A piece of a log, of whole lines: from byte ``begin`` on, or up to byte ``end``, or the last one.
+        """Return whole lines of a log: those from byte ``begin``, those up to byte ``end``, or the last ones.
 
         Raises:
             KeyError: The run has no such log.

@@ -88,7 +88,7 @@ class Follower(threading.Thread):
 
 
 def _is_own_name(host: str) -> bool:
-    """Whether a Host header names this machine. The check of Starlette does not accept IPv6 addresses."""
+    """Whether a Host header names this machine. Starlette's own check does not accept IPv6 addresses."""
     try:
         return urlsplit(f"//{host}").hostname in _HOSTS
     except ValueError:

@@ -168,7 +168,7 @@ def test_only_an_empty_file_or_an_older_index_is_replaced(tmp_path, index, viewe
     with closing(sqlite3.connect(place)) as connection, connection:
         connection.execute("CREATE TABLE thesis (words TEXT)")
     kept = place.read_bytes()
-    with pytest.raises(UsageError, match="is no index of episodes, and is left as it is"):
+    with pytest.raises(UsageError, match="is not an index of episodes, and was not changed"):
         index(tmp_path / "run")
     assert place.read_bytes() == kept
 
@@ -197,7 +197,7 @@ def test_an_index_of_nothing_says_what_it_wants(tmp_path, viewer):
     with pytest.raises(DataError, match="no such file or folder; expected episodes"):
         EpisodeIndex(tmp_path / "absent", tmp_path / "index.sqlite")
     (tmp_path / "rows.jsonl").write_text('{"question": "a"}\n')
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: the first line is no episode"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: the first line is not an episode"):
         EpisodeIndex(tmp_path / "rows.jsonl", tmp_path / "index.sqlite")
 
 

@@ -123,7 +123,7 @@ async function tokenBox(id) {
   return make("div", {}, legend, make("p", { class: "soft", text: note }), box);
 }
 
-/* What the looks of the tokens mean, only those that occur: class and text. */
+/* The entries of the legend, as class and text. Looks that do not occur are left out. */
 function tokenLegend(tokens) {
   const some = (test) => tokens.some(test), gains = tokens.map((token) => token.advantage).filter((value) => value !== null);
   const [low, high] = gains.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);

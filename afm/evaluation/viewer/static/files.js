@@ -113,7 +113,7 @@ const log = { name: null, begin: 0, end: 0 };
 
 async function showLog(chosen) {
   const logs = await ask("api/logs");
-  if (!logs.length) return [make("h2", { text: "Log" }), make("p", { class: "soft", text: "The run has no log file (*.log). Trainings and servers write one. Evaluations do not." })];
+  if (!logs.length) return [make("h2", { text: "Log" }), make("p", { class: "soft", text: "The run has no log file (*.log). Training runs and servers write one. Evaluations do not." })];
   const name = logs.some((item) => item.name === chosen) ? chosen : logs[0].name;
   const piece = await ask(`api/logs/read?${new URLSearchParams({ name })}`);
   Object.assign(log, { name, begin: piece.begin, end: piece.end });
