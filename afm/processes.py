@@ -54,6 +54,19 @@ def tied_environment() -> dict[str, str]:
     return os.environ | {PARENT_VARIABLE: str(os.getpid())}
 
 
+def hold_interrupts() -> None:
+    """Let Ctrl-C wait until the program that replaces this one calls :func:`receive_interrupts`.
+
+    A Python program that is interrupted while it imports its modules would print a traceback.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def receive_interrupts() -> None:
+    """Receive a held Ctrl-C, and all later ones."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def follow_parent(number: signal.Signals = signal.SIGTERM) -> None:
     """Call :func:`die_with_parent` if this process was started with :func:`tied_environment`."""
     parent = os.environ.pop(PARENT_VARIABLE, None)

@@ -64,7 +64,7 @@ if [ -n "$fresh" ]; then
   echo "Installing $total packages into $VENV: 3 GB of disk, 2 to 3 minutes if downloads are fast."
   echo "Log: $log"
 fi
-mkdir -p "$VENV"
+mkdir -p "$VENV" 2>/dev/null || fail "$VENV: no folder can be made there; choose another: VENV=DIR $0"
 
 if [ ${#missing[@]} -gt 0 ]; then
   command -v apt-get >/dev/null || fail "${missing[*]} not found, and no apt-get; install it with your package manager"

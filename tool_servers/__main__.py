@@ -25,6 +25,7 @@ import httpx
 
 from afm.endpoints.connections import environment_key
 from afm.errors import AfmError, ConfigError, EngineError, UsageError, described, suggestion
+from afm.processes import receive_interrupts
 from afm.runs.atomic import replace_text
 from afm.settings import load_settings
 from tool_servers.shared.command import (
@@ -170,6 +171,7 @@ def main(words: Sequence[str]) -> int:
     words = words or ["--help"]
     name, *rest = words
     try:
+        receive_interrupts()
         if name in KINDS and "--dry-run" in rest:
             print(shlex.join(serve_command(name, [word for word in rest if word != "--dry-run"])))
             return 0
@@ -179,6 +181,8 @@ def main(words: Sequence[str]) -> int:
     except (AfmError, OSError) as error:
         print(f"error: {described(error)}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:  # before the server listens; afterwards it finishes its requests
+        return 130
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -273,7 +274,9 @@ def _print_usage_error(error: Any) -> None:
             )
     if parameter and text.find(": Input should ") > 0 and (values := _typed_values(parameter.opts)):
         text = text.replace(": Input should ", f" {values[-1]}: should ")
-    text = re.sub(r", unable to parse string as (a|an) \w+", "", text)
+    text = re.sub(r", unable to (parse string as (a|an) \w+|interpret input)", "", text)
+    text = re.sub(r"\(env var: '(\w+)'\)", r"(\1)", text)
+    text = re.sub(r"\((\w+)\): Input ", lambda found: f"({found[1]}) {os.environ.get(found[1])}: ", text)
     meaning = (getattr(parameter, "help", None) or "").replace("\\[", "[")
     meaning = re.split(r"\. |\.$| \[default", meaning, maxsplit=1)[0]
     meaning = meaning if meaning[1:2].isupper() else meaning[:1].lower() + meaning[1:]

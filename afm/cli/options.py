@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FOREIGN_OPTIONS = {"ignore_unknown_options": True}
 """Commands with overrides get options of other trainers as words, so that the error can say what to write."""
 
+MAX_SEED = 2**32 - 1
+"""Largest seed that NumPy accepts."""
 AgentOption = Annotated[str, typer.Option(help="Shipped agent (`afm list agents`) or YAML.")]
 AgentOfRowsOption = Annotated[
     str | None,
@@ -30,7 +32,7 @@ AgentOfRowsOption = Annotated[
         help="Agent of the trajectories: shipped agent or YAML [default: the agent that each row names]."
     ),
 ]
-SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
+SeedOption = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of every random choice.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 RowsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")]
 

@@ -17,7 +17,7 @@ import typer
 
 import afm
 from afm.choices import WorldKind
-from afm.cli.options import configs_folder, file_option
+from afm.cli.options import MAX_SEED, configs_folder, file_option
 from afm.cli.train import model_source
 from afm.errors import UsageError
 from afm.terminal import ProgressView, afm_command
@@ -53,7 +53,9 @@ def quickstart(
             help="Folder of the run [default: runs/quickstart, with -wiki or -base added for these]."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the world, the model and all sampling.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Seed of the world, the model and all sampling.")
+    ] = 0,
     smoke: Annotated[
         bool,
         typer.Option("--smoke", help="Run the same stages with very few training steps, in about 3 minutes."),

@@ -60,6 +60,7 @@ _RootOption = Annotated[
     Path | None,
     typer.Option(
         envvar="ROOT",
+        file_okay=False,
         help="Folder of data, models and runs [default: this folder, or runs/reproduce/AGENT with --tiny].",
     ),
 ]

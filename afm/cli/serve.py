@@ -15,6 +15,7 @@ import typer
 from afm.choices import PublishedIndex
 from afm.cli import serve_model
 from afm.cli.options import TrustOption, file_argument, file_option
+from afm.processes import hold_interrupts
 
 app = typer.Typer(help="Start a tool server or a model server.", no_args_is_help=True)
 wiki = typer.Typer(invoke_without_command=True)
@@ -236,4 +237,5 @@ def _become(module: str, options: Mapping[str, object | None], *arguments: str) 
         name if value is True else f"{name}={value}" for name, value in options.items() if value is not None
     ]
     rest = ["--", *arguments] if arguments else []
+    hold_interrupts()
     os.execv(sys.executable, [sys.executable, "-P", "-m", *module.split(), *given, *rest])

@@ -148,7 +148,11 @@ def read_rows(path: Path, types: dict[str, type]) -> Iterator[tuple[int, dict[st
 
 
 def heal(path: Path) -> int:
-    """Move an incomplete last line to ``<file>.partial`` and return its length. A complete one gets its line feed."""
+    """Move an incomplete last line to ``<file>.partial`` and return its length. A complete one gets its line feed.
+
+    Raises:
+        DataError: Neither the first nor the last line begins like a row, so the file is no journal. It is left as it is.
+    """
     if not path.exists():
         return 0
     with path.open("r+b") as file:
@@ -161,6 +165,11 @@ def heal(path: Path) -> int:
         if _row(partial) is not None:
             file.write(b"\n")
             return 0
+        file.seek(0)
+        # Zeros are what a power cut leaves.
+        if partial[:1] not in (b"{", b"\0") and _row(file.readline()) is None:
+            got = f"got {partial[:20]!r} in the last line, expected rows of JSON"
+            raise DataError(f"{got}; the file is left as it is, choose another", path=str(path))
         _set_aside(path, partial)
         file.truncate(begin)
     return len(partial)

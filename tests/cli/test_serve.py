@@ -43,6 +43,21 @@ def test_the_code_server_serves_and_ends_well() -> None:
         assert answer.json()["stdout"] == "42\n"
 
 
+BECOMES = """
+import os, signal
+from afm.cli import serve
+execv = os.execv
+os.execv = lambda *words: (os.kill(os.getpid(), signal.SIGINT), execv(*words))
+serve._become("tool_servers code", {"--port": 0})
+"""
+"""Ctrl-C arrives while the command is replaced by its server."""
+
+
+def test_ctrl_c_while_a_server_imports_its_modules_ends_without_a_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", BECOMES], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_every_command_becomes_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
     programs: list[str] = []
     monkeypatch.setattr(serve, "_become", lambda program, options: programs.append(program))

@@ -596,6 +596,10 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ),
     ("init {T}/dangling", 2, ("{T}/dangling is a file; expected a new or an empty folder",)),
     ("eval {T}/none_yet", 2, ("CONFIG {T}/none_yet: is a folder",)),
+    (f"quickstart --seed {10**30}", 2, (f"--seed {10**30}: should be less than or equal to 4294967295",)),
+    ("quickstart --seed -1", 2, ("--seed -1: should be greater than or equal to 0",)),
+    ("data world --output-dir {T}/w --seed -1", 2, ("--seed -1: should be greater than or equal to 0",)),
+    ("reproduce svamp --root {T}/good.jsonl --dry-run", 2, ("--root (ROOT) {T}/good.jsonl: is a file",)),
 ]
 
 # The same for the processes that `afm serve` becomes, named as in `python -m tool_servers`.
@@ -692,6 +696,12 @@ def test_a_wrong_input_gets_one_message_that_helps(
         assert part.replace("{T}", str(folder)) in output, output
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 or (not done.stderr and status == 1), output
+
+
+def test_a_wrong_value_of_a_variable_is_named(afm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY", "maybe")
+    told = afm("reproduce", "svamp", status=2).stderr
+    assert "--tiny (TINY) maybe: should be a valid boolean; expected: run the same stages" in told
 
 
 @pytest.mark.parametrize(("words", "status", "parts"), SERVERS, ids=[row[0][:60] for row in SERVERS])

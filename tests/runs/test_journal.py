@@ -46,6 +46,16 @@ def test_whatever_is_torn_is_set_aside_with_what_earlier_kills_left(tmp_path: Pa
     assert (tmp_path / "rows.jsonl.partial").read_bytes() == (torn + b"\n") * 2
 
 
+@pytest.mark.parametrize("content", [b"my notes\nwithout an end", b'{\n  "a": 1\n}', b"\x89PNG\r\x1a\x00"])
+def test_the_last_line_of_another_file_is_left_where_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="expected rows of JSON; the file is left as it is, choose another"):
+        Journal(path).__enter__()
+    assert path.read_bytes() == content
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_a_second_writer_is_refused_and_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with Journal(path), pytest.raises(ConfigError, match="another run is writing here"):

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from afm.errors import AfmError, DataError, MissingExtraError, UsageError, described
-from afm.processes import follow_parent
+from afm.processes import follow_parent, receive_interrupts
 from afm.terminal import ProgressView
 from tool_servers.wiki_search.corpus import (
     EXPECTED,
@@ -303,6 +303,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", help="device of the embedding model: cpu, cuda")
     options = parser.parse_args(words)
     try:
+        receive_interrupts()
         plan = _plan(options)
         dimensions = 768 if plan.model else None
         need = estimated(plan.corpus, bm25=plan.bm25, dimensions=dimensions, ready=plan.ready_faiss)
