@@ -39,10 +39,10 @@ def figures() -> object:
 # 80 lines for what a fork repeats in the viewer, and for lines and folders without episodes;
 # 60 lines for a quiet training that shows its steps and the next command;
 # 160 lines for values of another kind in Python, and for paths, tools and options that are refused with the next step;
-# 160 lines for servers, imports and the sandbox that meet wrong files, addresses and full disks.
+# 190 lines for servers, imports and the sandbox that meet wrong files, addresses and full disks.
 WALLS = {
     "files": 358,
-    "lines": 86_250,
+    "lines": 86_280,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
