@@ -59,6 +59,11 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         2,
         ("--to cao: did you mean 'coa'?", "afm convert --help"),
     ),
+    (
+        "convert {T}/tasks.jsonl --to coa -o o.jsonl",
+        1,
+        ("tasks.jsonl:1: got the keys", "of {role, content, tool_calls}"),
+    ),
     ("convert {T}/good.jsonl --to coa -o {T}/good.jsonl", 2, ("the same file", "choose another --out")),
     ("convert {T}/good.jsonl --to coa -o o.jsonl --tool x", 2, ("--tool 'x'", "expected THEIRS=OURS")),
     (

@@ -143,7 +143,7 @@ def detected(path: Path) -> Format:
         shown = f"the keys {sorted(row)[:8]}" if isinstance(row, dict) else type(row).__name__
         raise DataError(
             f"got {shown}, which no format has; the formats are: {', '.join(FORMATS)}. Write "
-            "the runs as one of them, for example as chat messages, a list of {{role, content, tool_calls}} per line",
+            "the runs as one of them, for example as chat messages, a list of {role, content, tool_calls} per line",
             path=str(path),
             line=line,
         )
