@@ -132,10 +132,10 @@ def test_the_command_writes_a_page_in_which_hostile_text_is_text(afm, tmp_path):
     assert "complexity" in html
     assert "5 (−5)" in html
 
-    stages = [{"name": "quality", "rows": 10, "dropped": 8, "left": 2}]
-    funnel.write_text(json.dumps({"seen": 10, "stages": stages}))
+    stages = [{"name": "quality", "rows": 12010, "dropped": 8, "left": 12002}]
+    funnel.write_text(json.dumps({"seen": 12010, "stages": stages}))
     afm(*words)
-    assert "2 (−8)" in page.read_text()
+    assert "12,002 (−8)" in page.read_text()
 
 
 def test_a_broken_funnel_and_an_empty_file_are_told(afm, tmp_path):
