@@ -133,7 +133,7 @@ def convert(
 def _warnings(context: Context, source: str, lost: Mapping[str, int]) -> Iterator[str]:
     called = ", ".join(sorted(context.called)) or f"no tool that --tool can rename in {source}"
     for name in context.tools.keys() - context.called:
-        yield f"--tool {name}: no row calls it; the rows call {called}"
+        yield f"--tool {name}: no row calls it; the rows call {visible(called)}"
     for name, rows in context.unknown.items():
         yield (
             f"programs of {plural(rows, 'row')} call {name}(), which no code tool of `afm` defines; the sandbox would "
