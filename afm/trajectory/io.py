@@ -172,6 +172,8 @@ _OTHER_CONTENT = {
     b"PAR1": "a parquet file, expected rows as text; questions in it are read by afm data prepare tasks FILE -o TASKS.jsonl",
     b"\xff\xfe": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8 FILE > ROWS.jsonl",
     b"\xfe\xff": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8 FILE > ROWS.jsonl",
+    b"{\0": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16LE -t UTF-8 FILE > ROWS.jsonl",
+    b"\0{": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16BE -t UTF-8 FILE > ROWS.jsonl",
 }
 """Maps the first bytes of files that are not JSON text to what they are and what to do."""
 _OVER_LINES = (

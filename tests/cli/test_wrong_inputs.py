@@ -320,6 +320,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("wide.jsonl:1: got UTF-16, expected UTF-8", "iconv -f UTF-16 -t UTF-8 {T}/wide"),
     ),
+    ("reward {T}/unmarked.jsonl", 1, ("got UTF-16, expected UTF-8", "iconv -f UTF-16LE -t UTF-8 {T}/unm")),
     ("convert {T}/wide.jsonl --to coa -o {T}/o.jsonl", 1, ("got UTF-16", "iconv -f UTF-16")),
     (
         "validate {T}/indented.jsonl",
@@ -665,6 +666,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(content, encoding="utf-8")
     (folder / "packed.jsonl").write_bytes(gzip.compress(files["good.jsonl"].encode()))
     (folder / "wide.jsonl").write_text(files["good.jsonl"], encoding="utf-16")
+    (folder / "unmarked.jsonl").write_text(files["good.jsonl"], encoding="utf-16-le")
     (folder / "indented.jsonl").write_text(f"{json.dumps(record, indent=2)}\n" * 2, encoding="utf-8")
     (folder / "table.jsonl").write_text("question,answer\n1+1?,2\n", encoding="utf-8")
     (folder / "zip.jsonl").write_bytes(b"PK\x03\x04")
