@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -152,10 +153,16 @@ def check(words: list[str], page: str) -> None:
             assert known, f"{page}: {program} reads no {name}"
 
 
-def check_afm(words: list[str], page: str) -> None:
-    from afm.cli.commands import command as command_line
+@cache
+def command_line() -> Any:
+    """Every command of ``afm``. To build them takes a tenth of a second."""
+    from afm.cli.commands import command
 
-    command: Any = command_line(load=True)
+    return command(load=True)
+
+
+def check_afm(words: list[str], page: str) -> None:
+    command = command_line()
     while getattr(command, "commands", None):
         inner = command.commands
         if words and words[0] in inner:
