@@ -34,7 +34,7 @@ def write_bundle(
 
     Args:
         hide: Removes secrets from a text. It is applied to every text in the bundle.
-        max_episodes: Limit on the episodes. Every file gets an equal share of its first episodes.
+        max_episodes: Limit on the episodes. Every file gets an equal share, and longer ones what shorter ones leave.
 
     Returns:
         One sentence for each part that was left out. The page lists the same.
@@ -104,15 +104,23 @@ def _check(index: EpisodeIndex, out: Path) -> None:
         )
 
 
+def _shares(episodes: list[int], limit: int) -> list[int]:
+    """Return how many episodes of each file to keep. What a short file does not need, the longer ones share."""
+    shares = [0] * len(episodes)
+    by_length = sorted(range(len(episodes)), key=episodes.__getitem__)
+    for position, number in enumerate(by_length):
+        shares[number] = min(episodes[number], limit // (len(episodes) - position))
+        limit -= shares[number]
+    return shares
+
+
 def _choose(
     connection: Any, table: list[dict[str, Any]], max_episodes: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of the episodes to write, and a sentence for each file with fewer than all episodes."""
-    share = max(1, max_episodes // max(1, len(table)))
     chosen: list[dict[str, Any]] = []
     left_out = []
-    for row in table:
-        count = min(share, row["episodes"], max_episodes - len(chosen))
+    for row, count in zip(table, _shares([row["episodes"] for row in table], max_episodes), strict=True):
         for offset in range(0, count, _PAGE_ROWS):
             filters = Filters({"file": row["path"]})
             rows = listing(connection, filters, offset=offset, limit=min(_PAGE_ROWS, count - offset)).rows

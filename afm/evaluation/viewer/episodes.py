@@ -23,6 +23,7 @@ from afm.evaluation.compare import agents_of
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.page import blocks_of, shortened
 from afm.models.tokenizer import IncrementalDecoder
+from afm.terminal import plural
 from afm.trajectory.answer import answer_content, read_answer
 from afm.trajectory.io import explain
 from afm.trajectory.record import Record
@@ -68,7 +69,7 @@ def episode_view(record: Record, path: str) -> dict[str, Any]:
         "provenance": _text(_without_messages(record.provenance)) if record.provenance else "",
         "messages": [
             {"speaker": speaker, "text": shortened(text)}
-            for speaker, text in messages_of(record.provenance)[:_MAX_MESSAGES]
+            for speaker, text in _first(messages_of(record.provenance))
         ],
         "blocks": list(_blocks(record, spec)),
         "has_tokens": record.response_ids is not None,
@@ -238,6 +239,13 @@ class FileSums:
             "model = iif(model = '', ?, model) WHERE id = ?",
             (*figures, self.agent, self.model, number),
         )
+
+
+def _first(messages: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the messages that a page shows, and a note if the file has more."""
+    more = sum(1 for speaker, _ in messages[_MAX_MESSAGES:] if speaker)
+    note = f"{plural(more, 'more message')} left out. The file of the episode has all of them."
+    return messages[:_MAX_MESSAGES] + ([("", note)] if more else [])
 
 
 def messages_of(provenance: Any) -> list[tuple[str, str]]:

@@ -42,13 +42,13 @@ def test_a_bundle_holds_a_run(run, afm, tmp_path):
     assert str(tmp_path) not in "".join(file.read_text() for file in out.rglob("*") if file.is_file())
 
 
-def test_every_file_gets_an_equal_share_and_the_page_says_what_is_missing(run, afm, tmp_path):
+def test_long_files_share_what_short_ones_leave_and_the_page_says_what_is_missing(run, afm, tmp_path):
     out = tmp_path / "out"
     printed = afm("view", run, "--bundle", out, "--bundle-episodes", 10).stdout
-    sentence = "55 of 60 episodes of a.jsonl: --bundle-episodes 10 keeps its first 5."
+    sentence = "51 of 60 episodes of a.jsonl: --bundle-episodes 10 keeps its first 9."
     assert f"left out: {sentence}" in printed
     assert sentence in content(out)["left_out"]
-    assert len(content(out)["rows"]) == 6
+    assert len(content(out)["rows"]) == 10
 
 
 def test_lines_that_are_no_episodes_are_said_to_be_left_out(run, afm, tmp_path, viewer):

@@ -108,6 +108,10 @@ def test_what_a_fork_repeats_is_shown_once_and_said(tmp_path, index, viewer):
     provenance = json.loads(episode_view(load_records(tmp_path / "a.jsonl")[0], "a.jsonl")["provenance"])
     assert [chat["messages"] for chat in provenance["trajectories"]] == [3, 4, 1, 1]
     assert (provenance["step"], provenance["trajectories"][1]["parent"]) == (4, "0")
+    many = {"team": {"messages": [{"member": "writer", "text": str(n)} for n in range(503)]}}
+    shown = episode_view(viewer.episode(2, provenance=many), "a.jsonl")["messages"]
+    assert len(shown) == 501
+    assert shown[-1]["text"] == "3 more messages left out. The file of the episode has all of them."
 
 
 def test_files_that_are_gone_are_forgotten_and_a_copied_index_has_only_its_own(tmp_path, viewer):
