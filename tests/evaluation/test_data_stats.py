@@ -130,6 +130,8 @@ def test_the_command_writes_a_page_in_which_hostile_text_is_text(afm, tmp_path):
     assert html.count("&lt;script&gt;alert(1)") >= 4
     assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
     assert "complexity" in html
+    assert "no price recorded" in html
+    assert "0.00 USD" not in html
     assert "5 (−5)" in html
 
     stages = [{"name": "quality", "rows": 12010, "dropped": 8, "left": 12002}]
