@@ -130,14 +130,22 @@ def test_the_command_writes_a_page_in_which_hostile_text_is_text(afm, tmp_path):
     assert html.count("&lt;script&gt;alert(1)") >= 4
     assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
     assert "complexity" in html
-    assert "no price recorded" in html
-    assert "0.00 USD" not in html
+    assert "0.500 USD" in html
     assert "5 (−5)" in html
 
     stages = [{"name": "quality", "rows": 12010, "dropped": 8, "left": 12002}]
     funnel.write_text(json.dumps({"seen": 12010, "stages": stages}))
     afm(*words)
     assert "12,002 (−8)" in page.read_text()
+
+
+def test_a_cost_that_was_not_recorded_is_not_called_zero(afm, tmp_path):
+    file, page = tmp_path / "rows.jsonl", tmp_path / "report.html"
+    with RecordWriter(file) as writer:
+        writer.write(record(1, provenance={}))
+    afm("data", "stats", file, "--out", page)
+    assert "no price recorded" in page.read_text()
+    assert "USD" not in page.read_text()
 
 
 def test_a_broken_funnel_and_an_empty_file_are_told(afm, tmp_path):
