@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from afm.agents import AgentSpec, holds_model, model_folder
+from afm.agents import AgentSpec, holds_model, lacks_model, load_agent, model_folder, shipped_agents
+from afm.configuration import read_file
 from afm.errors import ConfigError, DataError, UsageError
 from afm.evaluation.agents import Agents
 from afm.evaluation.compare import (
@@ -204,9 +205,12 @@ def _start() -> Command:
 
 def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluation]) -> Iterator[Command]:
     """Yield commands that can be pasted in the folder from which the report was written."""
+    if not evaluations:
+        if commands := list(_training_commands(run_dir)):
+            yield from (_start(), *commands)
+        return
     yield _start()
-    if evaluations:
-        yield Command(f"afm view {shlex.quote(str(run_dir))}", "Read every episode in a browser")
+    yield Command(f"afm view {shlex.quote(str(run_dir))}", "Read every episode in a browser")
     models = [folder for name in ("rl", "sft") if holds_model(model_folder(folder := run_dir / name))]
     question = next((record.question for evaluation in evaluations for record in evaluation.records()), None)
     if spec is not None and models and question is not None:
@@ -220,7 +224,7 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
             f"afm ask {shlex.quote(question)} --model {model}{_files_of(evaluations[-1].folder, spec)}",
             "Watch one episode live with the trained model",
         )
-    if spec is not None and models and evaluations and evaluations[-1].metrics.rounds == 1:
+    if spec is not None and models and evaluations[-1].metrics.rounds == 1:
         folder = evaluations[-1].folder
         if (config := folder / CONFIG_FILE).is_file():
             out = folder.with_name(f"{folder.name}_8_rounds")
@@ -228,6 +232,44 @@ def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluatio
                 f"afm eval {shlex.quote(str(config))} rounds=8 {shlex.quote(f'output_dir={out}')}",
                 "Ask every question eight times, to see pass@8 and the variance of single samples",
             )
+
+
+def _training_commands(run_dir: Path) -> Iterator[Command]:
+    """Yield the commands for a training run, which has no evaluation of its own."""
+    run = shlex.quote(str(run_dir))
+    if next(run_dir.glob("episodes/*.jsonl"), None):
+        yield Command(f"afm view {run}", "Read the sampled episodes in a browser")
+    lack = lacks_model(run_dir)
+    if "afm export" in lack:
+        yield Command(f"afm export {run}", "Write the newest checkpoint as a model")
+    if lack:
+        return
+    evaluated = sorted(run_dir.parent.glob(f"eval_*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
+    if (options := _options_of_training(run_dir, evaluated)) is not None:
+        yield Command(f"afm ask --model {run}{options}", "Chat with the trained model. Ctrl-D ends the chat")
+    out = run_dir.with_name(f"eval_{run_dir.name}")
+    if out.exists():
+        yield Command(f"afm report {shlex.quote(str(out))}", "See how well it answers")
+    elif evaluated:
+        words = (str(evaluated[-1]), f"model={run_dir}", f"output_dir={out}")
+        line = f"afm eval {' '.join(map(shlex.quote, words))}"
+        yield Command(line, "Evaluate it as the last evaluation in this folder was")
+
+
+def _options_of_training(run_dir: Path, evaluated: Sequence[Path]) -> str | None:
+    """Return the options of ``afm ask`` for the agent of a training run, or ``None`` if its tools are not known."""
+    config = run_dir / "rl_config.yaml"
+    tools = read_file(config).get("tools") if config.is_file() else None
+    if isinstance(tools, str):
+        shipped = Path(tools).is_relative_to(configs_folder().resolve())
+        return "" if shipped else f" --tools {shlex.quote(tools)}"
+    try:
+        spec = load_agent(run_dir)
+        if spec.name in shipped_agents() and load_agent(spec.name).digest == spec.digest:
+            return ""
+    except ConfigError:
+        return None
+    return _files_of(evaluated[-1].parent, spec) if evaluated else None
 
 
 def _files_of(folder: Path, spec: AgentSpec) -> str:

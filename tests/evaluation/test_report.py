@@ -1,3 +1,4 @@
+import html
 import json
 import re
 import shutil
@@ -156,6 +157,36 @@ def run_folder(tmp_path, record, write_run):
     (run / "rl/metrics.jsonl").write_text('{"step": 1, "reward": 0.4}\n{"step": 2, "reward": 0.6}\n')
     (run / "stages.jsonl").write_text('{"name": "world", "seconds": 1.5, "note": "x"}\n{"name": "sf')
     return run
+
+
+def test_a_training_run_alone_says_what_to_try(shown, run_folder) -> None:
+    def commands(run: Path) -> list[str]:
+        page = html.unescape(shown(run).source)
+        return re.findall(
+            "<pre>(afm .*)</pre>", page.partition("What to try next</h2>")[2].partition("</section>")[0]
+        )
+
+    rl = run_folder / "rl"
+    assert commands(rl) == []
+    (rl / "checkpoints/global_step_2").mkdir(parents=True)
+    quoted = f"'{rl}'"
+    assert commands(rl) == [f"afm export {quoted}"]
+
+    (rl / "model").mkdir()
+    (rl / "model/config.json").write_text("{}")
+    (rl / "episodes").mkdir()
+    (rl / "episodes/step_000001.jsonl").touch()
+    (rl / "rl_config.yaml").write_text("tools: /own/tools.yaml\n")
+    talk = f"afm ask --model {quoted} --tools /own/tools.yaml"
+    seen = f"afm report '{run_folder / 'eval_rl'}'"
+    assert commands(rl) == [f"afm view {quoted}", talk, seen]
+
+    shutil.move(run_folder / "eval_rl", run_folder / "eval_sft_2")
+    (run_folder / "eval_sft/config.yaml").write_text("name: x\n")
+    again = (
+        f"afm eval '{run_folder / 'eval_sft/config.yaml'}' 'model={rl}' 'output_dir={run_folder / 'eval_rl'}'"
+    )
+    assert commands(rl) == [f"afm view {quoted}", talk, again]
 
 
 def test_a_run_folder_becomes_a_whole_page(shown, run_folder) -> None:
