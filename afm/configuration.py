@@ -252,10 +252,14 @@ def read_in_place(data: dict[str, Any], key: str, overrides: Sequence[str]) -> N
 def override_key(override: str) -> str:
     """Return the dotted key of a ``key=value`` pair.
 
+    A key of verl may have Hydra's sign in front: ``+verl.a.b`` is ``verl.a.+b``.
+
     Raises:
         UsageError: The pair has a sign of Hydra that adds or deletes a key.
     """
     key = override.partition("=")[0]
+    if added := re.fullmatch(r"\s*\++(verl\..*?)([^.]+)\s*", key):
+        return f"{added[1]}+{added[2].strip()}"
     if (sign := re.match(r"\s*(\++|~)", key)) and sign[1] != "~":
         raise UsageError(
             f"override {override!r}: no sign is needed to add a key; write {override.strip().lstrip('+')}"

@@ -15,7 +15,7 @@ from typing import Any
 from afm.errors import ConfigError, MissingExtraError, suggestion
 from verl_ext.algorithms import BY_MEMBER, CPU_ENGINE, CREDIT
 from verl_ext.checkpoints import CHECKPOINT_DIR
-from verl_ext.engines import ENGINE, cpu_defaults
+from verl_ext.engines import ENGINE, GPU_RELEASES, cpu_defaults
 from verl_ext.group_guard import SAMPLER
 from verl_ext.settings import SETTINGS_FILE, RlSettings
 from verl_ext.teacher import REVERSE_KL
@@ -270,20 +270,23 @@ def _config_folder() -> Path:
     return Path(spec.origin).parent / "trainer" / "config"
 
 
+_OF_ENGINES = [f"actor_rollout_ref.rollout.engine_kwargs.{engine}".split(".") for engine in GPU_RELEASES]
+"""Sections that verl declares empty and whose keys are an engine's parameters."""
 _STRICT = ("actor_rollout_ref", "critic")
 """Parts of verl's configuration whose sections become dataclasses. Others stay mappings, which users' losses read too."""
 
 
 def as_verl_takes(key: str) -> str:
-    """Return a key as Hydra expects it: with a ``+`` if verl's dataclass has the field but verl's YAML omits it.
+    """Return a key as Hydra expects it: with a ``+`` if verl's YAML omits it, but verl's dataclass or the engine has it.
 
-    A section accepts any key with a ``+``, unless verl turns the section into a dataclass. A dataclass accepts its fields
+    :func:`verl_ext.engines.parameter_findings` checks an engine's. A section accepts any key with a
+    ``+``, unless verl turns the section into a dataclass. A dataclass accepts its fields
     only, so a worker process would fail at any other key.
 
     Raises:
         ConfigError: verl does not know the key.
     """
-    name, added = key.lstrip("+"), key.startswith("+")
+    name, added, omitted = key.lstrip("+"), key.startswith("+"), False
     level: Any = _declared()
     parts = name.split(".")
     for depth, part in enumerate(parts):
@@ -294,15 +297,20 @@ def as_verl_takes(key: str) -> str:
         section = _dataclass_of(level)
         fields = typing.get_type_hints(section) if section else {}
         if part in fields:
-            level, added = _without_none(fields[part]), True
-        elif added and (section is None or parts[0] not in _STRICT):
+            level, omitted = _without_none(fields[part]), True
+        elif parts[:depth] in _OF_ENGINES or (
+            (added or omitted) and (section is None or parts[0] not in _STRICT)
+        ):
             return f"+{name}"
         else:
             where = ".".join(["verl", *parts[:depth]])
-            hint = "" if section else f" (+{part} adds a key that verl's YAML does not declare)"
-            options = suggestion(part, sorted({*known, *fields}))
-            raise ConfigError(f"verl.{name}: {where} has no key {part!r}; {options}{hint}")
-    return f"+{name}" if added else key
+            options = suggestion(part, names) if (names := {*known, *fields}) else "it declares none"
+            if not section:
+                options += (
+                    f"; {where}.+{'.'.join(parts[depth:])}=VALUE adds a key that verl's YAML does not declare"
+                )
+            raise ConfigError(f"verl.{name}: {where} has no key {part!r}; {options}")
+    return f"+{name}" if omitted else name
 
 
 def _keys(level: Any) -> list[str]:

@@ -72,13 +72,12 @@ def release_of(config: Any) -> str | None:
 
 
 def parameter_findings(config: Any) -> Iterator[Finding]:
-    """Report parameters that the release of the chosen engine does not accept, each with the closest known one."""
-    engine, release = config.actor_rollout_ref.rollout.name, release_of(config)
-    if release is None:
-        return
-    known = engine_parameters(engine, release)
-    for name in (config.actor_rollout_ref.rollout.engine_kwargs or {}).get(engine) or {}:
-        if name in known:
+    """Report parameters that the release of their engine does not accept, each with the closest known one."""
+    rollout = config.actor_rollout_ref.rollout
+    releases = GPU_RELEASES | {rollout.name: release_of(config)}
+    given = [(engine, name) for engine, part in (rollout.engine_kwargs or {}).items() for name in part or ()]
+    for engine, name in given:
+        if (release := releases.get(engine)) is None or name in (known := engine_parameters(engine, release)):
             continue
         close = get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "verl_ext/engine_parameters.yaml lists them"

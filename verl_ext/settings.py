@@ -264,14 +264,17 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings
 def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
     """Raise for a key of AFM's scripts, or a key of verl without its prefix, with the key to write instead."""
     for override in overrides:
-        key = override_key(override)
+        plain = override.lstrip("+ ")
+        bare = plain.partition(".")[0] in _SECTIONS_OF_VERL
+        key = override_key(plain if bare else override)
         if key in _SCRIPT_VARIABLES:
             raise UsageError(
                 f"override {override!r}: {key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
             )
-        if key in _KEYS_OF_TRAINER or key.partition(".")[0] in _SECTIONS_OF_VERL:
-            full = f"trainer.{override}" if key in _KEYS_OF_TRAINER else override
-            raise UsageError(f"override {override!r}: {key} is a key of verl; write verl.{full}")
+        if bare or key in _KEYS_OF_TRAINER:
+            full = f"trainer.{override}" if key in _KEYS_OF_TRAINER else plain
+            sign = "+" * override.strip().startswith("+")
+            raise UsageError(f"override {override!r}: {key} is a key of verl; write {sign}verl.{full}")
         if not get_close_matches(key.partition(".")[0], RlSettings.model_fields, n=1):
             for name in get_close_matches(key, _NAMES_OF_SFT, n=1):
                 value = override.partition("=")[2]

@@ -728,9 +728,9 @@ def test_a_server_that_cannot_start_says_what_to_do(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("++verl.x=1", "no sign is needed to add a key; write verl.x=1"),
-        ("+verl.x=1", "no sign is needed to add a key; write verl.x=1"),
-        ("+trainer.nnodes=2", "no sign is needed to add a key; write trainer.nnodes=2"),
+        ("+seed=1", "no sign is needed to add a key; write seed=1"),
+        ("+trainer.nnodes=2", "a key of verl; write +verl.trainer.nnodes=2"),
+        ("++trainer.mine.x=2", "a key of verl; write +verl.trainer.mine.x=2"),
         ("~verl.x", "a key is not deleted by a sign; set it to null: verl.x=null"),
         ("trainer.nnodes=2", "a key of verl; write verl.trainer.nnodes=2"),
         ("nnodes=8", "a key of verl; write verl.trainer.nnodes=8"),

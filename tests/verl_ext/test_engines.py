@@ -84,6 +84,8 @@ def test_the_parameters_are_those_of_the_installed_release() -> None:
         (GPU, "vllm.+kv_cache_dtpe", r"vllm 0\.24\.0 has no such parameter; did you mean 'kv_cache_dtype'\?"),
         (GPU, "vllm.+prefix_match_unit", r"vllm 0\.24\.0 .*; release 0\.28\.0 has it"),
         (None, "vllm.+max_num_partial_prefills", r"vllm 0\.28\.0 .*; release 0\.24\.0 has it"),
+        (GPU, "vllm.max_num_seq", r"vllm 0\.24\.0 has no such parameter; did you mean 'max_num_seqs'\?"),
+        (GPU, "sglang.attention_backnd", r"sglang 0\.5\.12 .*did you mean 'attention_backend'"),
         (None, "vllm.+qqqq", r"no such parameter; verl_ext/engine_parameters.yaml lists them"),
     ],
 )
@@ -92,6 +94,29 @@ def test_a_parameter_that_the_release_lacks_is_an_error_at_the_start(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         composed(recipe or on_cpu, f"{ROLLOUT}.engine_kwargs.{key}=1")
+
+
+@pytest.mark.parametrize("sign", ["verl.{}.{}", "+verl.{}.{}", "++verl.{}.{}", "verl.{}.+{}"])
+def test_a_sign_before_a_key_of_verl_changes_nothing_where_none_is_needed(sign: str) -> None:
+    def words(parent: str, name: str) -> str:
+        return sign.format(f"actor_rollout_ref.rollout{parent}", name)
+
+    rollout = composed(
+        GPU,
+        words(".engine_kwargs.vllm", "max_num_seqs=4"),
+        words("", "n=4"),
+        words("", "enable_sleep_mode=false"),
+    )
+    rollout = rollout.actor_rollout_ref.rollout
+    assert (rollout.engine_kwargs.vllm.max_num_seqs, rollout.n, rollout.enable_sleep_mode) == (4, 4, False)
+
+
+def test_a_sign_adds_a_key_that_verl_does_not_declare() -> None:
+    assert composed(GPU, "+verl.trainer.mine.x=3").trainer.mine.x == 3
+    with pytest.raises(
+        ConfigError, match=r"trainer has no key 'mine'; .*; verl\.trainer\.\+mine\.x=VALUE adds"
+    ):
+        composed(GPU, "verl.trainer.mine.x=3")
 
 
 def test_a_parameter_of_sglang_is_compared_with_sglang() -> None:
