@@ -26,9 +26,8 @@ from afm.trajectory.tags import split
 _STEPS = ("steps", "intermediate_steps", "agent_memory")
 _KNOWN = {
     *_STEPS,
-    *("output", "state", "token_usage", "timing", "id"),
+    *("output", "state", "token_usage", "timing", "id", "start_time", "end_time"),
     *("agent_name", "question", "augmented_question", "prediction", "true_answer", "task", "task_id"),
-    *("start_time", "end_time"),
 }
 """Keys other than the steps that are read or repeat what is in the steps."""
 _NO_TIME = {"start_time": 0.0, "end_time": None, "duration": None}
@@ -212,20 +211,19 @@ def _read_step(step: Mapping[str, Any]) -> _StepTurns:
     if not uses and error is not None:
         uses = _failed_calls(step, error)
     if len(uses) > 1 and error is not None:
-        raise DataError(f"one of {len(uses)} tool calls failed, and the log lacks the results of the others")
+        failed = f"one of {len(uses)} tool calls failed, and the log lacks the results of the others"
+        raise DataError(f"{failed}; expected a result of each. Leave such runs out: --on-bad-rows drop")
     return _call_step(step, said, uses, error)
 
 
 def _call_step(step: Mapping[str, Any], said: str, uses: list[Use], error: _StepError | None) -> _StepTurns:
     answers = [use for use in uses if use.tool == _FINAL]
     others = [use for use in uses if use.tool != _FINAL]
-    if len(others) > 1:
-        raise DataError(f"the results of {len(others)} tool calls are in one text")
     text = _without_json(said, uses[0].tool) if uses else said
     final, output = step.get("is_final_answer") is True, step.get("action_output")
     if others and not (final and step.get("observations") is None):
-        use = Use(others[0].tool, others[0].arguments, _result(step, error), ok=error is None)
-        turns, lost = [AgentTurn(text, (use,))], []
+        turns = [_with_results(text, others, _result(step, error), ok=error is None)]
+        lost = ["which of a step's calls gave which part of its result"] * (turns[0].result is not None)
     else:
         turns, lost = _worded(text, error), _lost_error(error, answered=bool(answers))
     if answers and error is None:
@@ -237,6 +235,14 @@ def _call_step(step: Mapping[str, Any], said: str, uses: list[Use], error: _Step
     ):
         turns.append(AgentTurn(str(output), final=True))
     return _StepTurns(tuple(turn for turn in turns if turn != AgentTurn()), tuple(lost))
+
+
+def _with_results(text: str, uses: list[Use], joined: str, *, ok: bool) -> AgentTurn:
+    """Return a turn; smolagents joins the results of its calls with line breaks, which tells one line each apart."""
+    lines = joined.split("\n") if len(uses) > 1 else [joined]
+    if len(lines) != len(uses):
+        return AgentTurn(text, tuple(uses), result=joined)
+    return AgentTurn(text, tuple(replace(use, result=lines.pop(0), ok=ok) for use in uses))
 
 
 def _holds(text: str, answer: str) -> bool:
@@ -311,11 +317,7 @@ def _outside(said: str, code: str) -> Iterator[str]:
             return
     program = code.strip()
     before, is_there, after = said.partition(program) if program else (said, "", "")
-    if is_there:
-        yield _BEFORE.sub("", before)
-        yield _AFTER.sub("", after)
-    else:
-        yield said
+    yield from (_BEFORE.sub("", before), _AFTER.sub("", after)) if is_there else (said,)
 
 
 def _without_json(said: str, tool: str) -> str:
@@ -343,10 +345,8 @@ def _without_mark(said: str) -> str:
 
 def _lost_error(error: _StepError | None, *, answered: bool) -> list[str]:
     """Return what is lost of an error that does not belong to a tool call."""
-    if error is None:
-        return []
     what = "an answer that was refused" if answered else "the error of a step without a tool call"
-    return [f"{what} ({error.kind or error.message[:60]})"]
+    return [f"{what} ({error.kind or error.message[:60]})"] if error else []
 
 
 def _error(step: Mapping[str, Any]) -> _StepError | None:

@@ -385,6 +385,26 @@ def test_an_error_of_a_smolagents_step_is_what_came_back():
     assert "\nError: no page\n" in read("smolagents", [task, failed, last]).record.text
 
 
+@pytest.mark.parametrize(
+    ("joined", "results", "reason"),
+    [
+        ("1702\nnobody", ["1702", "nobody"], ""),
+        ("1702\nand a fire\nnobody", ["", ""], "format: <web_search> at character 42"),
+        ("1702", ["", ""], "format: <web_search> at character 42"),
+    ],
+)
+def test_parallel_calls_of_smolagents_get_their_results_if_each_is_one_line(joined, results, reason):
+    task, first, last = ROWS["smolagents"]["steps"]
+    both = first | {"tool_calls": [FUNCTION, FUNCTION], "observations": joined, "model_output": ""}
+    context = Context(load_agent("react"), tools={"wiki_search": "web_search"})
+    found = FORMATS["smolagents"].read([task, both, last], context)
+    assert [call.observation for call in found.record.calls] == results
+    assert found.record.reason.startswith(reason)
+    lost = ("which of a step's calls gave which part of its result",) if reason else ()
+    assert (found.lost, joined in found.record.text) == (lost, bool(reason))
+    assert found.record.kept is (not reason)
+
+
 def test_the_log_of_a_benchmark_as_oagents_writes_it_is_read():
     steps = [step | {"step_type": "action"} for step in ROWS["smolagents"]["steps"][1:]]
     task = {"task": "You have a question to answer. When?", "step_type": "task"}
@@ -408,7 +428,11 @@ def test_what_is_left_behind_is_told():
 SECOND = "got a second message of the user"
 CALLED, RETURNED = ROWS["openai"]["messages"][:2], ROWS["openai"]["messages"][:3]
 TWO_QUESTIONS = turns((USER, "Who?"), (ASSISTANT, "Anna."), (USER, "And when, " + "x" * 100))
-BOTH_IN_ONE = {"step_number": 1, "tool_calls": [FUNCTION, FUNCTION], "observations": "both"}
+BOTH_FAILED = {
+    "step_number": 1,
+    "tool_calls": [FUNCTION, FUNCTION],
+    "error": {"type": "E", "message": "down"},
+}
 
 
 @pytest.mark.parametrize(
@@ -432,7 +456,11 @@ BOTH_IN_ONE = {"step_number": 1, "tool_calls": [FUNCTION, FUNCTION], "observatio
         ("sharegpt", {"conversations": [{"from": "robot", "value": "x"}]}, "got 'robot', expected one of"),
         ("react", {"question": "x", "text": "no trace"}, "expected `Thought:`"),
         ("smolagents", {"steps": [{"step_number": 1, "model_output": "x"}]}, "holds no task"),
-        ("smolagents", [{"task": "x"}, BOTH_IN_ONE], "step 1: the results of 2 tool calls are in one text"),
+        (
+            "smolagents",
+            [{"task": "x"}, BOTH_FAILED],
+            "step 1: one of 2 tool calls failed, .* --on-bad-rows drop",
+        ),
         ("agent_flan", {"conversation": "x"}, "conversation: got 'x'"),
         ("coa", {"segments": 3}, "id: "),
     ],
