@@ -212,7 +212,7 @@ def _read_step(step: Mapping[str, Any]) -> _StepTurns:
         uses = _failed_calls(step, error)
     if len(uses) > 1 and error is not None:
         failed = f"one of {len(uses)} tool calls failed, and the log lacks the results of the others"
-        raise DataError(f"{failed}; expected a result of each. Leave such runs out: --on-bad-rows drop")
+        raise DataError(f"{failed}; expected a result of each. Leave the run out: --on-bad-rows drop")
     return _call_step(step, said, uses, error)
 
 
