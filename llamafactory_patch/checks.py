@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError, MissingExtraError, suggestion
+from afm.runs.folder import manifest_of, sha256_of
 from llamafactory_patch.config import SftJob
 from llamafactory_patch.settings import names_in
 
@@ -144,7 +145,7 @@ def check_data(job: SftJob) -> None:
     """Check that ``dataset_info.json`` lists the data sets and that local ones exist.
 
     Raises:
-        ConfigError: A data set is missing, or LLaMA-Factory cannot read the entry.
+        ConfigError: A data set is missing or of another agent, or LLaMA-Factory cannot read the entry.
     """
     folder = job.config.get("dataset_dir", "data")
     names = [name for key in ("dataset", "eval_dataset") for name in names_in(job.config.get(key))]
@@ -166,6 +167,26 @@ def check_data(job: SftJob) -> None:
                 raise ConfigError(f"{index}: {name}.{part}: got {entry[part]!r}, expected an object of names")
         if _SOURCES & entry.keys() == {"file_name"} and not Path(folder, str(entry["file_name"])).exists():
             raise ConfigError(f"{Path(folder, str(entry['file_name']))} is missing, but {index} lists it")
+    files = [
+        Path(folder, str(known[name].get("file_name", ""))) for name in names_in(job.config.get("dataset"))
+    ]
+    _check_agent(job, files)
+
+
+def _check_agent(job: SftJob, files: Sequence[Path]) -> None:
+    """Refuse files that were all made of trajectories of other agents; some may be, as code and math share their masks."""
+    if job.agent is None or not files:
+        return
+    manifests = [manifest_of(file.parent / f"{file.stem}.manifest.json") for file in files]
+    names = [(noted.get("agent") or {}).get("name") for noted in manifests]
+    if any(name in (None, job.agent.name) for name in names):
+        return
+    outputs = manifests[0].get("outputs") or {}
+    if files[0].name in outputs and outputs[files[0].name] == sha256_of(files[0]):
+        raise ConfigError(
+            f"dataset: {files[0]} belongs to agent {names[0]!r}, expected {job.agent.name!r}; give agent={names[0]} "
+            "(for an own agent its YAML), or another data set"
+        )
 
 
 def _index(index: Path) -> dict[str, Any]:

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 from extras import needs
 
+from afm.agents import load_agent
 from afm.configuration import read_file
+from afm.datasets.sft_files import write_sft
 from afm.errors import ConfigError, UsageError
 from afm.presets import published
+from afm.trajectory.record import Record
 from llamafactory_patch.checks import check_data, check_sources
 from llamafactory_patch.config import engine_keys, fsdp_settings, resolve
 from llamafactory_patch.settings import split_config
@@ -99,6 +102,30 @@ def test_a_missing_or_malformed_index_of_data_sets_is_explained(config, tmp_path
     job = resolve(config("output_dir: a\ndataset: rows"), [f"dataset_dir={tmp_path}"])
     with pytest.raises(ConfigError, match=message):
         check_data(job)
+
+
+def test_trajectories_of_another_agent_are_refused_unless_some_may_be_of_this_one(config, tmp_path):
+    def job(agent, names="react"):
+        places = [f"dataset_dir={tmp_path}", f"dataset={names}", f"agent={agent}"]
+        return resolve(config("output_dir: a"), places)
+
+    for name in ("react", "math"):
+        text = "<plan>P.</plan>" * (name == "math") + "<think>T.</think><answer>\\boxed{7}</answer>"
+        record = {
+            "id": "a",
+            "agent": name,
+            "agent_digest": "d",
+            "question": "q",
+            "segments": [{"author": "agent", "text": text}],
+        }
+        write_sft([Record.model_validate(record)], load_agent(name), tmp_path, name=name)
+    check_data(job("react"))
+    check_data(job("math", "react,math"))
+    message = r"react\.json belongs to agent 'react', expected 'math'; give agent=react"
+    with pytest.raises(ConfigError, match=message):
+        check_data(job("math"))
+    (tmp_path / "react.json").write_text("[]", encoding="utf-8")  # no longer the file of the manifest
+    check_data(job("math"))
 
 
 def test_missing_models_are_found_before_anything_starts(config, tmp_path):
