@@ -23,6 +23,7 @@ from afm.evaluation.compare import agents_of
 from afm.evaluation.manifest import MANIFEST_FILE, read_manifest
 from afm.evaluation.page import blocks_of, shortened
 from afm.models.tokenizer import IncrementalDecoder
+from afm.rewards.text_match import gold_answers
 from afm.terminal import plural
 from afm.trajectory.answer import answer_content, read_answer
 from afm.trajectory.io import explain
@@ -66,6 +67,7 @@ def episode_view(record: Record, path: str) -> dict[str, Any]:
     return record.model_dump(include=_AS_RECORDED) | {
         "prompt": spec.user_message(record.question) if spec else "",
         "ground_truth": _text(record.ground_truth),
+        "expected": expected_line(record.ground_truth),
         "provenance": _text(_without_messages(record.provenance)) if record.provenance else "",
         "messages": [
             {"speaker": speaker, "text": shortened(text)}
@@ -333,10 +335,11 @@ def answer_line(row: dict[str, Any], path: str) -> str:
 
 
 def expected_line(ground_truth: Any) -> str:
-    """Return a ground truth as one line: texts and numbers, or a list of them. Empty for anything else."""
-    parts = ground_truth if isinstance(ground_truth, list) else [ground_truth]
-    simple = all(isinstance(part, str | int | float) for part in parts)
-    return "; ".join(str(part)[:LINE_CHARS] for part in parts[:20]) if simple else ""
+    """Return the gold answers of a ground truth as one line. Empty without any, as for tests of a program."""
+    try:
+        return "; ".join(gold_answers(ground_truth))
+    except (DataError, RecursionError):
+        return ""
 
 
 def one_line(text: str, chars: int = LINE_CHARS) -> str:

@@ -75,7 +75,7 @@ def _begins_with_episode(file: Path) -> bool:
 DEFAULT_NAME = ".afm_view.sqlite"
 """Name of an index, or its ending, where no other is chosen."""
 
-_VERSION = 5
+_VERSION = 6
 _BATCH_BYTES = 4 << 20
 _TITLE_CHARS = 300
 _TEXT_CHARS = 200_000

@@ -114,6 +114,25 @@ def test_what_a_fork_repeats_is_shown_once_and_said(tmp_path, index, viewer):
     assert shown[-1]["text"] == "3 more messages left out. The file of the episode has all of them."
 
 
+@pytest.mark.parametrize(
+    ("ground_truth", "expected", "shown"),
+    [
+        ({"target": ["Tuesday", "Tue"], "question": "Which day?"}, "Tuesday; Tue", "Tuesday; Tue"),
+        ('{"target": ["Tuesday"]}', "Tuesday", "Tuesday"),
+        ([3, 4.5], "3; 4.5", "3; 4.5"),
+        ("[1, 2]", "[1, 2]", "[1, 2]"),
+        ({"inputs": ["1"]}, "", ""),
+        ({"target": ["x" * 200]}, "x" * 119 + "…", "x" * 200),
+    ],
+)
+def test_the_gold_answers_of_a_ground_truth_are_shown(tmp_path, index, viewer, ground_truth, expected, shown):
+    viewer.write(tmp_path / "a.jsonl", [viewer.episode(1, ground_truth=ground_truth)])
+    with closing(index(tmp_path).connect()) as connection:
+        assert [row["expected"] for row in listing(connection, Filters({}, None, "")).rows] == [expected]
+    record = load_records(tmp_path / "a.jsonl")[0]
+    assert episode_view(record, "a.jsonl")["expected"] == shown
+
+
 def test_files_that_are_gone_are_forgotten_and_a_copied_index_has_only_its_own(tmp_path, viewer):
     viewer.write(tmp_path / "run/a.jsonl", [viewer.episode(1)])
     viewer.write(tmp_path / "run/b.jsonl", [viewer.episode(2)])
