@@ -148,6 +148,21 @@ def test_a_click_is_not_lost_when_the_list_is_loaded_again_meanwhile(page, addre
     page.wait_for_selector(".block")
 
 
+def test_short_names_and_dates_have_one_line_in_the_table_of_files(browser, tmp_path, viewer):
+    names = {"short": ("weekday_agent", "runs/rl_seqmean_0"), "long": ("a" * 60, "b" * 60)}
+    for folder, (agent, model) in names.items():
+        named = viewer.episode(1, agent=agent, model=model)
+        viewer.write(tmp_path / f"run/eval_{folder}_0/episodes.jsonl", [named])
+    with viewer.showing(EpisodeIndex(tmp_path / "run", tmp_path / "index.sqlite"), files=2) as address:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(address)
+        row = page.locator("table.files tbody tr", has_text="weekday_agent")
+        lines = "cells => cells.map((cell) => { const range = document.createRange(); range.selectNodeContents(cell); return new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size; })"
+        assert row.locator("th, td").evaluate_all(lines) == [1] * 10
+        assert page.evaluate("document.querySelector('#page').scrollWidth") == 1280
+        page.close()
+
+
 def test_a_narrow_screen_shows_one_pane_at_a_time(browser, address):
     page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
     page.goto(address)

@@ -5,6 +5,8 @@ const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)
 const utc = (date) => (Number.isNaN(Date.parse(date)) ? date : new Date(date).toISOString().slice(0, 16).replace("T", " "));
 /* A team counts no tokens of its own: 0 is shown as unknown. */
 const wholeTokens = (value) => (value ? number(Math.round(value)) : "–");
+/* A short name, or a date, has one line on a wide screen. */
+const wide = (text) => (text.length > 18 ? "wide" : "wide whole");
 const FILE_ROWS = 500;
 const MAX_STEPS_SHOWN = 4;
 
@@ -49,10 +51,10 @@ function foldRow(folder, part) {
   const mean = (value, weight = "episodes") => sum((file) => file[weight] * (file[value] ?? 0)) / sum((file) => file[weight]);
   const link = make("a", { href: "", "aria-expanded": "false", text: `${folder}step_*.jsonl, ${many(part.length, "file")}` });
   const cell = (label, text, name = null) => make("td", { "data-label": label, text, class: name });
-  const row = make("tr", { class: "fold" }, make("th", { scope: "row" }, link), cell("Model", short(first.model) || "–", "wide"), cell("Agent", first.agent || "–", "wide"),
+  const row = make("tr", { class: "fold" }, make("th", { scope: "row" }, link), cell("Model", short(first.model) || "–", wide(short(first.model))), cell("Agent", first.agent || "–", wide(first.agent)),
     cell("Episodes", number(sum((file) => file.episodes))), cell("pass@1", percent(sum((file) => file.scored) ? mean("pass_at_1", "scored") : null), "score"),
     cell("Calls", mean("calls").toFixed(2)), cell("Tokens", wholeTokens(mean("tokens"))), cell("Time", seconds(mean("seconds"))),
-    cell("Date", utc(part.map((file) => file.date).sort().at(-1)), "wide"), make("td"));
+    cell("Date", utc(part.map((file) => file.date).sort().at(-1)), wide(utc(first.date))), make("td"));
   link.addEventListener("click", (event) => {
     event.preventDefault();
     const open = link.getAttribute("aria-expanded") === "false";
@@ -67,10 +69,10 @@ function fileRow(file) {
   const list = `#${new URLSearchParams({ file: file.path })}`;
   return make("tr", {},
     make("th", { scope: "row" }, make("a", { href: list, text: file.name }), file.bad ? make("small", { class: "error", text: ` ${many(file.bad, "unreadable line")}` }) : null),
-    cell("Model", short(file.model) || "–", file.model, "wide"), cell("Agent", file.agent || "–", null, "wide"), cell("Episodes", number(file.episodes)),
+    cell("Model", short(file.model) || "–", file.model, wide(short(file.model))), cell("Agent", file.agent || "–", null, wide(file.agent)), cell("Episodes", number(file.episodes)),
     make("td", { "data-label": "pass@1", class: "score", title: `${many(file.scored, "episode")} with a score`, text: percent(file.pass_at_1) }),
     cell("Calls", file.calls.toFixed(2)), cell("Tokens", wholeTokens(file.tokens)), cell("Time", seconds(file.seconds ?? 0)),
-    cell("Date", utc(file.date), file.date, "wide"),
+    cell("Date", utc(file.date), file.date, wide(utc(file.date))),
     make("td", {}, make("a", { href: `#about=${file.id}`, text: "settings" })));
 }
 
