@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Creates .venv with the locked CPU packages, and installs bubblewrap, numpy and sympy for the code sandbox.
 # Usage: requirements/install-cpu.sh        (PYTHON=python3.11 VENV=.venv requirements/install-cpu.sh)
-# If the package index has torch with CUDA, TORCH_INDEX=https://download.pytorch.org/whl/cpu selects the small build.
+# PyPI's torch brings CUDA, several GB. The small build comes from PyTorch's own index, unless pip is configured with another index
+# or PyTorch's does not answer. TORCH_INDEX=URL chooses another one.
 # Prints each step and its progress (without a terminal, a line every PROGRESS_S=15 seconds), or nothing if all is installed.
 # The full output is in VENV/install.log.
 set -euo pipefail
@@ -81,6 +82,11 @@ if [ -n "$fresh" ]; then
   pip=("$VENV/bin/python" -m pip --disable-pip-version-check install --progress-bar off)
   tools() { "$PYTHON" -m venv "$VENV" && "${pip[@]}" "setuptools==84.2.1" "wheel==0.48.0"; }
   step "an environment of ${PYTHON##*/}" 0 tools || exit
+  small=https://download.pytorch.org/whl/cpu
+  answers() { "$VENV/bin/python" -c "import urllib.request; urllib.request.urlopen('$small/torch/', timeout=5)" 2>/dev/null; }
+  if [ -z "${TORCH_INDEX:-}" ] && ! "${pip[@]:0:3}" config list | grep -Eq 'index-url|find-links|no-index' && answers; then
+    TORCH_INDEX=$small
+  fi
   step "torch 2.13.0, the largest download" 0 "${pip[@]}" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0" || exit
   if compgen -G "$VENV/lib/python*/site-packages/nvidia_cu*.dist-info" >/dev/null; then
     echo "      note: torch was installed with CUDA, several GB; TORCH_INDEX=https://download.pytorch.org/whl/cpu selects the small build"

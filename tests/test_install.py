@@ -16,6 +16,9 @@ PROGRESS = re.compile(rf"      [1-9]\d* s, 1 packages fetched, 1 of {TOTAL} inst
 STAND_IN = """#!/bin/bash
 case "$*" in
   "-m venv "*) mkdir -p "$3/bin" "$3/lib/python3.11/site-packages"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/afm" ;;
+  *" config list") [ -z "$CONFIGURED" ] || echo "global.index-url='https://mirror.example/simple'" ;;
+  "-c "*) [ -z "$UNREACHABLE" ] ;;
+  *" torch=="*) echo "$*" ;;
   *" -r "*) echo "Collecting alpha==1"; echo "WARNING: a mirror is slow"; mkdir "$(dirname "$0")/../lib/python3.11/site-packages/alpha-1.dist-info"
             if [ -n "$BROKEN" ]; then echo "ERROR: no such package alpha"; exit 3; fi
             until [ -e "$SEEN" ]; do sleep .05; done ;;
@@ -106,6 +109,25 @@ def test_a_terminal_gets_one_line_that_is_rewritten(checkout: Path) -> None:
     assert process.returncode == 0
     assert re.search(r"\r\x1b\[K" + PROGRESS.pattern, text)
     assert max(len(line) for line in re.split(r"[\r\n]+", text)) < 90
+
+
+@needs_bwrap
+@pytest.mark.parametrize(
+    ("variables", "index"),
+    [
+        ({}, "https://download.pytorch.org/whl/cpu"),
+        ({"UNREACHABLE": "1"}, None),
+        ({"CONFIGURED": "1"}, None),
+        ({"CONFIGURED": "1", "TORCH_INDEX": "https://torch.example"}, "https://torch.example"),
+    ],
+)
+def test_torch_comes_without_cuda_if_pip_has_no_other_index(
+    checkout: Path, variables: dict[str, str], index: str | None
+) -> None:
+    (checkout / "seen").touch()
+    assert install(checkout, **variables).returncode == 0
+    (line,) = re.findall(".* torch==.*", (checkout / ".venv/install.log").read_text(encoding="utf-8"))
+    assert line.endswith(f"--index-url {index} torch==2.13.0" if index else "off torch==2.13.0")
 
 
 @needs_bwrap

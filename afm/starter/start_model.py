@@ -6,14 +6,17 @@ import json
 import sys
 from pathlib import Path
 
+import yaml
+
 from afm.models.tiny import create_tiny_model, train_tokenizer
 
 
 def main() -> None:
     """Train the tokenizer on the examples and draw the weights."""
-    examples = Path("runs/data/weekdays.json")
+    name = yaml.safe_load(Path("sft.yaml").read_text(encoding="utf-8"))["dataset"]
+    examples = Path(f"runs/data/{name}.json")
     if not examples.is_file():
-        sys.exit(f"{examples} is missing; `afm data prepare sft` writes it, see step 3 of README.md")
+        sys.exit(f"{examples} is missing; `afm data prepare sft --name {name}` writes it. {name} is `dataset` of sft.yaml")
     rows = json.loads(examples.read_text(encoding="utf-8"))
     texts = [row[key] for row in rows for key in ("instruction", "output")]
     train_tokenizer(texts, "runs/start", vocab_size=512, whole_tags=True)
