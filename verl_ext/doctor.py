@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from afm.tools import Tool
 
 _TRACKER_KEYS = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
-_ELSEWHERE = re.compile(r"\w[\w.-]*(/[\w.-]+)?|\w+://.+")
+_ELSEWHERE = re.compile(r"(?!(?:models|runs)/)\w[\w.-]*(/[\w.-]+)?|\w+://.+")
 """Models that need no local folder: names on the hub, and addresses from which verl copies."""
 
 Rewards = Mapping[str, RewardSettings]
@@ -116,6 +116,8 @@ def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
             report.add(Finding(Level.ERROR, "data", f"{file}: no such file (train_files, val_files)"))
     config = _composed(settings) if settings.platform == "cpu" or here else None
     _requirements(settings, config, report, here=here)
+    if config is not None:
+        report.add(*_cluster(settings, config.trainer.nnodes))
     if not failed(report.findings):
         report.asked("agents", lambda: check_agents(settings))
     return report.findings
@@ -151,8 +153,11 @@ def _model(settings: RlSettings, *, here: bool) -> Finding:
             text = f"{folder}: lacks {', '.join(missing)}; expected a complete model"
             return Finding(Level.ERROR, "model", text)
         return Finding(Level.OK, "model", f"{folder}: configuration, weights and tokenizer")
-    if settings.platform == "gpu" and (_ELSEWHERE.fullmatch(settings.model) or not here):
+    if settings.platform == "gpu" and _ELSEWHERE.fullmatch(settings.model):
         text = f"{settings.model}: no such folder here; verl would look for it on the Hugging Face hub"
+        return Finding(Level.WARNING, "model", text)
+    if settings.platform == "gpu" and not here:
+        text = f"{settings.model}: no such folder here; it must be on the training machine (model)"
         return Finding(Level.WARNING, "model", text)
     expected = "expected a model's folder" + ", or ORGANISATION/NAME on the hub" * (
         settings.platform == "gpu"
@@ -287,8 +292,12 @@ def _hardware(settings: RlSettings, sizes: RunSizes, written: Hardware | None) -
         yield Finding(
             Level.WARNING, "hardware", f"the recipe's header says {written}; it differs from {keys}"
         )
-    if settings.platform == "gpu" and sizes.hardware.nodes > 1 and settings.ray_address is None:
-        text = f"{sizes.hardware.nodes} nodes, but ray_address is not set: on only this machine, the run would wait for GPUs"
+    yield from _cluster(settings, sizes.hardware.nodes)
+
+
+def _cluster(settings: RlSettings, nodes: int) -> Iterator[Finding]:
+    if settings.platform == "gpu" and nodes > 1 and settings.ray_address is None:
+        text = f"{nodes} nodes, but ray_address is not set: on only this machine, the run would wait for GPUs"
         advice = "start train/ray_cluster.sh and add ray_address=HOST:PORT"
         yield Finding(Level.WARNING, "hardware", f"{text}; {advice}")
 

@@ -96,8 +96,10 @@ def _show(settings: RlSettings) -> int:
     print(f"# verl accepts this configuration; {steps or 'all'} steps, output in {settings.output_dir}")
     if settings.platform == "gpu" and not has_gpu():
         print("warning: the recipe needs a GPU, and this machine has none (no nvidia-smi)", file=sys.stderr)
-    errors = [f.text for f in start_findings(settings, here=True) if f.level is Level.ERROR]
-    missing = errors or _wrong_prompts(settings)
+    findings = start_findings(settings, here=True)
+    for text in (f.text for f in findings if f.level is Level.WARNING):
+        print(f"warning: {text}", file=sys.stderr)
+    missing = [f.text for f in findings if f.level is Level.ERROR] or _wrong_prompts(settings)
     for text in missing:
         print(f"error: this would not start: {text}", file=sys.stderr)
     return 1 if missing else 0

@@ -41,6 +41,9 @@ def test_a_dry_run_of_a_run_that_has_what_it_needs_ends_well(tmp_path: Path, cap
     ("model", "named"),
     [
         ("/absent/model", True),
+        ("models/typo_7b", True),
+        ("runs/typo", True),
+        ("./typo", True),
         ("~/model", True),  # verl looks for it on the hub, even if it is there
         ("Qwen/Qwen2.5-7B", False),
         ("hdfs://host/model", False),
@@ -57,6 +60,22 @@ def test_a_gpu_recipe_misses_a_folder_that_is_no_name_on_the_hub(
     assert (told in errors) is named
     elsewhere = start_findings(settings, here=False)
     assert not any(finding.level is Level.ERROR and finding.subject == "model" for finding in elsewhere)
+    [warned] = [finding.text for finding in elsewhere if finding.subject == "model"]
+    assert (
+        "it must be on the training machine" if named else "look for it on the Hugging Face hub"
+    ) in warned
+
+
+def test_a_dry_run_warns_of_what_may_be_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = ROOT / "configs/rl/code_dapo_7b.yaml"
+    assert run_rl(recipe, ["model=Qwen/typo", "verl.trainer.nnodes=8"], dry_run=True) == 1
+    told = capsys.readouterr().err
+    assert "warning: 8 nodes, but ray_address is not set" in told
+    assert "warning: Qwen/typo: no such folder here; verl would look for it on the Hugging Face hub" in told
+    assert run_rl(recipe, ["model=models/typo_7b", "ray_address=10.0.0.1:6379"], dry_run=True) == 1
+    told = capsys.readouterr().err
+    assert "ray_address" not in told
+    assert "error: this would not start: models/typo_7b: no such folder; expected a model's folder" in told
 
 
 @pytest.mark.slow
