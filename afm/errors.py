@@ -95,11 +95,11 @@ class BadArgumentError(DataError):
 class RepeatedErrors:
     """Passes three errors of each kind and counts the rest, for files with the same fault in every row.
 
-    Errors are of one kind if their messages differ only in numbers and quoted texts.
+    Errors are of one kind if their messages differ only in numbers, quoted texts and ids of spans.
     """
 
     SHOWN = 3
-    _VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
+    _VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\bspan_\w+|\d+")
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -108,10 +108,15 @@ class RepeatedErrors:
     def is_new(self, error: object, kind: str = "") -> bool:
         """Return whether to show this error: it is among the first three of its kind, if given, or of its message's."""
         message = error.message if isinstance(error, DataError) else str(error)
-        kind = kind or self._VARIES.sub("#", message)
+        kind = kind or self.kind_of(message)
         self._first.setdefault(kind, message)
         self._counts[kind] += 1
         return self._counts[kind] <= self.SHOWN
+
+    @classmethod
+    def kind_of(cls, message: str) -> str:
+        """Return a message without what differs among errors of its kind."""
+        return cls._VARIES.sub("#", message)
 
     def rest(self) -> Iterator[str]:
         """Yield one line for each kind with errors that were not shown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -50,6 +51,7 @@ FormatName = Literal[
 
 _FileArgument = Annotated[Path, file_argument("JSONL, a JSON array, or one JSON object.", callback=rows_file)]
 _FORMATS = ", ".join(get_args(FormatName))
+_WRITTEN = _FORMATS.removesuffix(", openai_agents")  # which is only read
 _ReadAsOption = Annotated[
     FormatName | None,
     typer.Option(
@@ -75,7 +77,7 @@ _OnBadRowsOption = Annotated[
 def convert(
     file: _FileArgument,
     write_as: Annotated[
-        FormatName, typer.Option("--to", metavar="FORMAT", help=f"Format to write: {_FORMATS}.")
+        FormatName, typer.Option("--to", metavar="FORMAT", help=f"Format to write: {_WRITTEN}.")
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File to write: JSONL, or one JSON array if it ends in .json.")
@@ -126,8 +128,19 @@ def convert(
             raise DataError("holds no rows that can be converted; see the faults above", path=str(file))
     for warning in _warnings(context, source.name, done.lost):
         print(f"warning: {warning}", file=sys.stderr)
-    broken = f", {len(done.refused):,} kept: false ({visible(done.refused[0])})" if done.refused else ""
+    broken = (
+        f", {len(done.refused):,} kept: false ({visible(_reasons(done.refused))})" if done.refused else ""
+    )
     print(f"{out}: {plural(done.rows, 'row')}, {source.name} to {write_as}{broken}")
+
+
+def _reasons(refused: Sequence[str]) -> str:
+    """Return the first reason of each kind, with its number of rows if there are several kinds."""
+    first = {RepeatedErrors.kind_of(reason): reason for reason in reversed(refused)}
+    counts = Counter(map(RepeatedErrors.kind_of, refused)).most_common()
+    return (
+        refused[0] if len(counts) == 1 else "; ".join(f"{count:,}: {first[kind]}" for kind, count in counts)
+    )
 
 
 def _warnings(context: Context, source: str, lost: Mapping[str, int]) -> Iterator[str]:

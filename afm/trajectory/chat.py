@@ -78,7 +78,12 @@ def content_text(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, list):
         if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
-            raise DataError("content: expected text parts only")
+            kinds = [part.get("type") for part in content if isinstance(part, Mapping) and "text" not in part]
+            got = f"got a part of type {str(kinds[0])!r}, " if kinds else ""
+            picture = "; pictures are not read: write a text in its place, or leave the row out" * (
+                "image" in got
+            )
+            raise DataError(f"content: {got}expected text parts only{picture}")
         return "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise DataError(f"content: got {type(content).__name__}, expected a text")

@@ -253,8 +253,11 @@ def line_item(text: str, path: Path, line: int) -> Any:
     except DataError as error:
         return DataError(error.message, path=str(path), line=line)
     except (ValueError, RecursionError) as error:
+        at = error.pos if isinstance(error, json.JSONDecodeError) else 0
+        inside = str(error).startswith("Unterminated string") or 0 < len(text) - at < _LONGEST_WORD
+        cut = "; the file ends early, inside this line" * (at > 0 and inside and not text.endswith("\n"))
         return DataError(
-            f"no JSON: {json_fault(error)}; expected one JSON value a line; {_MEND}",
+            f"no JSON: {json_fault(error)}{cut}; expected one JSON value a line; {_MEND}",
             path=str(path),
             line=line,
         )

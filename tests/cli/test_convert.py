@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from afm.cli.convert import FormatName
+from afm.errors import RepeatedErrors
 from afm.trajectory import load_records
 from afm.trajectory.convert import FORMATS
 
@@ -134,3 +135,38 @@ def test_a_row_of_another_format_is_named_with_the_option_that_reads_it(
     done = convert(file, "--from", name, *out)
     assert done.returncode == 1
     assert "--from" not in done.stderr
+
+
+def test_every_reason_of_what_is_not_kept_is_counted(convert: Command, tmp_path: Path) -> None:
+    asked, called, result, answered = GOOD["messages"]
+    unanswered = {"messages": [asked, called, result]}
+    wordless = {"messages": [asked, called | {"content": ""}, result, answered]}
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in (unanswered, wordless, unanswered)))
+    done = convert(file, "--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
+
+    assert "3 kept: false (2: format: " in done.stdout
+    assert "; 1: format: <wiki_search> at character 0" in done.stdout
+
+
+def test_a_list_of_items_and_a_line_that_ends_early_are_named(convert: Command, tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    text = json.dumps(GOOD["messages"])
+    file.write_text(f"{text}\n{text[:-30]}")
+    done = convert(file, "--from", "openai_agents", "--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out")
+
+    assert "this is messages: give --from messages" in done.stderr
+    assert "in.jsonl:2: no JSON: Unterminated string" in done.stderr
+    assert "; the file ends early, inside this line; expected" in done.stderr
+
+
+def test_errors_that_differ_in_the_id_of_a_span_are_of_one_kind() -> None:
+    kinds = {RepeatedErrors.kind_of(f"span span_{name}: no words") for name in ("a1f", "b22", "c3")}
+    assert len(kinds) == 1
+
+
+def test_the_help_lists_as_writable_what_can_be_written(convert: Command) -> None:
+    told = " ".join(convert("--help").stdout.split())
+    readable = " ".join(get_args(FormatName))
+    assert "openai_agents" in readable
+    assert told.count("openai_agents") == 1

@@ -128,7 +128,9 @@ def _better_format(row: Any, read_as: Format) -> str:
     """Return a hint if a row is in another format than ``read_as``."""
     spans = read_as is OPENAI_AGENTS and isinstance(row, list) and row
     part = row[0] if spans else row
-    other = next((entry.name for entry in FORMATS.values() if entry.known(part)), read_as.name)
+    other = next(
+        (entry.name for entry in FORMATS.values() if entry.known(part) or entry.known(row)), read_as.name
+    )
     return "" if read_as.known(part) or other == read_as.name else f"; this is {other}: give --from {other}"
 
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -228,13 +229,11 @@ def tag_of(tool: str, spec: AgentSpec) -> str:
         if tool in (name, tag):
             return tag
     known = suggestion(tool, spec.tool_roles) if spec.tool_roles else "it has no tools"
-    first = next(iter(spec.tool_roles.values()), "")
-    ours = _SAME_TOOL.get(tool, first)
-    ours = ours if ours in spec.tool_roles.values() else first
+    tools = list(spec.tool_roles.values())
+    same = [_SAME_TOOL[tool]] if _SAME_TOOL.get(tool) in tools else get_close_matches(tool, tools, n=1)
     command = f"afm convert --tool {tool}="
-    advice = (
-        f"; rename it with {command}{ours}, drop its calls with {command}, or give the agent a role for it"
-    )
+    rename = f"rename it with {command}{same[0] if same else 'OURS'}, " if tools else ""
+    advice = f"; {rename}drop its calls with {command}, or give the agent a role for it"
     raise DataError(f"agent {spec.name!r} has no tool {tool!r}; {known}{advice}")
 
 

@@ -152,7 +152,7 @@ class _SpanWalk(Walk):
         before = [message for message in sent if message.get("role") in ("assistant", "tool")]
         if before:
             raise DataError(
-                f"the first generation was sent {len(before)} messages of the assistant and its tools, which no span holds; "
+                f"the first generation was sent earlier messages of the assistant and its tools ({len(before)}), which no span holds; "
                 "expected a question alone. Make a row of each question, with what was said before it in its text"
             )
         self._asked, self.question = asked, "\n\n".join(asked) or None

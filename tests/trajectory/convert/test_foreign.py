@@ -295,7 +295,9 @@ def test_a_tool_that_ran_with_other_arguments_than_the_model_wrote_refuses_the_t
 
 def test_a_trace_that_begins_in_the_middle_of_a_chat_is_refused():
     sent = turns((USER, "Hi."), (ASSISTANT, "The mill is from 1702."), (USER, "When?"))
-    with pytest.raises(DataError, match="span 0: the first generation was sent 1 messages of the assistant"):
+    with pytest.raises(
+        DataError, match=r"span 0: the first generation was sent earlier messages of .* \(1\)"
+    ):
         read("openai_agents", [generation(1, sent, "1702")])
 
 
@@ -468,6 +470,25 @@ BOTH_FAILED = {
 def test_a_bad_row_says_what_is_wrong_with_it(name, row, message):
     with pytest.raises(DataError, match=message):
         read(name, {"messages": row} if name == "openai" else row)
+
+
+@pytest.mark.parametrize(
+    ("tool", "told"), [("wiki_serch", "wiki_search, drop"), ("screenshot", "OURS, drop")]
+)
+def test_only_a_similar_tool_is_suggested(tool, told):
+    text = json.dumps(ROWS["openai"]).replace("wiki_search", tool)
+    with pytest.raises(DataError, match=f"rename it with afm convert --tool {tool}={told}"):
+        read("openai", json.loads(text))
+
+
+def test_a_picture_in_a_message_is_named_as_the_cause():
+    parts = [{"type": "input_text", "text": "When?"}, {"type": "input_image", "image_url": "data:,"}]
+    sent, *rest = ROWS["openai"]["messages"]
+    told = "got a part of type 'input_image', expected text parts only; pictures are not read: write a text"
+    with pytest.raises(DataError, match=told):
+        read("openai", {"messages": [sent | {"content": parts}, *rest]})
+    with pytest.raises(DataError, match=told):
+        read("openai_agents", [generation(0, [{"role": "user", "content": parts}], "1702", id="e")])
 
 
 def test_without_an_agent_a_row_that_names_none_is_refused():
