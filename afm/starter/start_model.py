@@ -16,7 +16,9 @@ def main() -> None:
     name = yaml.safe_load(Path("sft.yaml").read_text(encoding="utf-8"))["dataset"]
     examples = Path(f"runs/data/{name}.json")
     if not examples.is_file():
-        sys.exit(f"{examples} is missing; `afm data prepare sft --name {name}` writes it. {name} is `dataset` of sft.yaml")
+        sys.exit(
+            f"{examples} is missing; `afm data prepare sft --name {name}` writes it. {name} is `dataset` of sft.yaml"
+        )
     rows = json.loads(examples.read_text(encoding="utf-8"))
     texts = [row[key] for row in rows for key in ("instruction", "output")]
     train_tokenizer(texts, "runs/start", vocab_size=512, whole_tags=True)
