@@ -29,6 +29,22 @@ Flat = dict[str, Any]
 """Maps dotted verl keys to values. A leading ``+`` adds a key that verl's YAML does not declare."""
 
 
+DERIVED = {
+    "data.train_files": "train_files",
+    "data.val_files": "val_files",
+    "data.seed": "seed",
+    "data.max_response_length": "limits.max_response_tokens",
+    "data.dataloader_num_workers": "curriculum",
+    "actor_rollout_ref.model.path": "model",
+    "critic.model.path": "model",
+    "trainer.default_local_dir": "output_dir",
+    "algorithm.adv_estimator": "teacher",
+    "algorithm.filter_groups.enable": "teacher",
+    "ray_kwargs.ray_init.address": "ray_address",
+}
+"""Keys of verl that follow from one of our settings, which is the one to change."""
+
+
 def base_overrides(settings: RlSettings) -> Flat:
     """Return the verl keys that follow from our settings. The user's ``verl:`` section must not contradict them."""
     out = settings.output_dir.absolute()
@@ -166,10 +182,9 @@ def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
     for key, value in flatten(settings.verl):
         name = key.lstrip("+")
         if name in fixed_keys and fixed[fixed_keys[name]] != value:
-            raise ConfigError(
-                f"verl.{name}: got {value!r}, but the other settings determine it "
-                f"({fixed[fixed_keys[name]]!r}); remove it from `verl:`"
-            )
+            instead = f"set {DERIVED[name]} instead" if name in DERIVED else "remove it from `verl:`"
+            text = f"got {value!r}, but the other settings determine it ({fixed[fixed_keys[name]]!r})"
+            raise ConfigError(f"verl.{name}: {text}; {instead}")
         result[by_key.get(name) or as_verl_takes(key)] = value
     if result.get("actor_rollout_ref.actor.strategy") != "fsdp2" and not _saved_by_user(settings):
         # Only the shards of FSDP2 can be merged afterwards.

@@ -86,6 +86,8 @@ _NAMES_OF_SFT = {
     "save_steps": "verl.trainer.save_freq",
     "temperature": "verl.actor_rollout_ref.rollout.temperature",
     "model_name_or_path": "model",
+    "max_response_length": "limits.max_response_tokens",
+    "max_prompt_length": "verl.data.max_prompt_length",
 }
 """Names of other trainers, and the key to write instead."""
 

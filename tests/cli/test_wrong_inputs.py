@@ -736,6 +736,8 @@ def test_a_server_that_cannot_start_says_what_to_do(
         ("nnodes=8", "a key of verl; write verl.trainer.nnodes=8"),
         ("total_epochs=8", "a key of verl; write verl.trainer.total_epochs=8"),
         ("lerning_rate=3", "unknown key; did you mean verl.actor_rollout_ref.actor.optim.lr=3?"),
+        ("max_response_length=1000", "unknown key; did you mean limits.max_response_tokens=1000?"),
+        ("max_prompt_length=9", "unknown key; did you mean verl.data.max_prompt_length=9?"),
         ("max_steps=3", "unknown key; did you mean verl.trainer.total_training_steps=3?"),
         (
             "ray_address=node0",

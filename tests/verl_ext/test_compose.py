@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -7,8 +8,8 @@ import pytest
 from extras import needs
 
 from afm.errors import ConfigError
-from verl_ext.command import command, environment, steps_of, total_steps, trainer_environment
-from verl_ext.compose import compose, flatten, hydra_text, overrides_of
+from verl_ext.command import command, environment, ray_overrides, steps_of, total_steps, trainer_environment
+from verl_ext.compose import DERIVED, base_overrides, compose, flatten, hydra_text, overrides_of
 from verl_ext.doctor import called_tools
 from verl_ext.settings import RlSettings
 from verl_ext.sizes import budget_faults, check, sizes_of
@@ -104,6 +105,8 @@ def test_a_gpu_run_keeps_verls_engine_and_platform(tmp_path: Path) -> None:
         ({"trainer": {"mine": {"a": 1}}}, "verl.trainer.+mine.a=VALUE adds a key that verl's YAML"),
         ({"data": {"train_files": "x.parquet"}}, "verl.data.train_files: got 'x.parquet', but the other settings"),
         ({"data": {"max_response_length": 5}}, "verl.data.max_response_length: got 5, but the other settings"),
+        ({"data": {"max_response_length": 5}}, "; set limits.max_response_tokens instead"),
+        ({"trainer": {"resume_mode": "disable"}}, "determine it ('auto'); remove it from `verl:`"),
         ({"data": {"train_batch_size": {"a": 1}}}, "train_batch_size"),
     ],
 )  # fmt: skip
@@ -121,6 +124,17 @@ def test_fields_that_verls_yaml_lacks_can_be_set_with_and_without_a_plus(tmp_pat
     made = overrides_of(settings(tmp_path, verl=verl))
     assert made["+actor_rollout_ref.rollout.enable_sleep_mode"] is False
     assert made["+actor_rollout_ref.model.override_config.attn_implementation"] == "eager"
+
+
+def test_the_page_lists_the_derived_keys_and_each_is_derived(tmp_path: Path) -> None:
+    with_teacher = settings(
+        tmp_path, curriculum={}, teacher={"model": "t"}, limits={"max_response_tokens": 9}
+    )
+    fixed = base_overrides(with_teacher) | ray_overrides(with_teacher, "/tmp/ray")
+    assert set(DERIVED) <= {key.lstrip("+") for key in fixed}
+    page = (Path(__file__).resolve().parents[2] / "docs/rl.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `verl\.([\w.]+)` \| `([\w.]+)` \|$", page, re.MULTILINE)
+    assert listed == list(DERIVED.items())
 
 
 def test_keys_of_the_callers_own_are_added(tmp_path: Path) -> None:
