@@ -240,11 +240,16 @@ _AT_MOST = 4
 
 
 def score_curves(stages: Sequence[StageResult]) -> Iterator[Curve]:
-    """Yield pass@k over k for every stage with several rounds, then cost against score over all stages."""
-    shown = stages[:_AT_MOST]
+    """Yield pass@k over k for every stage with several rounds, then cost against score. Captions count stages left out."""
+    note = f" Only the first {_AT_MOST} of {len(stages)} runs are drawn." if len(stages) > _AT_MOST else ""
+    for curve in _score_curves(stages[:_AT_MOST]):
+        yield replace(curve, caption=curve.caption + note)
+
+
+def _score_curves(shown: Sequence[StageResult]) -> Iterator[Curve]:
     for stage in shown:
         if stage.metrics.pass_at_k:
-            yield _rounds(stage, alone=len(stages) == 1)
+            yield _rounds(stage, alone=len(shown) == 1)
     if budgets := _budgets(shown):
         alone = f", {budgets[0].label}" if len(budgets) == 1 < len(shown) else ""
         yield Curve(

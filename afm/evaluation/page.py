@@ -333,11 +333,12 @@ def _dress(axes: Any, curve: Curve, theme: _Theme) -> None:
         spine.set_visible(side == "bottom")
         spine.set_color(theme.grid)
     if len(curve.series) > 1:  # above the picture, where it hides no line
+        lengths = sorted((len(line.label) for line in curve.series), reverse=True)
         options = {
             "frameon": False,
             "labelcolor": theme.text,
             "fontsize": 10,
-            "ncols": 3,
+            "ncols": next(n for n in (3, 2, 1) if n == 1 or sum(lengths[:n]) <= 50 - 6 * n),
             "columnspacing": 1.2,
         }
         axes.figure.legend(loc="outside upper left", handlelength=1.4, **options)

@@ -124,7 +124,7 @@ def _evaluations(run_dir: Path) -> list[Evaluation]:
 
 def _spoken(folder: str) -> str:
     """Return ``aime24`` for ``eval_aime24_1a2b3c4d``. The checksum at the end distinguishes files of one name."""
-    return re.sub(r"_[0-9a-f]{8}\Z", "", folder.removeprefix("eval_")).replace("_", " ")
+    return re.sub(r"_[0-9a-f]{8}\Z", "", folder.removeprefix("eval_"))
 
 
 def _unfinished_notes(evaluations: Sequence[Evaluation]) -> list[str]:

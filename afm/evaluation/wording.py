@@ -16,6 +16,7 @@ from afm.evaluation.statistics import Agreement, Interval
 from afm.evaluation.tallies import BestOf
 
 _SURE = 0.05
+_IN_HEADLINE = 3
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -260,7 +261,8 @@ def headline(run: ReportInput) -> str:
     if not scores and run.health:
         reward = run.health[0]
         return f"{reward.name}: {number(reward.first)} at the first step, {number(reward.last)} at the last. Not evaluated here."
-    return f"pass@1: {', '.join(scores)}." if scores else "Nothing has been scored yet."
+    more = f" and {len(scores) - _IN_HEADLINE} more" if len(scores) > _IN_HEADLINE else ""
+    return f"pass@1: {', '.join(scores[:_IN_HEADLINE])}{more}." if scores else "Nothing has been scored yet."
 
 
 def _scored(stage: StageResult) -> str:

@@ -97,3 +97,13 @@ def test_stages_are_compared_over_the_same_budgets(record) -> None:
         Series("a", (38.0, 40.0, 60.0, 82.0), (0.0, 0.1, 0.5, 0.5)),
         Series("b", (38.0, 80.0, 82.0), (0.0, 0.75, 0.75)),
     )
+
+
+def test_a_picture_of_some_runs_says_how_many_it_leaves_out(record) -> None:
+    metrics = summarise([record("a", 1.0)])
+    scan = Scan((), (40.0, 60.0), (0.1, 0.5))
+    for runs, end in ((4, "that passed at all."), (13, "Only the first 4 of 13 runs are drawn.")):
+        stages = [StageResult(f"run_{i}", metrics, scan=scan) for i in range(runs)]
+        curves = list(score_curves(stages))
+        assert [line.label for line in curves[0].series] == ["run_0", "run_1", "run_2", "run_3"]
+        assert curves[0].caption.endswith(end)

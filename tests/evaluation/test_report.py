@@ -253,6 +253,14 @@ async def test_a_single_evaluation_has_a_page_with_settings_and_colours_of_roles
     assert "roles are not coloured" in shown(tmp_path / "out").all_text
 
 
+def test_a_headline_names_three_of_many_runs(record) -> None:
+    metrics = summarise([record("a", 1.0)])
+    stages = tuple(StageResult(f"rl_{i}", metrics) for i in range(5))
+    three = "pass@1: 100.0 % (rl_0), 100.0 % (rl_1), 100.0 % (rl_2)"
+    assert headline(ReportInput("t", stages=stages)) == f"{three} and 2 more."
+    assert headline(ReportInput("t", stages=stages[:3])) == f"{three}."
+
+
 def test_a_difference_that_may_be_chance_is_not_called_one(record) -> None:
     before = [record(f"t{i}", float(i < 5)) for i in range(10)]
     after = [record(f"t{i}", float(i > 3)) for i in range(10)]
