@@ -57,7 +57,7 @@ TOOLS_FILE = _kind(
     "a list of tools",
     "tools, tools settings",
     "cassette",
-    "give it as tools=FILE, or check it: afm doctor FILE",
+    "name it in a run: afm eval EVAL.yaml tools=FILE model=DIR, or check it: afm doctor FILE",
 )
 FILE_KINDS = (
     SFT_FILE,
@@ -67,14 +67,15 @@ FILE_KINDS = (
     _kind(
         "an agent",
         "agent settings",
-        "roles transitions question_format answer_format answer_separator",
-        "give it as agent=FILE, or talk to it: afm ask --agent FILE --model DIR",
+        "transitions question_format answer_format answer_separator",
+        "name it in a run: afm eval EVAL.yaml agent=FILE model=DIR, or talk to it: afm ask --agent FILE --model DIR "
+        "(with tools of your own: --tools TOOLS.yaml)",
     ),
     _kind(
         "a reward",
         "reward settings",
         "formula by_source exact_match text_match code_tests overlong judge",
-        "give it as rewards=FILE, or try it: afm reward ROWS.jsonl --rewards FILE",
+        "name it in a run: afm rl RL.yaml rewards=FILE, or try it: afm reward ROWS.jsonl --rewards FILE",
     ),
     _kind(
         "a list of filters",
@@ -85,7 +86,7 @@ FILE_KINDS = (
     _kind(
         "a team",
         "a team",
-        "members roles tool_agents replan reflect accept_score class_name config",
+        "members tool_agents replan reflect accept_score class_name config",
         "run afm data distill TASKS.jsonl --team FILE --output-dir DIR",
     ),
     _kind(

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import file_argument, page_option
+from afm.cli.options import file_argument, page_option, rows_file
 from afm.errors import DataError, MissingExtraError, UsageError
 from afm.terminal import plural
 
@@ -52,10 +53,16 @@ def report(
     It shows scores, published scores, curves, failures and trajectories. The report is also written as Markdown (.md)
     and JSON (.json), in the same folder.
     """
+    from afm.configuration import describe_yaml
+
     for folder in run_dirs:
         if not folder.is_dir():
-            what = "is a file, `afm view` shows it" if folder.exists() else "no such folder"
-            raise UsageError(f"{folder}: {what}; expected the output_dir of a run or an evaluation")
+            what = f"is a file; afm view {shlex.quote(str(folder))} shows its episodes, if it holds any"
+            if folder.suffix in (".yaml", ".yml"):
+                what = describe_yaml(folder)
+            raise UsageError(
+                f"{folder}: {what if folder.exists() else 'no such folder'}; expected the output_dir of a run or an evaluation"
+            )
     if anyway and len(run_dirs) < 2:
         raise UsageError("--anyway goes with several runs: afm report BEFORE AFTER --anyway")
     from afm.evaluation.report import write_comparison, write_run_report
@@ -114,6 +121,8 @@ def view(
 
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder; expected episodes as JSONL, or a run's folder")
+    if path.suffix in (".yaml", ".yml"):
+        rows_file(path)
     episodes = EpisodeIndex(path, index or _place(path.resolve()))
     if bundle is not None:
         page = _write_bundle(episodes, bundle, bundle_episodes)

@@ -237,6 +237,19 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (f"sft {RL}", 1, ("this is an `afm rl` file, expected an `afm sft` file", f"run afm rl {RL}")),
     (f"sft {AGENT}", 1, ("this is an agent", f"agent={AGENT}", f"afm ask --agent {AGENT} --model DIR")),
     (f"doctor {AGENT}", 1, ("this is an agent", f"agent={AGENT}")),
+    # The advice can be typed as it is, and each kind is recognised everywhere.
+    (
+        f"data distill {{T}}/tasks.jsonl --output-dir {{T}}/d --team {AGENT}",
+        1,
+        (f"{AGENT}: this is an agent, expected a team; name it in a run: afm eval EVAL.yaml agent={AGENT}",),
+    ),
+    (
+        f"reward {{T}}/good.jsonl --rewards {AGENT}",
+        1,
+        ("expected a reward", "name it in a run: afm eval", "(with tools of your own: --tools TOOLS.yaml)"),
+    ),
+    (f"view {AGENT}", 1, ("expected rows (JSONL); this is an agent; name it in a run",)),
+    (f"report {AGENT}", 2, (f"{AGENT}: this is an agent; name it in a run", "expected the output_dir")),
     (
         f"reward {{T}}/good.jsonl --rewards {TOOLS}",
         1,
@@ -491,7 +504,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("data world --output-dir /proc/x", 1, ("/proc/x: no such file, and none can be written there",)),
     ("init /proc/x", 1, ("/proc/x: no such file, and none can be written there", "choose another place")),
     ("reward --attack {T}/good.jsonl", 1, ("holds rows of data, expected a YAML of reward settings",)),
-    ("report {T}/good.jsonl", 2, ("{T}/good.jsonl: is a file, `afm view` shows it",)),
+    ("report {T}/good.jsonl", 2, ("{T}/good.jsonl: is a file; afm view {T}/good.jsonl shows its episodes",)),
     # Models that cannot be used yet.
     (
         "ask hi --model {T}/ck",
