@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 
-from afm.errors import ConfigError, UsageError, suggestion
+from afm.errors import ConfigError, RepeatedErrors, UsageError, suggestion
 from afm.file_kinds import FILE_KINDS, kind_of
 from afm.plugins import check_code_of
 
@@ -283,7 +283,8 @@ def validated(
             if the command does not take pairs.
 
     Raises:
-        ConfigError: One line for each fault: file, key path, value got, what was expected.
+        ConfigError: One line for each fault: file, key path, value got, what was expected. Faults of one kind are counted
+            after the third, and the known keys are listed once.
         UsageError: The same, if only overrides are wrong.
     """
     try:
@@ -291,10 +292,16 @@ def validated(
     except ValidationError as error:
         faults = error.errors()
         typed = [_typed(details["loc"], overrides or ()) for details in faults]
-        lines = [
-            f"{f'override {override!r}' if override else label}: {_explained(details, at, model, overrides is not None)}"
-            for override, details in zip(typed, faults, strict=True)
-        ]
+        repeats, lines = RepeatedErrors(), []
+        for override, details in zip(typed, faults, strict=True):
+            place = f"override {override!r}" if override else label
+            line = f"{place}: {_explained(details, at, model, overrides is not None)}"
+            short, expected, known = line.partition("; expected one of: ")
+            kind = f"unknown {details['loc'][:-1]}" if details["type"] == "extra_forbidden" else ""
+            if repeats.is_new(short, kind):
+                listed = kind and any(earlier.endswith(expected + known) for earlier in lines)
+                lines.append(short if listed else line)
+        lines += repeats.rest()
         raise (UsageError if all(typed) else ConfigError)("\n".join(lines)) from None
 
 

@@ -19,7 +19,7 @@ class FileKind:
         name: Its name in messages.
         content: The values of ``what`` with which :func:`afm.configuration.read_file` reads it.
         keys: Top-level keys that few or no other kinds have.
-        use: The next step after the file was given to the wrong command. ``FILE`` is its path.
+        use: The next step after the file was given to the wrong command. ``FILE`` is its path, ``FOLDER`` its folder.
     """
 
     name: str
@@ -29,7 +29,8 @@ class FileKind:
 
     def use_of(self, path: object) -> str:
         """Return the next step for the file at ``path``."""
-        return self.use.replace("FILE", shlex.quote(str(path)))
+        folder = shlex.quote(str(Path(str(path)).parent))
+        return self.use.replace("FILE", shlex.quote(str(path))).replace("FOLDER", folder)
 
     def matches(self, data: Mapping[str, Any]) -> int:
         """Return how many keys belong to this kind."""
@@ -108,6 +109,12 @@ FILE_KINDS = (
         "run afm data merge LOG.jsonl --map FILE --tasks TASKS.jsonl --output-dir DIR",
     ),
     _kind("a list of data sets", "data sets", "sets mixes", "run afm data download FILE --output-dir DIR"),
+    _kind(
+        "a model's config",
+        "a model",
+        "architectures model_type transformers_version hidden_size vocab_size",
+        "give the model's folder: afm eval EVAL.yaml model=FOLDER",
+    ),
     _kind(
         "a server's file",
         "server settings, code server settings, page reader settings, gateway settings, image server settings, "

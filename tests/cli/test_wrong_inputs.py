@@ -237,6 +237,24 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (f"sft {RL}", 1, ("this is an `afm rl` file, expected an `afm sft` file", f"run afm rl {RL}")),
     (f"sft {AGENT}", 1, ("this is an agent", f"agent={AGENT}", f"afm ask --agent {AGENT} --model DIR")),
     (f"doctor {AGENT}", 1, ("this is an agent", f"agent={AGENT}")),
+    # A key that is wrong many times over: three lines and a count, the known keys once.
+    (
+        "eval {T}/keys.yaml model=x",
+        1,
+        (
+            "keys.yaml: key0: unknown key; expected one of: agent, ",
+            "keys.yaml: key1: unknown key\n",
+            "keys.yaml: key2: unknown key\n... and 6 more like it: {T}/keys.yaml: key0: unknown key\n",
+        ),
+    ),
+    *(
+        (
+            f"{command} {{T}}/weights/config.json",
+            1,
+            ("this is a model's config, expected an `afm", "afm eval EVAL.yaml model={T}/weights\n"),
+        )
+        for command in ("eval", "sft")
+    ),
     # The advice can be typed as it is, and each kind is recognised everywhere.
     (
         f"data distill {{T}}/tasks.jsonl --output-dir {{T}}/d --team {AGENT}",
@@ -674,6 +692,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "huge.json": '{"seen": 1e999, "stages": []}',
         "parameters.yaml": "tools: [{class_name: x.Y, tool_schema: {function: {name: x, parameters: {properties: null}}}}]\n",
         "broken.yaml": "a: [1\n",
+        "keys.yaml": "".join(f"key{number}: 1\n" for number in range(9)),
     }
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")
@@ -686,6 +705,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "two.csv").write_text("question,answer,question\n1+1?,2,1+2?\n", encoding="utf-8")
     (folder / "latin.csv").write_text("question,answer\nWie heißt du?,Tom\n", encoding="latin-1")
     (folder / "model").mkdir()
+    (folder / "weights").mkdir()
+    (folder / "weights/config.json").write_text(
+        '{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}'
+    )
     (folder / "none_yet").mkdir()
     (folder / "ck/checkpoints/global_step_2").mkdir(parents=True)
     (folder / "loop").symlink_to(folder / "loop")
