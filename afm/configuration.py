@@ -324,6 +324,8 @@ def _extended(
             )
         try:
             found = find(parent, path.parent)
+            if not found.exists():
+                raise ConfigError(f"{found}: no such file; expected a path from the folder of {path.name}")
         except ConfigError as error:
             raise ConfigError(f"{path}: extends: {error}") from None
         base = merged(base, _extended(found, what, find, anchor, (*children, own)))

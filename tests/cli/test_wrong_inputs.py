@@ -255,6 +255,13 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         )
         for command in ("eval", "sft")
     ),
+    (
+        "eval {T}/child.yaml model=x",
+        1,
+        (
+            "{T}/child.yaml: extends: {T}/gone.yaml: no such file; expected a path from the folder of child.yaml",
+        ),
+    ),
     # The advice can be typed as it is, and each kind is recognised everywhere.
     (
         f"data distill {{T}}/tasks.jsonl --output-dir {{T}}/d --team {AGENT}",
@@ -692,6 +699,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "huge.json": '{"seen": 1e999, "stages": []}',
         "parameters.yaml": "tools: [{class_name: x.Y, tool_schema: {function: {name: x, parameters: {properties: null}}}}]\n",
         "broken.yaml": "a: [1\n",
+        "child.yaml": "extends: gone.yaml\n",
         "keys.yaml": "".join(f"key{number}: 1\n" for number in range(9)),
     }
     for name, content in files.items():
