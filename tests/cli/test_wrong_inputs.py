@@ -262,6 +262,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
             "{T}/child.yaml: extends: {T}/gone.yaml: no such file; expected a path from the folder of child.yaml",
         ),
     ),
+    ("view {T}/chat.jsonl", 1, ("the first line is not an episode; expected trajectory JSONL;", CONVERT)),
     # The advice can be typed as it is, and each kind is recognised everywhere.
     (
         f"data distill {{T}}/tasks.jsonl --output-dir {{T}}/d --team {AGENT}",
@@ -420,7 +421,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "validate {T}/chat.jsonl",
         1,
-        ("names no agent; give --agent NAME, or --agent FILE for your own", "... and 6 more"),
+        ("names no agent; give --agent NAME, or --agent FILE for your own", CONVERT, "... and 6 more"),
     ),
     (
         "convert {T}/chat.jsonl --to coa -o {T}/o.jsonl",

@@ -29,7 +29,7 @@ from afm.evaluation.viewer.episodes import (
     verdict_word,
 )
 from afm.sqlite import write_ahead
-from afm.trajectory.io import refuse_other_content
+from afm.trajectory.io import convert_advice, refuse_other_content
 
 _MAX_FIRST_LINE = 64 << 20
 _KEYS = {"id", "agent", "segments"}
@@ -50,7 +50,7 @@ def episode_files(path: Path) -> list[Path]:
     if path.stat().st_size and not _begins_with_episode(path):
         refuse_other_content(path)
         raise DataError(
-            "the first line is not an episode; expected trajectory JSONL (`afm convert` reads other formats)",
+            "the first line is not an episode; expected trajectory JSONL; " + convert_advice(path),
             path=str(path),
             line=1,
         )

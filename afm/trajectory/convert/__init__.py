@@ -232,7 +232,7 @@ def read_rows(
         UsageError: A row is in the alpaca format, which names no agent, and ``agent`` is ``None``.
     """
     path = Path(path)
-    context = Context(agent=agent_of_model(path.parent, agent) if agent else None, folder=path.parent)
+    context = Context(agent=agent_of_model(path.parent, agent) if agent else None, file=path)
     other = _other_format(path, read_as)
     rows = json_rows(path) if other is None else read_converted(path, other, context)
     for number, (line, item) in enumerate(rows, start=1):

@@ -31,7 +31,7 @@ from afm.trajectory.convert.dialogue import (
     renamed,
     segments_of,
 )
-from afm.trajectory.io import explain
+from afm.trajectory.io import convert_advice, explain
 from afm.trajectory.programs import CODE_TOOL, parse_program, unknown_functions
 from afm.trajectory.record import CallRecord, Cost, Record
 from afm.trajectory.tags import Segment, author_segments, split
@@ -65,7 +65,7 @@ class Context:
         tools: Maps names of tools in rows to tools of the agent. An empty value drops the calls and their results.
         bare: Write nothing that the format does not define.
         atif_version: The version to write. 1.8 adds recordings, which no record holds, and fewer readers know it.
-        folder: The folder with an ``agent.yaml`` that declares the agents of rows.
+        file: The file of the rows, for messages. An ``agent.yaml`` next to it declares their agents.
         called: The tools that rows called, by the rows' names. Reading adds to them.
         unknown: The number of rows per function that their programs call and do not define. Reading adds to them.
     """
@@ -75,7 +75,7 @@ class Context:
     tools: Mapping[str, str] = field(default_factory=dict)
     bare: bool = False
     atif_version: str = "1.7"
-    folder: Path | None = None
+    file: Path | None = None
     called: set[str] = field(default_factory=set)
     unknown: Counter[str] = field(default_factory=Counter)
     _loaded: dict[str, AgentSpec] = field(default_factory=dict)
@@ -85,11 +85,12 @@ class Context:
         if self.agent is not None:
             return self.agent
         if not isinstance(name, str) or not name:
-            raise DataError("names no agent; give --agent NAME, or --agent FILE for your own agent")
+            advice = f", or {convert_advice(self.file)}" if self.file else ""
+            raise DataError(f"names no agent; give --agent NAME, or --agent FILE for your own agent{advice}")
         if name not in self._loaded:
             try:
                 self._loaded[name] = (
-                    load_agent(name) if self.folder is None else agent_of_model(self.folder, name)
+                    load_agent(name) if self.file is None else agent_of_model(self.file.parent, name)
                 )
             except ConfigError as error:
                 raise DataError(f"{error}: --agent FILE") from None
