@@ -54,6 +54,11 @@ class _RunUnlessNamed(TyperGroup):
             args = ["run", *args]
         return list(super().parse_args(ctx, args))
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return the completions of a word: of its own, and the options of ``run``."""
+        run = self.commands["run"].shell_complete(ctx, incomplete) if incomplete.startswith("-") else []
+        return list({item.value: item for item in [*super().shell_complete(ctx, incomplete), *run]}.values())
+
 
 app = typer.Typer(
     cls=_RunUnlessNamed,

@@ -99,3 +99,22 @@ def test_the_kinds_of_isolation_are_whole_words(page: Any) -> None:
     assert {"auto", "zygote", "bubblewrap", "nsjail"} <= set(
         re.findall(r"\w+", page("sandbox", "check", "--help"))
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("afm eval --", {"--help", "--dry-run", "--json", "--trust"}),
+        ("afm eval ", {"run", "compare", "choose", "agree"}),
+        ("afm convert --to ", {"coa", "atif", "sharegpt"}),
+    ],
+)
+def test_the_tab_key_completes_what_the_usage_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, expected: set[str]
+) -> None:
+    monkeypatch.setenv("_AFM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    with pytest.raises(SystemExit):
+        command()([], prog_name="afm")
+    assert expected <= set(capsys.readouterr().out.split())
