@@ -45,7 +45,7 @@ class SftJob:
         kept = {key: value for key, value in self.config.items() if key not in _WITHOUT_INFLUENCE}
         kept |= {"published": self.published} if self.published else {}
         prompt = PromptSource.load(self.own.prompt)
-        asked = {} if prompt.mode is PromptMode.OWN else {"prompt": prompt.told}
+        asked = {} if prompt.mode is PromptMode.OWN else {"prompt": prompt.recorded}
         return kept | ({"agent": self.agent.digest} if self.agent else {}) | asked
 
 

@@ -258,7 +258,7 @@ def origin_of(arguments: Arguments) -> dict[str, Any]:
     model, data, own = arguments.model, arguments.data, arguments.sft
     stock = [field.name for field in fields(DataArguments) if field.name not in _WITHOUT_EFFECT]
     unmasked = () if own.ignore_observation else _OF_THE_MASK
-    prompt = {} if own.prompt == PromptMode.OWN else {"prompt": PromptSource.load(own.prompt).told}
+    prompt = {} if own.prompt == PromptMode.OWN else {"prompt": PromptSource.load(own.prompt).recorded}
     origin = {
         "revision": MASKING_REVISION,
         "stage": arguments.stage,

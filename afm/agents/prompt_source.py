@@ -118,7 +118,7 @@ class PromptSource:
         return cls(PromptMode.FILE, _read(path), str(path))
 
     @property
-    def told(self) -> dict[str, str]:
+    def recorded(self) -> dict[str, str]:
         """The mode, and with ``FILE`` the digest of the content. Runs are compared by these."""
         if self.mode is PromptMode.FILE and self.template is not None:
             return {"mode": self.mode.value, "digest": self.template.digest}

@@ -91,11 +91,11 @@ def _sandbox() -> Finding:
             await sandbox.close()
 
     try:
-        told = asyncio.run(tried())
+        output = asyncio.run(tried())
     except AfmError as error:
         return Finding(Level.ERROR, "sandbox", " ".join(str(error).split()))
-    if told != "42":
-        text = f"a program printed {told!r}, expected '42'; see `afm sandbox check`"
+    if output != "42":
+        text = f"a program printed {output!r}, expected '42'; see `afm sandbox check`"
         return Finding(Level.ERROR, "sandbox", text)
     python = find_interpreter(SandboxSettings(), Identity.for_process())
     if missing := [name for name in WARM[0] if not python.has(name)]:

@@ -317,8 +317,8 @@ def _wait_healthy(
         _check_alive(servers, started, logs)
         waiting = [server for server in waiting if not _healthy(server)]
         if waiting and time.monotonic() > until:
-            told = f"{waiting[0].url} is not healthy after {start_s:g} s"
-            raise EngineError(f"{told}{_last_words(waiting[0], logs)}\nmore time: --start-s")
+            message = f"{waiting[0].url} is not healthy after {start_s:g} s"
+            raise EngineError(f"{message}{_last_words(waiting[0], logs)}\nmore time: --start-s")
         if waiting:
             time.sleep(_LOOK_S)
 

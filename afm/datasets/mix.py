@@ -204,7 +204,7 @@ def _note(
         inputs=[file for _, source in parts.values() for file in source.files],
         made_into=mix.into,
         keep={file.name: sha256_of(file) for file in keep},
-        prompts={agent: source.told for agent, source in prompts.items()},
+        prompts={agent: source.recorded for agent, source in prompts.items()},
         outputs={path.name: sha256_of(path) for path in paths},
         parts={
             part: {

@@ -88,7 +88,7 @@ def describe_prompt(tasks: list[Task], spec: AgentSpec, prompt: PromptSource) ->
     """Describe the prompts of a run for a manifest. Empty for the agent's own prompt, which its digest covers."""
     if prompt.mode is PromptMode.OWN:
         return {}
-    return {"prompt": prompt.told | {"sha256": _prompt_checksum(tasks, spec, prompt)}}
+    return {"prompt": prompt.recorded | {"sha256": _prompt_checksum(tasks, spec, prompt)}}
 
 
 def content_of(source: Path | dict[str, Any] | None, what: str) -> dict[str, Any] | None:

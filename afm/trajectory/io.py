@@ -371,5 +371,5 @@ def _array_items(text: _ArrayText, path: Path) -> Iterator[tuple[int, Any]]:
     if text.skip(_BLANK):
         yield (
             line,
-            BrokenArrayError("the JSON array ends here, but the file goes on", path=str(path), line=line),
+            BrokenArrayError("the JSON array ends here, but more text follows it", path=str(path), line=line),
         )

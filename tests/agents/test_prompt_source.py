@@ -17,7 +17,7 @@ def write(path, text):
 
 def test_own_is_the_agents_prompt_whatever_the_row_holds():
     assert PromptSource.load("own").messages(MATH, "1 + 1?", ROW) == MATH.prompt_messages("1 + 1?")
-    assert PromptSource.load("own").told == {"mode": "own"}
+    assert PromptSource.load("own").recorded == {"mode": "own"}
 
 
 def test_row_takes_the_rows_messages_and_refuses_a_row_without_unless_a_template_fills_in():
@@ -91,10 +91,10 @@ def test_a_file_that_is_not_there_is_named_with_the_other_choices(tmp_path):
 
 def test_what_runs_are_compared_by_changes_with_the_files_content(tmp_path):
     file = write(tmp_path / "prompt.txt", "Q: {question}")
-    before = PromptSource.load(file).told
+    before = PromptSource.load(file).recorded
     write(file, "Question: {question}")
-    assert before != PromptSource.load(file).told
-    assert PromptSource.load(write(tmp_path / "other.txt", "Q: {question}\n")).told == before
+    assert before != PromptSource.load(file).recorded
+    assert PromptSource.load(write(tmp_path / "other.txt", "Q: {question}\n")).recorded == before
 
 
 def test_a_kept_file_asks_the_same_when_the_original_is_gone(tmp_path):
@@ -104,7 +104,7 @@ def test_a_kept_file_asks_the_same_when_the_original_is_gone(tmp_path):
     file.unlink()
     again = PromptSource.load(kept.path)
     assert again.messages(MATH, "x") == source.messages(MATH, "x")
-    assert again.told == source.told
+    assert again.recorded == source.recorded
 
 
 def test_a_template_finds_the_question_of_its_own_prompts_alone():

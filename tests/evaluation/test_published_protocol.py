@@ -92,7 +92,7 @@ async def test_the_report_shows_no_prompt_and_no_limit_that_did_not_hold(tmp_pat
     assert "The whole prompt" not in page
     assert "The prompt is the question alone" not in page
     assert "its format is valid" not in page, "the formula of this run is the answer alone"
-    assert f"- Prompt: text of a file (digest {prompt.told['digest']})" in told
+    assert f"- Prompt: text of a file (digest {prompt.recorded['digest']})" in told
     assert "- Limits: 4 steps, 4,000 tokens of context" in told
 
 

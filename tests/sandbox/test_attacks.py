@@ -131,7 +131,7 @@ REAL = (
     "watch what the host and other runs do with files",
     "make the host write its disks out",
     "name a pair of sockets, or use it as a server",
-    "speak to a run beside it through locks on bytes",
+    "speak to a concurrent run through locks on bytes",
     "drop or read what the host keeps in its cache",
     "have the kernel name a socket, and write to a name",
     "list the host's mounts",

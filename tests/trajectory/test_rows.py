@@ -107,7 +107,7 @@ def test_an_unknown_agent_is_the_error_of_its_row_or_of_the_call(path: Path) -> 
         ('[\n{"a": 1},\n', ":3: the JSON array is never closed"),
         ('[\n{"a": 1}\n{"b": "c"', ":3: no JSON from here on: Expecting ',' delimiter"),
         ('[\n{"a": "b', ":2: no JSON from here on: Unterminated string"),
-        ('[\n{"a": 1}\n]\n[{"a": 2}]', ":3: the JSON array ends here, but the file goes on"),
+        ('[\n{"a": 1}\n]\n[{"a": 2}]', ":3: the JSON array ends here, but more text follows it"),
     ],
 )
 def test_broken_arrays_say_where(path: Path, text: str, message: str) -> None:

@@ -22,7 +22,7 @@ verdict(*(attempt(lambda f=f, k=k: fcntl.flock(f, k | fcntl.LOCK_NB)) for f in s
 import fcntl, struct
 verdict(*(attempt(lambda c=c, p=p: fcntl.fcntl(open(p, "rb"), c, struct.pack("Q", 2)) and None)
     for c in (1036, 1038) for p in (os.__file__, "/dev/null")))
-### lease a file of the host or be told of its changes
+### lease a file of the host or be notified of its changes
 import fcntl
 lease, folder = os.open(os.__file__, os.O_RDONLY), os.open(os.path.dirname(os.__file__), os.O_RDONLY)
 own = os.open("own", os.O_CREAT | os.O_RDONLY)
@@ -81,7 +81,7 @@ verdict(attempt(lambda: pair[0].sendmsg([b"x"], sent) and None), call(SENDMMSG, 
     ),
     *attacks(
         """
-### speak to a run beside it through locks on bytes
+### speak to a concurrent run through locks on bytes
 import fcntl, struct
 def asked(file, command):
     lock = struct.unpack("hhqqi4x", fcntl.fcntl(file, command, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)))

@@ -105,7 +105,7 @@ verdict(*(attempt(lambda f=f: socket.socket(f, k)) for f in (socket.AF_INET, soc
     ),
     *attacks(
         """
-### read the files of a run beside it
+### read the files of a concurrent run
 found = []
 for top in ("/", "/tmp", "/dev/shm"):
     for folder, _, files in os.walk(top):
@@ -233,7 +233,7 @@ time.sleep(0.2); os._exit(6)
     ),
     *attacks(
         """
-### signal the runs beside it through process groups => ok error killed
+### signal concurrent runs through process groups => ok error killed
 import signal
 for number in (signal.SIGTERM, signal.SIGKILL):
     for target in (lambda: os.killpg(1, number), lambda: os.kill(-1, number), lambda: os.killpg(2, 0) if False else None):

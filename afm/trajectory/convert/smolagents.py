@@ -67,7 +67,7 @@ def _parse(row: Any) -> Dialogue:
         log.turns.append(AgentTurn(str(output), final=True))
     managed = ", the work of a managed agent"
     log.lost += [key + managed * key.endswith("_actions'") for key in lost_keys(outer, _KNOWN)]
-    without = "holds no task; expected a step with `task`, or `question` beside the steps"
+    without = "holds no task; expected a step with `task`, or `question` next to the steps"
     return log.dialogue(without, _facts(outer, steps))
 
 
