@@ -292,7 +292,8 @@ def validated(
     except ValidationError as error:
         faults = error.errors()
         typed = [_typed(details["loc"], overrides or ()) for details in faults]
-        repeats, lines = RepeatedErrors(), []
+        lines: list[str] = []
+        repeats = RepeatedErrors()
         for override, details in zip(typed, faults, strict=True):
             place = f"override {override!r}" if override else label
             line = f"{place}: {_explained(details, at, model, overrides is not None)}"
