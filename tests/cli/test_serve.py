@@ -15,6 +15,9 @@ from typer.testing import CliRunner
 
 from afm.cli import serve
 
+mcp = pytest.importorskip(
+    "mcp"
+)  # here: it keeps the standard error that it is imported with, which a test may replace
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-P", "-m", "afm.cli.main", "serve"]
 
@@ -69,7 +72,6 @@ def test_every_command_becomes_its_server(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 @pytest.mark.sandbox
 async def test_tools_are_offered_to_mcp_clients() -> None:
-    mcp = pytest.importorskip("mcp")
     program = {"code": "```py\nprint(6 * 7)\n```"}
     python, *words = [*COMMAND, "mcp", "--tools", str(ROOT / "configs/tools/code_executor.yaml")]
     async with mcp.Client(mcp.StdioServerParameters(command=python, args=words)) as client:
