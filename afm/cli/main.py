@@ -15,11 +15,14 @@ def main() -> None:
         from afm.processes import follow_parent
 
         follow_parent()
-        sys.exit(run())
+        status = run()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        sys.exit(status)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
     except UsageError as error:
         _fail(error, 2)
@@ -35,7 +38,17 @@ def _fail(error: AfmError | OSError, status: int) -> None:
     if os.environ.get("AFM_TRACEBACK", "0") not in ("", "0", "false"):
         raise error
     print(f"error: {described(error)}", file=sys.stderr)
+    _discard_output()
     sys.exit(status)
+
+
+def _discard_output() -> None:
+    """Discard what standard output does not take. Python would write it again at the end, fail, and exit with 120."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def test_the_code_server_serves_and_ends_well() -> None:
 
 BECOMES = """
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores Ctrl-C
 from afm.cli import serve
 execv = os.execv
 os.execv = lambda *words: (os.kill(os.getpid(), signal.SIGINT), execv(*words))

@@ -85,7 +85,8 @@ def model(site):
 def test_requests_searches_the_wiki_that_the_docs_make(server, tmp_path):
     """The first two blocks of docs/wiki.md, unchanged except for the port."""
     commands, program = re.findall(r"```(?:bash|python)\n(.*?)\n```", WIKI_DOC, re.DOTALL)[:2]
-    world, build, serve = [shlex.split(line, comments=True) for line in commands.splitlines()]
+    lines = [shlex.split(line, comments=True) for line in commands.splitlines()]
+    world, build, serve = filter(None, lines)
     for words in (world, build):
         command = [sys.executable, "-m", "afm.cli.main", *words[1:]]
         subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
