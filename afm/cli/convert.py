@@ -129,18 +129,19 @@ def convert(
     for warning in _warnings(context, source.name, done.lost):
         print(f"warning: {warning}", file=sys.stderr)
     broken = (
-        f", {len(done.refused):,} kept: false ({visible(_reasons(done.refused))})" if done.refused else ""
+        f", {len(done.refused):,} kept: false ({visible(reasons_by_kind(done.refused))})"
+        if done.refused
+        else ""
     )
     print(f"{out}: {plural(done.rows, 'row')}, {source.name} to {write_as}{broken}")
 
 
-def _reasons(refused: Sequence[str]) -> str:
-    """Return the first reason of each kind, with its number of rows if there are several kinds."""
+def reasons_by_kind(refused: Sequence[str]) -> str:
+    """Return the first reason of each of the five most frequent kinds, with its number of rows if there are several."""
     first = {RepeatedErrors.kind_of(reason): reason for reason in reversed(refused)}
-    counts = Counter(map(RepeatedErrors.kind_of, refused)).most_common()
-    return (
-        refused[0] if len(counts) == 1 else "; ".join(f"{count:,}: {first[kind]}" for kind, count in counts)
-    )
+    kinds = Counter(map(RepeatedErrors.kind_of, refused)).most_common()
+    shown = "; ".join(f"{count:,}: {first[kind]}" for kind, count in kinds[:5])
+    return refused[0] if len(kinds) == 1 else shown + ("; ..." if kinds[5:] else "")
 
 
 def _warnings(context: Context, source: str, lost: Mapping[str, int]) -> Iterator[str]:

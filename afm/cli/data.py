@@ -28,11 +28,12 @@ from afm.cli.options import (
 from afm.cli.published_data import download, livecodebench, mix, published, tasks
 from afm.cli.trajectories import filter_files, merge, negative, stats
 from afm.errors import DataError, UsageError
-from afm.terminal import plural
+from afm.terminal import plural, visible
 
 if TYPE_CHECKING:
     from afm.datasets import Task
     from afm.datasets.encyclopaedia import Shape
+    from afm.trajectory.record import Record
 
 RowT = TypeVar("RowT")
 
@@ -155,6 +156,7 @@ def prepare_sft(
     A trajectory that breaks the agent's rules is an error, and so is a call that its tool would refuse. Rows with
     `kept: false` are left out.
     """
+    from afm.cli.convert import reasons_by_kind
     from afm.datasets.sft_files import write_sft
     from afm.tools.registry import readers_of
     from afm.trajectory.io import numbered_records
@@ -162,10 +164,19 @@ def prepare_sft(
     spec, readers = agent_of_rows(agent, [records]), readers_of(tools)
     rows_read = _Rows(records, numbered_records(records))
     name = name or f"{spec.name}_sft"
+    reasons = list[str]()
+
+    def noted() -> Iterator[Record]:
+        for record in rows_read:
+            if not record.kept:
+                reasons.append(record.reason or "no reason is recorded")
+            yield record
+
     with rows_read.locating():
-        rows = write_sft(rows_read, spec, output_dir, name=name, inputs=[records], readers=readers)
-    left_out = rows_read.count - rows
-    more = f", {left_out:,} with kept: false left out" if left_out else ""
+        rows = write_sft(noted(), spec, output_dir, name=name, inputs=[records], readers=readers)
+    more = ""
+    if reasons:
+        more = f", {len(reasons):,} with kept: false left out ({visible(reasons_by_kind(reasons))})"
     print(f"{output_dir / name}.json: {plural(rows, 'row')}{more}")
 
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,9 +18,10 @@ from afm.cli.options import (
     file_argument,
     file_option,
     overrides_argument,
+    print_losses,
 )
 from afm.errors import BudgetSpentError, ConfigError, DataError, UsageError
-from afm.terminal import plain, plural
+from afm.terminal import plural
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
@@ -94,9 +94,7 @@ def distill(
 
 def _explain_losses(summary: DistillSummary, output_dir: Path) -> None:
     """Print why rows were dropped. A spent budget, or no rows at all, is an error."""
-    for reason, count in sorted(summary.dropped.items()):
-        print(f"  dropped: {count} {reason} (reasons: {output_dir / 'dropped.jsonl'})")
-        print(f"    the first: {shorten(plain(summary.examples[reason]), 200)}")
+    print_losses(summary.dropped, summary.examples, output_dir / "dropped.jsonl")
     if summary.team.stopped:
         raise BudgetSpentError(
             f"{summary.team.stopped} ({summary.not_tried:,} of {plural(summary.tasks, 'task')} not begun)"

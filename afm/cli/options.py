@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ import typer
 from afm.errors import ConfigError, DataError, UsageError
 from afm.file_kinds import configs_folder as configs_folder
 from afm.plugins import TRUST_VARIABLE
+from afm.terminal import plain
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec, PromptSource
@@ -154,6 +156,14 @@ def agent_of_rows(name: str | None, files: Sequence[Path]) -> AgentSpec:
         return agent_of_model(files[0].parent, named)
     except ConfigError as error:
         raise UsageError(f"{files[0]}: {error}: --agent FILE") from None
+
+
+def print_losses(dropped: Mapping[str, int], examples: Mapping[str, str], reasons: Path) -> None:
+    """Print how many rows were dropped for each reason, with the first of them. The file ``reasons`` holds all."""
+    for reason, count in sorted(dropped.items()):
+        print(f"  dropped: {count:,} {plain(reason)} (reasons: {reasons})")
+        if reason in examples:
+            print(f"    the first: {shorten(plain(examples[reason]), 200)}")
 
 
 def prompt_option(prompt: str) -> PromptSource:

@@ -23,6 +23,7 @@ from afm.cli.options import (
     file_option,
     lines_file,
     page_option,
+    print_losses,
 )
 from afm.errors import DataError, UsageError, suggestion
 from afm.terminal import plural, visible
@@ -81,8 +82,10 @@ def filter_files(
     kept.jsonl and dropped.jsonl hold the rows; each dropped row has its reason. The result does not depend on
     --processes. If interrupted, run the same command again to resume.
     """
+    from afm.distill.filters.base import first_reasons
     from afm.distill.filters.run import filter_files as run
     from afm.terminal import ProgressView
+    from afm.trajectory.io import convert_advice
 
     if output_dir.exists() and not output_dir.is_dir():
         raise UsageError(f"--output-dir {output_dir}: is a file; expected a folder")
@@ -104,20 +107,16 @@ def filter_files(
     )
     view.line(_headline(summary))
     _show(summary.funnel)
+    file = summary.folder / "dropped.jsonl"
+    lost = {name: count for name, count in summary.funnel.dropped.items() if name != "unreadable"}
+    print_losses(lost, examples := first_reasons(file, lost), file)
     for note in _notes(plan, summary.funnel):
         print(f"note: {note}")
     if not summary.funnel.kept:
-        raise DataError(f"no trajectory was kept; {_why_nothing(summary, files[0])}", path=str(output_dir))
-
-
-def _why_nothing(summary: FilterSummary, file: Path) -> str:
-    from afm.trajectory.io import convert_advice, read_records
-
-    if summary.funnel.dropped["unreadable"] == summary.funnel.seen:
-        return f"no row is a trajectory record; {convert_advice(file)}"
-    rows = read_records(summary.folder / "dropped.jsonl")
-    reason = next((row.reason for row in rows if not isinstance(row, DataError)), "none is recorded")
-    return f"dropped.jsonl lists the reasons. The first one: {reason}"
+        why = f"no row is a trajectory record; {convert_advice(files[0])}"
+        if examples:
+            why = f"dropped.jsonl lists the reasons. The first one: {next(iter(examples.values()))}"
+        raise DataError(f"no trajectory was kept; {why}", path=str(output_dir))
 
 
 def _plan(config: Path | None, rewards: Path | None, min_score: float | None) -> FilterPlan:
@@ -390,8 +389,7 @@ def merge(
     dropped = sum(merged.dropped.values())
     spent = f", {dollars(merged.cost_usd)}" if merged.cost_usd else ""
     view.line(f"{merged.path}: {merged.kept} of {plural(merged.kept + dropped, 'attempt')} kept{spent}")
-    for reason, count in sorted(merged.dropped.items()):
-        print(f"  dropped: {count} {reason}")
+    print_losses(merged.dropped, {}, output_dir / "dropped.jsonl")
     if merged.unreadable:
         print(f"  lines that cannot be read: {merged.unreadable}, listed in {output_dir / UNREADABLE_FILE}")
     if merged.missing:

@@ -76,7 +76,7 @@ def test_an_output_file_and_settings_in_two_places_are_refused(rows, tmp_path):
 
 def test_the_wrong_agent_keeps_nothing(rows, tmp_path):
     with pytest.raises(
-        DataError, match=r"no trajectory was kept; dropped.jsonl .* The first one: format: <wiki"
+        DataError, match=r"no trajectory was kept; dropped.jsonl .* The first one: a: format: <wiki"
     ):
         run(rows, "--agent", "math", "--output-dir", tmp_path / "out")
 
@@ -88,11 +88,34 @@ def test_without_an_agent_the_rows_name_theirs(rows, tmp_path):
     text = rows.read_text()
     rows.write_text(text + record("d").model_copy(update={"kept": False}).model_dump_json() + "\n")
     done = CliRunner().invoke(app, ["prepare", "sft", str(rows), *out], catch_exceptions=False)
-    assert "mhqa_sft.json: 3 rows, 1 with kept: false left out" in done.stdout
+    assert "mhqa_sft.json: 3 rows, 1 with kept: false left out (no reason is recorded)" in done.stdout
     rows.write_text(text.replace('"mhqa"', '"my_agent"'))
     for words in (["filter", str(rows)], ["prepare", "sft", str(rows)]):
         with pytest.raises(UsageError, match=r"rows.jsonl: agent 'my_agent' is not shipped.*--agent FILE"):
             CliRunner().invoke(app, [*words, "--output-dir", str(tmp_path / "other")], catch_exceptions=False)
+
+
+def test_each_stage_that_drops_rows_is_named_with_its_first_example(rows, tmp_path):
+    pytest.importorskip("numpy")
+    text = rows.read_text().replace("What is in the test set?", "Is jane.doe@shop-mail.org hers?")
+    first, _, third = text.splitlines()
+    more = [third.replace('"c"', '"d"'), first.replace('"a"', '"e"'), "no record"]
+    rows.write_text(text + "".join(f"{line}\n" for line in more))
+    logs = ROOT / "configs/filters/logs.yaml"
+    done = run(rows, "--config", logs, "--agent", "mhqa", "--output-dir", tmp_path / "out")
+
+    file = tmp_path / "out/dropped.jsonl"
+    assert done.stdout.count("dropped: ") == 2
+    assert (
+        f"  dropped: 2 personal (reasons: {file})\n    the first: c: personal: e-mail in the question\n"
+        in done.stdout
+    )
+    out = ["--output-dir", str(tmp_path / "sft")]
+    rows.write_text((tmp_path / "out/kept.jsonl").read_text() + file.read_text())
+    again = run(rows, "--config", logs, "--agent", "mhqa", "--output-dir", tmp_path / "again")
+    assert f"  dropped: 2 earlier run: personal (reasons: {tmp_path}/again/dropped.jsonl)\n" in again.stdout
+    done = CliRunner().invoke(app, ["prepare", "sft", str(rows), *out], catch_exceptions=False)
+    assert "left out (2: personal: e-mail in the question; 1: " in done.stdout
 
 
 def test_a_funnel_is_printed_without_a_page(afm, tmp_path, rows):

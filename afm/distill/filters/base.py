@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from afm.agents import AgentSpec
 from afm.errors import ConfigError, MissingExtraError, suggestion
 from afm.runs.atomic import replacing
+from afm.trajectory.io import read_records
 from afm.trajectory.record import Record
 from afm.trajectory.tags import SplitText, Step, split
 
@@ -141,6 +142,19 @@ def unreadable_row(path: Path, number: int, error: str, line: bytes) -> dict[str
 def without_event(reason: str) -> str:
     """Return a reason without its leading event id, which differs between rows."""
     return reason.partition(": ")[2] if reason.startswith("event ") else reason
+
+
+def first_reasons(file: Path, stages: Collection[str]) -> dict[str, str]:
+    """Return the id and the reason of the first row of ``file`` that each of the stages of a :class:`Funnel` dropped."""
+    examples: dict[str, str] = {}
+    for row in read_records(file) if stages else ():
+        if isinstance(row, Record):
+            stage = without_event(row.reason).partition(":")[0] or "no reason"
+            for name in {stage, f"{EARLIER}{stage}"} & set(stages):
+                examples.setdefault(name, f"{row.id}: {row.reason or 'no reason'}")
+        if len(examples) == len(stages):
+            break
+    return examples
 
 
 EARLIER = "earlier run: "
