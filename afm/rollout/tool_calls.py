@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 
 from afm.agents.spec import AgentSpec
-from afm.errors import AfmError, ReplayError, SandboxUnavailableError
+from afm.errors import AfmError, OwnCodeError, RepeatedErrors, ReplayError, SandboxUnavailableError
 from afm.plugins import fault_of
 from afm.tools import check_tools
 from afm.tools.base import Tool, ToolResult, call_tool
 from afm.trajectory.record import CallRecord
 from afm.trajectory.tags import Step
+
+_LOG = logging.getLogger(__name__)
+_BUGS = RepeatedErrors()  # a bug may fail in every call of an evaluation
 
 REPEATED = (
     "This exact call was made before and was not run again. "
@@ -89,9 +93,19 @@ async def _run(tool: Tool, argument: str) -> ToolResult:
     except (ReplayError, SandboxUnavailableError):  # no later call can succeed
         raise
     except AfmError as error:
+        if isinstance(error, OwnCodeError):
+            _warn(str(error))
         return ToolResult(f"The tool {tool.name} failed: {error}", ok=False)
     except Exception as error:  # noqa: BLE001 - a tool is foreign code, and the agent must handle its failure
-        return ToolResult(f"The tool {tool.name} failed: {fault_of(error)}", ok=False)
+        fault = fault_of(error)
+        _warn(f"the tool {tool.name!r} failed: {fault}", fault_of(error, message=False))
+        return ToolResult(f"The tool {tool.name} failed: {fault}", ok=False)
     if not result.ok and not result.text.strip():
         return ToolResult(f"The tool {tool.name} failed without saying why.", ok=False, meta=result.meta)
     return result
+
+
+def _warn(bug: str, kind: str = "") -> None:
+    """Log a bug in a tool for its author, three times for each kind. The agent only works around it."""
+    if _BUGS.is_new(bug, kind):
+        _LOG.warning("%s (the agent reads this as the observation)", bug)
