@@ -18,7 +18,7 @@ from afm.errors import ConfigError
 from afm.findings import Finding, Level
 from afm.terminal import plural
 
-_HEADER = re.compile(r"^# Hardware: (\d+) nodes? x (\d+) GPUs? of (\d+) GB", re.MULTILINE)
+_HEADER = re.compile(r"^# Hardware: (\d+) nodes? x (\d+) GPUs? of (\d+) Gi?B", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,15 @@ class Hardware:
         return self.nodes * self.gpus
 
     def __str__(self) -> str:
-        """Return ``2 nodes x 8 GPUs of 80 GB``, as in the header of a recipe."""
-        return f"{plural(self.nodes, 'node')} x {plural(self.gpus, 'GPU')} of {self.gpu_gib:g} GB"
+        """Return ``2 nodes x 8 GPUs of 80 GiB``."""
+        return f"{plural(self.nodes, 'node')} x {plural(self.gpus, 'GPU')} of {self.gpu_gib:g} GiB"
 
 
 def recipe_hardware(config_file: Path) -> Hardware | None:
-    """Read the line ``# Hardware: N nodes x M GPUs of G GB`` in a recipe's header, if there is one."""
+    """Read the line ``# Hardware: N nodes x M GPUs of G GB`` in a recipe's header, if there is one.
+
+    Vendors write GB for what is about as many GiB: an H100 "of 80 GB" has 79.6 GiB.
+    """
     try:
         header = _HEADER.search(config_file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -267,6 +270,16 @@ def fits(need_bytes: float, gpu_gib: float) -> bool:
     return need_bytes < _USABLE * gpu_gib * GIB
 
 
+def gpu_finding(what: str, need: MemoryNeed, gpu_gib: float, advice: str) -> Finding:
+    """Check that ``what`` fits on a GPU. Without advice, it is an alternative that need not fit."""
+    text = f"{what}: {described(need)}"
+    if fits(need.total, gpu_gib):
+        return Finding(Level.OK, "memory", text)
+    text += f", more than {_USABLE * gpu_gib:.1f} GiB ({_USABLE:.0%} of the {gpu_gib:g} GiB of a GPU)"
+    level = Level.WARNING if advice else Level.OK
+    return Finding(level, "memory", f"{text}; {advice}" if advice else text)
+
+
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 """CPU flags of processors with bfloat16 instructions. Others emulate bfloat16, which is slower than float32."""
 _CPU_FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
@@ -306,12 +319,18 @@ def cpu_finding(need_bytes: int, text: str, advice: str) -> Finding:
     return Finding(Level.OK if enough else Level.ERROR, "memory", text + ("" if enough else f"; {advice}"))
 
 
-def disk_finding(need_bytes: float, folder: Path, what: str, advice: str) -> Finding:
-    """Check that ``what`` fits on the disk of ``folder``, which need not exist yet."""
+def disk_finding(need_bytes: float, folder: Path, what: str, advice: str, *, here: bool = True) -> Finding:
+    """Check that ``what`` fits on the disk of ``folder``, which need not exist yet.
+
+    Args:
+        here: The run can start on this machine. Otherwise a full disk here is only a warning.
+    """
     there = folder.absolute()
     while not there.exists():
         there = there.parent
     free = shutil.disk_usage(there).free
     text = f"{need_bytes / GIB:,.1f} GiB for {what}, {free / GIB:,.1f} GiB free at {there}"
-    enough = need_bytes < free
-    return Finding(Level.OK if enough else Level.ERROR, "disk", text + ("" if enough else f"; {advice}"))
+    if need_bytes < free:
+        return Finding(Level.OK, "disk", text)
+    text += "" if here else ". The run needs GPUs, which this machine lacks, so check the disk where it runs"
+    return Finding(Level.ERROR if here else Level.WARNING, "disk", f"{text}; {advice}")

@@ -19,6 +19,7 @@ from datasets import Dataset
 from afm.agents.prompt_record import check_prompts, record_of_model
 from afm.errors import AfmError, ConfigError, DataError
 from afm.findings import Finding, Level, Report
+from afm.terminal import plural
 from llamafactory_patch.engine import TOKENISED_STAGES, Arguments, load_tools, quiet
 from llamafactory_patch.masks import refuse_unseen, rendering, unseen_roles
 from llamafactory_patch.prompts import PromptCounter, PromptCounts, row_prompts
@@ -110,11 +111,11 @@ def _rows(data_set: DataSet, level: Level) -> Iterator[Finding]:
         return
     good = data_set.rows - data_set.bad
     purpose = "evaluate" if data_set.evaluation else "train"
-    yield Finding(Level.OK if good else Level.ERROR, "data", f"{name}: {good:,} rows to {purpose} on")
+    yield Finding(Level.OK if good else Level.ERROR, "data", f"{name}: {plural(good, 'row')} to {purpose} on")
     if data_set.asked and sum(data_set.asked.rows.values()):
         yield Finding(Level.OK, "prompts", f"{name}: {data_set.asked}")
     if data_set.bad:
-        yield _bad_rows(level, f"{name}: {data_set.bad:,} bad rows", data_set.listed, data_set.bad)
+        yield _bad_rows(level, f"{name}: {plural(data_set.bad, 'bad row')}", data_set.listed, data_set.bad)
 
 
 def _bad_rows(level: Level, text: str, listed: Sequence[str], count: int) -> Finding:
@@ -170,9 +171,9 @@ def _sample(sample: SampleCheck, level: Level) -> Iterator[Finding]:
         yield Finding(Level.ERROR, "data", "no sampled row can be trained on")
     if bad:
         listed = [str(row) for row in bad[:_LISTED_ROWS]]
-        yield _bad_rows(level, f"{len(bad):,} bad rows in the sample", listed, len(bad))
+        yield _bad_rows(level, f"{plural(len(bad), 'bad row')} in the sample", listed, len(bad))
     else:
-        yield Finding(Level.OK, "sample", f"{sample.rows:,} rows can be prepared as in training")
+        yield Finding(Level.OK, "sample", f"{plural(sample.rows, 'row')} can be prepared as in training")
 
 
 def read_data(arguments: Arguments) -> list[DataSet]:

@@ -22,10 +22,11 @@ from afm.memory_arithmetic import (
     cpu_finding,
     described,
     disk_finding,
-    fits,
     fsdp2_bytes,
+    gpu_finding,
     model_shape,
 )
+from afm.terminal import plural
 from llamafactory_patch.checks import check_data, check_model, check_output, check_trackers
 from llamafactory_patch.config import SftJob, fsdp_settings, resolve
 from llamafactory_patch.engine import TOKENISED_STAGES, Arguments, load_engine, parse_arguments
@@ -193,9 +194,9 @@ def _batch(job: SftJob, steps: int | None, hardware: Hardware) -> Iterator[Findi
     each = int(config.get("per_device_train_batch_size") or 8)
     grown = int(config.get("gradient_accumulation_steps") or 1)
     batch, world = _sequences_a_step(job, hardware), _world(job, hardware)
-    text = f"{each} per device x {grown} accumulated x {world} = {batch} sequences per step"
+    text = f"{each} per device x {grown} accumulated x {world} = {plural(batch, 'sequence')} per step"
     if steps is not None:
-        text += f", about {steps:,} steps ({warmup_steps(config, steps):,} of warm-up)"
+        text += f", about {plural(steps, 'step')} ({warmup_steps(config, steps):,} of warm-up)"
     yield Finding(Level.OK, "batch", text)
     logged, saved = config.get("logging_steps", 500), config.get("save_steps", 500)
     if config.get("save_strategy", "steps") == "steps" and logged and saved % logged:
@@ -212,8 +213,8 @@ def _disk(job: SftJob, shape: ModelShape, steps: int | None) -> Finding:
         text = f"every checkpoint of {checkpoint / GIB:,.1f} GiB is kept, and their number is unknown; set save_total_limit"
         return Finding(Level.WARNING, "disk", text)
     advice = "lower save_total_limit or set save_only_model=true (which cannot be resumed)"
-    what = f"the model and {kept} checkpoints"
-    return disk_finding(model + kept * checkpoint, job.output_dir, what, advice)
+    what, here = f"the model and {plural(kept, 'checkpoint')}", bool(job.config.get("use_cpu")) or has_gpu()
+    return disk_finding(model + kept * checkpoint, job.output_dir, what, advice, here=here)
 
 
 def _checkpoints(job: SftJob, steps: int | None) -> int | None:
@@ -247,19 +248,15 @@ def _memory(job: SftJob, shape: ModelShape, hardware: Hardware) -> Iterator[Find
     for kind in Sharding:
         need = memory_need(shape, job.config, kind, _world(job, hardware))
         here = kind is chosen
-        enough = fits(need.total, hardware.gpu_gib)
-        level = Level.WARNING if here and not enough else Level.OK
-        advice = "" if enough or not here else _advice(need, chosen)
-        mark = " (as configured)" if here else ""
-        over = "" if enough else f", more than {hardware.gpu_gib:g}"
-        yield Finding(level, "memory", f"{kind}{mark}: {described(need)}{over}{advice}")
+        advice = _advice(need, chosen) if here else ""
+        yield gpu_finding(f"{kind}{' (as configured)' * here}", need, hardware.gpu_gib, advice)
 
 
 def _advice(need: MemoryNeed, sharding: Sharding) -> str:
     tips = ["enable_liger_kernel=true"] if need.logits > need.total / 4 else []
     if sharding is not Sharding.ZERO3_OFFLOAD:
         tips.append("deepspeed=configs/deepspeed/zero3_offload.json")
-    return f"; try {', '.join([*tips, 'more GPUs, a smaller cutoff_len, or LoRA'])}"
+    return f"try {', '.join([*tips, 'more GPUs, a smaller cutoff_len, or LoRA'])}"
 
 
 class Sharding(StrEnum):

@@ -13,9 +13,11 @@ from afm.memory_arithmetic import (
     disk_finding,
     fits,
     fsdp2_bytes,
+    gpu_finding,
     layer_bytes,
     missing_model_files,
     model_shape,
+    recipe_hardware,
 )
 
 SMALL = replace(model_shape("Qwen/Qwen2.5-7B"), hidden=10, layers=3, mlp=20, vocab=100)
@@ -43,6 +45,29 @@ def test_a_need_names_its_parts():
         "3.0 GiB a GPU = states 1.0 + activations 2.0 + logits 0.0"
     )
     assert described(MemoryNeed(0, engine=GIB)).endswith("logits 0.0 + rollout engine 1.0")
+
+
+def test_a_need_above_the_limit_says_the_limit_and_what_it_is_a_share_of():
+    large = MemoryNeed(79 * GIB)
+    assert str(gpu_finding("update", large, 80, "use more GPUs")).endswith(
+        "update: 79.0 GiB a GPU = states 79.0 + activations 0.0 + logits 0.0, "
+        "more than 73.6 GiB (92% of the 80 GiB of a GPU); use more GPUs"
+    )
+    levels = [gpu_finding("x", *case).level for case in ((large, 90, "a"), (large, 80, "a"), (large, 80, ""))]
+    assert levels == [Level.OK, Level.WARNING, Level.OK]
+
+
+@pytest.mark.parametrize("unit", ["GB", "GiB"])
+def test_hardware_is_read_in_both_units_and_printed_in_one(tmp_path, unit):
+    (tmp_path / "run.yaml").write_text(f"# Hardware: 1 node x 8 GPUs of 80 {unit}.\n", encoding="utf-8")
+    assert str(recipe_hardware(tmp_path / "run.yaml")) == "1 node x 8 GPUs of 80 GiB"
+
+
+def test_a_full_disk_of_a_machine_that_cannot_run_it_is_only_a_warning(tmp_path):
+    found = disk_finding(1e18, tmp_path, "a model", "keep fewer", here=False)
+    assert found.level is Level.WARNING
+    assert ". The run needs GPUs, which this machine lacks, so check" in found.text
+    assert disk_finding(1.0, tmp_path, "a model", "keep fewer", here=False).level is Level.OK
 
 
 @pytest.mark.parametrize(("size", "level"), [(1.0, Level.OK), (1e18, Level.ERROR)])

@@ -317,7 +317,7 @@ def _arithmetic(
     if rows is not None:
         steps = report.asked("steps", lambda: steps_of(config, rows.count))
         if steps is not None:
-            text = f"{steps:,} steps of {sizes.batch} of {rows.count:,} prompts"
+            text = f"{plural(steps, 'step')} of {sizes.batch} of {plural(rows.count, 'prompt')}"
             report.add(Finding(Level.OK, "steps", text))
     if rewards is not None:
         report.add(*engine_findings(sizes, shape, config))
@@ -335,7 +335,8 @@ def _arithmetic(
         advice = "to get one, set model=Qwen/Qwen2.5-7B-Instruct or another known name"
         report.add(Finding(Level.WARNING, "memory", f"{text}; {advice}"))
         return
-    report.add(checkpoint_finding(sizes, shape, settings.output_dir, steps))
+    here = settings.platform == "cpu" or has_gpu()
+    report.add(checkpoint_finding(sizes, shape, settings.output_dir, steps, here=here))
     if settings.platform == "gpu":
         report.add(*memory_findings(sizes, shape))
     elif config.actor_rollout_ref.rollout.name == CPU_ENGINE:

@@ -122,7 +122,7 @@ def _observations(sizes: RunSizes, limits: Limits) -> Iterator[Finding]:
     each = limits.max_observation_chars // _CHARS_A_TOKEN
     full = sizes.response // max(1, each)
     text = (
-        f"{limits.max_turns} calls with observations of at most {limits.max_observation_chars:,} characters (about "
+        f"{plural(limits.max_turns, 'call')} with observations of at most {limits.max_observation_chars:,} characters (about "
         f"{each:,} tokens); the response has room for {plural(full, 'observation')} of full length"
     )
     low = full < min(2, limits.max_turns)
@@ -196,7 +196,7 @@ def judge_findings(
         share: Share of a step's samples that belongs to these rows, 0 to 1.
     """
     if rows.scorers:
-        listed = ", ".join(f"{name} ({count:,} rows)" for name, count in rows.scorers.most_common())
+        listed = ", ".join(f"{name} ({plural(count, 'row')})" for name, count in rows.scorers.most_common())
         yield Finding(Level.OK, "rewards", f"judged by {listed}; formula {reward.formula}")
     if not rows.scorers["judge"]:
         return
@@ -238,11 +238,11 @@ def _cost(
     asked = _prompt_tokens(rows.judged)
     tokens = calls * (asked + reply)
     text = (
-        f"at most {calls:,} calls per step ({samples:,} samples{', accepted ones twice' if judge.control else ''}) of about "
+        f"at most {plural(calls, 'call')} per step ({plural(samples, 'sample')}{', accepted ones twice' if judge.control else ''}) of about "
         f"{asked:,} + {reply:,} tokens: {tokens:,} tokens"
     )
     if steps:
-        text += f", {tokens * steps:,} in {steps:,} steps"
+        text += f", {tokens * steps:,} in {plural(steps, 'step')}"
     if (price := judge.price_per_million_tokens) is not None:
         text += f", {tokens * price / 1e6:,.2f} per step" + (
             f" and {tokens * steps * price / 1e6:,.2f} in total" if steps else ""

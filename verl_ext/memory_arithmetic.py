@@ -20,9 +20,10 @@ from afm.memory_arithmetic import (
     cpu_finding,
     described,
     disk_finding,
-    fits,
+    gpu_finding,
     layer_bytes,
 )
+from afm.terminal import plural
 from verl_ext.sizes import Placement, RunSizes
 
 _BF16 = 2
@@ -200,16 +201,14 @@ def memory_findings(sizes: RunSizes, shape: ModelShape) -> Iterator[Finding]:
     """Compare every phase with the memory of a GPU, and report the episodes that the engines' cache holds."""
     gpu = sizes.hardware.gpu_gib
     for name, need in phases(sizes, shape).items():
-        enough = fits(need.total, gpu)
-        over = "" if enough else f", more than {gpu:g}; {_advice(sizes, name)}"
-        yield Finding(Level.OK if enough else Level.WARNING, "memory", f"{name}: {described(need)}{over}")
+        yield gpu_finding(name, need, gpu, _advice(sizes, name))
     host = host_bytes(sizes, shape) / GIB
     yield Finding(Level.OK, "memory", f"each node also holds {host:,.0f} GiB in CPU memory")
     cache = kv_cache(sizes, shape)
     wanted = -(-sizes.episodes // max(1, sizes.engines))
     text = (
-        f"{max(0, cache.tokens):,} tokens in each of {sizes.engines} engines ({cache.token_bytes / 1024:.0f} KiB per token "
-        f"on each GPU): {cache.sequences} episodes of full length at once, out of {wanted} that each gets per step"
+        f"{max(0, cache.tokens):,} tokens in each of {plural(sizes.engines, 'engine')} ({cache.token_bytes / 1024:.0f} KiB per token "
+        f"on each GPU): {plural(cache.sequences, 'episode')} of full length at once, out of {wanted} that each gets per step"
     )
     if cache.sequences < 1:
         advice = "raise rollout.gpu_memory_utilization or tensor_model_parallel_size, or shorten the response"
@@ -234,7 +233,9 @@ _ACTOR_BYTES = {"model": 4, "optimizer": 8, "hf_model": 4}
 _CRITIC_BYTES = 12
 
 
-def checkpoint_finding(sizes: RunSizes, shape: ModelShape, folder: Path, steps: int | None) -> Finding:
+def checkpoint_finding(
+    sizes: RunSizes, shape: ModelShape, folder: Path, steps: int | None, *, here: bool = True
+) -> Finding:
     """Report whether the checkpoints that exist at once and the exported model fit on the disk of ``folder``."""
     if sizes.save_every < 1:
         text = "trainer.save_freq is off: a run that ends early is lost, and no model is exported"
@@ -248,8 +249,8 @@ def checkpoint_finding(sizes: RunSizes, shape: ModelShape, folder: Path, steps: 
         text = f"every checkpoint of {each / GIB:,.1f} GiB is kept, and their number is unknown"
         return Finding(Level.WARNING, "disk", f"{text}; set trainer.max_actor_ckpt_to_keep")
     kept = limit if written is None else min(limit, written)
-    what = f"the exported model and {kept} checkpoint{'s' * (kept != 1)} of {each / GIB:,.1f} GiB"
+    what = f"the exported model and {plural(kept, 'checkpoint')} of {each / GIB:,.1f} GiB"
     advice = "lower trainer.max_actor_ckpt_to_keep, or choose another output_dir"
     if "hf_model" in sizes.saved:
         advice += ", or leave hf_model out of save_contents (afm export merges the workers' shards)"
-    return disk_finding(4 * shape.parameters + kept * each, folder, what, advice)
+    return disk_finding(4 * shape.parameters + kept * each, folder, what, advice, here=here)

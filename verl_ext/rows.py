@@ -25,6 +25,7 @@ from afm.errors import AfmError, ConfigError, DataError
 from afm.findings import Finding, Level
 from afm.rewards.registry import BY_SOURCE, checked_name, scorer_name
 from afm.rollout.routes import HOPELESS_ADVICE, Route, Routes, mismatch
+from afm.terminal import plural
 from verl_ext.compose import AGENT_LOOP_NAME
 from verl_ext.settings import SETTINGS_FILE, RlSettings
 
@@ -147,7 +148,9 @@ def row_findings(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
     if rows.bad.count:
         text = f"{key}: {rows.bad.count:,} of {rows.count:,} rows are bad: {rows.bad}"
         yield Finding(Level.ERROR, "data", f"{text}; an episode of a bad row ends the run")
-    yield Finding(Level.OK if rows.good else Level.ERROR, "data", f"{key}: {rows.good:,} readable rows")
+    yield Finding(
+        Level.OK if rows.good else Level.ERROR, "data", f"{key}: {plural(rows.good, 'readable row')}"
+    )
     yield from _ids(rows, key)
     for name, count in rows.foreign.items():
         text = f"{key}: {count:,} rows have agent_name={name!r}, expected {AGENT_LOOP_NAME!r}"

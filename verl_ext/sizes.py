@@ -344,8 +344,10 @@ def split_findings(sizes: RunSizes, shape: ModelShape | None) -> Iterator[Findin
         text = f"{plural(gpus, 'GPU')}: {plural(sizes.engines, 'rollout engine')} of {sizes.engine.gpus}"
         text += f", {plural(sizes.ranks, 'data rank')} of {sizes.sequence_parallel}"
         yield Finding(Level.OK, "splits", text)
-        text = f"{sizes.batch} prompts x {sizes.samples} samples = {sizes.episodes:,} per step, "
-        text += f"{sizes.batch // sizes.mini_batch * sizes.passes} updates of {mini:,} samples "
+        text = f"{plural(sizes.batch, 'prompt')} x {plural(sizes.samples, 'sample')} = {sizes.episodes:,} per step, "
+        text += (
+            f"{plural(sizes.batch // sizes.mini_batch * sizes.passes, 'update')} of {plural(mini, 'sample')} "
+        )
         yield Finding(Level.OK, "batch", f"{text}({mini // sizes.ranks:,} per data rank)")
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from afm.errors import ConfigError
 from afm.findings import Level, package_version
 from afm.memory_arithmetic import Hardware, hardware_from
+from afm.terminal import plural
 from llamafactory_patch.config import resolve
 from llamafactory_patch.doctor import _engine_packages, diagnose
 
@@ -154,6 +155,9 @@ def test_checkpoints_that_nobody_removes_are_counted(data):
     overrides = [f"dataset_dir={data}", "save_total_limit=", "save_strategy=steps", "save_steps=10"]
     many = by_subject(diagnose(RECIPE, [*overrides, "max_steps=400"], Hardware(), {}))
     assert "for the model and 40 checkpoints" in many["disk"][1]
+    one = by_subject(diagnose(RECIPE, [*overrides, "max_steps=1"], Hardware(1, 1), {}))
+    assert "for the model and 1 checkpoint," in one["disk"][1]
+    assert one["batch"][1].endswith("x 1 = 16 sequences per step, about 1 step (1 of warm-up)")
     unknown = by_subject(diagnose(RECIPE, [*overrides, "dataset_dir=nowhere"], Hardware(), {}))
     assert unknown["disk"][0] == "warning"
     assert "set save_total_limit" in unknown["disk"][1]
@@ -182,7 +186,7 @@ def test_a_model_too_large_for_its_gpus_is_told_with_a_way_out(data):
     findings = diagnose(recipe, ["enable_liger_kernel=false"], Hardware(gpu_gib=80), {})
     (memory,) = texts_of([finding for finding in findings if finding.subject == "memory"], "warning")
     way_out = "try enable_liger_kernel=true, deepspeed=configs/deepspeed/zero3_offload.json"
-    assert f"more than 80; {way_out}" in memory
+    assert f"more than 73.6 GiB (92% of the 80 GiB of a GPU); {way_out}" in memory
 
 
 def test_the_command_fails_when_the_training_would(data):
@@ -245,7 +249,7 @@ def test_a_row_that_training_would_drop_is_a_warning(plain):
     findings = plain("dataset=one_unwritable", "template=default", "on_bad_rows=drop")
     assert not texts_of(findings, "error")
     (warning,) = texts_of([finding for finding in findings if finding.subject == "data"], "warning")
-    assert warning.startswith("1 bad rows in the sample, ")
+    assert warning.startswith("1 bad row in the sample, ")
     assert "one_unwritable.jsonl:2 ('q'): the chat template cannot write it: " in warning
 
 
@@ -269,7 +273,7 @@ def test_packs_are_counted_instead_of_rows(plain):
     longest = int(by_subject(plain())["lengths"][1].split("(longest ")[1].split()[0])
     packs = -(-20 // (1000 // longest))
     found = by_subject(plain("packing=true", "cutoff_len=1000", "per_device_train_batch_size=1"))
-    assert f"about {packs} steps" in found["batch"][1]
+    assert f"about {plural(packs, 'step')} (" in found["batch"][1]
 
 
 def test_a_check_of_a_sample_stores_nothing_and_prints_nothing(plain, tmp_path, capfd):

@@ -170,7 +170,7 @@ def test_a_tiny_twin_passes_and_has_no_gpu_to_speak_of(look: Look, path: Path) -
 @pytest.mark.slow
 def test_what_is_asked_for_is_what_is_divided(look: Look) -> None:
     findings = look(WEB, asked=AskedHardware(nodes=1, gpus=6))
-    assert of(findings, Level.OK)["hardware"] == ["1 node x 6 GPUs of 80 GB"]
+    assert of(findings, Level.OK)["hardware"] == ["1 node x 6 GPUs of 80 GiB"]
     errors = of(findings, Level.ERROR)
     assert "6 GPUs are not divisible by rollout.tensor_model_parallel_size x data" in errors["splits"][0]
     assert "is not divisible by 3 data ranks" in errors["batch"][0]
@@ -181,10 +181,13 @@ def test_a_gpu_too_small_and_hardware_other_than_the_headers_are_told_with_a_way
     findings = look(WEB, "verl.trainer.nnodes=4", asked=AskedHardware(gpu_gib=12.2))
     warnings = of(findings, Level.WARNING)
     [told] = [text for text in warnings["memory"] if text.startswith("actor update")]
-    assert "more than 12.2; model.use_fused_kernels=true, lower ppo_max_token_len_per_gpu" in told
+    assert (
+        "more than 11.2 GiB (92% of the 12.2 GiB of a GPU); model.use_fused_kernels=true, lower ppo_max_token_len_per_gpu"
+        in told
+    )
     assert "0 episodes of full length at once" in of(findings, Level.ERROR)["kv cache"][0]
     header, cluster = warnings["hardware"]
-    assert header.startswith("the recipe's header says 2 nodes x 8 GPUs of 80 GB")
+    assert header.startswith("the recipe's header says 2 nodes x 8 GPUs of 80 GiB")
     assert "add ray_address=HOST:PORT" in cluster
     joined = look(WEB, "ray_address=h:1", "model=models/nothing")
     assert "hardware" not in of(joined, Level.WARNING)
