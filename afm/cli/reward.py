@@ -8,11 +8,19 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afm.cli.options import TrustOption, agent_option, file_argument, file_option, lines_file
+from afm.cli.options import (
+    TrustOption,
+    agent_option,
+    configs_folder,
+    file_argument,
+    file_option,
+    lines_file,
+)
 from afm.errors import AfmError, DataError, RepeatedErrors, UsageError, suggestion
 from afm.terminal import plain, plural
 
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from afm.agents import AgentSpec
     from afm.rewards import Sample, Verdict
     from afm.rewards.attack_suite import Attack, Outcome
+    from afm.trajectory.record import Record
 
 
 _PARALLEL = 64
@@ -30,7 +39,8 @@ def reward(
     file: Annotated[
         Path | None,
         file_argument(
-            "JSONL of {data_source, question, response, ground_truth, extra_info}; with --attack a reward YAML."
+            "JSONL of {data_source, question, response, ground_truth, extra_info}, or trajectories; with --attack a "
+            "reward YAML."
         ),
     ] = None,
     agent: Annotated[str, typer.Option(help="Agent of rows without one: shipped agent or YAML.")] = "math",
@@ -52,7 +62,7 @@ def reward(
 ) -> None:
     """Score every response in FILE, with verdict and evidence.
 
-    The verdict is correct, wrong or abstained. Bad rows are reported with file and line, and the others are scored. The
+    The verdict is correct, wrong or abstained, or unjudged if only other parts of the score could be judged. Bad rows are reported with file and line, and the others are scored. The
     exit status is 1 if a row is bad or a verdict could not be reached. With --attack the command prints what each
     attack deserves and what it gets. The exit status is then 1 if an attack gets something else.
     """
@@ -99,7 +109,7 @@ async def _judge_file(file: Path, agent: str, rewards: Path | None, as_json: boo
     async def verdict(row: tuple[int, str]) -> tuple[int, Verdict | AfmError]:
         number, line = row
         try:
-            return number, await judge.score(_sample(line, agent))
+            return number, await judge.score(_sample(line, agent, file, rewards))
         except (DataError, ValueError) as error:
             return number, error if isinstance(error, AfmError) else DataError(str(error))
 
@@ -120,12 +130,12 @@ async def _judge_file(file: Path, agent: str, rewards: Path | None, as_json: boo
     return counts
 
 
-def _sample(line: str, agent: str) -> Sample:
+def _sample(line: str, agent: str, file: Path, rewards: Path | None) -> Sample:
     from afm.configuration import validated
     from afm.rewards import Sample
     from afm.rewards.base import ResponseRow
     from afm.trajectory import author_segments
-    from afm.trajectory.io import json_fault
+    from afm.trajectory.io import convert_advice, json_fault, record_of_line
 
     try:
         data = json.loads(line)
@@ -135,12 +145,14 @@ def _sample(line: str, agent: str) -> Sample:
         ) from None
     if not isinstance(data, dict):
         raise DataError(f"got {type(data).__name__}, expected an object")
+    if "segments" in data:
+        return _sample_of_record(record_of_line(line.encode(), file), agent, file, rewards)
     if missing := [
         key for key, field in ResponseRow.model_fields.items() if field.is_required() and key not in data
     ]:
         raise DataError(
             f"got an object with {', '.join(sorted(data)[:6])}, expected one with {', '.join(missing)} too; "
-            "afm reward --help lists the keys"
+            f"afm reward --help lists the keys. If the rows are a log, {convert_advice(file)}"
         )
     row = validated(ResponseRow, data, "row")
     spec = _agent(row.agent or agent)
@@ -156,12 +168,28 @@ def _sample(line: str, agent: str) -> Sample:
     )
 
 
+def _sample_of_record(record: Record, agent: str, file: Path, rewards: Path | None) -> Sample:
+    from afm.rewards import Sample
+
+    extra_info = record.provenance.get("extra_info", {})
+    if rewards is None and not (record.data_source or extra_info.get("reward")):
+        config = configs_folder() / "filters/logs.yaml"
+        raise DataError(
+            "got a trajectory without data_source and ground_truth, as logs have none; add both, or filter without "
+            f"them: afm data filter {quote(str(file))} --config {quote(str(config))} --output-dir DIR"
+        )
+    spec = _agent(agent)
+    if spec.name != record.agent:
+        spec = _agent(record.agent)
+    return Sample.of(spec, record, record.segments, extra_info=extra_info)
+
+
 def _word(result: Verdict | AfmError) -> str:
     if isinstance(result, AfmError):
         return "bad"
     if result.score is None:
         return "abstained"
-    return "correct" if result.parts.get("correct") == 1.0 else "wrong"
+    return {None: "unjudged", 1.0: "correct"}.get(result.parts.get("correct"), "wrong")
 
 
 def _as_json(line: int, result: Verdict | AfmError) -> str:

@@ -352,8 +352,9 @@ def scorer_name(data_source: str, table: Mapping[str, str]) -> str:
         if not patterns:
             if not key:
                 raise ConfigError(
-                    "the row has no data_source, which chooses the reward; add a column `data_source`, or let "
-                    "`afm data prepare tasks FILE --data-source NAME --out TASKS.jsonl` add it"
+                    "the row has no data_source, which chooses the reward; add a column `data_source` (for questions: "
+                    "`afm data prepare tasks FILE --data-source NAME --out TASKS.jsonl`), or choose the scorer of all "
+                    "rows in the reward YAML: `by_source: {'*': NAME}`"
                 )
             raise ConfigError(
                 f"no reward for data_source {data_source!r}: {suggestion(key, table)}; "

@@ -49,3 +49,31 @@ def test_wrong_usage_is_explained(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(APP, given)
     assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
+
+
+def test_converted_logs_are_scored_and_without_gold_answers_the_next_command_is_named(tmp_path: Path) -> None:
+    own = tmp_path / "shop.yaml"
+    own.write_text("extends: react\nname: shop\n", encoding="utf-8")
+    parts = [("<answer>5</answer>", "5"), ("<answer>7</answer>", "5")]
+    rows = [
+        {"id": gold, "agent": "shop", "agent_digest": "", "question": "How many?", "ground_truth": gold}
+        | {"segments": [{"author": "agent", "text": text}]}
+        for text, gold in parts
+    ]
+    file, form = tmp_path / "my rows.jsonl", tmp_path / "form.yaml"
+
+    def score(source: str, *more: str) -> list[str]:
+        file.write_text("".join(json.dumps(row | {"data_source": source}) + "\n" for row in rows))
+        return CliRunner().invoke(APP, [str(file), *more]).stdout.splitlines()
+
+    judged = score("nq", "--agent", str(own))
+    assert judged[0] == f"{file}:1: correct, score 1: '5' is a gold answer"
+    assert judged[-1] == "2 rows: 1 correct, 1 wrong"
+    first = score("", "--agent", str(own))[0]
+    assert f"afm data filter '{file}' --config " in first
+    assert "/filters/logs.yaml --output-dir DIR" in first
+    rows = [row | {"ground_truth": None} for row in rows]
+    form.write_text("formula: format\nby_source: {'*': exact_match}\n", encoding="utf-8")
+    assert score("", "--agent", str(own), "--rewards", str(form))[-1] == "2 rows: 2 unjudged"
+    rows = [{"steps": [], "output": "5"}]
+    assert f"afm convert '{file}' --to coa --agent NAME" in score("")[0]
