@@ -62,9 +62,10 @@ def reward(
 ) -> None:
     """Score every response in FILE, with verdict and evidence.
 
-    The verdict is correct, wrong or abstained, or unjudged if only other parts of the score could be judged. Bad rows are reported with file and line, and the others are scored. The
-    exit status is 1 if a row is bad or a verdict could not be reached. With --attack the command prints what each
-    attack deserves and what it gets. The exit status is then 1 if an attack gets something else.
+    The verdict is correct, wrong or abstained, or unjudged if only other parts of the score could be judged. Bad rows
+    are reported with file and line, and the others are scored. The exit status is 1 if a row is bad or a verdict could
+    not be reached. With --attack the command prints what each attack deserves and what it gets. The exit status is then
+    1 if an attack gets something else.
     """
     if attack:
         if file is not None and rewards is not None:
@@ -175,8 +176,8 @@ def _sample_of_record(record: Record, agent: str, file: Path, rewards: Path | No
     if rewards is None and not (record.data_source or extra_info.get("reward")):
         config = configs_folder() / "filters/logs.yaml"
         raise DataError(
-            "got a trajectory without data_source and ground_truth, as logs have none; add both, or filter without "
-            f"them: afm data filter {quote(str(file))} --config {quote(str(config))} --output-dir DIR"
+            "got a trajectory without data_source and ground_truth, as in logs; add both, or filter without them: "
+            f"afm data filter {quote(str(file))} --config {quote(str(config))} --output-dir DIR"
         )
     spec = _agent(agent)
     if spec.name != record.agent:
