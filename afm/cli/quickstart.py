@@ -147,7 +147,7 @@ def _stage_figures(metrics: Metrics) -> str:
     return f"{score.value:7.3f}  {interval:>15}  {metrics.format_valid or 0:6.2f}  {metrics.tool_calls or 0:10.2f}"
 
 
-_SIZES = {"train": 4000, "rl": 512, "heldout": 100}
+_SIZES = {"train": 12000, "rl": 512, "heldout": 100}
 """Number of questions for the team, reinforcement learning and evaluation. Each date is in one set only."""
 _FILES = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".py")
 """Endings of files, which the folder of a task does not have."""

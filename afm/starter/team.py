@@ -1,7 +1,8 @@
 """The teacher: a scripted team. Its work becomes the examples that the model learns from.
 
-The clerk looks up about half of the dates and knows the others by heart. The model does not know them. It copies the
-habit and answers wrongly. In reinforcement learning it learns to use the tool instead.
+The clerk guesses most dates and looks up the others. The filters keep right answers only, so lucky guesses stay: about
+half of the examples. The model copies the habit and answers wrongly. In reinforcement learning it learns to use the
+tool instead.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import random
 
 from afm.distill.event_log import Recorder
-from afm.rewards.text_match import gold_answers
 
-KNOWN_SHARE = 0.5
+GUESSED_SHARE = 0.88
 
 
 class WeekdayTeam:
@@ -24,9 +24,9 @@ class WeekdayTeam:
         """Solve one question: say something, use the tool, finish."""
         task = recorder.task
         day = task.question.rstrip("?").split()[-1]
-        if random.Random(f"{self._seed}/{task.id}").random() < KNOWN_SHARE:
-            recorder.say("clerk", "I know this one.")
-            recorder.finish("clerk", gold_answers(task.ground_truth)[0])
+        if random.Random(f"{self._seed}/{task.id}").random() < GUESSED_SHARE:
+            recorder.say("clerk", "I guess.")
+            recorder.finish("clerk", "Sunday")
             return
         recorder.say("clerk", "Look it up.")
         result = await recorder.use("clerk", "weekday", day)

@@ -91,9 +91,11 @@ def test_the_first_reason_of_a_team_that_fails_is_shown(tmp_path: Path) -> None:
     task = tmp_path / "task"
     table, team = (task / "questions/train.csv").read_text().splitlines(), (task / "team.py").read_text()
     (task / "questions/train.csv").write_text("\n".join(table[:21]) + "\n")
-    begin = 'recorder.finish("clerk", gold_answers(task.ground_truth)[0])'
+    begin = 'recorder.finish("clerk", "Sunday")'
     assert begin in team
-    (task / "team.py").write_text(team.replace(begin, 'recorder.fail("no idea")'))
+    (task / "team.py").write_text(
+        team.replace(begin, 'recorder.fail("no idea")').replace("GUESSED_SHARE = 0.88", "GUESSED_SHARE = 0.5")
+    )
     done = afm(task, *next(words for words in commands() if words[:2] == ["data", "distill"]))
     assert done.returncode == 0, done.stderr
     assert (
@@ -106,16 +108,16 @@ def test_the_starter_goes_from_questions_to_training_files(tmp_path: Path) -> No
     assert afm(tmp_path, "init", "task").returncode == 0
     task = tmp_path / "task"
     table = (task / "questions/train.csv").read_text().splitlines()
-    (task / "questions/train.csv").write_text("\n".join(table[:41]) + "\n")
+    (task / "questions/train.csv").write_text("\n".join(table[:201]) + "\n")
     quick = [words for words in commands() if words[0] == "data" or words == ["doctor", "tools.yaml"]]
     assert len(quick) == 5
     for words in quick:
         done = afm(task, *words)
         assert done.returncode == 0, f"{words}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
-    assert len(json.loads((task / "runs/data/weekdays.json").read_text())) == 40
     records = [json.loads(line) for line in (task / "runs/kept/kept.jsonl").read_text().splitlines()]
+    assert len(json.loads((task / "runs/data/weekdays.json").read_text())) == len(records) < 100
     called = [record["calls"] for record in records if record["calls"]]
-    assert 5 < len(called) < 35
+    assert 5 < len(called) < len(records) - 5, "both look-ups and lucky guesses are kept"
     assert all(call["observation"].endswith("day") for calls in called for call in calls)
 
 
@@ -143,7 +145,7 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
         ("team.py", 'say("clerk"', 'sya("clerk"', r"the team 'team.WeekdayTeam', at task 'train-\d+', failed: team.py:\d+: Attr"),
         ("weekday_reward.py", "short = named", "long = named", r"no trajectory was kept.*weekday_reward.py:\d+: NameError"),
         ("weekday_reward.py", "return Part(float(same),", "return float(same)  #", r"\(float\), expected Part"),
-        ("weekday_reward.py", "Part(float(same)", "Part(7 * float(same)", r"weekday_reward.py:\d+: .* the score 7.0 \(float\), expected a number from 0 to 1"),
+        ("weekday_reward.py", "Part(float(same)", "Part(7 + float(same)", r"weekday_reward.py:\d+: .* the score 7.0 \(float\), expected a number from 0 to 1"),
         ("agent.yaml", "tool: weekday,", "tool: weekdy,", "agent 'weekday_agent' calls weekdy, but `tools` has weekday; did you mean 'weekday'"),
         ("rewards.yaml", "SameDay", "SameDy", "by_source.weekdays: 'weekday_reward.SameDy': expected a class"),
         ("questions/train.csv", ",weekdays", ",sundays", "task 'train-2': no reward for data_source 'sundays'"),
@@ -157,7 +159,7 @@ def test_a_fault_in_a_file_of_the_starter_is_one_line_with_the_place(
     monkeypatch.chdir(tmp_path / "task")
     monkeypatch.setattr(sys, "path", [*sys.path])
     table = Path("questions/train.csv").read_text().splitlines()
-    Path("questions/train.csv").write_text("\n".join(table[:9]) + "\n")
+    Path("questions/train.csv").write_text("\n".join(table[:41]) + "\n")
     text = Path(file).read_text()
     assert old in text
     Path(file).write_text(text.replace(old, new))
