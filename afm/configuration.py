@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 
-from afm.errors import ConfigError, RepeatedErrors, UsageError, suggestion
+from afm.errors import ConfigError, RepeatedErrors, UsageError, no_such_file, suggestion
 from afm.file_kinds import FILE_KINDS, kind_of
 from afm.plugins import check_code_of
 
@@ -140,7 +140,7 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; expected a YAML of {what}") from None
+        raise ConfigError(f"{path}: {no_such_file(path)}; expected a YAML of {what}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except UnicodeDecodeError as error:
@@ -326,7 +326,9 @@ def _extended(
         try:
             found = find(parent, path.parent)
             if not found.exists():
-                raise ConfigError(f"{found}: no such file; expected a path from the folder of {path.name}")
+                raise ConfigError(
+                    f"{found}: {no_such_file(found)}; expected a path from the folder of {path.name}"
+                )
         except ConfigError as error:
             raise ConfigError(f"{path}: extends: {error}") from None
         base = merged(base, _extended(found, what, find, anchor, (*children, own)))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from enum import StrEnum
 from errno import EDQUOT, ENOSPC
+from pathlib import Path
 
 
 class AfmError(Exception):
@@ -192,8 +193,28 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"expected one of: {', '.join(words)}"
 
 
-def described(error: AfmError | OSError) -> str:
-    """Return the message of an error. An error of the system gets its file, what was expected, and the next step."""
+def no_such_file(path: str | Path, what: str = "file") -> str:
+    """Return ``no such file``, and the path that was probably meant: one part of it has the nearest name there is."""
+    path = Path(path)
+    wrong = next((part for part in (*reversed(path.parents), path) if not part.exists()), path)
+    try:
+        names = [entry.name for entry in wrong.parent.iterdir()]
+    except OSError:
+        names = []
+    for name in get_close_matches(wrong.name, names, n=5):
+        # An ending alone makes short names alike.
+        alike = get_close_matches(wrong.stem, [Path(name).stem])
+        if alike and (near := wrong.with_name(name) / path.relative_to(wrong)).exists():
+            return f"no such {what} (did you mean {near}?)"
+    return f"no such {what}"
+
+
+def described(error: AfmError | OSError, output: str = "--output-dir") -> str:
+    """Return the message of an error. An error of the system gets its file, what was expected, and the next step.
+
+    Args:
+        output: The option or key that sets the folder of the output.
+    """
     if not isinstance(error, OSError):
         return str(error)
     if error.errno in _NO_SPACE:
@@ -201,13 +222,13 @@ def described(error: AfmError | OSError) -> str:
         return f"{place}{error.strerror}; delete files there, or choose another disk, and run the same command again"
     if error.filename is None:
         return str(error)
-    return f"{error.filename}: {_REASONS.get(type(error), error.strerror)}"
+    return f"{error.filename}: {_REASONS.get(type(error), error.strerror)}".replace("OUTPUT", output)
 
 
 _NO_SPACE = (ENOSPC, EDQUOT)
 _REASONS: dict[type[OSError], str] = {
-    FileExistsError: "is a file; expected a folder, choose another --output-dir",
-    NotADirectoryError: "a part of this path is a file; expected a folder, choose another --output-dir",
+    FileExistsError: "is a file; expected a folder, choose another OUTPUT",
+    NotADirectoryError: "a part of this path is a file; expected a folder, choose another OUTPUT",
     FileNotFoundError: "no such file, and none can be written there; check the path, or choose another place",
     PermissionError: "permission denied; choose a place that you may read and write",
     IsADirectoryError: "is a folder; expected a file",

@@ -117,6 +117,28 @@ class RewardHacking(Alarm):
         return fmean(values[: self.window]), fmean(values[self.window :])
 
 
+class FormatCollapse(Alarm):
+    """Fewer episodes keep the agent's format than before: the mean over ``window`` steps fell from its best."""
+
+    steps: int = Field(default=1, ge=1)
+    window: int = Field(default=5, ge=1)
+    falls: float = Field(default=0.2, gt=0, lt=1)
+
+    def look(self, rows: Rows) -> str | None:
+        """See :class:`Alarm`."""
+        known = [row for row in rows if row.get("format") is not None]
+        values = _values(known, "format")
+        means = [fmean(values[end - self.window : end]) for end in range(self.window, len(values) + 1)]
+        if not means or max(means) - means[-1] < self.falls:
+            return None
+        best, last = means.index(max(means)), len(means) - 1
+        steps = [f"steps {known[at]['step']} to {known[at + self.window - 1]['step']}" for at in (best, last)]
+        return (
+            f"format fell from {means[best]:.2f} ({steps[0]}) to {means[last]:.2f} ({steps[1]}): read the episodes of these "
+            "steps, then continue from an earlier checkpoint with a lower learning rate (docs/rl.md, Alarms)"
+        )
+
+
 class FailedTools(Alarm):
     """Too many tool calls fail, so the agent learns to do without its tools."""
 
@@ -166,6 +188,7 @@ class Alarms(Settings):
     entropy_collapse: EntropyCollapse | None = EntropyCollapse()
     mismatch: Mismatch | None = Mismatch()
     reward_hacking: RewardHacking | None = RewardHacking()
+    format_collapse: FormatCollapse | None = FormatCollapse()
     failed_tools: FailedTools | None = FailedTools()
     no_signal: NoSignal | None = NoSignal()
     long_tail: LongTail | None = LongTail()

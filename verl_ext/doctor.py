@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from afm.errors import ConfigError, MissingExtraError
+from afm.errors import ConfigError, MissingExtraError, no_such_file
 from afm.findings import (
     BUILD_ADVICE,
     FLASH_ATTENTION,
@@ -113,7 +113,7 @@ def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
     report = Report()
     for file in (*settings.train_files, *settings.val_files):
         if not Path(file).is_file():
-            report.add(Finding(Level.ERROR, "data", f"{file}: no such file (train_files, val_files)"))
+            report.add(Finding(Level.ERROR, "data", f"{file}: {no_such_file(file)} (train_files, val_files)"))
     config = _composed(settings) if settings.platform == "cpu" or here else None
     _requirements(settings, config, report, here=here)
     if config is not None:

@@ -21,7 +21,7 @@ from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, RunPrompts, run_
 from afm.agents.prompt_source import Messages, row_messages
 from afm.datasets import Task
 from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear, task_of_row
-from afm.errors import AfmError, ConfigError, DataError
+from afm.errors import AfmError, ConfigError, DataError, no_such_file
 from afm.findings import Finding, Level
 from afm.rewards.registry import BY_SOURCE, checked_name, scorer_name
 from afm.rollout.routes import HOPELESS_ADVICE, Route, Routes, mismatch
@@ -222,7 +222,7 @@ def rows_of(file: Path, columns: Sequence[str] | None = None) -> Iterator[Mappin
     import pyarrow.parquet as pq
 
     if not file.is_file():
-        raise ConfigError(f"{file}: no such file; create one with `afm data prepare rl`")
+        raise ConfigError(f"{file}: {no_such_file(file)}; create one with `afm data prepare rl`")
     try:
         with pq.ParquetFile(file) as table:
             wanted = [name for name in columns if name in table.schema_arrow.names] if columns else None

@@ -13,7 +13,7 @@ import yaml
 
 from afm.agents.spec import START, AgentSpec
 from afm.configuration import read_extended, validated
-from afm.errors import ConfigError, suggestion
+from afm.errors import ConfigError, no_such_file, suggestion
 from afm.runs.atomic import replace_text
 
 _SHIPPED_FOLDER = Path(__file__).parent
@@ -139,7 +139,7 @@ def _find(name_or_path: str | Path, base: Path) -> Path:
         return trained
     if not path.is_file():
         raise ConfigError(
-            f"{path}: no such agent file; expected a YAML, or one of: {', '.join(shipped_agents())}"
+            f"{path}: {no_such_file(path, 'agent file')}; expected a YAML, or one of: {', '.join(shipped_agents())}"
         )
     return path
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from afm.agents import AgentSpec, PromptSource, RoleKind
-from afm.errors import AfmError, EngineError, UsageError
+from afm.errors import AfmError, EngineError, UsageError, no_such_file
 from afm.palette import terminal_style
 from afm.rollout import CallFinished, CallStarted, Episode, EpisodeEvent, Stopped, TextWritten
 from afm.terminal import plural, visible
@@ -93,7 +93,7 @@ def open_conversation(
     turns: list[Record] = []
     if resume is not None:
         if not resume.is_file():
-            raise UsageError(f"--continue {resume}: no such file; expected one that --save wrote")
+            raise UsageError(f"--continue {resume}: {no_such_file(resume)}; expected one that --save wrote")
         turns = load_records(resume)
         if not turns:
             raise UsageError(

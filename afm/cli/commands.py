@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from afm import __version__
 from afm.cli.options import FOREIGN_OPTIONS
-from afm.errors import suggestion
+from afm.errors import no_such_file, suggestion
 
 _STYLE = re.compile(r"\[(?=[a-z#/@])")
 """Text that Typer reads as a style. A backslash before it keeps it."""
@@ -291,9 +291,9 @@ def _print_usage_error(error: Any) -> None:
     print(f"error: {place}: {text}{expected}{end} see {place} --help", file=sys.stderr)
 
 
-_TYPER_WORDS = {
+_TYPER_WORDS: dict[str, Any] = {
     r": (?:file|path) '(\S*=.*)' does not exist": r" \1: no such file; an override comes after the file",
-    r": (?:file|path) '(.*)' does not exist": r" \1: no such file",
+    r": (?:file|path) '(.*)' does not exist": lambda match: f" {match[1]}: {no_such_file(match[1])}",
     r": dir(?:ectory)? '(.*)' does not exist": r" \1: no such folder",
     r": file '(.*)' is a directory": r" \1: is a folder",
     r": dir(?:ectory)? '(.*)' is a file": r" \1: is a file",

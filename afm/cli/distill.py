@@ -112,7 +112,7 @@ def _cost(spent: Spent) -> str:
     return f", {plural(spent.tokens, 'token')}{usd}" if spent.tokens else ""
 
 
-_Opened = tuple["TeamWithRoles", "AgentSpec", dict[str, "Tool"]]
+_Opened = tuple["TeamWithRoles", "AgentSpec", dict[str, "Tool"], dict[str, str]]
 
 
 async def _distill(
@@ -132,7 +132,7 @@ async def _distill(
         raise DataError(
             "holds no questions, only the names of its columns; add a row for each question", path=str(file)
         )
-    async with opened as (team, spec, tools):
+    async with opened as (team, spec, tools, files):
         return await run(
             tasks,
             spec,
@@ -143,6 +143,7 @@ async def _distill(
             max_parallel=max_parallel,
             rewards=rewards,
             progress=progress,
+            files=files | {"tasks": f"the tasks of {file}"},
         )
 
 
@@ -150,14 +151,14 @@ async def _distill(
 async def _team(
     file: Path | None, agent: str | None, tools_file: Path | None, seed: int, overrides: Sequence[str]
 ) -> AsyncIterator[_Opened]:
-    """Yield the team, its agent and its tools, and close them at the end."""
+    """Yield the team, its agent, its tools and the files behind their digests, and close them at the end."""
     from afm.cli.options import configs_folder
     from afm.distill.model_team.settings import TeamSettings
     from afm.distill.scripted_teams import scripted_team
     from afm.distill.team_player import open_team
     from afm.tools import check_tools, load_tools
 
-    who, needed = "", set[str]()
+    who, needed, files = "", set[str](), {"agent_digest": f"agent {agent or 'math'}"}
     async with AsyncExitStack() as stack:
         team: TeamWithRoles
         if file is None:
@@ -168,6 +169,8 @@ async def _team(
             team = members = open_team(file, agent_option(agent) if agent else None, overrides, seed)
             stack.push_async_callback(members.close)
             spec = members.spec
+            files = {"agent_digest": f"agent {agent or members.settings.agent}"}
+            files["team"] = getattr(members, "source", str(file))
             tools_file = tools_file or members.settings.tools
             if isinstance(members.settings, TeamSettings):
                 who, needed = f"{file}: the team", members.settings.called_tools
@@ -176,7 +179,7 @@ async def _team(
             stack.push_async_callback(tool.close)
         if tools_file is not None:
             check_tools(who or f"agent {spec.name!r}", needed or spec.tool_roles.values(), tools)
-        yield team, spec, tools
+        yield team, spec, tools, files
 
 
 def expand(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.cli.options import TrustOption, overrides_argument
-from afm.errors import AfmError, ConfigError, UsageError
+from afm.errors import AfmError, ConfigError, UsageError, no_such_file
 from afm.file_kinds import EVAL_FILE, RL_FILE, SFT_FILE, TOOLS_FILE, FileKind, kind_of
 from afm.findings import Finding, Level, failed
 from afm.memory_arithmetic import hardware_from
@@ -128,7 +128,7 @@ def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
     from afm.configuration import override_key, read_extended, read_file
 
     if not config.is_file():
-        state = "is a folder" if config.is_dir() else "no such file"
+        state = "is a folder" if config.is_dir() else no_such_file(config)
         raise UsageError(
             f"CONFIG {config}: {state}; expected: YAML of a training run, an evaluation or tools"
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.cli.options import file_argument, page_option, rows_file
-from afm.errors import DataError, MissingExtraError, UsageError
+from afm.errors import DataError, MissingExtraError, UsageError, no_such_file
 from afm.terminal import plural
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ def view(
     from afm.evaluation.viewer.index import episode_files
 
     if not path.exists():
-        raise UsageError(f"{path}: no such file or folder; expected episodes as JSONL, or a run's folder")
+        raise UsageError(
+            f"{path}: {no_such_file(path, 'file or folder')}; expected episodes as JSONL, or a run's folder"
+        )
     if path.suffix in (".yaml", ".yml"):
         rows_file(path)
     episodes = EpisodeIndex(path, index or _place(path.resolve()))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from afm.errors import DataError, MissingExtraError
+from afm.errors import DataError, MissingExtraError, no_such_file
 from afm.trajectory.io import json_rows
 
 _TABLES = {".tsv": "\t", ".csv": ","}
@@ -30,7 +30,7 @@ def published_rows(file: Path) -> Iterator[tuple[int, Any]]:
         DataError: The file is missing, has another format, or cannot be read as a whole.
     """
     if not file.is_file():
-        raise DataError(f"no such file; expected one of {', '.join(SUFFIXES)}", path=str(file))
+        raise DataError(f"{no_such_file(file)}; expected one of {', '.join(SUFFIXES)}", path=str(file))
     if file.suffix in (".parquet", _ARROW):
         return columnar_rows(file)
     if file.suffix in _TABLES:

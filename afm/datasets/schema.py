@@ -20,7 +20,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from afm.agents.prompt_source import QUESTION_MARK, row_messages
 from afm.datasets.row_files import published_rows
-from afm.errors import DataError
+from afm.errors import DataError, no_such_file
 from afm.runs.atomic import replacing
 from afm.trajectory.chat import row_id
 from afm.trajectory.io import json_rows
@@ -129,7 +129,8 @@ def scan_tasks(path: str | Path, *, data_source: str | None = None) -> Iterator[
 
 def _numbered_items(file: Path, data_source: str | None) -> Iterator[tuple[int, Task | DataError]]:
     if not file.is_file():
-        raise DataError("no such file; expected tasks as .jsonl, .csv, .tsv or .parquet", path=str(file))
+        expected = "expected tasks as .jsonl, .csv, .tsv or .parquet"
+        raise DataError(f"{no_such_file(file)}; {expected}", path=str(file))
     rows = published_rows(file) if file.suffix in _NO_JSON else json_rows(file)
     seen: set[str] = set()
     for number, row in rows:

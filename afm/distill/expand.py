@@ -32,7 +32,7 @@ from afm.distill.run import EVENTS_FILE, MANIFEST_FILE, Progress, collect, settl
 from afm.endpoints.budget import Spent
 from afm.errors import ConfigError, DataError
 from afm.runs.atomic import replace_text
-from afm.runs.folder import write_manifest
+from afm.runs.folder import RunFolder, write_manifest
 from afm.tools import load_tools
 from afm.trajectory.io import json_rows
 
@@ -155,7 +155,7 @@ async def expand(settings: ExpandSettings, progress: Progress | None = None) -> 
         opened.push_async_callback(team.close)
         tasks = _tasks(settings)
         with EventLog(output_dir / EVENTS_FILE) as log:
-            settle(output_dir, tasks, team, settings.seed, growth=settings.growth.value)
+            settle(RunFolder(output_dir), tasks, team, settings.seed, growth=settings.growth.value)
             collected = await collect(
                 tasks, team, tools, log, max_parallel=settings.max_parallel, progress=progress
             )

@@ -230,6 +230,7 @@ async def distill(
     filters: Sequence[Filter] | None = None,
     rewards: Path | None = None,
     progress: Progress | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> DistillSummary:
     """Distil ``tasks`` into ``output_dir``. After a kill, the same call resumes with the next task.
 
@@ -243,6 +244,7 @@ async def distill(
             sequence means no filter.
         rewards: YAML of the reward for the default stages.
         progress: Called after every task and every filtered row.
+        files: The files of ``tasks``, ``team`` and ``agent_digest``, to name those that changed since the folder's run.
 
     Raises:
         ConfigError: ``output_dir`` holds a distillation of other tasks, or with another agent, team, tools or seed. Or
@@ -257,7 +259,7 @@ async def distill(
     agent = {"agent": spec.name, "agent_digest": spec.digest, "tools": sorted(tools)}
     async with _stages(filters, spec, tools, rewards, tasks) as stages:
         with EventLog(out / EVENTS_FILE) as log:
-            settle(out, tasks, team, seed, **agent)
+            settle(RunFolder(out, "--output-dir"), tasks, team, seed, files, **agent)
             collected = await collect(tasks, team, tools, log, max_parallel=max_parallel, progress=progress)
             merged = merge_log(out / EVENTS_FILE, spec, role_map, team=team.name, seed=seed)
             funnel, tool_calls, examples = await _filter(merged, stages, out, progress)
@@ -297,13 +299,20 @@ def _write_manifest(
     )
 
 
-def settle(out: Path, tasks: Sequence[Task], team: Team, seed: int, **more: object) -> None:
+def settle(
+    folder: RunFolder,
+    tasks: Sequence[Task],
+    team: Team,
+    seed: int,
+    files: Mapping[str, str] | None = None,
+    **more: object,
+) -> None:
     """Record the settings of the run and reject a folder of a different run. Call it with the log open."""
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(task.model_dump_json().encode() + b"\n")
     settings = {"team": team.name, "seed": seed, "tasks": digest.hexdigest()[:16]}
-    RunFolder(out).claim(more | settings, [out / EVENTS_FILE])
+    folder.claim(more | settings, [folder.path / EVENTS_FILE], files)
 
 
 @asynccontextmanager

@@ -79,6 +79,7 @@ class OwnTeam:
 
     Attributes:
         name: The class with a digest of its source, so that a changed team cannot resume an earlier run.
+        source: The files of that digest.
     """
 
     def __init__(self, settings: OwnTeamSettings, spec: AgentSpec, file: Path, seed: int) -> None:
@@ -94,6 +95,7 @@ class OwnTeam:
         except TypeError as error:
             raise ConfigError(f"{where}: {settings.class_name!r} cannot be made: {error}") from None
         source = Path(module.__file__ or file).read_bytes() + repr(settings.config).encode()
+        self.source = str(module.__file__ or file) + f" or the `config` in {file}" * bool(settings.config)
         self.name = f"{settings.class_name}-{hashlib.sha256(source).hexdigest()[:8]}"
         self.settings, self.spec, self.roles = settings, spec, settings.roles
 

@@ -73,7 +73,7 @@ class _Watched:
     """An aspect to look for: a series of the log, or its ratio to the series ``over``.
 
     Attributes:
-        alarm: Name of its alarm, if it has one.
+        alarm: Names of its alarms, if it has any.
         nonzero: Status if a step had more than 0. ``None`` where values above 0 are normal.
         share: Whether the values are shares.
         holds: Whether the mean should not fall.
@@ -101,7 +101,7 @@ class _Watched:
 
 _WATCHED = (
     _Watched("Reward", "should rise; suspect if format or length falls meanwhile", "reward", "reward_hacking", holds=True, rises=True),
-    _Watched("Valid format", "share of episodes; should not fall", "format", "reward_hacking", share=True, holds=True),
+    _Watched("Valid format", "share of episodes; should not fall", "format", "format_collapse reward_hacking", share=True, holds=True),
     _Watched("Entropy", "nats per token; near zero the policy no longer explores", "entropy", "entropy_collapse"),
     _Watched("Engine mismatch", "KL between rollout engine and trainer, nats per token; an estimate, so it may be below 0", "mismatch_kl", "mismatch"),
     _Watched("Token drift", "trained tokens that differ from the sampled ones; should be 0", "token_drift", nonzero=Status.BAD),
@@ -128,7 +128,7 @@ def _aspect(watched: _Watched, rows: Sequence[Row], alarms: Mapping[str, tuple[s
     if not values:
         return None
     ends = values[0], values[-1], min(values), max(values)
-    messages = alarms.get(watched.alarm, ())
+    messages = tuple(message for name in watched.alarm.split() for message in alarms.get(name, ()))
     trend = _trend(watched, values)
     status = Status.GOOD if watched.alarm or watched.nonzero else Status.NONE
     if messages:

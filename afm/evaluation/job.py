@@ -21,7 +21,7 @@ from afm.datasets.published import rows_of
 from afm.datasets.readers import READERS
 from afm.datasets.row_files import SUFFIXES, data_files, published_rows
 from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear
-from afm.errors import DataError, UsageError
+from afm.errors import DataError, UsageError, no_such_file
 from afm.evaluation.agents import RowAgents, content_of, with_judge_text
 from afm.evaluation.benchmarks import BENCHMARKS, READ_AS_PUBLISHED
 from afm.evaluation.best_of import choose
@@ -298,7 +298,9 @@ def _files(config: EvalConfig) -> list[Path]:
         if name in BENCHMARKS | READ_AS_PUBLISHED and not place.exists():
             raise (BENCHMARKS | READ_AS_PUBLISHED)[name].missing(place)
         if not place.exists():
-            raise UsageError(f"data: {place}: no such file or folder; give questions with data=FILE")
+            raise UsageError(
+                f"data: {place}: {no_such_file(place, 'file or folder')}; give questions with data=FILE"
+            )
     return [file for place in config.data for file in task_files(place)]
 
 

@@ -72,7 +72,9 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def claim(self, settings: Mapping[str, Any], results: Iterable[Path]) -> None:
+    def claim(
+        self, settings: Mapping[str, Any], results: Iterable[Path], files: Mapping[str, str] | None = None
+    ) -> None:
         """Record the settings of the run, or check that the folder holds a run with the same settings.
 
         A folder without results can be reused with other settings, for example after a run that was refused or died
@@ -80,6 +82,7 @@ class RunFolder:
 
         Args:
             results: Files that are not empty once the run has a result.
+            files: The file behind a setting that is a digest, to name in place of the digests.
 
         Raises:
             ConfigError: The folder holds results of other settings.
@@ -87,7 +90,7 @@ class RunFolder:
         file = self.path / SETTINGS_FILE
         settings = json.loads(json.dumps(dict(settings)))
         if file.exists() and any(path.is_file() and path.stat().st_size for path in results):
-            self.check(changes(json.loads(file.read_text(encoding="utf-8")), settings))
+            self.check(changes(json.loads(file.read_text(encoding="utf-8")), settings, files or {}))
             return
         replace_text(file, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
@@ -101,7 +104,7 @@ class RunFolder:
             more = len(differences) - _SHOWN_CHANGES
             listed = ", ".join(differences[:_SHOWN_CHANGES]) + (f", and {more} more" if more > 0 else "")
             raise ConfigError(
-                f"{self.path} holds a run with other settings ({listed}); choose another {self.option} "
+                f"{self.path} holds a run with other settings ({listed}); choose another {self.option}, "
                 "or delete the folder to start over"
             )
 
@@ -123,11 +126,18 @@ def hold(descriptor: int, path: Path, advice: str = "wait for it or stop it", *,
         time.sleep(0.2)
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return ``key: old -> new`` for every setting that differs, sorted by key. Nested keys have dots."""
-    old, new = flatten(before), flatten(after)
+def changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], files: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return ``key: old -> new`` for every setting that differs, sorted by key. Nested keys have dots.
+
+    A setting of ``files`` is a digest: the file behind it is named as changed.
+    """
+    old, new, files = flatten(before), flatten(after), files or {}
     return [
-        f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
+        f"{files[key]} changed"
+        if key in files
+        else f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
         for key in sorted({*old, *new})
         if old.get(key) != new.get(key)
     ]

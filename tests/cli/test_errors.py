@@ -8,7 +8,7 @@ import pytest
 
 from afm.agents import load_agent
 from afm.datasets.sft_files import write_sft
-from afm.errors import DataError
+from afm.errors import DataError, no_such_file
 
 ROOT = Path(__file__).parents[2]
 TASK = {"id": "a", "question": "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?"}
@@ -23,6 +23,38 @@ def last_line(afm):
         return done.returncode, (done.stderr.splitlines() or [""])[-1]
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("trian.csv", "train.csv"),
+        ("Train.csv", "train.csv"),
+        ("qestions/a.yaml", "questions/a.yaml"),
+        ("b.yaml", None),  # only the ending is alike
+        ("qestions/train.csv", None),  # the nearest folder has no such file
+        ("train.csv/x", None),
+    ],
+)
+def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path, typed, near):
+    (tmp_path / "questions").mkdir()
+    for name in ("train.csv", "rl.csv", "questions/a.yaml", "a.yaml"):
+        (tmp_path / name).touch()
+    hint = f" (did you mean {tmp_path / near}?)" if near else ""
+    assert no_such_file(tmp_path / typed) == f"no such file{hint}"
+
+
+def test_a_file_name_typed_wrong_is_corrected_by_every_reader(afm, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    for name in ("train.csv", "agent.yaml", "eval.yaml"):
+        (tmp_path / name).touch()
+    for words, name in (
+        ("data distill {T}/trian.csv --output-dir {T}/out", "train.csv"),
+        ("eval {T}/evla.yaml", "eval.yaml"),
+        ("validate {T}/rows.jsonl --agent {T}/agnet.yaml", "agent.yaml"),
+    ):
+        done = afm(*words.replace("{T}", str(tmp_path)).split(), status=None)
+        assert f"(did you mean {tmp_path / name}?); expected" in done.stderr
 
 
 def test_a_process_ends_with_the_status_of_its_error():

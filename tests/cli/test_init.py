@@ -103,6 +103,30 @@ def test_the_first_reason_of_a_team_that_fails_is_shown(tmp_path: Path) -> None:
     )
 
 
+def test_a_folder_of_an_earlier_run_is_refused_with_the_files_that_changed_and_what_can_be_typed(
+    tmp_path: Path,
+) -> None:
+    assert afm(tmp_path, "init", "task").returncode == 0
+    task = tmp_path / "task"
+    table = (task / "questions/train.csv").read_text().splitlines()
+    (task / "questions/train.csv").write_text("\n".join(table[:9]) + "\n")
+    words = next(words for words in commands() if words[:2] == ["data", "distill"])
+    assert afm(task, *words).returncode == 0
+    assert afm(task, *words).returncode == 0
+    with (task / "team.py").open("a") as team:
+        team.write("# edited\n")
+    again = afm(task, *words)
+    assert again.returncode == 1
+    expected = (
+        f"({task / 'team.py'} changed); choose another --output-dir, or delete the folder to start over"
+    )
+    assert expected in again.stderr
+    (task / "questions/train.csv").write_text("\n".join(table[:8]) + "\n")
+    assert "(the tasks of questions/train.csv changed, " in afm(task, *words).stderr
+    keyed = afm(task, "eval", "eval.yaml", "team=team.yaml", "limit=1", "output_dir=README.md")
+    assert "README.md: is a file; expected a folder, choose another output_dir\n" in keyed.stderr
+
+
 @pytest.mark.slow
 def test_the_starter_goes_from_questions_to_training_files(tmp_path: Path) -> None:
     assert afm(tmp_path, "init", "task").returncode == 0

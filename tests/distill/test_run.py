@@ -11,6 +11,7 @@ from afm.distill.merge import RoleMap
 from afm.distill.run import distill, settle
 from afm.distill.scripted_teams import ScriptedMathTeam, scripted_team
 from afm.errors import ConfigError, DataError
+from afm.runs.folder import RunFolder
 from afm.trajectory import author_segments, load_records, validate
 
 ROOT = Path(__file__).parents[2]
@@ -63,14 +64,16 @@ async def test_the_result_does_not_depend_on_the_parallelism(tmp_path, spec, too
 
 async def test_a_folder_belongs_to_the_tasks_and_the_seed_of_its_first_result(tmp_path, spec, tools):
     first, second = problems(2)
-    settle(tmp_path, [second], scripted_team(spec), 5)  # as a run does that is killed before its first event
+    settle(
+        RunFolder(tmp_path), [second], scripted_team(spec), 5
+    )  # as a run does that is killed before its first event
     await distill([first, second], spec, tools, tmp_path, **taught(spec))
 
     edited = second.model_copy(update={"question": f"{second.question} "})
     for tasks in ([first], [first, edited]):
         with pytest.raises(ConfigError, match=r"other settings \(tasks: "):
             await distill(tasks, spec, tools, tmp_path, **taught(spec))
-    with pytest.raises(ConfigError, match=r"other settings \(seed: 0 -> 1\); choose another output_dir"):
+    with pytest.raises(ConfigError, match=r"other settings \(seed: 0 -> 1\); choose another --output-dir"):
         await distill([first, second], spec, tools, tmp_path, **taught(spec, seed=1))
     with pytest.raises(DataError, match="no tasks to distil"):
         await distill([], spec, tools, tmp_path / "new", **taught(spec))

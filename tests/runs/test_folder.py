@@ -23,6 +23,19 @@ def test_a_folder_with_results_names_every_key_that_differs(tmp_path: Path) -> N
         folder.claim({"seed": 0, "plan": {"deep": {"rate": 4}}, "new": 3}, results)
 
 
+def test_a_digest_that_differs_is_named_by_its_file(tmp_path: Path) -> None:
+    folder, results = RunFolder(tmp_path, "--output-dir"), [tmp_path / "rows.jsonl"]
+    files = {"team": "team.py", "tasks": "the tasks of train.csv"}
+    folder.claim({"team": "a1", "tasks": "b2", "seed": 0}, results, files)
+    results[0].write_text("{}\n")
+    folder.claim({"team": "a1", "tasks": "b2", "seed": 0}, results, files)
+    with pytest.raises(
+        ConfigError,
+        match=r"\(seed: 0 -> 1, team\.py changed\); choose another --output-dir, or delete the folder",
+    ):
+        folder.claim({"team": "c3", "tasks": "b2", "seed": 1}, results, files)
+
+
 def test_a_run_may_wait_for_the_one_before_it(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with ExitStack() as first:

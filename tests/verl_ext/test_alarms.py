@@ -70,6 +70,19 @@ def test_a_reward_that_jumps_while_format_or_length_fall_is_suspicious(tmp_path:
     assert went_off([{}] * 5 + [falls] * 5, tmp_path) == []
 
 
+def test_a_format_that_falls_from_its_best_is_reported_once_with_the_steps(tmp_path: Path) -> None:
+    falling = [{"format": 0.5}] * 5 + [{"format": 0.9}] * 5 + [{}] + [{"format": 0.6}] * 9
+    file = tmp_path / "alarms.jsonl"
+    watch = Watch(Alarms(), [], file)
+    for step, row in enumerate(falling, start=1):
+        watch.look({"step": step} | row)
+    # Means of five steps: the best is 0.9 at steps 6 to 10, and (0.9 + 4 * 0.6) / 5 = 0.66 is the first 0.2 below it.
+    [alarm] = read_alarms(file)
+    assert (alarm.step, alarm.alarm, alarm.action) == (15, "format_collapse", AlarmAction.WARN)
+    assert "format fell from 0.90 (steps 6 to 10) to 0.66 (steps 10 to 15)" in alarm.message
+    assert went_off([{}] * 5 + [{"format": 0.75}] * 9, tmp_path) == []
+
+
 def test_metrics_that_are_absent_set_off_nothing(tmp_path: Path) -> None:
     watch = Watch(Alarms(), [], tmp_path / "alarms.jsonl")
     assert [watch.look({"step": step}) for step in range(1, 20)] == [[]] * 19

@@ -28,7 +28,7 @@ from afm.distill.filters.worker_pool import (
     decided,
     read_chunks,
 )
-from afm.errors import ConfigError, DataError
+from afm.errors import ConfigError, DataError, no_such_file
 from afm.runs.atomic import replace_text
 from afm.runs.folder import SETTINGS_FILE, RunFolder, sha256_of, write_manifest
 from afm.trajectory.io import line_of_record, record_of_line
@@ -328,7 +328,7 @@ def _digests(paths: Sequence[Path]) -> dict[str, str]:
 
 def _digest(path: Path) -> str:
     if not path.is_file():
-        raise DataError("no such file; expected trajectory JSONL", path=str(path))
+        raise DataError(f"{no_such_file(path)}; expected trajectory JSONL", path=str(path))
     return sha256_of(path)
 
 
@@ -355,8 +355,8 @@ def _settle(out: Path, settings: dict[str, object]) -> None:
     """Record the settings of the run, and reject a folder of a different run."""
     results = [out / name for name in (KEPT_FILE, DROPPED_FILE, UNREADABLE_FILE, MANIFEST_FILE)]
     if not (out / SETTINGS_FILE).exists() and any(path.exists() for path in results):
-        raise ConfigError(f"{out}: holds files of another program; choose another folder")
-    RunFolder(out).claim(settings, results)
+        raise ConfigError(f"{out}: holds files of another program; choose another --output-dir")
+    RunFolder(out, "--output-dir").claim(settings, results)
 
 
 def _finish(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.errors import DataError, UsageError
+from afm.errors import DataError, UsageError, no_such_file
 from afm.evaluation.viewer.episodes import (
     FileSums,
     answer_line,
@@ -45,7 +45,8 @@ def episode_files(path: Path) -> list[Path]:
         return sorted(file for file in _below(path) if _begins_with_episode(file))
     if not path.exists():
         raise DataError(
-            "no such file or folder; expected episodes as JSONL, or a run's folder", path=str(path)
+            f"{no_such_file(path, 'file or folder')}; expected episodes as JSONL, or a run's folder",
+            path=str(path),
         )
     if path.stat().st_size and not _begins_with_episode(path):
         refuse_other_content(path)
