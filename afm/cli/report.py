@@ -120,9 +120,8 @@ def view(
     from afm.evaluation.viewer.index import episode_files
 
     if not path.exists():
-        raise UsageError(
-            f"{path}: {no_such_file(path, 'file or folder')}; expected episodes as JSONL, or a run's folder"
-        )
+        missing = no_such_file(path, "file or folder")
+        raise UsageError(f"{path}: {missing}; expected episodes as JSONL, or a run's folder")
     if path.suffix in (".yaml", ".yml"):
         rows_file(path)
     episodes = EpisodeIndex(path, index or _place(path.resolve()))
