@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
+from afm.agents import AgentSpec
 from afm.errors import ConfigError, MissingExtraError, suggestion
 from afm.runs.folder import manifest_of, sha256_of
 from llamafactory_patch.config import SftJob
 from llamafactory_patch.settings import names_in
 
+_INDEX_FILE = "dataset_info.json"
+_ASKED = "{question}"
 _SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"}
 """Keys of an entry of ``dataset_info.json`` that name the source of the rows."""
 
@@ -145,13 +150,13 @@ def check_data(job: SftJob) -> None:
     """Check that ``dataset_info.json`` lists the data sets and that local ones exist.
 
     Raises:
-        ConfigError: A data set is missing or of another agent, or LLaMA-Factory cannot read the entry.
+        ConfigError: A data set is missing, of another agent or of other roles, or LLaMA-Factory cannot read the entry.
     """
     folder = job.config.get("dataset_dir", "data")
     names = [name for key in ("dataset", "eval_dataset") for name in names_in(job.config.get(key))]
     if not names or not isinstance(folder, str) or folder == "ONLINE" or folder.startswith("REMOTE:"):
         return
-    index = Path(folder) / "dataset_info.json"
+    index = Path(folder, _INDEX_FILE)
     known = _index(index)
     for name in names:
         if name not in known:
@@ -167,22 +172,103 @@ def check_data(job: SftJob) -> None:
                 raise ConfigError(f"{index}: {name}.{part}: got {entry[part]!r}, expected an object of names")
         if _SOURCES & entry.keys() == {"file_name"} and not Path(folder, str(entry["file_name"])).exists():
             raise ConfigError(f"{Path(folder, str(entry['file_name']))} is missing, but {index} lists it")
-    files = [
-        Path(folder, str(known[name].get("file_name", ""))) for name in names_in(job.config.get("dataset"))
-    ]
+    for stale in stale_data(job):
+        if stale.tags:
+            raise ConfigError(f"dataset: {stale}")
+
+
+@dataclass(frozen=True, slots=True)
+class StaleData:
+    """A data set that was prepared with the same agent before its declaration changed.
+
+    Attributes:
+        tags: The keys that differ and decide which text is what.
+        prompt: The keys that differ and change only the prompt.
+        command: How to prepare the data set again.
+    """
+
+    file: Path
+    agent: str
+    tags: tuple[str, ...]
+    prompt: tuple[str, ...]
+    command: str
+
+    def __str__(self) -> str:
+        keys = ", ".join(self.tags or self.prompt)
+        rows = "" if self.tags else "; prompt=own puts the new prompt into the rows"
+        return (
+            f"{self.file} was prepared with another declaration of agent {self.agent!r}, which differs in {keys}{rows}. "
+            f"To prepare it again: {self.command}"
+        )
+
+
+def stale_data(job: SftJob) -> Iterator[StaleData]:
+    """Yield the data sets whose manifest holds another declaration of the agent.
+
+    Raises:
+        ConfigError: All data sets are of another agent.
+    """
+    folder = job.config.get("dataset_dir", "data")
+    names = names_in(job.config.get("dataset"))
+    if job.agent is None or not isinstance(folder, str) or not Path(folder, _INDEX_FILE).is_file():
+        return
+    known = _index(Path(folder, _INDEX_FILE))
+    files = [Path(folder, str(known.get(name, {}).get("file_name", ""))) for name in names]
     _check_agent(job, files)
+    for name, file in zip(names, files, strict=True):
+        noted = _manifest(file)
+        try:
+            before = AgentSpec.model_validate(noted["declaration"])
+        except (KeyError, ValueError):
+            continue
+        if before.name != job.agent.name or not _made(file, noted):
+            continue
+        tags, prompt = _changes(before, job.agent)
+        if tags or prompt:
+            words = [
+                "afm data prepare sft",
+                *noted.get("inputs", ()),
+                "--agent",
+                job.config["agent"],
+                "--name",
+                name,
+            ]
+            command = " ".join([words[0], *map(quote, map(str, [*words[1:], "--output-dir", folder]))])
+            yield StaleData(file, before.name, tags, prompt, command)
+
+
+def _changes(before: AgentSpec, now: AgentSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the keys that differ: those that decide which text is what, and those that change only the prompt."""
+    parts = [{tag: (role.kind, role.tool) for tag, role in spec.roles.items()} for spec in (before, now)]
+    tags = [f"roles.{tag}" for tag in {**parts[0], **parts[1]} if parts[0].get(tag) != parts[1].get(tag)]
+    tags += [
+        key for key in ("answer_format", "answer_separator") if getattr(before, key) != getattr(now, key)
+    ]
+    if before.user_message(_ASKED) == now.user_message(_ASKED):
+        return tuple(tags), ()
+    prompt = [f"roles.{tag}" for tag, role in now.roles.items() if role != before.roles.get(tag, role)]
+    keys = ("prompt", "question_format", "rules", "transitions")
+    return tuple(tags), (*prompt, *(key for key in keys if getattr(before, key) != getattr(now, key)))
+
+
+def _manifest(file: Path) -> dict[str, Any]:
+    return manifest_of(file.parent / f"{file.stem}.manifest.json")
+
+
+def _made(file: Path, noted: Mapping[str, Any]) -> bool:
+    outputs = noted.get("outputs") or {}
+    return file.name in outputs and outputs[file.name] == sha256_of(file)
 
 
 def _check_agent(job: SftJob, files: Sequence[Path]) -> None:
     """Refuse files that were all made of trajectories of other agents; some may be, as code and math share their masks."""
     if job.agent is None or not files:
         return
-    manifests = [manifest_of(file.parent / f"{file.stem}.manifest.json") for file in files]
+    manifests = [_manifest(file) for file in files]
     names = [(noted.get("agent") or {}).get("name") for noted in manifests]
     if any(name in (None, job.agent.name) for name in names):
         return
-    outputs = manifests[0].get("outputs") or {}
-    if files[0].name in outputs and outputs[files[0].name] == sha256_of(files[0]):
+    if _made(files[0], manifests[0]):
         raise ConfigError(
             f"dataset: {files[0]} belongs to agent {names[0]!r}, expected {job.agent.name!r}; give agent={names[0]} "
             "(for an own agent its YAML), or another data set"

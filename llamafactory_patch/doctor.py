@@ -27,7 +27,7 @@ from afm.memory_arithmetic import (
     model_shape,
 )
 from afm.terminal import plural
-from llamafactory_patch.checks import check_data, check_model, check_output, check_trackers
+from llamafactory_patch.checks import check_data, check_model, check_output, check_trackers, stale_data
 from llamafactory_patch.config import SftJob, fsdp_settings, resolve
 from llamafactory_patch.engine import TOKENISED_STAGES, Arguments, load_engine, parse_arguments
 from llamafactory_patch.run_folder import TOKENISED_FOLDER
@@ -76,6 +76,7 @@ def _sequences(job: SftJob, report: Report) -> int | None:
     sets = report.asked("data", lambda: _data_sets(job, arguments))
     if sets is None:
         return None
+    report.add(*(Finding(Level.WARNING, "prompts", str(stale)) for stale in stale_data(job)))
     from llamafactory_patch.data_check import report_data
 
     return report_data(arguments, sets, report)

@@ -29,7 +29,7 @@ from afm.processes import die_with_parent, follow_parent, run_logged
 from afm.runs.folder import RunFolder
 from afm.terminal import ProgressView
 from llamafactory_patch import run_folder
-from llamafactory_patch.checks import check_sources, check_trackers, tracker_variables
+from llamafactory_patch.checks import check_sources, check_trackers, stale_data, tracker_variables
 from llamafactory_patch.config import SftJob, fsdp_settings, resolve
 from llamafactory_patch.settings import SftSettings, split_config
 
@@ -110,6 +110,7 @@ def run_sft(
     if dry_run:
         return _show(job, node)
     check_sources(job)
+    _warn_about_prompts(job)
     check_trackers(job, os.environ)
     if run_folder.is_finished(job):
         print(f"{job.output_dir} is finished; for another run, choose another output_dir")
@@ -179,6 +180,11 @@ def _reason(log_path: Path, start: int, status: int) -> str:
     )
 
 
+def _warn_about_prompts(job: SftJob) -> None:
+    for stale in stale_data(job):
+        print(f"warning: {stale}", file=sys.stderr)
+
+
 def _show(job: SftJob, node: Node) -> int:
     """Print what would run; return 1 if something is missing."""
     from llamafactory_patch.doctor import obstacles, prompt_summaries
@@ -192,6 +198,8 @@ def _show(job: SftJob, node: Node) -> int:
             print(f"# {text}")
     except AfmError as error:
         missing = [str(error)]
+    if not missing:
+        _warn_about_prompts(job)
     for text in missing:
         print(f"error: this would not start: {text}", file=sys.stderr)
     return 1 if missing else 0

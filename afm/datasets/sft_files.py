@@ -70,6 +70,7 @@ def write_sft(
         spec=spec,
         inputs=inputs,
         outputs={target.name: sha256_of(target)},
+        declaration=spec.dump(),
     )
     return rows
 

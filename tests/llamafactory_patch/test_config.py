@@ -11,7 +11,7 @@ from afm.datasets.sft_files import write_sft
 from afm.errors import ConfigError, UsageError
 from afm.presets import published
 from afm.trajectory.record import Record
-from llamafactory_patch.checks import check_data, check_sources
+from llamafactory_patch.checks import check_data, check_sources, stale_data
 from llamafactory_patch.config import engine_keys, fsdp_settings, resolve
 from llamafactory_patch.settings import split_config
 
@@ -102,6 +102,36 @@ def test_a_missing_or_malformed_index_of_data_sets_is_explained(config, tmp_path
     job = resolve(config("output_dir: a\ndataset: rows"), [f"dataset_dir={tmp_path}"])
     with pytest.raises(ConfigError, match=message):
         check_data(job)
+
+
+def test_data_of_an_agent_whose_yaml_changed_is_refused_or_named(config, tmp_path):
+    segments = [{"author": "agent", "text": "<think>T.</think><answer>7</answer>"}]
+    record = {"id": "a", "agent": "mine", "agent_digest": "d", "question": "q", "segments": segments}
+    agent = tmp_path / "my agent.yaml"
+
+    def job(text):
+        agent.write_text(f"extends: react\nname: mine\n{text}", encoding="utf-8")
+        places = [f"dataset_dir={tmp_path}", "dataset=mine", f"agent={agent}"]
+        return resolve(config("output_dir: a"), places)
+
+    same = job("")
+    write_sft([Record.model_validate(record)], load_agent(agent), tmp_path, name="mine", inputs=[])
+    for unchanged in (same, job("limits: {max_turns: 3}\ndescription: Mine.\n")):
+        check_data(unchanged)
+        assert list(stale_data(unchanged)) == []
+
+    reworded = job('rules: ["Be brief."]\n')
+    check_data(reworded)
+    [stale] = stale_data(reworded)
+    again = f"afm data prepare sft --agent '{agent}' --name mine --output-dir {tmp_path}"
+    assert (stale.tags, stale.prompt) == ((), ("rules",))
+    assert str(stale).endswith(f"puts the new prompt into the rows. To prepare it again: {again}")
+    with pytest.raises(ConfigError, match=r"mine\.json .* 'mine', which differs in roles\.code\. To prepare"):
+        check_data(job("roles: {code: null}\n"))
+    with pytest.raises(ConfigError, match="which differs in answer_format"):
+        check_data(job("answer_format: boxed\n"))
+    (tmp_path / "mine.json").write_text("[]", encoding="utf-8")  # no longer the file of the manifest
+    check_data(job("roles: {code: null}\n"))
 
 
 def test_trajectories_of_another_agent_are_refused_unless_some_may_be_of_this_one(config, tmp_path):
