@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from shlex import quote
@@ -21,7 +23,7 @@ from afm.cli.options import (
     file_option,
     lines_file,
 )
-from afm.errors import AfmError, DataError, RepeatedErrors, UsageError, suggestion
+from afm.errors import AfmError, ConfigError, DataError, RepeatedErrors, UsageError, suggestion
 from afm.terminal import plain, plural
 
 if TYPE_CHECKING:
@@ -39,8 +41,8 @@ def reward(
     file: Annotated[
         Path | None,
         file_argument(
-            "JSONL of {data_source, question, response, ground_truth, extra_info}, or trajectories; with --attack a "
-            "reward YAML."
+            "JSONL of {data_source, question, response, ground_truth, extra_info}, or trajectories; with --attack "
+            "the questions of attacks on --rewards, or a reward YAML."
         ),
     ] = None,
     agent: Annotated[str, typer.Option(help="Agent of rows without one: shipped agent or YAML.")] = "math",
@@ -66,11 +68,16 @@ def reward(
     are reported with file and line, and the others are scored. The exit status is 1 if a row is bad or a verdict could
     not be reached. With --attack the command prints what each attack deserves and what it gets. The exit status is then
     1 if an attack gets something else.
+
+    The shipped attacks are on the shipped scorers. Attacks on a scorer of your own are made of the questions and gold
+    answers in FILE: afm reward --attack FILE --rewards YAML
     """
     if attack:
-        if file is not None and rewards is not None:
-            raise UsageError(f"--attack takes one reward YAML, got {file} and --rewards {rewards}")
-        try_attacks(file or rewards, scorer or (), as_json)
+        config = file if file is not None and file.suffix in (".yaml", ".yml") else None
+        if config is not None and rewards is not None:
+            raise UsageError(f"--attack takes one reward YAML, got {config} and --rewards {rewards}")
+        own = _attacks_of(file, agent, rewards) if file is not None and config is None else None
+        try_attacks(config or rewards, scorer or (), as_json, own)
         return
     if file is None:
         raise UsageError(
@@ -215,8 +222,35 @@ def _on_one_line(text: str) -> str:
     return " ".join(plain(text).split())
 
 
-def try_attacks(config: Path | None, scorers: Sequence[str], as_json: bool) -> None:
+def _attacks_of(file: Path, agent: str, rewards: Path | None) -> list[Attack]:
+    """Return attacks made of the rows in ``file``.
+
+    Raises:
+        DataError: A row is wrong. The message has file and line.
+    """
+    from afm.rewards.attack_suite import attacks_on
+
+    lines_file()(file)
+    _agent(agent)
+    samples = []
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                samples += [_sample(line, agent, file, rewards)] if line.strip() else []
+            except (DataError, ConfigError) as error:
+                raise DataError(str(error), path=str(file), line=number) from None
+    if not samples:
+        raise DataError("holds no rows; add a row for each question", path=str(file))
+    return list(attacks_on(samples))
+
+
+def try_attacks(
+    config: Path | None, scorers: Sequence[str], as_json: bool, own: Sequence[Attack] | None = None
+) -> None:
     """Try every attack on the reward that ``config`` describes, and print its score.
+
+    Args:
+        own: Attacks to try in place of the shipped ones.
 
     Raises:
         UsageError: No attack is made on one of ``scorers``.
@@ -224,7 +258,7 @@ def try_attacks(config: Path | None, scorers: Sequence[str], as_json: bool) -> N
     """
     from afm.rewards.attack_suite import shipped_attacks
 
-    attacks = shipped_attacks()
+    attacks = shipped_attacks() if own is None else own
     known = {attack.scorer for attack in attacks}
     for name in scorers:
         if name not in known:
@@ -242,6 +276,13 @@ async def _try_attacks(config: Path | None, attacks: Sequence[Attack], as_json: 
     from afm.rewards.attack_suite import outcomes
 
     reward = load_reward(config)
+    tried = {attack.data_source.lower() for attack in attacks}
+    for source, name in reward.settings.by_source.items():
+        if "." in name and not any(fnmatchcase(each, source.lower()) for each in tried):
+            text = (
+                f"not attacked: {name} (data_source {source}), your own; attacks on it are made of your rows"
+            )
+            print(f"{text}: afm reward --attack ROWS.jsonl --rewards {config} --agent AGENT", file=sys.stderr)
     counts: Counter[str] = Counter()
     width = max(len(attack.name) for attack in attacks)
     if not as_json:

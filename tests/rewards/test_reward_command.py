@@ -110,3 +110,43 @@ def test_the_formula_comes_from_a_file(tmp_path: Path) -> None:
     config = tmp_path / "reward.yaml"
     config.write_text("formula: 0.25 * format", encoding="utf-8")
     assert json.loads(run(tmp_path, [row("7")], "--json", "--rewards", str(config)).stdout)["score"] == 0.25
+
+
+def test_attacks_on_a_users_own_scorer_are_made_of_the_users_rows(tmp_path: Path) -> None:
+    (tmp_path / "gullible_reward.py").write_text(
+        """from afm.rewards.base import Part
+from afm.trajectory import answers
+
+
+class Gullible:
+    async def judge(self, sample):
+        named = " ".join(answers(sample.segments, sample.spec))
+        return Part(float(sample.ground_truth in named), named)
+
+    async def close(self):
+        pass
+""",
+        encoding="utf-8",
+    )
+    config = tmp_path / "own.yaml"
+    config.write_text("by_source: {own: gullible_reward.Gullible}", encoding="utf-8")
+    rows = [row("Oslo", data_source="own", ground_truth=city) for city in ("Oslo", "Bern", "Oslo")]
+    done = run(tmp_path, rows, "--attack", "--rewards", str(config), "--json")
+    tried = [json.loads(line) for line in done.stdout.splitlines()]
+    paid = {each["attack"] for each in tried if each["result"] == "paid"}
+    assert paid == {f"{name} ({city})" for name in ("denied", "several answers") for city in ("Oslo", "Bern")}
+    assert {each["result"] for each in tried if each["attack"].startswith("honest")} == {"ok"}
+    assert len(tried) == 22
+    assert done.exit_code == 1
+    assert "not attacked" not in done.stderr
+
+
+def test_shipped_attacks_say_which_own_scorer_they_leave_out(tmp_path: Path) -> None:
+    config = tmp_path / "near.yaml"
+    config.write_text("by_source: {own: afm.rewards.text_match.TokenF1}", encoding="utf-8")
+    words = ["--attack", "--rewards", str(config), "--scorer", "choice"]
+    done = CliRunner().invoke(APP, words)
+    left_out = "not attacked: afm.rewards.text_match.TokenF1 (data_source own), your own; "
+    assert done.stderr.startswith(left_out)
+    assert f"afm reward --attack ROWS.jsonl --rewards {config}" in done.stderr
+    assert done.exit_code == 0
