@@ -120,7 +120,7 @@ def _rows(data_set: DataSet, level: Level) -> Iterator[Finding]:
 
 def _bad_rows(level: Level, text: str, listed: Sequence[str], count: int) -> Finding:
     more = " ..." if count > len(listed) else ""
-    return Finding(level, "data", f"{text}, {'; '.join(listed)}{more}")
+    return Finding(level, "data", ", ".join(filter(None, (text, "; ".join(listed)))) + more)
 
 
 def check_records(arguments: Arguments, sets: Sequence[DataSet]) -> None:
@@ -167,11 +167,12 @@ def _report_sample(
 def _sample(sample: SampleCheck, level: Level) -> Iterator[Finding]:
     """Report what training would report about the sampled rows."""
     bad = [row for row in sample.bad if row.is_fault]
-    if not sample.sequences and sample.rows:
-        yield Finding(Level.ERROR, "data", "no sampled row can be trained on")
-    if bad:
-        listed = [str(row) for row in bad[:_LISTED_ROWS]]
-        yield _bad_rows(level, f"{plural(len(bad), 'bad row')} in the sample", listed, len(bad))
+    none_left = bool(sample.rows) and not sample.sequences
+    text = f"{plural(len(bad), 'bad row')} in the sample" if bad else ""
+    if none_left:
+        level, text = Level.ERROR, ": ".join(filter(None, ("no sampled row can be trained on", text)))
+    if text:
+        yield _bad_rows(level, text, [str(row) for row in bad[:_LISTED_ROWS]], len(bad))
     else:
         yield Finding(Level.OK, "sample", f"{plural(sample.rows, 'row')} can be prepared as in training")
 

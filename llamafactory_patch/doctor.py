@@ -53,8 +53,11 @@ def diagnose(
     report.asked("model", lambda: check_model(job))
     report.asked("trackers", lambda: check_trackers(job, env))
     report.asked("fsdp", lambda: fsdp_settings(job))
-    steps = training_steps(job.config, _sequences(job, report), _world(job, hardware))
+    sequences, world = _sequences(job, report), _world(job, hardware)
+    steps = training_steps(job.config, sequences, world)
     report.add(*_batch(job, steps, hardware))
+    if steps is not None:
+        report.add(*_updates(job.config, sequences, steps, world))
     shape = report.asked("model", lambda: model_shape(str(job.config.get("model_name_or_path", ""))))
     report.add(*_context(job, shape))
     if shape is None:
@@ -203,6 +206,20 @@ def _batch(job: SftJob, steps: int | None, hardware: Hardware) -> Iterator[Findi
     if config.get("save_strategy", "steps") == "steps" and logged and saved % logged:
         text = f"save_steps={saved} is not a multiple of logging_steps={logged}: after a resume, one logged loss differs"
         yield Finding(Level.WARNING, "resume", text)
+
+
+def _updates(config: Mapping[str, Any], sequences: int | None, steps: int, world: int) -> Iterator[Finding]:
+    """Report a run that updates nothing, or less than its settings say."""
+    each = config.get("per_device_train_batch_size", 8) * world
+    if config.get("dataloader_drop_last") and sequences is not None and sequences < each:
+        text = f"0 updates: dataloader_drop_last drops the only batch, {plural(sequences, 'sequence')} of {each:,}"
+        yield Finding(Level.ERROR, "steps", f"{text}; set dataloader_drop_last=false, or add rows")
+    if config.get("max_steps") == 0:
+        text = "max_steps=0 does not end the run: num_train_epochs decides"
+        yield Finding(Level.WARNING, "steps", f"{text}; remove it, or set max_steps=1 for a trial")
+    if (warm := warmup_steps(config, steps)) >= steps and config.get("lr_scheduler_type") != "constant":
+        text = f"{warm:,} of {plural(steps, 'step')} are warm-up, so the learning rate never reaches learning_rate"
+        yield Finding(Level.WARNING, "steps", f"{text}; lower warmup_steps or warmup_ratio, or train longer")
 
 
 def _disk(job: SftJob, shape: ModelShape, steps: int | None) -> Finding:

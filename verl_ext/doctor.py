@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -248,7 +249,8 @@ def _rows(settings: RlSettings, rewards: Rewards, report: Report) -> Rows | None
     tested = report.asked("data", lambda: read_rows(settings.val_files, routes, by_source))
     if tested is not None and settings.val_files:
         report.add(*row_findings(tested, routes, "val_files"))
-    if trained is not None and not trained.bad.count:
+    faults = sum(rows.bad.count + rows.unclear.count for rows in (trained, tested) if rows is not None)
+    if trained is not None and not faults:
         prompts = report.asked("prompts", lambda: rl_prompts(settings))
         report.add(*([Finding(Level.OK, "prompts", str(prompts))] if prompts else []))
     return trained
@@ -317,8 +319,7 @@ def _arithmetic(
     if rows is not None:
         steps = report.asked("steps", lambda: steps_of(config, rows.count))
         if steps is not None:
-            text = f"{plural(steps, 'step')} of {sizes.batch} of {plural(rows.count, 'prompt')}"
-            report.add(Finding(Level.OK, "steps", text))
+            report.add(*_steps(config, sizes, rows.count, steps))
     if rewards is not None:
         report.add(*engine_findings(sizes, shape, config))
         for route in settings.routes():
@@ -342,6 +343,16 @@ def _arithmetic(
     elif config.actor_rollout_ref.rollout.name == CPU_ENGINE:
         engine = (config.actor_rollout_ref.rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
         report.add(cpu_memory_finding(sizes, shape, engine.get("processes", 1)))
+
+
+def _steps(config: Any, sizes: RunSizes, rows: int, steps: int) -> Iterator[Finding]:
+    text = f"{plural(steps, 'step')} of {sizes.batch} of {plural(rows, 'prompt')}"
+    yield Finding(Level.OK, "steps", text)
+    wanted, epochs = config.trainer.total_training_steps, config.trainer.total_epochs
+    if wanted is not None and wanted > steps:
+        text = f"trainer.total_training_steps={wanted:,}, but trainer.total_epochs={epochs:g} ends the run after {steps:,}"
+        enough = math.ceil(wanted / (steps / epochs))
+        yield Finding(Level.WARNING, "steps", f"{text}; set verl.trainer.total_epochs={enough}, or add rows")
 
 
 def _of_agent(finding: Finding, route: Route) -> Finding:

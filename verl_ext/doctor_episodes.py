@@ -30,13 +30,14 @@ from verl_ext.sizes import RunSizes
 
 _CHARS_A_TOKEN = 4
 """Approximate characters per token of English text, to estimate how many observations fit in a response."""
+_SHORTER = "lower data.max_prompt_length or the agent's limits.max_response_tokens"
 _ENGINE_OVERRIDES = {"sglang": "json_model_override_args", "vllm": "hf_overrides"}
 """Key under ``rollout.engine_kwargs`` by which an engine overrides the configuration in the model's folder."""
 
 
 def engine_findings(sizes: RunSizes, shape: ModelShape | None, config: Any) -> Iterator[Finding]:
     """Report whether the longest episode of any agent fits the engine, the model and the batches."""
-    yield _model_len(sizes, shape)
+    yield _model_len(sizes)
     if shape is not None and shape.max_positions:
         yield from _positions(sizes, shape, config)
     yield from _unread_keys(sizes, config)
@@ -50,17 +51,16 @@ def agent_findings(sizes: RunSizes, limits: Limits, reward: RewardSettings, conf
     yield from _shaping(own, reward, config)
 
 
-def _model_len(sizes: RunSizes, shape: ModelShape | None) -> Finding:
+def _model_len(sizes: RunSizes) -> Finding:
+    """Compare an episode with the engine's limit. Without one, only the model's positions limit it (:func:`_positions`)."""
     sample = f"prompt {sizes.prompt:,} + response {sizes.response:,} = {sizes.longest:,} tokens"
-    there, name = sizes.engine.model_len, "rollout.max_model_len"
+    there = sizes.engine.model_len
     if there is None:
-        if shape is None or not shape.max_positions:
-            return Finding(Level.OK, "context", sample)
-        there, name = shape.max_positions, "the model's positions (rollout.max_model_len is not set)"
+        return Finding(Level.OK, "context", f"{sample}; rollout.max_model_len is not set")
     if there < sizes.longest:
-        advice = "raise it, or lower data.max_prompt_length or the agent's limits.max_response_tokens"
-        return Finding(Level.ERROR, "context", f"{sample}, more than {name} ({there:,}); {advice}")
-    return Finding(Level.OK, "context", f"{sample} within {name} ({there:,})")
+        text = f"{sample}, more than rollout.max_model_len ({there:,})"
+        return Finding(Level.ERROR, "context", f"{text}; raise it, or {_SHORTER}")
+    return Finding(Level.OK, "context", f"{sample} within rollout.max_model_len ({there:,})")
 
 
 def _positions(sizes: RunSizes, shape: ModelShape, config: Any) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def _positions(sizes: RunSizes, shape: ModelShape, config: Any) -> Iterator[Find
         yield Finding(
             Level.ERROR,
             "positions",
-            f"{text.format(trainer)}: verl will not start the engine; shorten them, or set "
+            f"{text.format(trainer)}: verl will not start the engine; {_SHORTER}, or set "
             f"verl.actor_rollout_ref.model.+override_config.max_position_embeddings={needed}",
         )
     elif key and engine < needed:

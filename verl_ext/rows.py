@@ -161,7 +161,7 @@ def row_findings(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
         yield Finding(Level.ERROR, "rewards", f"{key}: {reason} (rows of data_source {source!r})")
     yield from _agents(rows, routes, key)
     if rows.unclear.count:
-        text = f"{key}: {rows.unclear.count:,} rows may get only a part of their question: {rows.unclear}"
+        text = f"{key}: {plural(rows.unclear.count, 'row')} may get only a part of their question: {rows.unclear}"
         why = "their prompt has several lines that begin with Question: or Task:, and only the text after the last one is asked"
         yield Finding(Level.ERROR, "prompts", f"{text}; {why}: set prompt=row, or add extra_info.question")
     if rows.other_prompts:

@@ -245,6 +245,27 @@ def test_what_a_training_would_refuse_is_an_error(plain, tmp_path, overrides, to
     assert any(told in error for error in errors), errors
 
 
+def test_rows_without_a_trained_token_are_one_error(plain):
+    [error] = texts_of(plain("dataset=silent"), "error")
+    assert error.startswith("no sampled row can be trained on: 2 bad rows in the sample, ")
+    assert "silent.jsonl:2 ('q'): nothing to train on: no token of the agent is left" in error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "level", "told"),
+    [
+        (["dataloader_drop_last=true", "per_device_train_batch_size=21"], "error", "0 updates: dataloader_drop_last drops"),
+        (["max_steps=0"], "warning", "max_steps=0 does not end the run: num_train_epochs decides; remove it"),
+        (["max_steps=4", "warmup_steps=4"], "warning", "4 of 4 steps are warm-up, so the learning rate never reaches"),
+        (["max_steps=4", "warmup_steps=3"], "warning", None),
+        (["dataloader_drop_last=true", "per_device_train_batch_size=20"], "error", None),
+    ],
+)  # fmt: skip
+def test_a_schedule_that_trains_nothing_or_too_little_is_reported(plain, overrides, level, told):
+    texts = texts_of([finding for finding in plain(*overrides) if finding.subject == "steps"], level)
+    assert [text.startswith(told) for text in texts] == ([True] if told else [])
+
+
 def test_a_row_that_training_would_drop_is_a_warning(plain):
     findings = plain("dataset=one_unwritable", "template=default", "on_bad_rows=drop")
     assert not texts_of(findings, "error")

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from extras import needs
 from typer.testing import CliRunner
@@ -230,6 +232,26 @@ def test_everything_else_that_would_fail_is_said_at_once(look: Look) -> None:
     batch = ("batch", "expected a multiple"), ("engine", "verl rejects the configuration")
     for subject, text in (*FAULTS.values(), *batch):
         assert any(text in error for error in errors[subject]), errors
+
+
+@pytest.mark.slow
+def test_a_run_that_its_epochs_end_early_is_a_warning_and_an_unclear_question_one_error(
+    look: Look, tmp_path: Path
+) -> None:
+    row = {"prompt": [{"role": "user", "content": "Answer.\n\nTask: a\nTask: b"}], "data_source": "search"}
+    row |= {"reward_model": {"ground_truth": "1"}, "extra_info": {"index": "x"}}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "unclear.parquet")
+    sizes = ("prompt=own", "verl.data.train_batch_size=256", "verl.trainer.total_epochs=3")
+    findings = look(
+        WEB, *sizes, "verl.trainer.total_training_steps=7", f"val_files={tmp_path}/unclear.parquet"
+    )
+    assert of(findings, Level.WARNING)["steps"] == [
+        "trainer.total_training_steps=7, but trainer.total_epochs=3 ends the run after 6; "
+        "set verl.trainer.total_epochs=4, or add rows"
+    ]
+    [prompts] = of(findings, Level.ERROR)["prompts"]
+    assert prompts.startswith("val_files: 1 row may get only a part of their question: unclear.parquet:1")
+    assert "steps" not in of(look(WEB, *sizes, "verl.trainer.total_training_steps=6"), Level.WARNING)
 
 
 @pytest.mark.slow

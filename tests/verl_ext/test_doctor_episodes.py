@@ -72,9 +72,9 @@ PLACE = Placement(32768, 8, moves_parameters=True, moves_optimizer=True, stays_o
     ("change", "options", "subject", "level", "text"),
     [
         (lambda s: engine(s, model_len=999), {}, "context", Level.ERROR, "more than rollout.max_model_len (999); raise it"),
-        (lambda s: engine(s, model_len=None), {"shape": SHORT}, "context", Level.ERROR, "more than the model's positions"),
         (lambda s: s, {"shape": SHORT}, "positions", Level.ERROR,
-         "sequences need 1,000 positions, the model has 900: verl will not start the engine; shorten them, or set "
+         "sequences need 1,000 positions, the model has 900: verl will not start the engine; lower data.max_prompt_length "
+         "or the agent's limits.max_response_tokens, or set "
          "verl.actor_rollout_ref.model.+override_config.max_position_embeddings=1000"),
         (lambda s: replace(s, critic=PLACE), {"critic": {"ppo_max_token_len_per_gpu": 40960}}, "context", Level.WARNING,
          "critic.ppo_max_token_len_per_gpu=40960 is not read"),
@@ -92,6 +92,14 @@ def test_an_episode_that_does_not_fit_is_told(
     finding = episode_report(change(sizes), **options)[subject]
     assert finding.level is level
     assert text in finding.text
+
+
+def test_an_episode_longer_than_the_model_is_one_error(sizes: RunSizes) -> None:
+    report = episode_report(engine(sizes, model_len=None), shape=SHORT)
+    assert [f.subject for f in report.values() if f.level is Level.ERROR] == ["positions"]
+    assert (
+        report["context"].text == "prompt 100 + response 900 = 1,000 tokens; rollout.max_model_len is not set"
+    )
 
 
 @pytest.mark.parametrize(

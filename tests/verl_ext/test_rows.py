@@ -170,7 +170,7 @@ def test_a_question_that_could_begin_at_several_lines_is_an_error(found: Any) ->
     text = "Use <plan>.\n\nTask: Read lines like\nTask: name\nand print them."
     prompt = [{"role": "user", "content": text}]
     [error] = errors(found(row(prompt=prompt, extra_info={"index": "1"})))
-    assert error.startswith("train_files: 1 rows may get only a part of their question: rows.parquet:1; ")
+    assert error.startswith("train_files: 1 row may get only a part of their question: rows.parquet:1; ")
     assert [level for level, _ in worst(found(row(prompt=prompt)))] == [Level.WARNING]
 
 
