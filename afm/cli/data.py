@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -208,6 +207,9 @@ def prepare_rl(
             "[default: each row's prompt, else the agent's]."
         ),
     ] = None,
+    data_source: Annotated[
+        str | None, typer.Option(help="data_source of rows without one [default: none].")
+    ] = None,
 ) -> None:
     """Write problems as the parquet rows that `afm rl` reads."""
     from afm.datasets.hub_sets import Validation
@@ -219,11 +221,11 @@ def prepare_rl(
     held_out = None if validation is None else Validation(rows=validation)
     if held_out is not None and out.name == f"{held_out.name}.parquet":
         raise UsageError(f"--out {out}: --validation writes that file; choose another name")
-    spec, rows_read = agent_option(agent), _Rows(tasks, _sourced(tasks, numbered_tasks(tasks)))
+    rows_read = _Rows(tasks, _sourced(numbered_tasks(tasks, data_source=data_source)))
     with rows_read.locating():
         written = write_rl(
             rows_read,
-            spec,
+            agent_option(agent),
             out,
             split=split,
             ability=ability,
@@ -236,26 +238,21 @@ def prepare_rl(
         print(f"{path}: {plural(rows, 'row')}")
     most = most_held_out(rows_read.count)  # the file may have more rows: several rows can have one question
     if validation is not None and most < validation:
-        held = plural(most, "question")
-        print(
-            f"warning: --validation {validation}: {held} held out, at most a tenth of the rows",
-            file=sys.stderr,
-        )
+        text = f"--validation {validation}: {plural(most, 'question')} held out, at most a tenth of the rows"
+        print(f"warning: {text}", file=sys.stderr)
 
 
-def _sourced(file: Path, numbered: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Task]]:
-    """Yield the tasks of a file. At the end, warn about those without data source and scorer."""
-    lines = []
+_UNJUDGED = (
+    "the row has no data_source, which chooses the reward; expected a column `data_source`, or a scorer in "
+    "extra_info.reward; to give all such rows one, add --data-source NAME"
+)
+
+
+def _sourced(numbered: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Task | DataError]]:
+    """Yield the tasks of a file, and an error for one that no reward could score."""
     for line, task in numbered:
-        if not task.data_source and not task.extra_info.get("reward"):
-            lines.append(line)
-        yield line, task
-    if lines:
-        print(
-            f"warning: {file}:{lines[0]}: {plural(len(lines), 'row')} without data_source, which chooses the reward; "
-            f"to add it: afm data prepare tasks {shlex.quote(str(file))} --data-source NAME --out TASKS.jsonl",
-            file=sys.stderr,
-        )
+        judged = task.data_source or task.extra_info.get("reward")
+        yield line, task if judged else DataError(_UNJUDGED)
 
 
 class _Rows(Generic[RowT]):

@@ -72,12 +72,30 @@ def test_a_world_has_the_shapes_that_are_asked_for(tmp_path):
 def test_questions_that_occur_twice_do_not_hide_that_fewer_are_held_out(afm, tmp_path):
     rows = [{"id": str(n), "question": f"{n // 2}+1?", "answer": "2"} for n in range(14)]
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    done = afm(
-        "data", "prepare", "rl", tmp_path / "tasks.jsonl", "-o", tmp_path / "o.parquet", "--validation", 2
+    words = (
+        "data",
+        "prepare",
+        "rl",
+        tmp_path / "tasks.jsonl",
+        "-o",
+        tmp_path / "o.parquet",
+        "--validation",
+        2,
     )
+    done = afm(*words, "--data-source", "gsm8k")
     assert done.stdout.splitlines()[1].endswith("val.parquet: 2 rows")
     assert "--validation 2: 1 question held out, at most a tenth of the rows" in done.stderr
-    assert (
-        f"warning: {tmp_path}/tasks.jsonl:1: 14 rows without data_source, which chooses the reward"
-        in done.stderr
-    )
+    assert set(pq.read_table(tmp_path / "o.parquet")["data_source"].to_pylist()) == {"gsm8k"}
+
+
+def test_a_row_that_no_reward_could_score_is_refused_with_its_line(afm, tmp_path):
+    rows = [{"question": "1+1?", "answer": "2", "data_source": "gsm8k"}, {"question": "2+1?", "answer": "3"}]
+    own = rows[1] | {"question": "3+1?", "extra_info": {"reward": "exact_match"}}
+    file, out = tmp_path / "tasks.jsonl", tmp_path / "o.parquet"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in (rows[0], own, rows[1])))
+    done = afm("data", "prepare", "rl", file, "-o", out, status=1)
+    assert f"error: {file}:3: the row has no data_source, which chooses the reward; expected" in done.stderr
+    assert "add --data-source NAME" in done.stderr
+    assert not out.exists()
+    afm("data", "prepare", "rl", file, "-o", out, "--data-source", "svamp")
+    assert pq.read_table(out)["data_source"].to_pylist() == ["gsm8k", "svamp", "svamp"]

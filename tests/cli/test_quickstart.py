@@ -23,6 +23,19 @@ def quickstart(out: Path, *more: str) -> list[str]:
     return [*AFM, "quickstart", "--smoke", "--output-dir", str(out), *more]
 
 
+@pytest.mark.parametrize("world", [["--world", "wiki"], ["--world=wiki"]])
+@pytest.mark.parametrize("base", [["--base", "smollm2"], ["--base=smollm2"]])
+def test_a_base_for_the_wiki_world_is_refused_before_anything_is_installed(
+    tmp_path: Path, world: list[str], base: list[str]
+) -> None:
+    env = os.environ | {"VENV": str(tmp_path / "venv"), "PYTHON": "false"}  # an installation fails at once
+    words = [str(ROOT / "quickstart.sh"), *base, *world]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: --base: no recipe for the world 'wiki'; use --world math\n"
+    assert not (tmp_path / "venv").exists()
+
+
 def finished(out: Path) -> list[str]:
     log = out / "stages.jsonl"
     return [json.loads(line)["name"] for line in log.read_text().splitlines()] if log.exists() else []

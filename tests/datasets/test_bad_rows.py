@@ -95,7 +95,8 @@ def test_tables_name_the_line_too(name, text, message, afm, tmp_path):
         file.write_bytes(text.encode())
     else:
         pq.write_table(pa.table({"question": ["1+1?", None], "answer": ["2", "3"]}), file)
-    done = afm("data", "prepare", "rl", file, "--out", tmp_path / "o.parquet", status=1)
+    words = ("data", "prepare", "rl", file, "--out", tmp_path / "o.parquet", "--data-source", "math")
+    done = afm(*words, status=1)
     assert re.search(f"{file}{message}", done.stderr), done.stderr
 
 
