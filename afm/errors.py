@@ -217,7 +217,7 @@ def described(error: AfmError | OSError, output: str = "--output-dir") -> str:
     """
     if not isinstance(error, OSError):
         return str(error)
-    if error.errno in _NO_SPACE:
+    if error.errno in NO_SPACE:
         place = f"{error.filename}: " if error.filename is not None else ""
         return f"{place}{error.strerror}; delete files there, or choose another disk, and run the same command again"
     if error.filename is None:
@@ -225,7 +225,8 @@ def described(error: AfmError | OSError, output: str = "--output-dir") -> str:
     return f"{error.filename}: {_REASONS.get(type(error), error.strerror)}".replace("OUTPUT", output)
 
 
-_NO_SPACE = (ENOSPC, EDQUOT)
+NO_SPACE = (ENOSPC, EDQUOT)
+"""Errors of a full disk."""
 _REASONS: dict[type[OSError], str] = {
     FileExistsError: "is a file; expected a folder, choose another OUTPUT",
     NotADirectoryError: "a part of this path is a file; expected a folder, choose another OUTPUT",

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from glob import escape
 from pathlib import Path
 
-from afm.errors import DataError
+from afm.errors import NO_SPACE, DataError
 
 _LEFT_S = 3_600
 """Age in seconds at which an abandoned temporary file is removed. Its writer may run on another machine."""
@@ -69,7 +69,8 @@ def _removed(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     except OSError as error:
-        if str(error.filename) == str(temporary):
+        unnamed = error.filename is None and error.errno in NO_SPACE  # writing names no file
+        if unnamed or str(error.filename) == str(temporary):
             error.filename = str(path)  # the user knows this name
         raise
     finally:

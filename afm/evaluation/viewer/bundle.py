@@ -43,7 +43,10 @@ def write_bundle(
         UsageError: ``out`` holds other files, or is the run itself.
         DataError: There are no episodes and no logs, or a file changed since it was indexed.
     """
-    _check(index, out)
+    _check(out)
+    (out / _INDEX).unlink(
+        missing_ok=True
+    )  # without its page, a bundle that fails half-way does not look whole
     for old in out.glob("data/*.js"):
         old.unlink()
     hide_all = _Hider(hide)
@@ -94,11 +97,10 @@ def _begin(out: Path) -> None:
     _write(out / "data" / "run.js", "run", {})
 
 
-def _check(index: EpisodeIndex, out: Path) -> None:
-    """Raise an error if files in the folder would be lost."""
-    if out.exists() and (
-        not out.is_dir() or (any(out.iterdir()) and not (out / "data" / "run.js").is_file())
-    ):
+def _check(out: Path) -> None:
+    """Raise an error if files in the folder would be lost. A full disk may have left it with folders only."""
+    others = not (out / "data" / "run.js").is_file() and any(file.is_file() for file in out.rglob("*"))
+    if out.exists() and (not out.is_dir() or others):
         raise UsageError(
             f"--bundle {out}: holds other files; expected a new folder, or that of an earlier bundle"
         )

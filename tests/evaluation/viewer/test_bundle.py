@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -94,6 +96,32 @@ def test_a_folder_with_other_files_is_refused_and_an_older_bundle_is_replaced(ru
     assert (out / "data/episodes-2.js").exists()
     afm("view", run, "--bundle", out, "--bundle-episodes", 2)
     assert sorted(file.name for file in (out / "data").iterdir()) == ["episodes-0.js", "run.js"]
+
+
+def test_a_full_disk_is_one_error_and_leaves_no_page(run, afm, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no right to mount a small disk")
+    try:
+        page = disk / "out/index.html"
+        afm("view", run, "--bundle", disk / "out", "--bundle-episodes", 2)
+        assert page.is_file()
+        for left in (8192, 0):  # the second time, not even the first file of a new bundle fits
+            filler = disk / "filler"
+            filler.write_bytes(b"x" * (shutil.disk_usage(disk).free - left))
+            full = afm("view", run, "--bundle", disk / "out", status=1)
+            assert full.stderr.count("\n") == 1
+            assert re.match(rf"error: {disk}/out/data/\S+\.js: No space left on device; delete", full.stderr)
+            assert not page.exists()
+            shutil.rmtree(disk / "out")
+            filler.unlink()
+        (disk / "out/data").mkdir(parents=True)  # what a disk without any space leaves
+        afm("view", run, "--bundle", disk / "out", "--bundle-episodes", 2)
+        assert page.is_file()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_figures_that_json_lacks_become_null(run, afm, tmp_path, viewer):
