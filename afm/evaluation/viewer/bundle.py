@@ -43,12 +43,7 @@ def write_bundle(
         UsageError: ``out`` holds other files, or is the run itself.
         DataError: There are no episodes and no logs, or a file changed since it was indexed.
     """
-    _check(out)
-    (out / _INDEX).unlink(
-        missing_ok=True
-    )  # without its page, a bundle that fails half-way does not look whole
-    for old in out.glob("data/*.js"):
-        old.unlink()
+    _clear(out)
     hide_all = _Hider(hide)
     root = index.path if index.path.is_dir() else index.path.parent
     run_files = RunFiles(root, hide=hide_all.text)
@@ -97,13 +92,17 @@ def _begin(out: Path) -> None:
     _write(out / "data" / "run.js", "run", {})
 
 
-def _check(out: Path) -> None:
-    """Raise an error if files in the folder would be lost. A full disk may have left it with folders only."""
+def _clear(out: Path) -> None:
+    """Remove an earlier bundle, or raise an error if other files would be lost."""
+    # A full disk may have left folders only.
     others = not (out / "data" / "run.js").is_file() and any(file.is_file() for file in out.rglob("*"))
     if out.exists() and (not out.is_dir() or others):
         raise UsageError(
             f"--bundle {out}: holds other files; expected a new folder, or that of an earlier bundle"
         )
+    # Without its page, a bundle that fails half-way does not look whole.
+    for old in (*out.glob(_INDEX), *out.glob("data/*.js")):
+        old.unlink()
 
 
 def _shares(episodes: list[int], limit: int) -> list[int]:
