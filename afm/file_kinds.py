@@ -42,6 +42,11 @@ def _kind(name: str, content: str, keys: str, use: str) -> FileKind:
     return FileKind(name, tuple(content.split(", ")), frozenset(keys.split()), use)
 
 
+def _server(name: str, content: str, keys: str) -> FileKind:
+    use = f"start the server, which checks it first: afm serve {name} --config FILE"
+    return _kind(f"an `afm serve {name}` file", content, f"{keys} max_waiting max_wait_s finish_s", use)
+
+
 SFT_FILE = _kind(
     "an `afm sft` file",
     "training arguments",
@@ -115,13 +120,12 @@ FILE_KINDS = (
         "architectures model_type transformers_version hidden_size vocab_size",
         "give the model's folder: afm eval EVAL.yaml model=FOLDER",
     ),
-    _kind(
-        "a server's file",
-        "server settings, code server settings, page reader settings, gateway settings, image server settings, "
-        "web search settings, wiki server settings",
-        "max_waiting max_wait_s finish_s",
-        "start its server: code, crawl, gateway, search, visual or wiki, for example: afm serve code --config FILE",
-    ),
+    _server("code", "code server settings", "max_limits max_request_bytes max_held_bytes"),
+    _server("crawl", "page reader settings", "reader max_urls shown_chars parse_s cached_pages"),
+    _server("gateway", "gateway settings", "upstreams ask_usage answer_s silence_s max_answer_bytes"),
+    _server("search", "web search settings", "searches_per_run try_s total_s tries cached_searches"),
+    _server("visual", "image server settings", "max_pixels max_side decode_s model_s cached_answers"),
+    _server("wiki", "wiki server settings", "index topk max_topk max_queries max_query_chars search_s"),
 )
 """Every kind of YAML. ``tests/cli/test_wrong_inputs.py`` compares them with the files in ``configs``."""
 

@@ -82,10 +82,21 @@ class Finding:
 
 
 class Report:
-    """Findings, in order."""
+    """Findings, in order.
 
-    def __init__(self) -> None:
+    Args:
+        on_check: Gets the subject of each check before it starts.
+    """
+
+    def __init__(self, on_check: Callable[[str], None] = lambda subject: None) -> None:
         self.findings: list[Finding] = []
+        self._on_check, self._subject = on_check, ""
+
+    def checking(self, subject: str) -> None:
+        """Tell what is checked next."""
+        if subject != self._subject:
+            self._subject = subject
+            self._on_check(subject)
 
     def add(self, *findings: Finding) -> None:
         """Add findings."""
@@ -93,6 +104,7 @@ class Report:
 
     def asked(self, subject: str, question: Callable[[], T]) -> T | None:
         """Return what ``question`` returns, or add its error as a finding and return ``None``."""
+        self.checking(subject)
         try:
             return question()
         except AfmError as error:

@@ -78,9 +78,7 @@ class ProgressView:
 
     def line(self, text: str) -> None:
         """Print a complete line."""
-        if self._open:
-            print("\r\x1b[K", end="", file=self._stream)
-            self._open = False
+        self.clear()
         print(text, flush=True, file=self._stream)
         self._last = time.monotonic()
 
@@ -96,7 +94,16 @@ class ProgressView:
         if done != total and now - self._last < (0.1 if self._terminal else 15.0):
             return
         self._last = now
-        text = f"      {what}: {done}" + (f" of {total}" if total else "") + note
+        self.show(f"      {what}: {done}" + (f" of {total}" if total else "") + note)
+
+    def clear(self) -> None:
+        """Remove the line that is rewritten."""
+        if self._open:
+            print("\r\x1b[K", end="", flush=True, file=self._stream)
+            self._open = False
+
+    def show(self, text: str) -> None:
+        """Show what happens now: rewrite the line on a terminal, print one elsewhere."""
         if self._terminal:
             print(f"\r\x1b[K{text}", end="", flush=True, file=self._stream)
             self._open = True

@@ -40,10 +40,14 @@ _PACKAGES = {"deepspeed": "deepspeed", "enable_liger_kernel": "liger-kernel"}
 
 
 def diagnose(
-    config_path: str | Path, overrides: Sequence[str], hardware: Hardware, env: Mapping[str, str]
+    config_path: str | Path,
+    overrides: Sequence[str],
+    hardware: Hardware,
+    env: Mapping[str, str],
+    report: Report | None = None,
 ) -> list[Finding]:
     """Return all findings about a training configuration without starting it; never raises."""
-    report = Report()
+    report = report or Report()
     job = report.asked("keys", lambda: resolve(config_path, overrides))
     if job is None:
         return report.findings
@@ -61,9 +65,8 @@ def diagnose(
     shape = report.asked("model", lambda: model_shape(str(job.config.get("model_name_or_path", ""))))
     report.add(*_context(job, shape))
     if shape is None:
-        report.add(
-            Finding(Level.WARNING, "memory", "no estimate, because the model's config.json is not here")
-        )
+        text = "no estimate, because the model's config.json is not here"
+        report.add(Finding(Level.WARNING, "memory", text))
         return report.findings
     report.add(_disk(job, shape, steps), *_memory(job, shape, hardware))
     return report.findings

@@ -78,10 +78,14 @@ class AskedHardware:
 
 
 def diagnose(
-    config_path: str | Path, overrides: Sequence[str], asked: AskedHardware, env: Mapping[str, str]
+    config_path: str | Path,
+    overrides: Sequence[str],
+    asked: AskedHardware,
+    env: Mapping[str, str],
+    report: Report | None = None,
 ) -> list[Finding]:
     """Return all findings about a run without starting it. Raises no error."""
-    report = Report()
+    report = report or Report()
     settings = report.asked("keys", lambda: load_settings(config_path, [*overrides, *asked.overrides()]))
     if settings is None or report.asked("agent", settings.routes) is None:
         return report.findings
@@ -143,6 +147,7 @@ def _requirements(settings: RlSettings, config: Any, report: Report, *, here: bo
     if config is not None:
         report.add(*installed_findings(config))
     if config is not None and settings.platform == "gpu":
+        report.checking("packages")
         report.add(*_packages(config, here=here))
     return report.asked("tools", lambda: called_tools(settings)) or {}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +16,10 @@ import typer
 from afm.cli.options import TrustOption, overrides_argument
 from afm.errors import AfmError, ConfigError, UsageError, no_such_file
 from afm.file_kinds import EVAL_FILE, RL_FILE, SFT_FILE, TOOLS_FILE, FileKind, kind_of
-from afm.findings import Finding, Level, failed
+from afm.findings import Finding, Level, Report, failed
 from afm.memory_arithmetic import hardware_from
 from afm.palette import terminal_style
-from afm.terminal import visible
+from afm.terminal import ProgressView, afm_command, plural, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,17 +57,22 @@ def doctor(
     disk and GPU memory. For reinforcement learning it also checks tools, servers, judge and cost. For an evaluation it
     checks model or endpoint, tools, data, judge and output_dir. The exit status is 1 if anything would fail.
     """
+    view = ProgressView(sys.stderr)
+    report = Report() if as_json else Report(lambda subject: view.show(f"checking: {subject}"))
+    command = ""
     if config is None:
         from afm.cli.doctor_machine import diagnose_machine
 
         _refuse_sizes(None, None, nodes, gpus, gpu_gib)
-        findings, what = diagnose_machine(os.environ), "this computer"
+        findings, what = diagnose_machine(os.environ, report), "this computer"
+        command = f"{afm_command()} list recipes"
     else:
         what = str(config)
         try:
             kind = _kind_to_check(config, overrides or [])
             _refuse_sizes(config, kind, nodes, gpus, gpu_gib)
-            findings = _diagnose(kind, config, overrides or [], nodes, gpus, gpu_gib)
+            command = _next_command(kind, config, overrides or [])
+            findings = _diagnose(kind, config, overrides or [], (nodes, gpus, gpu_gib), report)
         except AfmError as error:  # the file cannot be read, or its kind is unknown
             if not as_json:
                 raise
@@ -73,7 +80,8 @@ def doctor(
     if as_json:
         print_json(what, findings)
     else:
-        print_table(findings)
+        view.clear()
+        print_table(findings, command)
     if failed(findings):
         raise typer.Exit(1)
 
@@ -94,29 +102,36 @@ def _diagnose(
     kind: FileKind,
     config: Path,
     overrides: list[str],
-    nodes: int | None,
-    gpus: int | None,
-    gpu_gib: float | None,
+    sizes: tuple[int | None, int | None, float | None],
+    report: Report,
 ) -> list[Finding]:
     match kind:
         case _ if kind is RL_FILE:
             from verl_ext.doctor import AskedHardware
             from verl_ext.doctor import diagnose as diagnose_rl
 
-            return diagnose_rl(config, overrides, AskedHardware(nodes, gpus, gpu_gib), os.environ)
+            return diagnose_rl(config, overrides, AskedHardware(*sizes), os.environ, report)
         case _ if kind is SFT_FILE:
             from llamafactory_patch.doctor import diagnose as diagnose_sft
 
-            hardware = hardware_from(os.environ, config, nodes, gpus, gpu_gib)
-            return diagnose_sft(config, overrides, hardware, os.environ)
+            hardware = hardware_from(os.environ, config, *sizes)
+            return diagnose_sft(config, overrides, hardware, os.environ, report)
         case _ if kind is EVAL_FILE:
             from afm.evaluation.doctor import diagnose as diagnose_evaluation
 
-            return diagnose_evaluation(config, overrides)
+            return diagnose_evaluation(config, overrides, report)
         case _:
             from afm.tools.health import diagnose as diagnose_tools
 
-            return diagnose_tools(config, overrides, os.environ)
+            return diagnose_tools(config, overrides, os.environ, report)
+
+
+def _next_command(kind: FileKind, config: Path, overrides: Sequence[str]) -> str:
+    """Return the command that uses a file in which no fault was found."""
+    if kind is TOOLS_FILE:
+        return f"{afm_command()} eval EVAL.yaml tools={shlex.quote(str(config))} model=DIR"
+    command = {SFT_FILE: "sft", RL_FILE: "rl", EVAL_FILE: "eval"}[kind]
+    return f"{afm_command()} {command} {shlex.join([str(config), *overrides])}"
 
 
 _SHARED = frozenset({"rewards", "limits"})
@@ -135,7 +150,7 @@ def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
     other = kind_of(read_file(config))
     if other is not None and other not in (RL_FILE, SFT_FILE, EVAL_FILE, TOOLS_FILE):
         raise ConfigError(
-            f"{config}: this is {other.name}, which afm doctor does not check alone; {other.use_of(config)}"
+            f"{config}: this is {other.name}, which afm doctor does not check; {other.use_of(config)}"
         )
     content = read_extended(config, "settings")
     typed = dict.fromkeys(override_key(override).partition(".")[0] for override in overrides)
@@ -178,8 +193,17 @@ def print_json(what: str, findings: Sequence[Finding]) -> None:
     print(json.dumps({"checked": what, "ok": not failed(findings), "findings": rows}, indent=2))
 
 
-def print_table(findings: Sequence[Finding], console: Console | None = None) -> None:
-    """Print all findings in order, and the number of each kind."""
+def _summary(findings: Sequence[Finding], command: str) -> str:
+    counts = Counter(finding.level for finding in findings)
+    names = {"error": counts[Level.ERROR], "warning": counts[Level.WARNING]}
+    found = ", ".join(plural(count, name) for name, count in names.items() if count)
+    if count := counts[Level.ERROR]:
+        return f"{found}: mend the {'error' if count == 1 else 'errors'} first"
+    return f"{found or 'no fault found'}; next: {command}"
+
+
+def print_table(findings: Sequence[Finding], command: str, console: Console | None = None) -> None:
+    """Print all findings in order, the number of faults, and what to do next: ``command`` if nothing would fail."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -188,6 +212,7 @@ def print_table(findings: Sequence[Finding], console: Console | None = None) -> 
     if not console.is_terminal:
         for finding in findings:
             print(finding)
+        print(_summary(findings, command))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=terminal_style("soft"))
     for name, ratio in (("", None), ("what", None), ("why", 3), ("next step", 2)):
@@ -201,6 +226,5 @@ def print_table(findings: Sequence[Finding], console: Console | None = None) -> 
             Text(visible(finding.next_step), "bold"),
         )
     console.print(table)
-    counts = Counter(finding.level for finding in findings)
-    summary = ", ".join(f"{counts[level]} {word}" for level, word in _WORDS.items() if counts[level])
-    console.print(Text(summary, _STYLES[max(counts, key=list(_WORDS).index)] if counts else ""))
+    worst = max((finding.level for finding in findings), key=list(_WORDS).index, default=Level.OK)
+    console.print(Text(visible(_summary(findings, command)), _STYLES[worst]))

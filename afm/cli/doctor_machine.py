@@ -31,16 +31,19 @@ _SHARED_GIB = 2.0
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-def diagnose_machine(env: Mapping[str, str]) -> list[Finding]:
+def diagnose_machine(env: Mapping[str, str], report: Report | None = None) -> list[Finding]:
     """Return all findings about this computer, within seconds. Raises no error and changes nothing."""
-    report = Report()
+    report = report or Report()
+    report.checking("computer")
     report.add(*_computer(), *gpu_findings(env))
+    report.checking("sandbox")
     report.add(_sandbox())
     report.add(*package_findings())
     report.asked("configs", configs_folder)
     settings = report.asked("environment", load_settings)
     if settings is not None:
         report.add(*_judge(settings), *_cache(settings))
+        report.checking("servers")
         report.add(*_servers(settings, report))
     report.add(_browser())
     return report.findings

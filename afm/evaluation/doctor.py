@@ -59,9 +59,11 @@ _BYTES_A_TOKEN = 8
 """Bytes of a line in episodes.jsonl per token: text, calls and costs, without token ids."""
 
 
-def diagnose(config_path: str | Path, overrides: Sequence[str]) -> list[Finding]:
+def diagnose(
+    config_path: str | Path, overrides: Sequence[str], report: Report | None = None
+) -> list[Finding]:
     """Check an evaluation without running an episode. Every error becomes a finding."""
-    report = Report()
+    report = report or Report()
     loaded = report.asked("keys", lambda: _config(config_path, overrides, report))
     config, with_model = loaded or (None, False)
     routes = None if config is None else report.asked("agent", config.routes)

@@ -73,12 +73,14 @@ async def _sandbox_trouble(tool: CodeTool) -> str | None:
     return None if result.ok and result.text == "42" else f"a program did not run: {result.text}"
 
 
-def diagnose(config_path: str | Path, overrides: Sequence[str], env: Mapping[str, str]) -> list[Finding]:
+def diagnose(
+    config_path: str | Path, overrides: Sequence[str], env: Mapping[str, str], report: Report | None = None
+) -> list[Finding]:
     """Return all findings on a tools file. It raises no error.
 
     It checks the health of every server and runs one program in a local sandbox. It searches and reads nothing.
     """
-    report = Report()
+    report = report or Report()
     loaded = report.asked("tools", lambda: _loaded(Path(config_path), overrides))
     if loaded is None:
         return report.findings

@@ -80,12 +80,38 @@ def test_a_package_of_another_version_fails_an_absent_extra_warns() -> None:
 def test_a_terminal_gets_a_table_that_untrusted_text_cannot_paint() -> None:
     sink = io.StringIO()
     findings = [Finding(Level.ERROR, "model", "no \x1b[2J[bold]such[/bold] folder; train one")]
-    print_table(findings, Console(file=sink, force_terminal=True, width=80, color_system=None))
+    print_table(
+        findings, "afm rl rl.yaml", Console(file=sink, force_terminal=True, width=80, color_system=None)
+    )
     shown = sink.getvalue()
     assert "\x1b[2J" not in shown
     assert "[bold]such[/bold] folder" in shown
     assert "train one" in shown
-    assert "1 fail" in shown
+    assert shown.rstrip().endswith("1 error: mend the error first")
+
+
+@pytest.mark.parametrize(
+    ("levels", "summary"),
+    [
+        ([Level.OK], "no fault found; next: afm rl rl.yaml"),
+        ([Level.WARNING] * 2, "2 warnings; next: afm rl rl.yaml"),
+        ([Level.ERROR, Level.WARNING, Level.ERROR], "2 errors, 1 warning: mend the errors first"),
+    ],
+)
+def test_the_last_line_counts_the_faults_and_says_what_is_next(
+    capsys: pytest.CaptureFixture[str], levels: list[Level], summary: str
+) -> None:
+    print_table([Finding(level, "x", "text") for level in levels], "afm rl rl.yaml")
+    assert capsys.readouterr().out.splitlines()[-1] == summary
+
+
+def test_what_is_checked_goes_to_standard_error_unless_json_is_asked_for() -> None:
+    words = ["doctor", str(ROOT / "configs/tools/wiki_rag.yaml")]
+    shown, as_json = (CliRunner().invoke(app, [*words, *more]) for more in ([], ["--json"]))
+    assert shown.stderr.splitlines() == ["checking: tools"]
+    assert "checking" not in shown.stdout
+    assert shown.stdout.splitlines()[-1].endswith("wiki_rag.yaml model=DIR")
+    assert as_json.stderr == ""
 
 
 def test_a_tools_file_is_looked_at_tool_by_tool() -> None:

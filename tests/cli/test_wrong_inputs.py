@@ -658,7 +658,11 @@ SERVERS: list[tuple[str, int, tuple[str, ...]]] = [
     ("code --host http://localhost", 1, ("expected a name or an address alone, for example 127.0.0.1",)),
     ("code --host 127.0.0.1:9", 1, ("host '127.0.0.1:9': expected a name or an address alone",)),
     ("code --host nowhere.invalid", 1, ("needs a token; set CODE_SERVER_TOKEN", "openssl rand -hex 16")),
-    (f"code --config {TOOLS}", 1, ("this is a list of tools, expected a server's file", "afm doctor")),
+    (
+        f"code --config {TOOLS}",
+        1,
+        ("this is a list of tools, expected an `afm serve code` file", "afm doctor"),
+    ),
     ("code --config {T}/wide.yaml", 1, ("byte 1 is no UTF-8; expected code server settings", "iconv")),
     ("code --config {T}/list.yaml", 1, ("got list, expected a mapping of code server settings",)),
     ("code --config {T}/endless.yaml", 1, ("sampling: unknown key; expected one of: finish_s",)),
@@ -747,7 +751,8 @@ def test_a_wrong_input_gets_one_message_that_helps(
     for part in parts:
         assert part.replace("{T}", str(folder)) in output, output
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 or (not done.stderr and status == 1), output
+    reported = all(line.startswith("checking: ") for line in done.stderr.splitlines())  # by afm doctor
+    assert len(errors) == 1 or (reported and status == 1), output
 
 
 def test_a_wrong_value_of_a_variable_is_named(afm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -827,6 +832,20 @@ def test_a_port_in_use_says_what_to_do(afm: Command, folder: Path) -> None:
     assert "choose another port with --port" in done.stderr
 
 
+SERVERS = {"crawl_page": "crawl", "visual_inspector": "visual", "web_search": "search"}
+"""Commands of servers whose file has another name."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/servers").iterdir()), ids=lambda path: path.stem)
+def test_doctor_names_the_server_that_checks_a_file(afm: Command, path: Path) -> None:
+    command = f"afm serve {SERVERS.get(path.stem, path.stem)}"
+    done = afm("doctor", path, status=1)
+    assert done.stderr == (
+        f"error: {path}: this is an `{command}` file, which afm doctor does not check; start the server, "
+        f"which checks it first: {command} --config {path}\n"
+    )
+
+
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: str(p.relative_to(ROOT))
 )
@@ -835,7 +854,7 @@ def test_every_shipped_yaml_is_of_its_own_kind_or_of_none(path: Path) -> None:
         "agents": "an agent", "data": "a list of data sets", "distill": "a team",
         "eval": "an `afm eval` file", "expand": "an `afm data expand` file", "filters": "a list of filters",
         "queries": "an `afm data queries` file", "rewards": "a reward", "rl": "an `afm rl` file",
-        "servers": "a server's file", "sft": "an `afm sft` file", "teams": "a map of a team's log",
+        "servers": f"an `afm serve {SERVERS.get(path.stem, path.stem)}` file", "sft": "an `afm sft` file", "teams": "a map of a team's log",
         "tools": "a list of tools",
     }  # fmt: skip
     parts = path.relative_to(ROOT / "configs").parts
