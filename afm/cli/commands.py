@@ -38,7 +38,7 @@ _COMMANDS = {
             "doctor:doctor",
             "Check this computer or a YAML, and say what would fail.",
         ),
-        "list": ("listing:app", "List the shipped agents, recipes, tools and benchmarks."),
+        "list": ("listing:app", "List the shipped agents, recipes, tools, rewards and benchmarks."),
     },
     "Make and check data": {
         "validate": (

@@ -19,6 +19,7 @@ from afm.cli.options import (
     file_option,
     overrides_argument,
     print_losses,
+    reward_beside,
 )
 from afm.errors import BudgetSpentError, ConfigError, DataError, UsageError
 from afm.terminal import plural
@@ -84,7 +85,7 @@ def distill(
         raise UsageError(f"{overrides[0]!r}: overrides change the file of --team; give one: --team FILE")
     view = ProgressView()
     opened = _team(team, agent, tools, seed, overrides or ())
-    summary = asyncio.run(_distill(tasks, output_dir, opened, seed, max_parallel, rewards, view.update))
+    summary = asyncio.run(_distill(tasks, output_dir, opened, seed, max_parallel, rewards, view.update, team))
     view.line(
         f"{summary.path}: {summary.kept:,} of {plural(summary.tasks, 'trajectory', 'trajectories')} kept, "
         f"{plural(summary.tool_calls, 'tool call')}, {summary.seconds:.0f} s{_cost(summary.spent)}"
@@ -123,6 +124,7 @@ async def _distill(
     max_parallel: int,
     rewards: Path | None,
     progress: Progress,
+    team_file: Path | None,
 ) -> DistillSummary:
     from afm.datasets import read_tasks
     from afm.distill.run import distill as run
@@ -132,6 +134,9 @@ async def _distill(
         raise DataError(
             "holds no questions, only the names of its columns; add a row for each question", path=str(file)
         )
+    for task in tasks if rewards is None else ():
+        if not task.extra_info.get("reward") and (text := reward_beside(task.data_source, file, team_file)):
+            raise UsageError(f"task {task.id!r}: {text}")
     async with opened as (team, spec, tools, files):
         return await run(
             tasks,

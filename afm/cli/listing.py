@@ -1,4 +1,4 @@
-"""``afm list``: the agents, recipes, tools and benchmarks that come with the project."""
+"""``afm list``: the agents, recipes, tools, rewards and benchmarks that come with the project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import typer
 
 from afm.cli.options import configs_folder
 
-app = typer.Typer(help="List the shipped agents, recipes, tools and benchmarks.", no_args_is_help=True)
+app = typer.Typer(
+    help="List the shipped agents, recipes, tools, rewards and benchmarks.", no_args_is_help=True
+)
 
 JsonRowsOption = Annotated[bool, typer.Option("--json", help="Print one JSON array, for scripts.")]
 _RECIPES = {
@@ -66,6 +68,24 @@ def tools(as_json: JsonRowsOption = False) -> None:
     Their files go after `--tools`, and after `tools:` in a YAML.
     """
     _print(list(_tools(configs_folder() / "tools")), as_json)
+
+
+@app.command()
+def rewards(as_json: JsonRowsOption = False) -> None:
+    """List the built-in scorers and the data sources that they judge.
+
+    `by_source` in a reward YAML adds others.
+    """
+    from afm.rewards.registry import BY_SOURCE, SCORERS
+
+    rows = [
+        {
+            "scorer": scorer,
+            "data_sources": [source for source, name in BY_SOURCE.items() if name == scorer],
+        }
+        for scorer in SCORERS
+    ]
+    _print(rows, as_json)
 
 
 def _tools(folder: Path) -> Iterator[Mapping[str, Any]]:

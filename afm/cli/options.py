@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
@@ -164,6 +168,28 @@ def print_losses(dropped: Mapping[str, int], examples: Mapping[str, str], reason
         print(f"  dropped: {count:,} {plain(reason)} (reasons: {reasons})")
         if reason in examples:
             print(f"    the first: {shorten(plain(examples[reason]), 200)}")
+
+
+@cache
+def reward_beside(source: str, *files: Path | None) -> str:
+    """Return an error that names the reward YAML near ``files`` for rows of this data source, and the command with it.
+
+    It is empty if a built-in scorer judges the rows, or no YAML there does.
+    """
+    from afm.configuration import parse_yaml
+    from afm.rewards.registry import BY_SOURCE, scorer_name
+
+    with suppress(ConfigError):
+        scorer_name(source, BY_SOURCE)
+        return ""
+    folders = [folder for file in files if file for folder in (file.parent, file.parent.parent)]
+    for yaml in (yaml for folder in dict.fromkeys(folders) for yaml in sorted(folder.glob("*.yaml"))):
+        with suppress(Exception):  # whatever else is in the folder
+            own = parse_yaml(yaml.read_text(encoding="utf-8"))["by_source"]
+            if any(fnmatchcase(source.lower(), name.lower()) for name in own):
+                words = shlex.join(["afm", *sys.argv[1:], "--rewards", str(yaml)])
+                return f"no built-in reward for data_source {source!r}, but {yaml} has one; run: {words}"
+    return ""
 
 
 def prompt_option(prompt: str) -> PromptSource:

@@ -22,6 +22,7 @@ from afm.cli.options import (
     file_argument,
     file_option,
     lines_file,
+    reward_beside,
 )
 from afm.errors import AfmError, ConfigError, DataError, RepeatedErrors, UsageError, suggestion
 from afm.terminal import plain, plural
@@ -117,7 +118,11 @@ async def _judge_file(file: Path, agent: str, rewards: Path | None, as_json: boo
     async def verdict(row: tuple[int, str]) -> tuple[int, Verdict | AfmError]:
         number, line = row
         try:
-            return number, await judge.score(_sample(line, agent, file, rewards))
+            sample = _sample(line, agent, file, rewards)
+            known = rewards is not None or sample.extra_info.get("reward")
+            if not known and (text := reward_beside(sample.data_source, file)):
+                raise DataError(text)
+            return number, await judge.score(sample)
         except (DataError, ValueError) as error:
             return number, error if isinstance(error, AfmError) else DataError(str(error))
 

@@ -11,6 +11,7 @@ import math
 import reprlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, SupportsFloat, cast
@@ -346,22 +347,28 @@ def scorer_name(data_source: str, table: Mapping[str, str]) -> str:
         ConfigError: The table has no entry for it.
     """
     key = data_source.lower()
-    name = table.get(key)
-    if name is None:
+    if (name := table.get(key)) is None:
         patterns = [pattern for pattern in table if "*" in pattern and fnmatchcase(key, pattern)]
         if not patterns:
-            if not key:
-                raise ConfigError(
-                    "the row has no data_source, which chooses the reward; add a column `data_source` (for questions: "
-                    "`afm data prepare tasks FILE --data-source NAME --out TASKS.jsonl`), or choose the scorer of all "
-                    "rows in the reward YAML: `by_source: {'*': NAME}`"
-                )
-            raise ConfigError(
-                f"no reward for data_source {data_source!r}: {suggestion(key, table)}; "
-                "or name one under `by_source` in the reward YAML"
-            )
+            raise ConfigError(_unknown_source(data_source, table))
         name = table[max(patterns, key=len)]
     return checked_name(name, f"data_source {data_source!r}", own=True)
+
+
+def _unknown_source(source: str, table: Mapping[str, str]) -> str:
+    """Return the error for a data source that ``table`` lacks: the nearest ones first, then those of the reward YAML."""
+    if not source:
+        return (
+            "the row has no data_source, which chooses the reward; add a column `data_source`, or let "
+            "`afm data prepare tasks FILE --data-source NAME --out TASKS.jsonl` add it"
+        )
+    near = " or ".join(map(repr, get_close_matches(source.lower(), table)))
+    own = [name for name in table if name not in BY_SOURCE]
+    text = f"no reward for data_source {source!r}: {f'did you mean {near}? ' if near else ''}"
+    if own:
+        text += f"`by_source` has {', '.join(own[:5])}{f' and {len(own) - 5} more' if own[5:] else ''}; "
+    text += f"`afm list rewards` prints the {len(BY_SOURCE)} built-in ones; "
+    return f"{text}or name one under `by_source` in the reward YAML"
 
 
 def checked_name(name: str, place: str, *, own: bool = False) -> str:

@@ -127,6 +127,28 @@ def test_a_folder_of_an_earlier_run_is_refused_with_the_files_that_changed_and_w
     assert "README.md: is a file; expected a folder, choose another output_dir\n" in keyed.stderr
 
 
+def test_a_reward_yaml_that_was_not_given_is_named_with_the_command(tmp_path: Path) -> None:
+    assert afm(tmp_path, "init", "task").returncode == 0
+    words = [
+        "data",
+        "distill",
+        "task/questions/train.csv",
+        "--team",
+        "task/team.yaml",
+        "--output-dir",
+        "runs",
+    ]
+    done = afm(tmp_path, *words)
+    assert done.returncode == 2
+    fault = (
+        "task 'train-2': no built-in reward for data_source 'weekdays', but task/rewards.yaml has one; run: "
+    )
+    command_line = f"afm {shlex.join(words)} --rewards task/rewards.yaml"
+    assert done.stderr == f"error: {fault}{command_line}\n"
+    scored = afm(tmp_path, "reward", "task/responses.jsonl", "--agent", "task/agent.yaml")
+    assert "but task/rewards.yaml has one; run: afm reward task/responses.jsonl " in scored.stdout
+
+
 @pytest.mark.slow
 def test_the_starter_goes_from_questions_to_training_files(tmp_path: Path) -> None:
     assert afm(tmp_path, "init", "task").returncode == 0
@@ -173,6 +195,7 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
         ("agent.yaml", "tool: weekday,", "tool: weekdy,", "agent 'weekday_agent' calls weekdy, but `tools` has weekday; did you mean 'weekday'"),
         ("rewards.yaml", "SameDay", "SameDy", "by_source.weekdays: 'weekday_reward.SameDy': expected a class"),
         ("questions/train.csv", ",weekdays", ",sundays", "task 'train-2': no reward for data_source 'sundays'"),
+        ("questions/train.csv", ",weekdays", ",weekday", r"'weekday': did you mean 'weekdays'\? `by_source` has weekdays; `afm list rewards` prints"),
         ("questions/train.csv", ",weekdays", ",", "the row has no data_source, .* add a column"),
     ],
 )  # fmt: skip

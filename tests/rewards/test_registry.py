@@ -109,7 +109,10 @@ async def test_a_row_can_name_its_scorer() -> None:
 
 
 async def test_an_unknown_source_is_an_error_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match=r"data_source 'aime2024': did you mean 'aime24'\?; or name one"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data_source 'aime2024': did you mean 'aime24' or 'aime25'\? `afm list rewards` prints the 45 built-in ones; or name one",
+    ):
         await load_reward().score(sample(GOOD, source="aime2024"))
 
 
@@ -170,3 +173,20 @@ def test_programs_run_here_or_elsewhere() -> None:
     )
     with pytest.raises(ConfigError, match="either `urls` of code servers or a local `sandbox`, not both"):
         settings.code_tests.scorer()
+
+
+@pytest.mark.parametrize(
+    ("source", "own", "hint"),
+    [
+        ("unheard_of", 0, "'unheard_of': `afm list rewards` prints"),
+        ("unheard_of", 2, "'unheard_of': `by_source` has mine_0, mine_1; `afm list rewards` prints"),
+        ("unheard_of", 7, "`by_source` has mine_0, mine_1, mine_2, mine_3, mine_4 and 2 more; `afm list"),
+        ("mine_x", 1, "'mine_x': did you mean 'mine_0'"),
+    ],
+)
+def test_an_unknown_source_is_answered_with_near_ones_and_the_users_own(
+    source: str, own: int, hint: str
+) -> None:
+    table = BY_SOURCE | {f"mine_{number}": "math" for number in range(own)}
+    with pytest.raises(ConfigError, match=hint):
+        scorer_name(source, table)
