@@ -529,7 +529,11 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("view {T}/good.jsonl --bundle {T}/good.jsonl", 2, ("--bundle {T}/good.jsonl: is a file",)),
     ("data world --output-dir /proc/x", 1, ("/proc/x: no such file, and none can be written there",)),
     ("init /proc/x", 1, ("/proc/x: no such file, and none can be written there", "choose another place")),
-    ("reward --attack {T}/good.jsonl", 1, ("holds rows of data, expected a YAML of reward settings",)),
+    (
+        "reward --attack {T}/good.jsonl",
+        1,
+        ("good.jsonl:1: got a trajectory without data_source and ground_truth",),
+    ),
     ("report {T}/good.jsonl", 2, ("{T}/good.jsonl: is a file; afm view {T}/good.jsonl shows its episodes",)),
     # Models that cannot be used yet.
     (
