@@ -30,6 +30,16 @@ def test_each_aspect_has_its_course_and_its_alarms(rl_run):
     assert found["Reward"].alarms == ()
 
 
+def test_the_format_has_the_alarms_on_its_fall_and_on_a_reward_that_jumps_meanwhile(tmp_path):
+    rows = [json.dumps({"step": step, "format": 0.9 - 0.1 * step}) for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
+    names = ("format_collapse", "reward_hacking", "no_signal")
+    alarms = [json.dumps({"step": 2, "alarm": name, "action": "warn", "message": name}) for name in names]
+    (tmp_path / ALARMS_FILE).write_text("\n".join(alarms) + "\n", "utf-8")
+    [form] = read_health(tmp_path)
+    assert (form.name, form.alarms) == ("Valid format", ("step 2: format_collapse", "step 2: reward_hacking"))
+
+
 def test_the_output_folder_of_a_run_alone_has_a_page(rl_run):
     page = write_run_report(rl_run, rl_run / "report.html").read_text("utf-8")
     assert "Reward: 0.20 at the first step, 0.60 at the last." in page
