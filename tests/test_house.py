@@ -41,11 +41,11 @@ def figures() -> object:
 # 160 lines for values of another kind in Python, and for paths, tools and options that are refused with the next step;
 # 190 lines for servers, imports and the sandbox that meet wrong files, addresses and full disks;
 # 300 lines for what training runs, logs of other frameworks, verl's keys and YAMLs of a wrong kind say to try next;
-# 270 lines for attacks on a scorer of one's own, an alarm on the format, and files that changed or are typed wrong;
+# 330 lines for attacks on a scorer of one's own, `afm list rewards`, an alarm on the format, and files that changed or are typed wrong;
 # 120 lines for what `afm doctor` says of schedules, files of servers and its own progress.
 WALLS = {
     "files": 358,
-    "lines": 86_970,
+    "lines": 87_030,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
