@@ -68,11 +68,11 @@ def afm(*words: str) -> None:
 
 def claim(out: Path, size: Size) -> None:
     """Record the size of the runs in a folder; refuse runs of another size."""
-    file, told = out / "size.json", json.dumps(asdict(size), indent=2) + "\n"
-    if file.exists() and file.read_text("utf-8") != told:
+    file, content = out / "size.json", json.dumps(asdict(size), indent=2) + "\n"
+    if file.exists() and file.read_text("utf-8") != content:
         raise SystemExit(f"{file}: the runs there have another size; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
-    file.write_text(told, encoding="utf-8")
+    file.write_text(content, encoding="utf-8")
 
 
 def make_world(folder: Path, size: Size) -> None:

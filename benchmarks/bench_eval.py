@@ -149,8 +149,8 @@ def plain(
         def episode(pair: tuple[bytes, bytes]) -> str:
             texts = []
             for body in pair:
-                told = client.post(f"{url}/completions", content=body).raise_for_status().json()
-                texts.append(codec.decode(told["choices"][0]["token_ids"]))
+                reply = client.post(f"{url}/completions", content=body).raise_for_status().json()
+                texts.append(codec.decode(reply["choices"][0]["token_ids"]))
             return json.dumps({"text": texts, "correct": "{42}" in texts[1]}) + "\n"
 
         for line in pool.map(episode, bodies):
@@ -210,16 +210,16 @@ def overhead(folder: Path, episodes: int, parallel: int, runs: int) -> dict[str,
             if number:
                 seconds["afm eval"].append(taken)
                 seconds["thread pool"].append(rival)
-    told: dict[str, Any] = {"episodes": episodes, "parallel": parallel}
+    figures: dict[str, Any] = {"episodes": episodes, "parallel": parallel}
     for name, column in (("clock", 0), ("processor", 1)):
         found = {who: summary([one[column] for one in rows]) for who, rows in seconds.items()}
         mine, theirs = found["afm eval"]["median_s"], found["thread pool"]["median_s"]
-        told[name] = {
+        figures[name] = {
             "seconds": found,
             "overhead_ms_an_episode": round(1000 * (mine - theirs) / episodes, 3),
             "times_thread_pool": round(mine / theirs, 2),
         }
-    return told
+    return figures
 
 
 def finished_run(out: Path, wanted: list[Task], rows: int) -> None:

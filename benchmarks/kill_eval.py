@@ -69,7 +69,7 @@ def torn(out: Path, draw: random.Random) -> str:
 
 def killed(out: Path, tasks: int, kills: int, whole_s: float, draw: random.Random) -> list[dict[str, Any]]:
     """Start and kill ``kills`` times; return what each start left."""
-    told = []
+    reports = []
     for number in range(kills):
         process = started(out, tasks)
         after_s = draw.uniform(0.0, whole_s)
@@ -81,9 +81,9 @@ def killed(out: Path, tasks: int, kills: int, whole_s: float, draw: random.Rando
         cut = torn(out, draw) if number % 2 and not ended else "nothing"
         file = out / "episodes.jsonl"
         lines = file.read_bytes().count(b"\n") if file.exists() else 0
-        told.append({"after_s": round(after_s, 2), "had_ended": ended, "torn": cut, "episodes": lines})
-        print(told[-1], file=sys.stderr, flush=True)
-    return told
+        reports.append({"after_s": round(after_s, 2), "had_ended": ended, "torn": cut, "episodes": lines})
+        print(reports[-1], file=sys.stderr, flush=True)
+    return reports
 
 
 def main() -> int:
@@ -102,14 +102,14 @@ def main() -> int:
         if started(whole, given.tasks).wait():
             raise SystemExit("the undisturbed run failed")
         whole_s = time.monotonic() - begun
-        told = killed(cut, given.tasks, given.kills, whole_s / 2, random.Random(given.seed))
+        reports = killed(cut, given.tasks, given.kills, whole_s / 2, random.Random(given.seed))
         if started(cut, given.tasks).wait():
             raise SystemExit("the last start failed")
         same_rows, same_metrics = rows(cut) == rows(whole), metrics(cut) == metrics(whole)
     found = {
         "environment": environment(["pydantic", "httpx"]),
         "undisturbed_s": round(whole_s, 1),
-        "kills": told,
+        "kills": reports,
         "episodes": given.tasks,
         "equal_episodes": same_rows,
         "equal_metrics": same_metrics,

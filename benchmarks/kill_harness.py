@@ -307,22 +307,22 @@ def main() -> int:
         try:
             engine.start()
             evaluation = Evaluation(folder, "played", config)
-            told = disturb(evaluation, engine, count, options.kills)
+            reports = disturb(evaluation, engine, count, options.kills)
         finally:
             engine.kill()
-        chats, killed = evaluation.chats(), set(told.pop("questions_killed"))
+        chats, killed = evaluation.chats(), set(reports.pop("questions_killed"))
         first, second = (asyncio.run(undisturbed(folder, [*chats], attempt)) for attempt in range(2))
         again = {name for name, chat in chats.items() if chat != first[name]}
         wrong = faults(evaluation, count) | {
-            "changed": told.pop("changed"),
+            "changed": reports.pop("changed"),
             "other_than_undisturbed": len(again - killed)
             + sum(chats[name] != second[name] for name in again),
-            "outlived": told.pop("programs_outlived_gateway"),
+            "outlived": reports.pop("programs_outlived_gateway"),
         }
     found = {
         "environment": environment(["httpx", "uvicorn"]),
         "episodes": count,
-        "disturbance": told,
+        "disturbance": reports,
         "second_attempts": len(again),
         "wrong": wrong,
     }

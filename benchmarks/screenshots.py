@@ -86,11 +86,11 @@ class Solver(ScriptedModel):
             )
         plan = "<plan>1. Write the changes as one expression.\n2. Compute it with a program.\n3. Report the number.</plan>\n"
         if self._draw.random() < self._tool_share:
-            told = "The changes follow each other, so brackets matter; a program is safer than my head."
+            thought = "The changes follow each other, so brackets matter; a program is safer than my head."
             program = (
                 f"# every change in the order of the story\nresult = {problem.expression}\nprint(result)"
             )
-            return f"{plan}<think>{told}</think>\n<code>\n```py\n{program}\n```\n</code>"
+            return f"{plan}<think>{thought}</think>\n<code>\n```py\n{program}\n```\n</code>"
         slip = 0 if self._draw.random() < 0.3 else 10
         short = "<plan>1. Add it up.</plan>\n<think>This one is easy, I know it.</think>\n"
         broken = "" if self._draw.random() < 0.9 else "The answer is clear.\n"
@@ -142,8 +142,11 @@ def settled(out: Path) -> None:
     manifest = read_manifest(out / "manifest.json")
     metrics = summarise(records, spec=manifest.spec, prices=manifest.prices)
     (out / "metrics.json").write_text(metrics.model_dump_json(indent=2) + "\n")
-    told: dict[str, Any] = {"started": "2026-01-01T00:00:00+00:00", "machine": {"system": "Linux", "cpus": 2}}
-    settled_manifest: RunManifest = manifest.model_copy(update=told)
+    facts: dict[str, Any] = {
+        "started": "2026-01-01T00:00:00+00:00",
+        "machine": {"system": "Linux", "cpus": 2},
+    }
+    settled_manifest: RunManifest = manifest.model_copy(update=facts)
     (out / "manifest.json").write_text(settled_manifest.model_dump_json(indent=2) + "\n")
 
 

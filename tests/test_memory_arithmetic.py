@@ -106,11 +106,11 @@ def test_parameters_are_those_of_the_model_that_transformers_builds(kind, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("{", "not JSON"), ("[1]", "got list, expected a model's settings")]
+    ("text", "message"), [("{", "not JSON"), ("[1]", "got list, expected a model's settings")]
 )
-def test_a_broken_config_is_an_error_that_names_the_file(text, told, tmp_path):
+def test_a_broken_config_is_an_error_that_names_the_file(text, message, tmp_path):
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=told) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         model_shape(str(tmp_path))
     assert str(tmp_path / "config.json") in str(caught.value)
 

@@ -116,7 +116,7 @@ def test_row_109_agent_flan_is_trained_as_published() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["DATA_DATA=web_agent_sft"], "DATA_DATA belongs to AFM's scripts; here: dataset=NAME"),
         (["--learning_rate", "1e-5"], "a setting is written key=value, learning_rate=VALUE"),
@@ -124,21 +124,21 @@ def test_row_109_agent_flan_is_trained_as_published() -> None:
         (["preset=scripts"], "expected script, paper or ours; did you mean 'script'"),
     ],
 )
-def test_flags_and_variables_of_afms_sft_scripts_are_explained(words: list[str], told: str) -> None:
-    with pytest.raises((UsageError, ConfigError), match=told):
+def test_flags_and_variables_of_afms_sft_scripts_are_explained(words: list[str], message: str) -> None:
+    with pytest.raises((UsageError, ConfigError), match=message):
         resolve(ROOT / "configs/sft/web_agent_qwen2.5_7b.yaml", words)
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("data.train_batch_size=64", r"write verl\.data\.train_batch_size=64"),
         ("BASE_MODEL=x", "belongs to AFM's scripts; here: model=DIR"),
         ("AFM_reward_fn.format_fn_type=no_penalty", r"here: rewards\.formula"),
     ],
 )
-def test_keys_of_afms_rl_scripts_are_explained(word: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_keys_of_afms_rl_scripts_are_explained(word: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         load_rl(ROOT / "configs/rl/web_dapo_7b.yaml", [word])
 
 

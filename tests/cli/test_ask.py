@@ -69,9 +69,9 @@ def test_another_agent_than_the_models_own_is_asked_with_a_warning(talker_folder
     def warning(*words):
         return CliRunner().invoke(app, ["Q?", "--model", str(talker_folder), *map(str, words)]).stderr
 
-    told = warning("--agent", other)
+    printed = warning("--agent", other)
     assert re.match(
-        r"warning: \S+ was trained as agent 'talker' \(\w{16}\), but is asked as agent 'chatter'", told
+        r"warning: \S+ was trained as agent 'talker' \(\w{16}\), but is asked as agent 'chatter'", printed
     )
     assert warning() == warning("--agent", "talker") == ""
 

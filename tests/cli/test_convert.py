@@ -166,7 +166,7 @@ def test_errors_that_differ_in_the_id_of_a_span_are_of_one_kind() -> None:
 
 
 def test_the_help_lists_as_writable_what_can_be_written(convert: Command) -> None:
-    told = " ".join(convert("--help").stdout.split())
+    help_text = " ".join(convert("--help").stdout.split())
     readable = " ".join(get_args(FormatName))
     assert "openai_agents" in readable
-    assert told.count("openai_agents") == 1
+    assert help_text.count("openai_agents") == 1

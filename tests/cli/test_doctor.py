@@ -33,9 +33,9 @@ def doctor(*words: object) -> Any:
 def test_this_computer_is_fine_and_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("GRM_BASE_URL", "WEB_CACHE"):
         monkeypatch.delenv(variable, raising=False)
-    told = doctor("--json")
-    found = {one["subject"]: one for one in told["findings"]}
-    assert told["ok"], told
+    report = doctor("--json")
+    found = {one["subject"]: one for one in report["findings"]}
+    assert report["ok"], report
     assert found["sandbox"]["status"] == "ok"
     assert "verl 0.9.1" in found["rl"]["why"]
     assert "llamafactory 0.9.5" in found["sft"]["why"]
@@ -69,12 +69,12 @@ def test_a_wrong_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_package_of_another_version_fails_an_absent_extra_warns() -> None:
     lines = ["httpx>=99; extra == 'rl'", "nosuch==1; extra == 'sft'", "pyyaml"]
-    told = {one.subject: (one.level, one.text) for one in package_findings(lines)}
-    assert told["rl"][0] is Level.ERROR
-    assert "(expected >=99)" in told["rl"][1]
-    assert told["sft"][0] is Level.WARNING
-    assert told["sft"][1].startswith("nosuch is not installed; ")
-    assert told["packages"][0] is Level.OK
+    findings = {one.subject: (one.level, one.text) for one in package_findings(lines)}
+    assert findings["rl"][0] is Level.ERROR
+    assert "(expected >=99)" in findings["rl"][1]
+    assert findings["sft"][0] is Level.WARNING
+    assert findings["sft"][1].startswith("nosuch is not installed; ")
+    assert findings["packages"][0] is Level.OK
 
 
 def test_a_terminal_gets_a_table_that_untrusted_text_cannot_paint() -> None:
@@ -117,9 +117,9 @@ def test_what_is_checked_goes_to_standard_error_unless_json_is_asked_for() -> No
 def test_a_tools_file_is_looked_at_tool_by_tool() -> None:
     tools = ROOT / "configs/tools/wiki_rag.yaml"
     assert CliRunner().invoke(app, ["doctor", str(tools), "tools.0.x=1"]).exit_code != 0
-    told = doctor(tools, "--json")["findings"]
-    assert told[0]["why"] == "1 tool: wiki_search"
-    agents = next(one["why"] for one in told if one["subject"] == "agents")
+    findings = doctor(tools, "--json")["findings"]
+    assert findings[0]["why"] == "1 tool: wiki_search"
+    agents = next(one["why"] for one in findings if one["subject"] == "agents")
     assert agents.startswith("shipped agents with all their tools here: mhqa, wiki; code lacks code; ")
 
 
@@ -260,6 +260,6 @@ def test_json_is_json_for_what_is_no_configuration_too(tmp_path: Path, content: 
     file = tmp_path / "broken.yaml"
     if content is not None:
         file.write_text(content)
-    told = doctor(file, "--json")
-    assert told["ok"] is False
-    assert [(one["status"], one["subject"]) for one in told["findings"]] == [("fail", "config")]
+    report = doctor(file, "--json")
+    assert report["ok"] is False
+    assert [(one["status"], one["subject"]) for one in report["findings"]] == [("fail", "config")]

@@ -82,10 +82,10 @@ def test_wrong_usage_is_refused_and_a_role_that_no_row_has_as_by_a_training(
     alpaca: Write, run: Run, tmp_path: Path
 ) -> None:
     path = alpaca(TEXT, "<plan>p</plan><answer>a</answer>")
-    for words, told in (
+    for words, message in (
         (["--without-loss", "nope", "--without-loss", "plan"], "--without-loss nope: no row has it outside"),
         (["--tokenizer", str(tmp_path)], "expected a folder that holds tokenizer.json"),
     ):
         refused = run(path, *words)
         assert isinstance(refused.exception, UsageError)
-        assert told in str(refused.exception)
+        assert message in str(refused.exception)

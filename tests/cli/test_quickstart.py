@@ -74,8 +74,8 @@ def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(
 
     tasks = {row["id"] for row in rows(out / "world/train.jsonl")}
     kept, dropped = rows(out / "distill/trajectories.jsonl"), rows(out / "distill/dropped.jsonl")
-    told = [row["id"] for row in (*kept, *dropped)]
-    assert sorted(told) == sorted(tasks)
+    ids = [row["id"] for row in (*kept, *dropped)]
+    assert sorted(ids) == sorted(tasks)
     losses = [row["loss"] for row in rows(out / "sft/trainer_log.jsonl") if "loss" in row]
     assert losses[-1] < losses[0] / 4
     check_training_and_evaluations(out)

@@ -80,10 +80,10 @@ def test_fixtures_have_the_published_layouts_and_the_same_bytes_every_time(
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_dry_run_of_the_tiny_chain_prints_every_stage(agent: str, tmp_path: Path) -> None:
-    status, told, _ = reproduce(agent, "--tiny", "--dry-run", "--root", str(tmp_path), "rl.seed=3")
+    status, printed, _ = reproduce(agent, "--tiny", "--dry-run", "--root", str(tmp_path), "rl.seed=3")
     assert status == 0
-    assert [line[2:] for line in told.splitlines() if line.startswith("# ")] == list(NAMES)
-    [training] = [line for line in told.splitlines() if f"train/{agent}/rl/" in line]
+    assert [line[2:] for line in printed.splitlines() if line.startswith("# ")] == list(NAMES)
+    [training] = [line for line in printed.splitlines() if f"train/{agent}/rl/" in line]
     words = shlex.split(training)
     assert f"train_files={tmp_path}/data/{agent}/rl/train.parquet" in words
     assert f"MODEL={tmp_path}/models/{agent}_tiny_sft" in words
@@ -129,12 +129,12 @@ def test_the_scripts_hand_everything_to_the_command() -> None:
 
 @pytest.mark.slow
 def test_what_no_stage_makes_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    status, _, told = reproduce("web_agent", "--root", str(tmp_path), "--from", "rl")
+    status, _, errors = reproduce("web_agent", "--root", str(tmp_path), "--from", "rl")
     assert status == 1
     files = {"data/web_agent/rl/train.parquet": "prepare", "models/web_agent_7b_sft/config.json": "sft"}
     for file, stage in (files | {"data/web_agent/raw/prompts/web_agent.txt": "prepare"}).items():
-        assert f"{tmp_path}/{file}: missing, stage {stage} makes it" in told
-    assert "prompt: got" not in told
+        assert f"{tmp_path}/{file}: missing, stage {stage} makes it" in errors
+    assert "prompt: got" not in errors
     model, data = tmp_path / "model", tmp_path / "data.jsonl"
     check = [str(ROOT / "configs/tiny/eval/nq.yaml"), f"model.path={model}", f"data={data}"]
     monkeypatch.setenv("WIKI_RAG_SERVER_URL", "http://127.0.0.1:9")
@@ -149,20 +149,20 @@ def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("GRM_BASE_URL", raising=False)
     monkeypatch.setattr("afm.cli.reproduce._errors", lambda *_: iter(()))  # the doctor is asked above
     words = ("web_agent", "--root", str(tmp_path), "--dry-run", "eval.rewards.judge.url=http://127.0.0.1:9")
-    status, shown, told = reproduce(*words)
+    status, shown, errors = reproduce(*words)
     assert status == 1
     notes = [line[2:].split(":")[0] for line in shown.splitlines() if line.startswith("# ")]
     checks = [f"checking {name}" for name in ("sft", "rl", "eval")]
     assert notes == [*NAMES, *checks, "not checked"], "every command is shown before the first check"
     assert shown.rstrip().endswith("/data/web_agent/raw --dry-run")
-    assert "rl: judge: no endpoint; set GRM_BASE_URL" in told
-    assert "eval: judge:" not in told
+    assert "rl: judge: no endpoint; set GRM_BASE_URL" in errors
+    assert "eval: judge:" not in errors
     monkeypatch.setenv("GRM_BASE_URL", "http://127.0.0.1:9/v1")
     assert "rl: judge: no answer from http://127.0.0.1:9/v1" in reproduce(*words)[2]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["web"], "expected one of: code_agent, gsm8k, mhqa_agent, svamp, web_agent"),
         (["web_agent", "--size", "3b"], "web_agent is published in other sizes; expected 7b or 32b"),
@@ -172,10 +172,10 @@ def test_a_judge_is_asked_for_before_there_are_rows(monkeypatch: pytest.MonkeyPa
         (["mhqa_agent", "--benchmarks", "gaia", "--dry-run"], "gaia is not a benchmark of mhqa_agent"),
     ],
 )
-def test_wrong_words_are_told(words: list[str], told: str) -> None:
+def test_wrong_words_are_told(words: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["reproduce", *words])
     assert isinstance(result.exception, UsageError)
-    assert told in str(result.exception)
+    assert message in str(result.exception)
 
 
 @pytest.mark.proof

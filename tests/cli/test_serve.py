@@ -29,10 +29,10 @@ def serving(*words: str, cwd: Path | None = None) -> Iterator[str]:
     env = os.environ | dict.fromkeys(unset, "")
     with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, text=True, env=env, cwd=cwd) as process:
         assert process.stdout is not None
-        told = process.stdout.readline()
+        printed = process.stdout.readline()
         try:
-            assert told.startswith("listening on "), told
-            yield told.split()[-1]
+            assert printed.startswith("listening on "), printed
+            yield printed.split()[-1]
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0

@@ -72,7 +72,7 @@ def called(tag: str, argument: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("tag", "argument", "told"),
+    ("tag", "argument", "message"),
     [
         ("code", "print(1)", "Nothing was run: found no program, expected one."),
         ("crawl_page", "the page of Quito", "Nothing was read: found no address."),
@@ -83,16 +83,18 @@ def called(tag: str, argument: str) -> str:
     ],
 )
 def test_a_call_that_its_tool_would_refuse_is_a_fault_and_never_becomes_training_data(
-    tmp_path: Path, tag: str, argument: str, told: str
+    tmp_path: Path, tag: str, argument: str, message: str
 ) -> None:
     agent = tmp_path / "any.yaml"
     agent.write_text(ANY.replace("TOOL", tag))
     text = called(tag, argument)
     result, prepared = run(alpaca(tmp_path, text), agent), prepare(tmp_path, text)
 
-    refused = f"<{tag}> at character 30 (line 1 of the text) is a call that the tool {tag!r} refuses: {told}"
-    assert (result.exit_code, prepared.exit_code) == ((1, 1) if told else (0, 0)), result.output
-    if told:
+    refused = (
+        f"<{tag}> at character 30 (line 1 of the text) is a call that the tool {tag!r} refuses: {message}"
+    )
+    assert (result.exit_code, prepared.exit_code) == ((1, 1) if message else (0, 0)), result.output
+    if message:
         assert result.stdout.startswith(f"{tmp_path}/rows.jsonl:1: {refused}")
         place = f"{tmp_path}/records.jsonl:3: record 'b' breaks the rules of agent 'any'"
         assert str(prepared.exception).startswith(f"{place}: {refused}")

@@ -761,8 +761,8 @@ def test_a_wrong_input_gets_one_message_that_helps(
 
 def test_a_wrong_value_of_a_variable_is_named(afm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY", "maybe")
-    told = afm("reproduce", "svamp", status=2).stderr
-    assert "--tiny (TINY) maybe: should be a valid boolean; expected: run the same stages" in told
+    errors = afm("reproduce", "svamp", status=2).stderr
+    assert "--tiny (TINY) maybe: should be a valid boolean; expected: run the same stages" in errors
 
 
 @pytest.mark.parametrize(("words", "status", "parts"), SERVERS, ids=[row[0][:60] for row in SERVERS])
@@ -772,11 +772,11 @@ def test_a_server_that_cannot_start_says_what_to_do(
     from tool_servers.__main__ import main
 
     assert main(shlex.split(f"{words.replace('{T}', str(folder))} --port 0")) == status
-    told = capfd.readouterr().err
-    assert told.startswith("error: ")
-    assert "Traceback" not in told
+    errors = capfd.readouterr().err
+    assert errors.startswith("error: ")
+    assert "Traceback" not in errors
     for part in parts:
-        assert part.replace("{T}", str(folder)) in told, told
+        assert part.replace("{T}", str(folder)) in errors, errors
 
 
 @pytest.mark.parametrize(

@@ -110,5 +110,5 @@ def test_reasons_that_differ_in_every_row_are_few_lines(afm, tmp_path):
         for number in range(60)
     ]
     file.write_text("\n".join([json.dumps(TASK), *reasons]) + "\n")
-    told = afm("data", "prepare", "tasks", file, "--out", tmp_path / "o.jsonl").stdout
-    assert 1 <= len(re.findall("refused: ", told)) <= 11
+    printed = afm("data", "prepare", "tasks", file, "--out", tmp_path / "o.jsonl").stdout
+    assert 1 <= len(re.findall("refused: ", printed)) <= 11

@@ -65,7 +65,7 @@ def files_of(folder):
 
 
 def test_the_wanted_files_are_fetched_checked_and_noted(hub, download, tmp_path):
-    told = download()
+    printed = download()
 
     folder = tmp_path / "a folder"
     notes = {"download.manifest.json", "download.lock.json"}
@@ -73,7 +73,7 @@ def test_the_wanted_files_are_fetched_checked_and_noted(hub, download, tmp_path)
         f"small/{name}" for name in ("rows.json", "empty.json", "data/train 1.json")
     }
     assert (folder / "small/rows.json").read_bytes() == ROWS
-    assert f"small: own/small at {REVISION[:12]} (not pinned yet), 3 files" in told
+    assert f"small: own/small at {REVISION[:12]} (not pinned yet), 3 files" in printed
     noted = json.loads((folder / "download.manifest.json").read_text())
     assert noted["counts"] == {"sets": 1, "files": 3}
     small = noted["sets"]["small"]
@@ -96,8 +96,10 @@ def test_a_model_comes_from_the_addresses_of_models(hub, download, tmp_path):
 
 
 def test_a_dry_run_fetches_nothing(hub, download, tmp_path):
-    told = download("--all", "--dry-run")
-    assert f"large: own/large at {REVISION[:12]} (not pinned yet), 1 files, 24 MiB, 24 MiB to fetch" in told
+    printed = download("--all", "--dry-run")
+    assert (
+        f"large: own/large at {REVISION[:12]} (not pinned yet), 1 files, 24 MiB, 24 MiB to fetch" in printed
+    )
     assert hub.sent == []
     assert files_of(tmp_path / "a folder") == set()
 
@@ -126,14 +128,14 @@ def test_what_differs_from_the_lock_is_an_error(hub, download, sets, tmp_path):
     folder = tmp_path / "a folder"
     download("--pin")
     (folder / "small/rows.json").write_bytes(ROWS.replace(b"q", b"Q"))
-    told = download(status=1)
-    assert "rows.json: differs from the pinned" in told
-    assert "pin what the Hub has now with --pin" in told
+    printed = download(status=1)
+    assert "rows.json: differs from the pinned" in printed
+    assert "pin what the Hub has now with --pin" in printed
     assert b"Q" in (folder / "small/rows.json").read_bytes()
 
     sets.write_text(SETS.replace('files: ["*.json", "data/*"]', f'revision: "{NEWER}"'))
-    told = download(status=1)
-    assert f"set 'small' is pinned to commit {REVISION}, but the YAML asks for {NEWER}" in told
+    printed = download(status=1)
+    assert f"set 'small' is pinned to commit {REVISION}, but the YAML asks for {NEWER}" in printed
     sets.write_text(SETS.replace("own/small", "own/other"))
     assert "is pinned to repository own/small, but the YAML asks for own/other" in download(status=1)
     (folder / "download.lock.json").write_text("{")
@@ -182,9 +184,11 @@ def test_bytes_that_are_wrong_leave_nothing_behind(hub, download, tmp_path):
     stated = hub.described("own/small", hub.repositories["own/small"])
     hub.repositories["own/small"]["rows.json"] = ROWS.replace(b"q", b"x")
     hub.described = lambda *_: stated
-    told = download(status=1)
-    assert "1 of 1 set could not be downloaded" in told
-    assert f"expected {hashlib.sha256(ROWS).hexdigest()}; it was removed, run the same command again" in told
+    printed = download(status=1)
+    assert "1 of 1 set could not be downloaded" in printed
+    assert (
+        f"expected {hashlib.sha256(ROWS).hexdigest()}; it was removed, run the same command again" in printed
+    )
     assert not any(name.startswith("small/rows.json") for name in files_of(tmp_path / "a folder"))
     hub.repositories["own/small"]["rows.json"] = ROWS
     download()
@@ -212,26 +216,26 @@ def test_a_server_that_fails_is_asked_again(failing, failure, hub, download, tmp
 @pytest.mark.slow
 def test_a_server_that_goes_on_failing_is_told(hub, download):
     hub.failing, hub.failures = "api/", 100
-    told = download("--only", "model", status=1)
-    assert "model own/model of http://127.0.0.1" in told
-    assert "500" in told
+    printed = download("--only", "model", status=1)
+    assert "model own/model of http://127.0.0.1" in printed
+    assert "500" in printed
 
 
 def test_sets_that_cannot_be_had_do_not_keep_the_others_away(hub, download, tmp_path):
     hub.gated = {"own/large"}
-    told = download("--all", status=1)
-    assert "1 of 3 sets could not be downloaded" in told
-    assert "its owner gives access on request" in told
-    assert "set HF_TOKEN to a token of your account" in told
+    printed = download("--all", status=1)
+    assert "1 of 3 sets could not be downloaded" in printed
+    assert "its owner gives access on request" in printed
+    assert "set HF_TOKEN to a token of your account" in printed
     assert (tmp_path / "a folder/small/rows.json").exists()
     assert (tmp_path / "a folder/model/config.json").exists()
     hub.tokens = {TOKEN}
     download("--all")
     (tmp_path / "a folder/download.lock.json").unlink()
     del hub.repositories["own/small"]
-    told = download(status=1)
-    assert "dataset own/small" in told
-    assert "Check its name; if it is private, set HF_TOKEN" in told
+    printed = download(status=1)
+    assert "dataset own/small" in printed
+    assert "Check its name; if it is private, set HF_TOKEN" in printed
 
 
 @pytest.mark.slow
@@ -242,12 +246,12 @@ def test_without_a_hub_the_error_says_what_to_do(variables, hub_environment, set
     words = [sys.executable, "-m", "afm.cli.main", "data", "download", sets, "--output-dir", tmp_path]
     environment = hub_environment | variables
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, cwd=ROOT)
-    told = done.stdout + done.stderr
-    assert done.returncode == 1, told
-    assert "Traceback" not in told
-    assert TOKEN not in told
-    assert "dataset own/small of http://127.0.0.1" in told
-    assert "set HF_ENDPOINT to a mirror, or run the same command where there is one and copy" in told
+    printed = done.stdout + done.stderr
+    assert done.returncode == 1, printed
+    assert "Traceback" not in printed
+    assert TOKEN not in printed
+    assert "dataset own/small of http://127.0.0.1" in printed
+    assert "set HF_ENDPOINT to a mirror, or run the same command where there is one and copy" in printed
 
 
 def test_patterns_that_match_nothing_are_an_error_that_names_what_is_there(download, sets):
@@ -269,8 +273,8 @@ def test_a_disk_that_is_too_small_is_told_before_the_download(hub, download):
     facts = hub.described("own/large", hub.repositories["own/large"])
     facts["siblings"] = [sibling | {"size": 900 << 40} for sibling in facts["siblings"]]
     hub.described = lambda *_: facts
-    told = download("--only", "large", status=1)
-    assert "GiB free, 921600.0 GiB to fetch; choose another disk with --output-dir, or fewer sets" in told
+    printed = download("--only", "large", status=1)
+    assert "GiB free, 921600.0 GiB to fetch; choose another disk with --output-dir, or fewer sets" in printed
     assert hub.sent == []
 
 

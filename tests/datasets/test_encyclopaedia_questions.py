@@ -15,7 +15,7 @@ def tasks(split=WorldSplit.TRAIN, count=400, seed=0, **options):
     return list(generate(WORLD, split, count, seed=seed, **options))
 
 
-def told(page: str, asks: str) -> str:
+def fact_of(page: str, asks: str) -> str:
     """Return the facts of a page, read only from its text."""
     text = WORLD.page(WORLD.names.number(page)).text
     name, number = r"([A-Z][a-z]+ [A-Z][a-z]+)", r"(\d+)"
@@ -47,7 +47,7 @@ def test_chains_lead_from_the_named_entity_to_the_answer_by_what_the_pages_say()
         for hop in path:
             assert hop["title"] == here
             assert hop["passage"] == str(WORLD.names.number(here))
-            here = told(here, hop["asks"])
+            here = fact_of(here, hop["asks"])
             assert hop["gives"] == here
         assert task.ground_truth == here
         assert len(path) == task.extra_info["hops"]
@@ -60,13 +60,13 @@ def test_comparisons_name_the_extreme_one():
         found = {}
         for branch in re.split(", | or ", asked):
             relation = re.fullmatch(r"the (\w+) of (\w+ \w+)", branch)
-            page = told(relation[2], relation[1]) if relation else branch
+            page = fact_of(relation[2], relation[1]) if relation else branch
             [attribute] = [
                 hop["asks"]
                 for hop in task.extra_info["path"]
                 if hop["title"] == page and hop["gives"].isdecimal()
             ]
-            found[page] = int(told(page, attribute))
+            found[page] = int(fact_of(page, attribute))
         pick = min if least else max
         assert task.ground_truth == pick(found, key=found.get)
         assert len(set(found.values())) == len(found)
@@ -80,7 +80,7 @@ def test_intersections_have_exactly_one_solution_on_their_two_pages():
         here = one["gives"]
         for hop in more:
             assert hop["title"] == here
-            here = told(here, hop["asks"])
+            here = fact_of(here, hop["asks"])
         assert task.ground_truth == here
 
 

@@ -92,8 +92,8 @@ def written(tmp_path):
 
 @pytest.mark.slow
 def test_prepare_makes_both_splits_and_leaves_what_is_made(prepare, tmp_path):
-    told = prepare()
-    assert "warning" not in told
+    printed = prepare()
+    assert "warning" not in printed
     trained, held_out = written(tmp_path)
     assert (len(trained), len(held_out)) == (37, 3)
     assert sorted(trained + held_out) == sorted(row["question"] for row in QUESTIONS)
@@ -207,8 +207,8 @@ def test_a_set_that_changed_its_number_of_rows_is_an_error(prepare, tmp_path):
     assert json.loads(lock.read_text())["sets"]["some_rl"]["rows"] == {"train": 40}
     before = written(tmp_path)
     write_raw(tmp_path / "raw", QUESTIONS[:-1])
-    told = prepare(status=1)
-    assert "set 'some_rl', split 'train': 39 rows, but 40 when it was first prepared" in told
+    printed = prepare(status=1)
+    assert "set 'some_rl', split 'train': 39 rows, but 40 when it was first prepared" in printed
     assert written(tmp_path) == before
     prepare("--new-counts")
     assert json.loads(lock.read_text())["sets"]["some_rl"]["rows"] == {"train": 39}

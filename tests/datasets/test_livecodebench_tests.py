@@ -43,8 +43,8 @@ def written(path, *rows):
 def test_a_folder_is_made_of_the_owners_files(said, tmp_path):
     written(tmp_path / "lcb/test.jsonl", owners_row("a", "1"), owners_row("b", "2", packed=False))
     written(tmp_path / "lcb/test2.jsonl", owners_row("a", "1", "3"))
-    told = said("data", "livecodebench", tmp_path / "lcb", "--output-dir", tmp_path / "tests")
-    assert f"export LIVECODEBENCH_DATA_PATH={tmp_path / 'tests'}" in told.replace("\n", "")
+    printed = said("data", "livecodebench", tmp_path / "lcb", "--output-dir", tmp_path / "tests")
+    assert f"export LIVECODEBENCH_DATA_PATH={tmp_path / 'tests'}" in printed.replace("\n", "")
     tests = PrivateTests(tmp_path / "tests")
     outputs = [case.expected for case in read_problem(tests.row("a")).printing]
     assert outputs == ["1\n", "1", "3"]  # the last file counts
@@ -92,23 +92,25 @@ def departures(data, *words):
     sampling = SamplingParams(1, temperature=0.8)
     conditions = Conditions(sampling, limits=first.limits, sources=sources_of(config))
     manifest = make_manifest(load_tasks(config), first.declared, "m", conditions)
-    told = manifest.sources["benchmark"]["departures"]
-    return [text for text in told if not text.startswith("prompt:")]
+    departed = manifest.sources["benchmark"]["departures"]
+    return [text for text in departed if not text.startswith("prompt:")]
 
 
 def test_sample_tests_are_a_departure_until_the_complete_ones_are_there(tmp_path, shared, monkeypatch):
     monkeypatch.delenv("LIVECODEBENCH_DATA_PATH", raising=False)
     data, published = shared("data/code_math/livecodebench_v4.parquet"), tmp_path / "lcb"
-    (told,) = departures(data)
-    assert told.startswith("tests: only samples for 100 of 100 problems here, complete tests published; set ")
+    (departure,) = departures(data)
+    assert departure.startswith(
+        "tests: only samples for 100 of 100 problems here, complete tests published; set "
+    )
     rows = pq.read_table(data).to_pylist()
     names = [question_id(row["reward_model"]["ground_truth"]) for row in rows]
     assert len(set(names)) == 100
     written(published / "test4.jsonl", *(owners_row(name, "1") for name in names[1:]))
     write_complete_tests([published], tmp_path / "tests")
     monkeypatch.setenv("LIVECODEBENCH_DATA_PATH", str(tmp_path / "tests"))
-    (told,) = departures(data)
-    assert told.startswith("tests: only samples for 1 of 100 problems")
+    (departure,) = departures(data)
+    assert departure.startswith("tests: only samples for 1 of 100 problems")
     written(published / "test5.jsonl", owners_row(names[0], "1"))
     write_complete_tests([published], tmp_path / "tests")
     assert departures(data) == []

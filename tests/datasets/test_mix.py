@@ -76,7 +76,7 @@ def prepare(said, sets, data, tmp_path):
 def test_one_command_makes_a_file_of_several_agents(prepare, tmp_path):
     assert "sums: 1 file by reader math_problem, made into rl" in prepare("--dry-run")
     assert not (tmp_path / "rl").exists()
-    told = prepare()
+    printed = prepare()
     table = pq.read_table(tmp_path / "rl/train.parquet").to_pylist()
     kinds = [(row["data_source"], row["ability"]) for row in table]
     assert kinds[:5] == [("codeforces", "coding")] + [("math500", "math")] * 4
@@ -94,7 +94,7 @@ def test_one_command_makes_a_file_of_several_agents(prepare, tmp_path):
     assert sums["left_out"] == {"asks for a proof": 1, "not drawn": 5}
     drawn_zero = "What is 0+0?" in [row["extra_info"]["question"] for row in table]
     assert more["left_out"] == ({"repeats a question of an earlier row": 1} if drawn_zero else {})
-    assert "left out: 5 not drawn" in told
+    assert "left out: 5 not drawn" in printed
     [bad] = (tmp_path / "rl/train.bad_rows.jsonl").read_text().splitlines()
     assert json.loads(bad)["line"] == 4
 

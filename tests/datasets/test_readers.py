@@ -128,9 +128,9 @@ def test_livecodebench_keeps_packed_tests_and_names_the_function(sample, tmp_pat
     assert [(case.stdin, case.expected) for case in problem.printing] == [("2\n", "4\n"), ("5\n", "10\n")]
     assert "Complete this code:\n```py\nclass Solution:" in function.question
     assert read_problem(function.ground_truth, function.extra_info).function == "twice"
-    [(line, told)] = bad
+    [(line, message)] = bad
     assert line == 3
-    assert told.startswith("tests: packed tests: neither base64 nor zlib")
+    assert message.startswith("tests: packed tests: neither base64 nor zlib")
 
 
 def test_codecontests_and_codeforces(sample, tmp_path):
@@ -193,7 +193,7 @@ def test_benchmarks(name, reader, expected, refused, sample, tmp_path):
     assert (task.id, task.question, task.ground_truth) == expected
     assert task.data_source == (READERS[reader].data_source or "aime24")
     assert len(bad) == len(refused)
-    assert all(wanted in told for (_, told), wanted in zip(bad, refused, strict=True))
+    assert all(wanted in message for (_, message), wanted in zip(bad, refused, strict=True))
 
 
 @pytest.mark.parametrize("reader", ["2wikimultihopqa", "musique", "bamboogle"])
@@ -260,7 +260,7 @@ def test_what_is_published_encrypted_is_read_but_never_written(sample, tmp_path)
     assert (task.id, task.question) == ("set-1", "Which tower stands in Almar, a town of a made-up land?")
     assert (task.ground_truth, task.data_source) == (["Lighthouse"], "browsecomp")
     assert SEALING_KEY in task.extra_info
-    assert ["`problem` cannot be read with the row's `canary`" in told for _, told in bad] == [True]
+    assert ["`problem` cannot be read with the row's `canary`" in message for _, message in bad] == [True]
     step, out = Preparation(reader="browsecomp", into=Product.TASKS), tmp_path / "out"
     for write in (
         lambda: make("browsecomp", step, [sample("browse_comp.jsonl")], out),
@@ -366,9 +366,9 @@ def test_the_keys_of_the_sft_sets_are_those_the_recipes_train_on():
 
 def test_the_command_reads_one_file_and_counts_what_it_refuses(prepare, sample, tmp_path):
     popqa, out = sample("popqa_test.tsv"), tmp_path / "out/tasks.jsonl"
-    told = prepare(popqa, "--reader", "popqa", "-o", out)
-    assert f"{out}: 1 of 3 rows" in told
-    assert "refused: 1 expected 17 fields, as in the first line" in told
+    printed = prepare(popqa, "--reader", "popqa", "-o", out)
+    assert f"{out}: 1 of 3 rows" in printed
+    assert "refused: 1 expected 17 fields, as in the first line" in printed
     strict = prepare(popqa, "--reader", "popqa", "-o", out, "--on-bad-rows", "error", status=1)
     assert "popqa_test.tsv:3: `possible_answers`" in strict
     assert [task.id for task in read_tasks(out)] == ["4222362"]
@@ -425,10 +425,10 @@ def test_what_is_not_downloaded_is_told_before_anything_is_made(said, sample, tm
     sample("afm_rl.jsonl").rename(data / "mhqa_agent_rl/data/rl.jsonl")
     assert "rl/train: 1 file by reader afm_rl, made into rl" in made("--dry-run")
     assert not out.exists()
-    told = made()
-    assert f"{out}/rl/train.parquet, {out}/rl/val.parquet: 2 of 3 rows" in told
-    assert "warning: 3 rows, 169,615 were published" in told
-    assert "renamed: 1 share an id with another row" in told
+    message = made()
+    assert f"{out}/rl/train.parquet, {out}/rl/val.parquet: 2 of 3 rows" in message
+    assert "warning: 3 rows, 169,615 were published" in message
+    assert "renamed: 1 share an id with another row" in message
     names = [task.id for part in ("train", "val") for task in read_tasks(out / f"rl/{part}.parquet")]
     assert sorted(names) == ["1", "mhqa_agent_rl-2"]
 

@@ -70,15 +70,15 @@ def test_what_is_fetched_is_built_by_the_command_that_is_shown(
 ):
     folder = tmp_path / "a folder"
     script = [sys.executable, str(SCRIPT), "--output-dir", str(folder)]
-    told = subprocess.run(script, env=hub_environment, capture_output=True, text=True, check=True).stdout
-    assert "24 MiB to fetch; peak disk usage 35 MiB" in told
+    printed = subprocess.run(script, env=hub_environment, capture_output=True, text=True, check=True).stdout
+    assert "24 MiB to fetch; peak disk usage 35 MiB" in printed
     assert (folder / "e5_Flat.index").read_bytes() == whole(published)
     assert {path.name for path in folder.iterdir()} == {"e5_Flat.index", "wiki-18.jsonl.gz"}
     requests = list(zip(hub.asked, hub.headers, strict=True))
     named = {path for path, headers in requests if "authorization" in map(str.lower, headers)}
     assert named == {path for path in hub.asked if "datasets/" in path}, "the token goes to the Hub alone"
     assert len([path for path in hub.asked if path.startswith("/store/")]) == 3
-    build, serve = told.partition("then:\n")[2].splitlines()
+    build, serve = printed.partition("then:\n")[2].splitlines()
     assert shlex.split(serve) == ["afm", "serve", "wiki", "--index", str(folder / "index")]
     words = [sys.executable, "-m", "afm.cli.main", *shlex.split(build)[1:]]
     subprocess.run(words, check=True, capture_output=True, cwd=tmp_path)

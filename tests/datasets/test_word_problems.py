@@ -52,7 +52,7 @@ def test_a_prefix_equation_becomes_a_program(equation, answer, program):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"Numbers": "3.0"}, "`Question`: number1 is not among the 1 of `Numbers`"),
         ({"Numbers": "3.0 many"}, "`Numbers`: expected a number, got 'many'"),
@@ -61,8 +61,8 @@ def test_a_prefix_equation_becomes_a_program(equation, answer, program):
         ({"Answer": None}, "`Answer`: expected a number, got None"),
     ],
 )
-def test_a_broken_row_of_svamp_is_refused_with_the_field(change, told):
-    with pytest.raises(DataError, match=re.escape(told)):
+def test_a_broken_row_of_svamp_is_refused_with_the_field(change, message):
+    with pytest.raises(DataError, match=re.escape(message)):
         read_svamp(BOOKS | change, "x")
 
 
@@ -146,8 +146,8 @@ def test_the_published_files_are_fetched_split_and_have_their_programs(
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     raw, out = tmp_path / "raw", tmp_path / "out"
     said("data", "download", name, "--output-dir", raw)
-    told = said("data", "prepare", "published", name, "--data", raw, "--output-dir", out)
-    assert "warning" not in told
+    output = said("data", "prepare", "published", name, "--data", raw, "--output-dir", out)
+    assert "warning" not in output
     assert not list(out.rglob("*.bad_rows.jsonl"))
 
     train, val, test = (

@@ -198,8 +198,8 @@ def test_a_selection_of_a_file_checks_its_sft_data_and_abilities(select, server,
 
     config.write_text("{agent: web, samples: 2, ability: math}")
     assert "of 3 questions kept, 6 samples taken" in select(*start)
-    told = select(*start, "ability=maths", status=1)
-    assert "no row has the ability 'maths', only 'coding', 'math'; choose with ability=" in told
+    printed = select(*start, "ability=maths", status=1)
+    assert "no row has the ability 'maths', only 'coding', 'math'; choose with ability=" in printed
     for text, message in (
         ("{agent: web, sft: [none.json]}", "none.json: no such file, so overlap with the SFT data cannot"),
         ("{agent: web, sampels: 2}", "did you mean 'samples'"),
@@ -263,9 +263,9 @@ async def test_sixty_four_requests_are_in_flight(server, tmp_path):
 def test_a_request_that_hangs_is_asked_again(select, server, tmp_path):
     server.hang_s = 30.0
     start = (QA, *written_tasks(tmp_path, *questions(1)), f"model={server.url}")
-    told = select(*start, "samples=4", "timeout_s=1")
-    assert "0 of 1 question kept, 4 samples taken" in told
-    assert "without `sft` nothing was compared with the SFT data" in told
+    printed = select(*start, "samples=4", "timeout_s=1")
+    assert "0 of 1 question kept, 4 samples taken" in printed
+    assert "without `sft` nothing was compared with the SFT data" in printed
     assert server.requests == 5
 
 
@@ -312,7 +312,7 @@ CRASH = (500, "assertion failed")
 
 
 @pytest.mark.parametrize(
-    ("refusal", "told"),
+    ("refusal", "message"),
     [
         ((400, "maximum context length is 4096 tokens"), "4096 tokens"),
         ({"message": {"content": ""}, "finish_reason": "content_filter"}, "content_filter"),
@@ -320,7 +320,7 @@ CRASH = (500, "assertion failed")
         (CRASH, "status 500"),
     ],
 )
-async def test_a_question_that_the_server_refuses_is_dropped_and_named(server, tmp_path, refusal, told):
+async def test_a_question_that_the_server_refuses_is_dropped_and_named(server, tmp_path, refusal, message):
     server.refused = {1: refusal}
 
     summary = await selected(questions(6), server, tmp_path, samples=3, attempts=1)
@@ -328,7 +328,7 @@ async def test_a_question_that_the_server_refuses_is_dropped_and_named(server, t
     assert dict(summary.dropped) == {"cannot be sampled": 1, "r_q above 0.3": 2}
     assert (summary.kept, summary.sampled, list(summary.unsampled)) == (3, 15, ["q1"])
     [row] = [row for row in rows_of(tmp_path / "dropped.jsonl") if row["id"] == "q1"]
-    assert re.fullmatch(f"cannot be sampled: \\w+Error: .*{told}.*", row["reason"])
+    assert re.fullmatch(f"cannot be sampled: \\w+Error: .*{message}.*", row["reason"])
     assert "r_q" not in row
     strict = {"samples": 3, "attempts": 1, "on_bad_rows": FailedQuestions.ERROR}
     with pytest.raises(EngineError, match=r"3 of 18 samples are missing, [123] of them failed \(of 'q1'\)"):
@@ -510,19 +510,19 @@ def test_samples_of_a_model_in_this_process_are_kept_from_other_rewards_and_tool
     assert stops <= {"agent_tokens", "end_of_text"}
     assert "0 samples taken" in select(*start, reward)
     (tmp_path / "reward.yaml").write_text("by_source: {nq: f1}\n")
-    told = select(*start, reward, status=1)
-    assert re.search(r"holds a run with other settings \(reward_digest: '\w+' -> '\w+'\)", told)
+    printed = select(*start, reward, status=1)
+    assert re.search(r"holds a run with other settings \(reward_digest: '\w+' -> '\w+'\)", printed)
     (tmp_path / "tools.yaml").write_text(shipped.replace("wall_s: 7.0", "wall_s: 3.0"))
     assert "other settings (tools_digest: " in select(*start, status=1)
 
 
 def test_what_is_missing_on_the_command_line_is_told(select, server, tmp_path):
     start = (QA, *written_tasks(tmp_path, *questions(1)), "samples=2")
-    told = select(*start, f"model={server.url}", "with_tools=true", status=2)
-    assert "tokenizer: missing; with_tools on a server needs it" in told
+    printed = select(*start, f"model={server.url}", "with_tools=true", status=2)
+    assert "tokenizer: missing; with_tools on a server needs it" in printed
     assert "holds no model" in select(*start, f"model={tmp_path}", status=2)
-    told = select(*start, f"model={server.url}")
-    assert "0 of 1 question kept, 2 samples taken" in told
+    printed = select(*start, f"model={server.url}")
+    assert "0 of 1 question kept, 2 samples taken" in printed
     assert json.loads((tmp_path / "out/settings.json").read_text())["model"] == "small"
 
 

@@ -92,8 +92,8 @@ async def test_the_critic_sends_the_coder_back_once_and_then_the_team_gives_up(t
     events = await work(tmp_path / "e", team, Says(text, ok), apples())
 
     assert [content for kind, _, content in events if kind == "tool_result"] == [text, text]
-    told = [content for _, agent, content in events if agent == "critic"]
-    assert told == ["No number came back. Run it again."] * 2
+    messages = [content for _, agent, content in events if agent == "critic"]
+    assert messages == ["No number came back. Run it again."] * 2
     assert events[-1] == ("error", "", f"2 tool calls returned no number, the last one: {text}")
 
 
@@ -194,7 +194,7 @@ async def test_a_careful_team_checks_what_it_read_and_answers(tmp_path, checking
     text, record = await checked(tmp_path, checking, reflects=0)
     first, last = record.provenance["extra_info"]["path"]
 
-    def told(hop):
+    def sentence(hop):
         return f"{hop['asks'].capitalize()} {hop['gives']}"
 
     assert text == (
@@ -202,10 +202,10 @@ async def test_a_careful_team_checks_what_it_read_and_answers(tmp_path, checking
         f"<plan>Search for the {first['asks']}, then the {last['asks']}.</plan>"
         f"<think>Now the {first['asks']} of {first['title']}.</think>"
         f"<wiki_search>{first['asks']} of {first['title']}</wiki_search>"
-        f"<think>{told(first)}.\n\nNow the {last['asks']} of {last['title']}.</think>"
+        f"<think>{sentence(first)}.\n\nNow the {last['asks']} of {last['title']}.</think>"
         f"<wiki_search>{last['asks']} of {last['title']}</wiki_search>"
-        f"<think>{told(last)}.</think><suggested_answer> {last['gives']}</suggested_answer>"
-        f"<think>{told(last)}.</think><double_check>Score: 4</double_check>"
+        f"<think>{sentence(last)}.</think><suggested_answer> {last['gives']}</suggested_answer>"
+        f"<think>{sentence(last)}.</think><double_check>Score: 4</double_check>"
         f"<think>Sure.</think><answer> {last['gives']}</answer>"
     )
 

@@ -48,8 +48,8 @@ def test_layout_and_punctuation_of_prose_make_none(one, other):
 
 
 def test_more_punctuation_of_prose_is_none_where_words_are_compared():
-    told = _words("**Who** is the well-known J. K. Rowling and/or <b>U.S.</b>?")
-    assert " ".join(told) == "who is the well known j k rowling and or u s"
+    words = _words("**Who** is the well-known J. K. Rowling and/or <b>U.S.</b>?")
+    assert " ".join(words) == "who is the well known j k rowling and or u s"
 
 
 def test_signs_are_no_words_of_their_own():

@@ -102,9 +102,9 @@ def asked_chats(tmp_path, oracle_server, afm):
             server.replies[tuple(server.tokenizer.encode_prompt(task.prompt))] = reply(task)
         out = tmp_path / "out"
         file = ROOT / f"configs/eval/{config}.yaml"
-        told = afm("eval", file, *server.words, f"data={data}", f"output_dir={out}", *more).stdout
+        printed = afm("eval", file, *server.words, f"data={data}", f"output_dir={out}", *more).stdout
         assert server.unknown == 0
         afm("report", out)
-        return json.loads((out / "metrics.json").read_text()), told, (out / "report.html").read_text()
+        return json.loads((out / "metrics.json").read_text()), printed, (out / "report.html").read_text()
 
     return run

@@ -128,14 +128,14 @@ def test_the_command_reports_the_paper_figures(data, asked_chats) -> None:
         "agent_h_absent_not_asked": "A low cloud.",
     }
     tasks = list(read_benchmark(data, reader="glaive"))
-    _, told, page = asked_chats("hallucination", data, tasks, lambda task: said[task.data_source])
+    _, printed, page = asked_chats("hallucination", data, tasks, lambda task: said[task.data_source])
     line = (
         "Agent-H: H_ReAct 33.3 %, H_General 0.0 %, H_Score 83.3 %, calls of tools that were not offered 33.3 %, "
         "called when asked 100.0 %"
     )
-    assert line in " ".join(told.split())
+    assert line in " ".join(printed.split())
     assert line in page
-    assert "no tool offered" not in told
+    assert "no tool offered" not in printed
 
 
 def test_rows_that_are_chats_are_asked_as_they_are() -> None:

@@ -100,10 +100,10 @@ async def test_each_row_is_solved_by_its_own_agent_and_figures_are_by_agent(mixe
         assert shown is not None
         assert shown.digest == record.agent_digest
     page = write_run_report(config.output_dir, mixed.with_name("report.html"))
-    told = page.with_suffix(".md").read_text()
-    assert "The agents code, math, run out" in told
-    assert "agent math: 50.0 % (" in told
-    assert "of 2 questions" in told
+    text = page.with_suffix(".md").read_text()
+    assert "The agents code, math, run out" in text
+    assert "agent math: 50.0 % (" in text
+    assert "of 2 questions" in text
 
 
 @pytest.mark.sandbox

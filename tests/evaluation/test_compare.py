@@ -37,9 +37,9 @@ def test_runs_that_measured_something_else_are_refused_unless_told(runs, compare
     refused = compare(runs / "never", runs / "twice", status=1)
     assert "did not measure the same thing: rounds: 1 -> 2" in refused.stderr
     assert "--anyway" in refused.stderr
-    told = compare(runs / "never", runs / "twice", "--anyway")
-    assert "on 8 questions: 8 better, 0 worse" in told.stdout
-    assert "not comparable: rounds: 1 -> 2" in told.stdout
+    printed = compare(runs / "never", runs / "twice", "--anyway")
+    assert "on 8 questions: 8 better, 0 worse" in printed.stdout
+    assert "not comparable: rounds: 1 -> 2" in printed.stdout
 
 
 def test_wrong_use_and_broken_figures_are_told_in_a_line(runs, compare, tmp_path):

@@ -74,11 +74,11 @@ def of(findings: list[Finding], level: Level) -> dict[str, str]:
 def test_a_sound_evaluation_is_described_and_nothing_is_written(base: Path, model: Path) -> None:
     findings = diagnose(base, [f"model={model}"])
     assert {one.level for one in findings} == {Level.OK}
-    told = of(findings, Level.OK)
-    assert told["data"].startswith("4 questions x 2 rounds = 8 episodes, sha256 ")
-    assert told["rewards"] == "judged by math (4); formula correct * format"
-    assert "configuration, weights and tokenizer" in told["model"]
-    assert told["context"].startswith("an episode has up to 90 tokens after its prompt, the model ")
+    sound = of(findings, Level.OK)
+    assert sound["data"].startswith("4 questions x 2 rounds = 8 episodes, sha256 ")
+    assert sound["rewards"] == "judged by math (4); formula correct * format"
+    assert "configuration, weights and tokenizer" in sound["model"]
+    assert sound["context"].startswith("an episode has up to 90 tokens after its prompt, the model ")
     assert not Path("out").exists()
 
 
@@ -91,10 +91,10 @@ def test_without_a_model_all_the_rest_is_looked_at(base: Path) -> None:
 def test_what_a_model_folder_lacks_is_named(doctor: Doctor, tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half/config.json").write_text("{}")
-    told = doctor.errors(f"model={tmp_path}/half")["model"]
+    error = doctor.errors(f"model={tmp_path}/half")["model"]
     weights = "weights (*.safetensors or pytorch_model*.bin)"
     tokenizer = "tokenizer (tokenizer.json or tokenizer.model or vocab.json)"
-    assert told.endswith(f"lacks {weights}, {tokenizer}; copy the whole model")
+    assert error.endswith(f"lacks {weights}, {tokenizer}; copy the whole model")
     assert "no such folder; train a model" in doctor.errors("model=nowhere")["model"]
 
 
@@ -153,8 +153,8 @@ def test_judges_that_choose_and_judge_again_are_looked_at(
     few = doctor.warnings("best_of.sizes=[3]", "rounds=2")["best_of"]
     assert few == "skipped: best-of-3 needs 3 rounds, has 2"
     assert f"no answer from {NOBODY}" in doctor.errors(*chosen, f"best_of.judge.url={NOBODY}")["best_of"]
-    told = "best_of.judge={url: URL, model: big, key_variable: SECOND_KEY}".replace("URL", f"{endpoint}/v1")
-    alive = *chosen, told, f"agreement.judges=[{{url: {endpoint}/v1, control: false}}]"
+    second = "best_of.judge={url: URL, model: big, key_variable: SECOND_KEY}".replace("URL", f"{endpoint}/v1")
+    alive = *chosen, second, f"agreement.judges=[{{url: {endpoint}/v1, control: false}}]"
     # 4 questions in 2 groups of 2 rounds; 16 episodes judged again.
     assert doctor.fine(*alive)["best_of"] == f"big at {endpoint}/v1, at most 8 calls"
     keyless = "at most 16 calls, asked without a key; export GRM_API_KEY"
@@ -186,8 +186,8 @@ def test_data_that_is_no_longer_what_it_was_is_told(doctor: Doctor) -> None:
 
 
 def test_fewer_questions_than_published_cannot_be_compared(doctor: Doctor) -> None:
-    told = doctor.warnings("benchmark=aime24")["data"]
-    assert told == "4 questions here, 30 published, so scores cannot be compared"
+    warning = doctor.warnings("benchmark=aime24")["data"]
+    assert warning == "4 questions here, 30 published, so scores cannot be compared"
 
 
 def test_an_earlier_run_goes_on_or_is_in_the_way(base: Path, model: Path, doctor: Doctor) -> None:
@@ -205,11 +205,11 @@ def test_the_command_has_an_exit_status_and_json(base: Path, model: Path) -> Non
     sound = CliRunner().invoke(app, ["doctor", str(base), f"model={model}", "--json"])
     assert (sound.exit_code, json.loads(sound.stdout)["ok"]) == (0, True)
     broken = CliRunner().invoke(app, ["doctor", str(base), "--json"])
-    told = json.loads(broken.stdout)
-    assert (broken.exit_code, told["ok"], told["checked"]) == (1, False, str(base))
+    facts = json.loads(broken.stdout)
+    assert (broken.exit_code, facts["ok"], facts["checked"]) == (1, False, str(base))
     step = "set model=DIR or model=http://HOST:PORT"
     finding = {"status": "fail", "subject": "model", "why": "missing", "next_step": step}
-    assert told["findings"][0] == finding
+    assert facts["findings"][0] == finding
 
 
 @pytest.mark.parametrize("name", ["gaia", "nq", "math500", "web", "qa", "unseen_tools_web"])

@@ -126,9 +126,9 @@ def test_a_real_run_counts_what_was_read_and_may_be_priced_anew(afm, tmp_path, s
 
     other = tmp_path / "other"
     asyncio.run(solver.run(other, 100, 6, rounds=2, sources=Sources(prices=prices)))
-    told = afm("eval", "compare", out, other).stdout
-    assert "costs use different prices: prompt 1, completion 10, code 0.003 -> prompt 1" in told
-    assert told.count("per solved task") == 2
+    printed = afm("eval", "compare", out, other).stdout
+    assert "costs use different prices: prompt 1, completion 10, code 0.003 -> prompt 1" in printed
+    assert printed.count("per solved task") == 2
     page = write_comparison([out, other], tmp_path / "page.html").read_text()
     assert "Cost per solved task" in page
     assert "Costs use different prices" in page

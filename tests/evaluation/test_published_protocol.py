@@ -52,11 +52,11 @@ async def test_the_last_suggested_answer_is_judged_and_its_origin_recorded(tmp_p
     assert (metrics.pass_at_1.value, metrics.scored) == (0.5, 2)
     first, second = sorted(load_records(tmp_path / "published/episodes.jsonl"), key=lambda record: record.id)
     assert (first.verdict.score, first.stop) == (1.0, "turns")
-    told = first.provenance["protocol"]
-    assert (told["answer_from"], told["steps"], told["attempts"]) == ("last suggested answer", 4, 1)
+    facts = first.provenance["protocol"]
+    assert (facts["answer_from"], facts["steps"], facts["attempts"]) == ("last suggested answer", 4, 1)
     # Without an answer there are three attempts of three forgotten generations each, all of them paid for.
-    told = second.provenance["protocol"]
-    assert (told["answer_from"], told["attempts"], told["errors"]) == (None, 3, 3)
+    facts = second.provenance["protocol"]
+    assert (facts["answer_from"], facts["attempts"], facts["errors"]) == (None, 3, 3)
     assert (second.verdict.score, second.cost.generations) == (0.0, 9)
     with pytest.raises(ConfigError, match=r"other settings \(protocol"):
         await run("published")
@@ -66,17 +66,17 @@ async def test_the_report_tells_what_is_left_of_the_differences(tmp_path, run) -
     sources = Sources(benchmark="gaia", reward={"formula": "correct"})
     await run("ours", sources=sources)
     await run("published", PublishedProtocol(max_steps=4), sources=sources)
-    told, texts = {}, {}
+    protocols, texts = {}, {}
     for name in ("ours", "published"):
         page = write_run_report(tmp_path / name, tmp_path / f"{name}.html")
         assert json.loads(page.with_suffix(".json").read_text())["stages"][0]["published"]["departures"]
-        told[name] = json.loads((tmp_path / name / "manifest.json").read_text())["sources"]["benchmark"]
+        protocols[name] = json.loads((tmp_path / name / "manifest.json").read_text())["sources"]["benchmark"]
         texts[name] = page.with_suffix(".md").read_text()
-    left = set(told["published"]["departures"])
-    gone = {text.partition(":")[0] for text in told["ours"]["departures"] if text not in left}
+    left = set(protocols["published"]["departures"])
+    gone = {text.partition(":")[0] for text in protocols["ours"]["departures"] if text not in left}
     assert gone == {"suggested answers", "full context", "steps", "repeats", "attempts"}
     assert "judge's text: ours here, AFM's published; set rewards.judge.prompt=FILE" in left
-    assert told["published"]["remarks"] == list(PUBLISHED_REMARKS)
+    assert protocols["published"]["remarks"] == list(PUBLISHED_REMARKS)
     assert "Its stop list lacks suggested answers" in texts["published"]
     assert "published: as AFM's script plays its web agent" in texts["published"]
     assert "as AFM's script" not in texts["ours"]
@@ -88,12 +88,12 @@ async def test_the_report_shows_no_prompt_and_no_limit_that_did_not_hold(tmp_pat
     prompt = PromptSource.load(text)
     await run("out", PublishedProtocol(max_steps=4), prompt=prompt)
     file = write_run_report(tmp_path / "out", tmp_path / "page.html")
-    page, told = file.read_text(), file.with_suffix(".md").read_text()
+    page, summary = file.read_text(), file.with_suffix(".md").read_text()
     assert "The whole prompt" not in page
     assert "The prompt is the question alone" not in page
     assert "its format is valid" not in page, "the formula of this run is the answer alone"
-    assert f"- Prompt: text of a file (digest {prompt.recorded['digest']})" in told
-    assert "- Limits: 4 steps, 4,000 tokens of context" in told
+    assert f"- Prompt: text of a file (digest {prompt.recorded['digest']})" in summary
+    assert "- Limits: 4 steps, 4,000 tokens of context" in summary
 
 
 def test_with_the_users_texts_nothing_differs_but_the_questions(tmp_path) -> None:
@@ -116,9 +116,9 @@ def test_with_the_users_texts_nothing_differs_but_the_questions(tmp_path) -> Non
         protocol=protocol,
     )
     manifest = make_manifest(TASKS, route.declared, "m", conditions)
-    told = manifest.sources["benchmark"]
-    assert told["departures"] == ["questions: 2 here, 103 published"]
-    assert (told["published"]["temperatures"], told["published_scores"]["pass@3"]) == ([1.0], 69.9)
+    facts = manifest.sources["benchmark"]
+    assert facts["departures"] == ["questions: 2 here, 103 published"]
+    assert (facts["published"]["temperatures"], facts["published_scores"]["pass@3"]) == ([1.0], 69.9)
     digest = manifest.settings["reward"]["judge"]["prompt"]
     (tmp_path / "judge.txt").write_text("Well? {question} {gt_answer} {pred_answer}")
     assert sources_of(config).reward["judge"]["prompt"] != digest

@@ -48,12 +48,12 @@ def test_where_all_questions_change_alike_no_score_is_certain(record, theirs, ou
     team = [episode(record, f"q{n}", theirs, **made) for n in range(3)]
     model = [episode(record, f"q{n}", ours, **made) for n in range(3)]
 
-    told = savings(Played("team", team, None, True), Played("model", model, None, False))
+    table = savings(Played("team", team, None, True), Played("model", model, None, False))
 
-    found = told.row(Quantity.SCORE).difference
+    found = table.row(Quantity.SCORE).difference
     assert found == paired_difference(team, model).difference
     assert found.low < found.value
-    assert told.row(Quantity.TOKENS).difference.low == 0.0
+    assert table.row(Quantity.TOKENS).difference.low == 0.0
 
 
 def test_a_solved_task_carries_the_cost_of_the_failed_ones(record):

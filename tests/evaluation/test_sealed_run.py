@@ -84,9 +84,9 @@ async def test_episodes_are_sealed_and_open_to_what_happened(tmp_path, folder, r
     assert metrics.pass_at_1.value == pytest.approx(2 / 3)
     assert metrics.format_valid == 1.0
     assert (metrics.tool_calls, metrics.tool_failure_rate) == (1.0, 0.0)
-    told = on_disk(out)
-    assert [secret for secret in SECRETS if secret in told] == []
-    assert "History" not in told
+    stored = on_disk(out)
+    assert [secret for secret in SECRETS if secret in stored] == []
+    assert "History" not in stored
     records = load_records(out / "episodes.jsonl")
     assert {opened(record).provenance["groups"]["problem_topic"] for record in records} == {"History"}
     assert {record.question for record in records} == {"(sealed)"}

@@ -24,8 +24,8 @@ def chat(text):
 
 
 def item(text, gold, form=None, **more):
-    told = {} if form is None else {"meta_data": {"response_format": form}}
-    return {"origin_prompt": chat(text), "ground_truth": gold, **told, **more}
+    metadata = {} if form is None else {"meta_data": {"response_format": form}}
+    return {"origin_prompt": chat(text), "ground_truth": gold, **metadata, **more}
 
 
 def plan(text, form):
@@ -126,7 +126,7 @@ def test_abilities_are_means_of_their_forms() -> None:
 
 def test_the_command_asks_each_item_in_its_own_chat(data, asked_chats) -> None:
     tasks = [task for file in sorted(data.iterdir()) for task in read_benchmark(file, reader="t_eval")]
-    metrics, told, page = asked_chats(
+    metrics, printed, page = asked_chats(
         "t_eval",
         data,
         tasks,
@@ -137,5 +137,5 @@ def test_the_command_asks_each_item_in_its_own_chat(data, asked_chats) -> None:
     assert metrics["t_eval"] == pytest.approx(dict.fromkeys(abilities, 1.0))
     assert (metrics["scored"], metrics["format_valid"]) == (11, 1.0)
     line = "T-Eval: " + ", ".join(f"{ability} 100.0 %" for ability in abilities)
-    assert line in " ".join(told.split())
+    assert line in " ".join(printed.split())
     assert line in page

@@ -338,10 +338,10 @@ async def test_a_request_that_is_sent_again_after_a_failure_is_the_same_request(
     history = await chat(session, [user("First?")])
     again = [*history, user("Second?")]
     model.failures += [EngineError("gone"), EngineError("still gone")]
-    for told in ("gone", "still gone"):
-        with pytest.raises(EngineError, match=told):
+    for reply in ("gone", "still gone"):
+        with pytest.raises(EngineError, match=reply):
             await chat(session, again)
-        assert told in str(session.error)
+        assert reply in str(session.error)
     model.hold.clear()
     left = asyncio.create_task(chat(session, again))
     await model.waiting.wait()

@@ -239,8 +239,8 @@ def test_one_key_changes_the_engine(config):
 
 
 def test_every_key_that_holds_a_secret_is_refused(config):
-    told = r"swanlab_api_key: .* environment variable SWANLAB_API_KEY"
-    with pytest.raises(ConfigError, match=told) as error:
+    message = r"swanlab_api_key: .* environment variable SWANLAB_API_KEY"
+    with pytest.raises(ConfigError, match=message) as error:
         resolve(config("output_dir: a"), ["swanlab_api_key=hush-hush"])
     assert "hush-hush" not in str(error.value)
     secret = re.compile(r"(?:api_key|hub_token|secret|webhook_url|password)$")
@@ -258,7 +258,7 @@ def test_null_for_a_checkpoint_is_no_checkpoint(config):
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("ignore_observation_token=", "ignore_observation_token: expected the name of a tag, or several"),
         ("template=5", "template: got 5, expected a text"),
@@ -273,8 +273,8 @@ def test_null_for_a_checkpoint_is_no_checkpoint(config):
         ("on_bad_rows=maybe", "on_bad_rows: got 'maybe' .*expected 'error' or 'drop'"),
     ],
 )
-def test_values_of_a_wrong_kind_are_refused_in_one_line(config, override, told):
-    with pytest.raises((ConfigError, UsageError), match=told) as caught:
+def test_values_of_a_wrong_kind_are_refused_in_one_line(config, override, message):
+    with pytest.raises((ConfigError, UsageError), match=message) as caught:
         resolve(config("output_dir: a"), [override])
     assert "\n" not in str(caught.value)
 

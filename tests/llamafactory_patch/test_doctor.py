@@ -118,16 +118,16 @@ GOOD = '{"instruction": "q", "input": "", "output": "a"}'
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (f'[{GOOD},\n{{"instr', ":2: no JSON from here on"),
         (f'[{GOOD},\n{{"instruction": "q", "input": "", "output": "<observation>a"}}]', "never closed"),
     ],
 )
-def test_bad_rows_are_errors_that_name_file_and_line(write_set, text, told):
+def test_bad_rows_are_errors_that_name_file_and_line(write_set, text, message):
     found = diagnose(RECIPE, [f"dataset_dir={write_set('bad.json', text)}"], Hardware(), {})
     (error,) = (error for error in texts_of(found, "error") if "bad.json" in error)
-    assert told in error
+    assert message in error
 
 
 def test_data_that_only_llamafactory_can_read_is_told(write_set):
@@ -137,18 +137,18 @@ def test_data_that_only_llamafactory_can_read_is_told(write_set):
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("template=qwn", "got 'qwn', expected a template of LLaMA-Factory; did you mean 'qwen'?"),
         ("roles_without_loss=plann", "did you mean 'plan'?"),
         ("use_badam=true", "badam"),
     ],
 )
-def test_what_llamafactory_would_refuse_is_an_error(data, override, told):
+def test_what_llamafactory_would_refuse_is_an_error(data, override, message):
     recipe = CONFIGS / "sft/web_agent_qwen2.5_7b.yaml"
     overrides = [f"dataset_dir={data}", "dataset=mhqa_agent_sft", "enable_liger_kernel=false", override]
     errors = texts_of(diagnose(recipe, overrides, Hardware(), {}), "error")
-    assert any(told in error for error in errors), errors
+    assert any(message in error for error in errors), errors
 
 
 def test_checkpoints_that_nobody_removes_are_counted(data):
@@ -227,7 +227,7 @@ def plain(configuration, tmp_path, tiny):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["stage=dpo"], "stage: got 'dpo', which trains on pairs"),
         (["roles_without_loss=[think, nope]"], "roles_without_loss: no row has <nope>"),
@@ -239,10 +239,10 @@ def plain(configuration, tmp_path, tiny):
         (["deepspeed={folder}/list.json"], "list.json cannot be read as a JSON object"),
     ],
 )
-def test_what_a_training_would_refuse_is_an_error(plain, tmp_path, overrides, told):
+def test_what_a_training_would_refuse_is_an_error(plain, tmp_path, overrides, message):
     (tmp_path / "list.json").write_text("[1]")
     errors = texts_of(plain(*(override.format(folder=tmp_path) for override in overrides)), "error")
-    assert any(told in error for error in errors), errors
+    assert any(message in error for error in errors), errors
 
 
 def test_rows_without_a_trained_token_are_one_error(plain):
@@ -252,7 +252,7 @@ def test_rows_without_a_trained_token_are_one_error(plain):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "level", "told"),
+    ("overrides", "level", "reported"),
     [
         (["dataloader_drop_last=true", "per_device_train_batch_size=21"], "error", "0 updates: dataloader_drop_last drops"),
         (["max_steps=0"], "warning", "max_steps=0 does not end the run: num_train_epochs decides; remove it"),
@@ -261,9 +261,9 @@ def test_rows_without_a_trained_token_are_one_error(plain):
         (["dataloader_drop_last=true", "per_device_train_batch_size=20"], "error", None),
     ],
 )  # fmt: skip
-def test_a_schedule_that_trains_nothing_or_too_little_is_reported(plain, overrides, level, told):
+def test_a_schedule_that_trains_nothing_or_too_little_is_reported(plain, overrides, level, reported):
     texts = texts_of([finding for finding in plain(*overrides) if finding.subject == "steps"], level)
-    assert [text.startswith(told) for text in texts] == ([True] if told else [])
+    assert [text.startswith(reported) for text in texts] == ([True] if reported else [])
 
 
 def test_a_row_that_training_would_drop_is_a_warning(plain):

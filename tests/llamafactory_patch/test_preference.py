@@ -86,7 +86,7 @@ def test_a_pair_of_equal_responses_is_a_bad_row(pipeline, data_dir, tiny):
 
 
 @pytest.mark.parametrize(
-    ("stage", "info", "told"),
+    ("stage", "info", "message"),
     [
         (
             "sft",
@@ -97,6 +97,6 @@ def test_a_pair_of_equal_responses_is_a_bad_row(pipeline, data_dir, tiny):
         ("kto", PAIRS, "rows.json has pairs of a chosen"),
     ],
 )
-def test_rows_of_another_kind_of_training_are_told_apart(pipeline, data_dir, tiny, stage, info, told):
-    with pytest.raises(ConfigError, match=told):
+def test_rows_of_another_kind_of_training_are_told_apart(pipeline, data_dir, tiny, stage, info, message):
+    with pytest.raises(ConfigError, match=message):
         pipeline(tiny, data_dir([], **info), stage=stage)

@@ -181,10 +181,10 @@ async def test_failures_abstain(judge_server: Any, judge_key: str, fault: Any, w
     assert judge_key not in part.evidence
 
 
-@pytest.mark.parametrize("told", [10**30, -5, "many"])
-async def test_unlikely_token_counts_are_not_believed(judge_server: Any, tmp_path: Path, told: Any) -> None:
+@pytest.mark.parametrize("count", [10**30, -5, "many"])
+async def test_unlikely_token_counts_are_not_believed(judge_server: Any, tmp_path: Path, count: Any) -> None:
     ruling = ruled(Case(QUESTION, ("Paris",), "London"), "incorrect")
-    judge_server.faults.append(chat(ruling, total_tokens=told))
+    judge_server.faults.append(chat(ruling, total_tokens=count))
     budget = {"tokens": 5000, "file": tmp_path / "budget"}
     assert (await judged("London", budget=budget)).score == 0.0
     assert (await judged("Rome", budget=budget)).score == 0.0  # there is still something left

@@ -64,15 +64,15 @@ async def test_a_row_cannot_have_a_module_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("my_own_rewards.NoScorer", "expected a class with async methods"),
         ("my_own_rewards.Absent", "expected a class with async methods"),
         ("no_such_module.X", "cannot be imported: No module named"),
     ],
 )
-async def test_what_is_no_scorer_is_explained(name: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+async def test_what_is_no_scorer_is_explained(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_reward({"by_source": {"mirror": name}})
     with pytest.raises(ConfigError, match="is unknown"):
         load_reward({"by_source": {"mirror": "mirrored"}})

@@ -65,7 +65,7 @@ def test_the_longest_response_is_that_of_the_agent_with_the_most() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ({"a": {"agent": "maths"}}, r"agents\.a\.agent: agent 'maths' is not shipped"),
         ({"a": {}, "b": {"data_sources": "x"}}, r"agents\.b gets no row: agents\.a has neither"),
@@ -76,9 +76,9 @@ def test_the_longest_response_is_that_of_the_agent_with_the_most() -> None:
     ],
 )
 def test_entries_that_contradict_each_other_are_refused_by_their_key(
-    section: dict[str, object], told: str
+    section: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         routes(section)
 
 

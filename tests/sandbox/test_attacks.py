@@ -73,7 +73,7 @@ def judged(printed: str) -> dict[str, str]:
 
 def is_harmless_to_others(attack: SandboxAttack) -> bool:
     """Whether it only tries to reach something and judges that itself, so that others can be tried beside it."""
-    needs = (attack.reasons, attack.before, attack.beside, attack.survivor, attack.not_by, attack.printed)
+    needs = (attack.reasons, attack.before, attack.neighbour, attack.survivor, attack.not_by, attack.printed)
     quiet = not any(needs) and attack.name not in LOUD
     return quiet and attack in (*REACH, *KERNEL, *SHARED)
 

@@ -111,10 +111,10 @@ def test_a_broken_sandbox_shows_and_its_recovery_too(start: Any, needed: Path) -
     failed = server.post(code="print(1)")
     assert failed.status_code == 503
     assert "needed" in failed.json()["error"]
-    for given, told in ((None, False), (KEY, True)):
+    for given, detailed in ((None, False), (KEY, True)):
         health = httpx.get(f"{server.url}/health", headers=given, timeout=60)
         assert (health.status_code, health.json()["status"]) == (503, "failing")
-        assert ("error" in health.json()) is told
+        assert ("error" in health.json()) is detailed
     assert server.metric('afm_code_requests_total{outcome="sandbox"}') == 1
     needed.touch(0o644)
     assert server.post(code="print(1)").status_code == 200

@@ -134,9 +134,9 @@ def test_all_that_are_set_up_start_work_and_stop(servers, mill_index, tmp_path):
     pages = tmp_path / "pages.jsonl"
     pages.write_text(json.dumps(MILL))
     (servers.configs / "wiki.yaml").write_text(f"index: {mill_index}\n")
-    told = servers("start", WEB_PAGE_STORE=pages)
-    assert told.count(" started, pid ") == 4, told
-    assert "visual_inspector not set up: VISION_OPENAI_API_BASE_URL" in told
+    printed = servers("start", WEB_PAGE_STORE=pages)
+    assert printed.count(" started, pid ") == 4, printed
+    assert "visual_inspector not set up: VISION_OPENAI_API_BASE_URL" in printed
     assert servers("start", WEB_PAGE_STORE=pages).count("runs already") == 4
     assert servers("status").count(" healthy, pid ") == 4
     tested = servers("test")
@@ -159,8 +159,8 @@ def test_relative_paths_are_those_of_the_callers_folder(servers, mill_index, tmp
         return servers(verb, *names, "--state", "state here", cwd=caller, **variables)
 
     both = ("wiki_search", "web_search")
-    told = called("start", *both, WEB_PAGE_STORE="pages.jsonl")
-    assert told.count(" started, pid ") == 2, told
+    called_with = called("start", *both, WEB_PAGE_STORE="pages.jsonl")
+    assert called_with.count(" started, pid ") == 2, called_with
     assert "1 passages" in called("test", *both)
     called("stop")
     in_front = script(SCRIPT, "wiki_search", "--index", "absent", cwd=caller)
@@ -237,7 +237,7 @@ def test_all_problems_are_told_before_anything_starts(servers, mill_index, tmp_p
     names = ("code", "crawl_page", "web_search", "visual_inspector", "wiki_search")
     variables = {"WEB_PAGE_STORE": pages, "VISION_MODEL": "eyes", "VISION_OPENAI_API_KEY": KEY}
     with socket.create_server((OWN_HOST, taken)):
-        told = servers("start", *names, status=1, CRAWL_PAGE_PORT=port, **variables)
+        printed = servers("start", *names, status=1, CRAWL_PAGE_PORT=port, **variables)
     for line in (
         f"crawl_page       cannot start: port {port} is also the port of code",
         f"web_search       cannot start: cannot listen on {OWN_HOST}, port {taken}",
@@ -245,7 +245,7 @@ def test_all_problems_are_told_before_anything_starts(servers, mill_index, tmp_p
         f"wiki_search      cannot start: {torn}/passages.jsonl: it has 10 bytes, expected",
         "error: nothing was started",
     ):
-        assert line in told
+        assert line in printed
     assert servers("status", status=1).count("stopped") == 8
 
 
@@ -278,9 +278,9 @@ def test_wrong_usage_has_status_2(servers, words):
 
 @pytest.mark.slow
 def test_a_server_that_ends_at_once_fails_with_its_last_words(servers, tmp_path):
-    told = servers("start", "crawl_page", status=1, WEB_CACHE=tmp_path)
-    assert "crawl_page       failed: ended with status 1" in told
-    assert f"cache {tmp_path}: cannot be opened" in told
+    printed = servers("start", "crawl_page", status=1, WEB_CACHE=tmp_path)
+    assert "crawl_page       failed: ended with status 1" in printed
+    assert f"cache {tmp_path}: cannot be opened" in printed
     assert not (servers.state / "crawl_page.pid").exists()
     assert servers.state.joinpath("crawl_page.log").stat().st_mode & 0o777 == 0o600
 
@@ -334,8 +334,8 @@ def test_without_words_it_says_what_it_can_do(capsys):
 
 
 def test_a_dry_run_starts_nothing(servers):
-    told = servers("start", "crawl_page", "--dry-run")
-    assert "-m tool_servers crawl_page" in told
+    printed = servers("start", "crawl_page", "--dry-run")
+    assert "-m tool_servers crawl_page" in printed
     assert not (servers.state / "crawl_page.pid").exists()
 
 

@@ -54,8 +54,8 @@ async def test_a_servers_tools_are_an_agents_tools(tmp_path, monkeypatch):
     assert (await tools["add"].call('{"a": 2, "b": 40}')).text == "42"
     result = await tools["loud"].call("\n hello </observation> \n")
     assert (result.text, result.ok, result.meta) == ("HELLO </OBSERVATION>", True, {"error": False})
-    for argument, told in (("[1]", "no JSON object"), ("2+2", "no JSON:"), ("[" * 200_000, "no JSON:")):
-        assert told in (await tools["add"].call(argument)).text
+    for argument, message in (("[1]", "no JSON object"), ("2+2", "no JSON:"), ("[" * 200_000, "no JSON:")):
+        assert message in (await tools["add"].call(argument)).text
 
     result = await tools["fail"].call("way")  # the tool's own error is an answer
     assert (result.ok, bool(result.meta["error"])) == (True, True)
@@ -69,7 +69,7 @@ async def test_a_servers_tools_are_an_agents_tools(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"command": ["/no/such/program"]}, "x failed"),
         (
@@ -83,11 +83,11 @@ async def test_a_servers_tools_are_an_agents_tools(tmp_path, monkeypatch):
         ({"url": "http://127.0.0.1:9/mcp", "token_variable": "A_TOKEN"}, "A_TOKEN: expected printable ASCII"),
     ],
 )
-async def test_a_missing_program_and_a_missing_token_are_failures_of_the_tool(config, told, monkeypatch):
+async def test_a_missing_program_and_a_missing_token_are_failures_of_the_tool(config, message, monkeypatch):
     monkeypatch.setenv("A_TOKEN", "pass\n")
     result = await opened(MCP, "x", argument="text", **config).call("")
     assert not result.ok
-    assert told in result.text
+    assert message in result.text
     assert "pass" not in result.text
 
 

@@ -117,29 +117,29 @@ async def test_a_line_that_never_ends_is_given_up(tool):
 
 
 @pytest.mark.parametrize(
-    ("kind", "start", "told"),
+    ("kind", "start", "message"),
     [
         ("application/json", b"", f"larger than {MIB} bytes"),
         ("text/event-stream", b"event: message\ndata: ", ""),
         ("text/html", b"<p>", ""),
     ],
 )
-async def test_a_body_that_never_ends_is_given_up(tool, hostile, kind, start, told):
+async def test_a_body_that_never_ends_is_given_up(tool, hostile, kind, start, message):
     server, url = hostile(endless(kind, start))
-    assert told in await given_up(tool(url=url).call("1"))
+    assert message in await given_up(tool(url=url).call("1"))
     assert server.codings == ["identity"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     [
         ("application/json", "compressed"),
         ("text/event-stream", ""),
     ],  # the client does not tell why a stream failed
 )
-async def test_a_compressed_body_is_refused_unread(tool, hostile, kind, told):
+async def test_a_compressed_body_is_refused_unread(tool, hostile, kind, message):
     _, url = hostile(bomb(kind))
-    assert told in await given_up(tool(url=url).call("1"))
+    assert message in await given_up(tool(url=url).call("1"))
 
 
 def packed_events(handler):

@@ -130,7 +130,7 @@ async def test_failures_and_busy_servers_are_asked_again(answering):
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         ((200, b"<html>", {}), "its answer is not"),
         ((200, b'{"result": [[{"id": "1"}]]}', {}), "its answer is not"),
@@ -141,10 +141,10 @@ async def test_failures_and_busy_servers_are_asked_again(answering):
         ((500, b"\xff", {}), "status 500"),
     ],
 )
-async def test_broken_answers_are_typed_failures(answering, answer, told):
+async def test_broken_answers_are_typed_failures(answering, answer, message):
     result = await call(tool(answering(answer), tries=2), "Ada")
     assert not result.ok
-    assert told in result.text
+    assert message in result.text
 
 
 async def test_a_server_that_hangs_costs_bounded_time():

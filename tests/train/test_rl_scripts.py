@@ -198,7 +198,7 @@ CLUSTER = ROOT / "train/ray_cluster.sh"
 
 
 @pytest.mark.parametrize(
-    ("words", "variables", "status", "told"),
+    ("words", "variables", "status", "message"),
     [
         (["both"], {}, 2, "got 'both'; usage: train/ray_cluster.sh head|node|status"),
         (["node"], {}, 1, "set it to the address of the head, for example HEAD=10.0.0.1:6379"),
@@ -212,14 +212,14 @@ CLUSTER = ROOT / "train/ray_cluster.sh"
     ],
 )
 def test_the_cluster_script_says_what_is_missing(
-    tmp_path: Path, words: list[str], variables: dict[str, str], status: int, told: str
+    tmp_path: Path, words: list[str], variables: dict[str, str], status: int, message: str
 ) -> None:
     subprocess.run([str(Path(sys.executable).parent / "shellcheck"), str(CLUSTER)], check=True)
     variables |= {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     result = run_script(CLUSTER, Path(sys.executable).parent, *words, **variables)
     assert result.returncode == status
     assert result.stderr.startswith("error: ")
-    assert told in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "token").exists()
 

@@ -56,8 +56,8 @@ def test_a_gpu_recipe_misses_a_folder_that_is_no_name_on_the_hub(
     (tmp_path / "model").mkdir()
     settings = load_settings(ROOT / "configs/rl/web_dapo_7b.yaml", [f"model={model}"])
     errors = [finding.text for finding in start_findings(settings, here=True) if finding.level is Level.ERROR]
-    told = f"{model}: no such folder; expected a model's folder, or ORGANISATION/NAME on the hub (model)"
-    assert (told in errors) is named
+    message = f"{model}: no such folder; expected a model's folder, or ORGANISATION/NAME on the hub (model)"
+    assert (message in errors) is named
     elsewhere = start_findings(settings, here=False)
     assert not any(finding.level is Level.ERROR and finding.subject == "model" for finding in elsewhere)
     [warned] = [finding.text for finding in elsewhere if finding.subject == "model"]
@@ -69,13 +69,13 @@ def test_a_gpu_recipe_misses_a_folder_that_is_no_name_on_the_hub(
 def test_a_dry_run_warns_of_what_may_be_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = ROOT / "configs/rl/code_dapo_7b.yaml"
     assert run_rl(recipe, ["model=Qwen/typo", "verl.trainer.nnodes=8"], dry_run=True) == 1
-    told = capsys.readouterr().err
-    assert "warning: 8 nodes, but ray_address is not set" in told
-    assert "warning: Qwen/typo: no such folder here; verl would look for it on the Hugging Face hub" in told
+    errors = capsys.readouterr().err
+    assert "warning: 8 nodes, but ray_address is not set" in errors
+    assert "warning: Qwen/typo: no such folder here; verl would look for it on the Hugging Face hub" in errors
     assert run_rl(recipe, ["model=models/typo_7b", "ray_address=10.0.0.1:6379"], dry_run=True) == 1
-    told = capsys.readouterr().err
-    assert "ray_address" not in told
-    assert "error: this would not start: models/typo_7b: no such folder; expected a model's folder" in told
+    errors = capsys.readouterr().err
+    assert "ray_address" not in errors
+    assert "error: this would not start: models/typo_7b: no such folder; expected a model's folder" in errors
 
 
 @pytest.mark.slow

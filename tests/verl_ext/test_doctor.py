@@ -182,10 +182,10 @@ def test_what_is_asked_for_is_what_is_divided(look: Look) -> None:
 def test_a_gpu_too_small_and_hardware_other_than_the_headers_are_told_with_a_way_out(look: Look) -> None:
     findings = look(WEB, "verl.trainer.nnodes=4", asked=AskedHardware(gpu_gib=12.2))
     warnings = of(findings, Level.WARNING)
-    [told] = [text for text in warnings["memory"] if text.startswith("actor update")]
+    [warning] = [text for text in warnings["memory"] if text.startswith("actor update")]
     assert (
         "more than 11.2 GiB (92% of the 12.2 GiB of a GPU); model.use_fused_kernels=true, lower ppo_max_token_len_per_gpu"
-        in told
+        in warning
     )
     assert "0 episodes of full length at once" in of(findings, Level.ERROR)["kv cache"][0]
     header, cluster = warnings["hardware"]
@@ -197,7 +197,7 @@ def test_a_gpu_too_small_and_hardware_other_than_the_headers_are_told_with_a_way
 
 
 @pytest.mark.parametrize(
-    ("override", "subject", "told"),
+    ("override", "subject", "message"),
     [
         ("agent=wbe", "agent", "did you mean 'web'?"),
         ("verl.data.train_bach_size=1", "keys", "did you mean 'train_batch_size'?"),
@@ -206,10 +206,10 @@ def test_a_gpu_too_small_and_hardware_other_than_the_headers_are_told_with_a_way
     ],
 )  # fmt: skip
 def test_what_ends_the_look_is_an_error_that_says_why(
-    look: Look, override: str, subject: str, told: str
+    look: Look, override: str, subject: str, message: str
 ) -> None:
     errors = of(look(WEB, override), Level.ERROR)
-    assert any(told in text for text in errors[subject]), errors
+    assert any(message in text for text in errors[subject]), errors
 
 
 FAULTS = {  # a setting, the finding's subject, and what it says
@@ -269,8 +269,8 @@ def test_a_model_that_is_not_whole_is_an_error(look: Look, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_trackers_without_a_key_are_offline(look: Look) -> None:
-    told = of(look(TINY[0], "trackers=[wandb, tensorboard]"), Level.OK)["trackers"]
-    assert told == ["wandb: offline, because WANDB_API_KEY is not set"]
+    texts = of(look(TINY[0], "trackers=[wandb, tensorboard]"), Level.OK)["trackers"]
+    assert texts == ["wandb: offline, because WANDB_API_KEY is not set"]
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,11 @@ def episode_report(
 
 
 def test_a_sample_fits_in_the_engine_and_the_model(sizes: RunSizes) -> None:
-    told = episode_report(sizes)
-    assert {finding.level for finding in told.values()} == {Level.OK}
+    findings = episode_report(sizes)
+    assert {finding.level for finding in findings.values()} == {Level.OK}
     expected = "prompt 100 + response 900 = 1,000 tokens within rollout.max_model_len (1,000)"
-    assert told["context"].text == expected
-    assert told["observations"].text.endswith(
+    assert findings["context"].text == expected
+    assert findings["observations"].text.endswith(
         "(about 100 tokens); the response has room for 9 observations of full length"
     )
 

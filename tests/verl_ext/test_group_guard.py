@@ -59,8 +59,8 @@ def test_abstaining_rewards_are_named_as_the_cause() -> None:
     book = ledger(max_gen_batches=1)
     for why in ("no gold answer", "another reason"):
         book.add(why, group(abstained=4), why)
-    told = r"In 2 groups, the reward abstained: no gold answer\. Repair the data"
-    with pytest.raises(GroupsAlikeError, match=told):
+    message = r"In 2 groups, the reward abstained: no gold answer\. Repair the data"
+    with pytest.raises(GroupsAlikeError, match=message):
         book.check()
 
 

@@ -227,13 +227,13 @@ async def test_a_program_judges_itself_where_the_recipe_says_so(play: Any) -> No
     )
     got = facts(output)
     assert (output.reward_score, got["score"], got["acc"], got["style"]) == (0.25, 0.25, 1, 0.5)
-    for text, told in (
+    for text, message in (
         ("{}", "gave no score"),
         ('{"score": NaN}', "finite number"),
         ("[1]", "verdict file (AFM_VERDICT) is invalid"),
     ):
         [output] = await play(own.replace("'{}'", repr(text)), harness=harness)
-        assert told in output.extra_fields["abstained"]
+        assert message in output.extra_fields["abstained"]
         assert set(output.response_mask) == {0}
 
 
@@ -279,22 +279,22 @@ async def test_a_teams_conversations_are_sequences_of_its_members(play: Any, tmp
 
 
 @pytest.mark.parametrize(
-    ("program", "by_member", "told"),
+    ("program", "by_member", "message"),
     [
         (MEMBERS.replace('"members": {"writer": 0.5}', '"parts": {}'), "own", "gave no `members`"),
         (TWO_TURNS, "difference", "a request has no member"),
     ],
 )
 async def test_credit_that_cannot_be_had_has_no_score_and_says_why(
-    play: Any, program: str, by_member: str, told: str
+    play: Any, program: str, by_member: str, message: str
 ) -> None:
     outputs = await play(program, harness={"by_member": by_member})
-    assert all(told in output.extra_fields["abstained"] for output in outputs)
+    assert all(message in output.extra_fields["abstained"] for output in outputs)
     assert all(set(output.response_mask) == {0} for output in outputs)
 
 
 @pytest.mark.parametrize(
-    ("program", "fact", "told"),
+    ("program", "fact", "message"),
     [
         ("ask(user('q')); time.sleep(60)", "harness_timeout", "did not end within"),
         ("ask(user('q')); raise SystemExit('lost')", "harness_crashed", "status 1: lost"),
@@ -303,13 +303,13 @@ async def test_credit_that_cannot_be_had_has_no_score_and_says_why(
     ],
 )
 async def test_a_program_that_fails_is_retried_and_never_scored(
-    play: Any, program: str, fact: str, told: str
+    play: Any, program: str, fact: str, message: str
 ) -> None:
     output = await play(program, harness={"retries": 1, "timeout_s": 5.0 if "sleep" in program else 60.0})
     output = output[0] if isinstance(output, list) else output
     got = facts(output)
     assert (got[fact], got["harness_retries"], got["abstained"], got["acc"]) == (2, 1, 1, 0)
-    assert told in output.extra_fields["abstained"]
+    assert message in output.extra_fields["abstained"]
     assert output.extra_fields["failed"] == ""
     assert set(output.response_mask) == {0}
 

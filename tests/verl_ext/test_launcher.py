@@ -102,11 +102,11 @@ def test_a_token_that_the_cluster_rejects_is_one_line_with_the_next_step(
 def test_a_run_with_fewer_steps_than_asked_for_says_so_in_one_line(run: Run, tmp_path: Path) -> None:
     checkpoint(tmp_path, 4)
     metrics(tmp_path, 1, 2, 3, 4, 5)
-    told = run._ended_early(run._reached(), 8)
-    assert told.startswith("warning: the run ended after step 5 of 8: verl dropped rows")
-    assert told.endswith("; the last checkpoint is of step 4 (trainer.save_freq)")
+    message = run._ended_early(run._reached(), 8)
+    assert message.startswith("warning: the run ended after step 5 of 8: verl dropped rows")
+    assert message.endswith("; the last checkpoint is of step 4 (trainer.save_freq)")
     assert "checkpoint" not in run._ended_early(4, 8)
-    assert "\n" not in told
+    assert "\n" not in message
 
 
 def test_an_alarm_ends_the_run_once_the_checkpoint_it_asks_for_is_saved(run: Run, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_the_documents_count_the_patches(page: str) -> None:
 def test_another_release_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     patching.check_verl()
     monkeypatch.setattr(patching, "version", lambda name: "0.9.2")
-    told = r"verl 0\.9\.2 is installed; verl_ext supports only verl 0\.9\.1"
-    with pytest.raises(EngineError, match=told):
+    message = r"verl 0\.9\.2 is installed; verl_ext supports only verl 0\.9\.1"
+    with pytest.raises(EngineError, match=message):
         patches.use_gloo_alone.apply(ModuleType("upstream"))
 
 

@@ -174,12 +174,12 @@ def test_a_question_that_could_begin_at_several_lines_is_an_error(found: Any) ->
     assert [level for level, _ in worst(found(row(prompt=prompt)))] == [Level.WARNING]
 
 
-@pytest.mark.parametrize(("content", "told"), [(None, "no such file"), (b"x", "not a parquet file")])
-def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: bytes | None, told: str) -> None:
+@pytest.mark.parametrize(("content", "message"), [(None, "no such file"), (b"x", "not a parquet file")])
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: bytes | None, message: str) -> None:
     file = tmp_path / "rows.parquet"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{file}: {told}"):
+    with pytest.raises(ConfigError, match=f"{file}: {message}"):
         read_rows([str(file)], ROUTES, {})
 
 

@@ -335,8 +335,8 @@ def test_more_failed_episodes_than_allowed_end_the_run_and_the_first_are_named(
 
     put("a", 1, *[None] * (failures - 1), 0, to=to, failed="episode 1/a/1: KeyError: 'x'")
     put("b", 1, 0, None, to=to, failed="episode 1/b/2: DataError: no question")
-    told = rf"^{failures} of \d+ episodes failed, more than max_failed_episodes allows \({1 if allowed is None else allowed}\): .*1/b/2: DataError"
-    with pytest.raises(EpisodesFailedError, match=told):
+    message = rf"^{failures} of \d+ episodes failed, more than max_failed_episodes allows \({1 if allowed is None else allowed}\): .*1/b/2: DataError"
+    with pytest.raises(EpisodesFailedError, match=message):
         sampler(tmp_path, max_failed_episodes=allowed).sample(1, to, 2)
     assert json.loads((tmp_path / "failure.json").read_text())["error"] == "EpisodesFailedError"
 

@@ -22,7 +22,7 @@ def test_what_divides_is_said(sizes: RunSizes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"sequence_parallel": 3}, "8 GPUs are not divisible by actor.ulysses_sequence_parallel_size=3; expected one of 1, 2, 4, 8"),
         ({"tensor_parallel": 3}, "= 3: the rest would have no rollout engine; expected one of 1, 2, 4, 8"),
@@ -33,7 +33,7 @@ def test_what_divides_is_said(sizes: RunSizes) -> None:
         ({"shards": 3}, "8 GPUs are not divisible by actor's fsdp_size=3; expected -1 for all GPUs, or one of 1, 2, 4, 8"),
     ],
 )  # fmt: skip
-def test_what_does_not_divide_is_an_error(sizes: RunSizes, changes: dict[str, Any], told: str) -> None:
+def test_what_does_not_divide_is_an_error(sizes: RunSizes, changes: dict[str, Any], message: str) -> None:
     plain = {key: value for key, value in changes.items() if key not in ("tensor_parallel", "shards")}
     sizes = replace(sizes, **plain)
     if size := changes.get("tensor_parallel"):
@@ -41,7 +41,7 @@ def test_what_does_not_divide_is_an_error(sizes: RunSizes, changes: dict[str, An
     if shards := changes.get("shards"):
         sizes = replace(sizes, actor=replace(sizes.actor, shards=shards))
     found = errors(sizes)
-    assert any(told in error for error in found), found
+    assert any(message in error for error in found), found
 
 
 def test_an_engine_of_a_multiple_of_the_key_value_heads_copies_them(sizes: RunSizes) -> None:
@@ -67,8 +67,8 @@ def test_group_filtering_leaves_gen_batch_size_without_a_meaning(sizes: RunSizes
         "data.gen_batch_size is 32; with group filtering verl fetches prompts one by one; remove it"
     ]
     ahead = replace(sizes, filtered=False, ahead=True, gen_batch=5)
-    told = [f.text for f in split_findings(ahead, SHAPE) if f.subject == "batch"]
-    assert told[0].startswith("data.gen_batch_size is 5; in its asynchronous trainers verl fetches")
+    texts = [f.text for f in split_findings(ahead, SHAPE) if f.subject == "batch"]
+    assert texts[0].startswith("data.gen_batch_size is 5; in its asynchronous trainers verl fetches")
 
 
 def test_without_a_shape_the_gpus_are_still_counted(sizes: RunSizes) -> None:

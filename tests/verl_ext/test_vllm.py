@@ -117,20 +117,20 @@ def trained(folder: Path) -> tuple[Path, str, float, str]:
     (worker,) = engine_processes(process, "VLLM::Worker")
     killed_at = time.monotonic()
     worker.send_signal(signal.SIGKILL)
-    told, _ = process.communicate(timeout=600)
+    printed, _ = process.communicate(timeout=600)
     seconds = time.monotonic() - killed_at
-    assert process.returncode == 1, told
+    assert process.returncode == 1, printed
     process = train(config)
     follow(process, "step ")
     process.kill()
     process.wait()
-    return folder / "run", told, seconds, whole(config)
+    return folder / "run", printed, seconds, whole(config)
 
 
 def test_a_dead_engine_ends_the_run_soon_and_says_so(trained: tuple[Path, str, float, str]) -> None:
-    _, told, seconds, _ = trained
-    assert "the rollout engine failed" in told
-    assert "the same command continues with step" in told
+    _, printed, seconds, _ = trained
+    assert "the rollout engine failed" in printed
+    assert "the same command continues with step" in printed
     assert seconds < END_S
 
 

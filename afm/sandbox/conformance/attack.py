@@ -45,7 +45,7 @@ class SandboxAttack:
         status: The exit status that the run must have, if it matters.
         printed: The whole standard output that the run must have, if it matters.
         before: A program that runs first. Its end does not matter.
-        beside: A program that runs at the same time for about a second.
+        neighbour: A program that runs at the same time for about a second.
         survivor: First word of the command line of a process that must be gone afterwards.
         needs_memory_group: Only a memory cgroup can stop it.
         needs_cpu_group: Only a cgroup that counts CPU time can stop it.
@@ -58,7 +58,7 @@ class SandboxAttack:
     status: int | None = None
     printed: str | None = None
     before: str = ""
-    beside: str = ""
+    neighbour: str = ""
     survivor: str = ""
     limits: SandboxLimits = LIMITS
     not_by: Mapping[str, str] = field(default_factory=dict)
@@ -165,12 +165,12 @@ async def attempt(sandbox: LocalSandbox, attack: SandboxAttack, host: Mapping[st
     try:
         if attack.before:
             await sandbox.run(armed(attack.before, host), limits=attack.limits)
-        beside = asyncio.ensure_future(sandbox.run(attack.beside)) if attack.beside else None
-        if beside is not None:
+        neighbour = asyncio.ensure_future(sandbox.run(attack.neighbour)) if attack.neighbour else None
+        if neighbour is not None:
             await asyncio.sleep(0.3)
         result = await sandbox.run(armed(attack.code, host), limits=attack.limits)
-        if beside is not None:
-            await beside
+        if neighbour is not None:
+            await neighbour
         alive = (await sandbox.run(_ALIVE)).stdout == "alive\n"
     except SandboxError as error:
         return AttackResult(attack, f"the sandbox failed: {error}", passed=False)

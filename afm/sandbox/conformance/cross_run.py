@@ -92,7 +92,7 @@ verdict(attempt(lambda: asked(shown, fcntl.F_GETLK)) == "BAD", asked(shown, fcnt
     *(attempt(lambda d=d: fcntl.lockf(open(d, "r+b", 0), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 7))
         for d in ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")))
 """,
-        beside="import fcntl, os, time\nheld = open(os.__file__); fcntl.lockf(held, fcntl.LOCK_SH, 1, 7); time.sleep(1)",
+        neighbour="import fcntl, os, time\nheld = open(os.__file__); fcntl.lockf(held, fcntl.LOCK_SH, 1, 7); time.sleep(1)",
     ),
     *attacks(
         """

@@ -112,7 +112,7 @@ for top in ("/", "/tmp", "/dev/shm"):
         found += [f for f in files if f == "beside.txt"]
 verdict(bool(found))
 """,
-        beside="open('/tmp/beside.txt', 'w').write('s'); open('/dev/shm/beside.txt', 'w').write('s')\nimport time; time.sleep(1)",
+        neighbour="open('/tmp/beside.txt', 'w').write('s'); open('/dev/shm/beside.txt', 'w').write('s')\nimport time; time.sleep(1)",
     ),
 )
 
@@ -243,6 +243,6 @@ for number in (signal.SIGTERM, signal.SIGKILL):
             pass
 print("OK:")
 """,
-        beside="import time; time.sleep(1); print('unharmed')",
+        neighbour="import time; time.sleep(1); print('unharmed')",
     ),
 )

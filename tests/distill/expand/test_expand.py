@@ -67,9 +67,9 @@ async def test_a_solver_that_replies_in_another_form_is_asked_again_and_proves_n
     assert reason == "solver: no usable reply in 3 attempts, the last one: answer: Field required"
 
 
-@pytest.mark.parametrize(("told", "read"), [('""', ""), ("null", ""), ("1702", "1702"), ('"x"', "x")])
-def test_a_solvers_answer_may_be_empty_or_a_number(told, read):
-    assert read_reply_as(Solution, f'{{"thought": null, "answer": {told}}}').answer == read
+@pytest.mark.parametrize(("reply", "read"), [('""', ""), ("null", ""), ("1702", "1702"), ('"x"', "x")])
+def test_a_solvers_answer_may_be_empty_or_a_number(reply, read):
+    assert read_reply_as(Solution, f'{{"thought": null, "answer": {reply}}}').answer == read
 
 
 def test_by_depth_each_passage_names_the_next():
@@ -91,10 +91,10 @@ def write_corpus(path, chains):
     for number in range(chains):
         first, second, third = (f"{word} N{number}x" for word in ("Ada", "Ben", "Cid"))
         rows.append({"id": f"{number}a", "title": first, "text": f"The friend of {first} is {second}."})
-        told = f"The friend of {second} is {third}. The year of {third} is {1000 + number}."
+        sentence = f"The friend of {second} is {third}. The year of {third} is {1000 + number}."
         if number % 4:
-            told = f"The friend of {second} is {third}."
-        rows.append({"id": f"{number}b", "title": second, "text": told})
+            sentence = f"The friend of {second} is {third}."
+        rows.append({"id": f"{number}b", "title": second, "text": sentence})
         rows.append({"id": f"{number}c", "title": third, "text": f"The year of {third} is {1000 + number}."})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -178,6 +178,6 @@ async def test_what_the_solver_knows_or_finds_otherwise_is_rejected(tmp_path, re
 def test_the_command_says_what_it_made(afm, tmp_path, reader):
     write_corpus(tmp_path / "corpus.jsonl", 4)
     words = (f"corpus={tmp_path / 'corpus.jsonl'}", f"output_dir={tmp_path / 'out'}", "size=3", "count=4")
-    told = afm("data", "expand", CONFIG, *words).stdout
-    assert "3 questions of 4 groups" in told
-    assert "rejected: 1 solver" in told
+    printed = afm("data", "expand", CONFIG, *words).stdout
+    assert "3 questions of 4 groups" in printed
+    assert "rejected: 1 solver" in printed

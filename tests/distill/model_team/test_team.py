@@ -78,8 +78,8 @@ async def test_a_refused_answer_is_told_to_the_writer_and_to_no_one_before(tmp_p
 
     _, record = await worked(tmp_path / "e", "wiki", questions(1)[0])
 
-    told = [request["messages"][1]["content"] for request in teacher.requests]
-    writers = [text for request, text in zip(teacher.requests, told, strict=True) if is_writer(request)]
+    messages = [request["messages"][1]["content"] for request in teacher.requests]
+    writers = [text for request, text in zip(teacher.requests, messages, strict=True) if is_writer(request)]
     refused = [text.partition("Suggested before and refused:\n")[2].strip() for text in writers]
     assert refused == ["", f"- {record.ground_truth}"]
 
@@ -191,5 +191,5 @@ async def test_a_call_that_was_made_already_is_not_made_again_and_the_member_is_
     attempt, _ = await worked_on_math(tmp_path / "e")
 
     assert [event.kind for event in attempt].count(EventKind.TOOL_CALL) == 1
-    told = [request["messages"][1]["content"] for request in teacher.requests]
-    assert sum("this tool call was made already" in text for text in told) == 1
+    messages = [request["messages"][1]["content"] for request in teacher.requests]
+    assert sum("this tool call was made already" in text for text in messages) == 1

@@ -40,17 +40,17 @@ class ChoosingJudge(runpy.run_path(str(ROOT / "tests/rewards/conftest.py"))["Jud
             return "I would rather not say."
         if self.character == "parrot":
             return next(one["answer"] for one in data["candidates"] if one["answer"].startswith("{"))
-        told = {"check": code, "rationale": "It fits."}
+        verdict = {"check": code, "rationale": "It fits."}
         if "answer_to_grade" in data:
             ends = ("yes", "maybe") if body["model"] == "other" else ("yes",)
             right = data["answer_to_grade"].endswith(ends) and data["accepted_answers"] == ["1"]
-            return json.dumps(told | {"judgement": "correct" if right else "incorrect"})
+            return json.dumps(verdict | {"judgement": "correct" if right else "incorrect"})
         if "candidates" not in data:
             return json.dumps(
-                told | {"grade": 5 if self.character == "first" else 10 * (data["answer"] == "right")}
+                verdict | {"grade": 5 if self.character == "first" else 10 * (data["answer"] == "right")}
             )
         right = (one["number"] for one in data["candidates"] if one["answer"] == "right")
-        return json.dumps(told | {"choice": 1 if self.character == "first" else next(right, 1)})
+        return json.dumps(verdict | {"choice": 1 if self.character == "first" else next(right, 1)})
 
 
 @pytest.fixture
@@ -82,7 +82,11 @@ def finished(tmp_path, record, write_run):
         tasks = [Task(id=task, question=f"question of {task}", **known) for task in answers]
         rounds = max(map(len, answers.values()))
         manifest = make_manifest(tasks, spec, "m", Conditions(SamplingParams(64), rounds=rounds))
-        rows = [row(task, number, said) for task, told in answers.items() for number, said in enumerate(told)]
+        rows = [
+            row(task, number, said)
+            for task, replies in answers.items()
+            for number, said in enumerate(replies)
+        ]
         written = [sealed(one, seal) for one in rows] if seal else rows
         return write_run(tmp_path / name, rows, manifest, written=written)
 

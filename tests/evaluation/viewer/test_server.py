@@ -98,10 +98,10 @@ def test_numbers_that_sqlite_does_not_have_are_refused(address):
 def test_advantages_are_one_for_all_tokens_or_one_each(viewer):
     from afm.evaluation.viewer.episodes import token_view
 
-    def shown(told):
+    def shown(advantages):
         tokens = {"response_ids": (5, 6, 7), "response_mask": (1, 0, 1)}
         record = viewer.episode(1, **tokens)
-        return [token["advantage"] for token in token_view(record, None, told)]
+        return [token["advantage"] for token in token_view(record, None, advantages)]
 
     assert shown(0.5) == [0.5, None, 0.5]
     assert shown([1, 2, -3]) == [1.0, None, -3.0]

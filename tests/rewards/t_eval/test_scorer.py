@@ -19,9 +19,9 @@ PLAN = [
 
 async def judged(reply, kind, form, gold, *, embeddings="words", **item):
     """Score and whether the reply can be read."""
-    told = {"kind": kind, "form": form, "template": {}, "tools": [], **item}
+    facts = {"kind": kind, "form": form, "template": {}, "tools": [], **item}
     segments = (Segment(Author.AGENT, reply), Segment(Author.ENVIRONMENT, "Home.search"))
-    sample = Sample(SPEC, f"t_eval_{kind}_{form}", "q", segments, gold, extra_info={"t_eval": told})
+    sample = Sample(SPEC, f"t_eval_{kind}_{form}", "q", segments, gold, extra_info={"t_eval": facts})
     reward = load_reward({"formula": "correct", "t_eval": {"embeddings": embeddings}})
     try:
         verdict = await reward.score(sample)

@@ -305,15 +305,15 @@ def spawn(tmp_path, teacher):
             env=os.environ
             | {"GATEWAY_TOKEN": "", "GATEWAY_UPSTREAM_API_KEY": UPSTREAM_KEY, "SERVER_HOST": "127.0.0.1"},
         )
-        told = process.stdout.readline()
-        if not told:
+        printed = process.stdout.readline()
+        if not printed:
             return process.communicate(timeout=60)[1]
-        running.append(Process(process, told.split()[-1], tmp_path / "events.jsonl"))
+        running.append(Process(process, printed.split()[-1], tmp_path / "events.jsonl"))
         return running[-1]
 
     yield started
     for gateway in running:
         gateway.kill()
-        told = gateway.process.communicate()[1]
-        assert "Traceback" not in told
-        assert UPSTREAM_KEY not in told
+        printed = gateway.process.communicate()[1]
+        assert "Traceback" not in printed
+        assert UPSTREAM_KEY not in printed

@@ -5,9 +5,9 @@ import pytest
 from tool_servers.gateway.answers import EventStream, whole_answer
 
 
-@pytest.mark.parametrize(("told", "counted"), [("7", 7), ("-1", 0), ("1" + "0" * 400, 0), ('"7"', 0)])
-def test_tokens_that_no_call_takes_are_not_believed(told, counted):
-    answer = whole_answer(b'{"usage": {"prompt_tokens": %b}}' % told.encode())
+@pytest.mark.parametrize(("usage", "counted"), [("7", 7), ("-1", 0), ("1" + "0" * 400, 0), ('"7"', 0)])
+def test_tokens_that_no_call_takes_are_not_believed(usage, counted):
+    answer = whole_answer(b'{"usage": {"prompt_tokens": %b}}' % usage.encode())
 
     assert answer.tokens("prompt_tokens") == counted
 

@@ -192,8 +192,8 @@ def test_a_stream_and_its_headers_do_not_tell_the_key(gateway):
 
 
 def test_a_refused_question_for_a_model_does_not_tell_the_key(gateway, teacher):
-    told = b'{"error": {"message": "Incorrect API key: sk-key-of-the-endpoint"}}'
-    teacher.pages["/v1/models/org/refused"] = (401, "application/json", told)
+    body = b'{"error": {"message": "Incorrect API key: sk-key-of-the-endpoint"}}'
+    teacher.pages["/v1/models/org/refused"] = (401, "application/json", body)
     answer = get(gateway, "/v1/models/org/refused")
 
     assert (answer.status_code, answer.json()) == (401, {"error": {"message": "Incorrect API key: [key]"}})
@@ -382,7 +382,7 @@ def test_64_agents_at_once_are_all_recorded_each_in_its_task(gateway, teacher):
 def test_a_killed_gateway_loses_nothing_that_a_client_was_told(spawn):
     gateway = spawn()
     assert "another run is writing here" in spawn()
-    told = []
+    answered = []
 
     def work(number):
         for turn in range(1000):
@@ -393,11 +393,11 @@ def test_a_killed_gateway_loses_nothing_that_a_client_was_told(spawn):
                     return
             except (openai.APIError, httpx.HTTPError):
                 return
-            told.append(f"You said {number}/{turn}.")
+            answered.append(f"You said {number}/{turn}.")
 
     with ThreadPoolExecutor(8) as pool:
         working = [pool.submit(work, number) for number in range(8)]
-        while len(told) < 60:
+        while len(answered) < 60:
             time.sleep(0.01)
         gateway.kill()
         for future in working:
@@ -408,7 +408,7 @@ def test_a_killed_gateway_loses_nothing_that_a_client_was_told(spawn):
     again = spawn()
     ask(again, key="k:task=t0")
     recorded = [found.event.content for found in calls(again)]
-    assert set(told) <= set(recorded)
+    assert set(answered) <= set(recorded)
     assert len(recorded) == len(set(recorded))
     identities = [event.id for event in read_events(again.log)]
     assert len(identities) == len(set(identities))

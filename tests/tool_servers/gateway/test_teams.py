@@ -608,13 +608,13 @@ def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_t
     assert "--on-bad-rows drop" in refused
     assert not (out / "trajectories.jsonl").exists()
 
-    told = afm(*words, "--on-bad-rows", "drop").stdout
+    printed = afm(*words, "--on-bad-rows", "drop").stdout
     for line in (
         "2 of 3 attempts kept",
         "tasks without a call in the log: 1",
         f"lines that cannot be read: 2, listed in {out}/unreadable.jsonl",
     ):
-        assert line in told
+        assert line in printed
     listed = [json.loads(line) for line in (out / "unreadable.jsonl").read_text().splitlines()]
     assert sorted(line["line"] for line in listed) == numbers
     assert {line["text"] for line in listed} >= {'{"level": "info"}'}

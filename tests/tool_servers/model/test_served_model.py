@@ -144,11 +144,11 @@ def test_requests_are_answered_as_vllm_answers_them(folder: Path) -> None:
             def answer(**more: object) -> httpx.Response:
                 return client.post("/v1/completions", json=ask | more)
 
-            told = answer(return_token_ids=True).json()
-            choice = told["choices"][0]
+            reply = answer(return_token_ids=True).json()
+            choice = reply["choices"][0]
             assert choice["finish_reason"] == "length"
             assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
-            assert told["usage"]["completion_tokens"] == 4
+            assert reply["usage"]["completion_tokens"] == 4
             assert answer(model="other").status_code == 404
             wrong = answer(max_tokens=0)
             assert (wrong.status_code, "max_tokens" in wrong.json()["error"]["message"]) == (400, True)
@@ -204,8 +204,8 @@ class Serving:
         return [child.pid for child in psutil.Process(self.process.pid).children()]
 
     def end(self) -> tuple[int, str]:
-        told, _ = self.process.communicate(timeout=300)
-        return self.process.returncode, told
+        printed, _ = self.process.communicate(timeout=300)
+        return self.process.returncode, printed
 
 
 def alive(pid: int) -> bool:
@@ -231,8 +231,8 @@ def test_an_evaluation_uses_all_replicas_and_ctrl_c_ends_them(folder: Path, tmp_
     assert evaluated.returncode == 0, evaluated.stderr
     assert "6 of 6 episodes scored" in evaluated.stdout
     os.kill(serving.process.pid, signal.SIGINT)
-    status, told = serving.end()
-    assert (status, told.strip()) == (130, "stopped")
+    status, printed = serving.end()
+    assert (status, printed.strip()) == (130, "stopped")
     assert not any(map(alive, workers))
 
 
@@ -242,19 +242,19 @@ def test_when_one_replica_dies_all_end_with_an_error(folder: Path, tmp_path: Pat
     serving.wait_ready()
     workers = serving.workers()
     os.kill(workers[1], signal.SIGKILL)
-    status, told = serving.end()
+    status, printed = serving.end()
     assert status == 1
-    assert "ended with status -9" in told
-    assert f"listening on http://127.0.0.1:{serving.port + 1}" in told  # the last lines of its log
+    assert "ended with status -9" in printed
+    assert f"listening on http://127.0.0.1:{serving.port + 1}" in printed  # the last lines of its log
     assert not any(map(alive, workers))
 
 
 def test_a_port_that_is_taken_is_said_before_anything_starts(folder: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        status, told = Serving(folder, tmp_path / "logs", 1, "--port", port).end()
+        status, printed = Serving(folder, tmp_path / "logs", 1, "--port", port).end()
     assert status == 1
-    assert f"port {port} of 127.0.0.1 cannot be used: Address already in use" in told
+    assert f"port {port} of 127.0.0.1 cannot be used: Address already in use" in printed
     assert not (tmp_path / "logs").exists()
 
 

@@ -128,8 +128,8 @@ def test_an_address_without_a_valid_port_is_named():
     launch = parse_launch(
         "wiki_search", [], Environment(wiki_rag_server_url="http://127.0.0.1:port/retrieve")
     )
-    told = r"WIKI_RAG_SERVER_URL: Port could not be cast .*, got 'http://127.0.0.1:port/retrieve'; expected http://HOST"
-    with pytest.raises(ConfigError, match=told):
+    message = r"WIKI_RAG_SERVER_URL: Port could not be cast .*, got 'http://127.0.0.1:port/retrieve'; expected http://HOST"
+    with pytest.raises(ConfigError, match=message):
         launch.address()
 
 

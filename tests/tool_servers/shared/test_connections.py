@@ -99,7 +99,7 @@ def up_to(connection, end):
         answer += connection.recv(65536)
 
 
-def told(connection):
+def received(connection):
     """Return everything until the server closes the connection."""
     with connection:
         pieces = []
@@ -124,7 +124,7 @@ def test_a_head_that_does_not_come_is_answered_and_closed(start, begun):
     port = start(2, 100).port
     began = time.monotonic()
     connection = connected(port, begun)
-    assert refusal(told(connection)) == (408, "the head of the request did not arrive within 2 s")
+    assert refusal(received(connection)) == (408, "the head of the request did not arrive within 2 s")
     assert time.monotonic() - began >= 2
     assert healthy(port)
 
@@ -140,7 +140,7 @@ def test_a_second_head_on_a_connection_is_bounded_too_however_slowly_it_comes(st
     for letter in b"GET":
         connection.sendall(bytes([letter]))
         time.sleep(0.1)
-    assert refusal(told(connection))[0] == 408
+    assert refusal(received(connection))[0] == 408
 
 
 def test_a_body_that_nobody_reads_does_not_keep_a_connection(start):
@@ -148,7 +148,7 @@ def test_a_body_that_nobody_reads_does_not_keep_a_connection(start):
     connection = connected(start(2, 100).port, request)
     up_to(connection, b"Method Not Allowed")
     connection.sendall(b"c")
-    assert b" 408 " in told(connection)
+    assert b" 408 " in received(connection)
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_a_request_at_work_is_not_held_to_the_time_for_heads(start):
     server.wait_for_slow(1)
     time.sleep(2.2)
     server.release()
-    assert SLOW in told(connection)
+    assert SLOW in received(connection)
 
 
 def test_connections_that_ask_nothing_keep_nobody_out(start):
@@ -183,14 +183,14 @@ def test_when_all_are_at_work_a_further_one_is_refused(start):
     server = start(600, 20)
     slow = [connected(server.port, GET % b"/slow") for _ in range(20)]
     server.wait_for_slow(20)
-    assert refusal(told(connected(server.port))) == (503, "too many connections")
+    assert refusal(received(connected(server.port))) == (503, "too many connections")
     server.release()
-    assert all(SLOW in told(connection) for connection in slow)
+    assert all(SLOW in received(connection) for connection in slow)
     assert healthy(server.port)
 
 
 def test_what_is_no_http_is_refused_in_the_form_of_all_errors(start):
-    assert refusal(told(connected(start(600, 20).port, b"hello\r\n\r\n"))) == (
+    assert refusal(received(connected(start(600, 20).port, b"hello\r\n\r\n"))) == (
         400,
         "Invalid HTTP request received",
     )

@@ -219,9 +219,9 @@ async def test_the_tool_reads_the_agents_json(start, folder, monkeypatch):
     message = "This image could not be looked at: there is no such file in the folder of pictures."
     assert (missing.ok, missing.text) == (True, message)
     for argument in ("red.png", "", "```json\n{}\n```", '{"file_path": 3}', "[" * 100_000):
-        told = await tool.call(argument)
-        assert (told.ok, told.meta["reason"]) == (True, "bad_argument")
-        assert "```json" in told.text
+        observation = await tool.call(argument)
+        assert (observation.ok, observation.meta["reason"]) == (True, "bad_argument")
+        assert "```json" in observation.text
     await tool.close()
 
 

@@ -87,9 +87,9 @@ def test_a_page_is_summed_up_toward_the_question_the_search_and_the_thought(star
     )
     answer = server.post("/crawl_page", **afm_request(f"{site.url}/long")).json()
     assert "summed up" in answer["obs"]
-    told = json.dumps(asked[0]["messages"])
+    messages = json.dumps(asked[0]["messages"])
     assert all(
-        text in told for text in ("How long is the river?", "length of the Anduin", "the page should say")
+        text in messages for text in ("How long is the river?", "length of the Anduin", "the page should say")
     )
     assert asked[0]["model"] == "ours"
 
@@ -139,8 +139,8 @@ def servers(start_process, site, tmp_path):
 
 @needs_repository
 def test_afms_unmodified_tools_search_and_read_with_our_servers(servers, site, tmp_path):
-    told = run(RUN_TOOLS, lay_out(tmp_path, *FILES), site.url, **servers)
-    search, crawled = json.loads(told.partition("FOUND ")[2])
+    printed = run(RUN_TOOLS, lay_out(tmp_path, *FILES), site.url, **servers)
+    search, crawled = json.loads(printed.partition("FOUND ")[2])
     assert "[Anduin](http://a.example.org/anduin)" in search[0]
     assert "error" not in search[2]
     assert "1388 miles" in crawled[0]
@@ -158,11 +158,11 @@ print(web_tools.WebSearchTool("http://{HOST}:9001/search", "", "", "", "", "Andu
 print(web_tools.CrawlPageTool("http://{HOST}:9000/crawl_page", "", "", "", "", sys.argv[2], "<think>x</think>"))
 """
     folder = lay_out(tmp_path, "AFM/evaluation/web_agent/web_tools.py") / "AFM/evaluation/web_agent"
-    told = run(
+    printed = run(
         code, folder, f"{site.url}/rivers", UNI_API_URLS="http://127.0.0.1:1/v1", UNI_API_KEY="k", **servers
     )
-    assert "[Anduin](http://a.example.org/anduin)" in told
-    assert "The Anduin is 1388 miles long." in told
+    assert "[Anduin](http://a.example.org/anduin)" in printed
+    assert "The Anduin is 1388 miles long." in printed
 
 
 @needs_repository
@@ -170,10 +170,10 @@ def test_afms_unmodified_test_of_the_page_server_passes(servers, site, tmp_path)
     """It requests Wikipedia pages, which cannot be reached here, so it reports failures in its own form."""
     name = "AFM/tool_servers/web_server/server_tests/test_crawl_page_simple_v2.py"
     script = lay_out(tmp_path, name) / name
-    told = run(
+    printed = run(
         f"import runpy, sys; sys.argv = ['x', 'http://{HOST}:9000/crawl_page']; runpy.run_path({str(script)!r})",
         **servers,
     )
-    assert told.count("Testing Summary Type") == 2
-    assert "Unknown Error" not in told
-    assert told.count("Success!") + told.count("Fail: ") == 2
+    assert printed.count("Testing Summary Type") == 2
+    assert "Unknown Error" not in printed
+    assert printed.count("Success!") + printed.count("Fail: ") == 2

@@ -179,7 +179,7 @@ def test_a_wiki_index_as_local_pages(start, mill_index):
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "message"),
     [
         ({}, "WEB_PAGE_STORE is not set"),
         ({"WEB_PAGE_STORE": "/no/such/file"}, "no such file or folder"),
@@ -188,8 +188,8 @@ def test_a_wiki_index_as_local_pages(start, mill_index):
     ],
     ids=["no pages", "no file", "no key", "no address"],
 )
-def test_what_is_missing_is_told_before_the_start(tmp_path, variables, told):
-    with pytest.raises(ConfigError, match=told):
+def test_what_is_missing_is_told_before_the_start(tmp_path, variables, message):
+    with pytest.raises(ConfigError, match=message):
         ToolServer("web_search", tmp_path, **variables)
 
 

@@ -170,7 +170,7 @@ def test_an_engine_that_the_index_lacks_is_refused_with_the_command_that_adds_it
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "the corpus has no passages"),
         ('{"id": "1", "contents": "two words"}\n{"id": 2}\n', "c.jsonl:2: contents: got None"),
@@ -187,13 +187,13 @@ def test_an_engine_that_the_index_lacks_is_refused_with_the_command_that_adds_it
         ('{"id": "1", "contents": "a b c"}\n', "has a word of two letters"),
     ],
 )
-def test_bad_corpora_are_refused_with_file_and_line(tmp_path, text, told):
+def test_bad_corpora_are_refused_with_file_and_line(tmp_path, text, message):
     (tmp_path / "c.jsonl").write_text(text)
-    assert told in refused(tmp_path / "c.jsonl", tmp_path / "out")
+    assert message in refused(tmp_path / "c.jsonl", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (
             '{"id": "1", "contents": "two words"}\n'.encode("utf-16"),
@@ -205,9 +205,9 @@ def test_bad_corpora_are_refused_with_file_and_line(tmp_path, text, told):
     ],
     ids=["utf-16", "gzip", "csv", "latin-1"],
 )
-def test_other_files_are_refused_by_what_they_are(tmp_path, content, told):
+def test_other_files_are_refused_by_what_they_are(tmp_path, content, message):
     (tmp_path / "c.jsonl").write_bytes(content)
-    assert f"c.jsonl:1: {told}" in refused(tmp_path / "c.jsonl", tmp_path / "out")
+    assert f"c.jsonl:1: {message}" in refused(tmp_path / "c.jsonl", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -30,6 +30,6 @@ def test_afms_test_of_the_wiki_server_passes(start, tmp_path):
     script = lay_out(tmp_path, SIMPLE) / SIMPLE
     text = script.read_text().replace("http://127.0.0.1:8000", start().url)  # replaces the fixed port
     text = text.replace("machine learning algorithms", "friend of the mayor")  # our corpus has other pages
-    told = run(text)
-    assert "Doc: 3" in told
-    assert "Merged Result" in told
+    printed = run(text)
+    assert "Doc: 3" in printed
+    assert "Merged Result" in printed

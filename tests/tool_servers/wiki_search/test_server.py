@@ -45,7 +45,7 @@ def test_results_are_those_of_the_engine_and_nothing_found_is_an_empty_list(serv
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (b"{", "body: Invalid JSON"),
         (b'{"queries": "one"}', "queries: Input should be a valid"),
@@ -58,10 +58,10 @@ def test_results_are_those_of_the_engine_and_nothing_found_is_an_empty_list(serv
         (json.dumps({"queries": ["x"] * 4097}).encode(), "queries: got 4097, expected at most 4096"),
     ],
 )
-def test_wrong_requests_get_a_structured_error(server, body, told):
+def test_wrong_requests_get_a_structured_error(server, body, message):
     response = raw(server, body)
     assert response.status_code == 400
-    assert response.json()["error"].startswith(told)
+    assert response.json()["error"].startswith(message)
 
 
 def test_search_r1s_own_batch_is_answered_in_one_request(server, world):

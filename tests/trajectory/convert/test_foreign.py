@@ -473,21 +473,23 @@ def test_a_bad_row_says_what_is_wrong_with_it(name, row, message):
 
 
 @pytest.mark.parametrize(
-    ("tool", "told"), [("wiki_serch", "wiki_search, drop"), ("screenshot", "OURS, drop")]
+    ("tool", "message"), [("wiki_serch", "wiki_search, drop"), ("screenshot", "OURS, drop")]
 )
-def test_only_a_similar_tool_is_suggested(tool, told):
+def test_only_a_similar_tool_is_suggested(tool, message):
     text = json.dumps(ROWS["openai"]).replace("wiki_search", tool)
-    with pytest.raises(DataError, match=f"rename it with afm convert --tool {tool}={told}"):
+    with pytest.raises(DataError, match=f"rename it with afm convert --tool {tool}={message}"):
         read("openai", json.loads(text))
 
 
 def test_a_picture_in_a_message_is_named_as_the_cause():
     parts = [{"type": "input_text", "text": "When?"}, {"type": "input_image", "image_url": "data:,"}]
     sent, *rest = ROWS["openai"]["messages"]
-    told = "got a part of type 'input_image', expected text parts only; pictures are not read: write a text"
-    with pytest.raises(DataError, match=told):
+    message = (
+        "got a part of type 'input_image', expected text parts only; pictures are not read: write a text"
+    )
+    with pytest.raises(DataError, match=message):
         read("openai", {"messages": [sent | {"content": parts}, *rest]})
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         read("openai_agents", [generation(0, [{"role": "user", "content": parts}], "1702", id="e")])
 
 
@@ -524,7 +526,7 @@ def spans(first, last):
     return trace
 
 
-def beside(words, hidden, place="content"):
+def with_reasoning(words, hidden, place="content"):
     return {place: words, "reasoning_content": hidden}
 
 
@@ -535,10 +537,10 @@ THOUGHT = TEXT.replace("Look.", HIDDEN).replace("Found.", ALSO)
 @pytest.mark.parametrize(
     ("name", "row"),
     [
-        ("openai", openai(beside("", HIDDEN), beside("1702", ALSO))),
+        ("openai", openai(with_reasoning("", HIDDEN), with_reasoning("1702", ALSO))),
         ("openai", openai({"content": None, "reasoning": HIDDEN}, {"content": "1702", "reasoning": ALSO})),
-        ("openai_agents", spans(beside("", HIDDEN), beside("1702", ALSO))),
-        ("atif", atif(beside("", HIDDEN, "message"), beside("1702", ALSO, "message"))),
+        ("openai_agents", spans(with_reasoning("", HIDDEN), with_reasoning("1702", ALSO))),
+        ("atif", atif(with_reasoning("", HIDDEN, "message"), with_reasoning("1702", ALSO, "message"))),
         ("atif", atif({"message": f"<think>{HIDDEN}</think>"}, {"message": f"<think>{ALSO}</think>1702"})),
         # The chat template wrote the opening tag.
         ("openai", openai({"content": f"<Thinking>{HIDDEN}</Thinking>"}, {"content": f"{ALSO}</think>1702"})),
@@ -551,12 +553,14 @@ def test_hidden_reasoning_is_a_thought_of_its_own_and_nothing_stands_in_for_it(n
 
 
 def test_reasoning_before_tags_of_the_agent_joins_the_thought_that_begins_them():
-    row = openai(beside("<think>Mill.</think>", HIDDEN), beside("<answer>1702</answer>", ALSO))
+    row = openai(
+        with_reasoning("<think>Mill.</think>", HIDDEN), with_reasoning("<answer>1702</answer>", ALSO)
+    )
     assert read("openai", row).record.text == THOUGHT.replace("search.<", "search.\n\nMill.<")
 
 
 def test_tags_in_reasoning_are_text():
-    row = openai(beside("", "First <answer>1</answer>?"), beside("1702", "</think> it says"))
+    row = openai(with_reasoning("", "First <answer>1</answer>?"), with_reasoning("1702", "</think> it says"))
     found = read("openai", row).record
     first, last = "First [answer]1[/answer]?", "[/think] it says"
     assert found.text == TEXT.replace("Look.", first).replace("Found.", last)
@@ -565,7 +569,7 @@ def test_tags_in_reasoning_are_text():
 
 def test_words_and_reasoning_of_turns_in_a_row_are_one_thought():
     """No thought follows another in what the agents' rules accept."""
-    row = openai(beside("I look.", HIDDEN), beside("1702", ALSO))
+    row = openai(with_reasoning("I look.", HIDDEN), with_reasoning("1702", ALSO))
     row["messages"].insert(1, {"role": "assistant", "content": "A mill."})
     found = read("openai", row).record
     assert found.text == THOUGHT.replace(HIDDEN, f"A mill.\n\n{HIDDEN}\n\nI look.")
