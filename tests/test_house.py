@@ -42,10 +42,11 @@ def figures() -> object:
 # 190 lines for servers, imports and the sandbox that meet wrong files, addresses and full disks;
 # 300 lines for what training runs, logs of other frameworks, verl's keys and YAMLs of a wrong kind say to try next;
 # 330 lines for attacks on a scorer of one's own, `afm list rewards`, an alarm on the format, and files that changed or are typed wrong;
-# 120 lines for what `afm doctor` says of schedules, files of servers and its own progress.
+# 120 lines for what `afm doctor` says of schedules, files of servers and its own progress;
+# 50 lines for dropped rows with their reasons, rewards of logs, data of an agent that changed, and plain names in tests.
 WALLS = {
     "files": 358,
-    "lines": 87_030,
+    "lines": 87_080,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
