@@ -7,6 +7,7 @@ carry ``path`` and ``line`` and print as ``train.jsonl:17: ... at character 412`
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
@@ -207,6 +208,14 @@ def no_such_file(path: str | Path, what: str = "file") -> str:
         if alike and (near := wrong.with_name(name) / path.relative_to(wrong)).exists():
             return f"no such {what} (did you mean {near}?)"
     return f"no such {what}"
+
+
+def exists_next_to(path: str | Path, config: str | Path | None) -> str:
+    """Return the next step if the missing ``path`` is next to the YAML that names it; empty if it does not."""
+    folder = Path(config).parent if config is not None else None
+    if folder is None or Path(path).is_absolute() or Path(path).exists() or not (folder / path).exists():
+        return ""
+    return f"; {folder / path} exists: cd {shlex.quote(str(folder))} and run the command there"
 
 
 def described(error: AfmError | OSError, output: str = "--output-dir") -> str:

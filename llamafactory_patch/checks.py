@@ -15,7 +15,7 @@ from shlex import quote
 from typing import Any
 
 from afm.agents import AgentSpec
-from afm.errors import ConfigError, MissingExtraError, suggestion
+from afm.errors import ConfigError, MissingExtraError, exists_next_to, suggestion
 from afm.runs.folder import manifest_of, sha256_of
 from llamafactory_patch.config import SftJob
 from llamafactory_patch.settings import names_in
@@ -142,7 +142,7 @@ def check_model(job: SftJob) -> None:
     if not model or (not hub_name and not Path(model).expanduser().is_dir()):
         raise ConfigError(
             f"model_name_or_path: {model!r} is not a folder; expected a folder, or ORGANISATION/NAME on the hub "
-            "(`afm import` turns a GGUF file into a folder)"
+            f"(`afm import` turns a GGUF file into a folder){exists_next_to(model, job.file) if model else ''}"
         )
 
 
@@ -157,7 +157,7 @@ def check_data(job: SftJob) -> None:
     if not names or not isinstance(folder, str) or folder == "ONLINE" or folder.startswith("REMOTE:"):
         return
     index = Path(folder, _INDEX_FILE)
-    known = _index(index)
+    known = _index(index, job.file)
     for name in names:
         if name not in known:
             raise ConfigError(f"dataset: {index} has no {name!r}; {suggestion(name, known)}")
@@ -275,10 +275,11 @@ def _check_agent(job: SftJob, files: Sequence[Path]) -> None:
         )
 
 
-def _index(index: Path) -> dict[str, Any]:
+def _index(index: Path, config: Path | None = None) -> dict[str, Any]:
     if not index.is_file():
         raise ConfigError(
-            f"dataset_dir: {index} is missing; `afm data prepare sft` writes it next to the data"
+            f"dataset_dir: {index} is missing; "
+            + (exists_next_to(index, config)[2:] or "`afm data prepare sft` writes it next to the data")
         )
     try:
         known = json.loads(index.read_text(encoding="utf-8"))

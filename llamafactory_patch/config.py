@@ -32,6 +32,7 @@ class SftJob:
         own: Keys of this package.
         agent: The agent to train, if the configuration names one.
         published: Values set by ``preset=script|paper``.
+        file: The YAML.
     """
 
     config: dict[str, Any]
@@ -39,6 +40,7 @@ class SftJob:
     own: SftSettings = field(default_factory=SftSettings)
     agent: AgentSpec | None = None
     published: dict[str, Any] = field(default_factory=dict)
+    file: Path | None = None
 
     def dependencies(self) -> dict[str, Any]:
         """Return everything that influences the trained model, to compare two runs."""
@@ -121,7 +123,9 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
         stock.setdefault("fsdp", "full_shard auto_wrap")
     _check_contradictions(stock, config_path)
     config = {"stage": "sft", "do_train": True, **stock, **own.model_dump(mode="json", exclude_unset=True)}
-    return SftJob(config, Path(output_dir), own, own.spec, preset.as_dict() if preset else {})
+    return SftJob(
+        config, Path(output_dir), own, own.spec, preset.as_dict() if preset else {}, Path(config_path)
+    )
 
 
 def _check_contradictions(config: Mapping[str, Any], config_path: str | Path) -> None:

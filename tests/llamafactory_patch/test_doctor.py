@@ -10,6 +10,7 @@ from afm.errors import ConfigError
 from afm.findings import Level, package_version
 from afm.memory_arithmetic import Hardware, hardware_from
 from afm.terminal import plural
+from llamafactory_patch.checks import check_data, check_model
 from llamafactory_patch.config import resolve
 from llamafactory_patch.doctor import _engine_packages, diagnose
 
@@ -243,6 +244,25 @@ def test_what_a_training_would_refuse_is_an_error(plain, tmp_path, overrides, me
     (tmp_path / "list.json").write_text("[1]")
     errors = texts_of(plain(*(override.format(folder=tmp_path) for override in overrides)), "error")
     assert any(message in error for error in errors), errors
+
+
+def test_paths_that_lie_next_to_the_yaml_are_found_from_another_folder(
+    configuration, tiny, tmp_path, monkeypatch
+):
+    task = tmp_path / "my task"
+    (task / "runs/start").mkdir(parents=True)
+    (task / "runs/dataset_info.json").write_text("{}")
+    config = configuration(tiny, tmp_path, model_name_or_path="runs/start", dataset_dir="runs")
+    (task / "sft.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    job = resolve("my task/sft.yaml")
+    for check, path in ((check_model, "runs/start"), (check_data, "runs/dataset_info.json")):
+        with pytest.raises(ConfigError) as caught:
+            check(job)
+        advice = f"; my task/{path} exists: cd 'my task' and run the command there"
+        assert str(caught.value).endswith(advice)
+    monkeypatch.chdir(task)
+    check_model(resolve("sft.yaml"))
 
 
 def test_rows_without_a_trained_token_are_one_error(plain):
