@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import wraps
 from hashlib import sha256
@@ -168,15 +169,21 @@ _KEPT_TOOLS = 3
 
 def _load_tools(arguments: Arguments) -> tuple[dict[str, Any], Any]:
     from llamafactory.data import get_template_and_fix_tokenizer
+    from llamafactory.data.template import TEMPLATES
     from llamafactory.model import load_tokenizer
 
+    shared = TEMPLATES.copy()
     with quiet():
         try:
             tools = load_tokenizer(arguments.model)
+            # It writes options such as default_system into the template, where the next configuration would find them.
+            TEMPLATES.update(deepcopy(shared))
             return dict(tools), get_template_and_fix_tokenizer(tools["tokenizer"], arguments.data)
         except (OSError, ValueError, KeyError) as error:
             name = arguments.model.model_name_or_path
             raise ConfigError(f"{name}: its tokenizer cannot be used: {error}") from None
+        finally:
+            TEMPLATES.update(shared)
 
 
 def tokenizer_digest(name: str) -> str:

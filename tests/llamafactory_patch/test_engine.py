@@ -6,7 +6,7 @@ import pytest
 from extras import needs
 
 from afm.errors import ConfigError, EngineError
-from llamafactory_patch.engine import load_engine, parse_arguments, restore_numbered_cpu
+from llamafactory_patch.engine import load_engine, load_tools, parse_arguments, restore_numbered_cpu
 
 needs("llamafactory")
 
@@ -64,6 +64,13 @@ def test_the_mask_is_off_unless_asked_for(parse):
     assert not own.ignore_observation
     assert (own.ignore_observation_token, own.observation_boundary) == (("observation",), "split")
     assert parse(ignore_observation_token="seen, heard").sft.ignore_observation_token == ("seen", "heard")
+
+
+def test_a_system_prompt_stays_with_its_configuration(parse, tiny):
+    options = {"model_name_or_path": str(tiny), "template": "llama3", "dataset_dir": str(tiny)}
+    for system in ("Be brief.", ""):
+        given = {"default_system": system} if system else {}
+        assert load_tools(parse(**options, **given))[1].default_system == system
 
 
 @pytest.mark.parametrize(
