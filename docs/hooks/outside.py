@@ -1,4 +1,4 @@
-"""Check links to files outside ``docs``, show them as text, and bring in pages from other folders.
+"""Check links to files outside ``docs``, show them as text, bring in pages from other folders, and label wide tables.
 
 A hook of MkDocs (https://www.mkdocs.org/user-guide/configuration/#hooks).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ BROUGHT_IN = {"benchmarks.md": "benchmarks/README.md", "changelog.md": "CHANGELO
 
 _LINK = re.compile(r"\[([^\]]+)\]\((?![a-z]+:|#)([^)\s]+)\)")
 _ROLE = re.compile(r":(?:mod|class|func|meth|data|attr|exc):<code>~?")
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_HEAD = re.compile(r"<th(?: [^>]*)?>(.*?)</th>", re.DOTALL)
+_CODE = re.compile(r"`[^`]+`")
 _log = logging.getLogger("mkdocs.hooks.outside")
 
 
@@ -26,12 +30,26 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if source is not None:
         markdown = (ROOT / source).read_text(encoding="utf-8")
     folder = (ROOT / (source or f"docs/{name}")).parent
-    return _LINK.sub(lambda link: _link(link, folder, name), markdown)
+    # GitHub needs the backslash before a vertical line in code in a table. Here it would be shown.
+    lines = (
+        _CODE.sub(lambda code: code[0].replace("\\|", "|"), line) if line.startswith("|") else line
+        for line in markdown.split("\n")
+    )
+    return _LINK.sub(lambda link: _link(link, folder, name), "\n".join(lines))
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Remove the roles of Sphinx from names in docstrings."""
-    return _ROLE.sub("<code>", html)
+    """Remove the roles of Sphinx from names in docstrings, and name the column of each cell of a wide table."""
+    return _TABLE.sub(_labelled, _ROLE.sub("<code>", html))
+
+
+def _labelled(table: re.Match[str]) -> str:
+    """Return the table with ``data-label`` in its cells if it has three columns or more: site.css shows it on a phone."""
+    heads = [re.sub(r"<[^>]+>", "", head).replace('"', "&quot;") for head in _HEAD.findall(table[0])]
+    if len(heads) < 3:
+        return table[0]
+    labels = cycle(heads)
+    return re.sub(r"<td(?=[ >])", lambda _: f'<td data-label="{next(labels)}"', table[0])
 
 
 def _link(link: re.Match[str], folder: Path, name: str) -> str:
