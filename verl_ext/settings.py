@@ -214,7 +214,7 @@ class RlSettings(EpisodeSettings):
     lists what is missing and what the nodes have left."""
     loss_grace_s: float = Field(default=30.0, ge=0)
     """Seconds for a trainer that lost a process or a node to end by itself before it is killed. verl alone
-    would wait for a dead worker's episodes without end."""
+    would wait for a dead worker's episodes forever."""
     weight_proof: bool = True
     """Compares the rollout engine's weights with the trainer's after every sync, and ends the run at a
     difference. See docs/rl.md."""

@@ -92,9 +92,9 @@ def convert(
 ) -> None:
     """Convert trajectories between formats.
 
-    The key `afm` keeps what the target format cannot express. Bad rows are reported with file and line, and faults that
-    repeat are counted after the third. Trajectories that break their agent's rules, or whose run failed, are converted
-    and marked `kept: false`.
+    The key `afm` keeps what the target format cannot express. Bad rows are reported with file and line. After three
+    faults of one kind, the rest are only counted. Trajectories that break their agent's rules, or whose run failed,
+    are converted and marked `kept: false`.
 
     Example: afm convert runs.jsonl --from atif --to coa --agent mhqa -o trajectories.jsonl
     """
@@ -177,8 +177,8 @@ def validate(
 ) -> None:
     """Check every trajectory in FILE against its agent's rules.
 
-    Every tool call is checked by its tool too. Faults are printed with file, line and character. A fault that repeats
-    is counted after the third time; `--json` lists all. The exit status is 1 if there is a fault.
+    Each tool also checks its own calls. Faults are printed with file, line and character. After three faults of one
+    kind, the rest are only counted; `--json` lists all. The exit status is 1 if there is a fault.
     """
     from afm.tools.registry import readers_of
     from afm.trajectory.convert import read_rows

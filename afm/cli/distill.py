@@ -237,10 +237,10 @@ def queries(
 ) -> None:
     """Select questions for reinforcement learning.
 
-    The command samples answers of a model and drops the questions that it answers too often already. It writes
+    The command samples answers of a model and drops questions that the model already answers too often. It writes
     samples.jsonl, kept.jsonl and dropped.jsonl into output_dir. A server (http://HOST:PORT/v1, key in
-    AFM_MODEL_API_KEY) answers by chat completions, or with `tokenizer` by token ids. If interrupted, run the same
-    command again to resume.
+    AFM_MODEL_API_KEY) is asked for chat completions, or for token ids if `tokenizer` is set. If interrupted, run the
+    same command again to resume.
     """
     from afm.distill.queries.sampling import read_selection
     from afm.terminal import ProgressView

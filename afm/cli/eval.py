@@ -294,7 +294,7 @@ def agree(
     ] = None,
     as_json: MetricsOption = False,
 ) -> None:
-    """Measure how far judges agree.
+    """Measure how well judges agree.
 
     A second judge, or the same one again, judges the answers. The command prints raw agreement and Cohen's kappa.
     GRM_BASE_URL, GRM_API_KEY and GRM_MODEL_NAME, or judges[..].url, set the judge. The command writes opinions.jsonl

@@ -34,7 +34,7 @@ _RECIPES = {
 def agents(as_json: JsonRowsOption = False) -> None:
     """List the shipped agents.
 
-    Their names go after `--agent`, and after `agent:` in a YAML.
+    Use their names with `--agent`, or as `agent:` in a YAML.
     """
     from afm.agents import load_agent, shipped_agents
 
@@ -50,7 +50,7 @@ def agents(as_json: JsonRowsOption = False) -> None:
 def recipes(as_json: JsonRowsOption = False) -> None:
     """List the shipped YAML files for training and data.
 
-    Each line is the command that takes the file.
+    Each line is the command that uses the file.
     """
     folder = configs_folder()
     rows = [
@@ -65,7 +65,7 @@ def recipes(as_json: JsonRowsOption = False) -> None:
 def tools(as_json: JsonRowsOption = False) -> None:
     """List the tools in `configs/tools`.
 
-    Their files go after `--tools`, and after `tools:` in a YAML.
+    Use their files with `--tools`, or as `tools:` in a YAML.
     """
     _print(list(_tools(configs_folder() / "tools")), as_json)
 

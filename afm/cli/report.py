@@ -239,7 +239,7 @@ def cassette(
 ) -> None:
     """Show what a cassette of recorded tool calls holds.
 
-    For each tool: calls, their age, versions of the tool.
+    The command prints the number of calls, their age and the versions of each tool.
     """
     from afm.tools.cassette import Cassette, staleness
 

@@ -66,11 +66,11 @@ def reward(
     """Score every response in FILE, with verdict and evidence.
 
     The verdict is correct, wrong or abstained, or unjudged if only other parts of the score could be judged. Bad rows
-    are reported with file and line, and the others are scored. The exit status is 1 if a row is bad or a verdict could
-    not be reached. With --attack the command prints what each attack deserves and what it gets. The exit status is then
-    1 if an attack gets something else.
+    are reported with file and line, and the others are scored. The exit status is 1 if a row is bad or a verdict
+    could not be reached. With --attack the command prints the score that each attack deserves and the score that it
+    gets. The exit status is then 1 if they differ.
 
-    The shipped attacks are on the shipped scorers. Attacks on a scorer of your own are made of the questions and gold
+    The shipped attacks test the shipped scorers. Attacks on a scorer of your own are made from the questions and gold
     answers in FILE: afm reward --attack FILE --rewards YAML
     """
     if attack:

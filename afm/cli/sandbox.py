@@ -42,7 +42,7 @@ def run(
 ) -> None:
     """Run the Python program on standard input in the sandbox.
 
-    The exit status is 0 if the program ended well, and 1 if it failed or was stopped.
+    The exit status is 0 if the program succeeded, and 1 if it failed or was stopped.
 
     Example: afm sandbox run < program.py
     """
@@ -88,7 +88,7 @@ def check(
 ) -> None:
     """Attack the sandbox in every known way and print the results.
 
-    The exit status is 1 if an attack got through. Known limits of a backend are shown and do not count.
+    The exit status is 1 if an attack got through. Known limits of a backend are shown but not counted.
     """
     failed = asyncio.run(_check(backend, only, as_json))
     raise typer.Exit(1 if failed else 0)

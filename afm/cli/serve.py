@@ -34,7 +34,7 @@ Port = Annotated[
 ]
 
 
-_ACCESS = "Clients must send {token}. Without a token the server listens on this machine only."
+_ACCESS = "Clients must send the token in {token}. Without a token the server listens on this machine only."
 _TOOL_SERVERS = (
     (
         *("code", "code", "CODE_SERVER_PORT", "CODE_SERVER_TOKEN"),
@@ -42,7 +42,8 @@ _TOOL_SERVERS = (
     ),
     (
         *("search", "web_search", "WEBSEARCH_PORT", "WEB_SERVER_TOKEN"),
-        "Search the web: Serper, SearxNG or local pages.\n\nIt serves web_search tools. WEB_SEARCH_METHOD_TYPE chooses.",
+        "Search the web: Serper, SearxNG or local pages.\n\nIt serves web_search tools. "
+        "WEB_SEARCH_METHOD_TYPE selects the provider.",
     ),
     (
         *("crawl", "crawl_page", "CRAWL_PAGE_PORT", "WEB_SERVER_TOKEN"),
@@ -50,7 +51,8 @@ _TOOL_SERVERS = (
     ),
     (
         *("visual", "visual_inspector", "VISUAL_INSPECTOR_PORT", "WEB_SERVER_TOKEN"),
-        "Answer questions about images.\n\nIt serves visual_inspector tools. VISION_OPENAI_API_BASE_URL is the model's.",
+        "Answer questions about images.\n\nIt serves visual_inspector tools. "
+        "VISION_OPENAI_API_BASE_URL is the address of the vision model.",
     ),
 )
 """Command, server, variables of its port and its token, and help text."""
@@ -61,7 +63,7 @@ def _tool_server(server: str, port_variable: str, token: str, purpose: str) -> C
         _become(f"tool_servers {server}", {"--config": config, "--host": host, "--port": port})
 
     gap = " " if "\n\n" in purpose else "\n\n"
-    serve.__doc__ = f"{purpose}{gap}The port is {port_variable}. {_ACCESS.format(token=token)}"
+    serve.__doc__ = f"{purpose}{gap}{port_variable} sets the port. {_ACCESS.format(token=token)}"
     return serve
 
 
@@ -84,8 +86,9 @@ def gateway(
 ) -> None:
     """Record the model calls of any team of agents.
 
-    It is an OpenAI-compatible proxy in front of any endpoint. The endpoint's key is GATEWAY_UPSTREAM_API_KEY. The port
-    is GATEWAY_PORT. Clients must send GATEWAY_TOKEN. Without a token the server listens on this machine only.
+    It is an OpenAI-compatible proxy in front of any endpoint. GATEWAY_UPSTREAM_API_KEY holds the endpoint's key.
+    GATEWAY_PORT sets the port. Clients must send the token in GATEWAY_TOKEN. Without a token the server listens on
+    this machine only.
     """
     options = {"--upstream": upstream, "--log": log, "--config": config, "--host": host, "--port": port}
     _become("tool_servers gateway", options)
@@ -103,8 +106,8 @@ def mcp(
 ) -> None:
     """Offer the tools of a YAML to MCP clients.
 
-    They connect on standard streams or by HTTP. The port for HTTP is MCP_SERVER_PORT. Clients must send
-    MCP_SERVER_TOKEN. Without a token the server listens on this machine only.
+    They connect on standard streams or by HTTP. MCP_SERVER_PORT sets the port for HTTP. Clients must send the token
+    in MCP_SERVER_TOKEN. Without a token the server listens on this machine only.
     """
     options = {"--tools": tools, "--http": http or None, "--host": host, "--port": port}
     _become("tool_servers mcp", options)
@@ -141,9 +144,9 @@ def serve_wiki(
 ) -> None:
     """Search a local corpus.
 
-    It serves wiki_search tools and clients of Search-R1's server. `afm serve wiki build` makes the index. The port is
-    that of WIKI_RAG_SERVER_URL. Clients must send WIKI_SERVER_TOKEN. Without a token the server listens on this machine
-    only.
+    It serves wiki_search tools and clients of Search-R1's server. `afm serve wiki build` builds the index. The port
+    is that of WIKI_RAG_SERVER_URL. Clients must send the token in WIKI_SERVER_TOKEN. Without a token the server
+    listens on this machine only.
     """
     if context.invoked_subcommand is None:
         options = {"--index": index, "--config": config, "--engine": engine, "--host": host, "--port": port}
@@ -175,7 +178,7 @@ def build(
         typer.Option(help="Device of the embedding model: cpu or cuda [default: cuda, if there is a GPU]."),
     ] = None,
 ) -> None:
-    """Make the index of a corpus.
+    """Build the index of a corpus.
 
     A dense part can be added to a BM25 index later. If interrupted, run the same command again to resume.
     """

@@ -54,7 +54,8 @@ def model(
     """Serve a model over HTTP.
 
     The command starts the engine, waits until it answers and prints the command for `afm eval`. Ctrl-C ends all
-    replicas. If one ends, all end. To serve other machines, set AFM_MODEL_API_KEY and --host 0.0.0.0.
+    replicas. If one replica ends, the others are ended too. To serve other machines, set AFM_MODEL_API_KEY and --host
+    0.0.0.0.
 
     Example: afm serve model models/web_agent_7b --replicas 4 --tensor-parallel 2
     """

@@ -158,7 +158,7 @@ class RewardSettings(Settings):
     judge: JudgeSettings = JudgeSettings()
     """The model judge: see docs/judge.md."""
     t_eval: TEvalSettings = TEvalSettings()
-    """Model of sentences for T-Eval: see docs/evaluation.md."""
+    """Sentence embedding model for T-Eval: see docs/evaluation.md."""
     overlong: OverlongSettings | None = None
     """``max_tokens``, ``buffer_tokens`` and ``count`` (``all`` or ``agent``) of the penalty; needed when
     the formula uses it."""
