@@ -54,7 +54,7 @@ def _count_values(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that reads ``3e-5`` as a number, as YAML 1.2 does. It rejects repeated keys, circles and alias bombs."""
+    """A safe loader that reads ``3e-5`` as a number, as YAML 1.2 does. It rejects repeated keys, cycles and alias bombs."""
 
     def compose_document(self) -> yaml.Node | None:
         """Compose the document. Nine nested anchors can stand for 100 million values."""
@@ -180,7 +180,7 @@ def read_extended(
         anchor: Applied to every file before the merge.
 
     Raises:
-        ConfigError: A file cannot be read, or ``extends`` goes in a circle.
+        ConfigError: A file cannot be read, or ``extends`` is circular.
     """
     find = find or (lambda name, folder: folder / name)
     return _extended(path, what, find, anchor or (lambda data, folder: None), ())

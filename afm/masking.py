@@ -4,8 +4,8 @@ Agent text is trained on, environment text is not. :class:`Boundary` controls to
 ``SPLIT`` encodes each author's text separately, so there are no such tokens. An episode does the same: it appends
 observations as separate tokens. So training and rollouts see the same ids for the same text.
 
-Some tokenizers (SentencePiece-like ones, such as Llama-2's) put a blank before every text. At the beginning of a turn
-the model was trained with that blank. In the middle of a turn the blank was never written. So a variant of the
+Some tokenizers (SentencePiece-like ones, such as Llama-2's) put a space before every text. At the beginning of a turn
+the model was trained with that space. In the middle of a turn the space was never written. So a variant of the
 tokenizer without it encodes text that continues other text.
 """
 
@@ -188,7 +188,7 @@ def _encode(tokenizer: Any, texts: list[str], *, offsets: bool = False) -> Any:
 
 
 class ContinuingTokenizer:
-    """A tokenizer with the same vocabulary and merges that puts no blank before a text."""
+    """A tokenizer with the same vocabulary and merges that puts no space before a text."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -238,7 +238,7 @@ def _make(backend: Any) -> ContinuingTokenizer | None:
 
 
 def _without_blank(part: Any) -> Any:
-    """Return a component's description without the part that puts a blank before a text."""
+    """Return a component's description without the part that puts a space before a text."""
     if isinstance(part, list):
         return [bare for item in part if (bare := _without_blank(item)) is not None]
     if not isinstance(part, dict):

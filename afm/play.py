@@ -1,7 +1,8 @@
 """Episodes: played, judged and turned into records, also if something fails.
 
 Evaluation uses :class:`Referee`, which judges and does not raise for a failed episode. The selection of questions for
-reinforcement learning uses :func:`play_once` and judges separately. :func:`work_in_parallel` runs either in parallel.
+reinforcement learning uses :func:`play_once` and judges separately. :func:`work_in_parallel` runs either for several
+tasks at once.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Player(Protocol):
 
     @property
     def keeps_format(self) -> bool:
-        """Whether its text must keep the agent's rules. Of a team only the answer is judged."""
+        """Whether its text must keep the agent's rules. For a team, only the answer is judged."""
         ...
 
     async def play(self, episode: str, task: Task, seed: int) -> Record:

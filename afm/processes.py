@@ -75,7 +75,7 @@ def follow_parent(number: signal.Signals = signal.SIGTERM) -> None:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent: int | None = None) -> None:
-    """Ask Linux to send ``number`` to this process when its parent ends.
+    """Ask Linux to send signal ``number`` to this process when its parent ends.
 
     Call it at the start of the child, in its main thread. On other systems it does nothing.
 

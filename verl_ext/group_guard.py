@@ -2,7 +2,7 @@
 
 DAPO (arXiv 2503.14476, section 3.2) drops a group of samples of one prompt when all of them have the same
 reward, because its advantages are zero. It generates until the batch is full. verl's V1 trainer sets no
-limit, so with a constant reward it generates without end.
+limit, so with a constant reward it generates forever.
 
 :func:`refuse_non_finite` guards the rewards: one NaN in a group makes all its advantages NaN, and then the weights.
 """

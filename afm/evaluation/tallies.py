@@ -135,8 +135,8 @@ def best_of_k(graded: Sequence[tuple[float, bool]], k: int) -> float:
     Args:
         graded: Grade and outcome of each of n >= k episodes.
 
-    The episode at position i of n, best grade first, is the best of C(n-1-i, k-1) of the C(n, k) subsets. Equal grades
-    are decided by lot, so each of them counts as their mean outcome.
+    The episode at position i of n, best grade first, is the best of C(n-1-i, k-1) of the C(n, k) subsets. Ties are
+    broken at random, so each tied episode counts as their mean outcome.
     """
     outcomes: dict[float, list[bool]] = {}
     for grade, passed in graded:

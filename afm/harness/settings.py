@@ -23,7 +23,7 @@ _SCRIPTS = (".py", ".sh", ".js", ".mjs", ".ts")
 
 
 class Judge(StrEnum):
-    """Judges of an episode."""
+    """Who judges an episode."""
 
     DATA_SOURCE = "data_source"
     """The scorer of the row's data source judges the program's final answer."""

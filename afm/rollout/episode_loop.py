@@ -120,7 +120,7 @@ class EpisodeRun:
         return self._episode(stop)
 
     async def _turn(self) -> StopReason | None:
-        """Make one generation and act on it. Return the reason if this ends the episode."""
+        """Sample one generation and act on it. Return the reason if this ends the episode."""
         transcript = self._transcript
         room = self._budget.room(
             response=len(transcript.ids), agent=transcript.agent_tokens, turn=transcript.turn_tokens

@@ -64,7 +64,7 @@ class Episode:
         segments: The same response as text by author.
         calls: Tool calls in order.
         stop: Why the episode ended.
-        unfit_tokens: Length of the observation that ended the episode because it did not fit. No other field has it.
+        unfit_tokens: Length of the observation that ended the episode because it did not fit. No other field contains it.
         protocol: Facts about a protocol other than ours, which may have trimmed the history or added an answer.
     """
 

@@ -131,7 +131,7 @@ def changes(
 ) -> list[str]:
     """Return ``key: old -> new`` for every setting that differs, sorted by key. Nested keys have dots.
 
-    A setting of ``files`` is a digest: the file behind it is named as changed.
+    A setting of ``files`` is a digest: the entry names the file behind it.
     """
     old, new, files = flatten(before), flatten(after), files or {}
     return [

@@ -62,7 +62,7 @@ class Recorded:
 
 
 def normalised(argument: str) -> str:
-    """Return an argument without differences that tools ignore: Unicode form, line ends, blanks at line ends."""
+    """Return an argument without differences that tools ignore: Unicode form, line ends, spaces at line ends."""
     lines = unicodedata.normalize("NFC", argument).replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return "\n".join(line.rstrip() for line in lines).strip()
 
