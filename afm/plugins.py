@@ -15,13 +15,13 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Coroutine, Generator, Iterator, Mapping
+from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType, coroutine
 from typing import Any
 
-from afm.errors import ConfigError, OwnCodeError
+from afm.errors import ConfigError, OwnCodeError, suggestion
 
 DOWNLOAD_MANIFEST = "download.manifest.json"
 """Name of the manifest in a folder that ``afm data download`` fills."""
@@ -86,6 +86,29 @@ def import_module_of(name: str, folder: Path | None, where: str) -> ModuleType:
         raise ConfigError(f"{where}: {name!r} cannot be imported: {reason}") from error
 
 
+def import_class(name: str, folder: Path | None, where: str, methods: Sequence[str], expected: str) -> Any:
+    """Import the class ``name``, which must have the async ``methods``.
+
+    Raises:
+        ConfigError: It cannot be imported, its module has no such class, or a method is missing.
+    """
+    module = import_module_of(name, folder, where)
+    of_module, _, wanted = name.rpartition(".")
+    fit = [
+        key
+        for key, kind in vars(module).items()
+        if inspect.isclass(kind)
+        and all(inspect.iscoroutinefunction(getattr(kind, each, None)) for each in methods)
+    ]
+    if wanted in fit:
+        return getattr(module, wanted)
+    if hasattr(module, wanted):
+        raise ConfigError(f"{where}: {name!r}: expected a class with {expected}")
+    own = [key for key in fit if getattr(module, key).__module__ == module.__name__]
+    hint = suggestion(wanted, own) if own else f"expected a class with {expected}"
+    raise ConfigError(f"{where}: {of_module} has no class {wanted!r}; {hint}")
+
+
 def fault_of(error: Exception, *, message: bool = True) -> str:
     """Return an error of a user's code in one line: file and line in that code, if known, then type and ``message``."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -144,11 +167,12 @@ def _origin_of(made: Any) -> str:
     return f"{Path(file).name}:{line}: the call of {made.__qualname__} lacks `await`"
 
 
-def own_code_error(error: Exception, what: str) -> OwnCodeError:
+def own_code_error(
+    error: Exception, what: str, then: str = "correct the file and run the command again"
+) -> OwnCodeError:
     """Return ``error``, which a user's code raised in ``what``, as an error with its place and the next step."""
     return OwnCodeError(
-        f"{what} failed: {fault_of(error)}; correct the file and run the command again. "
-        "AFM_TRACEBACK=1 before the command shows the traceback"
+        f"{what} failed: {fault_of(error)}; {then}. AFM_TRACEBACK=1 before the command shows the traceback"
     )
 
 

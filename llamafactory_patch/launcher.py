@@ -72,6 +72,7 @@ _LOCK_WAIT_S = 30.0
 """The processes of a killed training hold the lock until all of them have ended."""
 _LOG_TAIL_BYTES = 1 << 16
 _LAST_LINES = 15
+_INTERRUPTED = 128 + signal.SIGINT
 _RANK = "rank"
 """Argument that tells :func:`main` that torchrun has started it."""
 _SHOWN_VARIABLES = (*_TORCHRUN_VARIABLES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
@@ -130,6 +131,8 @@ def run_sft(
             run_folder.finish(job, seconds=time.monotonic() - began)
     if status == 0 and not node.number:
         print(f"model: {job.output_dir}", flush=True)
+    elif status == _INTERRUPTED:
+        print("stopped; run the same command again to resume", file=sys.stderr, flush=True)
     elif status != 0 and not echo:
         print(_reason(log_path, start, status), file=sys.stderr, flush=True)
     return status

@@ -223,6 +223,8 @@ class Recorder:
     def _add(self, kind: EventKind, **fields: Any) -> Event:
         if self.ended:
             raise ValueError(f"task {self.task.id!r}: {kind.value} event after the attempt ended")
+        if not isinstance(content := fields.get("content", ""), str):
+            raise TypeError(f"{kind.value} event: expected a text, got {type(content).__name__} {content!r}")
         event = Event(
             id=f"{self.task.id}#{self._attempt}.{self._number}",
             task_id=self.task.id,

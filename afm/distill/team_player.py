@@ -6,7 +6,7 @@ Each episode of an evaluation is an attempt in the event log, which is merged in
 from __future__ import annotations
 
 import hashlib
-import inspect
+import sys
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ from afm.errors import (
     ToolError,
 )
 from afm.harness.settings import anchor_harness
-from afm.plugins import awaiting_all, import_module_of, own_code_error
+from afm.plugins import awaiting_all, import_class, own_code_error
 from afm.tools import Tool
 from afm.trajectory.record import SEALING_KEY, Record, StopReason
 
@@ -84,16 +84,12 @@ class OwnTeam:
 
     def __init__(self, settings: OwnTeamSettings, spec: AgentSpec, file: Path, seed: int) -> None:
         where = f"{file}: class_name"
-        module = import_module_of(settings.class_name, file.parent, where)
-        kind: Any = getattr(module, settings.class_name.rpartition(".")[2], None)
-        if not inspect.iscoroutinefunction(getattr(kind, "solve", None)):
-            raise ConfigError(
-                f"{where}: {settings.class_name!r}: expected a class with async solve(recorder)"
-            )
+        kind = import_class(settings.class_name, file.parent, where, ("solve",), "async solve(recorder)")
         try:
             self._solver = cast("Solver", kind(seed=seed, **settings.config))
         except TypeError as error:
             raise ConfigError(f"{where}: {settings.class_name!r} cannot be made: {error}") from None
+        module = sys.modules[settings.class_name.rpartition(".")[0]]
         source = Path(module.__file__ or file).read_bytes() + repr(settings.config).encode()
         self.source = str(module.__file__ or file) + f" or the `config` in {file}" * bool(settings.config)
         self.name = f"{settings.class_name}-{hashlib.sha256(source).hexdigest()[:8]}"
@@ -109,7 +105,10 @@ class OwnTeam:
             if not forgotten and isinstance(error, AfmError) and not isinstance(error, ConfigError):
                 raise
             if not forgotten:
-                raise own_code_error(error, what) from error
+                then = (
+                    "correct the file, delete the --output-dir or choose another, and run the command again"
+                )
+                raise own_code_error(error, what, then) from error
         if forgotten:
             raise OwnCodeError(f"{what} failed: {forgotten[0]}; write it before the call and start again")
 

@@ -5,7 +5,6 @@ Your own scorer is a class that a reward YAML names by its dotted name. A row of
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import reprlib
@@ -20,7 +19,7 @@ from pydantic import Field, model_validator
 
 from afm.configuration import Settings, read_mapping, validated
 from afm.errors import AfmError, ConfigError, RepeatedErrors, suggestion
-from afm.plugins import fault_of, import_module_of
+from afm.plugins import fault_of, import_class
 from afm.rewards.base import (
     CORRECT,
     DEFAULT_FORMULA,
@@ -391,10 +390,5 @@ def scorer_class(name: str, folder: Path | None, where: str) -> type[Scorer]:
     Raises:
         ConfigError: It cannot be imported, or is not a scorer (see :class:`afm.rewards.base.Scorer`).
     """
-    module = import_module_of(name, folder, where)
-    scorer = getattr(module, name.rpartition(".")[2], None)
-    if not isinstance(scorer, type) or not all(
-        inspect.iscoroutinefunction(getattr(scorer, method, None)) for method in ("judge", "close")
-    ):
-        raise ConfigError(f"{where}: {name!r}: expected a class with async methods judge(sample) and close()")
-    return cast("type[Scorer]", scorer)
+    expected = "async methods judge(sample) and close()"
+    return cast("type[Scorer]", import_class(name, folder, where, ("judge", "close"), expected))

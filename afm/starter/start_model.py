@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -16,9 +17,14 @@ def main() -> None:
     name = yaml.safe_load(Path("sft.yaml").read_text(encoding="utf-8"))["dataset"]
     examples = Path(f"runs/data/{name}.json")
     if not examples.is_file():
+        others = sorted(set(examples.parent.glob("*.json")) - {examples.with_name("dataset_info.json")})
+        there = " or ".join(file.stem for file in others)
+        write = f"; write `dataset: {there}` into sft.yaml, or" if there else ";"
         sys.exit(
-            f"{examples} is missing; `afm data prepare sft --name {name}` writes it. {name} is `dataset` of sft.yaml"
+            f"{examples} is missing{write} run `afm data prepare sft runs/kept/kept.jsonl --agent agent.yaml "
+            f"--tools tools.yaml --name {name} --output-dir runs/data`"
         )
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no GPU
     rows = json.loads(examples.read_text(encoding="utf-8"))
     texts = [row[key] for row in rows for key in ("instruction", "output")]
     train_tokenizer(texts, "runs/start", vocab_size=512, whole_tags=True)

@@ -92,7 +92,11 @@ def check_tools(who: str, needed: Iterable[str], tools: Collection[str]) -> None
     if missing := sorted(set(needed) - set(tools)):
         names = ", ".join(sorted(tools)) or "none"
         close = [match for name in missing for match in get_close_matches(name, tools, n=1)]
-        hint = f"did you mean {close[0]!r}?" if close else "name a file that has all of them"
+        hint = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else "correct `tool` under the agent's `roles`, or name a file with all of them"
+        )
         raise ConfigError(f"{who} calls {', '.join(missing)}, but `tools` has {names}; {hint}")
 
 

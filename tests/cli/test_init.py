@@ -149,6 +149,27 @@ def test_a_reward_yaml_that_was_not_given_is_named_with_the_command(tmp_path: Pa
     assert "but task/rewards.yaml has one; run: afm reward task/responses.jsonl " in scored.stdout
 
 
+def test_a_data_set_of_another_name_is_named_where_the_tiny_model_is_made(tmp_path: Path) -> None:
+    assert afm(tmp_path, "init", "task").returncode == 0
+    (tmp_path / "task/runs/data").mkdir(parents=True)
+    for there, advice in (("", "; run"), ("days.json", "; write `dataset: days` into sft.yaml, or run")):
+        if there:
+            (tmp_path / "task/runs/data" / there).write_text("[]")
+        done = subprocess.run(
+            [sys.executable, "start_model.py"],
+            cwd=tmp_path / "task",
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        named = (
+            f"weekdays.json is missing{advice} `afm data prepare sft runs/kept/kept.jsonl --agent agent.yaml "
+        )
+        assert named in done.stderr
+
+
 @pytest.mark.slow
 def test_the_starter_goes_from_questions_to_training_files(tmp_path: Path) -> None:
     assert afm(tmp_path, "init", "task").returncode == 0
@@ -188,12 +209,14 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
         ("weekday_tool.py", "context.schema", "config['x']", r"from_config failed: weekday_tool.py:\d+: KeyError"),
         ("team.py", '"clerk", "weekday", day', '"clerk", "wekday", day', r"failed: team.py:\d+: ConfigError: the team has no tool 'wekday'; did you mean 'weekday'"),
         ("team.yaml", "team.WeekdayTeam", "WeekdayTeam", "class_name: got 'WeekdayTeam', expected MODULE.CLASS, for example my_module.WeekdayTeam"),
-        ("team.py", 'say("clerk"', 'sya("clerk"', r"the team 'team.WeekdayTeam', at task 'train-\d+', failed: team.py:\d+: Attr"),
+        ("team.py", 'say("clerk"', 'sya("clerk"', r"the team 'team.WeekdayTeam', at task 'train-\d+', failed: team.py:\d+: Attr.*; correct the file, delete the --output-dir or choose another, and run the command again"),
+        ("team.py", '"Sunday"', "5", r"failed: team.py:\d+: TypeError: final event: expected a text, got int 5; correct"),
+        ("tools.yaml", "        name: weekday", "        name: days", "calls weekday, but `tools` has days; correct `tool` under the agent's `roles`, or name"),
         ("weekday_reward.py", "short = named", "long = named", r"no trajectory was kept.*weekday_reward.py:\d+: NameError"),
         ("weekday_reward.py", "return Part(float(same),", "return float(same)  #", r"\(float\), expected Part"),
         ("weekday_reward.py", "Part(float(same)", "Part(7 + float(same)", r"weekday_reward.py:\d+: .* the score 7.0 \(float\), expected a number from 0 to 1"),
         ("agent.yaml", "tool: weekday,", "tool: weekdy,", "agent 'weekday_agent' calls weekdy, but `tools` has weekday; did you mean 'weekday'"),
-        ("rewards.yaml", "SameDay", "SameDy", "by_source.weekdays: 'weekday_reward.SameDy': expected a class"),
+        ("rewards.yaml", "SameDay", "SameDy", "by_source.weekdays: weekday_reward has no class 'SameDy'; did you mean 'SameDay'"),
         ("questions/train.csv", ",weekdays", ",sundays", "task 'train-2': no reward for data_source 'sundays'"),
         ("questions/train.csv", ",weekdays", ",weekday", r"'weekday': did you mean 'weekdays'\? `by_source` has weekdays; `afm list rewards` prints"),
         ("questions/train.csv", ",weekdays", ",", "the row has no data_source, .* add a column"),

@@ -44,7 +44,7 @@ def test_the_name_of_a_team_changes_with_its_source(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("Lacking", r"expected a class with async solve\(recorder\)"),
-        ("Absent", r"expected a class with async solve\(recorder\)"),
+        ("Absent", r"own_team_of_\w+ has no class 'Absent'; expected one of: "),
         ("Wanting", "cannot be made: .*missing 1 required positional argument: 'book'"),
     ],
 )

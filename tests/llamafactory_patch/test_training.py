@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -366,3 +367,20 @@ def test_a_stock_configuration_needs_two_keys_more(trained):
     check_masked(saved, trained="answer")
     if importlib.util.find_spec("swanboard"):
         assert swanlab_losses(saved / "swanlab") == pytest.approx(history(saved))
+
+
+def test_a_training_that_ctrl_c_stops_says_how_to_go_on(arguments):
+    source = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from llamafactory_patch.launcher import run_sft; sys.exit(run_sft(sys.argv[1], sys.argv[2:], echo=False))"
+    )
+    words = [sys.executable, "-c", source, str(CONFIG), *arguments("stopped", max_steps=100_000)]
+    log = arguments.folder / "stopped/trainer_log.jsonl"
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+        while training.poll() is None and not log.exists():
+            time.sleep(0.1)
+        training.send_signal(signal.SIGINT)
+        _, printed = training.communicate()
+    assert training.returncode == 130
+    assert printed.splitlines()[-1] == "stopped; run the same command again to resume"
+    assert "ended with status" not in printed

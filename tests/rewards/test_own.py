@@ -67,7 +67,7 @@ async def test_a_row_cannot_have_a_module_imported() -> None:
     ("name", "message"),
     [
         ("my_own_rewards.NoScorer", "expected a class with async methods"),
-        ("my_own_rewards.Absent", "expected a class with async methods"),
+        ("my_own_rewards.Backward", "my_own_rewards has no class 'Backward'; did you mean 'Backwards'"),
         ("no_such_module.X", "cannot be imported: No module named"),
     ],
 )
