@@ -211,7 +211,8 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
             raise UsageError(f"{_flag(override)}; `--help` lists the options")
         key, (_, equals, text) = override_key(override), override.partition("=")
         if not equals or not key:
-            raise UsageError(f"override {override!r}: expected key=value, for example seed=1")
+            both = f"; to combine YAMLs: one with `extends: [FILE, {override}]`" * override.endswith(".yaml")
+            raise UsageError(f"override {override!r}: expected key=value, for example seed=1{both}")
         try:
             value = parse_yaml(text)
         except (yaml.YAMLError, ConfigError) as error:

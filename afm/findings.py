@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from afm.errors import AfmError, ConfigError
+from afm.file_kinds import configs_folder
 
 T = TypeVar("T")
 
@@ -144,6 +145,27 @@ def lock_advice(lock: str) -> str:
     'in the checkout of this project run: requirements/install-gpu.sh gpu-sft'
     """
     return f"in the checkout of this project run: requirements/install-gpu.sh {lock}"
+
+
+def made_by(path: str | Path) -> str:
+    """Return the commands that make a file of a shipped data set or fetch a published model, empty for any other path."""
+    from afm.configuration import read_file  # not for `--help`
+
+    try:
+        root = configs_folder().parent
+        place = Path(path).absolute().relative_to(root).parts
+        published = read_file(root / "configs/data/models.yaml").get("sets", {})
+    except (ConfigError, ValueError):
+        return ""
+    match place:
+        case ["data", name, _, *_] if (root / "data" / name / "prepare.sh").is_file():
+            return f"; to make it: python data/{name}/download.py && data/{name}/prepare.sh"
+        case ["data", name, _, *_] if (root / "train" / name / "all.sh").is_file():
+            return f"; to make it: train/{name}/all.sh, which trains too"
+        case ["models", name] if name in published:
+            fetch = f"afm data download models --output-dir models --only {name}"
+            return f"; train it (docs/sft.md), or fetch the published one: {fetch}"
+    return ""
 
 
 def has_gpu() -> bool:

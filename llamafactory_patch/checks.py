@@ -15,7 +15,8 @@ from shlex import quote
 from typing import Any
 
 from afm.agents import AgentSpec
-from afm.errors import ConfigError, MissingExtraError, exists_next_to, suggestion
+from afm.errors import ConfigError, MissingExtraError, exists_next_to, no_such_file, suggestion
+from afm.findings import made_by
 from afm.runs.folder import manifest_of, sha256_of
 from llamafactory_patch.config import SftJob
 from llamafactory_patch.settings import names_in
@@ -277,10 +278,9 @@ def _check_agent(job: SftJob, files: Sequence[Path]) -> None:
 
 def _index(index: Path, config: Path | None = None) -> dict[str, Any]:
     if not index.is_file():
-        raise ConfigError(
-            f"dataset_dir: {index} is missing; "
-            + (exists_next_to(index, config)[2:] or "`afm data prepare sft` writes it next to the data")
-        )
+        advice = exists_next_to(index, config) or made_by(index)
+        advice = advice or "; `afm data prepare sft` writes it next to the data"
+        raise ConfigError(f"dataset_dir: {index}: {no_such_file(index)}{advice}")
     try:
         known = json.loads(index.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

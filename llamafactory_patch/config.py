@@ -83,6 +83,16 @@ _SCRIPT_VARIABLES = {
 }
 """Variables of AFM's training scripts, and the settings that replace them."""
 
+_NAMES_ELSEWHERE = {
+    "model": "write model_name_or_path=DIR",
+    **dict.fromkeys(("batch_size", "train_batch_size"), "write per_device_train_batch_size=1"),
+    **dict.fromkeys(("epochs", "total_epochs"), "write num_train_epochs=3"),
+    **dict.fromkeys(("train_files", "train_file"), "write dataset_dir=DIR dataset=NAME"),
+    **dict.fromkeys(("nproc_per_node", "n_gpus_per_node"), "set NPROC_PER_NODE=8 before the command"),
+    "nnodes": "set NNODES, NODE_RANK and MASTER_ADDR before the command on each node (docs/sft.md)",
+}
+"""Names in ``afm rl``, verl and torchrun, and what to write instead."""
+
 _WITHOUT_INFLUENCE = frozenset(
     {"disable_tqdm", "logging_steps", "output_dir", "overwrite_output_dir", "plot_loss", "report_to"}
     | {"resume_from_checkpoint", "save_steps", "save_strategy", "save_total_limit", "run_name"}
@@ -163,6 +173,7 @@ def _check_keys(config: Mapping[str, Any], config_path: str | Path, overrides: S
         elif key not in known:
             close = suggestion(key, [*known, *SftSettings.model_fields])
             hint = close if close.startswith("did you mean") else "see LLaMA-Factory's training arguments"
+            hint = _NAMES_ELSEWHERE.get(key, hint)
             fault = f"unknown key {key!r}; {hint}"
         elif kind is not None and not kind.holds(value):
             fault = f"{key}: got {value!r}, expected {kind.words}"

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from afm.errors import ConfigError
+from afm.errors import ConfigError, no_such_file
 from afm.findings import Finding, Level, Report, has_gpu
 from afm.memory_arithmetic import (
     GIB,
@@ -154,22 +154,22 @@ def obstacles(job: SftJob, env: Mapping[str, str]) -> list[str]:
 
 
 def _engine_packages(job: SftJob) -> Iterator[Finding]:
-    for key, package in _PACKAGES.items():
-        if not job.config.get(key):
-            continue
+    for key in filter(job.config.get, _PACKAGES):
+        package = _PACKAGES[key]
         try:
             yield Finding(Level.OK, package, f"{metadata.version(package)} is installed")
         except metadata.PackageNotFoundError:
             here = has_gpu()
             place = "not installed" if here else "not installed here; the machine with GPUs needs it"
-            advice = f"pip install {package}, or remove {key}"
-            yield Finding(Level.ERROR if here else Level.WARNING, package, f"{package}: {place}; {advice}")
-    settings = job.config.get("deepspeed")
-    if isinstance(settings, str) and settings:
+            text = f"{package}: {place}; pip install {package}, or remove {key}"
+            yield Finding(Level.ERROR if here else Level.WARNING, package, text)
+    if isinstance(settings := job.config.get("deepspeed"), str) and settings:
+        absent = f": {no_such_file(settings)}; shipped: configs/deepspeed/zero2.json, zero3.json"
         try:
             dict(json.loads(Path(settings).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            yield Finding(Level.ERROR, "deepspeed", f"{settings} cannot be read as a JSON object: {error}")
+            fault = f" cannot be read as a JSON object: {error}" if Path(settings).exists() else absent
+            yield Finding(Level.ERROR, "deepspeed", f"deepspeed: {settings}{fault}")
 
 
 def _context(job: SftJob, shape: ModelShape | None) -> Iterator[Finding]:

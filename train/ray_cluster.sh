@@ -70,10 +70,12 @@ wait)
     for ((joined = 0; SECONDS <= WAIT_S; )); do
         text=$(ray status --address "$HEAD" 2>&1 || true)
         refused "$text"
-        joined=$(grep -c '^ 1 node_' <<<"$text" || true)
-        ((joined < $2)) || { echo "$joined of $2 nodes have joined" && exit 0; }
+        before=$joined joined=$(grep -c '^ 1 node_' <<<"$text" || true)
+        ((joined == before)) || echo "$joined of $2 nodes have joined"
+        ((joined < $2)) || exit 0
         sleep 5
     done
+    answers "$HEAD" || fail "no cluster answers at $HEAD after $WAIT_S s; check the terminal of its head, or set HEAD=HOST:PORT"
     fail "$joined of $2 nodes have joined in $WAIT_S s; check the output of the other nodes"
     ;;
 esac

@@ -26,6 +26,7 @@ from afm.findings import (
     failed,
     has_gpu,
     lock_advice,
+    made_by,
     try_imports,
 )
 from afm.harness.settings import program_finding
@@ -34,7 +35,7 @@ from afm.rewards import RewardSettings
 from afm.rollout.routes import Route
 from afm.settings import load_settings as load_environment
 from afm.terminal import plural
-from afm.tools.health import tool_findings, unanswered
+from afm.tools.health import loopback_findings, tool_findings, unanswered
 from verl_ext.algorithms import CPU_ENGINE, choice_findings
 from verl_ext.command import ray_overrides, steps_of
 from verl_ext.compose import compose, overrides_of
@@ -97,6 +98,7 @@ def diagnose(
     report.add(*_output(settings), *_offline(settings, env), *(tool_findings(tools) if tools else ()))
     if config is None:
         return report.findings
+    report.add(*loopback_findings(tools, config.trainer.nnodes))
     report.add(Finding(Level.OK, "keys", "verl accepts every key"), *choice_findings(config))
     report.add(*parameter_findings(config))
     _engine(settings, config, report)
@@ -118,11 +120,13 @@ def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
     report = Report()
     for file in (*settings.train_files, *settings.val_files):
         if not Path(file).is_file():
-            report.add(Finding(Level.ERROR, "data", f"{file}: {no_such_file(file)} (train_files, val_files)"))
+            text = f"{file}: {no_such_file(file)} (train_files, val_files){made_by(file)}"
+            report.add(Finding(Level.ERROR, "data", text))
     config = _composed(settings) if settings.platform == "cpu" or here else None
-    _requirements(settings, config, report, here=here)
+    tools = _requirements(settings, config, report, here=here)
     if config is not None:
         report.add(*_cluster(settings, config.trainer.nnodes))
+        report.add(*loopback_findings(tools, config.trainer.nnodes))
     if not failed(report.findings):
         report.asked("agents", lambda: check_agents(settings))
     return report.findings
@@ -164,11 +168,12 @@ def _model(settings: RlSettings, *, here: bool) -> Finding:
         return Finding(Level.WARNING, "model", text)
     if settings.platform == "gpu" and not here:
         text = f"{settings.model}: no such folder here; it must be on the training machine (model)"
-        return Finding(Level.WARNING, "model", text)
+        return Finding(Level.WARNING, "model", text + made_by(folder))
     expected = "expected a model's folder" + ", or ORGANISATION/NAME on the hub" * (
         settings.platform == "gpu"
     )
-    return Finding(Level.ERROR, "model", f"{settings.model}: no such folder; {expected} (model)")
+    absent = f"{settings.model}: {no_such_file(folder, 'folder')}; {expected} (model){made_by(folder)}"
+    return Finding(Level.ERROR, "model", absent)
 
 
 def _packages(config: Any, *, here: bool) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from afm.agents.prompt_source import Messages, row_messages
 from afm.datasets import Task
 from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear, task_of_row
 from afm.errors import AfmError, ConfigError, DataError, no_such_file
-from afm.findings import Finding, Level
+from afm.findings import Finding, Level, made_by
 from afm.rewards.registry import BY_SOURCE, checked_name, scorer_name
 from afm.rollout.routes import HOPELESS_ADVICE, Route, Routes, mismatch
 from afm.terminal import plural
@@ -222,7 +222,8 @@ def rows_of(file: Path, columns: Sequence[str] | None = None) -> Iterator[Mappin
     import pyarrow.parquet as pq
 
     if not file.is_file():
-        raise ConfigError(f"{file}: {no_such_file(file)}; create one with `afm data prepare rl`")
+        advice = made_by(file) or "; create one with `afm data prepare rl`"
+        raise ConfigError(f"{file}: {no_such_file(file)}{advice}")
     try:
         with pq.ParquetFile(file) as table:
             wanted = [name for name in columns if name in table.schema_arrow.names] if columns else None

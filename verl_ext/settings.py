@@ -84,6 +84,8 @@ _NAMES_OF_SFT = {
     **dict.fromkeys(("max_steps", "steps"), "verl.trainer.total_training_steps"),
     **dict.fromkeys(("num_train_epochs", "epochs"), "verl.trainer.total_epochs"),
     "save_steps": "verl.trainer.save_freq",
+    "lora_rank": "verl.actor_rollout_ref.model.lora_rank",
+    "nproc_per_node": "verl.trainer.n_gpus_per_node",
     "temperature": "verl.actor_rollout_ref.rollout.temperature",
     "model_name_or_path": "model",
     "max_response_length": "limits.max_response_tokens",
@@ -273,6 +275,9 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
             raise UsageError(
                 f"override {override!r}: {key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
             )
+        if key.isupper():
+            advice = f"write it before the command: {key}=VALUE afm rl ..."
+            raise UsageError(f"override '{key}=...': {key} is no setting; {advice}")
         if bare or key in _KEYS_OF_TRAINER:
             full = f"trainer.{override}" if key in _KEYS_OF_TRAINER else plain
             sign = "+" * override.strip().startswith("+")

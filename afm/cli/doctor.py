@@ -71,7 +71,8 @@ def doctor(
         try:
             kind = _kind_to_check(config, overrides or [])
             _refuse_sizes(config, kind, nodes, gpus, gpu_gib)
-            command = _next_command(kind, config, overrides or [])
+            _refuse_two_counts(overrides or [], nodes, gpus)
+            command = next_command(kind, config, overrides or [], nodes, gpus)
             findings = _diagnose(kind, config, overrides or [], (nodes, gpus, gpu_gib), report)
         except AfmError as error:  # the file cannot be read, or its kind is unknown
             if not as_json:
@@ -96,6 +97,15 @@ def _refuse_sizes(
         raise UsageError(f"{sizes}: no YAML to check; give the one of the run: afm doctor CONFIG {sizes}")
     if sizes and kind is not None and kind not in (SFT_FILE, RL_FILE):
         raise UsageError(f"{sizes}: {config} is {kind.name}, which needs no GPUs; leave the option out")
+
+
+def _refuse_two_counts(overrides: Sequence[str], nodes: int | None, gpus: int | None) -> None:
+    """Refuse an option whose key of verl has another value: the run would take the key, and the check the option."""
+    for option, key, count in (("nodes", "nnodes", nodes), ("gpus", "n_gpus_per_node", gpus)):
+        for override in overrides:
+            name, _, value = override.partition("=")
+            if count is not None and name.strip() == f"verl.trainer.{key}" and value.strip() != str(count):
+                raise UsageError(f"--{option} {count}: {override} differs; leave one of them out")
 
 
 def _diagnose(
@@ -126,12 +136,22 @@ def _diagnose(
             return diagnose_tools(config, overrides, os.environ, report)
 
 
-def _next_command(kind: FileKind, config: Path, overrides: Sequence[str]) -> str:
-    """Return the command that uses a file in which no fault was found."""
+def next_command(
+    kind: FileKind, config: Path, overrides: Sequence[str], nodes: int | None, gpus: int | None
+) -> str:
+    """Return the command that uses a file in which no fault was found, on the nodes and GPUs that were checked."""
     if kind is TOOLS_FILE:
         return f"{afm_command()} eval EVAL.yaml tools={shlex.quote(str(config))} model=DIR"
+    words, before = [str(config), *overrides], ""
+    if kind is RL_FILE:
+        from verl_ext.doctor import AskedHardware
+
+        words += [size for size in AskedHardware(nodes, gpus).overrides() if size not in overrides]
+    elif kind is SFT_FILE:
+        several = f"NNODES={nodes} NODE_RANK=RANK MASTER_ADDR=HOST " if nodes and nodes > 1 else ""
+        before = several + f"NPROC_PER_NODE={gpus} " * bool(gpus)
     command = {SFT_FILE: "sft", RL_FILE: "rl", EVAL_FILE: "eval"}[kind]
-    return f"{afm_command()} {command} {shlex.join([str(config), *overrides])}"
+    return f"{before}{afm_command()} {command} {shlex.join(words)}"
 
 
 _SHARED = frozenset({"rewards", "limits"})

@@ -19,6 +19,7 @@ from afm.tools.code import CodeTool
 from afm.tools.registry import ToolEntry, ToolsFile, load_tools, read_tools_file
 
 _PATIENCE_S = 2.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PROGRAM = "```py\nprint(6 * 7)\n```"
 
 
@@ -108,6 +109,16 @@ def tool_findings(tools: Mapping[str, Tool], file: ToolsFile | None = None) -> I
             yield Finding(Level.WARNING, "tools", text)
         else:
             yield Finding(Level.OK, "tools", f"{name}: {_place(tools[name], declared.get(name))}")
+
+
+def loopback_findings(tools: Mapping[str, Tool], nodes: int) -> Iterator[Finding]:
+    """Yield a warning per tool whose server has a loopback address, which is another server on each of several nodes."""
+    for name, tool in sorted(tools.items()) if nodes > 1 else ():
+        servers = tool.servers if isinstance(tool, ServedTool) else ()
+        if local := [server for server in servers if httpx.URL(server).host in _LOOPBACK]:
+            text = f"{name}: {', '.join(local)} is another server on each of the {nodes} nodes"
+            advice = "set an address that all nodes reach (docs/tools.md), or start a server on every node"
+            yield Finding(Level.WARNING, "tools", f"{text}; {advice}")
 
 
 def _loaded(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Tool], ToolsFile]:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import needs
 from rich.console import Console
 from typer.testing import CliRunner
 
 from afm.cli.commands import app
-from afm.cli.doctor import print_table
+from afm.cli.doctor import next_command, print_table
 from afm.cli.doctor_machine import diagnose_machine, package_findings
+from afm.file_kinds import RL_FILE, SFT_FILE
 from afm.findings import Finding, Level, driver_finding, gpu_findings, try_imports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +105,25 @@ def test_the_last_line_counts_the_faults_and_says_what_is_next(
 ) -> None:
     print_table([Finding(level, "x", "text") for level in levels], "afm rl rl.yaml")
     assert capsys.readouterr().out.splitlines()[-1] == summary
+
+
+def test_the_next_command_trains_on_the_nodes_and_gpus_that_were_checked() -> None:
+    needs("verl")
+    rl, sft = Path("rl.yaml"), Path("sft.yaml")
+    assert next_command(RL_FILE, rl, ["seed=1", "verl.trainer.nnodes=8"], 8, 4) == (
+        "afm rl rl.yaml seed=1 verl.trainer.nnodes=8 verl.trainer.n_gpus_per_node=4"
+    )
+    assert next_command(RL_FILE, rl, [], None, None) == "afm rl rl.yaml"
+    several = "NNODES=2 NODE_RANK=RANK MASTER_ADDR=HOST NPROC_PER_NODE=8 afm sft sft.yaml"
+    assert next_command(SFT_FILE, sft, [], 2, 8) == several
+    assert next_command(SFT_FILE, sft, [], 1, None) == "afm sft sft.yaml"
+
+
+def test_an_option_and_a_key_that_name_different_counts_are_refused() -> None:
+    words = ["doctor", str(ROOT / "configs/rl/code_dapo_7b.yaml"), "verl.trainer.nnodes=4", "--nodes", "8"]
+    done = CliRunner().invoke(app, words)
+    assert "--nodes 8: verl.trainer.nnodes=4 differs; leave one of them out" in str(done.exception)
+    assert done.stdout == ""
 
 
 def test_what_is_checked_goes_to_standard_error_unless_json_is_asked_for() -> None:

@@ -793,6 +793,12 @@ def test_a_server_that_cannot_start_says_what_to_do(
         ("max_response_length=1000", "unknown key; did you mean limits.max_response_tokens=1000?"),
         ("max_prompt_length=9", "unknown key; did you mean verl.data.max_prompt_length=9?"),
         ("max_steps=3", "unknown key; did you mean verl.trainer.total_training_steps=3?"),
+        ("lora_rank=16", "unknown key; did you mean verl.actor_rollout_ref.model.lora_rank=16?"),
+        (
+            "WANDB_API_KEY=abc",
+            "'WANDB_API_KEY=...': WANDB_API_KEY is no setting; write it before the command",
+        ),
+        ("configs/rl/async/colocate.yaml", "to combine YAMLs: one with `extends: [FILE, configs/rl/async/"),
         (
             "ray_address=node0",
             "got 'node0' (str), expected HOST:PORT of the cluster's head, for example 10.0",
@@ -807,7 +813,8 @@ def test_a_wrong_override_of_a_reinforcement_run_says_what_to_write(override: st
 
     with pytest.raises(UsageError, match=re.escape(message)) as error:
         load_settings(ROOT / RL, [override])
-    assert str(error.value).startswith(f"override {override!r}: ")
+    shown = re.sub("(?<=_KEY=).*", "...", override)  # a secret is not repeated
+    assert str(error.value).startswith(f"override {shown!r}: ")
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:6379", "head:6379", "ray://head:10001", "auto", "null"])

@@ -84,7 +84,7 @@ def test_bad_configurations_are_explained(config, text, message):
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        (None, "dataset_info.json is missing; `afm data prepare sft`"),
+        (None, "dataset_info.json: no such file; `afm data prepare sft`"),
         ("{", "cannot be read as JSON"),
         ("[]", "got list, expected an object of data sets by name"),
         ('{"row": {}}', "has no 'rows'; did you mean 'row'"),
@@ -266,6 +266,9 @@ def test_null_for_a_checkpoint_is_no_checkpoint(config):
         ("dataset={}", "dataset: got {}, expected a text or a list"),
         ("agent=5", r"agent: got 5 \(int\), expected a valid string"),
         ("xyzzy=1", "override 'xyzzy=1': unknown key 'xyzzy'; see LLaMA-Factory's"),
+        ("model=a", "override 'model=a': unknown key 'model'; write model_name_or_path=DIR"),
+        ("batch_size=4", "unknown key 'batch_size'; write per_device_train_batch_size=1"),
+        ("nproc_per_node=8", "unknown key 'nproc_per_node'; set NPROC_PER_NODE=8 before the command"),
         ("learning_rate=abc", "'learning_rate=abc': learning_rate: got 'abc', expected a number"),
         ("num_train_epochs=.nan", "num_train_epochs: got nan, expected a number above 0"),
         ("gradient_accumulation_steps=0", "accumulation_steps: got 0, expected a whole number above 0"),

@@ -238,6 +238,10 @@ def plain(configuration, tmp_path, tiny):
         (["output_dir={folder}/rows.jsonl/x"], "rows.jsonl is a file, expected a folder"),
         (["val_size=20"], "val_size=20 reserves 20 of 20 rows"),
         (["deepspeed={folder}/list.json"], "list.json cannot be read as a JSON object"),
+        (
+            ["deepspeed=ds_z3.json"],
+            "deepspeed: ds_z3.json: no such file; shipped: configs/deepspeed/zero2.json",
+        ),
     ],
 )
 def test_what_a_training_would_refuse_is_an_error(plain, tmp_path, overrides, message):

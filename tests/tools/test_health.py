@@ -8,7 +8,7 @@ from site_server import Site
 from tool_entries import entry
 
 from afm.tools import load_tools
-from afm.tools.health import tool_troubles, unanswered
+from afm.tools.health import loopback_findings, tool_troubles, unanswered
 
 
 @pytest.fixture
@@ -51,3 +51,17 @@ async def test_the_sandbox_of_this_machine_runs_a_program() -> None:
 async def test_an_answer_of_any_kind_is_one(server: str) -> None:
     assert await unanswered(f"{server}/v1") is None
     assert await unanswered("http://[") is not None
+
+
+def test_a_server_on_the_loopback_is_a_warning_on_several_nodes() -> None:
+    wiki = "search.WikiSearchTool"
+    declared = [
+        entry(wiki, "near", urls=["http://localhost:8000/retrieve", "http://10.0.0.1:8000/retrieve"]),
+        entry(wiki, "far", urls=["http://10.0.0.1:8000/retrieve"]),
+    ]
+    called = load_tools({"tools": declared})
+    [finding] = loopback_findings(called, 8)
+    assert finding.text.startswith(
+        "near: http://localhost:8000 is another server on each of the 8 nodes; set an"
+    )
+    assert list(loopback_findings(called, 1)) == []

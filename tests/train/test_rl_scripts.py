@@ -239,6 +239,21 @@ def test_the_cluster_script_names_a_port_in_use_and_a_head_that_is_not_there(tmp
     assert node.stderr.startswith(f"error: HEAD=127.0.0.1:{port}: nothing answers there")
 
 
+def test_waiting_for_nodes_shows_each_that_joins_and_names_a_head_that_is_not_there(tmp_path: Path) -> None:
+    ray = tmp_path / "ray"
+    variables = {"HEAD": "127.0.0.1:1", "WAIT_S": "1", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    ray.write_text("#!/bin/sh\necho ' 1 node_a'; [ -e \"$0.b\" ] && echo ' 1 node_b'; touch \"$0.b\"\n")
+    ray.chmod(0o755)
+    both = run_script(CLUSTER, tmp_path, "wait", "2", **variables | {"WAIT_S": "60"})
+    assert (both.returncode, both.stdout) == (0, "1 of 2 nodes have joined\n2 of 2 nodes have joined\n")
+    ray.write_text("#!/bin/sh\nexit 1\n")
+    nobody = run_script(CLUSTER, tmp_path, "wait", "2", **variables)
+    assert nobody.returncode == 1
+    assert nobody.stderr.startswith(
+        "error: no cluster answers at 127.0.0.1:1 after 1 s; check the terminal of its head"
+    )
+
+
 @pytest.mark.parametrize("words", [["node"], ["status"], ["wait", "2"]])
 def test_the_cluster_script_says_in_one_line_that_the_token_is_wrong(
     tmp_path: Path, words: list[str]
