@@ -6,13 +6,15 @@
 # continue. --cpu rehearses the steps without a GPU, in .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-case " $* " in *" --cpu "*) default=.venv ;; *) default= ;; esac
+case " $* " in
+*" --cpu "*) default=.venv sft=requirements/install-cpu.sh rl=requirements/install-cpu.sh ;;
+*) default='' sft="requirements/install-gpu.sh gpu-sft" rl="requirements/install-gpu.sh gpu-rl-vllm" ;;
+esac
 SFT_VENV=${SFT_VENV:-${default:-.venv-sft}}
 RL_VENV=${RL_VENV:-${default:-.venv-rl}}
-for venv in "$SFT_VENV" "$RL_VENV"; do
-  [ -x "$venv/bin/python" ] || echo "note: $venv is missing, so its steps are skipped; requirements/install-gpu.sh creates it" >&2
-done
 python=$RL_VENV/bin/python
 [ -x "$python" ] || python=$SFT_VENV/bin/python
-[ -x "$python" ] || { echo "error: neither $SFT_VENV nor $RL_VENV exists" >&2; exit 1; }
+[ -x "$python" ] || { echo "error: $RL_VENV: no environment there; make it: $rl" >&2; exit 1; }
+[ -x "$SFT_VENV/bin/python" ] || echo "note: $SFT_VENV is missing, so its steps are skipped; make it: $sft" >&2
+[ -x "$RL_VENV/bin/python" ] || echo "note: $RL_VENV is missing, so its steps are skipped; make it: $rl" >&2
 exec "$python" benchmarks/gpu_smoke.py --sft-venv "$SFT_VENV" --rl-venv "$RL_VENV" "$@"

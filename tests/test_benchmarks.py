@@ -165,6 +165,19 @@ def test_ablation_of_data_trains_on_equally_many_rows_and_does_it_once(tmp_path:
     assert [model.stat().st_mtime_ns for model in models] == before
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [(["--cpu"], "requirements/install-cpu.sh"), ([], "requirements/install-gpu.sh gpu-rl-vllm")],
+)
+def test_first_contact_without_an_environment_names_the_command_that_makes_it(
+    tmp_path: Path, words: list[str], command: str
+) -> None:
+    absent = os.environ | dict.fromkeys(("SFT_VENV", "RL_VENV"), str(tmp_path))
+    done = subprocess.run([str(FOLDER / "gpu_smoke.sh"), *words], env=absent, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == f"error: {tmp_path}: no environment there; make it: {command}\n"
+
+
 @pytest.mark.proof
 def test_first_contact_with_a_gpu_is_rehearsed_without_one(tmp_path: Path) -> None:
     """Run every step except ZeRO-3 and vLLM on the CPU; a second call has nothing left to do."""

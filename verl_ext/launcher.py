@@ -302,14 +302,11 @@ class Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line of this module and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    flags = {word for word in words if word.startswith("--")}
-    if unknown := flags - {"--dry-run"}:
-        raise UsageError(f"unknown option {sorted(unknown)[0]!r}; expected --dry-run")
-    rest = [word for word in words if word not in flags]
+    rest = [word for word in words if word != "--dry-run"]
     if not rest:
         raise UsageError("usage: python -m verl_ext.launcher [--dry-run] CONFIG [key=value ...]")
     follow_parent()
-    return run_rl(rest[0], rest[1:], dry_run="--dry-run" in flags)
+    return run_rl(rest[0], rest[1:], dry_run="--dry-run" in words)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,8 @@ _NAMES_OF_SFT = {
     **dict.fromkeys(("max_steps", "steps"), "verl.trainer.total_training_steps"),
     **dict.fromkeys(("num_train_epochs", "epochs"), "verl.trainer.total_epochs"),
     "save_steps": "verl.trainer.save_freq",
+    "nodes": "verl.trainer.nnodes",
+    "gpus": "verl.trainer.n_gpus_per_node",
     "lora_rank": "verl.actor_rollout_ref.model.lora_rank",
     "nproc_per_node": "verl.trainer.n_gpus_per_node",
     "temperature": "verl.actor_rollout_ref.rollout.temperature",
@@ -268,9 +270,9 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings
 def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
     """Raise for a key of AFM's scripts, or a key of verl without its prefix, with the key to write instead."""
     for override in overrides:
-        plain = override.lstrip("+ ")
+        plain = override.lstrip("+ ").removeprefix("--")
         bare = plain.partition(".")[0] in _SECTIONS_OF_VERL
-        key = override_key(plain if bare else override)
+        key = override_key(plain if bare or override.startswith("--") else override)
         if key in _SCRIPT_VARIABLES:
             raise UsageError(
                 f"override {override!r}: {key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
@@ -282,9 +284,10 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
             full = f"trainer.{override}" if key in _KEYS_OF_TRAINER else plain
             sign = "+" * override.strip().startswith("+")
             raise UsageError(f"override {override!r}: {key} is a key of verl; write {sign}verl.{full}")
-        if not get_close_matches(key.partition(".")[0], RlSettings.model_fields, n=1):
+        own = get_close_matches(key.partition(".")[0], RlSettings.model_fields, n=1)
+        if key in _NAMES_OF_SFT or not own:
             for name in get_close_matches(key, _NAMES_OF_SFT, n=1):
-                value = override.partition("=")[2]
+                value = override.partition("=")[2] or "VALUE"
                 raise UsageError(
                     f"override {override!r}: {key}: unknown key; did you mean {_NAMES_OF_SFT[name]}={value}?"
                 )

@@ -793,6 +793,8 @@ def test_a_server_that_cannot_start_says_what_to_do(
         ("max_response_length=1000", "unknown key; did you mean limits.max_response_tokens=1000?"),
         ("max_prompt_length=9", "unknown key; did you mean verl.data.max_prompt_length=9?"),
         ("max_steps=3", "unknown key; did you mean verl.trainer.total_training_steps=3?"),
+        ("--nodes", "nodes: unknown key; did you mean verl.trainer.nnodes=VALUE?"),
+        ("--trainer.nnodes=8", "trainer.nnodes is a key of verl; write verl.trainer.nnodes=8"),
         ("lora_rank=16", "unknown key; did you mean verl.actor_rollout_ref.model.lora_rank=16?"),
         (
             "WANDB_API_KEY=abc",
