@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from afm.errors import ConfigError, MissingExtraError, no_such_file
+from afm.errors import ConfigError, MissingExtraError, exists_next_to, no_such_file
 from afm.findings import (
     BUILD_ADVICE,
     FLASH_ATTENTION,
@@ -120,7 +120,8 @@ def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
     report = Report()
     for file in (*settings.train_files, *settings.val_files):
         if not Path(file).is_file():
-            text = f"{file}: {no_such_file(file)} (train_files, val_files){made_by(file)}"
+            advice = exists_next_to(file, settings.source) or made_by(file)
+            text = f"{file}: {no_such_file(file)} (train_files, val_files){advice}"
             report.add(Finding(Level.ERROR, "data", text))
     config = _composed(settings) if settings.platform == "cpu" or here else None
     tools = _requirements(settings, config, report, here=here)
@@ -172,7 +173,8 @@ def _model(settings: RlSettings, *, here: bool) -> Finding:
     expected = "expected a model's folder" + ", or ORGANISATION/NAME on the hub" * (
         settings.platform == "gpu"
     )
-    absent = f"{settings.model}: {no_such_file(folder, 'folder')}; {expected} (model){made_by(folder)}"
+    advice = exists_next_to(folder, settings.source) or made_by(folder)
+    absent = f"{settings.model}: {no_such_file(folder, 'folder')}; {expected} (model){advice}"
     return Finding(Level.ERROR, "model", absent)
 
 

@@ -16,7 +16,7 @@ from afm.configuration import read_mapping, validated
 from afm.datasets import Task
 from afm.datasets.hub import is_whole
 from afm.datasets.hub_sets import LOCK_FILE, read_lock
-from afm.errors import ConfigError, UsageError
+from afm.errors import ConfigError, UsageError, exists_next_to
 from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.config import EvalConfig, ModelSettings, load_config
 from afm.evaluation.job import (
@@ -236,7 +236,9 @@ def _model(config: EvalConfig, wanted: int | None) -> list[Finding]:
     settings, folder = config.answering, config.answering.folder
     if folder is None and settings.chat is None:
         report.asked("model", lambda: _check_tokenizer(settings.tokenizer))
-    known = report.asked("model", lambda: _served(settings) if folder is None else _model_folder(folder))
+    known = report.asked(
+        "model", lambda: _served(settings) if folder is None else _model_folder(folder, config.source)
+    )
     if known is not None:
         report.add(Finding(Level.OK, "model", known[0]))
     room = settings.context_tokens or (known[1] if known else None)
@@ -248,10 +250,11 @@ def _model(config: EvalConfig, wanted: int | None) -> list[Finding]:
     return report.findings
 
 
-def _model_folder(folder: Path) -> tuple[str, int | None]:
+def _model_folder(folder: Path, source: Path | None) -> tuple[str, int | None]:
     """Describe a model folder, and return the number of positions of its model."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; train a model, or name a server: model=URL")
+        advice = exists_next_to(folder, source) or "; train a model, or name a server: model=URL"
+        raise ConfigError(f"{folder}: no such folder{advice}")
     whole = model_folder(folder)
     if missing := missing_model_files(whole):
         raise ConfigError(f"{whole}: lacks {', '.join(missing)}; copy the whole model")

@@ -21,7 +21,7 @@ from afm.datasets.published import rows_of
 from afm.datasets.readers import READERS
 from afm.datasets.row_files import SUFFIXES, data_files, published_rows
 from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear
-from afm.errors import DataError, UsageError, no_such_file
+from afm.errors import DataError, UsageError, exists_next_to, no_such_file
 from afm.evaluation.agents import RowAgents, content_of, with_judge_text
 from afm.evaluation.benchmarks import BENCHMARKS, READ_AS_PUBLISHED
 from afm.evaluation.best_of import choose
@@ -299,7 +299,8 @@ def _files(config: EvalConfig) -> list[Path]:
             raise (BENCHMARKS | READ_AS_PUBLISHED)[name].missing(place)
         if not place.exists():
             raise UsageError(
-                f"data: {place}: {no_such_file(place, 'file or folder')}; give questions with data=FILE"
+                f"data: {place}: {no_such_file(place, 'file or folder')}"
+                + (exists_next_to(place, config.source) or "; give questions with data=FILE")
             )
     return [file for place in config.data for file in task_files(place)]
 
@@ -308,7 +309,8 @@ def check_model(config: EvalConfig) -> None:
     """Raise UsageError if the folder of ``model`` holds none."""
     folder = config.model.folder if config.model is not None else None
     if folder is not None and (why := lacks_model(folder)):
-        raise UsageError(f"model.path: {folder}: {why}; expected a model's folder or an http(s) address")
+        expected = "expected a model's folder or an http(s) address"
+        raise UsageError(f"model.path: {folder}: {why}; {expected}{exists_next_to(folder, config.source)}")
 
 
 def open_model(config: EvalConfig) -> TokenModel:

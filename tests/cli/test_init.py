@@ -13,6 +13,8 @@ import pytest
 from afm.cli.commands import command
 from afm.cli.quickstart import init
 from afm.errors import AfmError
+from verl_ext.doctor import start_findings
+from verl_ext.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -253,3 +255,17 @@ def test_a_fault_in_a_file_of_the_starter_is_one_line_with_the_place(
         )
     )
     assert Path("runs/team/events.jsonl").exists() == worked, "found only after the team had begun to work"
+
+
+def test_a_command_typed_outside_the_starter_says_where_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(tmp_path / "task")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        AfmError, match=r"task/questions/heldout.csv exists: cd task and run the command there"
+    ):
+        command()(["eval", "task/eval.yaml", "model=runs/sft"], standalone_mode=False)
+    (tmp_path / "task/runs/sft").mkdir(parents=True)
+    found = [finding.text for finding in start_findings(load_settings("task/rl.yaml"), here=False)]
+    assert any("task/runs/sft exists: cd task and run the command there" in text for text in found), found
