@@ -355,13 +355,14 @@ def scorer_name(data_source: str, table: Mapping[str, str]) -> str:
 
 
 def _unknown_source(source: str, table: Mapping[str, str]) -> str:
-    """Return the error for a data source that ``table`` lacks: the nearest first, then those of the reward YAML."""
+    """Return the error for a data source that ``table`` lacks: the nearest ones first, then those of the reward YAML."""
     if not source:
         return (
             "the row has no data_source, which chooses the reward; add a column `data_source`, or let "
             "`afm data prepare tasks FILE --data-source NAME --out TASKS.jsonl` add it"
         )
-    near = "".join(map(repr, get_close_matches(source.lower(), table, n=1)))
+    spelt = [name for name in table if name != "gms8k"]  # a published misspelling, never a suggestion
+    near = " or ".join(map(repr, get_close_matches(source.lower(), spelt)))
     own = [name for name in table if name not in BY_SOURCE]
     text = f"no reward for data_source {source!r}: {f'did you mean {near}? ' if near else ''}"
     if own:
