@@ -9,9 +9,8 @@ import re
 import shlex
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -39,16 +38,8 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @cached_property
-    def source(self) -> Path | None:
-        """The YAML, if :meth:`read_from` recorded it. No field: the same settings from two files are equal."""
-        return None
-
-    def read_from(self, file: str | Path) -> Self:
-        """Record the YAML, so that errors can name what is next to it."""
-        self.__dict__["source"] = Path(file)
-        return self
+    source: ClassVar[Path | None] = None
+    """The YAML, if the loader recorded it in the object. No field: the same settings from two files are equal."""
 
 
 _MOST_VALUES = 100_000

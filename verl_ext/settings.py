@@ -264,7 +264,9 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings
     for key in ("tools", "rewards"):
         read_in_place(data, key, overrides)
     apply_overrides(data, overrides)
-    return validated(RlSettings, data, str(path), overrides=overrides).read_from(path)
+    settings = validated(RlSettings, data, str(path), overrides=overrides)
+    settings.__dict__["source"] = Path(path)
+    return settings
 
 
 def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:

@@ -344,7 +344,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
         raise UsageError(
             f"{path}: model: missing; name a model (model=DIR_OR_URL) or a team (team=FILE) on the command line"
         )
-    return validated(EvalConfig, data, str(path), overrides=overrides).read_from(path)
+    settings = validated(EvalConfig, data, str(path), overrides=overrides)
+    settings.__dict__["source"] = Path(path)
+    return settings
 
 
 def saved_section(folder: Path, key: str, model: type[SectionT], overrides: Sequence[str]) -> SectionT:
