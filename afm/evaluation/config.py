@@ -328,25 +328,23 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
         UsageError: An override is wrong, or no model is given.
     """
     data = read_extended(Path(path), "evaluation settings", anchor=_anchored)
-    if isinstance(data.get("model"), str):
-        data["model"] = {"path": data["model"]}
+    data |= {"model": {"path": data["model"]}} if isinstance(data.get("model"), str) else {}
     overrides = _team_in_place(data, [_model_path(override) for override in overrides])
     files = [override for override in overrides if override_key(override) in ("tools", "rewards")]
     apply_overrides(data, files)
     for key in ("tools", "rewards"):
         read_in_place(data, key, overrides)
     apply_overrides(data, [override for override in overrides if override not in files])
-    unknown = [key for key in data if key not in EvalConfig.model_fields]
-    for key in unknown:
-        if get_close_matches(key, ["extends", *EvalConfig.model_fields], n=1) == ["extends"]:
-            raise ConfigError(f"{path}: {key}: unknown key; did you mean 'extends'?")
+    known = EvalConfig.model_fields
+    unknown = [key for key in data if key not in known]
+    if wrong := [key for key in unknown if get_close_matches(key, ["extends", *known], n=1) == ["extends"]]:
+        raise ConfigError(f"{path}: {wrong[0]}: unknown key; did you mean 'extends'?")
     if not data.get("model") and not data.get("team") and not unknown:  # a misspelt one may be it
-        raise UsageError(
-            f"{path}: model: missing; name a model (model=DIR_OR_URL) or a team (team=FILE) on the command line"
-        )
-    settings = validated(EvalConfig, data, str(path), overrides=overrides)
-    settings.__dict__["source"] = Path(path)
-    return settings
+        expected = "name a model (model=DIR_OR_URL) or a team (team=FILE) on the command line"
+        raise UsageError(f"{path}: model: missing; {expected}")
+    config = validated(EvalConfig, data, str(path), overrides=overrides)
+    config.__dict__["source"] = Path(path)
+    return config
 
 
 def saved_section(folder: Path, key: str, model: type[SectionT], overrides: Sequence[str]) -> SectionT:
