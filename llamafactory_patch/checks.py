@@ -6,6 +6,7 @@ Trackers write into the folder of the model.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -226,9 +227,10 @@ def stale_data(job: SftJob) -> Iterator[StaleData]:
             continue
         tags, prompt = _changes(before, job.agent)
         if tags or prompt:
+            sources = [os.path.normpath(Path(folder, path)) for path in noted.get("sources", ())]
             words = [
                 "afm data prepare sft",
-                *noted.get("inputs", ()),
+                *(sources or noted.get("inputs", ())),
                 "--agent",
                 job.config["agent"],
                 "--name",

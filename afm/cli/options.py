@@ -84,8 +84,12 @@ def page_option(text: str) -> Any:
     return typer.Option(help=text, callback=_page_name)
 
 
-def lines_file(*read_by_name: str) -> Callable[..., Any]:
-    """Return a check that accepts only JSON lines, and files with the endings that the command itself reads."""
+def lines_file(*read_by_name: str, lists: bool = False) -> Callable[..., Any]:
+    """Return a check that accepts only JSON lines, and files with the endings that the command itself reads.
+
+    Args:
+        lists: Whether the command also reads a JSON list of rows.
+    """
 
     def check(value: Path | list[Path] | None) -> Path | list[Path] | None:
         from afm.trajectory.io import refuse_other_content
@@ -93,7 +97,7 @@ def lines_file(*read_by_name: str) -> Callable[..., Any]:
         rows_file(value)
         for path in value if isinstance(value, list) else [value] if value else []:
             if path.suffix not in read_by_name:
-                refuse_other_content(path)
+                refuse_other_content(path, lists=lists)
         return value
 
     return check
@@ -101,7 +105,10 @@ def lines_file(*read_by_name: str) -> Callable[..., Any]:
 
 RecordsArgument = Annotated[Path, file_argument("Trajectory JSONL.", callback=lines_file())]
 TasksArgument = Annotated[
-    Path, file_argument("Tasks as JSONL, CSV or parquet.", callback=lines_file(".csv", ".tsv", ".parquet"))
+    Path,
+    file_argument(
+        "Tasks as JSONL, CSV or parquet.", callback=lines_file(".csv", ".tsv", ".parquet", lists=True)
+    ),
 ]
 CallReadersOption = Annotated[
     Path | None,

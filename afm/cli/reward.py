@@ -188,7 +188,8 @@ def _sample_of_record(record: Record, agent: str, file: Path, rewards: Path | No
     if rewards is None and not (record.data_source or extra_info.get("reward")):
         config = configs_folder() / "filters/logs.yaml"
         raise DataError(
-            "got a trajectory without data_source and ground_truth, as in logs; add both, or filter without them: "
+            "got a trajectory without data_source and ground_truth, as in logs; add both (`afm list rewards` "
+            "prints the sources), or filter without them: "
             f"afm data filter {quote(str(file))} --config {quote(str(config))} --output-dir DIR"
         )
     spec = _agent(agent)

@@ -85,7 +85,6 @@ def filter_files(
     from afm.distill.filters.base import first_reasons
     from afm.distill.filters.run import filter_files as run
     from afm.terminal import ProgressView
-    from afm.trajectory.io import convert_advice
 
     if output_dir.exists() and not output_dir.is_dir():
         raise UsageError(f"--output-dir {output_dir}: is a file; expected a folder")
@@ -110,10 +109,10 @@ def filter_files(
     file = summary.folder / "dropped.jsonl"
     lost = {name: count for name, count in summary.funnel.dropped.items() if name != "unreadable"}
     print_losses(lost, examples := first_reasons(file, lost), file)
-    for note in _notes(plan, summary.funnel):
+    for note in _notes(plan, summary):
         print(f"note: {note}")
     if not summary.funnel.kept:
-        why = f"no row is a trajectory record; {convert_advice(files[0])}"
+        why = "no row is a trajectory record; see the note above"
         if examples:
             why = f"dropped.jsonl lists the reasons. The first one: {next(iter(examples.values()))}"
         raise DataError(f"no trajectory was kept; {why}", path=str(output_dir))
@@ -151,14 +150,17 @@ def _show(funnel: Funnel) -> None:
     Console(highlight=False).print(table)
 
 
-def _notes(plan: FilterPlan, funnel: Funnel) -> list[str]:
+def _notes(plan: FilterPlan, summary: FilterSummary) -> list[str]:
     """Return notes about checks that had nothing to check."""
-    notes = []
+    notes, funnel = list[str](), summary.funnel
     if any(stage.contamination is not None and not stage.contamination.tasks for stage in plan.stages):
         notes.append("contamination had nothing to compare with; name evaluation sets with --against")
     if funnel.dropped["unreadable"]:
         lines = plural(funnel.dropped["unreadable"], "line")
-        notes.append(f"{lines} could not be read as records; unreadable.jsonl lists them")
+        with (summary.folder / "unreadable.jsonl").open(encoding="utf-8") as file:
+            row = json.loads(file.readline())
+        fault = DataError(row["error"], path=row["path"], line=row["line"])
+        notes.append(f"{lines} could not be read as records; unreadable.jsonl lists them. The first: {fault}")
     return notes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -69,6 +70,7 @@ def write_sft(
         counts={"rows": rows},
         spec=spec,
         inputs=inputs,
+        sources=[os.path.relpath(path, out) for path in inputs],
         outputs={target.name: sha256_of(target)},
         declaration=spec.dump(),
     )

@@ -358,8 +358,8 @@ def _unknown_source(source: str, table: Mapping[str, str]) -> str:
     """Return the error for a data source that ``table`` lacks: the nearest ones first, then those of the reward YAML."""
     if not source:
         return (
-            "the row has no data_source, which chooses the reward; add a column `data_source`, or let "
-            "`afm data prepare tasks FILE --data-source NAME --out TASKS.jsonl` add it"
+            "the row has no data_source, which chooses the reward; add a column `data_source` with a name that "
+            "`afm list rewards` prints; `afm data prepare tasks FILE --data-source NAME --out TASKS.jsonl` adds it to questions"
         )
     spelt = [name for name in table if name != "gms8k"]  # a published misspelling, never a suggestion
     near = " or ".join(map(repr, get_close_matches(source.lower(), spelt)))

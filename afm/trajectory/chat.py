@@ -64,6 +64,11 @@ def message_list(
         if not isinstance(message, Mapping):
             raise DataError(f"{column}[{number}]: got {type(message).__name__}, expected a message")
         try:
+            if role_key not in message:
+                shown = f"{{{role_key}, {content_key or 'content'}}}"
+                raise DataError(
+                    f"no key {role_key!r} among {sorted(message)[:8]}; write each message as {shown}"
+                )
             text_of(message, role_key)
             if content_key is not None:
                 text_of(message, content_key)
@@ -119,9 +124,63 @@ def called_function(call: Any) -> dict[str, Any]:
 _RESPONSE_ITEMS = ("function_call", "function_call_output", "reasoning")
 
 
+_LANGCHAIN_ROLES = {
+    "human": "user",
+    "ai": "assistant",
+    **dict.fromkeys(("system", "developer", "tool", "function")),
+}
+"""Maps the types of LangChain's messages to roles. ``None`` if they are the same."""
+_CALL_PARTS = ("tool_use", "function_call", "tool_call")
+_REASONING_PARTS = ("reasoning", "thinking")
+
+
 def is_message(item: Any) -> bool:
-    """Return whether a value is a chat message or an item of the Responses API."""
-    return isinstance(item, dict) and ("role" in item or item.get("type") in _RESPONSE_ITEMS)
+    """Return whether a value is a chat message, one of LangChain, or an item of the Responses API."""
+    known = isinstance(item, dict) and ("role" in item or item.get("type") in _RESPONSE_ITEMS)
+    return known or _langchain(item) is not None
+
+
+def _langchain(item: Any) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the type and the fields of a message of LangChain, ``None`` for anything else.
+
+    Its forms are ``message.model_dump()``, ``messages_to_dict`` (fields in ``data``) and ``dumpd`` (in ``kwargs``).
+    """
+    if not isinstance(item, dict) or "role" in item:
+        return None
+    fields = next((item[key] for key in ("data", "kwargs") if isinstance(item.get(key), dict)), item)
+    kind = str(fields.get("type", item.get("type"))).removesuffix("MessageChunk").lower()
+    return (kind, fields) if kind in _LANGCHAIN_ROLES and "content" in fields else None
+
+
+def chat_of_langchain(items: Any) -> Any:
+    """Return messages of LangChain and LangGraph as chat messages. Anything else in the list stays."""
+    return [_chat_message(*found) if (found := _langchain(item)) else item for item in items]
+
+
+def _chat_message(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    content, more = fields["content"], fields.get("additional_kwargs") or {}
+    message: dict[str, Any] = {"role": _LANGCHAIN_ROLES[kind] or kind, "content": content}
+    message |= {key: fields[key] for key in ("tool_call_id", "name") if fields.get(key)}
+    message |= {"reasoning_content": more["reasoning_content"]} if "reasoning_content" in more else {}
+    # A call whose arguments are no JSON stays one, so that its row is refused and not shortened.
+    calls = [*(fields.get("tool_calls") or ()), *(fields.get("invalid_tool_calls") or ())]
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.get("id"), "function": {"name": call.get("name"), "arguments": call.get("args")}}
+            for call in calls
+        ]
+    if kind == "ai" and isinstance(content, list):
+        parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+        hidden = [_reasoning(part) for part in parts if part.get("type") in _REASONING_PARTS]
+        others = [part for part in parts if part.get("type") not in (*_CALL_PARTS, *_REASONING_PARTS)]
+        message |= {"content": others, **({"reasoning_content": "\n\n".join(hidden)} if any(hidden) else {})}
+    return message
+
+
+def _reasoning(part: Mapping[str, Any]) -> str:
+    """Return the words of a part of reasoning: a summary of the Responses API, or one text."""
+    words = next((part[key] for key in ("summary", "reasoning", "thinking") if part.get(key)), "")
+    return content_text({"content": words})
 
 
 def chat_of_items(items: Any) -> Any:

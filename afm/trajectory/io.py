@@ -133,10 +133,12 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
     expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = re.sub("a valid (tuple|array)", "a list", expected)
     fault = f"got {repr(first['input'])[:80]}, expected {expected}"
-    fault = {"missing": "missing, but required", "extra_forbidden": "unknown key"}.get(first["type"], fault)
+    fault = {"missing": "missing, but required", "extra_forbidden": _UNKNOWN_KEY}.get(first["type"], fault)
     more = f" (and {error.error_count() - 1} more faults)" if error.error_count() > 1 else ""
     return f"{key}: {fault}{more}"
 
+
+_UNKNOWN_KEY = "unknown key; keys of your own go into `provenance`"
 
 ADVANTAGES_SUFFIX = ".advantages.json"
 
@@ -174,6 +176,10 @@ _OTHER_CONTENT = {
     b"\xfe\xff": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8 FILE > ROWS.jsonl",
     b"{\0": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16LE -t UTF-8 FILE > ROWS.jsonl",
     b"\0{": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16BE -t UTF-8 FILE > ROWS.jsonl",
+    b"[\0": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16LE -t UTF-8 FILE > ROWS.jsonl",
+    b"\0[": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16BE -t UTF-8 FILE > ROWS.jsonl",
+    b"{'": "the text of a Python object, expected JSON; write each row with json.dumps(row)",
+    b"[{'": "the text of a Python object, expected JSON; write each row with json.dumps(row)",
 }
 """Maps the first bytes of files that are not JSON text to what they are and what to do."""
 _OVER_LINES = (
@@ -186,8 +192,11 @@ _TABLE = (
 _HEADER = re.compile(rb'("[^"]*"|[A-Za-z_][^{\[:"]*)[,;\t][^{\[]*\Z')
 
 
-def refuse_other_content(path: Path) -> None:
+def refuse_other_content(path: Path, *, lists: bool = True) -> None:
     """Name what a file is that cannot hold rows of JSON, by its first bytes and its first line.
+
+    Args:
+        lists: Whether the file, or a line of it, may be a JSON list.
 
     Raises:
         DataError: It is packed, UTF-16, a table, or one object over several lines.
@@ -203,6 +212,8 @@ def refuse_other_content(path: Path) -> None:
         got = _OVER_LINES
     if got is None and _HEADER.match(text):
         got = _TABLE
+    if got is None and text.startswith(b"[") and not lists:
+        got = f"a JSON list, expected one JSON object a line; {convert_advice(path)}"
     if got is not None:
         raise DataError(f"got {got.replace('FILE', shlex.quote(str(path)), 1)}", path=str(path), line=1)
 

@@ -186,7 +186,38 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         ("/proc/o.jsonl: no such file, and none can be written there", "choose another place"),
     ),
     ("validate {T}/deep.jsonl", 1, ("deep.jsonl:1: no JSON from here on: nested too deeply",)),
-    ("reward {T}/deep.jsonl", 1, ("deep.jsonl:1: no JSON: nested too deeply",)),
+    ("reward {T}/deep_row.jsonl", 1, ("deep_row.jsonl:1: no JSON: nested too deeply",)),
+    (
+        "reward {T}/rows.json",
+        1,
+        ("rows.json:1: got a JSON list, expected one JSON object a line; convert", "{T}/rows.json"),
+    ),
+    (
+        "data filter {T}/rows.json -o {T}/f --no-picture",
+        1,
+        ("rows.json:1: got a JSON list, expected one JSON",),
+    ),
+    ("data prepare sft {T}/rows.json --output-dir {T}/s", 1, ("rows.json:1: got a JSON list, expected one",)),
+    (
+        "data filter {T}/own_key.jsonl -o {T}/f2 --no-picture",
+        1,
+        ("own_key.jsonl:1: note: unknown key; keys of",),
+    ),
+    (
+        "convert {T}/wide_list.jsonl --to coa --agent react -o {T}/o",
+        1,
+        ("got UTF-16, expected UTF-8; convert it: iconv",),
+    ),
+    (
+        "convert {T}/repr.txt --to coa --agent react -o {T}/o",
+        1,
+        ("got the text of a Python object, expected",),
+    ),
+    (
+        "convert {T}/sender.json --to coa --agent react -o {T}/o",
+        1,
+        ("no key 'role' among ['sender', 'text']; write",),
+    ),
     ("validate {T}/digits.jsonl", 1, ("digits.jsonl:1: no JSON: a number with more than 4,300 digits",)),
     (f"eval {EVAL} model=m sampling.temperature=hot", 2, ("got 'hot' (str), expected a valid number",)),
     (f"eval {EVAL} model=m rounds=0", 2, ("rounds: got 0 (int), expected greater than or equal to 1",)),
@@ -704,6 +735,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "endless.yaml": "sampling: {temperature: .inf}\n",
         "circle.yaml": "a: &a [*a]\n",
         "deep.jsonl": "[" * 100_000 + "\n",
+        "rows.json": f"[{json.dumps(record)}]",
+        "own_key.jsonl": json.dumps(record | {"note": "x"}) + "\n",
+        "deep_row.jsonl": '{"a": ' + "[" * 100_000 + "\n",
+        "repr.txt": "[{'role': 'user', 'content': 'q'}]\n",
+        "sender.json": '{"messages": [{"sender": "user", "text": "q"}]}\n',
         "digits.jsonl": f'{{"id": {"9" * 5000}}}\n',
         "huge.json": '{"seen": 1e999, "stages": []}',
         "parameters.yaml": "tools: [{class_name: x.Y, tool_schema: {function: {name: x, parameters: {properties: null}}}}]\n",
@@ -715,6 +751,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(content, encoding="utf-8")
     (folder / "packed.jsonl").write_bytes(gzip.compress(files["good.jsonl"].encode()))
     (folder / "wide.jsonl").write_text(files["good.jsonl"], encoding="utf-16")
+    (folder / "wide_list.jsonl").write_text('[{"role": "user", "content": "q"}]\n', encoding="utf-16")
     (folder / "unmarked.jsonl").write_text(files["good.jsonl"], encoding="utf-16-le")
     (folder / "indented.jsonl").write_text(f"{json.dumps(record, indent=2)}\n" * 2, encoding="utf-8")
     (folder / "table.jsonl").write_text("question,answer\n1+1?,2\n", encoding="utf-8")

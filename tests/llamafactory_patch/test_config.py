@@ -107,7 +107,9 @@ def test_a_missing_or_malformed_index_of_data_sets_is_explained(config, tmp_path
 def test_data_of_an_agent_whose_yaml_changed_is_refused_or_named(config, tmp_path):
     segments = [{"author": "agent", "text": "<think>T.</think><answer>7</answer>"}]
     record = {"id": "a", "agent": "mine", "agent_digest": "d", "question": "q", "segments": segments}
-    agent = tmp_path / "my agent.yaml"
+    agent, log = tmp_path / "my agent.yaml", tmp_path / "my logs" / "kept.jsonl"
+    log.parent.mkdir()
+    log.write_text("")
 
     def job(text):
         agent.write_text(f"extends: react\nname: mine\n{text}", encoding="utf-8")
@@ -115,7 +117,7 @@ def test_data_of_an_agent_whose_yaml_changed_is_refused_or_named(config, tmp_pat
         return resolve(config("output_dir: a"), places)
 
     same = job("")
-    write_sft([Record.model_validate(record)], load_agent(agent), tmp_path, name="mine", inputs=[])
+    write_sft([Record.model_validate(record)], load_agent(agent), tmp_path, name="mine", inputs=[log])
     for unchanged in (same, job("limits: {max_turns: 3}\ndescription: Mine.\n")):
         check_data(unchanged)
         assert list(stale_data(unchanged)) == []
@@ -123,7 +125,7 @@ def test_data_of_an_agent_whose_yaml_changed_is_refused_or_named(config, tmp_pat
     reworded = job('rules: ["Be brief."]\n')
     check_data(reworded)
     [stale] = stale_data(reworded)
-    again = f"afm data prepare sft --agent '{agent}' --name mine --output-dir {tmp_path}"
+    again = f"afm data prepare sft '{log}' --agent '{agent}' --name mine --output-dir {tmp_path}"
     assert (stale.tags, stale.prompt) == ((), ("rules",))
     assert str(stale).endswith(f"puts the new prompt into the rows. To prepare it again: {again}")
     with pytest.raises(ConfigError, match=r"mine\.json .* 'mine', which differs in roles\.code\. To prepare"):

@@ -158,7 +158,7 @@ class FilterChain:
         """Decide about one line. Stages that do not wait process one row at a time, so they share its :func:`split_of`."""
         signature = b""
         try:
-            read = record = record_of_line(line)
+            read = record = record_of_line(line, path)
             for stage in self._stages:
                 if not record.kept:
                     break

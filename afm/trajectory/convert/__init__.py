@@ -12,6 +12,7 @@ from typing import Any
 
 from afm.agents import AgentSpec, agent_of_model
 from afm.errors import DataError, UsageError, suggestion
+from afm.trajectory.chat import is_message
 from afm.trajectory.convert.atif import ATIF
 from afm.trajectory.convert.base import ALPACA, ALPACA_KEYS, COA, Context, Format, Item, Read
 from afm.trajectory.convert.messages import AGENT_FLAN, MESSAGES, OPENAI, REACT, SHAREGPT
@@ -189,15 +190,14 @@ def _all(path: Path) -> bytes:
 
 def _is_part(item: Any) -> bool:
     """Return whether an element of an array is a message or a step, so that the array is one conversation."""
-    keys = ("role", "call_id", "step_number", "model_output", "task", "plan")
-    return (
-        isinstance(item, dict) and any(key in item for key in keys) and not {"steps", "messages"} & set(item)
-    )
+    keys = ("call_id", "step_number", "model_output", "task", "plan")
+    whole = not isinstance(item, dict) or bool({"steps", "messages"} & set(item))
+    return not whole and (is_message(item) or any(key in item for key in keys))
 
 
 def _json(text: bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text.decode("utf-8", "surrogatepass"))  # bytes of UTF-16 would be read, too
     except (ValueError, RecursionError):
         return None
 

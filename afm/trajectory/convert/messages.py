@@ -156,7 +156,7 @@ class _MessageWalk(Walk):
 
 def _parse_openai(row: Any) -> Dialogue:
     row = row_object(row, "messages")
-    dialogue = _dialogue(message_list(row, "messages", content_key=None), "messages")
+    dialogue = _listed(row.get("messages"))
     lost = dialogue.lost + lost_keys(row, ("messages", "tools", "id", "parallel_tool_calls"))
     return replace(dialogue, facts={"id": row_id(row)}, lost=lost)
 
@@ -181,9 +181,14 @@ def _parse_messages(row: Any) -> Dialogue:
     if not isinstance(row, list) or not row:
         got = type(row).__name__ if row != [] else "an empty list"
         raise DataError(f"got {got}, expected a list of messages, such as [{{role, content}}]")
-    return _dialogue(
-        message_list({"messages": chat.chat_of_items(row)}, "messages", content_key=None), "messages"
-    )
+    return _listed(row)
+
+
+def _listed(messages: Any) -> Dialogue:
+    """Return the conversation of chat messages, of LangChain's messages, or of items of the Responses API."""
+    if isinstance(messages, list):
+        messages = chat.chat_of_items(chat.chat_of_langchain(messages))
+    return _dialogue(message_list({"messages": messages}, "messages", content_key=None), "messages")
 
 
 MESSAGES = DialogueFormat(
@@ -193,7 +198,7 @@ MESSAGES = DialogueFormat(
     show=lambda dialogue, record, context: list(_messages(dialogue)),
     kept=None,
 )
-"""A bare list of messages, or of items of the Responses API."""
+"""A bare list of messages, of LangChain's messages, or of items of the Responses API."""
 
 
 _ROLES = {

@@ -650,3 +650,57 @@ def test_items_of_the_responses_api_become_one_turn_with_words_and_call() -> Non
     assert read("messages", items).record.text == read("messages", chat).record.text
     with pytest.raises(DataError, match=r"messages\[1\]: got an item of type 'web_search_call'"):
         read("messages", [items[0], {"type": "web_search_call"}, *items[2:]])
+
+
+_BLOCKS = [
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}]},
+    {"type": "text", "text": "Look."},
+    {"type": "function_call", "name": "wiki_search", "arguments": '{"query": "mill"}'},
+]
+
+
+def langchain(words: object = "Look.", **more: object) -> list[dict[str, object]]:
+    """A run of LangGraph as `message.model_dump()` writes it."""
+    call = {"name": "wiki_search", "args": QUERY, "id": "c1", "type": "tool_call"}
+    return [
+        {"type": "human", "content": "When?", "additional_kwargs": {}, "name": None, "id": "h"},
+        {"type": "ai", "content": words, "tool_calls": [call], "invalid_tool_calls": [], "id": "a"} | more,
+        {
+            "type": "tool",
+            "content": "Built in 1702.",
+            "name": "wiki_search",
+            "tool_call_id": "c1",
+            "status": "success",
+        },
+        {"type": "AIMessageChunk", "content": "1702", "tool_calls": [], "additional_kwargs": {}},
+    ]
+
+
+def test_messages_of_langchain_become_the_same_trajectory_in_every_form(tmp_path) -> None:
+    dumped = langchain()
+    as_dicts = [{"type": message["type"], "data": message} for message in dumped]
+    serialised = [
+        {"lc": 1, "type": "constructor", "id": ["AIMessage"], "kwargs": message} for message in dumped
+    ]
+    expected = f"{CALL}{SEEN.format('Built in 1702.')}<answer>1702</answer>".replace("Look.", "{}")
+    for row in (dumped, as_dicts, serialised):
+        assert FORMATS["messages"].known(row)
+        found = read("messages", row).record
+        assert (found.question, found.text) == ("When?", expected.format("Look."))
+        assert read("openai", {"messages": row}).record.text == found.text
+        (tmp_path / "run.json").write_text(json.dumps(row, indent=1))  # one conversation, not four rows
+        [(_, again)] = read_converted(
+            tmp_path / "run.json", detected(tmp_path / "run.json"), Context(agent=SPEC)
+        )
+        assert again.record.text == found.text
+    assert read("messages", langchain(_BLOCKS)).record.text == expected.format("So.\n\nLook.")
+    hidden = langchain(additional_kwargs={"reasoning_content": "So."})
+    assert read("messages", hidden).record.text == expected.format("So.\n\nLook.")
+
+
+def test_a_call_of_langchain_with_broken_arguments_is_a_bad_row_and_not_left_out() -> None:
+    broken = [{"name": "wiki_search", "args": '{"query": ', "id": "c1", "error": None}]
+    with pytest.raises(DataError, match=r"messages\[1\]: tool_calls: arguments of 'wiki_search' are no JSON"):
+        read("messages", langchain(tool_calls=[], invalid_tool_calls=broken))
+    with pytest.raises(DataError, match="got a part of type 'image_url', expected text parts only; pictures"):
+        read("messages", langchain([{"type": "image_url", "image_url": {"url": "x"}}]))
