@@ -205,7 +205,8 @@ def no_such_file(path: str | Path, what: str = "file") -> str:
     for name in get_close_matches(wrong.name, names, n=5):
         # An ending alone makes short names alike.
         alike = get_close_matches(wrong.stem, [Path(name).stem])
-        if alike and (near := wrong.with_name(name) / path.relative_to(wrong)).exists():
+        near = wrong.with_name(name) / path.relative_to(wrong)
+        if alike and (near.is_dir() if what == "folder" else near.exists()):
             return f"no such {what} (did you mean {near}?)"
     return f"no such {what}"
 

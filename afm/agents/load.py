@@ -86,7 +86,7 @@ def lacks_model(path: str | Path) -> str:
     """Return why the folder ``path`` holds no model, with the next step; empty if it or its run holds one."""
     folder = Path(path)
     if not folder.is_dir():
-        return "no such folder"
+        return no_such_file(folder, "folder")
     if holds_model(model_folder(folder)):
         return ""
     if any(next(place.glob("global_step_*"), None) for place in (folder, folder / "checkpoints")):

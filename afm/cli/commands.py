@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
 from math import isfinite
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -291,11 +292,19 @@ def _print_usage_error(error: Any) -> None:
     print(f"error: {place}: {text}{expected}{end} see {place} --help", file=sys.stderr)
 
 
+def _rows_in(folder: str) -> str:
+    """Name the trajectories of an output folder as what was probably meant."""
+    files = [Path(folder) / f"{name}.jsonl" for name in ("trajectories", "kept", "episodes")]
+    return next((f" (did you mean {file}?)" for file in files if file.is_file()), "")
+
+
 _TYPER_WORDS: dict[str, Any] = {
     r": (?:file|path) '(\S*=.*)' does not exist": r" \1: no such file; an override comes after the file",
     r": (?:file|path) '(.*)' does not exist": lambda match: f" {match[1]}: {no_such_file(match[1])}",
-    r": dir(?:ectory)? '(.*)' does not exist": r" \1: no such folder",
-    r": file '(.*)' is a directory": r" \1: is a folder",
+    r": dir(?:ectory)? '(.*)' does not exist": lambda match: (
+        f" {match[1]}: {no_such_file(match[1], 'folder')}"
+    ),
+    r": file '(.*)' is a directory": lambda match: f" {match[1]}: is a folder{_rows_in(match[1])}",
     r": dir(?:ectory)? '(.*)' is a file": r" \1: is a file",
     r"got unexpected extra arguments? ?\(s\)? ?\((.*)\)": r"unexpected argument: \1",
     r" \(possible options?: (.*)\)": r"; did you mean \1?",

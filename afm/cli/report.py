@@ -61,7 +61,7 @@ def report(
             if folder.suffix in (".yaml", ".yml"):
                 what = describe_yaml(folder)
             raise UsageError(
-                f"{folder}: {what if folder.exists() else 'no such folder'}; expected the output_dir of a run or an evaluation"
+                f"{folder}: {what if folder.exists() else no_such_file(folder, 'folder')}; expected the output_dir of a run or an evaluation"
             )
     if anyway and len(run_dirs) < 2:
         raise UsageError("--anyway goes with several runs: afm report BEFORE AFTER --anyway")

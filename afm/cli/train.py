@@ -52,15 +52,19 @@ def sft(
     if status == 0 and not dry_run:
         from llamafactory_patch.config import resolve
 
-        _print_next(resolve(config, overrides or []).output_dir)
+        print_next(resolve(config, overrides or []).output_dir, config)
     raise typer.Exit(status)
 
 
 TRAINER, LAUNCHER = "llamafactory_patch.launcher", "verl_ext.launcher"
 
 
-def _print_next(model: Path) -> None:
-    print(f"next: {afm_command()} eval CONFIG model={shlex.quote(str(model))}")
+def print_next(model: Path, config: Path) -> None:
+    """Print the command that evaluates ``model``, with the ``eval.yaml`` next to the training's YAML if there is one."""
+    recipe, words = config.with_name("eval.yaml"), ["CONFIG", f"model={model}"]
+    if recipe.is_file():
+        words = [str(recipe), f"model={model}", f"output_dir={model.with_name(f'eval_{model.name}')}"]
+    print(f"next: {afm_command()} eval {shlex.join(words)}")
 
 
 def rl(
@@ -88,7 +92,7 @@ def rl(
     if status == 0 and not dry_run:
         from verl_ext.settings import load_settings
 
-        _print_next(load_settings(config, overrides or []).output_dir)
+        print_next(load_settings(config, overrides or []).output_dir, config)
     raise typer.Exit(status)
 
 

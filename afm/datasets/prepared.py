@@ -212,10 +212,8 @@ def _prepare(
     if nothing is not None:
         where = ", ".join(map(str, source.files))
         listed = f". {listing} lists the rows" if counts.bad else ""
-        raise DataError(
-            f"no row of {where} fits reader {step.reader!r}: {nothing}{listed}. `afm data prepare tasks "
-            "--reader NAME --question-key KEY --answer-key KEY` reads other rows"
-        )
+        command = "" if "--data-source NAME" in str(nothing) else _OTHER_ROWS.format(where)
+        raise DataError(f"no row of {where} fits reader {step.reader!r}: {nothing}{listed}{command}")
     write_manifest(
         manifest,
         counts=counts.as_counts(),
@@ -229,6 +227,12 @@ def _prepare(
         fingerprint=fingerprint,
     )
     return Prepared(tuple(paths), counts, listing if counts.bad else None, step.published)
+
+
+_OTHER_ROWS = (
+    ". `afm data prepare tasks {} --question-key KEY --answer-key KEY --data-source NAME --out TASKS.jsonl` reads other "
+    "rows, and `--reader NAME` those of a published set"
+)
 
 
 class _NothingError(Exception):

@@ -91,7 +91,7 @@ def diagnose(
     )
     report.add(*tool_findings(tools, file))
     report.add(*_variables(tools, env))
-    report.add(_served_agents(tools))
+    report.add(*_served_agents(tools))
     return report.findings
 
 
@@ -158,7 +158,7 @@ def _variables(tools: Mapping[str, Tool], env: Mapping[str, str]) -> Iterator[Fi
             yield Finding(Level.WARNING, "environment", text)
 
 
-def _served_agents(tools: Mapping[str, Tool]) -> Finding:
+def _served_agents(tools: Mapping[str, Tool]) -> Iterator[Finding]:
     fit, lacking = [], []
     for agent in shipped_agents():
         missing = sorted(set(load_agent(agent).tool_roles.values()) - set(tools))
@@ -166,5 +166,6 @@ def _served_agents(tools: Mapping[str, Tool]) -> Finding:
             lacking.append(f"{agent} lacks {', '.join(missing)}")
         else:
             fit.append(agent)
-    served = f"shipped agents with all their tools here: {', '.join(fit) or 'none'}"
-    return Finding(Level.OK, "agents", "; ".join([served, *lacking]))
+    if fit:  # tools of one's own serve no shipped agent
+        served = f"shipped agents with all their tools here: {', '.join(fit)}"
+        yield Finding(Level.OK, "agents", "; ".join([served, *lacking]))

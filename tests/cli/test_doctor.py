@@ -148,9 +148,13 @@ def test_a_tool_of_ones_own_is_imported_and_shown_with_what_was_not_checked(tmp_
     assert CliRunner().invoke(app, ["init", str(tmp_path / "own")]).exit_code == 0
     tools = tmp_path / "own/tools.yaml"
     try:
-        [finding] = [each for each in doctor(tools, "--json")["findings"] if each["subject"] == "tools"]
+        findings = doctor(tools, "--json")["findings"]
     finally:
         sys.modules.pop("weekday_tool", None)  # another test has a file of this name
+    assert [each["subject"] for each in findings] == ["keys", "tools"], (
+        "no word of agents that it cannot serve"
+    )
+    finding = findings[1]
     assert finding["status"] == "ok"
     assert finding["why"] == (
         "weekday: weekday_tool.WeekdayTool can be imported, its settings are valid, it takes date (string); "

@@ -12,6 +12,7 @@ import pytest
 
 from afm.cli.commands import command
 from afm.cli.quickstart import init
+from afm.cli.train import print_next
 from afm.errors import AfmError
 from verl_ext.doctor import start_findings
 from verl_ext.settings import load_settings
@@ -170,6 +171,18 @@ def test_a_data_set_of_another_name_is_named_where_the_tiny_model_is_made(tmp_pa
             f"weekdays.json is missing{advice} `afm data prepare sft runs/kept/kept.jsonl --agent agent.yaml "
         )
         assert named in done.stderr
+
+
+def test_a_training_ends_with_the_command_that_evaluates_it_with_the_recipe_beside_its_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(tmp_path / "task")
+    monkeypatch.chdir(tmp_path / "task")
+    print_next(Path("runs/sft"), Path("sft.yaml"))
+    print_next(Path("runs/sft"), Path("elsewhere/sft.yaml"))
+    beside, alone = capsys.readouterr().out.splitlines()[-2:]
+    assert shlex.split(beside)[1:] in [["afm", *words] for words in commands()]
+    assert alone == "next: afm eval CONFIG model=runs/sft"
 
 
 @pytest.mark.slow

@@ -425,7 +425,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         ("file is not a database", "set `cassette` in the tools YAML to a recorded file"),
     ),
     ("import {T}/good.jsonl -o {T}/im", 2, ("no model; expected a model's folder, a GGUF file",)),
-    ("serve model {T}/none", 2, ("{T}/none: no such folder; expected a model's folder",)),
+    ("serve model {T}/absent", 2, ("{T}/absent: no such folder; expected a model's folder",)),
     # Files that are empty, broken, or hold other rows: status 1.
     ("eval {T}/empty.yaml", 1, ("{T}/empty.yaml: got nothing", "expected a mapping of evaluation settings")),
     (
@@ -480,8 +480,19 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "data prepare tasks {T}/chat.jsonl -o {T}/x.jsonl",
         1,
-        ("no row of {T}/chat.jsonl", "--question-key KEY"),
+        (
+            "no row of {T}/chat.jsonl",
+            "`afm data prepare tasks {T}/chat.jsonl --question-key KEY",
+        ),
     ),
+    (
+        "data prepare tasks {T}/tasks.jsonl -o {T}/x.jsonl",
+        1,
+        ("data_source; give one: --data-source NAME", "x.bad_rows.jsonl lists the rows\n"),
+    ),
+    ("data filter {T}/team --output-dir {T}/d", 2, ("is a folder (did you mean {T}/team/kept.jsonl?)",)),
+    ("report {T}/modle", 2, ("{T}/modle: no such folder (did you mean {T}/model?); expected",)),
+    ("export {T}/modle", 2, ("RUN {T}/modle: no such folder (did you mean {T}/model?)",)),
     ("data queries configs/queries/qa.yaml", 1, ("tasks: missing, but required", "give tasks=VALUE")),
     ("report {T}/model", 1, ("{T}/model holds nothing to report", "expected episodes.jsonl")),
     ("view {T}/none", 2, ("{T}/none: no such file or folder", "expected episodes as JSONL")),
@@ -591,9 +602,9 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         ("no tokenizer can be loaded from it (no tokenizer.json)", "expected a folder with tokenizer.json"),
     ),
     (
-        "data queries configs/queries/qa.yaml tasks={T}/tasks.jsonl model={T}/none output_dir={T}/q",
+        "data queries configs/queries/qa.yaml tasks={T}/tasks.jsonl model={T}/absent output_dir={T}/q",
         2,
-        ("model: {T}/none: no such folder; expected a model's folder",),
+        ("model: {T}/absent: no such folder; expected a model's folder",),
     ),
     # Values out of range, and words that are none of a few.
     ("validate {T}/good.jsonl --from cao", 2, ("afm validate: --from cao: did you mean 'coa'?",)),
@@ -759,6 +770,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "two.csv").write_text("question,answer,question\n1+1?,2,1+2?\n", encoding="utf-8")
     (folder / "latin.csv").write_text("question,answer\nWie heißt du?,Tom\n", encoding="latin-1")
     (folder / "model").mkdir()
+    (folder / "team").mkdir()
+    (folder / "team/kept.jsonl").write_text(files["good.jsonl"], encoding="utf-8")
     (folder / "weights").mkdir()
     (folder / "weights/config.json").write_text(
         '{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}'
