@@ -65,6 +65,11 @@ _REFUSED = (
     "and RAY_AUTH_TOKEN_PATH to a copy of the head's file (docs/tutorials/nodes.md)"
 )
 
+_OVERLOADED = (
+    "error: Ray did not start on this machine within the 30 s that it allows itself: other jobs use its cores, or its "
+    "disk is full; run the same command again when it is idle (log: {})"
+)
+
 
 def run_rl(config_path: str | Path, overrides: Sequence[str] = (), *, dry_run: bool = False) -> int:
     """Train with the settings of a YAML, from the last checkpoint if there is one, and return the trainer's exit status.
@@ -272,6 +277,9 @@ class Run:
         )
         if "ray.exceptions.AuthenticationError" in tail:
             print(_REFUSED.format(self._settings.ray_address), file=sys.stderr)
+            return
+        if "The current node timed out during startup" in tail:
+            print(_OVERLOADED.format(log), file=sys.stderr)
             return
         if lost is not None:
             print(f"{lost}; {self._goes_on(lost)}", file=sys.stderr)

@@ -99,6 +99,18 @@ def test_a_token_that_the_cluster_rejects_is_one_line_with_the_next_step(
     assert message.count("\n") == 1
 
 
+def test_a_machine_too_busy_for_ray_is_one_line_with_the_next_step(
+    explained: Callable[..., str], tmp_path: Path
+) -> None:
+    fault = (
+        "Exception: The current node timed out during startup. This could happen because some of the raylet"
+    )
+    (tmp_path / LOG_FILE).write_text(f"Traceback (most recent call last):\n  File ...\n{fault}\n")
+    message = explained()
+    assert message.startswith("error: Ray did not start on this machine within the 30 s")
+    assert message.endswith(f"run the same command again when it is idle (log: {tmp_path / LOG_FILE})\n")
+
+
 def test_a_run_with_fewer_steps_than_asked_for_says_so_in_one_line(run: Run, tmp_path: Path) -> None:
     checkpoint(tmp_path, 4)
     metrics(tmp_path, 1, 2, 3, 4, 5)
