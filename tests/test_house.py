@@ -44,11 +44,11 @@ def figures() -> object:
 # 330 lines for attacks on a scorer of one's own, `afm list rewards`, an alarm on the format, and files that changed or are typed wrong;
 # 120 lines for what `afm doctor` says of schedules, files of servers and its own progress;
 # 50 lines for dropped rows with their reasons, rewards of logs, data of an agent that changed, and plain names in tests;
-# 100 lines for what the eight-node path says: the next command, servers on the loopback, missing data, waiting for nodes;
+# 130 lines for what the eight-node path says: the next command, servers on the loopback, missing data, waiting for nodes;
 # 60 lines for messages of LangChain, and for lists, keys and paths of logs that are refused with the next step.
 WALLS = {
     "files": 358,
-    "lines": 87_240,
+    "lines": 87_270,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
