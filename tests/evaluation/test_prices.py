@@ -131,6 +131,8 @@ def test_a_real_run_counts_what_was_read_and_may_be_priced_anew(afm, tmp_path, s
     assert printed.count("per solved task") == 2
     page = write_comparison([out, other], tmp_path / "page.html").read_text()
     assert "Cost per solved task" in page
+    assert "\u00a0USD per solved task" in page, "no line begins with USD"
+    assert " USD per solved task" not in page
     assert "Costs use different prices" in page
     data = json.loads((tmp_path / "page.json").read_text())
     curve = next(one for one in data["curves"] if one["title"] == "Cost against score")
