@@ -118,7 +118,7 @@ def loopback_findings(tools: Mapping[str, Tool], nodes: int) -> Iterator[Finding
         if local := [server for server in servers if httpx.URL(server).host in _LOOPBACK]:
             text = f"{name}: {', '.join(local)} is another server on each of the {nodes} nodes"
             advice = "set an address that all nodes reach (docs/tools.md), or start a server on every node"
-            yield Finding(Level.WARNING, "tools", f"{text}; {advice}")
+            yield Finding(Level.WARNING, "addresses", f"{text}; {advice}")
 
 
 def _loaded(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Tool], ToolsFile]:

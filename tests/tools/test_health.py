@@ -61,6 +61,7 @@ def test_a_server_on_the_loopback_is_a_warning_on_several_nodes() -> None:
     ]
     called = load_tools({"tools": declared})
     [finding] = loopback_findings(called, 8)
+    assert finding.subject == "addresses"  # `afm reproduce` stops at a warning about tools
     assert finding.text.startswith(
         "near: http://localhost:8000 is another server on each of the 8 nodes; set an"
     )
