@@ -38,7 +38,7 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    source: ClassVar[Path | None] = None
+    recipe_file: ClassVar[Path | None] = None
     """The YAML, if the loader recorded it in the object. No field: the same settings from two files are equal."""
 
 

@@ -120,7 +120,7 @@ def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
     report = Report()
     for file in (*settings.train_files, *settings.val_files):
         if not Path(file).is_file():
-            advice = exists_next_to(file, settings.source) or made_by(file)
+            advice = exists_next_to(file, settings.recipe_file) or made_by(file)
             text = f"{file}: {no_such_file(file)} (train_files, val_files){advice}"
             report.add(Finding(Level.ERROR, "data", text))
     config = _composed(settings) if settings.platform == "cpu" or here else None
@@ -173,7 +173,7 @@ def _model(settings: RlSettings, *, here: bool) -> Finding:
     expected = "expected a model's folder" + ", or ORGANISATION/NAME on the hub" * (
         settings.platform == "gpu"
     )
-    advice = exists_next_to(folder, settings.source) or made_by(folder)
+    advice = exists_next_to(folder, settings.recipe_file) or made_by(folder)
     absent = f"{settings.model}: {no_such_file(folder, 'folder')}; {expected} (model){advice}"
     return Finding(Level.ERROR, "model", absent)
 

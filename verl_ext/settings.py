@@ -265,7 +265,7 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings
         read_in_place(data, key, overrides)
     apply_overrides(data, overrides)
     settings = validated(RlSettings, data, str(path), overrides=overrides)
-    settings.__dict__["source"] = Path(path)
+    settings.__dict__["recipe_file"] = Path(path)
     return settings
 
 

@@ -20,7 +20,6 @@ import typer
 from afm.errors import ConfigError, DataError, UsageError
 from afm.file_kinds import configs_folder as configs_folder
 from afm.plugins import TRUST_VARIABLE
-from afm.terminal import plain
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec, PromptSource
@@ -171,6 +170,8 @@ def agent_of_rows(name: str | None, files: Sequence[Path]) -> AgentSpec:
 
 def print_losses(dropped: Mapping[str, int], examples: Mapping[str, str], reasons: Path) -> None:
     """Print how many rows were dropped for each reason, with the first of them. The file ``reasons`` holds all."""
+    from afm.terminal import plain
+
     for reason, count in sorted(dropped.items()):
         print(f"  dropped: {count:,} {plain(reason)} (reasons: {reasons})")
         if reason in examples:

@@ -343,7 +343,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> EvalConfig:
         expected = "name a model (model=DIR_OR_URL) or a team (team=FILE) on the command line"
         raise UsageError(f"{path}: model: missing; {expected}")
     config = validated(EvalConfig, data, str(path), overrides=overrides)
-    config.__dict__["source"] = Path(path)
+    config.__dict__["recipe_file"] = Path(path)
     return config
 
 

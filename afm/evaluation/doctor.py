@@ -237,7 +237,7 @@ def _model(config: EvalConfig, wanted: int | None) -> list[Finding]:
     if folder is None and settings.chat is None:
         report.asked("model", lambda: _check_tokenizer(settings.tokenizer))
     known = report.asked(
-        "model", lambda: _served(settings) if folder is None else _model_folder(folder, config.source)
+        "model", lambda: _served(settings) if folder is None else _model_folder(folder, config.recipe_file)
     )
     if known is not None:
         report.add(Finding(Level.OK, "model", known[0]))

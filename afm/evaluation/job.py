@@ -300,7 +300,7 @@ def _files(config: EvalConfig) -> list[Path]:
         if not place.exists():
             raise UsageError(
                 f"data: {place}: {no_such_file(place, 'file or folder')}"
-                + (exists_next_to(place, config.source) or "; give questions with data=FILE")
+                + (exists_next_to(place, config.recipe_file) or "; give questions with data=FILE")
             )
     return [file for place in config.data for file in task_files(place)]
 
@@ -310,7 +310,9 @@ def check_model(config: EvalConfig) -> None:
     folder = config.model.folder if config.model is not None else None
     if folder is not None and (why := lacks_model(folder)):
         expected = "expected a model's folder or an http(s) address"
-        raise UsageError(f"model.path: {folder}: {why}; {expected}{exists_next_to(folder, config.source)}")
+        raise UsageError(
+            f"model.path: {folder}: {why}; {expected}{exists_next_to(folder, config.recipe_file)}"
+        )
 
 
 def open_model(config: EvalConfig) -> TokenModel:
