@@ -43,8 +43,9 @@ def _kind(name: str, content: str, keys: str, use: str) -> FileKind:
 
 
 def _server(name: str, content: str, keys: str) -> FileKind:
-    use = f"start the server, which checks it first: afm serve {name} --config FILE"
-    return _kind(f"an `afm serve {name}` file", content, f"{keys} max_waiting max_wait_s finish_s", use)
+    typed = f"afm serve {name}"
+    use = f"start the server, which checks it first: {typed} --config FILE"
+    return _kind(f"an `{typed}` file", content, f"{keys} max_waiting max_wait_s finish_s", use)
 
 
 SFT_FILE = _kind(

@@ -195,7 +195,7 @@ def test_the_command_fails_when_the_training_would(data):
 
     result = CliRunner().invoke(app, ["doctor", str(RECIPE), f"dataset_dir={data}/no"])
     assert result.exit_code == 1
-    assert "dataset_info.json is missing" in result.output
+    assert "dataset_info.json: no such file; `afm data prepare sft` writes it" in result.output
 
 
 SAID = "<think>I look.</think><code>print(1)</code>\n<observation>1</observation>\n<answer>1</answer>"
