@@ -19,6 +19,7 @@ from afm.cli.doctor import next_command, print_table
 from afm.cli.doctor_machine import diagnose_machine, package_findings
 from afm.file_kinds import RL_FILE, SFT_FILE
 from afm.findings import Finding, Level, driver_finding, gpu_findings, try_imports
+from afm.terminal import afm_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -111,12 +112,12 @@ def test_the_next_command_trains_on_the_nodes_and_gpus_that_were_checked() -> No
     needs("verl")
     rl, sft = Path("rl.yaml"), Path("sft.yaml")
     assert next_command(RL_FILE, rl, ["seed=1", "verl.trainer.nnodes=8"], 8, 4) == (
-        "afm rl rl.yaml seed=1 verl.trainer.nnodes=8 verl.trainer.n_gpus_per_node=4"
+        f"{afm_command()} rl rl.yaml seed=1 verl.trainer.nnodes=8 verl.trainer.n_gpus_per_node=4"
     )
-    assert next_command(RL_FILE, rl, [], None, None) == "afm rl rl.yaml"
-    several = "NNODES=2 NODE_RANK=RANK MASTER_ADDR=HOST NPROC_PER_NODE=8 afm sft sft.yaml"
+    assert next_command(RL_FILE, rl, [], None, None) == f"{afm_command()} rl rl.yaml"
+    several = f"NNODES=2 NODE_RANK=RANK MASTER_ADDR=HOST NPROC_PER_NODE=8 {afm_command()} sft sft.yaml"
     assert next_command(SFT_FILE, sft, [], 2, 8) == several
-    assert next_command(SFT_FILE, sft, [], 1, None) == "afm sft sft.yaml"
+    assert next_command(SFT_FILE, sft, [], 1, None) == f"{afm_command()} sft sft.yaml"
 
 
 def test_an_option_and_a_key_that_name_different_counts_are_refused() -> None:

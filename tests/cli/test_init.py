@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,20 @@ from afm.cli.commands import command
 from afm.cli.quickstart import init
 from afm.cli.train import print_next
 from afm.errors import AfmError
+from afm.terminal import afm_command
 from verl_ext.doctor import start_findings
 from verl_ext.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def forgotten_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forgets the starter's modules, which the next test imports from another folder."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    for module in ("team", "weekday_tool", "weekday_reward"):
+        sys.modules.pop(module, None)
 
 
 def afm(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -181,8 +192,8 @@ def test_a_training_ends_with_the_command_that_evaluates_it_with_the_recipe_besi
     print_next(Path("runs/sft"), Path("sft.yaml"))
     print_next(Path("runs/sft"), Path("elsewhere/sft.yaml"))
     beside, alone = capsys.readouterr().out.splitlines()[-2:]
-    assert shlex.split(beside)[1:] in [["afm", *words] for words in commands()]
-    assert alone == "next: afm eval CONFIG model=runs/sft"
+    assert shlex.split(beside)[1:] in [[afm_command(), *words] for words in commands()]
+    assert alone == f"next: {afm_command()} eval CONFIG model=runs/sft"
 
 
 @pytest.mark.slow
@@ -242,19 +253,14 @@ def test_a_fault_in_a_file_of_the_starter_is_one_line_with_the_place(
 ) -> None:
     init(tmp_path / "task")
     monkeypatch.chdir(tmp_path / "task")
-    monkeypatch.setattr(sys, "path", [*sys.path])
     table = Path("questions/train.csv").read_text().splitlines()
     Path("questions/train.csv").write_text("\n".join(table[:41]) + "\n")
     text = Path(file).read_text()
     assert old in text
     Path(file).write_text(text.replace(old, new))
     words = next(words for words in commands() if words[:2] == ["data", "distill"])
-    try:
-        with pytest.raises(AfmError, match=message):
-            command()(words, standalone_mode=False)
-    finally:
-        for module in ("team", "weekday_tool", "weekday_reward"):
-            sys.modules.pop(module, None)
+    with pytest.raises(AfmError, match=message):
+        command()(words, standalone_mode=False)
     worked = any(
         word in message
         for word in (
