@@ -232,7 +232,8 @@ def described(error: AfmError | OSError, output: str = "--output-dir") -> str:
         return f"{place}{error.strerror}; delete files there, or choose another disk, and run the same command again"
     if error.filename is None:
         return str(error)
-    return f"{error.filename}: {_REASONS.get(type(error), error.strerror)}".replace("OUTPUT", output)
+    reason = str(_REASONS.get(type(error), error.strerror))
+    return f"{error.filename}: {reason.replace('OUTPUT', output)}"
 
 
 NO_SPACE = (ENOSPC, EDQUOT)

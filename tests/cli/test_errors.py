@@ -2,13 +2,14 @@ import json
 import re
 import subprocess
 import sys
+from errno import EEXIST
 from pathlib import Path
 
 import pytest
 
 from afm.agents import load_agent
 from afm.datasets.sft_files import write_sft
-from afm.errors import DataError, no_such_file
+from afm.errors import DataError, described, no_such_file
 
 ROOT = Path(__file__).parents[2]
 TASK = {"id": "a", "question": "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?"}
@@ -154,3 +155,9 @@ def test_without_isolation_nothing_is_distilled(last_line, monkeypatch, tmp_path
     assert status == 1
     assert "bubblewrap is not installed" in said
     assert "apt-get install bubblewrap" in said
+
+
+def test_a_path_that_is_named_like_the_placeholder_stays_as_it_is() -> None:
+    error = FileExistsError(EEXIST, "File exists", "runs/OUTPUT")
+    expected = "runs/OUTPUT: is a file; expected a folder, choose another output_dir"
+    assert described(error, "output_dir") == expected
