@@ -157,6 +157,7 @@ def test_short_names_and_dates_have_one_line_in_the_table_of_files(browser, tmp_
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(address)
         row = page.locator("table.files tbody tr", has_text="weekday_agent")
+        row.wait_for()  # reading all cells at once does not wait for them
         lines = "cells => cells.map((cell) => { const range = document.createRange(); range.selectNodeContents(cell); return new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size; })"
         assert row.locator("th, td").evaluate_all(lines) == [1] * 10
         assert page.evaluate("document.querySelector('#page').scrollWidth") == 1280
