@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ from afm.evaluation.report_input import (
     links_below,
 )
 from afm.file_kinds import configs_folder
+from afm.terminal import afm_command
 
 _KNOWN = {"eval_sft": "after SFT", "eval_rl": "after RL", "eval_real": "real data"}
 _MODEL_KEYS = ("model.", "versions.")
@@ -200,7 +202,11 @@ def _pairs(evaluations: list[Evaluation], both: tuple[Evaluation, Evaluation] | 
 
 
 def _start() -> Command:
-    return Command(f"cd {shlex.quote(str(Path.cwd()))}", "Start in the folder this report was written from")
+    words = f"cd {shlex.quote(str(Path.cwd()))}"
+    activate = Path(sys.executable).with_name("activate")
+    if afm_command() != "afm" and activate.is_file():
+        words += f" && source {shlex.quote(str(activate))}"
+    return Command(words, "Start in the folder this report was written from")
 
 
 def _commands(run_dir: Path, spec: AgentSpec | None, evaluations: list[Evaluation]) -> Iterator[Command]:

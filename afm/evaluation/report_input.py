@@ -22,6 +22,7 @@ from afm.evaluation.paired import PairedDifference, Savings
 from afm.evaluation.statistics import Interval
 from afm.evaluation.tallies import Method
 from afm.rewards.base import DEFAULT_FORMULA
+from afm.terminal import afm_command
 from afm.trajectory.record import Record
 
 VIEW_PORT = 8765
@@ -38,7 +39,7 @@ class ViewLinks:
     @property
     def command(self) -> str:
         """The command that makes the links work."""
-        return f"afm view {shlex.quote(str(self.root))} --port {self.port}"
+        return f"{afm_command()} view {shlex.quote(str(self.root))} --port {self.port}"
 
     def to(self, record_id: str, episodes: Path) -> str:
         """Return the address of an episode in the file ``episodes``."""

@@ -2,6 +2,8 @@ import html
 import json
 import re
 import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -157,6 +159,17 @@ def run_folder(tmp_path, record, write_run):
     (run / "rl/metrics.jsonl").write_text('{"step": 1, "reward": 0.4}\n{"step": 2, "reward": 0.6}\n')
     (run / "stages.jsonl").write_text('{"name": "world", "seconds": 1.5, "note": "x"}\n{"name": "sf')
     return run
+
+
+def test_commands_outside_the_environment_begin_by_activating_it(shown, run_folder, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    activate = Path(sys.executable).with_name("activate")
+    if not activate.is_file():
+        pytest.skip(f"{sys.executable} belongs to no virtual environment")
+    start = re.search("<pre>(cd .*)</pre>", shown(run_folder).source)
+    command = f"{html.unescape(start[1])} && command -v afm"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()).samefile(activate.with_name("afm"))
 
 
 def test_a_training_run_alone_says_what_to_try(shown, run_folder) -> None:

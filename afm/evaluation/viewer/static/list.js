@@ -74,7 +74,7 @@ function row(item) {
     make("span", { class: "answer", title: "answer", text: item.answer || "no answer" }),
     make("span", { class: "expected", title: "expected", text: item.expected }),
     make("span", { class: "figure calls", title: item.failures ? `${item.failures} failed` : null, text: number(item.calls) }, make("span", { class: "unit", text: item.calls === 1 ? " call" : " calls" })),
-    make("span", { class: "figure", text: number(item.tokens) }),
+    make("span", { class: "figure", text: wholeTokens(item.tokens) }),
     make("span", { class: "figure", text: seconds(item.seconds) }),
     make("span", { class: "where", title: `${item.source} · ${item.stop} · ${item.file}`, text: `${step}${short(item.file)}` })));
 }
