@@ -190,7 +190,7 @@ class Run:
                 f"{resumable_step(self._checkpoints)} in {self._checkpoints}"
             )
         elif ended.interrupted:
-            print(f"stopped; start again to continue from the last checkpoint in {self._checkpoints}")
+            print(f"stopped; {self._goes_on()}")
         elif ended.status != 0:
             self._explain(ended.status, begin)
         elif (reached := self._reached()) < total:
@@ -288,7 +288,7 @@ class Run:
         lines = "".join(tail.splitlines(keepends=True)[-25:])
         print(verdict or f"last lines of {log}:\n{lines}", file=sys.stderr)
 
-    def _goes_on(self, lost: str) -> str:
+    def _goes_on(self, lost: str = "") -> str:
         step = resumable_step(self._checkpoints)
         reached = self._reached()
         before = "once the node is replaced, " if "the node" in lost else ""

@@ -71,6 +71,12 @@ def test_a_lost_node_has_to_be_replaced_first(explained: Callable[..., str], tmp
     )
 
 
+def test_a_run_stopped_before_its_first_checkpoint_is_not_said_to_continue(run: Run, tmp_path: Path) -> None:
+    assert run._goes_on() == "no checkpoint was saved yet: the same command starts from the beginning"
+    checkpoint(tmp_path, 4)
+    assert run._goes_on() == "the last checkpoint is of step 4: the same command continues with step 5"
+
+
 def test_the_log_tells_of_a_trainer_that_died_or_was_killed_in_this_start(
     explained: Callable[..., str], tmp_path: Path
 ) -> None:

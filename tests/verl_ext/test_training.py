@@ -285,7 +285,9 @@ def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -
     """The CPU version of the web recipe."""
     folder = config.parent / "dapo"
     script = "train/web_agent/rl/train_dapo_web_agent_tiny.sh"
-    process = start_tiny(config, script, folder, "verl.trainer.total_training_steps=30")
+    process = start_tiny(
+        config, script, folder, "verl.trainer.total_training_steps=30", "verl.trainer.save_freq=30"
+    )
     wait_for_first_step(process)
     family = descendants(process.pid)
     assert family
@@ -296,7 +298,7 @@ def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -
         os.kill(number, signal.SIGINT)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert "start again to continue" in output
+    assert "stopped; no checkpoint was saved yet: the same command starts from the beginning\n" in output
     assert [mark for mark in family if mark.alive] == []
     first = rows(folder)[0]
     assert first["groups_kept"] >= 4
