@@ -6,7 +6,6 @@ Every error names the file, the key path, the value found and what was expected.
 from __future__ import annotations
 
 import re
-import shlex
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 
-from afm.errors import ConfigError, RepeatedErrors, UsageError, no_such_file, suggestion
+from afm.errors import ConfigError, RepeatedErrors, UsageError, no_such_file, suggestion, utf8_advice
 from afm.file_kinds import FILE_KINDS, kind_of
 from afm.plugins import check_code_of
 
@@ -146,7 +145,7 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except UnicodeDecodeError as error:
-        advice = f"save it as UTF-8: iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > UTF8.yaml"
+        advice = f"save it as UTF-8: {utf8_advice(path, 'UTF-16')}"
         if not error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             advice = "save it as UTF-8, or give the right file"
         why = f"byte {error.start + 1} is no UTF-8; expected {what}; {advice}"

@@ -211,6 +211,12 @@ def no_such_file(path: str | Path, what: str = "file") -> str:
     return f"no such {what}"
 
 
+def utf8_advice(path: Path, encoding: str = "WINDOWS-1252") -> str:
+    """Return the command that writes a file as UTF-8, with `_utf8` in its name."""
+    new = path.with_name(f"{path.stem}_utf8{path.suffix}")
+    return f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(new))}"
+
+
 def exists_next_to(path: str | Path, config: str | Path | None) -> str:
     """Return the next step if the missing ``path`` is next to the YAML that names it; empty if it does not."""
     folder = Path(config).parent if config is not None else None

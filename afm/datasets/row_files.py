@@ -5,14 +5,13 @@ from __future__ import annotations
 import codecs
 import csv
 import json
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from afm.errors import DataError, MissingExtraError, no_such_file
+from afm.errors import DataError, MissingExtraError, no_such_file, utf8_advice
 from afm.trajectory.io import json_rows
 
 _TABLES = {".tsv": "\t", ".csv": ","}
@@ -99,8 +98,7 @@ def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
     except UnicodeDecodeError as error:
         line = _undecodable_line(file)
         raise DataError(
-            f"not UTF-8 from here on ({error.reason}). Save the table as CSV UTF-8, or convert it: "
-            f"iconv -f WINDOWS-1252 -t UTF-8 {shlex.quote(file.name)} > {shlex.quote(f'{file.stem}_utf8{file.suffix}')}",
+            f"not UTF-8 from here on ({error.reason}). Save the table as CSV UTF-8, or convert it: {utf8_advice(file)}",
             path=str(file),
             line=line,
         ) from None

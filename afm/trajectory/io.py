@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from afm.errors import DataError
+from afm.errors import DataError, utf8_advice
 from afm.runs.journal import Journal
 from afm.trajectory.record import Record
 
@@ -111,11 +111,22 @@ def record_of_line(line: bytes, path: str | Path = "FILE") -> Record:
         raise DataError(explain(error, path) + cut) from None
 
 
-def convert_advice(path: str | Path) -> str:
-    """Return the next step for a file with rows of another format."""
-    return (
+def convert_advice(path: str | Path, row: Any = None) -> str:
+    """Return the next step for a file with rows of another format. ``row`` is one of them, perhaps a question."""
+    return questions_advice(path, row) or (
         f"convert the file first: afm convert {shlex.quote(str(path))} --to coa --agent NAME -o RECORDS.jsonl"
     )
+
+
+def questions_advice(path: str | Path, row: Any) -> str:
+    """Return the next step for a file whose rows are questions, empty for any other row."""
+    if (
+        not isinstance(row, Mapping)
+        or not row.keys() & {"question", "prompt"}
+        or row.keys() & {*_OF_LOGS.split()}
+    ):
+        return ""
+    return f"these are questions; a team works on them: afm data distill {shlex.quote(str(path))} --output-dir DIR"
 
 
 def explain(error: ValidationError, path: str | Path = "FILE") -> str:
@@ -128,7 +139,7 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
         shown = (
             f"an object with {', '.join(sorted(row)[:6])}" if isinstance(row, dict) else type(row).__name__
         )
-        return f"got {shown}, expected a trajectory record; {convert_advice(path)}"
+        return f"got {shown}, expected a trajectory record; {convert_advice(path, row)}"
     key = ".".join(str(part) for part in first["loc"]) or "row"
     expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = re.sub("a valid (tuple|array)", "a list", expected)
@@ -140,6 +151,7 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
 
 _UNKNOWN_KEY = "unknown key; keys of your own go into `provenance`"
 
+_OF_LOGS = "messages conversations input output response completion steps segments chosen"
 ADVANTAGES_SUFFIX = ".advantages.json"
 
 Advantages = float | list[float]
@@ -172,16 +184,11 @@ _OTHER_CONTENT = {
     b"\x28\xb5\x2f\xfd": "a file packed with zstd, expected rows as text; unpack it: zstd -dc FILE > ROWS.jsonl",
     b"PK\x03\x04": "a zip archive, expected rows as text; unpack it: unzip FILE, or save the spreadsheet as CSV",
     b"PAR1": "a parquet file, expected rows as text; questions in it are read by afm data prepare tasks FILE -o TASKS.jsonl",
-    b"\xff\xfe": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8 FILE > ROWS.jsonl",
-    b"\xfe\xff": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8 FILE > ROWS.jsonl",
-    b"{\0": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16LE -t UTF-8 FILE > ROWS.jsonl",
-    b"\0{": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16BE -t UTF-8 FILE > ROWS.jsonl",
-    b"[\0": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16LE -t UTF-8 FILE > ROWS.jsonl",
-    b"\0[": "UTF-16, expected UTF-8; convert it: iconv -f UTF-16BE -t UTF-8 FILE > ROWS.jsonl",
     b"{'": "the text of a Python object, expected JSON; write each row with json.dumps(row)",
     b"[{'": "the text of a Python object, expected JSON; write each row with json.dumps(row)",
 }
 """Maps the first bytes of files that are not JSON text to what they are and what to do."""
+_UTF_16 = {"UTF-16": (b"\xff\xfe", b"\xfe\xff"), "UTF-16LE": (b"{\0", b"[\0"), "UTF-16BE": (b"\0{", b"\0[")}
 _OVER_LINES = (
     "a JSON object over several lines, expected one JSON value a line; write it so: jq -c . FILE > ROWS.jsonl"
 )
@@ -214,8 +221,12 @@ def refuse_other_content(path: Path, *, lists: bool = True) -> None:
         got = _TABLE
     if got is None and text.startswith(b"[") and not lists:
         got = f"a JSON list, expected one JSON object a line; {convert_advice(path)}"
+    if encoding := next((name for name, heads in _UTF_16.items() if line.startswith(heads)), None):
+        got = f"UTF-16, expected UTF-8; convert it: {utf8_advice(path, encoding)}"
     if got is not None:
-        raise DataError(f"got {got.replace('FILE', shlex.quote(str(path)), 1)}", path=str(path), line=1)
+        raise DataError(
+            f"got {got.replace(' FILE', f' {shlex.quote(str(path))}', 1)}", path=str(path), line=1
+        )
 
 
 _DECODER = json.JSONDecoder()
@@ -254,13 +265,12 @@ def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 
 _MEND = "correct the text there, or remove the row"
-_UTF_8 = "save the file as UTF-8, for example with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
 
 
 def line_item(text: str, path: Path, line: int) -> Any:
     """Return the value on a line, or the :class:`DataError` of reading it."""
     try:
-        return _unicode(json.loads(text), text)
+        return _unicode(json.loads(text), text, path)
     except DataError as error:
         return DataError(error.message, path=str(path), line=line)
     except (ValueError, RecursionError) as error:
@@ -274,12 +284,13 @@ def line_item(text: str, path: Path, line: int) -> Any:
         )
 
 
-def _unicode(item: Any, text: str) -> Any:
+def _unicode(item: Any, text: str, path: Path) -> Any:
     """Return ``item``, which was decoded from ``text``, if all of it can be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"a byte that is no UTF-8 at character {error.start}; {_UTF_8}") from None
+        what = f"a byte that is no UTF-8 at character {error.start}; save the file as UTF-8"
+        raise DataError(f"{what}, for example so: {utf8_advice(path)}") from None
     if _SURROGATE_ESCAPE.search(text):
         try:
             json.dumps(item, ensure_ascii=False).encode()
@@ -337,7 +348,7 @@ class _ArrayText:
                 break
         line, text = self.line, self._text[self._at : end]
         self._go(end)
-        return line, _unicode(item, text)
+        return line, _unicode(item, text, Path(self._file.name))
 
     def _go(self, position: int) -> None:
         self.line += self._text.count("\n", self._at, position)

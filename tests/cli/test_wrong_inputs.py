@@ -27,6 +27,7 @@ AGENT, TOOLS, REWARD = (
     "configs/rewards/math.yaml",
 )
 CONVERT = "afm convert {T}/chat.jsonl --to coa --agent NAME -o RECORDS.jsonl"
+DISTILL = "afm data distill {T}/tasks.jsonl --output-dir DIR"
 
 # Command; exit status; parts of the message. {T} is a folder with the files of `folder` below.
 TABLE: list[tuple[str, int, tuple[str, ...]]] = [
@@ -62,8 +63,11 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "convert {T}/tasks.jsonl --to coa -o o.jsonl",
         1,
-        ("tasks.jsonl:1: got the keys", "of {role, content, tool_calls}"),
+        ("tasks.jsonl:1: got the keys", "these are questions", DISTILL),
     ),
+    ("data filter {T}/tasks.jsonl -o {T}/f3 --no-picture", 1, ("these are questions", DISTILL)),
+    ("validate {T}/tasks.jsonl --agent math", 1, ("these are questions", DISTILL)),
+    ("view {T}/tasks.jsonl", 1, ("these are questions", DISTILL)),
     ("convert {T}/good.jsonl --to coa -o {T}/good.jsonl", 2, ("the same file", "choose another --out")),
     ("convert {T}/good.jsonl --to coa -o o.jsonl --tool x", 2, ("--tool 'x'", "expected THEIRS=OURS")),
     (
@@ -672,7 +676,11 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("view {T}/bare.jsonl --index {T}/b.sqlite --bundle {T}/bb", 1, ("bare.jsonl:2: agent_digest: missing",)),
     ("view {T}/bare.jsonl --index {T}/b.sqlite --bundle {T}/bb", 1, ("bare.jsonl:2: agent_digest: missing",)),
     ("data prepare sft {T}/good.jsonl --output-dir {T}/s --agent mhqa", 1, ("belongs to agent 'math'",)),
-    ("doctor {T}/wide.yaml", 1, ("byte 1 is no UTF-8", "iconv -f UTF-16 -t UTF-8 {T}/wide.yaml > UTF8.yaml")),
+    (
+        "doctor {T}/wide.yaml",
+        1,
+        ("byte 1 is no UTF-8", "iconv -f UTF-16 -t UTF-8 {T}/wide.yaml > {T}/wide_utf8.yaml"),
+    ),
     ("doctor {T}/latin.yaml", 1, ("byte 5 is no UTF-8", "save it as UTF-8")),
     (
         "import {T}/m.gguf -o {T}/im",

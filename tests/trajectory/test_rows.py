@@ -138,7 +138,9 @@ def test_lines_behind_a_byte_order_mark_are_rows(path: Path) -> None:
     assert list(json_rows(path)) == [(1, {"a": 1}), (2, {"a": 2})]
 
 
-UTF_8 = "save the file as UTF-8, for example with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
+UTF_8 = (
+    "save the file as UTF-8, for example so: iconv -f WINDOWS-1252 -t UTF-8 {0}/{1}.json > {0}/{1}_utf8.json"
+)
 
 
 @pytest.mark.parametrize("whole", ["%s\n%s\n%s\n", "[\n%s,\n%s,\n%s]"])
@@ -157,7 +159,8 @@ def test_a_row_that_is_no_unicode_text_is_named_and_the_others_are_read(
     path.write_bytes(whole.encode() % (good, bad, good))
     items = [item for _, item in json_rows(path)]
     assert items[0] == items[2] == {"a": "🙂"}
-    assert (items[1].message, items[1].line) == (message, 2 + whole.startswith("["))
+    expected = message.format(path.parent, path.stem)
+    assert (items[1].message, items[1].line) == (expected, 2 + whole.startswith("["))
 
 
 def test_an_array_is_read_row_by_row(path: Path) -> None:

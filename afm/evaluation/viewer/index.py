@@ -29,7 +29,7 @@ from afm.evaluation.viewer.episodes import (
     verdict_word,
 )
 from afm.sqlite import write_ahead
-from afm.trajectory.io import convert_advice, refuse_other_content
+from afm.trajectory.io import convert_advice, json_rows, refuse_other_content
 
 _MAX_FIRST_LINE = 64 << 20
 _KEYS = {"id", "agent", "segments"}
@@ -51,7 +51,8 @@ def episode_files(path: Path) -> list[Path]:
     if path.stat().st_size and not _begins_with_episode(path):
         refuse_other_content(path)
         raise DataError(
-            "the first line is not an episode; expected trajectory JSONL; " + convert_advice(path),
+            "the first line is not an episode; expected trajectory JSONL; "
+            + convert_advice(path, next((row for _, row in json_rows(path)), None)),
             path=str(path),
             line=1,
         )

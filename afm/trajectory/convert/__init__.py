@@ -18,7 +18,7 @@ from afm.trajectory.convert.base import ALPACA, ALPACA_KEYS, COA, Context, Forma
 from afm.trajectory.convert.messages import AGENT_FLAN, MESSAGES, OPENAI, REACT, SHAREGPT
 from afm.trajectory.convert.openai_agents import OPENAI_AGENTS
 from afm.trajectory.convert.smolagents import SMOLAGENTS
-from afm.trajectory.io import json_rows, line_item, raw_lines
+from afm.trajectory.io import json_rows, line_item, questions_advice, raw_lines
 from afm.trajectory.record import Record
 from afm.trajectory.tags import Segment, author_segments
 
@@ -135,6 +135,12 @@ def _better_format(row: Any, read_as: Format) -> str:
     return "" if read_as.known(part) or other == read_as.name else f"; this is {other}: give --from {other}"
 
 
+_FORMATS_ADVICE = (
+    f"the formats are: {', '.join(FORMATS)}. Write the runs as one of them, for example as chat messages, "
+    "a list of {role, content, tool_calls} per line"
+)
+
+
 def detected(path: Path) -> Format:
     """Return the format of a file from its first row. An unknown format is an error."""
     for line, row in rows_of(path):
@@ -145,8 +151,7 @@ def detected(path: Path) -> Format:
                 return candidate
         shown = f"the keys {sorted(row)[:8]}" if isinstance(row, dict) else type(row).__name__
         raise DataError(
-            f"got {shown}, which no format has; the formats are: {', '.join(FORMATS)}. Write "
-            "the runs as one of them, for example as chat messages, a list of {role, content, tool_calls} per line",
+            f"got {shown}, which no format has; " + (questions_advice(path, row) or _FORMATS_ADVICE),
             path=str(path),
             line=line,
         )
@@ -263,9 +268,10 @@ def _trajectory_row(number: int, line: int, item: Any, context: Context) -> Traj
         record = item.record if isinstance(item, Read) else COA.read(item, context).record
         return TrajectoryRow(record.id or str(number), line, context.spec(record.agent), record.segments)
     if not isinstance(item.get("output"), str):
+        advice = questions_advice(context.file, item) if context.file else ""
         raise DataError(
             f"got the keys {sorted(item)[:8]}, expected a trajectory record or an alpaca row with texts under "
-            f"{', '.join(ALPACA_KEYS)}"
+            f"{', '.join(ALPACA_KEYS)}" + f"; {advice}" * bool(advice)
         )
     if context.agent is None:
         raise UsageError("alpaca rows name no agent; give --agent NAME")
