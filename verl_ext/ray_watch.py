@@ -35,6 +35,8 @@ _POLL_S = 2.0
 _END_S = 30.0
 _SETTLE_S = 6.0
 """Seconds for Ray to notice the death that caused a failure."""
+_UNREACHABLE_S = 60.0
+"""The same for a process that does not answer: Ray gives up a node after some missed heartbeats, later on a busy machine."""
 _ERROR_CHARACTERS = 500
 _DIED = {"WORKER_DIED", "NODE_DIED"}
 _LOG = logging.getLogger(__name__)
@@ -196,8 +198,13 @@ class RayWatch(threading.Thread):
             if time.monotonic() >= until:
                 return False
             time.sleep(0.5)
-        # Ray notices the processes of a node one by one, and a failed engine may have ended its process.
-        time.sleep(_POLL_S / 2 if first else _SETTLE_S)
+        if not first:  # a failed engine may have ended its process, and one that cannot be reached may be on a lost node
+            unreachable = "ActorUnavailableError" in str(failed)
+            until = time.monotonic() + (_UNREACHABLE_S if unreachable else _SETTLE_S)
+            while not first and time.monotonic() < until:
+                time.sleep(0.5)
+                first = _asked(dead_actors)
+        time.sleep(_POLL_S / 2)  # Ray notices the processes of a node one by one
         dead = _asked(dead_actors) or first
         write_loss(self._output_dir, describe_loss(dead) if dead else str(failed))
         return True

@@ -63,10 +63,10 @@ def test_a_resumed_run_keeps_the_list_up_to_its_checkpoint(tmp_path: Path) -> No
 ROOT = Path(__file__).resolve().parents[2]
 
 KILLED_ACTORS = """
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, signal, sys, threading, time
 import ray
 import ray._private.state
-from verl_ext.ray_watch import RayWatch, dead_actors, not_started, workers_started
+from verl_ext.ray_watch import RayWatch, dead_actors, not_started, report_engine_error, workers_started
 
 ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, object_store_memory=100 << 20, _temp_dir=sys.argv[1])
 
@@ -86,7 +86,9 @@ del left
 while len(ray._private.state.actors(actor_state_name="DEAD")) < 2:
     time.sleep(0.1)
 unharmed = not dead_actors()
-os.kill(pids[0], signal.SIGKILL)
+# On a busy machine, Ray says long before it gives the process up that it cannot be reached.
+report_engine_error(ray.exceptions.ActorUnavailableError("connection reset", None), "in generate")
+threading.Timer(8, os.kill, (pids[0], signal.SIGKILL)).start()
 found = RayWatch(pathlib.Path(sys.argv[2])).look(patience_s=300)
 group = ray.util.placement_group([{"CPU": 3, "GPU": 1}], name="global_poolverl_group_1:0")
 while not any(each["state"] == "PENDING" for each in ray.util.placement_group_table().values()):
