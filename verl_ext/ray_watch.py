@@ -198,7 +198,8 @@ class RayWatch(threading.Thread):
             if time.monotonic() >= until:
                 return False
             time.sleep(0.5)
-        if not first:  # a failed engine may have ended its process, and one that cannot be reached may be on a lost node
+        if not first:
+            # A failed engine may have ended its process. One that cannot be reached may be on a lost node.
             unreachable = "ActorUnavailableError" in str(failed)
             until = time.monotonic() + (_UNREACHABLE_S if unreachable else _SETTLE_S)
             while not first and time.monotonic() < until:
