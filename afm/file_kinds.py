@@ -66,18 +66,19 @@ TOOLS_FILE = _kind(
     "cassette",
     "name it in a run: afm eval EVAL.yaml tools=FILE model=DIR, or check it: afm doctor FILE",
 )
+AGENT_FILE = _kind(
+    "an agent",
+    "agent settings",
+    "transitions question_format answer_format answer_separator",
+    "name it in a run: afm eval EVAL.yaml agent=FILE model=DIR, or talk to it: afm ask --agent FILE --model DIR "
+    "(with tools of your own: --tools TOOLS.yaml)",
+)
 FILE_KINDS = (
     SFT_FILE,
     RL_FILE,
     EVAL_FILE,
     TOOLS_FILE,
-    _kind(
-        "an agent",
-        "agent settings",
-        "transitions question_format answer_format answer_separator",
-        "name it in a run: afm eval EVAL.yaml agent=FILE model=DIR, or talk to it: afm ask --agent FILE --model DIR "
-        "(with tools of your own: --tools TOOLS.yaml)",
-    ),
+    AGENT_FILE,
     _kind(
         "a reward",
         "reward settings",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,7 +127,7 @@ def ask(
     source = _prompt(spec, prompt, tokenizer if "://" in model else model, check=not no_prompt_check)
     conversation = open_conversation(spec, save, resume, source)
     known = None if prices is None else _known_prices(prices, spec)
-    boxes = _tools(spec, tools)
+    boxes = _tools(spec, tools, model if agent is None else agent)
 
     with asyncio.Runner() as runner:
         engine = None
@@ -192,14 +193,15 @@ def _known_prices(path: str, spec: AgentSpec) -> Prices:
     return read_prices(path).checked(spec.tool_roles.values())
 
 
-def _tools(spec: AgentSpec, source: Path | None) -> dict[str, Tool]:
+def _tools(spec: AgentSpec, source: Path | None, agent: str) -> dict[str, Tool]:
     """Load the tools in ``source``, or those in ``configs/tools`` that the agent calls."""
     from afm.tools import load_tools
-    from afm.tools.registry import default_tools
+    from afm.tools.registry import default_tools, tools_beside
 
     if source is not None:
         return load_tools(source)
     try:
         return default_tools(spec)
     except ConfigError as error:
-        raise UsageError(f"{error}; give --tools YAML") from None
+        own = tools_beside(spec, Path(agent)) if Path(agent).exists() else None
+        raise UsageError(f"{error}; give --tools {shlex.quote(str(own or 'YAML'))}") from None

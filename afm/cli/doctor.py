@@ -15,7 +15,7 @@ import typer
 
 from afm.cli.options import TrustOption, overrides_argument
 from afm.errors import AfmError, ConfigError, UsageError, no_such_file
-from afm.file_kinds import EVAL_FILE, RL_FILE, SFT_FILE, TOOLS_FILE, FileKind, kind_of
+from afm.file_kinds import AGENT_FILE, EVAL_FILE, RL_FILE, SFT_FILE, TOOLS_FILE, FileKind, kind_of
 from afm.findings import Finding, Level, Report, failed
 from afm.memory_arithmetic import hardware_from
 from afm.palette import terminal_style
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Argument(help="YAML of a training run, an evaluation or tools [default: check this computer]."),
+        typer.Argument(
+            help="YAML of a training run, an evaluation, tools or an agent [default: check this computer]."
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None, overrides_argument("Overrides, as for `afm sft`, `afm rl` and `afm eval`.")
@@ -130,6 +132,10 @@ def _diagnose(
             from afm.evaluation.doctor import diagnose as diagnose_evaluation
 
             return diagnose_evaluation(config, overrides, report)
+        case _ if kind is AGENT_FILE:
+            from afm.tools.health import diagnose_agent
+
+            return diagnose_agent(config, overrides, report)
         case _:
             from afm.tools.health import diagnose as diagnose_tools
 
@@ -142,6 +148,14 @@ def next_command(
     """Return the command that uses a file in which no fault was found, on the nodes and GPUs that were checked."""
     if kind is TOOLS_FILE:
         return f"{afm_command()} eval EVAL.yaml tools={shlex.quote(str(config))} model=DIR"
+    if kind is AGENT_FILE:
+        from afm.agents import load_agent
+        from afm.tools.registry import tools_beside
+
+        own = tools_beside(spec, config) if (spec := load_agent(config)).tool_roles else None
+        return f"{afm_command()} ask --agent {shlex.quote(str(config))} --model DIR" + (
+            f" --tools {shlex.quote(str(own))}" if own else ""
+        )
     words, before = [str(config), *overrides], ""
     if kind is RL_FILE:
         from verl_ext.doctor import AskedHardware
@@ -159,15 +173,17 @@ _SHARED = frozenset({"rewards", "limits"})
 
 
 def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
-    """Return which of the four kinds a file is. Another kind, or two kinds, is an error."""
+    """Return which of the five kinds a file is. Another kind, or two kinds, is an error."""
     from afm.configuration import override_key, read_extended, read_file
 
     if not config.is_file():
         state = "is a folder" if config.is_dir() else no_such_file(config)
         raise UsageError(
-            f"CONFIG {config}: {state}; expected: YAML of a training run, an evaluation or tools"
+            f"CONFIG {config}: {state}; expected: YAML of a training run, an evaluation, tools or an agent"
         )
     other = kind_of(read_file(config))
+    if other is AGENT_FILE:
+        return other
     if other is not None and other not in (RL_FILE, SFT_FILE, EVAL_FILE, TOOLS_FILE):
         raise ConfigError(
             f"{config}: this is {other.name}, which afm doctor does not check; {other.use_of(config)}"

@@ -11,12 +11,19 @@ import httpx
 
 from afm.agents import load_agent, shipped_agents
 from afm.configuration import apply_overrides, read_file
-from afm.errors import SandboxError
+from afm.errors import AfmError, SandboxError
 from afm.findings import Finding, Level, Report
 from afm.terminal import plural
 from afm.tools.base import Tool, TrustedTool
 from afm.tools.code import CodeTool
-from afm.tools.registry import ToolEntry, ToolsFile, load_tools, read_tools_file
+from afm.tools.registry import (
+    ToolEntry,
+    ToolsFile,
+    default_tools,
+    load_tools,
+    read_tools_file,
+    tools_beside,
+)
 
 _PATIENCE_S = 2.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -92,6 +99,25 @@ def diagnose(
     report.add(*tool_findings(tools, file))
     report.add(*_variables(tools, env))
     report.add(*_served_agents(tools))
+    return report.findings
+
+
+def diagnose_agent(path: Path, overrides: Sequence[str], report: Report) -> list[Finding]:
+    """Return all findings on an agent and the tools that it calls. It needs no model."""
+    spec = report.asked("agent", lambda: load_agent(path))
+    if spec is None:
+        return report.findings
+    if overrides:
+        report.add(Finding(Level.ERROR, "keys", f"{overrides[0]}: an agent takes no overrides; edit {path}"))
+    calls = "any number of" if spec.limits.max_turns is None else f"at most {spec.limits.max_turns}"
+    text = f"{spec.name} ({spec.digest}), roles {', '.join(spec.roles)}, {calls} tool calls an episode"
+    report.add(Finding(Level.OK, "agent", text))
+    try:
+        own = tools_beside(spec, path) if spec.tool_roles else None
+        report.add(*tool_findings(load_tools(own) if own else default_tools(spec)))
+    except AfmError as error:
+        advice = "declare them in a YAML next to the agent, and name it in the run (docs/tools.md)"
+        report.add(Finding(Level.WARNING, "tools", f"{error}; {advice}"))
     return report.findings
 
 

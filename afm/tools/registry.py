@@ -118,6 +118,19 @@ def default_tools(spec: AgentSpec) -> dict[str, Tool]:
     return load_tools({"tools": [entries[name] for name in sorted(needed)]})
 
 
+def tools_beside(spec: AgentSpec, agent: Path) -> Path | None:
+    """Return a list of tools in the folder of an agent's YAML that declares every tool the agent calls."""
+    needed = set(spec.tool_roles.values())
+    for file in sorted(agent.parent.glob("*.yaml")):
+        try:
+            declared = {entry.tool_schema.function.name for entry in read_tools_file(file).tools}
+        except AfmError:
+            continue
+        if needed <= declared:
+            return file
+    return None
+
+
 def tool_classes(path: Path) -> dict[str, type[ConfiguredTool]]:
     """Return the tool classes of a file by the names of the tools. This opens nothing.
 

@@ -90,10 +90,14 @@ def test_wrong_usage_says_what_is_missing(talker_folder, tmp_path):
             "--save /proc/x: .*; choose a file in another",
         ),
         (("Q", "--model", tmp_path / "absent", "--agent", agent), "no such folder"),
-        (("Q", "--model", talker_folder, "--agent", own), r"teleport.*--tools"),
+        (("Q", "--model", talker_folder, "--agent", own), r"teleport.*--tools YAML"),
     ):
         with pytest.raises(UsageError, match=message):
             run(*words)
+    declared = "{class_name: x.Y, tool_schema: {type: function, function: {name: teleport}}}"
+    (tmp_path / "mine.yaml").write_text(f"tools: [{declared}]\n")
+    with pytest.raises(UsageError, match=rf"teleport.*give --tools {tmp_path}/mine.yaml"):
+        run("Q", "--model", talker_folder, "--agent", own)
     with pytest.raises(
         EngineError, match=r"prompt has [\d,]+ tokens, but the context is 3 tokens; .* raise --context-tokens"
     ):

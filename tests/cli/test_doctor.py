@@ -145,6 +145,24 @@ def test_a_tools_file_is_looked_at_tool_by_tool() -> None:
     assert agents.startswith("shipped agents with all their tools here: mhqa, wiki; code lacks code; ")
 
 
+def test_an_agent_is_checked_with_its_tools_and_without_a_model(tmp_path: Path) -> None:
+    agent = tmp_path / "calculator.yaml"
+    [text] = re.findall(
+        r"```yaml\n(name: calculator\n.*?)```\n\n", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    agent.write_text(text)
+    shown = CliRunner().invoke(app, ["doctor", str(agent)])
+    assert "calculator (" in shown.stdout
+    assert shown.stdout.endswith(f"next: {afm_command()} ask --agent {agent} --model DIR\n")
+    agent.write_text(text.replace("tool: code", "tool: abacus"))
+    assert (
+        "calls abacus, which no file in configs/tools declares"
+        in CliRunner().invoke(app, ["doctor", str(agent)]).stdout
+    )
+    agent.write_text(text.replace("start: [code, answer]", "start: [cod, answer]"))
+    assert doctor(agent, "--json")["findings"][0]["status"] == "fail"
+
+
 def test_a_tool_of_ones_own_is_imported_and_shown_with_what_was_not_checked(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["init", str(tmp_path / "own")]).exit_code == 0
     tools = tmp_path / "own/tools.yaml"

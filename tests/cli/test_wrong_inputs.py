@@ -271,7 +271,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ),
     (f"sft {RL}", 1, ("this is an `afm rl` file, expected an `afm sft` file", f"run afm rl {RL}")),
     (f"sft {AGENT}", 1, ("this is an agent", f"agent={AGENT}", f"afm ask --agent {AGENT} --model DIR")),
-    (f"doctor {AGENT}", 1, ("this is an agent", f"agent={AGENT}")),
+    (f"doctor {AGENT} x=1", 1, ("x=1: an agent takes no overrides", f"edit {AGENT}")),
     # A key that is wrong many times over: three lines and a count, the known keys once.
     (
         "eval {T}/keys.yaml model=x",
