@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Argument(
-            help="YAML of a training run, an evaluation, tools or an agent [default: check this computer]."
-        ),
+        typer.Argument(help="YAML of a run, an evaluation, tools or an agent [default: this computer]."),
     ] = None,
     overrides: Annotated[
         list[str] | None, overrides_argument("Overrides, as for `afm sft`, `afm rl` and `afm eval`.")
