@@ -4,10 +4,12 @@
 # Usage: BENCHMARK=aime24 MODEL=models/code_agent_7b evaluation/code_agent/eval.sh [--dry-run] [key=value ...]
 # MODEL is a model's folder, or the address of a server (then add model.tokenizer=DIR model.name=NAME).
 # On a CPU: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/code_agent/eval.sh data=FILE
+# A relative MODEL starts at the caller's folder, or else at the project's; other relative paths at the project's.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"
 BENCHMARK=${BENCHMARK:-aime24}
 CONFIGS=${CONFIGS:-configs/eval}
 MODEL=${MODEL:?set it to the folder or address of the model, for example MODEL=models/code_agent_7b}
+[[ $MODEL == /* || $OLDPWD -ef . || ! -e $OLDPWD/$MODEL ]] || MODEL=$OLDPWD/$MODEL
 exec afm eval "$CONFIGS/$BENCHMARK.yaml" "model.path=$MODEL" "$@"

@@ -5,10 +5,12 @@
 # MODEL is a model's folder, or the address of a server (then add model.tokenizer=DIR model.name=NAME).
 # Needs: a wiki server at WIKI_RAG_SERVER_URL (afm serve wiki --index FOLDER).
 # On a CPU: CONFIGS=configs/tiny/eval MODEL=runs/quickstart/rl evaluation/mhqa_agent/eval.sh data=FILE
+# A relative MODEL starts at the caller's folder, or else at the project's; other relative paths at the project's.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"
 BENCHMARK=${BENCHMARK:-nq}
 CONFIGS=${CONFIGS:-configs/eval}
 MODEL=${MODEL:?set it to the folder or address of the model, for example MODEL=models/mhqa_agent_7b}
+[[ $MODEL == /* || $OLDPWD -ef . || ! -e $OLDPWD/$MODEL ]] || MODEL=$OLDPWD/$MODEL
 exec afm eval "$CONFIGS/$BENCHMARK.yaml" "model.path=$MODEL" "$@"

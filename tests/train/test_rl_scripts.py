@@ -53,10 +53,10 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_script(
-    script: Path, programs: Path, *words: str, **variables: str
+    script: Path, programs: Path, *words: str, cwd: Path | str = "/", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **variables}
-    return subprocess.run([str(script), *words], capture_output=True, text=True, cwd="/", env=env)
+    return subprocess.run([str(script), *words], capture_output=True, text=True, cwd=cwd, env=env)
 
 
 @pytest.fixture
@@ -147,6 +147,30 @@ def test_every_script_is_short_strict_and_says_how_it_is_used(script: Path, reco
     assert lines[-1].startswith("exec ")
     assert script.stem.endswith("_tiny") or script.with_stem(f"{script.stem}_tiny").exists()
     subprocess.run([str(Path(sys.executable).parent / "shellcheck"), str(script)], check=True)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [*sorted((ROOT / "train").glob("*/[rs]*/*.sh")), *sorted((ROOT / "evaluation").rglob("*.sh"))],
+    ids=lambda path: "-".join(path.relative_to(ROOT).parts),
+)
+def test_a_relative_model_starts_at_the_callers_folder_or_else_at_the_projects(
+    script: Path, recorder: Path, tmp_path: Path
+) -> None:
+    def model_of(model: str, cwd: Path) -> Path:
+        """The folder that the script's command finds for ``MODEL``."""
+        done = run_script(script, recorder, cwd=cwd, MODEL=model, DATA_DIR="data", RANK="0")
+        assert done.returncode == 0, done.stderr
+        folder, *words = json.loads(done.stdout)
+        [word] = [word for word in words if word.endswith(model)]
+        return Path(folder, word.rpartition("=")[2])
+
+    assert model_of("configs/rl", tmp_path) == ROOT / "configs/rl"
+    (tmp_path / "configs/rl").mkdir(parents=True)
+    assert model_of("configs/rl", tmp_path) == tmp_path / "configs/rl"
+    assert model_of("configs/rl", ROOT) == ROOT / "configs/rl"
+    assert model_of("Some/Model", tmp_path).parts[-2:] == ("Some", "Model")
+    assert "# A relative MODEL starts at the caller's folder, or else at the project's" in script.read_text()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/rl").glob("*.yaml")), ids=lambda path: path.stem)

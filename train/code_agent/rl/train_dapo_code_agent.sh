@@ -2,9 +2,11 @@
 # DAPO of the code agent on GPUs. SIZE is 7b, 32b (16k tokens, 40 steps) or 32b_long (32k, to step 120).
 # Usage: SIZE=7b MODEL=models/code_agent_7b_sft train/code_agent/rl/train_dapo_code_agent.sh [--dry-run] [key=value ...]
 # More than one node: train/ray_cluster.sh, then add ray_address=HOST:PORT (docs/rl.md).
+# A relative MODEL starts at the caller's folder, or else at the project's; other relative paths at the project's.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"
 SIZE=${SIZE:-7b}
 MODEL=${MODEL:?set it to the folder of the SFT model, for example MODEL=models/code_agent_7b_sft}
+[[ $MODEL == /* || $OLDPWD -ef . || ! -e $OLDPWD/$MODEL ]] || MODEL=$OLDPWD/$MODEL
 exec afm rl "configs/rl/code_dapo_$SIZE.yaml" "model=$MODEL" "$@"
