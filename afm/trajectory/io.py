@@ -133,6 +133,10 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
     """Return the first fault of a record in one line: key, value, expectation. For another format, how to convert it."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
+        if str(first["ctx"]["error"]).startswith("trailing characters"):
+            fault = line_item(bytes(first["input"]).decode("utf-8", "surrogateescape"), Path(path), 1)
+            if isinstance(fault, DataError) and fault.message.endswith(_APART):
+                return fault.message
         return f"no valid JSON: {first['ctx']['error']}; expected one trajectory record a line"
     row = first["input"]
     if not first["loc"] or (first["type"] == "missing" and isinstance(row, dict) and "segments" not in row):
@@ -265,6 +269,7 @@ def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 
 _MEND = "correct the text there, or remove the row"
+_APART = "; put each on its own line"
 
 
 def line_item(text: str, path: Path, line: int) -> Any:
@@ -277,11 +282,10 @@ def line_item(text: str, path: Path, line: int) -> Any:
         at = error.pos if isinstance(error, json.JSONDecodeError) else 0
         inside = str(error).startswith("Unterminated string") or 0 < len(text) - at < _LONGEST_WORD
         cut = "; the file ends early, inside this line" * (at > 0 and inside and not text.endswith("\n"))
-        return DataError(
-            f"no JSON: {json_fault(error)}{cut}; expected one JSON value a line; {_MEND}",
-            path=str(path),
-            line=line,
-        )
+        fault = json_fault(error)
+        if not fault.endswith(_APART):
+            fault = f"no JSON: {fault}{cut}; expected one JSON value a line; {_MEND}"
+        return DataError(fault, path=str(path), line=line)
 
 
 def _unicode(item: Any, text: str, path: Path) -> Any:
@@ -367,6 +371,8 @@ def json_fault(error: ValueError | RecursionError) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, json.JSONDecodeError):
+        if error.msg == "Extra data" and error.doc[error.pos] in '{["':
+            return f"two JSON values on one line, the second at character {error.pos + 1}{_APART}"
         return f"{error.msg} at character {error.pos + 1}"
     return "a number with more than 4,300 digits" if "limit (4300 digits)" in str(error) else str(error)
 

@@ -453,6 +453,14 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("prose.jsonl:1: no JSON", "expected one JSON value a line", "... and 9 more"),
     ),
+    *(
+        (
+            f"{command} {{T}}/two.jsonl",
+            1,
+            ("two.jsonl:1: two JSON values on one line", "second at character 21; put each on its own line"),
+        )
+        for command in ("validate", "data stats", "convert --to coa --agent math -o {T}/o.jsonl")
+    ),
     (
         "validate {T}/chat.jsonl",
         1,
@@ -742,6 +750,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "own.jsonl": json.dumps(record | {"agent": "weekday_agent"}) + "\n",
         "chat.jsonl": (json.dumps(chat) + "\n") * 9,
         "tasks.jsonl": '{"id": "1", "question": "1+1?", "answer": "2"}\n',
+        "two.jsonl": '{"question": "one"} {"question": "two"}\n',
         "prose.jsonl": "hello\nworld\n" * 6,
         "empty.jsonl": "",
         "empty.yaml": "",

@@ -188,8 +188,15 @@ def _words(text: str) -> list[str]:
 class Twin(NamedTuple):
     """An earlier row that is a near duplicate."""
 
+    row: int
     id: str
     similarity: float
+
+    def named(self, identity: str) -> str:
+        """Return its name for a row called ``identity``. If the ids are equal, it has the number of the row."""
+        return (
+            repr(self.id) if self.id != identity else f"row {self.row:,}, which has the same id {self.id!r}"
+        )
 
 
 class DuplicateIndex:
@@ -214,9 +221,9 @@ class DuplicateIndex:
         ]
         grams = signature[self._key_bytes :]
         best: Twin | None = None
-        for other, similarity in self._compared(grams, self._candidates(keys)):
-            if similarity >= self._threshold and (best is None or similarity > best.similarity):
-                best = Twin(other, similarity)
+        for twin in self._compared(grams, self._candidates(keys)):
+            if twin.similarity >= self._threshold and (best is None or twin.similarity > best.similarity):
+                best = twin
         if best is None:
             self._connection.execute("INSERT INTO sketches VALUES (?, ?, ?)", (row, identity, grams))
             self._connection.executemany(
@@ -238,16 +245,16 @@ class DuplicateIndex:
             return sorted(sorted(weights, key=lambda row: (-weights[row], -row))[:_MOST_CANDIDATES])
         return sorted(weights)
 
-    def _compared(self, grams: bytes, rows: Sequence[int]) -> Iterator[tuple[str, float]]:
-        """Yield the id and similarity of each row."""
+    def _compared(self, grams: bytes, rows: Sequence[int]) -> Iterator[Twin]:
+        """Yield each row that may be similar enough."""
         if not rows:
             return
         marks = ", ".join("?" * len(rows))
-        query = f"SELECT id, grams FROM sketches WHERE row IN ({marks}) ORDER BY row"
-        for identity, other in self._connection.execute(query, rows):
+        query = f"SELECT row, id, grams FROM sketches WHERE row IN ({marks}) ORDER BY row"
+        for row, identity, other in self._connection.execute(query, rows):
             shorter, longer = sorted((len(grams), len(other)))
             if shorter >= self._threshold * longer:  # otherwise too few n-grams can be shared
-                yield identity, _similarity(grams, other)
+                yield Twin(row, identity, _similarity(grams, other))
 
 
 def _similarity(first: bytes, other: bytes) -> float:

@@ -128,7 +128,7 @@ def _taken(
         whole = decision.line or line.rstrip(b"\n") + b"\n"
         twin = index.twin(rows, decision.id, decision.signature) if index and decision.signature else None
         if twin is not None:
-            reason = f"{Signer.name}: {twin.similarity:.2f} similar to {twin.id!r}"
+            reason = f"{Signer.name}: {twin.similarity:.2f} similar to {twin.named(decision.id)}"
             whole = line_of_record(dropped(record_of_line(whole), reason))
             decision = replace(decision, kept=False, reason=reason, copies=())
         funnel.add(

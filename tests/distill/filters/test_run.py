@@ -106,6 +106,17 @@ def test_every_row_is_kept_or_dropped_with_its_reason(rows, lines, wiki, tmp_pat
     assert not (tmp_path / "out/state.sqlite").exists()
 
 
+def test_a_twin_with_the_id_of_the_row_is_named_with_its_number(lines, wiki, tmp_path):
+    twice = tmp_path / "twice.jsonl"
+    twice.write_bytes(lines[1] + lines[0] + lines[0])
+    filter_files([twice], PLAN, wiki, tmp_path / "out")
+    gone = load_records(tmp_path / "out/dropped.jsonl")[-1]
+    assert (gone.id, gone.reason) == (
+        "row-0",
+        "near_duplicates: 1.00 similar to row 2, which has the same id 'row-0'",
+    )
+
+
 def test_a_row_that_was_dropped_before_stays_the_line_it_was(rows, lines, wiki, tmp_path):
     earlier = json.loads(lines[7]) | {"id": "gone", "kept": False, "reason": "team failed"}
     spaced, plain = (json.dumps(earlier, separators=form).encode() + b"\n" for form in (None, (",", ":")))
