@@ -371,7 +371,7 @@ def _explained(details: ErrorDetails, at: str, model: type[BaseModel], takes_ove
     if not location and not at:
         return details["msg"].removeprefix("Value error, ")
     expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    expected = expected.partition(", unable to parse")[0]
+    expected = expected.partition(", unable to parse")[0].removeprefix("expected ")
     expected = expected.replace("a valid tuple", "a list")
     try:
         given = without_password(repr(details["input"]))

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator
 
 from afm.configuration import Settings, apply_overrides, override_key, read_file, read_in_place, validated
 from afm.errors import ConfigError, suggestion
+from afm.terminal import plural
 
 FACTS_FILE = Path(__file__).with_name("published.yaml")
 Kind = Literal["rl", "sft", "eval", "tools"]
@@ -127,7 +128,7 @@ def preset_lines(taken: Mapping[str, Any]) -> list[str]:
     if not taken:
         return []
     values = taken["values"]
-    head = f"preset {taken['source']} of {taken['recipe']}: {len(values)} settings"
+    head = f"preset {taken['source']} of {taken['recipe']}: {plural(len(values), 'setting')}"
     return [head, *(f"  {key} = {json.dumps(value)}" for key, value in values.items())]
 
 

@@ -143,7 +143,10 @@ def _train(job: SftJob, node: Node, log_path: Path, lock: int, *, echo: bool) ->
     command, env, view = _command(job, node), os.environ | _variables(job, node), ProgressView()
     watch = None if echo else show_steps(job.output_dir / run_folder.HISTORY_FILE, view)
     if not echo:
-        print(f"log: {log_path}", flush=True)
+        print(
+            f"loading the rows and the model, the first step follows in about a minute; log: {log_path}",
+            flush=True,
+        )
     status = run_logged(command, env=env, log_path=log_path, keep_open=(lock,), watch=watch)
     view.close()
     return status

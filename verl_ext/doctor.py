@@ -43,6 +43,7 @@ from verl_ext.doctor_episodes import (
     agent_findings,
     engine_findings,
     judge_address,
+    judge_addresses,
     judge_findings,
     reward_settings,
 )
@@ -127,7 +128,8 @@ def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
     tools = _requirements(settings, config, report, here=here)
     if config is not None:
         report.add(*_cluster(settings, config.trainer.nnodes))
-        report.add(*loopback_findings(tools, config.trainer.nnodes))
+        judges = report.asked("rewards", lambda: judge_addresses(settings.routes()))
+        report.add(*loopback_findings(tools, config.trainer.nnodes, judges or ()))
     if not failed(report.findings):
         report.asked("agents", lambda: check_agents(settings))
     return report.findings
@@ -385,5 +387,7 @@ def _judge(
     )
     report.add(*(_of_agent(finding, route) for finding in findings or ()))
     address = judge_address(reward, environment) if rows.scorers["judge"] else None
+    if findings:
+        report.add(*loopback_findings({}, sizes.hardware.nodes, [address]))
     if findings and address and (why := asyncio.run(unanswered(address))):
         report.add(Finding(Level.WARNING, "judge", f"no answer from {address} ({why})"))

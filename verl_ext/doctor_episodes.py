@@ -6,7 +6,7 @@ The checks compare prompt, response and observations with the limits of the engi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from afm.rewards.base import CountedTokens
 from afm.rewards.judge import ModelJudge, WithoutEndpoint
 from afm.rewards.judge_prompt import SCHEMA, Case, messages
 from afm.rewards.text_match import gold_answers
+from afm.rollout.routes import Route
 from afm.settings import Environment
+from afm.settings import load_settings as load_environment
 from afm.terminal import plural
 from verl_ext.algorithms import CRITIC_BUDGET, SHAPED
 from verl_ext.rows import Rows
@@ -215,6 +217,12 @@ def judge_findings(
 def judge_address(reward: RewardSettings, environment: Environment) -> str | None:
     """Return the address of the model judge, if there is one."""
     return reward.judge.url or environment.grm_base_url
+
+
+def judge_addresses(routes: Iterable[Route]) -> list[str | None]:
+    """Return the address of each agent's model judge, whether or not a row needs it."""
+    environment = load_environment()
+    return [judge_address(reward_settings(route.rewards), environment) for route in routes]
 
 
 def _unjudged(reward: RewardSettings) -> Finding:

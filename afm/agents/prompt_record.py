@@ -22,6 +22,7 @@ from afm.agents.prompt_source import (
 from afm.agents.spec import AgentSpec
 from afm.errors import ConfigError, DataError
 from afm.runs.atomic import replace_text
+from afm.terminal import plural
 
 PROMPT_FILE = "prompt.json"
 """The file in a trained model's folder that records its prompts."""
@@ -243,7 +244,9 @@ class RunPrompts:
         kinds = len(self.asked.templates)
         several = f" ({kinds} prompts)" if kinds > 1 or self.asked.more else ""
         unknown = (
-            f"; {self.asked.unknown:,} rows whose prompt cannot be compared" if self.asked.unknown else ""
+            f"; {plural(self.asked.unknown, 'row')} whose prompt cannot be compared"
+            if self.asked.unknown
+            else ""
         )
         return f"prompt: {self.source}{several}, {compared}{unknown}"
 

@@ -36,7 +36,9 @@ def sft(
     ] = False,
     quiet: Annotated[
         bool,
-        typer.Option("--quiet", help="Show only steps and loss; the trainer's output is in training.log."),
+        typer.Option(
+            "--quiet", help="Show only the start, steps and loss; the trainer's output is in training.log."
+        ),
     ] = False,
 ) -> None:
     """Fine-tune a model on trajectories with LLaMA-Factory.

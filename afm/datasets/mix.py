@@ -25,6 +25,7 @@ from afm.datasets.rl_files import RlPart, write_rl_parts
 from afm.datasets.schema import Task, read_tasks, write_tasks
 from afm.errors import DataError
 from afm.runs.folder import sha256_of, write_manifest
+from afm.terminal import plural
 
 _KEY_BYTES = 12
 _NOTED = {"reader", "agent", "ability", "min_tests", "no_proofs", "target", "seed"}
@@ -67,7 +68,7 @@ def mix_sources(name: str, sets: HubSets, data: Path) -> Parts:
         reasons = "".join(f"\n  {owner}: {reason}" for owner, reason in missing.items())
         only = " ".join(f"--only {owner}" for owner in missing)
         raise DataError(
-            f"mix {name!r} lacks {len(missing)} sets; fetch them with `afm data download ... {only}`:{reasons}",
+            f"mix {name!r} lacks {plural(len(missing), 'set')}; fetch them with `afm data download ... {only}`:{reasons}",
             path=str(data),
         )
     return sources

@@ -27,6 +27,7 @@ from afm.endpoints.connections import (
 )
 from afm.endpoints.pace import Pace, TryAgainError, persistently
 from afm.errors import EngineError, RefusedError
+from afm.terminal import plural
 from afm.trajectory.observation import whole_characters
 
 MOST_PARALLEL = 10_000
@@ -164,7 +165,7 @@ class ChatEndpoint:
             return await persistently(self._settings.attempts, once)
         except TryAgainError as error:
             useless = isinstance(error, UnusableReplyError)
-            message = f"{self.where}: {error} (after {self._settings.attempts} attempts)"
+            message = f"{self.where}: {error} (after {plural(self._settings.attempts, 'attempt')})"
             raise (RefusedError if useless else EngineError)(message) from error.__cause__
 
     async def close(self) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from afm.evaluation.report_input import StageResult
 
 TRAINER_LOG = "trainer_log.jsonl"
+SFT_MANIFEST = "sft_manifest.json"
+"""It says of a run of ``afm sft`` whether it is finished."""
 RL_METRICS = "metrics.jsonl"
 
 
@@ -146,9 +148,13 @@ def read_curves(run_dir: Path) -> tuple[list[Curve], list[str]]:
     notes: list[str] = []
     log = _first(run_dir / "sft" / TRAINER_LOG, run_dir / TRAINER_LOG)
     if log:
-        line = _series("loss", ("loss",), training_rows(log, "current_steps"))
+        steps = training_rows(log, "current_steps")
+        line = _series("loss", ("loss",), steps)
         if line is not None:
             caption = "Mean over the tokens the agent wrote. Everything else is masked."
+            if stopped := _stopped(log, steps):
+                notes.append(f"{log.relative_to(run_dir)}: {stopped} Run the same `afm sft` again to resume.")
+                caption += f" {stopped}"
             log_scale = min(line.y) > 0
             unit = f"nats per token{', log scale' if log_scale else ''}"
             curves.append(
@@ -165,6 +171,16 @@ def read_curves(run_dir: Path) -> tuple[list[Curve], list[str]]:
             if not wanted.only_some:
                 notes += [f"{metrics.relative_to(run_dir)} holds no series {key!r}." for key in missing]
     return curves, notes
+
+
+def _stopped(log: Path, steps: Mapping[float, Mapping[str, Any]]) -> str:
+    """Return a sentence about a fine-tuning that has not ended, empty for one that has."""
+    last, total = max(steps), steps[max(steps)].get("total_steps")
+    manifest = log.with_name(SFT_MANIFEST)
+    ended = manifest.exists() and '"finished": null' not in manifest.read_text(encoding="utf-8")
+    if ended or not isinstance(total, int | float):
+        return ""
+    return "" if last >= total else f"It stopped at step {last:,.0f} of {total:,.0f}, or is still running."
 
 
 def _by_agent(rows: Mapping[float, Mapping[str, Any]]) -> tuple[_Wanted, ...]:

@@ -104,7 +104,7 @@ def _by_agent(config: EvalConfig, routes: Routes, tasks: Sequence[Task], report:
     for route in routes:
         own = [task for task in tasks if routes.of(task.data_source, task.ability) is route]
         if routes.by_row:
-            report.add(_of_agent(Finding(Level.OK, "agents", f"{len(own):,} questions"), route))
+            report.add(_of_agent(Finding(Level.OK, "agents", plural(len(own), "question")), route))
         asked = partial(checked_prompts, config, route, own)
         prompts = report.asked("prompts", asked) if config.team is None else None
         if prompts:

@@ -18,6 +18,7 @@ from afm.models.chat_only import ChatOnlyModel
 from afm.models.engine import BatchEngine
 from afm.models.openai import OpenAIModel, served_models
 from afm.models.tokenizer import ChatTokenizer
+from afm.terminal import plural
 
 _EXPECTED = "expected a model's folder or an http(s) address; `afm import` makes a folder of a GGUF file"
 
@@ -106,7 +107,9 @@ def _served(
     if name is None and len(served) == 1:
         name = next(iter(served))
     if name is None:
-        raise ConfigError(f"{url} serves {len(served)} models, name one of: {', '.join(sorted(served))}")
+        raise ConfigError(
+            f"{url} serves {plural(len(served), 'model')}, name one of: {', '.join(sorted(served))}"
+        )
     if name not in served:
         raise ConfigError(f"{url} serves no model {name!r}; {suggestion(name, served)}")
     context = context_tokens or served[name]

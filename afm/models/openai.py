@@ -22,6 +22,7 @@ from afm.endpoints.pace import TryAgainError, persistently
 from afm.errors import EngineError, RefusedError
 from afm.models.base import FinishReason, Generation, SamplingParams, TokenModel
 from afm.models.tokenizer import ChatTokenizer, first_stop
+from afm.terminal import plural
 
 _SHOWN = 300
 _LONGEST_ANSWER = 256 << 20
@@ -130,7 +131,7 @@ class OpenAIModel(TokenModel):
             async with self._connections.place() as client:
                 answer = await persistently(attempts, lambda: self._ask(client, body))
         except TryAgainError as error:
-            raise EngineError(f"{error} (after {attempts} attempts)") from error.__cause__
+            raise EngineError(f"{error} (after {plural(attempts, 'attempt')})") from error.__cause__
         return _only_choice(answer)
 
     async def close(self) -> None:

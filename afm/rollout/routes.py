@@ -24,6 +24,7 @@ from afm.agents import AgentSpec, Limits, PromptMode, PromptSource, PromptTempla
 from afm.agents.spec import AnswerFormat
 from afm.errors import ConfigError, DataError
 from afm.rewards.text_match import kind_of_gold
+from afm.terminal import plural
 
 ROUTE_KEY = "route"
 """The key in a record's provenance with the name of its entry in ``agents:``."""
@@ -188,8 +189,8 @@ class Routes:
         """
         lacking = {kind: count for kind, count in kinds.items() if self.find(*kind) is None}
         if lacking:
-            faults = [f"{self.lack(*kind)} ({count:,} rows)" for kind, count in lacking.items()]
-            more = f"; and {len(faults) - _LISTED} other kinds" if len(faults) > _LISTED else ""
+            faults = [f"{self.lack(*kind)} ({plural(count, 'row')})" for kind, count in lacking.items()]
+            more = f"; and {plural(len(faults) - _LISTED, 'other kind')}" if len(faults) > _LISTED else ""
             raise DataError(f"{where}: {'; '.join(faults[:_LISTED])}{more}; {self.advice}")
         return [f"{key}: no row of {where} matches {', '.join(idle)}" for key, idle in self._idle(kinds)]
 

@@ -129,7 +129,7 @@ def hold(descriptor: int, path: Path, advice: str = "wait for it or stop it", *,
 def changes(
     before: Mapping[str, Any], after: Mapping[str, Any], files: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return ``key: old -> new`` for every setting that differs, sorted by key. Nested keys have dots.
+    """Return ``key: old -> new`` for every setting that differs, sorted by key, digests last. Nested keys have dots.
 
     A setting of ``files`` is a digest: the entry names the file behind it.
     """
@@ -138,7 +138,7 @@ def changes(
         f"{files[key]} changed"
         if key in files
         else f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
-        for key in sorted({*old, *new})
+        for key in sorted({*old, *new}, key=lambda key: key.replace(".digest", ".~"))  # after the name
         if old.get(key) != new.get(key)
     ]
 

@@ -137,13 +137,20 @@ def tool_findings(tools: Mapping[str, Tool], file: ToolsFile | None = None) -> I
             yield Finding(Level.OK, "tools", f"{name}: {_place(tools[name], declared.get(name))}")
 
 
-def loopback_findings(tools: Mapping[str, Tool], nodes: int) -> Iterator[Finding]:
-    """Yield a warning per tool whose server has a loopback address, which is another server on each of several nodes."""
-    for name, tool in sorted(tools.items()) if nodes > 1 else ():
-        servers = tool.servers if isinstance(tool, ServedTool) else ()
-        if local := [server for server in servers if httpx.URL(server).host in _LOOPBACK]:
+def loopback_findings(
+    tools: Mapping[str, Tool], nodes: int, judges: Iterable[str | None] = ()
+) -> Iterator[Finding]:
+    """Yield a warning per tool or judge with a loopback address, which is another server on each of several nodes."""
+    served = [
+        (name, tool.servers, "docs/tools.md")
+        for name, tool in sorted(tools.items())
+        if isinstance(tool, ServedTool)
+    ]
+    for name, servers, page in [*served, ("judge", tuple(filter(None, judges)), "docs/judge.md")]:
+        local = [server for server in dict.fromkeys(servers) if httpx.URL(server).host in _LOOPBACK]
+        if local and nodes > 1:
             text = f"{name}: {', '.join(local)} is another server on each of the {nodes} nodes"
-            advice = "set an address that all nodes reach (docs/tools.md), or start a server on every node"
+            advice = f"set an address that all nodes reach ({page}), or start a server on every node"
             yield Finding(Level.WARNING, "addresses", f"{text}; {advice}")
 
 

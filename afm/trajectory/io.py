@@ -133,10 +133,9 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
     """Return the first fault of a record in one line: key, value, expectation. For another format, how to convert it."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
-        if str(first["ctx"]["error"]).startswith("trailing characters"):
-            fault = line_item(bytes(first["input"]).decode("utf-8", "surrogateescape"), Path(path), 1)
-            if isinstance(fault, DataError) and fault.message.endswith(_APART):
-                return fault.message
+        fault = line_item(bytes(first["input"]).decode("utf-8", "surrogateescape"), Path(path), 1)
+        if isinstance(fault, DataError) and fault.message.endswith(_APART):
+            return fault.message
         return f"no valid JSON: {first['ctx']['error']}; expected one trajectory record a line"
     row = first["input"]
     if not first["loc"] or (first["type"] == "missing" and isinstance(row, dict) and "segments" not in row):
@@ -149,7 +148,8 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
     expected = re.sub("a valid (tuple|array)", "a list", expected)
     fault = f"got {repr(first['input'])[:80]}, expected {expected}"
     fault = {"missing": "missing, but required", "extra_forbidden": _UNKNOWN_KEY}.get(first["type"], fault)
-    more = f" (and {error.error_count() - 1} more faults)" if error.error_count() > 1 else ""
+    others = error.error_count() - 1
+    more = f" (and {others} more fault{'s' * (others > 1)})" if others else ""
     return f"{key}: {fault}{more}"
 
 
@@ -219,10 +219,7 @@ def refuse_other_content(path: Path, *, lists: bool = True) -> None:
         raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
     text = line.removeprefix(BOM_UTF8).strip()
     got = next((what for head, what in _OTHER_CONTENT.items() if line.startswith(head)), None)
-    if got is None and text == b"{":
-        got = _OVER_LINES
-    if got is None and _HEADER.match(text):
-        got = _TABLE
+    got = got or (_OVER_LINES if text == b"{" else _TABLE if _HEADER.match(text) else None)
     if got is None and text.startswith(b"[") and not lists:
         got = f"a JSON list, expected one JSON object a line; {convert_advice(path)}"
     if encoding := next((name for name, heads in _UTF_16.items() if line.startswith(heads)), None):
@@ -268,7 +265,7 @@ def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
         raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
 
 
-_MEND = "correct the text there, or remove the row"
+_MEND = "; expected one JSON value a line; correct the text there, or remove the row"
 _APART = "; put each on its own line"
 
 
@@ -283,9 +280,8 @@ def line_item(text: str, path: Path, line: int) -> Any:
         inside = str(error).startswith("Unterminated string") or 0 < len(text) - at < _LONGEST_WORD
         cut = "; the file ends early, inside this line" * (at > 0 and inside and not text.endswith("\n"))
         fault = json_fault(error)
-        if not fault.endswith(_APART):
-            fault = f"no JSON: {fault}{cut}; expected one JSON value a line; {_MEND}"
-        return DataError(fault, path=str(path), line=line)
+        whole = fault if fault.endswith(_APART) else f"no JSON: {fault}{cut}{_MEND}"
+        return DataError(whole, path=str(path), line=line)
 
 
 def _unicode(item: Any, text: str, path: Path) -> Any:
@@ -389,7 +385,7 @@ def _array_items(text: _ArrayText, path: Path) -> Iterator[tuple[int, Any]]:
             yield line, DataError(error.message, path=str(path), line=line)
         except (ValueError, RecursionError) as error:
             why = error.msg if isinstance(error, json.JSONDecodeError) else json_fault(error)
-            yield broken(f"no JSON from here on: {why}; {_MEND}")
+            yield broken(f"no JSON from here on: {why}{_MEND}")
             return
     if not following:
         yield broken("the JSON array is never closed")

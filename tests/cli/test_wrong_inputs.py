@@ -673,7 +673,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "doctor {T}/parameters.yaml",
         1,
-        ("tools[0].tool_schema.function.parameters", "expected `properties` to be a mapping of names"),
+        ("tools[0].tool_schema.function.parameters", "(dict), expected `properties` to be a mapping"),
     ),
     (
         "convert {T}/good.jsonl --to coa -o {T}/loop",

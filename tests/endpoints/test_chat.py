@@ -82,7 +82,7 @@ async def test_one_request_carries_the_key_in_its_header_alone(server: Server) -
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (PlainTextResponse("overloaded", status_code=503), "status 503: overloaded (after 1 attempts)"),
+        (PlainTextResponse("overloaded", status_code=503), "status 503: overloaded (after 1 attempt)"),
         (PlainTextResponse(f"no such key: {KEY}", status_code=401), "status 401: no such key: ***"),
         (PlainTextResponse("<html>"), "the answer is not a chat completion"),
         (JSONResponse({"choices": []}), "the answer is not a chat completion"),

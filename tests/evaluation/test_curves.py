@@ -1,6 +1,8 @@
 import json
 import math
 
+import pytest
+
 from afm.evaluation.curves import read_curves, score_curves
 from afm.evaluation.failures import Scan
 from afm.evaluation.metrics import summarise
@@ -25,6 +27,19 @@ def test_the_loss_comes_from_the_trainers_log(tmp_path) -> None:
     assert curve.y_log
     assert curve.y_label == "nats per token, log scale"
     assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("last", "finished", "shown"),
+    [(40, None, ""), (30, "2026-01-01", ""), (30, None, "It stopped at step 30 of 40, or is still running.")],
+)
+def test_an_interrupted_fine_tuning_says_where_it_stopped(last, finished, shown, tmp_path) -> None:
+    (tmp_path / "sft_manifest.json").write_text(json.dumps({"finished": finished}, indent=2))
+    rows = [{"current_steps": step, "total_steps": 40, "loss": 1.0} for step in (10, last)]
+    (curve,), notes = curves_of(tmp_path, "trainer_log.jsonl", *rows)
+    assert curve.caption.endswith(f"masked. {shown}".rstrip())
+    sentence = f"trainer_log.jsonl: {shown} Run the same `afm sft` again to resume."
+    assert notes == [sentence] * bool(shown)
 
 
 def test_our_rl_metrics_give_every_curve(tmp_path) -> None:

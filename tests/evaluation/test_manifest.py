@@ -64,7 +64,7 @@ def test_a_moved_model_is_the_same_model(tmp_path, solver) -> None:
     assert differences(here, there) == []
     (tmp_path / "there/config.json").write_text("[]")
     changes = differences(here, manifest(solver, name="there", model=str(tmp_path / "there")))
-    assert [change.partition(":")[0] for change in changes] == ["model.digest", "model.name"]
+    assert [change.partition(":")[0] for change in changes] == ["model.name", "model.digest"]
 
 
 def test_a_broken_manifest_is_named(tmp_path) -> None:

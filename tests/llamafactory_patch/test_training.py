@@ -323,7 +323,10 @@ def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, capfd):
     file = arguments.folder / "broken.json"
     expected = f"error: {file}:1, row 1 ('Question 0?'): </observation> at character 1 closes nothing"
     assert last == expected
-    assert capfd.readouterr().err == f"{expected}\n"
+    printed = capfd.readouterr()
+    assert printed.err == f"{expected}\n"
+    begin = "loading the rows and the model, the first step follows in about a minute"
+    assert printed.out == f"{begin}; log: {target}/training.log\n"
     assert not (target / "agent.yaml").exists()
 
 

@@ -106,6 +106,8 @@ def test_rows_that_nothing_takes_end_a_run_and_patterns_that_take_nothing_are_to
         match=r"^a\.parquet: no entry of `agents` takes rows of data_source 'gpqa' \(4 rows\); list",
     ):
         found.check({**kinds, ("gpqa", ""): 4}, "a.parquet")
+    with pytest.raises(DataError, match=r"\(1 row\); list"):
+        found.check({("gpqa", ""): 1}, "a.parquet")
 
 
 def test_an_agent_can_only_solve_what_wants_the_form_of_its_answers() -> None:

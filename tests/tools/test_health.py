@@ -66,3 +66,8 @@ def test_a_server_on_the_loopback_is_a_warning_on_several_nodes() -> None:
         "near: http://localhost:8000 is another server on each of the 8 nodes; set an"
     )
     assert list(loopback_findings(called, 1)) == []
+    _, judge = loopback_findings(called, 2, [None, "http://127.0.0.1:8001/v1"])
+    assert judge.text.startswith(
+        "judge: http://127.0.0.1:8001/v1 is another server on each of the 2 nodes; set an"
+    )
+    assert len(list(loopback_findings(called, 2, ["http://10.0.0.1:8001/v1"]))) == 1

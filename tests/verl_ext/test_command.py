@@ -78,10 +78,11 @@ def test_what_a_recipe_misses_comes_with_the_commands_that_make_it(monkeypatch: 
 
 
 def test_a_dry_run_warns_of_what_may_be_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = ROOT / "configs/rl/code_dapo_7b.yaml"
-    assert run_rl(recipe, ["model=Qwen/typo", "verl.trainer.nnodes=8"], dry_run=True) == 1
+    recipe, judge = ROOT / "configs/rl/code_dapo_7b.yaml", "rewards.judge.url=http://127.0.0.1:1/v1"
+    assert run_rl(recipe, ["model=Qwen/typo", "verl.trainer.nnodes=8", judge], dry_run=True) == 1
     errors = capsys.readouterr().err
     assert "warning: 8 nodes, but ray_address is not set" in errors
+    assert "warning: judge: http://127.0.0.1:1/v1 is another server on each of the 8 nodes" in errors
     assert "warning: Qwen/typo: no such folder here; verl would look for it on the Hugging Face hub" in errors
     assert run_rl(recipe, ["model=models/typo_7b", "ray_address=10.0.0.1:6379"], dry_run=True) == 1
     errors = capsys.readouterr().err

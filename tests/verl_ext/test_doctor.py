@@ -188,6 +188,9 @@ def test_a_gpu_too_small_and_hardware_other_than_the_headers_are_told_with_a_way
         in warning
     )
     assert "0 episodes of full length at once" in of(findings, Level.ERROR)["kv cache"][0]
+    assert warnings["addresses"][-1].startswith(
+        "judge: http://127.0.0.1:1/v1 is another server on each of the 4"
+    )
     header, cluster = warnings["hardware"]
     assert header.startswith("the recipe's header says 2 nodes x 8 GPUs of 80 GiB")
     assert "add ray_address=HOST:PORT" in cluster
